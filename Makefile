@@ -1,0 +1,38 @@
+# Everything runs in .venv; every target does the set-up that it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup demo test lint bench clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+	  { echo "Murmuration needs Python 3.11 to 3.13; point PYTHON at one: make setup PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt pip setuptools
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(BIN)/python -m chain.devnet.metadata
+	@touch $@
+
+# Four honest miners, one that sends garbage and one that sends noise, one validator, twelve rounds.
+demo: setup
+	$(BIN)/murmur localnet --rounds 12 --miners 4 --fault garbage --fault noise
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# The slow half: soaks, long fuzzing, full network runs with every fault.
+bench: setup
+	MURMUR_FUZZ_CASES=20000 $(BIN)/python -m pytest -m 'slow or not slow' --timeout=1800
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache

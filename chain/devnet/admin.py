@@ -1,0 +1,52 @@
+"""Hyperparameters: AdminUtils' setters for root, and for the subnet's owner where the real runtime lets it.
+
+Left out: the owner's rate limit and the freeze window before an epoch.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from chain.devnet.call import BAD_ORIGIN, Call, DispatchError
+
+
+class Setter(NamedTuple):
+    item: str
+    """The storage item that it writes, per netuid."""
+    owner_may: bool
+
+
+SETTERS = {
+    "sudo_set_tempo": Setter("Tempo", False),
+    "sudo_set_max_allowed_validators": Setter("MaxAllowedValidators", False),
+    "sudo_set_weights_set_rate_limit": Setter("WeightsSetRateLimit", False),
+    "sudo_set_network_registration_allowed": Setter("NetworkRegistrationAllowed", False),
+    "sudo_set_max_allowed_uids": Setter("MaxAllowedUids", True),
+    "sudo_set_min_allowed_weights": Setter("MinAllowedWeights", True),
+    "sudo_set_immunity_period": Setter("ImmunityPeriod", True),
+    "sudo_set_weights_version_key": Setter("WeightsVersionKey", True),
+    "sudo_set_activity_cutoff": Setter("ActivityCutoff", True),
+    "sudo_set_kappa": Setter("Kappa", True),
+    "sudo_set_min_burn": Setter("MinBurn", True),
+    "sudo_set_max_burn": Setter("MaxBurn", True),
+}
+
+
+def setter(name: str) -> Callable[..., None]:
+    """The handler of one setter. Each names its new value differently; it is the only argument beside netuid."""
+    item, owner_may = SETTERS[name]
+
+    def handle(call: Call, netuid: int, **arguments: Any) -> None:
+        is_owner = owner_may and call.origin == call.storage.get("SubnetOwner", netuid)
+        if call.origin is not None and not is_owner:
+            raise DispatchError(BAD_ORIGIN)
+        call.ensure(call.storage.get("NetworksAdded", netuid), "SubnetDoesNotExist", "AdminUtils")
+        (value,) = arguments.values()
+        if item == "MaxAllowedUids":
+            too_few = value < call.storage.get("SubnetworkN", netuid)
+            call.ensure(not too_few, "MaxAllowedUIdsLessThanCurrentUIds", "AdminUtils")
+        if item == "MaxAllowedValidators":
+            too_many = value > call.storage.get("MaxAllowedUids", netuid)
+            call.ensure(not too_many, "MaxValidatorsLargerThanMaxUIds", "AdminUtils")
+        call.storage.put(item, netuid, value=value)
+
+    return handle

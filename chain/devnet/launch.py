@@ -1,0 +1,136 @@
+"""Starting a devnet as a child process, and driving it: for the local network's supervisor and for tests.
+
+The child belongs to the caller, who must stop it. Neither function touches bittensor.
+"""
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import connect
+
+from chain.devnet.genesis import Genesis
+from protocol.errors import ChainError, ConfigError
+
+START_SECONDS = 60.0
+STOP_SECONDS = 10.0
+ANSWER_SECONDS = 60.0
+
+
+@dataclass
+class Devnet:
+    """A running devnet. `url` is what a node's --network takes; `genesis` the hash of block 0 as 0x-hex."""
+
+    process: subprocess.Popen[str]
+    url: str
+    genesis: str
+
+    def admin(self) -> "Admin":
+        return Admin(self.url)
+
+    def stop(self) -> None:
+        """End it, politely first."""
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL: what a crash looks like."""
+        self.process.kill()
+        self.process.wait()
+
+
+def start(
+    data: Path,
+    genesis: Genesis | None = None,
+    *,
+    port: int = 0,
+    block_seconds: float = 0.25,
+    step: bool = False,
+    finality_lag_blocks: int = 0,
+    keep_blocks: int = 256,
+    log: IO[str] | None = None,
+) -> Devnet:
+    """Start a devnet in folder `data` and wait until it answers; `genesis` is needed when the folder is new.
+
+    `log` receives its stderr (default: the caller's). Raises ConfigError with its last words when it does not start.
+    """
+    data.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "chain.devnet", "--data", str(data), "--port", str(port)]
+    command += ["--finality-lag", str(finality_lag_blocks), "--keep-blocks", str(keep_blocks)]
+    command += ["--step"] if step else ["--block-seconds", str(block_seconds)]
+    if genesis is not None:
+        path = data / "genesis.json"
+        genesis.save(path)
+        command += ["--genesis", str(path)]
+    project = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(project), os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+    try:
+        ready = json.loads(_first_line(process))
+    except ValueError:
+        process.kill()
+        raise ConfigError(
+            f"the devnet in {data} did not start within {START_SECONDS:.0f} s (exit status {process.wait()}): "
+            "see its messages on stderr or in its log"
+        ) from None
+    return Devnet(process, ready["url"], ready["genesis"])
+
+
+def _first_line(process: subprocess.Popen[str]) -> str:
+    """The one line that the devnet prints; empty when it ended, or START_SECONDS passed, without one."""
+    assert process.stdout is not None
+    with process.stdout, selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        return process.stdout.readline() if selector.select(START_SECONDS) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """The devnet_* calls, each over a connection of its own, so that it outlives restarts of the devnet.
+
+    Each returns {"genesis", "head", "finalized", "oldest", "netuid", "waiting"} as they are afterwards.
+    """
+
+    url: str
+
+    def step(self, blocks: int = 1) -> dict[str, Any]:
+        """Make this many blocks now."""
+        return self._info("devnet_step", blocks)
+
+    def reorg(self, depth: int, *, drop: bool = False, empty_blocks: int = 0) -> dict[str, Any]:
+        """Replace the last `depth` blocks by a branch one longer (author.Author.reorg)."""
+        return self._info("devnet_reorg", depth, drop, empty_blocks)
+
+    def finality(self, lag_blocks: int) -> dict[str, Any]:
+        """Let finality trail the head by this much from the next block on; a huge lag is a stall."""
+        return self._info("devnet_finality", lag_blocks)
+
+    def info(self) -> dict[str, Any]:
+        return self._info("devnet_info")
+
+    def _info(self, method: str, *params: Any) -> dict[str, Any]:
+        return dict(self.request(method, *params))
+
+    def request(self, method: str, *params: Any) -> Any:
+        """Any JSON-RPC request. Raises ChainError with the chain's words when it refuses or can't be reached."""
+        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
+        try:
+            with connect(self.url, compression=None, max_size=None) as connection:
+                connection.send(json.dumps(message))
+                answer = json.loads(connection.recv(ANSWER_SECONDS))
+        except (OSError, WebSocketException) as error:
+            raise ChainError(f"the devnet at {self.url} did not answer {method}: {error}") from error
+        if "error" in answer:
+            refusal = answer["error"]
+            raise ChainError(f"{refusal['message']}: {refusal.get('data', '')}", code=str(refusal["code"]))
+        return answer["result"]

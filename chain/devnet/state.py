@@ -1,0 +1,200 @@
+"""The chain's durable state: blocks, versioned keys and the pool, in SQLite, with all kept versions in memory.
+
+One block is one SQLite transaction, so a process killed at any line restarts at its last finished block. Every key
+keeps the versions written in the last `keep_blocks` blocks, plus the one before them: state is readable at each kept
+height and at no other. WAL with synchronous=NORMAL: a killed process loses nothing, a killed machine may lose its last
+blocks but never a half of one. Values are opaque bytes here.
+"""
+
+import json
+import sqlite3
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS blocks (number INTEGER PRIMARY KEY, hash BLOB NOT NULL, body TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS versions (key BLOB, block INTEGER, value BLOB, PRIMARY KEY (key, block)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS versions_by_block ON versions (block);
+CREATE TABLE IF NOT EXISTS pool (id INTEGER PRIMARY KEY AUTOINCREMENT, data BLOB NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+_RECENT_BODIES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A finished block as the RPC shows it. `header` and `extrinsics` are ready for JSON."""
+
+    number: int
+    hash: bytes
+    header: dict[str, Any]
+    extrinsics: list[str]
+
+
+class State:
+    """All of the chain's memory. Not thread-safe; the server's event loop owns it."""
+
+    def __init__(self, path: Path, keep_blocks: int) -> None:
+        """Opens or creates the database. `keep_blocks` >= 1: heights below head - keep_blocks are pruned."""
+        self.keep_blocks = keep_blocks
+        self._database = sqlite3.connect(path, isolation_level=None, timeout=1.0)
+        self._database.execute("PRAGMA locking_mode=EXCLUSIVE")  # a second process on this file fails at once
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=NORMAL")
+        self._database.executescript(_SCHEMA)
+        self._versions: dict[bytes, list[tuple[int, bytes | None]]] = {}
+        self._written: dict[int, list[bytes]] = {}  # block -> keys that it wrote
+        self._hashes: list[bytes] = []
+        self._numbers: dict[bytes, int] = {}
+        self._bodies: dict[int, Block] = {}
+        self.oldest = int(self.fact("oldest") or 0)
+        """The oldest height whose state can still be read. Never falls: what is pruned stays so after a rollback."""
+        self._load()
+        self._keys = sorted(self._versions)
+
+    def _load(self) -> None:
+        for number, digest in self._database.execute("SELECT number, hash FROM blocks ORDER BY number"):
+            self._hashes.append(digest)
+            self._numbers[digest] = number
+        for key, block, value in self._database.execute("SELECT key, block, value FROM versions ORDER BY key, block"):
+            self._versions.setdefault(key, []).append((block, value))
+            if block > self.oldest:
+                self._written.setdefault(block, []).append(key)
+
+    def close(self) -> None:
+        self._database.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._database
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
+
+    # --- facts: small named values that belong to the whole chain
+
+    def fact(self, name: str) -> str | None:
+        row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_fact(self, name: str, value: str) -> None:
+        self._database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+    # --- blocks
+
+    @property
+    def head(self) -> int:
+        """Number of the newest block; -1 before genesis."""
+        return len(self._hashes) - 1
+
+    def hash_of(self, number: int) -> bytes | None:
+        return self._hashes[number] if 0 <= number <= self.head else None
+
+    def number_of(self, digest: bytes) -> int | None:
+        """Height of a block of the canonical branch; None for any other hash (discarded branches included)."""
+        return self._numbers.get(digest)
+
+    def block(self, number: int) -> Block:
+        """A block of the canonical branch, 0 <= number <= head."""
+        cached = self._bodies.get(number)
+        if cached is not None:
+            return cached
+        body = self._database.execute("SELECT body FROM blocks WHERE number = ?", (number,)).fetchone()[0]
+        return self._remember(Block(number, self._hashes[number], **json.loads(body)))
+
+    def _remember(self, block: Block) -> Block:
+        self._bodies[block.number] = block
+        while len(self._bodies) > _RECENT_BODIES:
+            del self._bodies[next(iter(self._bodies))]
+        return block
+
+    def append(self, block: Block, changes: dict[bytes, bytes | None], included: list[bytes], finalized: int) -> None:
+        """Make `block` the head: its writes, the pool without `included`, and finality, as one transaction.
+
+        A key that is None is deleted. Then versions that no kept height can see are dropped.
+        """
+        number = block.number
+        oldest = max(self.oldest, number - self.keep_blocks)
+        # A key written at height h hides its versions before h from every height that stays readable.
+        expired = [(key, h) for h in range(self.oldest + 1, oldest + 1) for key in self._written.pop(h, [])]
+        with self._transaction() as database:
+            body = json.dumps({"header": block.header, "extrinsics": block.extrinsics})
+            database.execute("INSERT INTO blocks VALUES (?, ?, ?)", (number, block.hash, body))
+            database.executemany(
+                "INSERT INTO versions VALUES (?, ?, ?)", [(key, number, value) for key, value in changes.items()]
+            )
+            database.executemany("DELETE FROM pool WHERE data = ?", [(data,) for data in included])
+            database.executemany("DELETE FROM versions WHERE key = ? AND block < ?", expired)
+            self.set_fact("finalized", str(finalized))
+            self.set_fact("oldest", str(oldest))
+        self.oldest = oldest
+        self._hashes.append(block.hash)
+        self._numbers[block.hash] = number
+        self._remember(block)
+        for key, value in changes.items():
+            if key not in self._versions:
+                insort(self._keys, key)
+                self._versions[key] = []
+            self._versions[key].append((number, value))
+        self._written[number] = list(changes)
+        for key, height in expired:
+            versions = self._versions[key]
+            del versions[: bisect_left(versions, height, key=itemgetter(0))]
+
+    def rollback(self, number: int, returned: list[bytes]) -> None:
+        """Make block `number` the head again, as if later blocks had never been; `returned` goes into the pool."""
+        with self._transaction() as database:
+            database.execute("DELETE FROM blocks WHERE number > ?", (number,))
+            database.execute("DELETE FROM versions WHERE block > ?", (number,))
+            database.executemany("INSERT OR IGNORE INTO pool (data) VALUES (?)", [(data,) for data in returned])
+        for dropped in range(number + 1, self.head + 1):
+            for key in self._written.pop(dropped, []):
+                versions = self._versions[key]
+                while versions and versions[-1][0] > number:
+                    versions.pop()
+            self._bodies.pop(dropped, None)
+            del self._numbers[self._hashes[dropped]]
+        del self._hashes[number + 1 :]
+
+    # --- keys
+
+    def read(self, key: bytes, height: int) -> bytes | None:
+        """The value of a key in the state after block `height`, which must lie in oldest .. head."""
+        versions = self._versions.get(key)
+        if not versions:
+            return None
+        if versions[-1][0] <= height:
+            return versions[-1][1]
+        index = bisect_right(versions, height, key=itemgetter(0))
+        return versions[index - 1][1] if index else None
+
+    def keys_after(self, prefix: bytes, start: bytes, count: int, height: int) -> list[bytes]:
+        """Up to `count` keys with `prefix` that sort after `start` (empty: from the first) and exist at `height`."""
+        found: list[bytes] = []
+        index = bisect_right(self._keys, start) if start else bisect_left(self._keys, prefix)
+        while index < len(self._keys) and self._keys[index].startswith(prefix) and len(found) < count:
+            if self.read(self._keys[index], height) is not None:
+                found.append(self._keys[index])
+            index += 1
+        return found
+
+    # --- pool
+
+    def pooled(self) -> list[bytes]:
+        """Extrinsics that wait for a block, oldest first."""
+        return [row[0] for row in self._database.execute("SELECT data FROM pool ORDER BY id")]
+
+    def add_to_pool(self, data: bytes) -> None:
+        self._database.execute("INSERT OR IGNORE INTO pool (data) VALUES (?)", (data,))
+
+    def remove_from_pool(self, data: bytes) -> None:
+        self._database.execute("DELETE FROM pool WHERE data = ?", (data,))

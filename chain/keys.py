@@ -1,0 +1,114 @@
+"""Keys: sign with a hotkey, verify anybody's signature, open and create wallets on disk.
+
+It never prompts where nobody can answer, never prints or logs a mnemonic, and never needs the coldkey: a node runs
+with the hotkey's file alone. Source: docs/protocol.md sections 3 and 4 (what is signed); bittensor 11.3 keyfiles.
+"""
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from protocol.errors import ConfigError
+from protocol.types import DIGEST_BYTES, SIGNATURE_BYTES, PeerId
+
+if TYPE_CHECKING:
+    from bittensor.wallet import Wallet
+
+DEFAULT_WALLETS_PATH = "~/.bittensor/wallets"
+
+_SR25519 = 1
+
+
+class HotkeySigner:
+    """The Signer port over a sr25519 keypair. Signatures are randomised: two of one message differ."""
+
+    def __init__(self, keypair: Any) -> None:
+        """`keypair` is a `bittensor.sp_core.Keypair` that holds its secret, such as `open_wallet(...).hotkey`."""
+        if keypair.crypto_type != _SR25519:
+            raise ConfigError(
+                "the hotkey is not a sr25519 key, the only kind that peers verify: create one with "
+                "`btcli wallet new-hotkey`"
+            )
+        self._keypair = keypair
+        self._peer = PeerId(bytes(keypair.public_key))
+
+    @property
+    def peer(self) -> PeerId:
+        return self._peer
+
+    def sign(self, message: bytes) -> bytes:
+        """64 signature bytes over `message`."""
+        return bytes(self._keypair.sign(message))
+
+
+def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
+    """True when `signature` is the peer's sr25519 signature over `message`; about 50 us. Never raises.
+
+    A signature over `<Bytes>message</Bytes>`, the form in which browser wallets sign, is accepted too: it binds the
+    key to the same message.
+    """
+    from bittensor.sp_core import Keypair
+
+    if len(peer) != DIGEST_BYTES or len(signature) != SIGNATURE_BYTES:
+        return False
+    try:
+        keypair = Keypair(public_key=bytes(peer), crypto_type=_SR25519)
+        return bool(keypair.verify(bytes(message), bytes(signature)))
+    except ValueError:
+        # 32 bytes that are no curve point: a stranger may claim any PeerId.
+        return False
+
+
+def open_wallet(name: str, hotkey: str, path: str = DEFAULT_WALLETS_PATH) -> "Wallet":
+    """The wallet with its hotkey unlocked. The coldkey's files may be absent: only an operator's calls need them.
+
+    An encrypted hotkey takes its password from the environment variable that Bittensor's tools use, or from the
+    terminal when there is one. Raises ConfigError with the next step otherwise.
+    """
+    from bittensor.sp_core import KeyfileError, WrongPasswordError
+    from bittensor.wallet import Wallet
+
+    wallet = _wallet(Wallet, name, hotkey, path)
+    keyfile = wallet.hotkey_file
+    if not keyfile.exists_on_device():
+        raise ConfigError(
+            f"no hotkey {hotkey!r} in wallet {name!r}: {keyfile.path} does not exist. Create it with "
+            f"`btcli wallet new-hotkey --wallet-name {name} --hotkey {hotkey} --wallet-path {path}`, "
+            "or name another wallet in the node's configuration"
+        )
+    if not keyfile.is_readable():
+        raise ConfigError(f"{keyfile.path} is not readable by this user: `chmod 600` it and give it to the user")
+    variable = keyfile.env_var_name()
+    if keyfile.is_encrypted() and not os.environ.get(variable) and not sys.stdin.isatty():
+        raise ConfigError(
+            f"{keyfile.path} is encrypted and there is no terminal to ask for its password: "
+            f"set {variable}, or use a hotkey without a password"
+        )
+    try:
+        wallet.unlock_hotkey()
+    except (KeyfileError, WrongPasswordError, ValueError, OSError):
+        # The SDK's own message is left out: it may quote the file's content.
+        raise ConfigError(
+            f"{keyfile.path} does not hold a usable hotkey: wrong password, or the file is damaged "
+            "(restore it with `btcli wallet regen-hotkey`)"
+        ) from None
+    return wallet
+
+
+def create_wallet(name: str, hotkey: str, path: str) -> "Wallet":
+    """A wallet with unencrypted keys for a local network; keys that exist already are kept. Prints nothing."""
+    from bittensor.wallet import Wallet
+
+    wallet = _wallet(Wallet, name, hotkey, path)
+    if not wallet.coldkey_file.exists_on_device():
+        wallet.create_new_coldkey(use_password=False, suppress=True)
+    if not wallet.hotkey_file.exists_on_device():
+        wallet.create_new_hotkey(use_password=False, suppress=True)
+    return open_wallet(name, hotkey, path)
+
+
+def _wallet(kind: "type[Wallet]", name: str, hotkey: str, path: str) -> "Wallet":
+    for value in (name, hotkey):
+        if not value or "/" in value or value in (".", ".."):
+            raise ConfigError(f"{value!r} is not a wallet or hotkey name: give the plain name, without a path")
+    return kind(name=name, hotkey=hotkey, path=os.path.expanduser(path))

@@ -1,0 +1,258 @@
+"""The ScoreBook: all that a validator remembers of its peers, as one value (docs/protocol.md section 9).
+
+`fold(book, outcome, spec)` is pure: the same outcomes in the same order give the same book, byte for byte in its JSON.
+Everything is keyed by hotkey. A new hotkey on an old uid starts fresh, an old hotkey on a new uid keeps its record.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import Any
+
+from gauntlet.average import NOTHING, Average
+from gauntlet.checks import Checked
+from gauntlet.loss import Evaluation
+from gauntlet.proof import clipped, floor, gap, proof, usual
+from gauntlet.rating import FRESH, Rating, rate
+from gauntlet.sketch import Sketch, sketch_from_body
+from protocol.errors import InvalidMessage
+from protocol.messages import canonical_json, parse_json
+from protocol.spec import GauntletSpec
+from protocol.types import PeerId
+
+LARGEST_SCORE = 1.0
+"""Nats a token: a LossScore counts as at most this to either side, a loss that was not finite as minus this."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRecord:
+    """What is known of one hotkey.
+
+    Averages over the same evaluations, in nats a token: `gaps` and `units` the double difference and the honest one;
+    `scores` and `usual_scores` the LossScore on unassigned data and the honest one; `assigned_scores` for display.
+    `penalty` is taken off the proof in PeerScore: each fault adds, each clean round takes away a quarter of it.
+    """
+
+    first_seen: int
+    rating: Rating = FRESH
+    gaps: Average = NOTHING
+    units: Average = NOTHING
+    scores: Average = NOTHING
+    usual_scores: Average = NOTHING
+    assigned_scores: Average = NOTHING
+    evaluations: int = 0
+    last_evaluated: int | None = None
+    contributed: int = 0
+    faults: int = 0
+    penalty: float = 0.0
+
+    @property
+    def proof(self) -> float | None:
+        """Averaged proof of computation in units of the honest gap; None while that is not known."""
+        return proof(self.gaps, self.units)
+
+
+@dataclass(frozen=True)
+class ScoreBook:
+    """`round` is the last one folded, -1 in a fresh book; `unit` and `usual_score` the running honest gap and honest
+    LossScore on unassigned data, for rounds in which too few are evaluated to tell; `sketches` the payloads of
+    the last `copy_rounds` rounds; `void_rounds` which of those rounds were void."""
+
+    round: int = -1
+    peers: Mapping[PeerId, PeerRecord] = field(default_factory=dict)
+    unit: Average = NOTHING
+    usual_score: Average = NOTHING
+    sketches: tuple[Sketch, ...] = ()
+    void_rounds: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """Everything that a round taught: the fast checks, the evaluations, and who the agreed record names (empty for a
+    void round)."""
+
+    round: int
+    checked: Checked
+    evaluations: Mapping[PeerId, Evaluation]
+    contributing: frozenset[PeerId] = frozenset()
+
+
+def eligible(record: PeerRecord, spec: GauntletSpec) -> bool:
+    """Evaluated, with averaged unassigned LossScore above 0 and `score_floor` of the honest one, and averaged proof
+    above the floor. While no honest gap is known the score alone decides."""
+    if not record.evaluations or record.scores.value <= max(0.0, spec.score_floor * record.usual_scores.value):
+        return False
+    return record.proof is None or record.proof > floor(record.evaluations, spec)
+
+
+def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBook:
+    """The book after a round. Raises ValueError for a round that is not later than the book's: evaluations would count
+    twice."""
+    if outcome.round <= book.round:
+        raise ValueError(f"round {outcome.round} cannot be folded into a book of round {book.round}")
+    checked = outcome.checked
+    failed = checked.committed & set(checked.rejected)
+    gaps = {peer: value for peer, e in outcome.evaluations.items() if (value := gap(e)) is not None}
+    evaluated = {peer: outcome.evaluations[peer] for peer in sorted(gaps)}
+    scores = {peer: _score(evaluation.score.unassigned) for peer, evaluation in evaluated.items()}
+    trusted = [peer for peer in evaluated if peer in book.peers and eligible(book.peers[peer], spec)]
+    unit = usual([gaps[peer] for peer in trusted], gaps.values(), book.unit)
+    usual_score = usual([scores[peer] for peer in trusted], scores.values(), book.usual_score)
+
+    seen = sorted({*checked.passed, *checked.committed, *evaluated, *outcome.contributing})
+    peers = dict(book.peers) | {p: PeerRecord(first_seen=outcome.round) for p in seen if p not in book.peers}
+    ratings = rate(
+        {peer: peers[peer].rating for peer in {*evaluated, *failed}},
+        {peer: evaluation.score.unassigned for peer, evaluation in evaluated.items()},
+        failed,
+        spec.rating_band,
+    )
+    for peer in seen:
+        record = peers[peer]
+        if peer in failed:
+            record = replace(record, faults=record.faults + 1, penalty=min(1.0, record.penalty + spec.fault_penalty))
+        elif peer in checked.passed:
+            record = replace(record, penalty=record.penalty * 0.75)
+        if peer in evaluated:
+            record = replace(
+                record,
+                gaps=record.gaps.push(_counted_gap(gaps[peer], unit), spec.proof_decay),
+                units=record.units.push(unit, spec.proof_decay),
+                scores=record.scores.push(scores[peer], spec.score_decay),
+                usual_scores=record.usual_scores.push(usual_score, spec.score_decay),
+                assigned_scores=record.assigned_scores.push(_score(evaluated[peer].score.assigned), spec.score_decay),
+                evaluations=record.evaluations + 1,
+                last_evaluated=outcome.round,
+            )
+        record = replace(
+            record,
+            rating=ratings.get(peer, record.rating),
+            contributed=record.contributed + (peer in outcome.contributing),
+        )
+        peers[peer] = record
+
+    kept_from = outcome.round + 1 - spec.copy_rounds
+    sketches = sorted((*book.sketches, *checked.sketches), key=lambda sketch: (sketch.round, sketch.peer))
+    void_rounds = book.void_rounds if outcome.contributing else book.void_rounds | {outcome.round}
+    return ScoreBook(
+        outcome.round,
+        {peer: peers[peer] for peer in sorted(peers)},
+        book.unit.push(unit, spec.unit_decay) if evaluated else book.unit,
+        book.usual_score.push(usual_score, spec.unit_decay) if evaluated else book.usual_score,
+        tuple(sketch for sketch in sketches if sketch.round >= kept_from),
+        frozenset(round for round in void_rounds if round >= kept_from),
+    )
+
+
+def _counted_gap(value: float, unit: float) -> float:
+    # Without an honest gap there is no scale to clip at, but a loss that was not finite still has to count as a number.
+    return clipped(value, unit) if unit > 0 else _score(value)
+
+
+def _score(value: float) -> float:
+    return max(-LARGEST_SCORE, min(LARGEST_SCORE, value)) if isfinite(value) else -LARGEST_SCORE
+
+
+# --- JSON ----------------------------------------------------------------------------------------------------
+
+_VERSION = 1
+
+
+def to_json(book: ScoreBook) -> bytes:
+    """Canonical JSON; floats keep every bit."""
+    return canonical_json(
+        {
+            "version": _VERSION,
+            "round": book.round,
+            "unit": _average_body(book.unit),
+            "usual_score": _average_body(book.usual_score),
+            "peers": {peer.hex(): _record_body(record) for peer, record in book.peers.items()},
+            "sketches": [sketch.to_body() for sketch in book.sketches],
+            "void_rounds": sorted(book.void_rounds),
+        }
+    )
+
+
+def from_json(data: bytes) -> ScoreBook:
+    """Inverse of `to_json`. Raises InvalidMessage for anything that `to_json` would not have written."""
+    body = parse_json(data)
+    try:
+        if body["version"] != _VERSION:
+            raise InvalidMessage("book: unknown version")
+        book = ScoreBook(
+            _integer(body["round"]),
+            {_peer(key): _record(value) for key, value in body["peers"].items()},
+            _average(body["unit"]),
+            _average(body["usual_score"]),
+            tuple(sketch_from_body(value) for value in body["sketches"]),
+            frozenset(_integer(value) for value in body["void_rounds"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise InvalidMessage("book: a field is missing or of a wrong type") from None
+    if to_json(book) != data:
+        raise InvalidMessage("book: not in canonical form")
+    return book
+
+
+def _average_body(average: Average) -> list[float]:
+    return [average.value, average.weight]
+
+
+def _average(body: Any) -> Average:
+    value, weight = body
+    return Average(_number(value), _number(weight))
+
+
+def _record_body(record: PeerRecord) -> dict[str, Any]:
+    return {
+        "first_seen": record.first_seen,
+        "mu": record.rating.mu,
+        "sigma": record.rating.sigma,
+        "gaps": _average_body(record.gaps),
+        "units": _average_body(record.units),
+        "scores": _average_body(record.scores),
+        "usual_scores": _average_body(record.usual_scores),
+        "assigned_scores": _average_body(record.assigned_scores),
+        "evaluations": record.evaluations,
+        "last_evaluated": record.last_evaluated,
+        "contributed": record.contributed,
+        "faults": record.faults,
+        "penalty": record.penalty,
+    }
+
+
+def _record(body: Any) -> PeerRecord:
+    last = body["last_evaluated"]
+    return PeerRecord(
+        first_seen=_integer(body["first_seen"]),
+        rating=Rating(_number(body["mu"]), _number(body["sigma"])),
+        gaps=_average(body["gaps"]),
+        units=_average(body["units"]),
+        scores=_average(body["scores"]),
+        usual_scores=_average(body["usual_scores"]),
+        assigned_scores=_average(body["assigned_scores"]),
+        evaluations=_integer(body["evaluations"]),
+        last_evaluated=None if last is None else _integer(last),
+        contributed=_integer(body["contributed"]),
+        faults=_integer(body["faults"]),
+        penalty=_number(body["penalty"]),
+    )
+
+
+def _peer(text: str) -> PeerId:
+    peer = bytes.fromhex(text)
+    if len(peer) != 32:
+        raise ValueError(text)
+    return PeerId(peer)
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(value)
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) is not float:
+        raise TypeError(value)
+    return value

@@ -1,0 +1,205 @@
+"""The fast checks: what came back from each peer becomes a Submission or a Rejection (docs/protocol.md section 5).
+
+Every peer is judged by itself and in the stated order; the first check that fails is the reason. Only NORM (in the
+first round) and COPY look at other peers, and they look at valid submissions only.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from gauntlet.sketch import Sketch, find_copies, sketch
+from protocol.clock import Clock
+from protocol.errors import InvalidMessage, InvalidSubmission
+from protocol.merkle import sections_root
+from protocol.messages import ENVELOPE_BYTES, Envelope, Reveal, parse_envelope, parse_reveal
+from protocol.ports import Verify
+from protocol.spec import RunSpec
+from protocol.types import DIGEST_BYTES, Commitment, Digest, Peer, PeerId, Reason, Rejection
+from sparseloco.outer import OuterState
+from sparseloco.wire import Submission, parse_submission
+
+Unseal = Callable[[Envelope, bytes, bytes], bytes]
+"""(envelope, key, ciphertext) -> plaintext of the same length (storage/seal.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What one peer left for us.
+
+    `peer` as of block D. `late`: its slot had no commitment for this round at D, but one at V. `payload`: the object
+    whose envelope it committed to, from any source, None when it could not be had. `wrong_size`: the size its server
+    claims, when that differs from the only right one (nothing was read then). `reveal`: None when no key could be
+    read while our finalised head was below V.
+    """
+
+    peer: Peer
+    payload: bytes | None = None
+    wrong_size: int | None = None
+    reveal: bytes | None = None
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """What the checks need from the chain's and the storage's side."""
+
+    verify: Verify
+    unseal: Unseal
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """`committed`: peers that had committed by D, passed or not: a fault of theirs was not a mere absence.
+    `sketches`: of this round's payloads, for the comparison in later rounds."""
+
+    passed: Mapping[PeerId, Submission]
+    rejected: Mapping[PeerId, Rejection]
+    committed: frozenset[PeerId]
+    sketches: tuple[Sketch, ...]
+
+
+def commitment(peer: Peer, round: int, commit_by: int) -> Commitment | None:
+    """The commitment for `round` that stands in the peer's slot, written in block `commit_by` or before."""
+    slot = peer.slot
+    if slot is None or slot.block > commit_by or not isinstance(slot.statement, Commitment):
+        return None
+    return slot.statement if slot.statement.round == round else None
+
+
+def is_late(at_commit: Peer, at_reveal: Peer | None, round: int, commit_by: int, reveal_by: int) -> bool:
+    """True when the peer has no commitment for the round at D, but one by V. `at_commit`, `at_reveal`: the peer as
+    of blocks D and V."""
+    if commitment(at_commit, round, commit_by) is not None or at_reveal is None:
+        return False
+    return commitment(at_reveal, round, reveal_by) is not None
+
+
+def fast_checks(
+    spec: RunSpec,
+    run: Digest,
+    round: int,
+    theta: Digest,
+    gathered: Sequence[Gathered],
+    *,
+    doors: Doors,
+    clock: Clock,
+    expected_proof: Callable[[PeerId], Digest],
+    outer_state: OuterState,
+    history: Iterable[Sketch] = (),
+    void_rounds: Collection[int] = (),
+) -> Checked:
+    """Judge every peer of the round. `theta` is our digest at the round's start, `expected_proof` gives the proof of
+    being in sync that follows from our theta. Nothing that a peer sent raises or changes another peer's result."""
+    opened: dict[PeerId, Submission] = {}
+    rejected: dict[PeerId, Rejection] = {}
+    by_hotkey = sorted(gathered, key=lambda item: item.peer.id)
+    for item in by_hotkey:
+        peer = item.peer.id
+        try:
+            envelope, ciphertext = _sealed(item, spec, round, clock, doors)
+            plaintext = _unsealed(item, envelope, ciphertext, run, round, theta, doors, expected_proof)
+            opened[peer] = parse_submission(peer, round, plaintext, spec.layout)
+        except InvalidSubmission as fault:
+            rejected[peer] = Rejection(peer, fault.reason, fault.detail)
+        except Exception as fault:  # noqa: BLE001
+            # The one place that isolates a hostile peer: bytes that break a check must not end the round for others.
+            detail = f"a check of ours failed on these bytes with {type(fault).__name__}"
+            rejected[peer] = Rejection(peer, Reason.MALFORMED, detail)
+    for peer, detail in _out_of_bounds(opened, outer_state.whole, spec.gauntlet.norm_factor).items():
+        rejected[peer] = Rejection(peer, Reason.NORM, detail)
+    valid = {peer: submission for peer, submission in opened.items() if peer not in rejected}
+    sketches = {peer: sketch(peer, round, submission.update) for peer, submission in valid.items()}
+    copies = find_copies(sketches, history, void_rounds, spec.gauntlet)
+    for peer, detail in copies.details.items():
+        rejected[peer] = Rejection(peer, Reason.COPY, detail)
+    return Checked(
+        passed={peer: submission for peer, submission in valid.items() if peer not in rejected},
+        rejected={item.peer.id: rejected[item.peer.id] for item in by_hotkey if item.peer.id in rejected},
+        committed=frozenset(
+            item.peer.id for item in gathered if commitment(item.peer, round, clock.commit_by(round)) is not None
+        ),
+        # A re-posted payload is known already; kept under a second name it would accuse its owner after a void round.
+        sketches=tuple(kept for peer, kept in sketches.items() if peer not in copies.reposted),
+    )
+
+
+def _sealed(item: Gathered, spec: RunSpec, round: int, clock: Clock, doors: Doors) -> tuple[Envelope, memoryview]:
+    """The envelope that the peer committed to and signed, and the ciphertext that belongs to it (without a copy)."""
+    promise = commitment(item.peer, round, clock.commit_by(round))
+    if promise is None:
+        if item.late:
+            raise InvalidSubmission(Reason.LATE, f"committed after block {clock.commit_by(round)}")
+        raise InvalidSubmission(Reason.MISSING, f"no commitment by block {clock.commit_by(round)}")
+    size = item.wrong_size if item.payload is None else len(item.payload)
+    if size is not None and size != spec.object_bytes:
+        raise InvalidSubmission(Reason.WRONG_SIZE, f"{size} bytes, expected {spec.object_bytes}")
+    if item.payload is None:
+        raise InvalidSubmission(Reason.MISSING, "the committed object could not be read")
+    head, ciphertext = item.payload[:ENVELOPE_BYTES], memoryview(item.payload)[ENVELOPE_BYTES:]
+    if sha256(head).digest() != promise.envelope:
+        raise InvalidSubmission(Reason.MISSING, "the object is not the one committed to on chain")
+    try:
+        envelope = parse_envelope(head)
+    except InvalidMessage:
+        raise InvalidSubmission(Reason.UNSIGNED, "the object does not begin with an envelope") from None
+    if sections_root(ciphertext) != envelope.root:
+        raise InvalidSubmission(Reason.MISSING, "the ciphertext is not the one that the committed envelope names")
+    if envelope.peer != item.peer.id:
+        raise InvalidSubmission(Reason.UNSIGNED, "the envelope names another hotkey")
+    if not doors.verify(item.peer.id, envelope.signed_part, envelope.signature):
+        raise InvalidSubmission(Reason.UNSIGNED, "the envelope's signature is not the hotkey's")
+    return envelope, ciphertext
+
+
+def _unsealed(
+    item: Gathered,
+    envelope: Envelope,
+    ciphertext: memoryview,
+    run: Digest,
+    round: int,
+    theta: Digest,
+    doors: Doors,
+    expected_proof: Callable[[PeerId], Digest],
+) -> bytes:
+    """The plaintext of a peer that is in sync."""
+    if envelope.run != run:
+        raise InvalidSubmission(Reason.WRONG_RUN, "the envelope is made for another run")
+    if envelope.round != round:
+        raise InvalidSubmission(Reason.WRONG_RUN, f"the envelope is made for round {envelope.round}, not {round}")
+    reveal = _reveal(item, run, round, doors)
+    if sha256(reveal.key).digest() != envelope.key_hash:
+        raise InvalidSubmission(Reason.BAD_KEY, "the revealed key is not the one that the envelope names")
+    plaintext = doors.unseal(envelope, reveal.key, bytes(ciphertext))
+    if plaintext[:DIGEST_BYTES] != theta:
+        raise InvalidSubmission(Reason.OUT_OF_SYNC, f"trained from theta {plaintext[:4].hex()}, not {theta[:4].hex()}")
+    if reveal.proof != expected_proof(item.peer.id):
+        raise InvalidSubmission(Reason.OUT_OF_SYNC, "the proof of being in sync is wrong")
+    return plaintext
+
+
+def _reveal(item: Gathered, run: Digest, round: int, doors: Doors) -> Reveal:
+    """The peer's signed key for this run and round. Bytes that are not that reveal nothing: UNREVEALED."""
+    if item.reveal is None:
+        raise InvalidSubmission(Reason.UNREVEALED, "no key before block V was final")
+    try:
+        reveal = parse_reveal(item.reveal)
+    except InvalidMessage:
+        raise InvalidSubmission(Reason.UNREVEALED, "the reveal cannot be parsed") from None
+    if (reveal.run, reveal.round, reveal.peer) != (run, round, item.peer.id):
+        raise InvalidSubmission(Reason.UNREVEALED, "the reveal is made for another run, round or hotkey")
+    if not doors.verify(item.peer.id, reveal.signed_part, reveal.signature):
+        raise InvalidSubmission(Reason.UNREVEALED, "the reveal's signature is not the hotkey's")
+    return reveal
+
+
+def _out_of_bounds(opened: Mapping[PeerId, Submission], average: float, factor: float) -> dict[PeerId, str]:
+    """Peers whose update's norm is more than `factor` times, or less than 1 / `factor` of, the slow average; before
+    there is one, of the lower median of this round's. An update of zeros fails whatever the others sent."""
+    norms = {peer: submission.update.norms.whole for peer, submission in opened.items()}
+    usual = average or sorted(norms.values())[(len(norms) - 1) // 2] if norms else 0.0
+    return {
+        peer: f"norm {norm:.3g}, allowed {usual / factor:.3g} to {usual * factor:.3g}"
+        for peer, norm in norms.items()
+        if not (usual / factor <= norm <= usual * factor) or norm == 0.0
+    }

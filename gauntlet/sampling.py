@@ -1,0 +1,124 @@
+"""Who is evaluated, against whom and on what: drawn from the hash of the first block after V, so that nobody knows it
+while a key can still be withheld, and with the validator's hotkey, so that two validators look at different data
+(docs/protocol.md section 9)."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from math import ceil
+
+from gauntlet.book import PeerRecord, ScoreBook
+from gauntlet.loss import Samples
+from protocol.assignment import Draw, assigned, page_at
+from protocol.spec import GauntletSpec, RunSpec
+from protocol.types import Digest, Page, PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """Everything that a draw of one validator's round depends on."""
+
+    run: Digest
+    sample_hash: Digest
+    round: int
+    validator: PeerId
+
+    def draw(self, label: str, *parts: bytes | int) -> Draw:
+        return Draw(label, self.run, self.sample_hash, self.round, self.validator, *parts)
+
+
+def pick(
+    book: ScoreBook, passed: Collection[PeerId], contributing: Collection[PeerId], spec: GauntletSpec, seed: Seed
+) -> tuple[PeerId, ...]:
+    """At most `evaluations` passing peers, sorted; all of them when they fit.
+
+    Of the contributors ceil(contributor_share * number) are drawn, so each has at least that probability. The other
+    places are drawn among all the rest, the more likely the longer a peer was not evaluated; once 2G peers are rated,
+    peers never evaluated get at most a quarter of the places, so that a flood of them displaces nobody.
+    """
+    if len(passed) <= spec.evaluations:
+        return tuple(sorted(passed))
+    draw = seed.draw("evaluate")
+    regulars = sorted(set(contributing) & set(passed))
+    picked = draw.sample(regulars, min(spec.evaluations, ceil(spec.contributor_share * len(regulars))))
+    rest = sorted(set(passed) - set(picked))
+    rated = sum(record.evaluations > 0 for record in book.peers.values())
+    newcomers_left = spec.evaluations // 4 if rated >= 2 * spec.contributors else spec.evaluations
+    while rest and len(picked) < spec.evaluations:
+        weights = [_weight(book.peers.get(peer), seed.round) for peer in rest]
+        point = draw.below(sum(weights))
+        index = 0
+        while point >= weights[index]:
+            point -= weights[index]
+            index += 1
+        peer = rest.pop(index)
+        picked.append(peer)
+        if _is_new(book.peers.get(peer)):
+            newcomers_left -= 1
+            if not newcomers_left:
+                rest = [other for other in rest if not _is_new(book.peers.get(other))]
+    return tuple(sorted(picked))
+
+
+def references(
+    picked: Iterable[PeerId],
+    passed: Collection[PeerId],
+    contributing: Collection[PeerId],
+    spec: GauntletSpec,
+    seed: Seed,
+) -> dict[PeerId, tuple[PeerId, ...]]:
+    """min(references, others) reference peers of each picked peer: drawn among the contributors, then the others."""
+    regulars = sorted(set(contributing) & set(passed))
+    others = sorted(set(passed) - set(contributing))
+    chosen: dict[PeerId, tuple[PeerId, ...]] = {}
+    for peer in picked:
+        draw = seed.draw("reference", peer)
+        order = [*draw.sample(regulars, len(regulars)), *draw.sample(others, len(others))]
+        chosen[peer] = tuple(other for other in order if other != peer)[: spec.references]
+    return chosen
+
+
+def samples(
+    spec: RunSpec, page_hash: Digest, picked: Iterable[PeerId], peers: Collection[PeerId], seed: Seed
+) -> Samples:
+    """`sample_sequences` sequences of each kind. `page_hash` is the hash of the round's page block; `peers` all
+    hotkeys whose pages count as somebody's.
+
+    Where more pages are assigned than the data has left over, pages assigned to the fewest peers serve as nobody's.
+    """
+    pages = {peer: _pages(spec, seed.run, page_hash, peer) for peer in {*peers, *picked}}
+    times = Counter(page.first for own in pages.values() for page in own)
+    draw = seed.draw("unassigned")
+    indices = draw.distinct(spec.num_pages, min(spec.num_pages, spec.pages_per_round + len(times)))
+    candidates = [page_at(index, spec.page_tokens) for index in indices]
+    nobodys = sorted(candidates, key=lambda page: times[page.first])[: spec.pages_per_round]
+    return Samples(
+        {peer: _sequences(pages[peer], spec, seed.draw("assigned", peer)) for peer in sorted(picked)},
+        _sequences(nobodys, spec, draw),
+    )
+
+
+def _pages(spec: RunSpec, run: Digest, page_hash: Digest, peer: PeerId) -> tuple[Page, ...]:
+    return assigned(
+        run, page_hash, peer, num_pages=spec.num_pages, page_tokens=spec.page_tokens, count=spec.pages_per_round
+    )
+
+
+def _sequences(pages: Iterable[Page], spec: RunSpec, draw: Draw) -> tuple[Page, ...]:
+    """Distinct sequences of the pages that a peer really trains on: the last page of a round may be used in part."""
+    context = spec.model.context
+    firsts = [page.first + at * context for page in pages for at in range(page.num_tokens // context)]
+    trained = firsts[: spec.inner.steps * spec.inner.sequences]
+    return tuple(Page(first, context) for first in sorted(draw.sample(trained, spec.gauntlet.sample_sequences)))
+
+
+def _is_new(record: PeerRecord | None) -> bool:
+    return record is None or record.evaluations == 0
+
+
+def _weight(record: PeerRecord | None, round: int) -> int:
+    """Rounds since the last evaluation; a peer never evaluated counts from the round that first saw it."""
+    if record is None:
+        return 1
+    since = record.first_seen if record.last_evaluated is None else record.last_evaluated
+    return max(1, round - since)

@@ -1,0 +1,71 @@
+"""Who contributes: the G best by PeerScore among the peers that pass and are eligible (docs/protocol.md 6 and 9).
+
+Ratings are those of the book before this round: this round's losses are not on the critical path.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from gauntlet.book import PeerRecord, ScoreBook, eligible
+from protocol.assignment import Draw
+from protocol.spec import GauntletSpec
+from protocol.types import Digest, PeerId, Standing
+
+RATED_NEEDED = 3
+"""While fewer of the passing peers have been evaluated, peers not evaluated may fill the places that are left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """`order`: everyone who may contribute, best first. `contributing` its first G, `reserve` the next.
+    `standing`: why every other passing peer does not contribute."""
+
+    order: tuple[PeerId, ...]
+    contributing: tuple[PeerId, ...]
+    reserve: tuple[PeerId, ...]
+    standing: Mapping[PeerId, Standing]
+
+
+def peer_score(record: PeerRecord | None) -> float:
+    """max(0, proof - penalty) * max(0, rating mu): never negative, and a penalty can only lower it."""
+    if record is None or record.proof is None:
+        return 0.0
+    return max(0.0, record.proof - record.penalty) * max(0.0, record.rating.mu)
+
+
+def standing(
+    book: ScoreBook, passed: Collection[PeerId], spec: GauntletSpec, round: int, commit_hash: Digest
+) -> Ranking:
+    """Rank the passing peers of `round`. Equal scores are ordered by SHAKE(hash of block D, hotkey).
+
+    During the first `opening_rounds` rounds, and while fewer than three of the passing peers were ever evaluated,
+    peers not evaluated come after the eligible ones instead of being left out.
+    """
+    records = {peer: book.peers.get(peer) for peer in passed}
+    rated = {peer for peer, record in records.items() if record is not None and record.evaluations > 0}
+    open_to_all = round < spec.opening_rounds or len(rated) < RATED_NEEDED
+    good = {peer for peer in rated if (record := records[peer]) is not None and eligible(record, spec)}
+
+    def place(peer: PeerId) -> tuple[bool, float, int, PeerId]:
+        tie = Draw("tie", commit_hash, peer).words(8)
+        return peer not in good, -peer_score(records[peer]), tie, peer
+
+    candidates = good | (set(passed) - rated if open_to_all else set())
+    order = tuple(sorted(candidates, key=place))
+    standings: dict[PeerId, Standing] = {}
+    for peer in sorted(passed):
+        if peer in order[: spec.contributors]:
+            continue
+        if peer in candidates:
+            standings[peer] = Standing.NOT_SELECTED
+        else:
+            standings[peer] = Standing.LOW_SCORE if peer in rated else Standing.NOT_ELIGIBLE
+    end = spec.contributors + spec.reserve
+    return Ranking(order, order[: spec.contributors], order[spec.contributors : end], standings)
+
+
+def select(
+    book: ScoreBook, passed: Collection[PeerId], spec: GauntletSpec, round: int, commit_hash: Digest
+) -> tuple[PeerId, ...]:
+    """The contributing set that this validator proposes, sorted; at most G."""
+    return tuple(sorted(standing(book, passed, spec, round, commit_hash).contributing))

@@ -1,0 +1,38 @@
+"""The chain's weights (docs/protocol.md section 9): convex in PeerScore and anchored at a fixed 0.
+
+Convex: one peer's work split among several hotkeys earns less than undivided. Anchored at 0 and never at the worst
+peer: an attacker can supply a worst peer.
+"""
+
+from collections.abc import Mapping
+
+from gauntlet.book import ScoreBook
+from gauntlet.selection import Ranking, peer_score
+from protocol.spec import GauntletSpec
+from protocol.types import PeerId, Uid
+
+RESERVE_SHARE = 0.5
+"""What a peer of the reserve earns for the same score: its work was ready, but nobody applied it."""
+
+
+def weights(
+    book: ScoreBook, ranking: Ranking, uids: Mapping[PeerId, Uid], owner: PeerId, spec: GauntletSpec
+) -> dict[Uid, float]:
+    """Weights that sum to 1: max(0, s)^2 of contributors and, at half, of the reserve, normalised, less
+    `burn_share` for the owner's uid; all of it goes there when nobody has earned anything.
+
+    `uids` of the registered hotkeys now; a hotkey without one gets nothing. {} when nothing was earned and the owner
+    is not registered.
+    """
+    earned = {peer: peer_score(book.peers.get(peer)) ** 2 for peer in ranking.contributing if peer in uids}
+    for peer in ranking.reserve:
+        if peer in uids:
+            earned[peer] = RESERVE_SHARE * peer_score(book.peers.get(peer)) ** 2
+    total = sum(earned.values())
+    burned = spec.burn_share if owner in uids else 0.0
+    if total <= 0.0:
+        return {uids[owner]: 1.0} if owner in uids else {}
+    shares = {uids[peer]: (1.0 - burned) * value / total for peer, value in sorted(earned.items()) if value > 0.0}
+    if burned:
+        shares[uids[owner]] = shares.get(uids[owner], 0.0) + burned
+    return {uid: share for uid, share in sorted(shares.items()) if share > 0.0}

@@ -1,0 +1,63 @@
+"""From measured seconds to the windows of a round: at least four times the 95th percentile of what happens in each.
+
+The seconds come from the network's own processes, all running at once (localnet/worker.py), so that the clock fits
+the machine as it is, slow or busy. Source: docs/protocol.md section 1.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
+
+from protocol.spec import POSTS_PER_EPOCH
+
+MARGIN = 4.0
+MIN_BLOCKS = 4
+FINISH_MARGIN = 1.5
+"""Scoring is on nobody's critical path; it only has to be done when the next round's commitments are read."""
+
+
+def percentile_95(samples: Sequence[float]) -> float:
+    """The 95th percentile, the larger neighbour; the maximum of fewer than 20 samples."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, ceil(0.95 * len(ordered)) - 1)]
+
+
+def merge(measured: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    """All processes' samples by phase."""
+    phases: dict[str, list[float]] = {}
+    for samples in measured:
+        for phase, seconds in samples.items():
+            phases.setdefault(phase, []).extend(seconds)
+    return phases
+
+
+def windows(phases: Mapping[str, Sequence[float]], block_seconds: float, leader_slots: int) -> dict[str, int | float]:
+    """Fields of ClockSpec, but for start_block. `phases`: seconds of
+    advance (read the selection, gather, outer step, save), compute (inner steps, compress, seal, save), upload, commit
+    (a chain post until it is in a block), reveal, check (gather, fast checks, mirror), evaluate."""
+    longest = {phase: percentile_95(seconds) for phase, seconds in phases.items()}
+
+    def blocks(*names: str, margin: float = MARGIN) -> int:
+        return max(MIN_BLOCKS, ceil(margin * sum(longest[name] for name in names) / block_seconds))
+
+    commit = blocks("advance", "compute", "upload", "commit")
+    reveal = commit + max(blocks("reveal"), blocks("check") // 2)
+    slot = blocks("check", "commit")
+    slots_end = reveal + leader_slots * slot
+    attest = slots_end + blocks("commit")
+    scoring = reveal + blocks("evaluate", "advance", margin=FINISH_MARGIN) - commit
+    round_blocks = max(attest + 2, scoring)
+    return {
+        "round_blocks": round_blocks,
+        "commit": commit,
+        "reveal": reveal,
+        "leader_slots": leader_slots,
+        "leader_slot": slot,
+        "attest": attest,
+        "tempo": tempo(round_blocks),
+        "block_seconds": block_seconds,
+    }
+
+
+def tempo(round_blocks: int) -> int:
+    """The devnet's epoch: as short as the quota allows for these rounds."""
+    return max(MIN_BLOCKS, round_blocks * POSTS_PER_EPOCH // 2)

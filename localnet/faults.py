@@ -1,0 +1,229 @@
+"""Dishonest and broken miners for the local network. Each wraps the honest miner and overrides one step; honest code
+has no branch for any of them.
+
+`python -m localnet.faults KIND --config FILE`
+"""
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from localnet.kinds import FAULTS
+from neurons.miner import SUMMARY, Miner
+from node.config import home, load
+from node.program import log_to_stderr, run_program
+from protocol.assignment import Draw, page_at
+from protocol.types import Page
+
+if TYPE_CHECKING:
+    from node.state import SealedRound
+    from sparseloco.update import Update
+
+
+class Garbage(Miner):
+    """Random records in a valid envelope."""
+
+    def compress(self) -> "Update":
+        honest = super().compress()
+        return replace(honest, records=secrets.token_bytes(len(honest.records)))
+
+
+class WrongKey(Miner):
+    """An envelope that another key has signed."""
+
+    def seal(self, round: int, update: "Update") -> "SealedRound":
+        from protocol.types import SIGNATURE_BYTES
+
+        return _resealed(self, super().seal(round, update), lambda data: _with_signature(data, bytes(SIGNATURE_BYTES)))
+
+
+class Unrevealed(Miner):
+    """Commits and keeps the key."""
+
+    def reveal(self, round: int, sealed: "SealedRound") -> None:
+        self.node.wait_for(self.node.clock.reveal_by(round), "the moment when keys no longer count")
+
+
+class BadKey(Miner):
+    """Publishes a key that opens nothing."""
+
+    def reveal(self, round: int, sealed: "SealedRound") -> None:
+        super().reveal(round, replace(sealed, key=secrets.token_bytes(32)))
+
+
+class Late(Miner):
+    """Commits after block D."""
+
+    def commit(self, round: int, sealed: "SealedRound") -> bool:
+        from protocol.types import Commitment
+
+        self.node.wait_for(self.node.clock.commit_by(round), "the commit window to close")
+        self.node.post(Commitment(round, self.envelope_digest(sealed)))
+        return False
+
+
+class Silent(Miner):
+    """Follows, but neither publishes nor commits."""
+
+    def play(self, round: int) -> None:
+        self.node.advance(round)
+        self.node.wait_for(self.node.clock.commit_by(round), "the round to pass")
+
+
+class Oversized(Miner):
+    """Puts another kilobyte behind the ciphertext."""
+
+    def seal(self, round: int, update: "Update") -> "SealedRound":
+        return _resealed(self, super().seal(round, update), lambda data: data + bytes(1024))
+
+
+class Huge(Miner):
+    """Values a thousand times as large."""
+
+    def compress(self) -> "Update":
+        return _scaled(super().compress(), 1000.0)
+
+
+class Desynced(Miner):
+    """Trains from, and proves, a theta of its own."""
+
+    def train(self, round: int, pages: Sequence[Page]) -> None:
+        import torch
+
+        replica = self.node.replica
+        state = replica.consensus_state()
+        generator = torch.Generator().manual_seed(1)
+        moved = {n: t + 1e-3 * torch.randn(t.shape, generator=generator) for n, t in state.tensors.items()}
+        replica.load_consensus(replace(state, tensors=moved))
+        super().train(round, pages)
+
+    def reveal(self, round: int, sealed: "SealedRound") -> None:
+        super().reveal(round, sealed)
+        self.node.load_consensus(self.node.saved.consensus)
+
+
+class Copycat(Miner):
+    """Re-posts the payload that another miner revealed in the round before."""
+
+    def compress(self) -> "Update":
+        honest = super().compress()
+        return self._stolen() or honest
+
+    def _stolen(self) -> "Update | None":
+        from node.payloads import Sources, gather_pinned
+        from protocol.errors import StorageError
+        from protocol.types import Commitment
+
+        node = self.node
+        round = node.saved.round - 1
+        if round < 0:
+            return None
+        chain = node.doors.chain
+        sources = Sources(chain.peers(node.head()), node.doors.open_pointer)
+        for peer in chain.peers(node.clock.commit_by(round)):
+            statement = peer.slot.statement if peer.slot is not None else None
+            if peer.id == node.me or not isinstance(statement, Commitment) or statement.round != round:
+                continue
+            pair = [(peer.id, statement.envelope)]
+            try:
+                opened = gather_pinned(
+                    node.run.first, node.run.id, round, pair, sources, node.doors.verify, node.transfer_seconds(1)
+                )
+            except StorageError:
+                continue
+            if opened[0].update is not None:
+                return opened[0].update
+        return None
+
+
+class Noise(Miner):
+    """Random positions and signs at the norm of an honest update."""
+
+    def compress(self) -> "Update":
+        import torch
+
+        from sparseloco import ops
+
+        honest = super().compress()
+        replica = self.node.replica
+        generator = torch.Generator().manual_seed(secrets.randbits(62))
+        moved = {}
+        for tensor in replica.layout:
+            dense = honest.dense(tensor.name)
+            size = float(dense.norm()) / max(1.0, float((dense != 0).sum())) ** 0.5
+            theta = replica.theta[tensor.name]
+            moved[tensor.name] = theta + size * torch.randn(theta.shape, generator=generator)
+        noise, _ = ops.compress(replica.theta, moved, None, replica.layout, beta=0.0)
+        return _scaled(noise, honest.norms.whole / noise.norms.whole)
+
+
+class Lazy(Miner):
+    """Always trains on the same pages, whatever it was assigned."""
+
+    def pages(self, round: int) -> tuple[Page, ...]:
+        super().pages(round)
+        spec = self.node.run.spec_at(round)
+        draw = Draw("lazy", self.node.me)
+        chosen = draw.distinct(spec.num_pages, spec.pages_per_round)
+        return tuple(page_at(index, spec.page_tokens) for index in chosen)
+
+
+KINDS: Mapping[str, type[Miner]] = {
+    "garbage": Garbage,
+    "wrongkey": WrongKey,
+    "unrevealed": Unrevealed,
+    "badkey": BadKey,
+    "late": Late,
+    "silent": Silent,
+    "oversized": Oversized,
+    "huge": Huge,
+    "desynced": Desynced,
+    "copycat": Copycat,
+    "noise": Noise,
+    "lazy": Lazy,
+}
+assert KINDS.keys() == FAULTS.keys()
+
+
+def _with_signature(data: bytes, signature: bytes) -> bytes:
+    from protocol.messages import ENVELOPE_BYTES
+
+    return data[: ENVELOPE_BYTES - len(signature)] + signature + data[ENVELOPE_BYTES:]
+
+
+def _resealed(miner: Miner, sealed: "SealedRound", change: Any) -> "SealedRound":
+    node = miner.node
+    changed = replace(sealed, object=node.store.write(change(node.store.read(sealed.object))))
+    node.save(sealed=changed)
+    return changed
+
+
+def _scaled(update: "Update", factor: float) -> "Update":
+    """The update with all values multiplied, as far as the levels reach."""
+    import torch
+
+    from sparseloco import ops
+
+    layout = update.layout
+    dense = {tensor.name: update.dense(tensor.name) * factor for tensor in layout}
+    zeros = {name: torch.zeros_like(values) for name, values in dense.items()}
+    scaled, _ = ops.compress(dense, zeros, None, layout, beta=0.0)
+    return scaled
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """`KIND` and a miner's arguments."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    config = load("murmur-miner", SUMMARY, words[1:], os.environ)
+    log_to_stderr(config.log_level)
+    from node.build import build
+
+    built = build(config, words[0], home(config))
+    KINDS[words[0]](built.node, built.shards).run()
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main))

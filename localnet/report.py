@@ -1,0 +1,117 @@
+"""report.json of a local network: what happened in every round, from the nodes' own events and the chain's weights."""
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+from localnet.network import NETUID, Member, Network, address
+from protocol.errors import ChainError
+
+FP32_BYTES = 4
+PHASES = ("compute", "upload", "select", "download", "apply")
+
+
+def build_report(network: Network, wall_seconds: float) -> dict[str, Any]:
+    """The report as far as the network has come; README.md explains every field."""
+    events = {name: network.events(member) for name, member in network.members.items()}
+    rounds = [row for index in range(network.plan.rounds) if (row := round_report(network, events, index)) is not None]
+    contributed = [hotkey for row in rounds for hotkey in row["contributing"]]
+    weights = _weights(network)
+    peers = {
+        address(member): {
+            "name": member.name,
+            "fault": member.fault,
+            "contributed": contributed.count(address(member)),
+            "weight": weights.get(address(member), 0.0),
+        }
+        for member in network.miners
+    }
+    losses = [row["val_loss"] for row in rounds if row["val_loss"] is not None]
+    dense = FP32_BYTES * network.spec.layout.num_parameters
+    return {
+        "rounds": rounds,
+        "peers": peers,
+        "summary": {
+            "loss_first": losses[0] if losses else None,
+            "loss_last": losses[-1] if losses else None,
+            "replicas_identical": all(len(set(row["theta"].values())) == 1 for row in rounds if row["theta"]),
+            "faulty_contributions": sum(peer["contributed"] for peer in peers.values() if peer["fault"]),
+            "honest_contributions": sum(peer["contributed"] for peer in peers.values() if not peer["fault"]),
+            "void_rounds": sum(row["void"] for row in rounds),
+            "payload_ratio": dense / network.spec.object_bytes,
+            "wall_seconds": round(wall_seconds, 1),
+        },
+    }
+
+
+def round_report(
+    network: Network, events: Mapping[str, Iterable[Mapping[str, Any]]], index: int
+) -> dict[str, Any] | None:
+    """One round, None while no honest node has decided it."""
+    mine = {name: {e["event"]: e for e in found if e["round"] == index} for name, found in events.items()}
+    honest = [member.name for member in network.honest]
+    applied = {name: mine[name]["applied"] for name in honest if "applied" in mine[name]}
+    if not applied:
+        return None
+    theta = {name: event["theta"] for name, event in applied.items()}
+    for name in honest:  # a node that caught up says which theta it found at a later round's start
+        for event in events[name]:
+            if event["event"] == "caught_up" and event["round"] == index + 1:
+                theta.setdefault(name, event["theta"])
+    validators = [m.name for m in network.honest if m.role == "validator"]
+    checked = _first(mine, validators, "checked")
+    ranked = _first(mine, validators, "ranked")
+    held_out = _first(mine, validators, "held_out")
+    one = next(iter(applied.values()))
+    return {
+        "round": index,
+        "val_loss": held_out.get("val_loss"),
+        "active": checked.get("active", 0),
+        "contributing": one["contributing"],
+        "void": one["void"],
+        "rejected": checked.get("rejected", {}),
+        "standing": ranked.get("standing", {}),
+        "theta": dict(sorted(theta.items())),
+        "seconds": _seconds(network.honest, mine),
+        "payload_bytes": network.spec.object_bytes,
+    }
+
+
+def _first(mine: Mapping[str, Mapping[str, Any]], names: Iterable[str], event: str) -> Mapping[str, Any]:
+    found: Iterable[Mapping[str, Any]] = (mine[name][event] for name in names if event in mine[name])
+    return next(iter(found), {})
+
+
+def _seconds(honest: Iterable[Member], mine: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
+    """Median over the honest miners of each phase's seconds."""
+    samples: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    for member in honest:
+        if member.role == "miner":
+            for event in mine[member.name].values():
+                for phase, seconds in event.get("seconds", {}).items():
+                    if phase in samples:
+                        samples[phase].append(seconds)
+    return {phase: round(median(seconds), 3) if seconds else None for phase, seconds in samples.items()}
+
+
+def _weights(network: Network) -> dict[str, float]:
+    """Each hotkey's share of the validators' weights as they stand on chain, averaged over the validators."""
+    from chain.adapter import open_chain
+    from protocol.types import hotkey
+
+    chain = open_chain(network.devnet.url, NETUID, None)
+    try:
+        block = chain.finalized().block
+        peers = chain.peers(block)
+        rows = [chain.weights(block, peer.uid) for peer in peers if peer.validates]
+    except ChainError:
+        return {}
+    finally:
+        chain.close()
+    rows = [row for row in rows if row]
+    names = {peer.uid: hotkey(peer.id) for peer in peers}
+    shares: dict[str, float] = {}
+    for row in rows:
+        for uid, weight in row.items():
+            shares[names[uid]] = shares.get(names[uid], 0.0) + weight / sum(row.values()) / len(rows)
+    return shares

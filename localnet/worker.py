@@ -1,0 +1,217 @@
+"""One node's process on a local network: a rehearsal that is measured, then the real program.
+
+`python -m localnet.worker ROLE --config FILE --draft SPEC --ready FILE --go FILE [--fault KIND]`
+
+Until the spec is sealed nobody knows how long a round has to be on this machine. So every process does what a round
+will ask of it a few times, all of them at once, over the real chain and store, and writes the seconds down. When the
+go file appears the spec stands on chain, and from there on this is `neurons/miner.py` or `neurons/validator.py`.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from node.config import NodeConfig, load
+from node.events import Stopwatch
+from node.program import log_to_stderr, run_program
+
+if TYPE_CHECKING:
+    from node.adapters import Doors
+    from protocol.spec import RunSpec
+    from protocol.types import PeerId
+    from sparseloco.update import Update
+    from training.replica import Replica
+    from training.shards import Shards
+
+REPEATS = 3
+ROLES = ("miner", "validator")
+KEY = "rehearsal"
+POLL_SECONDS = 0.05
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Rehearse, wait for the spec, then run the program."""
+    parser = argparse.ArgumentParser(prog="python -m localnet.worker", description="one node of a local network")
+    parser.add_argument("role", choices=ROLES)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--draft", type=Path, required=True, help="the run's spec as far as it is known")
+    parser.add_argument("--ready", type=Path, required=True, help="written with the measured seconds")
+    parser.add_argument("--go", type=Path, required=True, help="appears when the spec is sealed")
+    parser.add_argument("--fault", help="misbehave like this (localnet/faults.py)")
+    options = parser.parse_args(argv)
+    config = load("worker", "", ["--config", options.config], os.environ)
+    log_to_stderr(config.log_level)
+    measured = rehearse(options.role, config, options.draft)
+    partial = options.ready.with_suffix(".partial")
+    partial.write_text(json.dumps(measured))
+    os.replace(partial, options.ready)
+    while not options.go.exists():
+        time.sleep(POLL_SECONDS)
+    program(options.role, options.fault)(["--config", options.config])
+
+
+def program(role: str, fault: str | None) -> Callable[[Sequence[str]], None]:
+    """The main function of a role; of a faulty miner when a fault is given."""
+    if fault is not None:
+        from localnet import faults
+
+        return lambda arguments: faults.main([fault, *arguments])
+    if role == "miner":
+        from neurons import miner
+
+        return miner.main
+    from neurons import validator
+
+    return validator.main
+
+
+def rehearse(role: str, config: NodeConfig, draft: Path) -> dict[str, list[float]]:
+    """Seconds of each phase of a round, measured beside all other processes."""
+    import torch
+
+    from node.adapters import connect
+    from protocol.spec import parse_toml
+    from protocol.types import Digest
+    from training.replica import Replica, genesis_theta
+    from training.shards import Shards
+
+    spec = parse_toml(draft.read_text(), str(draft))
+    doors = connect(config)
+    assert config.data is not None
+    shards = Shards.open(config.data, index_digest=Digest(bytes.fromhex(spec.data.index)))
+    shards.train.verify()
+    torch.manual_seed(0)
+    replica = Replica(spec, genesis_theta(spec.model, 0))
+    stage = _Rehearsal(role, spec, doors, shards, replica, config.home)
+    stage.warm_up()
+    for _ in range(REPEATS):
+        stage.round()
+    return stage.seconds
+
+
+class _Rehearsal:
+    """What one round asks of a node, without a network that agrees on anything yet."""
+
+    def __init__(
+        self, role: str, spec: "RunSpec", doors: "Doors", shards: "Shards", replica: "Replica", home: Path
+    ) -> None:
+        self.role, self.spec, self.doors, self.shards, self.replica = role, spec, doors, shards, replica
+        self.folder = home / KEY
+        self.seconds: dict[str, list[float]] = {}
+        self.updates: dict[PeerId, Update] = {}
+
+    def warm_up(self) -> None:
+        """Publish the pointer and something to fetch, and wait for somebody else's: first calls are slow."""
+        from protocol.messages import encode_slot
+
+        self.doors.chain.publish(encode_slot(self.doors.pointer))
+        self._compute()
+        self._upload()
+        until = time.monotonic() + 30
+        while not self._fetch() and time.monotonic() < until:
+            time.sleep(0.5)
+
+    def round(self) -> None:
+        """One round's work, phase by phase."""
+        from protocol.messages import encode_slot
+
+        self._measured("compute", self._compute)
+        self._measured("upload", self._upload)
+        self._measured("commit", lambda: self.doors.chain.publish(encode_slot(self.doors.pointer)))
+        self._measured("reveal", lambda: self.doors.bucket.put(f"{KEY}-key", bytes(176), timeout_seconds=30.0))
+        if self.role == "validator":
+            self._measured("check", self._check)
+            self._measured("evaluate", self._evaluate)
+        self._measured("advance", self._advance)
+
+    def _measured(self, phase: str, work: Callable[[], object]) -> None:
+        with Stopwatch() as watch:
+            work()
+        self.seconds.setdefault(phase, []).append(watch.seconds)
+
+    def _compute(self) -> None:
+        from protocol.assignment import page_at
+        from sparseloco import wire
+        from storage.seal import seal
+        from training import checkpoint
+        from training.loader import sequences
+
+        spec = self.spec
+        pages = [page_at(index, spec.page_tokens) for index in range(spec.pages_per_round)]
+        if self.role == "miner":
+            self.replica.inner_round(sequences(self.shards.train, pages, spec.model.context))
+        update = self.replica.compress()
+        self.updates[self.doors.signer.peer] = update
+        plaintext = wire.encode(self.replica.digest(), update)
+        self.sealed = seal(plaintext, run=spec.digest, round=0, signer=self.doors.signer)
+        checkpoint.save(self.folder, self.replica.own_state())
+
+    def _upload(self) -> None:
+        self.doors.bucket.put(KEY, self.sealed.object, timeout_seconds=30.0)
+
+    def _fetch(self) -> int:
+        from node.payloads import MAX_THREADS, Sources
+        from storage.exchange import Source, Wanted, gather
+
+        chain = self.doors.chain
+        peers = chain.peers(chain.finalized().block)
+        sources = Sources(peers, self.doors.open_pointer)
+        wanted = [
+            Wanted(peer.id, (Source(opener, KEY),), self.spec.object_bytes, lambda data: True)
+            for peer in peers
+            if (opener := sources.bucket_of(peer.id)) is not None and peer.id != self.doors.signer.peer
+        ]
+        found = gather(wanted, timeout_seconds=30.0, max_threads=MAX_THREADS)
+        return sum(isinstance(data, bytes) for data in found.values())
+
+    def _advance(self) -> None:
+        from training import checkpoint
+
+        for _ in range(2):
+            self.doors.chain.peers(self.doors.chain.finalized().block)
+        self._fetch()
+        count = len(self.doors.chain.peers(self.doors.chain.finalized().block))
+        mine = self.updates[self.doors.signer.peer]
+        self.replica.outer_step([mine] * count, alpha=0.1, aggregate=self.spec.outer.aggregate)
+        checkpoint.save(self.folder, self.replica.consensus_state())
+
+    def _check(self) -> None:
+        from protocol.messages import parse_envelope
+        from sparseloco import wire
+        from storage.seal import unseal
+
+        count = self._fetch()
+        envelope = parse_envelope(self.sealed.envelope)
+        for _ in range(count):
+            plaintext = unseal(envelope, self.sealed.key, self.sealed.ciphertext)
+            submission = wire.parse_submission(self.doors.signer.peer, 0, plaintext, self.spec.layout)
+            submission.update.norms  # noqa: B018
+            submission.update.positions  # noqa: B018
+            self.doors.bucket.put(f"{KEY}-mirror", self.sealed.object, timeout_seconds=30.0)
+
+    def _evaluate(self) -> None:
+        from protocol.types import Page
+        from training.probe import Prober
+
+        spec = self.spec
+        context = spec.model.context
+        count = len(self.doors.chain.peers(self.doors.chain.finalized().block))
+        mine = self.updates[self.doors.signer.peer]
+        scales = (1.0,) * len(spec.layout.tensors)
+        peers = min(count, spec.gauntlet.evaluations)
+        losses_each = 2 + min(spec.gauntlet.references, max(0, peers - 1))
+        pages = tuple(Page(index * context, context) for index in range(spec.gauntlet.sample_sequences))
+        with Prober(self.replica, self.shards.train, spec.gauntlet.probe_step) as prober:
+            for _ in range(peers):
+                prober.loss(None, scales, pages)
+                for _ in range(losses_each):
+                    prober.loss(mine, scales, pages)
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main))

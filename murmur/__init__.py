@@ -1,0 +1,1 @@
+"""The console command `murmur`."""

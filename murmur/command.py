@@ -1,0 +1,57 @@
+"""The console command `murmur`: one table of subcommands. Only the chosen one is imported, so that help is instant."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+
+from protocol.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Subcommand:
+    """`module` has add_arguments(parser) and run(options) -> exit status."""
+
+    name: str
+    summary: str
+    module: str
+
+
+SUBCOMMANDS = (
+    Subcommand("localnet", "run a whole network on this machine", "localnet.command"),
+    Subcommand("shards", "build tokenised training data", "murmur.shards"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, import the subcommand, run it; the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="murmur",
+        description="Murmuration: strangers, trusting nobody, pre-train one large language model over the internet.",
+        epilog="Programs of a real network: python neurons/miner.py, python neurons/validator.py",
+    )
+    parser.add_argument("--version", action="version", version=f"murmuration {version('murmuration')}")
+    table = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    wanted = next((word for word in words if not word.startswith("-")), None)
+    runs: dict[str, Callable[[argparse.Namespace], int]] = {}
+    for subcommand in SUBCOMMANDS:
+        entry = table.add_parser(subcommand.name, help=subcommand.summary, description=subcommand.summary)
+        if subcommand.name == wanted:
+            module = import_module(subcommand.module)
+            module.add_arguments(entry)
+            runs[subcommand.name] = module.run
+    options = parser.parse_args(words)
+    try:
+        return runs[options.subcommand](options)
+    except ConfigError as fault:
+        print(fault, file=sys.stderr)  # noqa: T201
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""A miner: trains on its pages, compresses what it learned, seals and publishes it, follows the agreed selections.
+
+`python neurons/miner.py` says what it needs. One round reads top to bottom in `Miner.play`; what a round consists of
+is docs/protocol.md section 2.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from node.config import home, load
+from node.events import Stopwatch, round_seconds
+from node.program import log_to_stderr, run_program
+from protocol import keys
+from protocol.assignment import assigned
+from protocol.errors import ChainError, StorageError
+from protocol.messages import Reveal
+from protocol.types import Commitment, Digest, Page
+
+if TYPE_CHECKING:
+    from node.node import Node
+    from node.state import SealedRound
+    from sparseloco.update import Update
+    from training.shards import Shards
+
+SUMMARY = "Train in a Murmuration run: inner steps, compressed pseudo-gradient, sealed upload, outer step."
+
+
+class Miner:
+    """One miner's rounds over a node."""
+
+    def __init__(self, node: "Node", shards: "Shards") -> None:
+        self.node, self.shards = node, shards
+
+    def run(self) -> None:
+        """Play every round whose commit window is open when we get there, until stopped."""
+        from loguru import logger
+
+        while True:
+            round = self.node.next_round()
+            try:
+                self.play(round)
+            except (ChainError, StorageError) as fault:
+                # Saved and sealed work is not lost: the next pass takes it up if the round is still open.
+                logger.warning("round {round} broke off: {fault}", round=round, fault=str(fault))
+
+    def play(self, round: int) -> None:
+        """One round. Anything that was saved before a crash is taken up where it was."""
+        self.node.advance(round)
+        sealed = self.node.saved.sealed
+        if sealed is None or sealed.round != round:
+            self.train(round, self.pages(round))
+            sealed = self.seal(round, self.compress())
+        self.publish(round, sealed)
+        if self.commit(round, sealed):
+            self.reveal(round, sealed)
+
+    def pages(self, round: int) -> tuple[Page, ...]:
+        """The pages assigned to us, drawn from the hash of a block before the round's start."""
+        node, spec = self.node, self.node.run.spec_at(round)
+        header = node.wait_for(node.clock.page_block(round), f"the pages of round {round}")
+        return assigned(
+            node.run.id,
+            header.hash,
+            node.me,
+            num_pages=spec.num_pages,
+            page_tokens=spec.page_tokens,
+            count=spec.pages_per_round,
+        )
+
+    def train(self, round: int, pages: Sequence[Page]) -> None:
+        """H inner steps from theta; the replica's weights become theta_r."""
+        from loguru import logger
+
+        from training.loader import sequences
+
+        node, spec = self.node, self.node.run.spec_at(round)
+        with Stopwatch() as watch:
+            batch = sequences(self.shards.train, pages, spec.model.context)
+            report = node.replica.inner_round(batch, inner=spec.inner)
+        node.events.emit(
+            "trained",
+            round,
+            loss=report.mean_loss,
+            tokens=report.num_tokens,
+            seconds={"compute": round_seconds(watch.seconds)},
+        )
+        logger.info(
+            "round {round}: loss {loss:.4f}, {rate:.0f} tokens/s, {left:.0f} s before the deadline",
+            round=round,
+            loss=report.mean_loss,
+            rate=report.num_tokens / watch.seconds,
+            left=node.seconds_until(node.clock.commit_by(round)),
+        )
+
+    def compress(self) -> "Update":
+        """Error feedback, Top-k, 2-bit: the update that we send; the error feedback keeps the rest."""
+        return self.node.replica.compress()
+
+    def seal(self, round: int, update: "Update") -> "SealedRound":
+        """Encrypt, sign and save: the one commit point of the round. A restart publishes these very bytes."""
+        from node.state import SealedRound
+        from sparseloco import wire
+        from storage.seal import seal
+
+        node = self.node
+        sealed = seal(
+            wire.encode(node.replica.digest(), update), run=node.run.id, round=round, signer=node.doors.signer
+        )
+        saved = SealedRound(round, node.store.write(sealed.object), sealed.key)
+        node.save(sealed=saved, own=node.save_own())
+        return saved
+
+    def publish(self, round: int, sealed: "SealedRound") -> None:
+        """Upload the sealed bytes before block D."""
+        from storage.exchange import publish
+
+        node = self.node
+        data = node.store.read(sealed.object)
+        deadline = max(1.0, node.seconds_until(node.clock.commit_by(round)))
+        with Stopwatch() as watch:
+            publish(node.doors.bucket, keys.payload(node.run.id, round), data, timeout_seconds=deadline)
+        node.events.emit("published", round, payload_bytes=len(data), seconds={"upload": round_seconds(watch.seconds)})
+
+    def commit(self, round: int, sealed: "SealedRound") -> bool:
+        """Put the digest of our envelope on chain; False when block D has passed, which makes the round worthless."""
+        from loguru import logger
+
+        node = self.node
+        last = node.clock.commit_by(round)
+        statement = Commitment(round, self.envelope_digest(sealed))
+        me = node.registered()
+        if me is not None and me.slot is not None and me.slot.statement == statement:
+            return me.slot.block <= last
+        if node.head() >= last:
+            logger.warning("round {round}: finished after block {last}, too late to commit", round=round, last=last)
+            return False
+        block = node.post(statement)
+        in_time = block <= last
+        logger.info(
+            "round {round}: committed in block {block}, {margin} blocks before the deadline",
+            round=round,
+            block=block,
+            margin=last - block,
+        )
+        node.events.emit("committed", round, block=block, in_time=in_time)
+        return in_time
+
+    def envelope_digest(self, sealed: "SealedRound") -> Digest:
+        """sha256 of the sealed object's envelope: what the chain pins."""
+        from hashlib import sha256
+
+        from protocol.messages import ENVELOPE_BYTES
+
+        return Digest(sha256(self.node.store.read(sealed.object)[:ENVELOPE_BYTES]).digest())
+
+    def reveal(self, round: int, sealed: "SealedRound") -> None:
+        """After block D has a child, publish the key and the proof that we hold theta, before block V."""
+        from storage.exchange import publish
+
+        node = self.node
+        last = node.clock.commit_by(round)
+        node.wait_for(last + 1, f"the end of round {round}'s commit window")
+        proof = node.replica.sync_proof(node.doors.chain.header(last).hash, node.me)
+        unsigned = Reveal(node.run.id, round, node.me, sealed.key, proof)
+        reveal = replace(unsigned, signature=node.doors.signer.sign(unsigned.signed_part))
+        deadline = max(1.0, node.seconds_until(node.clock.reveal_by(round)))
+        publish(node.doors.bucket, keys.reveal(node.run.id, round), reveal.encode(), timeout_seconds=deadline)
+        node.events.emit("revealed", round)
+        self.clean_up(round)
+
+    def clean_up(self, round: int) -> None:
+        """Delete our objects of the round that just left the retention window."""
+        node = self.node
+        old = round - node.run.first.checkpoint_rounds - RETAINED_ROUNDS
+        if old >= 0:
+            for key in (
+                keys.payload(node.run.id, old),
+                keys.reveal(node.run.id, old),
+                keys.peer_report(node.run.id, old),
+            ):
+                node.doors.bucket.delete(key, timeout_seconds=10.0)
+
+
+RETAINED_ROUNDS = 8
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Configure, connect, catch up and mine until stopped."""
+    config = load("murmur-miner", SUMMARY, sys.argv[1:] if argv is None else argv, os.environ)
+    log_to_stderr(config.log_level)
+    from node.build import build
+
+    built = build(config, "miner", home(config))
+    Miner(built.node, built.shards).run()
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main))

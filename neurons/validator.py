@@ -1,0 +1,417 @@
+"""A validator: checks, scores and selects the round's submissions, stands up for its selection on chain, and pays.
+
+`python neurons/validator.py` says what it needs. One round reads top to bottom in `Validator.play`; the rules are
+docs/protocol.md sections 5, 6 and 9, and every decision is a pure function of gauntlet/.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from node.config import home, load
+from node.events import Stopwatch, round_seconds
+from node.program import log_to_stderr, run_program
+from protocol import keys
+from protocol.errors import ChainError, StorageError
+from protocol.messages import REVEAL_BYTES, encode_document
+from protocol.types import Peer, PeerId, Record, hotkey
+
+if TYPE_CHECKING:
+    from gauntlet.agreement import Agreed
+    from gauntlet.book import ScoreBook
+    from gauntlet.checks import Checked, Gathered
+    from gauntlet.loss import Evaluation
+    from gauntlet.selection import Ranking
+    from node.node import Node
+    from training.shards import Shards
+
+SUMMARY = "Judge a Murmuration run: check and score submissions, select contributors on chain, set weights."
+
+POLL_SECONDS = 0.25
+RETAINED_ROUNDS = 8
+
+
+class Validator:
+    """One validator's rounds over a node."""
+
+    def __init__(self, node: "Node", shards: "Shards") -> None:
+        from gauntlet import book
+        from storage.mirror import Mirror
+
+        self.node, self.shards = node, shards
+        self.mirror = Mirror(node.doors.bucket, node.run.id)
+        self.mirrored: dict[PeerId, object] = {}
+        saved = node.saved.book
+        self.book: ScoreBook = book.from_json(node.store.read(saved)) if saved is not None else book.ScoreBook()
+
+    def run(self) -> None:
+        """Judge every round whose commit window is open when we get there, until stopped."""
+        from loguru import logger
+
+        self.announce()
+        while True:
+            round = self.node.next_round()
+            try:
+                self.play(round)
+            except (ChainError, StorageError) as fault:
+                logger.warning("round {round} broke off: {fault}", round=round, fault=str(fault))
+
+    def announce(self) -> None:
+        """Publish our bucket on chain, so that we count as a validator before our first statement."""
+        me = self.node.registered()
+        if me is None or me.slot is None or me.slot.pointer != self.node.doors.pointer:
+            self.node.post(me.slot.statement if me is not None and me.slot is not None else None)
+
+    def play(self, round: int) -> None:
+        """One round, from its first block to the state at the start of the next."""
+        node = self.node
+        node.advance(round)
+        at_commit = self.commitments(round)
+        gathered = self.gather(round, at_commit)
+        checked = self.check(round, gathered)
+        ranking = self.rank(round, checked)
+        self.copy(round, gathered, ranking)
+        self.lead(round, ranking, at_commit)
+        self.attest(round, checked)
+        evaluations = self.evaluate(round, checked, ranking, at_commit)
+        decision = self.decision(round)
+        self.score(round, checked, evaluations, decision)
+        weights = self.pay(round, ranking)
+        self.report(round, at_commit, checked, ranking, evaluations, weights)
+        node.advance(round + 1)
+        self.keep(round, decision)
+
+    # --- gather and check ------------------------------------------------------------------------------------
+
+    def commitments(self, round: int) -> tuple[Peer, ...]:
+        """Every registered hotkey as of block D."""
+        last = self.node.clock.commit_by(round)
+        self.node.wait_for(last, f"the commitments of round {round}")
+        return self.node.doors.chain.peers(last)
+
+    def gather(self, round: int, at_commit: Sequence[Peer]) -> "list[Gathered]":
+        """What every peer left: its sealed bytes, and its key if one was readable before block V was final."""
+        from gauntlet.checks import Gathered, commitment, is_late
+        from node.payloads import Sources, fetch_pinned
+        from storage.exchange import Fault
+
+        node, clock = self.node, self.node.clock
+        last, reveal_by = clock.commit_by(round), clock.reveal_by(round)
+        promised = {p.id: c.envelope for p in at_commit if (c := commitment(p, round, last)) is not None}
+        sources = Sources(at_commit, node.doors.open_pointer)
+        with Stopwatch() as watch:
+            sealed = fetch_pinned(
+                node.run.spec_at(round),
+                node.run.id,
+                round,
+                list(promised.items()),
+                sources,
+                max(POLL_SECONDS, node.seconds_until(reveal_by)),
+            )
+        reveals = self.reveals(round, [p for p in promised if not isinstance(sealed[p], Fault)], sources)
+        node.wait_for(reveal_by, f"the keys of round {round}")
+        at_reveal = {peer.id: peer for peer in node.doors.chain.peers(reveal_by)}
+        gathered = []
+        for peer in at_commit:
+            found = sealed.get(peer.id)
+            gathered.append(
+                Gathered(
+                    peer,
+                    payload=found if isinstance(found, bytes) else None,
+                    wrong_size=found.size_bytes if isinstance(found, Fault) else None,
+                    reveal=reveals.get(peer.id),
+                    late=is_late(peer, at_reveal.get(peer.id), round, last, reveal_by),
+                )
+            )
+        node.events.emit(
+            "gathered",
+            round,
+            committed=len(promised),
+            revealed=len(reveals),
+            seconds={"gather": round_seconds(watch.seconds)},
+        )
+        return gathered
+
+    def reveals(self, round: int, peers: Sequence[PeerId], sources: object) -> dict[PeerId, bytes]:
+        """Keys as they appear, until all are there or our finalised head reaches V: being late is our observation."""
+        from node.payloads import MAX_THREADS, Sources
+        from storage.exchange import Wanted, gather
+
+        assert isinstance(sources, Sources)
+        node, clock = self.node, self.node.clock
+        found: dict[PeerId, bytes] = {}
+        while len(found) < len(peers) and (left := node.seconds_until(clock.reveal_by(round))) > 0:
+            wanted = [
+                Wanted(peer, sources.reveal(node.run.id, round, peer), REVEAL_BYTES, lambda data: True)
+                for peer in peers
+                if peer not in found
+            ]
+            got = gather(wanted, timeout_seconds=left, max_threads=MAX_THREADS)
+            found |= {peer: data for peer, data in got.items() if isinstance(data, bytes)}
+            if len(found) < len(peers):
+                time.sleep(POLL_SECONDS)
+        return found
+
+    def check(self, round: int, gathered: "Sequence[Gathered]") -> "Checked":
+        """The fast checks (docs/protocol.md section 5)."""
+        from loguru import logger
+
+        from gauntlet.checks import Doors, fast_checks
+        from storage.seal import unseal
+
+        node = self.node
+        commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
+        candidates = [item for item in gathered if not item.peer.validates and item.peer.id != node.run.first.owner_id]
+        with Stopwatch() as watch:
+            checked = fast_checks(
+                node.run.spec_at(round),
+                node.run.id,
+                round,
+                node.replica.digest(),
+                candidates,
+                doors=Doors(node.doors.verify, lambda envelope, key, data: unseal(envelope, key, data)),
+                clock=node.clock,
+                expected_proof=lambda peer: node.replica.sync_proof(commit_hash, peer),
+                outer_state=node.replica.outer,
+                history=self.book.sketches,
+                void_rounds=self.book.void_rounds,
+            )
+        rejected = {hotkey(peer): str(rejection.reason) for peer, rejection in checked.rejected.items()}
+        for peer, rejection in checked.rejected.items():
+            logger.info(
+                "round {round}: {hotkey} rejected, {reason}: {detail}",
+                round=round,
+                hotkey=hotkey(peer),
+                reason=str(rejection.reason),
+                detail=rejection.detail,
+            )
+        node.events.emit(
+            "checked",
+            round,
+            active=len(checked.committed),
+            passed=[hotkey(peer) for peer in checked.passed],
+            rejected=rejected,
+            seconds={"check": round_seconds(watch.seconds)},
+        )
+        return checked
+
+    def rank(self, round: int, checked: "Checked") -> "Ranking":
+        """Our order of the peers that passed, by the book of the round before."""
+        from gauntlet.selection import standing
+
+        node = self.node
+        commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
+        ranking = standing(self.book, checked.passed, node.run.spec_at(round).gauntlet, round, commit_hash)
+        node.events.emit(
+            "ranked",
+            round,
+            contributing=[hotkey(peer) for peer in ranking.contributing],
+            standing={hotkey(peer): str(standing) for peer, standing in ranking.standing.items()},
+        )
+        return ranking
+
+    # --- select, on chain ------------------------------------------------------------------------------------
+
+    def copy(self, round: int, gathered: "Sequence[Gathered]", ranking: "Ranking") -> None:
+        """Mirror the bytes of the best-rated, so that whoever is selected can be repaired from us."""
+        node = self.node
+        self.mirrored = {}
+        items = {item.peer.id: item for item in gathered}
+        with Stopwatch() as watch:
+            for peer in (*ranking.contributing, *ranking.reserve):
+                item = items[peer]
+                if item.payload is not None:
+                    self.mirrored[peer] = self.mirror.copy(
+                        round, peer, item.payload, item.reveal, timeout_seconds=node.transfer_seconds(1)
+                    )
+        node.events.emit("mirrored", round, copies=len(self.mirrored), seconds={"mirror": round_seconds(watch.seconds)})
+
+    def lead(self, round: int, ranking: "Ranking", at_commit: Sequence[Peer]) -> None:
+        """In our leader slot, if we have one: post the record, unless a valid one stands already."""
+        from loguru import logger
+
+        from gauntlet.agreement import leader_order, record_for
+
+        node, clock = self.node, self.node.clock
+        commit_hash = node.doors.chain.header(clock.commit_by(round)).hash
+        order = leader_order(node.run, round, commit_hash, at_commit)
+        if node.me not in order:
+            return
+        slot = order.index(node.me)
+        first, last = clock.slot(round, slot)
+        node.wait_for(first - 1, f"our leader slot of round {round}")
+        if slot > 0 and self.valid_so_far(round, slot) is not None:
+            return
+        held = [p for p in ranking.contributing if p in self.mirrored and self.holds(p)]
+        if not held:
+            logger.warning("round {round}: nobody to select; posting no record", round=round)
+            return
+        if node.head() >= last:
+            logger.warning("round {round}: our leader slot passed before the checks were done", round=round)
+            return
+        uids = {peer.id: peer.uid for peer in at_commit}
+        record = record_for(round, [uids[peer] for peer in held], node.replica.digest(), node.saved.link)
+        with Stopwatch() as watch:
+            block = node.post(record)
+        node.events.emit("posted", round, slot=slot, block=block, seconds={"select": round_seconds(watch.seconds)})
+
+    def holds(self, peer: PeerId) -> bool:
+        """Read back: our mirror really has the bytes."""
+        from storage.mirror import Copied
+
+        copied = self.mirrored[peer]
+        assert isinstance(copied, Copied)
+        return self.mirror.holds(copied, timeout_seconds=self.node.transfer_seconds(1))
+
+    def valid_so_far(self, round: int, slots: int) -> "Agreed | None":
+        """The agreement as the first `slots` slots and the newest final block give it, None while it is void."""
+        decision = self.node.provisional_selection(round, slots)
+        return decision if decision.selection is not None else None
+
+    def attest(self, round: int, checked: "Checked") -> None:
+        """After the last slot: say which theta we hold, and veto records whose bytes break a rule. A record of our own
+        has said it already, when there is nothing to veto."""
+        from gauntlet.agreement import attestation_for
+
+        node, clock = self.node, self.node.clock
+        last_slot = clock.slot(round, clock.leader_slots - 1)[1]
+        node.wait_for(last_slot, f"the leader slots of round {round}")
+        decision = node.provisional_selection(round, clock.leader_slots)
+        vetoed: list[int] = []
+        if decision.selection is not None and decision.slot is not None and decision.author != node.me:
+            named = [peer for peer, _ in decision.selection.contributing]
+            if any(peer in checked.rejected and peer not in checked.passed for peer in named):
+                vetoed.append(decision.slot)
+        me = node.registered()
+        stated = me is not None and me.slot is not None and isinstance(me.slot.statement, Record)
+        if stated and me is not None and me.slot is not None and me.slot.block > clock.reveal_by(round) and not vetoed:
+            return
+        if node.head() >= clock.attest_by(round):
+            return
+        node.post(attestation_for(round, vetoed, node.replica.digest(), node.saved.link))
+
+    def decision(self, round: int) -> "Agreed":
+        """The round's agreed record, read back like everybody else."""
+        self.node.wait_for(self.node.clock.attest_by(round), f"the selection of round {round}")
+        return self.node.agreed_selection(round)
+
+    # --- score and pay ---------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, round: int, checked: "Checked", ranking: "Ranking", at_commit: Sequence[Peer]
+    ) -> "Mapping[PeerId, Evaluation]":
+        """LossScore of the sampled peers on their own pages and on nobody's, with reference peers."""
+        from gauntlet.loss import bounded, evaluate
+        from gauntlet.sampling import Seed, pick, references, samples
+        from training.probe import Prober
+
+        node, clock = self.node, self.node.clock
+        spec = node.run.spec_at(round)
+        sample_hash = node.wait_for(clock.sample_block(round), f"the samples of round {round}").hash
+        page_hash = node.doors.chain.header(clock.page_block(round)).hash
+        seed = Seed(node.run.id, sample_hash, round, node.me)
+        picked = pick(self.book, set(checked.passed), set(ranking.contributing), spec.gauntlet, seed)
+        sampled = samples(spec, page_hash, picked, {peer.id for peer in at_commit if not peer.validates}, seed)
+        prober = Prober(node.replica, self.shards.train, spec.gauntlet.probe_step)
+        with Stopwatch() as watch, prober:
+            evaluations = evaluate(
+                prober.loss,
+                checked.passed,
+                bounded(checked.passed, node.replica.outer),
+                sampled,
+                references(picked, set(checked.passed), set(ranking.contributing), spec.gauntlet, seed),
+            )
+        node.events.emit("evaluated", round, peers=len(evaluations), seconds={"evaluate": round_seconds(watch.seconds)})
+        return evaluations
+
+    def score(
+        self, round: int, checked: "Checked", evaluations: "Mapping[PeerId, Evaluation]", decision: "Agreed"
+    ) -> None:
+        """Fold the round into the book and save it: ratings survive anything from here on."""
+        from gauntlet import book
+        from gauntlet.book import RoundOutcome, fold
+
+        node = self.node
+        if self.book.round >= round:
+            return
+        contributing = decision.selection.contributing if decision.selection else ()
+        outcome = RoundOutcome(round, checked, evaluations, frozenset(peer for peer, _ in contributing))
+        self.book = fold(self.book, outcome, node.run.spec_at(round).gauntlet)
+        node.save(book=node.store.write(book.to_json(self.book)), scored=round)
+
+    def pay(self, round: int, ranking: "Ranking") -> Mapping[int, float]:
+        """Set weights when they are due; what was computed is returned either way. A refusal costs a round's pay, never
+        the round."""
+        from loguru import logger
+
+        from gauntlet.weights import weights
+
+        node, spec = self.node, self.node.run.spec_at(round)
+        peers = node.doors.chain.peers(node.head())
+        uids = {peer.id: peer.uid for peer in peers}
+        shares = weights(self.book, ranking, uids, spec.owner_id, spec.gauntlet)
+        if not shares or round % spec.gauntlet.weight_rounds:
+            return {int(uid): share for uid, share in shares.items()}
+        try:
+            block = node.doors.chain.set_weights(shares)
+        except ChainError as fault:
+            logger.warning("round {round}: weights were not set: {fault}", round=round, fault=str(fault))
+        else:
+            node.events.emit("weights", round, block=block, weights={str(uid): w for uid, w in shares.items()})
+        return {int(uid): share for uid, share in shares.items()}
+
+    def report(
+        self,
+        round: int,
+        at_commit: Sequence[Peer],
+        checked: "Checked",
+        ranking: "Ranking",
+        evaluations: "Mapping[PeerId, Evaluation]",
+        weights: Mapping[int, float],
+    ) -> None:
+        """The signed report: every hotkey's reason and numbers, in our bucket."""
+        from gauntlet.report import round_report
+        from protocol.types import Uid
+        from storage.exchange import publish
+
+        node, spec = self.node, self.node.run.spec_at(round)
+        shares = {Uid(uid): share for uid, share in weights.items()}
+        body = round_report(round, at_commit, checked, ranking, evaluations, self.book, shares, spec.gauntlet)
+        data = encode_document("report", node.run.id, round, body, node.doors.signer)
+        publish(node.doors.bucket, keys.report(node.run.id, round), data, timeout_seconds=node.transfer_seconds(1))
+        node.events.emit("reported", round, peers=body["peers"])
+
+    # --- keep ------------------------------------------------------------------------------------------------
+
+    def keep(self, round: int, decision: "Agreed") -> None:
+        """What joiners need from us: the agreed record under its link, checkpoints, mirrors of recent rounds. Then the
+        held-out loss, for people."""
+        from node import catchup
+        from training.evaluate import held_out_loss
+
+        node, spec = self.node, self.node.run.spec_at(round)
+        seconds = node.transfer_seconds(1)
+        if decision.selection is not None and decision.record is not None:
+            link = catchup.encode_link(decision.record, decision.selection.contributing)
+            node.doors.bucket.put(keys.statement(node.run.id, decision.link), link, timeout_seconds=seconds)
+        if node.saved.round % spec.checkpoint_rounds == 0:
+            catchup.publish_checkpoint(node)
+        self.mirror.prune(max(0, round - spec.checkpoint_rounds - RETAINED_ROUNDS), timeout_seconds=seconds)
+        loss = held_out_loss(node.replica, self.shards, spec.data.held_out_sequences)
+        node.events.emit("held_out", round, val_loss=loss)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Configure, connect, catch up and validate until stopped."""
+    config = load("murmur-validator", SUMMARY, sys.argv[1:] if argv is None else argv, os.environ)
+    log_to_stderr(config.log_level)
+    from node.build import build
+
+    built = build(config, "validator", home(config))
+    Validator(built.node, built.shards).run()
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main))

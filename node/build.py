@@ -1,0 +1,81 @@
+"""A whole node from its configuration, in the order in which things can fail: wallet, chain, run, data, state."""
+
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from loguru import logger
+
+from node import run as runs
+from node.adapters import connect
+from node.config import NodeConfig
+from node.events import Events
+from node.node import Node
+from node.state import StateStore
+from protocol.errors import ConfigError
+from protocol.types import hotkey
+from sparseloco import ops
+from training.replica import Replica
+from training.shards import Shards
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a program works with."""
+
+    node: Node
+    shards: Shards
+
+
+def build(config: NodeConfig, name: str, home: Path) -> Built:
+    """Connect, find the run, open data and state, catch up. Raises ConfigError with the next step for the operator."""
+    device = choose_device(config.device)
+    doors = connect(config)
+    run = runs.find_run(config, doors)
+    head = doors.chain.finalized().block
+    round = max(0, run.clock.round_at(head))
+    runs.require_protocol(run, round)
+    if not any(peer.id == doors.signer.peer for peer in doors.chain.peers(head)):
+        raise ConfigError(
+            f"hotkey {hotkey(doors.signer.peer)} is not registered on subnet {config.netuid} of {config.network}: "
+            f"register it (btcli subnet register --netuid {config.netuid}) and start again"
+        )
+    logger.info(
+        "murmuration {version}, {name} of run {run} ({id}), round {round}, on {device}, codec {codec}, "
+        "hotkey {hotkey}, bucket {bucket}, chain {network}",
+        version=version("murmuration"),
+        name=name,
+        run=run.first.name,
+        id=run.id.hex()[:16],
+        round=round,
+        device=describe(device),
+        codec=ops.backend(),
+        hotkey=hotkey(doors.signer.peer),
+        bucket=f"{doors.pointer.endpoint}/{doors.pointer.bucket}",
+        network=config.network,
+    )
+    shards = runs.open_data(config, run, doors, home)
+    replica = Replica(run.first, _zeros(run.first.model.shapes()), device=device)
+    store = StateStore(home, run.id)
+    events = Events(home / "events.jsonl", config.wallet.hotkey)
+    return Built(Node(run, doors, replica, store, events), shards)
+
+
+def choose_device(wish: str) -> torch.device:
+    """The device to train on. Raises ConfigError for one that is not there."""
+    if wish == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: torch sees no GPU; install a CUDA build of torch and a driver, or use cpu")
+    return torch.device("cuda" if wish != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def describe(device: torch.device) -> str:
+    """The device for people."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
+
+
+def _zeros(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(shape) for name, shape in shapes.items()}

@@ -1,0 +1,271 @@
+"""Catch-up: from the run's genesis, a published checkpoint or our own older state to the newest agreed round.
+
+Everything is authenticated from the chain backwards, so sources need not be trusted (docs/protocol.md section 8):
+statements on chain for the newest decided round name theta at its start and the link to the last agreed record; each
+record under its link names the one before; the chain of links has to end at a state we have; and the state that
+results has to hash to the theta that the chain names.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from gauntlet.agreement import claimed_start
+from node.payloads import Sources, gather_pinned
+from node.run import blob_fetcher
+from node.state import Saved
+from protocol import keys
+from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, MurmurError, OutOfSync, StorageError
+from protocol.messages import encode_document, first_link, parse_document, parse_statement, record_link
+from protocol.ports import Bucket
+from protocol.types import DIGEST_BYTES, Digest, PeerId, Record
+from storage.exchange import publish
+from training import checkpoint
+from training.shards import Fetch
+
+if TYPE_CHECKING:
+    from node.node import Node
+
+RECORD_BYTES = 101
+PAIR_BYTES = 2 * DIGEST_BYTES
+MANIFEST_MAX_BYTES = 1 << 16
+LINK_MAX_BYTES = RECORD_BYTES + 256 * PAIR_BYTES
+CHECKPOINTS_TRIED = 3
+FETCH_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A state to start from: our own, a checkpoint's or genesis. `state`: the checkpoint of theta and outer state, on
+    disk by now. A published one is anybody's claim until the replayed theta has been compared with the chain's."""
+
+    round: int
+    link: Digest
+    state: Digest
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One agreed record on the way: its round and the pairs it pins."""
+
+    round: int
+    link: Digest
+    pairs: tuple[tuple[PeerId, Digest], ...]
+
+
+def encode_link(statement: bytes, pairs: Sequence[tuple[PeerId, Digest]]) -> bytes:
+    """An agreed record as validators store it under its link: the record as posted, then its sorted pairs."""
+    return statement + b"".join(peer + envelope for peer, envelope in sorted(pairs))
+
+
+def parse_link(data: bytes, link: Digest) -> tuple[Record, tuple[tuple[PeerId, Digest], ...]]:
+    """Inverse of `encode_link`, checked against the link. Raises InvalidMessage."""
+    statement, rest = data[:RECORD_BYTES], data[RECORD_BYTES:]
+    if len(rest) % PAIR_BYTES:
+        raise InvalidMessage("an agreed record with a torn list of peers")
+    pairs = tuple(
+        (PeerId(rest[at : at + DIGEST_BYTES]), Digest(rest[at + DIGEST_BYTES : at + PAIR_BYTES]))
+        for at in range(0, len(rest), PAIR_BYTES)
+    )
+    record = parse_statement(statement)
+    if not isinstance(record, Record) or record_link(statement, pairs) != link:
+        raise InvalidMessage("an agreed record that does not hash to its link")
+    return record, pairs
+
+
+def genesis(node: "Node") -> Saved:
+    """The state of a fresh folder: theta_0 when the run has no decided round yet, else the result of catch-up."""
+    start = _genesis(node)
+    node.load_consensus(start.state)
+    node.saved = Saved(0, start.state, start.link)
+    node.store.commit(node.saved)
+    if _newest_decided(node) >= 0:
+        catch_up(node)
+    return node.saved
+
+
+def catch_up(node: "Node") -> None:
+    """Bring the node to the start of the newest decided round whose statements are on chain.
+
+    Returns when that succeeded, with the state saved; waits for the next round when nobody has stated anything.
+    Tries our own state first, then checkpoints, newest first, then genesis.
+    """
+    while True:
+        newest = _newest_decided(node)
+        peers = node.doors.chain.peers(node.clock.attest_by(newest)) if newest >= 0 else ()
+        claim = claimed_start(node.run, newest, peers) if newest >= 0 else None
+        if claim is None:
+            logger.info("no validator has stated anything for round {round} yet: waiting for the next", round=newest)
+            node.wait_for(node.clock.attest_by(newest + 1), f"the statements of round {newest + 1}")
+            continue
+        theta, previous = claim
+        sources = Sources(node.doors.chain.peers(node.head()), node.doors.open_pointer)
+        for start in _starts(node, newest, sources):
+            try:
+                _replay(node, start, newest, theta, previous, sources)
+                return
+            except (StorageError, OutOfSync, InvalidMessage, CheckpointCorrupt) as fault:
+                node.load_consensus(node.saved.consensus)
+                logger.warning("catch-up from {origin} failed: {fault}", origin=start.origin, fault=str(fault))
+        logger.warning("no source had all that round {round} needs: trying again in the next round", round=newest)
+        node.wait_for(node.clock.attest_by(newest + 1), f"the statements of round {newest + 1}")
+
+
+def publish_checkpoint(node: "Node") -> None:
+    """Put the state that we stand at into our bucket: its files as blobs, then the signed document that names them."""
+    seconds = node.transfer_seconds(1) + node.run.layout.num_parameters * 32e-6 / node.run.first.clock.upload_mbps
+    saved = node.saved
+    for digest, path in checkpoint.blobs(node.store.files, saved.consensus):
+        publish(node.doors.bucket, keys.blob(digest), path, timeout_seconds=seconds)
+    body = {"link": saved.link.hex(), "state": saved.consensus.hex()}
+    document = encode_document("state", node.run.id, saved.round, body, node.doors.signer)
+    publish(node.doors.bucket, keys.checkpoint(node.run.id, saved.round), document, timeout_seconds=seconds)
+
+
+def _newest_decided(node: "Node") -> int:
+    """The newest round whose attestations are final; -1 before the first."""
+    head = node.head()
+    round = node.clock.round_at(head)
+    return round if head >= node.clock.attest_by(round) else round - 1
+
+
+def _genesis(node: "Node") -> Start:
+    """theta_0 from the owner's bucket or a validator's. Its digest stands in the spec, so any source will do."""
+    spec = node.run.first
+    digest = Digest(bytes.fromhex(spec.genesis_checkpoint))
+    sources = Sources(node.doors.chain.peers(node.head()), node.doors.open_pointer)
+    faults: list[str] = []
+    for holder in (spec.owner_id, *sources.validators()):
+        opener = sources.bucket_of(holder)
+        if opener is None:
+            continue
+        try:
+            node.load_consensus(digest, _fetcher(node, opener()))
+            return Start(0, first_link(node.run.id), digest, "genesis")
+        except (StorageError, CheckpointCorrupt, ConfigError) as fault:
+            faults.append(str(fault))
+    raise ConfigError(
+        "the run's first checkpoint theta_0 is in no bucket that this node can read: the owner's bucket is down or its "
+        f"read key is wrong ({'; '.join(faults) or 'nobody has published a bucket'}); ask the run's owner"
+    )
+
+
+def _fetcher(node: "Node", bucket: Bucket) -> Fetch:
+    return blob_fetcher(bucket, node.run.first.clock.download_mbps * 1e6 / 8 / 4)
+
+
+def _starts(node: "Node", newest: int, sources: Sources) -> Iterator[Start]:
+    """Candidate starting points, best first: our own state, checkpoints from the newest on, genesis. Each is made only
+    when those before it have failed: it costs a download of the whole model."""
+    if node.saved.round <= newest:
+        yield Start(node.saved.round, node.saved.link, node.saved.consensus, "our own state")
+    yield from _checkpoints(node, newest, sources)
+    yield _genesis(node)
+
+
+def _checkpoints(node: "Node", newest: int, sources: Sources) -> Iterator[Start]:
+    every = node.run.first.checkpoint_rounds
+    last = newest - newest % every
+    rounds = [r for r in range(last, last - CHECKPOINTS_TRIED * every, -every) if r > max(0, node.saved.round)]
+    for round in rounds:
+        for holder in sources.validators():
+            opener = sources.bucket_of(holder)
+            assert opener is not None
+            try:
+                start = _checkpoint(node, opener(), holder, round)
+            except (StorageError, InvalidMessage, ConfigError, CheckpointCorrupt) as fault:
+                logger.debug("no checkpoint of round {round}: {fault}", round=round, fault=str(fault))
+            else:
+                yield start
+                break
+
+
+def _checkpoint(node: "Node", bucket: Bucket, holder: PeerId, round: int) -> Start:
+    """A validator's checkpoint of the start of `round`, loaded into the replica to check its form."""
+    run = node.run
+    raw = bucket.get(keys.checkpoint(run.id, round), max_bytes=MANIFEST_MAX_BYTES, timeout_seconds=FETCH_SECONDS)
+    body = parse_document(raw, "state", run.id, round, holder, node.doors.verify)
+    try:
+        link, state = Digest(bytes.fromhex(body["link"])), Digest(bytes.fromhex(body["state"]))
+    except (KeyError, TypeError, ValueError):
+        raise InvalidMessage("a checkpoint document without link or state") from None
+    node.load_consensus(state, _fetcher(node, bucket))
+    return Start(round, link, state, f"the checkpoint of round {round}")
+
+
+def _replay(node: "Node", start: Start, newest: int, theta: Digest, previous: Digest, sources: Sources) -> None:
+    """Apply the records between `start` and `newest`; commits only a state that hashes to `theta`."""
+    steps = _walk(node, start, previous, sources)
+    node.load_consensus(start.state)
+    began = time.monotonic()
+    for done, step in enumerate(steps):
+        spec = node.run.spec_at(step.round)
+        opened = gather_pinned(
+            spec,
+            node.run.id,
+            step.round,
+            step.pairs,
+            sources,
+            node.doors.verify,
+            node.transfer_seconds(len(step.pairs)),
+        )
+        node.replica.outer_step([o.update for o in opened], alpha=spec.outer.alpha, aggregate=spec.outer.aggregate)
+        left = (time.monotonic() - began) / (done + 1) * (len(steps) - done - 1)
+        logger.info(
+            "catching up: applied round {round}, {done} of {total}, about {left} s left",
+            round=step.round,
+            done=done + 1,
+            total=len(steps),
+            left=int(left),
+        )
+    if node.replica.digest() != theta:
+        raise OutOfSync(f"replayed state does not hash to the theta that round {newest} names on chain")
+    decided = {step.round for step in steps}
+    sealed = node.saved.sealed
+    own = node.saved.own
+    if sealed is not None and node.saved.round <= sealed.round < newest and sealed.round not in decided:
+        mine = node.own_update(sealed.round)
+        if mine is not None:
+            node.replica.give_back(mine)
+            own = node.save_own()
+    node.saved = replace(
+        node.saved,
+        round=newest,
+        consensus=node.save_consensus(),
+        link=previous,
+        own=own,
+    )
+    node.store.commit(node.saved)
+    node.events.emit("caught_up", newest, origin=start.origin, applied=len(steps), theta=theta.hex())
+
+
+def _walk(node: "Node", start: Start, previous: Digest, sources: Sources) -> list[Step]:
+    """The agreed records from just after `start` to the one that `previous` names, oldest first."""
+    steps: list[Step] = []
+    link, below = previous, node.clock.round_at(node.head()) + 1
+    while link != start.link:
+        record, pairs = _record(node, link, sources)
+        if not start.round <= record.round < below:
+            raise OutOfSync(f"the chain of records does not lead back to {start.origin} (round {start.round})")
+        steps.append(Step(record.round, link, pairs))
+        link, below = record.previous, record.round
+    return steps[::-1]
+
+
+def _record(node: "Node", link: Digest, sources: Sources) -> tuple[Record, tuple[tuple[PeerId, Digest], ...]]:
+    faults: list[str] = []
+    for holder in sources.validators():
+        opener = sources.bucket_of(holder)
+        assert opener is not None
+        try:
+            data = opener().get(
+                keys.statement(node.run.id, link), max_bytes=LINK_MAX_BYTES, timeout_seconds=FETCH_SECONDS
+            )
+            return parse_link(data, link)
+        except (MurmurError, ConfigError) as fault:
+            faults.append(str(fault))
+    raise StorageError(f"the agreed record {link.hex()[:16]} is in no validator's bucket ({'; '.join(faults[:2])})")

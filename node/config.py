@@ -1,0 +1,223 @@
+"""NodeConfig: what one operator decides for one node. Consensus constants are in protocol/spec.py, never here.
+
+Sources, strongest first: flags (`--wallet.name`), environment (`MURMUR_WALLET__NAME`; for wallet, network and netuid
+also btcli's `BT_WALLET_NAME`, `BT_NETWORK`, ...), the TOML file named by `--config`. Secrets come from environment or
+file only: argv is readable by everybody on the machine.
+"""
+
+import argparse
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from protocol.errors import ConfigError
+from protocol.spec import fault_lines
+
+PREFIX = "MURMUR_"
+_BTCLI = {
+    "BT_WALLET_NAME": "wallet.name",
+    "BT_WALLET_HOTKEY": "wallet.hotkey",
+    "BT_WALLET_PATH": "wallet.path",
+    "BT_NETWORK": "network",
+    "BT_NETUID": "netuid",
+}
+_NOT_OURS = {"MURMUR_FUZZ_CASES", "MURMUR_CACHE"}
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class WalletConfig(_Table):
+    """A Bittensor wallet. Only the hotkey is needed to run a node; keep the coldkey off the machine."""
+
+    name: Annotated[str, Field(description="wallet name; create one with `btcli wallet create`")]
+    hotkey: Annotated[str, Field(description="hotkey name within the wallet")] = "default"
+    path: Annotated[Path, Field(description="folder of the wallets")] = Path("~/.bittensor/wallets")
+
+
+class BucketConfig(_Table):
+    """This node's own bucket: a read-write key that stays here and a read-only key that is published on chain."""
+
+    endpoint: Annotated[str, Field(description="S3 endpoint; for R2 https://ACCOUNT_ID.r2.cloudflarestorage.com")]
+    name: Annotated[str, Field(description="bucket name; one bucket per hotkey")]
+    access_key: Annotated[str, Field(description="access key id of the read-write token")]
+    secret_key: Annotated[SecretStr, Field(description="secret of the read-write token (environment or file)")]
+    read_access_key: Annotated[str, Field(description="access key id of the read-only token, published on chain")]
+    read_secret_key: Annotated[SecretStr, Field(description="secret of the read-only token, published on chain")]
+
+
+class NodeConfig(_Table):
+    """Everything that a miner or a validator needs to know before it finds the run."""
+
+    wallet: WalletConfig
+    bucket: BucketConfig
+    network: Annotated[str, Field(description="finney, test, local or a ws(s):// URL")] = "finney"
+    netuid: Annotated[int, Field(ge=0, description="the subnet of the run")]
+    owner: Annotated[
+        str | None,
+        Field(description="SS58 hotkey of the run's owner, whose slot on chain names the run (or --spec FILE)"),
+    ] = None
+    spec: Annotated[Path | None, Field(description="the run's spec as a TOML file, instead of --owner")] = None
+    data: Annotated[
+        Path | None, Field(description="folder of tokenised shards; default: fetched into home from the run's owner")
+    ] = None
+    home: Annotated[Path, Field(description="folder of this node's state; one per hotkey")] = Path("~/.murmur")
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to train")] = "auto"
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="least severe log line")] = (
+        "INFO"
+    )
+    call_timeout_seconds: Annotated[float, Field(gt=0, description="hard time-out of one chain call")] = 60.0
+
+    def model_post_init(self, context: Any) -> None:
+        if (self.owner is None) == (self.spec is None):
+            raise ValueError("give exactly one of owner (the run owner's hotkey) and spec (a TOML file)")
+
+
+def load(program: str, summary: str, argv: Sequence[str], environment: Mapping[str, str]) -> NodeConfig:
+    """The configuration from flags, environment and file. Raises ConfigError that lists every missing or bad value
+    with where to get it; exits 0 after --help."""
+    fields = dict(_leaves(NodeConfig))
+    flags = _flags(program, summary, fields, argv)
+    file = flags.pop("config", None) or environment.get("MURMUR_CONFIG")
+    table: dict[str, Any] = {}
+    if file:
+        _merge(table, _file_values(Path(file)))
+    for name, value in _environment_values(fields, environment).items():
+        _assign(table, name, value)
+    for name, value in flags.items():
+        _assign(table, name, value)
+    try:
+        return NodeConfig.model_validate(table)
+    except ValidationError as fault:
+        raise ConfigError(_explain(program, fault, fields, table)) from None
+
+
+def _leaves(model: type[BaseModel], prefix: str = "") -> "list[tuple[str, str]]":
+    """(dotted name, description) of every single value."""
+    leaves: list[tuple[str, str]] = []
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            leaves += _leaves(info.annotation, f"{prefix}{name}.")
+        else:
+            leaves.append((prefix + name, info.description or ""))
+    return leaves
+
+
+def _variable(name: str) -> str:
+    return PREFIX + name.replace(".", "__").upper()
+
+
+def _is_secret(name: str) -> bool:
+    return name.endswith("secret_key")
+
+
+def _flags(program: str, summary: str, fields: Mapping[str, str], argv: Sequence[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=summary,
+        epilog="Every flag can stand in the TOML file of --config, or in the environment as MURMUR_<NAME> with two "
+        "underscores for each dot (MURMUR_BUCKET__SECRET_KEY). Secrets: environment or file only.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file with any of the values below")
+    for name, description in fields.items():
+        if not _is_secret(name):
+            parser.add_argument(f"--{name}", dest=name, metavar="X", help=description.replace("%", "%%"))
+    if any(word.split("=")[0].endswith("secret_key") for word in argv if word.startswith("--")):
+        raise ConfigError(
+            "a secret stands on the command line, where every user of this machine can read it: revoke it, then give "
+            f"the new one as {PREFIX}BUCKET__SECRET_KEY or in the file of --config"
+        )
+    return vars(parser.parse_args(list(argv)))
+
+
+def _file_values(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.expanduser().read_text(encoding="utf-8"))
+    except OSError as fault:
+        raise ConfigError(f"cannot read the configuration file {path}: {fault.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
+        raise ConfigError(f"the configuration file {path} is not valid TOML: {fault}") from None
+
+
+def _environment_values(fields: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    values = {name: environment[variable] for variable, name in _BTCLI.items() if environment.get(variable)}
+    known = {_variable(name): name for name in fields}
+    for variable, value in environment.items():
+        if not variable.startswith(PREFIX) or variable in _NOT_OURS or variable == "MURMUR_CONFIG":
+            continue
+        if variable not in known:
+            close = get_close_matches(variable, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"the environment has {variable}, which nothing reads{hint}")
+        if value:
+            values[known[variable]] = value
+    return values
+
+
+def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and isinstance(into.get(name), dict):
+            _merge(into[name], value)
+        else:
+            into[name] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _assign(table: dict[str, Any], name: str, value: Any) -> None:
+    *parents, leaf = name.split(".")
+    for parent in parents:
+        nested = table.setdefault(parent, {})
+        if not isinstance(nested, dict):
+            nested = table[parent] = {}
+        table = nested
+    table[leaf] = value
+
+
+def _explain(program: str, fault: ValidationError, fields: Mapping[str, str], table: Mapping[str, Any]) -> str:
+    missing: list[str] = []
+    for error in fault.errors(include_url=False, include_context=False, include_input=False):
+        where = ".".join(str(part) for part in error["loc"])
+        if error["type"] == "missing":
+            missing += [name for name in fields if name == where or name.startswith(where + ".")]
+    required = [name for name in missing if name not in _DEFAULTED]
+    if not table.get("owner") and not table.get("spec"):
+        required.append("owner")
+    lines = []
+    if required:
+        width = max(len(name) for name in required)
+        lines.append(f"{program} is not configured yet. Missing:")
+        for name in required:
+            how = _variable(name) if _is_secret(name) else f"--{name}"
+            lines.append(f"  {name:<{width}}  {fields[name]} [{how}]")
+    others = [e for e in fault.errors(include_url=False) if e["type"] != "missing"]
+    if others:
+        lines.append("Not valid:")
+        text = fault_lines(fault).splitlines()
+        lines += [line for line, e in zip(text, fault.errors(), strict=True) if e["type"] != "missing"]
+    lines.append(
+        f"Give them as flags, in the environment or in a TOML file (`{program} --help`); README.md has a walk-through. "
+        "To try everything on this machine without any account: murmur localnet"
+    )
+    return "\n".join(lines)
+
+
+_DEFAULTED = {"wallet.hotkey", "wallet.path"}
+
+
+def home(config: NodeConfig) -> Path:
+    """The node's state folder, created readable by its owner only (it holds sealing keys)."""
+    path = config.home.expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as fault:
+        raise ConfigError(f"cannot create the state folder {path}: {fault.strerror}; choose another --home") from None
+    if not os.access(path, os.W_OK):
+        raise ConfigError(f"the state folder {path} is not writable; fix its permissions or choose another --home")
+    return path

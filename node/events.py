@@ -1,0 +1,63 @@
+"""A node's own record of what it did: append-only JSON lines, one event a line (docs/events.md lists the kinds).
+
+Events are for people and tools; no decision reads them. Every line is one write, so a killed node leaves at most one
+torn last line, which readers skip.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+
+class Events:
+    """Writer of one node's events file."""
+
+    def __init__(self, path: Path, node: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._node = node
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        if os.fstat(self._file).st_size and path.read_bytes()[-1:] != b"\n":
+            os.write(self._file, b"\n")
+
+    def emit(self, event: str, round: int, **fields: Any) -> None:
+        """Append one event. Field values are JSON values; `time` (Unix seconds of this machine) is added."""
+        line = {"time": round_seconds(time.time()), "node": self._node, "event": event, "round": round, **fields}
+        os.write(self._file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
+
+
+class Stopwatch:
+    """Seconds of one phase: `with Stopwatch() as watch: ...; watch.seconds`."""
+
+    seconds: float = 0.0
+
+    def __enter__(self) -> Self:
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.seconds = time.perf_counter() - self._began
+
+
+def round_seconds(seconds: float) -> float:
+    """Seconds to the millisecond."""
+    return round(seconds, 3)
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """All whole events of a file; torn lines are skipped."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                yield event

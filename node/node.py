@@ -1,0 +1,247 @@
+"""What a miner and a validator have in common: to follow the chain's decisions and to hold the state that they make.
+
+A node's state always stands at the start of one round. `advance` reads the agreed selection of that round from
+finalised chain state, gathers exactly those submissions, applies them and saves: all or nothing, in that order.
+"""
+
+import time
+from dataclasses import dataclass, replace
+
+from loguru import logger
+
+from gauntlet.agreement import Agreed, Views, agreed
+from node import catchup
+from node import run as runs
+from node.adapters import Doors
+from node.events import Events, Stopwatch, round_seconds
+from node.payloads import Opened, Sources, gather_pinned
+from node.state import Saved, StateStore
+from protocol.errors import ChainError, OutOfSync, StorageError
+from protocol.messages import ENVELOPE_BYTES, encode_slot, parse_envelope
+from protocol.spec import Run
+from protocol.types import Attestation, Commitment, Digest, Header, Peer, Record, hotkey
+from sparseloco.update import Update
+from sparseloco.wire import parse
+from storage.seal import unseal
+from training import checkpoint
+from training.replica import Replica
+from training.shards import Fetch
+
+QUIET_SECONDS = 2.0
+"""Waits that are expected to last longer are announced."""
+PATIENCE = 1.25
+"""A wait for a block is given up after this many times its planned length plus the chain's time-out: then the chain
+stands still, which is told, and the wait goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of a round: its agreement, and the digest of theta after it."""
+
+    round: int
+    agreed: Agreed
+    theta: Digest
+
+
+class Node:
+    """One node of a run. Not thread-safe; everything that blocks has a deadline from the round clock."""
+
+    def __init__(self, run: Run, doors: Doors, replica: Replica, store: StateStore, events: Events) -> None:
+        self.run, self.doors, self.replica, self.store, self.events = run, doors, replica, store, events
+        self.clock = run.clock
+        self.me = doors.signer.peer
+        self.saved = self._resume()
+
+    # --- time ------------------------------------------------------------------------------------------------
+
+    def head(self) -> int:
+        """The finalised head's block number."""
+        return self.doors.chain.finalized().block
+
+    def seconds_until(self, block: int) -> float:
+        """Planned seconds from the finalised head to `block`, at least 0."""
+        return max(0, block - self.head()) * self.run.first.clock.block_seconds
+
+    def wait_for(self, block: int, why: str) -> Header:
+        """Wait until `block` is final. A chain that stands still delays us; it never changes a decision."""
+        expected = self.seconds_until(block)
+        if expected > QUIET_SECONDS:
+            logger.info(
+                "waiting for {why}: block {block}, about {seconds} s", why=why, block=block, seconds=int(expected)
+            )
+        began = time.monotonic()
+        while True:
+            try:
+                return self.doors.chain.wait(block, PATIENCE * expected + 30)
+            except ChainError as fault:
+                logger.warning(
+                    "still waiting for {why}: block {block} is not final after {seconds} s ({fault}); retrying",
+                    why=why,
+                    block=block,
+                    seconds=int(time.monotonic() - began),
+                    fault=str(fault),
+                )
+                time.sleep(1)
+
+    def next_round(self) -> int:
+        """The first round whose commit window is still open, at least the round that our state stands at."""
+        head = self.head()
+        round = max(0, self.clock.round_at(head))
+        return max(round + (head >= self.clock.commit_by(round)), self.saved.round)
+
+    # --- following the chain ---------------------------------------------------------------------------------
+
+    def advance(self, round: int) -> list[Applied]:
+        """Apply agreed selections until the state stands at the start of `round`; what was applied, in order."""
+        applied: list[Applied] = []
+        while self.saved.round < round:
+            current = self.saved.round
+            self.wait_for(self.clock.attest_by(current), f"the selection of round {current}")
+            self.run = runs.refreshed(self.run, self.doors.chain.peers(self.clock.attest_by(current)), self.doors)
+            runs.require_protocol(self.run, current + 1)
+            try:
+                applied.append(self._apply(current))
+            except (OutOfSync, ChainError) as fault:
+                logger.warning("round {round} cannot be followed directly: {fault}", round=current, fault=str(fault))
+                catchup.catch_up(self)
+        return applied
+
+    def agreed_selection(self, round: int) -> Agreed:
+        """The round's agreed record, or that it is void: a predicate over finalised chain state only."""
+        return self._read(round, self.clock.leader_slots, self.clock.attest_by(round))
+
+    def provisional_selection(self, round: int, slots: int) -> Agreed:
+        """The same as far as it can be known now: the first `slots` leader slots have passed."""
+        return self._read(round, slots, self.head())
+
+    def _read(self, round: int, slots: int, height: int) -> Agreed:
+        chain, clock = self.doors.chain, self.clock
+        commit = clock.commit_by(round)
+        passed = [chain.peers(clock.slot(round, index)[1]) for index in range(slots)]
+        views = Views(chain.peers(commit), [*passed, *[()] * (clock.leader_slots - slots)], chain.peers(height))
+        return agreed(self.run, round, self.saved.link, chain.header(commit).hash, views, self.head())
+
+    def _apply(self, round: int) -> Applied:
+        with Stopwatch() as select:
+            decision = self.agreed_selection(round)
+        with Stopwatch() as download:
+            opened = self.gather(decision) if decision.selection else []
+        with Stopwatch() as apply:
+            self.apply(round, decision, opened)
+        self.events.emit(
+            "applied",
+            round,
+            void=decision.selection is None,
+            contributing=[hotkey(peer) for peer, _ in decision.selection.contributing] if decision.selection else [],
+            theta=self.replica.digest().hex(),
+            seconds={
+                "select": round_seconds(select.seconds),
+                "download": round_seconds(download.seconds),
+                "apply": round_seconds(apply.seconds),
+            },
+        )
+        return Applied(round, decision, self.replica.digest())
+
+    def gather(self, decision: Agreed) -> list[Opened]:
+        """Every selected submission of an agreed record, opened. Waits and repairs from any source; gives up with
+        OutOfSync after a whole round, when only a checkpoint can help."""
+        selection = decision.selection
+        assert selection is not None
+        if selection.theta != self.replica.digest():
+            raise OutOfSync(
+                f"our theta is {self.replica.digest().hex()[:16]}, the agreed record of round {selection.round} names "
+                f"{selection.theta.hex()[:16]}"
+            )
+        spec = self.run.spec_at(selection.round)
+        give_up = time.monotonic() + spec.clock.round_blocks * spec.clock.block_seconds
+        pause = 0.2
+        while True:
+            sources = Sources(self.doors.chain.peers(self.head()), self.doors.open_pointer)
+            try:
+                return gather_pinned(
+                    spec,
+                    self.run.id,
+                    selection.round,
+                    selection.contributing,
+                    sources,
+                    self.doors.verify,
+                    self.transfer_seconds(len(selection.contributing)),
+                )
+            except StorageError as fault:
+                if time.monotonic() > give_up:
+                    raise OutOfSync(f"round {selection.round} cannot be had from any source: {fault}") from None
+                logger.warning("{fault}; trying again", fault=str(fault))
+                time.sleep(pause)
+                pause = min(2 * pause, 10.0)
+
+    def transfer_seconds(self, num_payloads: int) -> float:
+        """Time-out of a transfer of that many payloads: four times what the spec's slowest planned link needs, and
+        never less than a few blocks."""
+        spec = self.run.first
+        slowest = min(spec.clock.upload_mbps, spec.clock.download_mbps)
+        return max(5.0, 4 * spec.clock.block_seconds) + 4 * num_payloads * spec.object_bytes * 8e-6 / slowest
+
+    def apply(self, round: int, decision: Agreed, opened: list[Opened]) -> None:
+        """The outer step (or, in a void round, giving our own update back to the error feedback), then save."""
+        spec = self.run.spec_at(round)
+        own = self.saved.own
+        if decision.selection is not None:
+            self.replica.outer_step(
+                [submission.update for submission in opened], alpha=spec.outer.alpha, aggregate=spec.outer.aggregate
+            )
+        elif (mine := self.own_update(round)) is not None:
+            self.replica.give_back(mine)
+            own = self.save_own()
+        consensus = self.save_consensus() if decision.selection is not None else self.saved.consensus
+        self.save(round=round + 1, consensus=consensus, link=decision.link, own=own)
+
+    def own_update(self, round: int) -> Update | None:
+        """What we sealed in `round`, opened again from the saved bytes."""
+        sealed = self.saved.sealed
+        if sealed is None or sealed.round != round:
+            return None
+        data = self.store.read(sealed.object)
+        plaintext = unseal(parse_envelope(data[:ENVELOPE_BYTES]), sealed.key, data[ENVELOPE_BYTES:])
+        return parse(plaintext, self.run.layout)
+
+    # --- state -----------------------------------------------------------------------------------------------
+
+    def save(self, **changes: object) -> None:
+        """Commit a new saved state: the node's only commit point."""
+        self.saved = replace(self.saved, **changes)  # type: ignore[arg-type]
+        self.store.commit(self.saved)
+
+    def save_consensus(self) -> Digest:
+        """Write theta and the outer state to disk; not part of the state until a commit names it."""
+        return checkpoint.save(self.store.files, self.replica.consensus_state())
+
+    def load_consensus(self, digest: Digest, fetch: Fetch | None = None) -> None:
+        """Take theta and the outer state from disk, or through `fetch`."""
+        shapes = self.run.first.model.shapes()
+        self.replica.load_consensus(checkpoint.load(self.store.files, digest, shapes, fetch=fetch))
+
+    def save_own(self) -> Digest:
+        """Write error feedback and Adam's state to disk; not part of the state until a commit names it."""
+        return checkpoint.save(self.store.files, self.replica.own_state())
+
+    def _resume(self) -> Saved:
+        """The saved state, loaded into the replica; on a fresh folder what catch-up or the run's genesis gives."""
+        saved = self.store.load()
+        if saved is None:
+            return catchup.genesis(self)
+        self.load_consensus(saved.consensus)
+        if saved.own is not None:
+            self.replica.load_own(checkpoint.load(self.store.files, saved.own, self.replica.own_shapes()))
+        logger.info("resuming at the start of round {round}", round=saved.round)
+        return saved
+
+    # --- the chain slot --------------------------------------------------------------------------------------
+
+    def post(self, statement: Commitment | Record | Attestation | None) -> int:
+        """Overwrite our commitment slot: pointer, statement, and the run's digest when we own the run."""
+        amendment = self.run.head if self.me == self.run.first.owner_id else None
+        return self.doors.chain.publish(encode_slot(self.doors.pointer, statement, amendment))
+
+    def registered(self) -> Peer | None:
+        """Ourselves as the chain sees us, None when the hotkey is not registered."""
+        return next((peer for peer in self.doors.chain.peers(self.head()) if peer.id == self.me), None)

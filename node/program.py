@@ -1,0 +1,63 @@
+"""What every program of a node does around its rounds: logging, the first line, exit statuses, a clean Ctrl-C.
+
+Exit statuses: 0 stopped on request, 2 the operator has to fix something, 75 this release is too old for the run.
+Bugs crash with a traceback.
+"""
+
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from protocol.errors import CheckpointCorrupt, ConfigError, MurmurError, UpdateNeeded
+
+if TYPE_CHECKING:
+    from loguru import Record as LogRecord
+
+EXIT_CONFIG = 2
+EXIT_UPDATE = 75
+
+
+def run_program(main: Callable[[], None]) -> int:
+    """Run a node's main function; the process's exit status."""
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        main()
+    except UpdateNeeded as fault:
+        print(fault, file=sys.stderr)  # noqa: T201
+        return EXIT_UPDATE
+    except (ConfigError, CheckpointCorrupt) as fault:
+        print(fault, file=sys.stderr)  # noqa: T201
+        return EXIT_CONFIG
+    except MurmurError as fault:
+        print(f"stopped: {fault}", file=sys.stderr)  # noqa: T201
+        return 1
+    except KeyboardInterrupt:
+        logger.info("stopped on request; everything is saved, starting again resumes here")
+    return 0
+
+
+def log_to_stderr(level: str) -> None:
+    """Send our log and the standard library's to stderr. `diagnose` is off: it would print values, secrets included."""
+    logger.remove()
+    logger.add(sys.stderr, level=level, format=_line, diagnose=False, backtrace=False)
+    logging.basicConfig(handlers=[_Bridge()], level=logging.WARNING, force=True)
+
+
+class _Bridge(logging.Handler):
+    """Standard-library records into loguru; the message is an argument, never a template."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger.log(record.levelname, "{source}: {message_text}", source=record.name, message_text=record.getMessage())
+
+
+def _line(record: "LogRecord") -> str:
+    return "<dim>{time:HH:mm:ss}</dim> <level>{level: <7}</level> {message}\n{exception}"
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,198 @@
+"""Saved state of one node: files under digest names, and one SQLite row that names them.
+
+The row is the only commit point. Files are written, flushed and renamed before the row that names them is committed;
+files that no row names are swept later. So a process may be killed at any line and finds, at the next start, either
+the state before or the state after, never a mixture. All SQL of a node stands here.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import sqlite3
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+
+from protocol.errors import CheckpointCorrupt, ConfigError
+from protocol.types import Digest
+from training.checkpoint import blobs
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SealedRound:
+    """A submission that was sealed: `object` is the file with envelope and ciphertext, `key` opens it."""
+
+    round: int
+    object: Digest
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Everything that one node must not lose.
+
+    round: the state stands at the start of this round. consensus: checkpoint (training/checkpoint.py) with theta and
+    the outer state. link: what the next agreed record must name as previous. own: checkpoint with error feedback and
+    inner-optimizer state (miners). sealed: the last sealed submission. book: file with the ScoreBook (validators).
+    scored: last round folded into the book.
+    """
+
+    round: int
+    consensus: Digest
+    link: Digest
+    own: Digest | None = None
+    sealed: SealedRound | None = None
+    book: Digest | None = None
+    scored: int = -1
+
+
+class StateStore:
+    """The state folder of one node: `state.db` and `files/`. One process at a time: a second one is refused.
+
+    `files` is where checkpoints (training/checkpoint.py) of the state are saved before a commit names them.
+    """
+
+    def __init__(self, home: Path, run: Digest) -> None:
+        self._folder = home / run.hex()[:16]
+        self.files = self._folder / "files"
+        self.files.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self._folder / "state.db"
+        self._lock = _lock(self._folder / "lock")
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, SCHEMA):
+                raise ConfigError(
+                    f"{path} was written by another release (schema {version}, this one reads {SCHEMA}): "
+                    "run the release that wrote it, or choose another --home and catch up"
+                )
+            self._db.execute("CREATE TABLE IF NOT EXISTS saved (one INTEGER PRIMARY KEY CHECK (one = 1), value TEXT)")
+            self._db.execute(f"PRAGMA user_version={SCHEMA}")
+        except sqlite3.DatabaseError as fault:
+            raise CheckpointCorrupt(
+                f"{path} cannot be read ({fault}): restore it, or remove the folder and catch up"
+            ) from None
+
+    def load(self) -> Saved | None:
+        """The last committed state, None on a fresh folder."""
+        row = self._db.execute("SELECT value FROM saved").fetchone()
+        return _decode(row[0]) if row else None
+
+    def commit(self, saved: Saved) -> None:
+        """Make `saved` the node's state: the commit point. Files that it does not name are removed afterwards."""
+        keep = {path.name for path in self._named(saved)}
+        self._db.execute("INSERT OR REPLACE INTO saved VALUES (1, ?)", (_encode(saved),))
+        for path in self.files.iterdir():
+            if path.name not in keep:
+                path.unlink(missing_ok=True)
+
+    def path(self, digest: Digest) -> Path:
+        """Where the file with this digest is or will be."""
+        return self.files / digest.hex()
+
+    def write(self, data: bytes) -> Digest:
+        """Store bytes durably under their sha256 and return it. Not part of the state until a commit names it."""
+        temporary = self.files / f"tmp-{secrets.token_hex(8)}"
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        digest = Digest(sha256(data).digest())
+        os.replace(temporary, self.path(digest))
+        _sync_folder(self.files)
+        return digest
+
+    def read(self, digest: Digest) -> bytes:
+        """The bytes of a stored file, checked against its digest. Raises CheckpointCorrupt."""
+        try:
+            data = self.path(digest).read_bytes()
+        except OSError as fault:
+            raise CheckpointCorrupt(f"state file {digest.hex()} cannot be read: {fault.strerror}") from None
+        if sha256(data).digest() != digest:
+            raise CheckpointCorrupt(f"state file {digest.hex()} does not match its name: the disk changed it")
+        return data
+
+    def close(self) -> None:
+        self._db.close()
+        os.close(self._lock)
+
+    def _named(self, saved: Saved) -> list[Path]:
+        """Every file that a row names. Raises CheckpointCorrupt when one was never written."""
+        single = (saved.book, saved.sealed.object if saved.sealed else None)
+        paths = [self.path(digest) for digest in single if digest is not None]
+        for checkpoint in (saved.consensus, saved.own):
+            if checkpoint is not None:
+                paths += [path for _, path in blobs(self.files, checkpoint)]
+        for path in paths:
+            if not path.exists():
+                raise CheckpointCorrupt(f"the state to be committed names {path.name}, which was never written")
+        return paths
+
+
+def _encode(saved: Saved) -> str:
+    def text(digest: Digest | None) -> str | None:
+        return digest.hex() if digest is not None else None
+
+    sealed = saved.sealed
+    return json.dumps(
+        {
+            "round": saved.round,
+            "consensus": text(saved.consensus),
+            "link": text(saved.link),
+            "own": text(saved.own),
+            "sealed": [sealed.round, text(sealed.object), sealed.key.hex()] if sealed else None,
+            "book": text(saved.book),
+            "scored": saved.scored,
+        }
+    )
+
+
+def _decode(value: str) -> Saved:
+    def digest(text: str | None) -> Digest | None:
+        return Digest(bytes.fromhex(text)) if text is not None else None
+
+    try:
+        row = json.loads(value)
+        sealed = row["sealed"]
+        saved = Saved(
+            row["round"],
+            Digest(bytes.fromhex(row["consensus"])),
+            Digest(bytes.fromhex(row["link"])),
+            digest(row["own"]),
+            None,
+            digest(row["book"]),
+            row["scored"],
+        )
+        if sealed:
+            saved = replace(
+                saved, sealed=SealedRound(sealed[0], Digest(bytes.fromhex(sealed[1])), bytes.fromhex(sealed[2]))
+            )
+        return saved
+    except (ValueError, KeyError, TypeError) as fault:
+        raise CheckpointCorrupt(f"the saved state row is damaged ({fault}): remove the folder and catch up") from None
+
+
+def _lock(path: Path) -> int:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise ConfigError(
+            f"another process uses the state folder {path.parent}: two nodes with one hotkey would spoil each other's "
+            "nonces and payloads; stop the other one or choose another --home"
+        ) from None
+    return handle
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,103 @@
+"""Consensus randomness and what is drawn from it: pages, leaders, samples.
+
+All draws expand chain hashes by SHAKE-256 with rejection sampling (docs/protocol.md section 0), so anybody can
+replay them and nobody can choose them.
+"""
+
+from collections.abc import Sequence
+from hashlib import shake_256
+from typing import TypeVar
+
+from protocol.types import Digest, Page, PeerId
+
+T = TypeVar("T")
+
+
+class Draw:
+    """An endless stream of uniform integers: SHAKE-256 over the label and the parts, little-endian words.
+
+    Every part has a fixed length for a given label, so the concatenation is injective. Integers are u32 LE.
+    """
+
+    def __init__(self, label: str, *parts: bytes | int) -> None:
+        encoded = [part.to_bytes(4, "little") if isinstance(part, int) else part for part in parts]
+        self._shake = shake_256(label.encode() + b"".join(encoded))
+        self._buffer = self._shake.digest(1024)
+        self._used = 0
+
+    def words(self, num_bytes: int) -> int:
+        """The next `num_bytes` of the stream as one little-endian integer."""
+        if self._used + num_bytes > len(self._buffer):
+            self._buffer = self._shake.digest(2 * (self._used + num_bytes))
+        word = self._buffer[self._used : self._used + num_bytes]
+        self._used += num_bytes
+        return int.from_bytes(word, "little")
+
+    def below(self, n: int, num_bytes: int = 8) -> int:
+        """Uniform integer in [0, n), 1 <= n <= 2^(8 * num_bytes); words in the biased tail are rejected."""
+        span = 1 << (8 * num_bytes)
+        if not 1 <= n <= span:
+            raise ValueError(f"cannot draw below {n} from words of {num_bytes} bytes")
+        limit = span - span % n
+        while (word := self.words(num_bytes)) >= limit:
+            pass
+        return word % n
+
+    def unit(self) -> float:
+        """Uniform multiple of 2^-53 in [0, 1)."""
+        return (self.words(8) >> 11) * 2.0**-53
+
+    def sample(self, population: Sequence[T], k: int) -> list[T]:
+        """min(k, len) distinct elements in drawn order (partial Fisher-Yates)."""
+        pool = list(population)
+        k = min(k, len(pool))
+        for i in range(k):
+            j = i + self.below(len(pool) - i)
+            pool[i], pool[j] = pool[j], pool[i]
+        return pool[:k]
+
+    def distinct(self, n: int, k: int) -> list[int]:
+        """min(k, n) distinct integers below n in drawn order, in memory of k, for large n."""
+        if 2 * k >= n:
+            return self.sample(range(n), k)
+        seen: dict[int, None] = {}
+        while len(seen) < k:
+            seen.setdefault(self.below(n))
+        return list(seen)
+
+
+def page_at(index: int, page_tokens: int) -> Page:
+    """The page number `index` of a split cut into pages of `page_tokens`."""
+    return Page(index * page_tokens, page_tokens)
+
+
+def assigned(
+    run: Digest, block_hash: Digest, peer: PeerId, *, num_pages: int, page_tokens: int, count: int
+) -> tuple[Page, ...]:
+    """The `count` distinct pages that `peer` trains on in the round whose page block has `block_hash`, in training
+    order. Every page is a contiguous run of tokens: long runs carry the proof of computation (docs/protocol.md 9)."""
+    draw = Draw("pages", run, block_hash, peer)
+    return tuple(page_at(index, page_tokens) for index in draw.distinct(num_pages, count))
+
+
+def leaders(
+    run: Digest, commit_hash: Digest, round: int, stakes: Sequence[tuple[PeerId, int]], slots: int
+) -> tuple[PeerId, ...]:
+    """Who leads slot 0, 1, ..: drawn without replacement, by stake in rao, among the given validators.
+
+    u128 words with rejection below the remaining total, cumulative stake in hotkey order (docs/protocol.md 6).
+    Validators without stake lead only when no staked one is left.
+    """
+    draw = Draw("leader", run, commit_hash, round)
+    remaining = sorted((peer, stake) for peer, stake in stakes if stake > 0)
+    order: list[PeerId] = []
+    while remaining and len(order) < slots:
+        point = draw.below(sum(stake for _, stake in remaining), num_bytes=16)
+        for index, (peer, stake) in enumerate(remaining):
+            if point < stake:
+                order.append(peer)
+                del remaining[index]
+                break
+            point -= stake
+    unstaked = sorted(peer for peer, stake in stakes if stake <= 0)
+    return tuple(order + unstaked)[:slots]

@@ -1,0 +1,66 @@
+"""The round clock, in blocks of the chain (docs/protocol.md section 1). Pure arithmetic: nobody's own clock decides.
+
+Round r covers blocks [start + r*N, start + (r+1)*N):
+
+    start      D          V   S                      X            N
+    | compute, upload | reveal | slot 0 | slot 1 | .. | attest | finality lag |
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Windows of a round; all fields but `start_block` are offsets or lengths in blocks.
+
+    commit: D, the last block in which a commitment counts. reveal: V, keys are read until it is final.
+    leader_slots slots of leader_slot blocks follow from V + 1. attest: X. round_blocks: N.
+    """
+
+    start_block: int
+    round_blocks: int
+    commit: int
+    reveal: int
+    leader_slots: int
+    leader_slot: int
+    attest: int
+
+    def start(self, round: int) -> int:
+        """First block of the round."""
+        return self.start_block + round * self.round_blocks
+
+    def page_block(self, round: int) -> int:
+        """Block whose hash assigns the round's pages: final on a real chain before the round starts."""
+        return self.start(round) - PAGE_LEAD_BLOCKS
+
+    def commit_by(self, round: int) -> int:
+        """Block D: the last whose commitments count."""
+        return self.start(round) + self.commit
+
+    def reveal_by(self, round: int) -> int:
+        """Block V: keys count that are readable before the reader's finalised head reaches it."""
+        return self.start(round) + self.reveal
+
+    def sample_block(self, round: int) -> int:
+        """First block after V; its hash draws the evaluation samples."""
+        return self.reveal_by(round) + 1
+
+    def slot(self, round: int, index: int) -> tuple[int, int]:
+        """First and last block of leader slot `index`."""
+        first = self.reveal_by(round) + 1 + index * self.leader_slot
+        return first, first + self.leader_slot - 1
+
+    def attest_by(self, round: int) -> int:
+        """Block X: statements after it do not count."""
+        return self.start(round) + self.attest
+
+    def end(self, round: int) -> int:
+        """First block of the next round."""
+        return self.start(round + 1)
+
+    def round_at(self, block: int) -> int:
+        """Round that covers `block`; negative before the run's start."""
+        return (block - self.start_block) // self.round_blocks
+
+
+PAGE_LEAD_BLOCKS = 6

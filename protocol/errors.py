@@ -1,0 +1,80 @@
+"""The exception tree: one class per reaction, not one per cause.
+
+MurmurError
+├── ConfigError          the operator fixes it; exit status 2
+│   └── UpdateNeeded     the run has moved to a protocol that this release does not speak; exit status 75
+├── ChainError           the chain did not answer or refused; retried until the phase's deadline
+├── StorageError         a bucket did not answer or refused; retried until the phase's deadline
+│   ├── ObjectMissing    404: not there (yet)
+│   ├── ObjectTooLarge   the size differs from the one known beforehand; nothing was read
+│   └── AccessDenied     401/403: the credential is wrong or may not do this
+├── InvalidSubmission    a peer's bytes break a rule; becomes a Rejection with this reason, never unwinds our loop
+├── InvalidMessage       bytes from the chain or a bucket are not the canonical message expected there
+├── OutOfSync            our theta is not the run's; catch up
+└── CheckpointCorrupt    saved or published state does not match its digest; stop, never continue on it
+
+Everything else is a bug and crashes with a traceback.
+"""
+
+from protocol.types import Reason
+
+
+class MurmurError(Exception):
+    """Root of all errors that a node reacts to. The message says what happened, why it matters and what to do."""
+
+
+class ConfigError(MurmurError):
+    """Something the operator has to fix: configuration, wallet, spec, disk. Programs exit with status 2."""
+
+
+class UpdateNeeded(ConfigError):
+    """The run needs a newer release from some round on."""
+
+
+class ChainError(MurmurError):
+    """The chain is unreachable, too slow, or refused a call. `code` is the chain's own error name when it gave one."""
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class StorageError(MurmurError):
+    """A bucket failed: unreachable, slow, broken body, 5xx."""
+
+
+class ObjectMissing(StorageError):
+    """The object is not there."""
+
+
+class ObjectTooLarge(StorageError):
+    """The object's size is not the one allowed; it was refused unread. `size_bytes` is what the server claims."""
+
+    def __init__(self, message: str, size_bytes: int) -> None:
+        super().__init__(message)
+        self.size_bytes = size_bytes
+
+
+class AccessDenied(StorageError):
+    """The credential is unknown or lacks the permission."""
+
+
+class InvalidSubmission(MurmurError):
+    """A peer's submission breaks a rule of the protocol. `reason` is what the peer is told."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class InvalidMessage(MurmurError):
+    """Bytes that should be a canonical message (protocol/messages.py) are not."""
+
+
+class OutOfSync(MurmurError):
+    """Our state does not hash to what the agreed record says; it has to be repaired by catch-up."""
+
+
+class CheckpointCorrupt(MurmurError):
+    """Stored state does not match its digest. Continuing would train a different model from everybody else's."""

@@ -1,0 +1,53 @@
+"""Object keys in a peer's bucket. Built from numbers and digests only: nothing a peer chose becomes part of a key."""
+
+from protocol.types import Digest, PeerId
+
+
+def _run(run: Digest) -> str:
+    return run.hex()[:16]
+
+
+def payload(run: Digest, round: int) -> str:
+    """A miner's sealed submission: envelope, then ciphertext."""
+    return f"{_run(run)}/payload/{round:08d}"
+
+
+def reveal(run: Digest, round: int) -> str:
+    """A miner's signed key and in-sync proof."""
+    return f"{_run(run)}/reveal/{round:08d}"
+
+
+def peer_report(run: Digest, round: int) -> str:
+    """A miner's signed claims (loss, phase seconds): shown, never decided on."""
+    return f"{_run(run)}/peer-report/{round:08d}"
+
+
+def report(run: Digest, round: int) -> str:
+    """A validator's signed report: every hotkey's reason and numbers."""
+    return f"{_run(run)}/report/{round:08d}"
+
+
+def statement(run: Digest, link: Digest) -> str:
+    """A validator's copy of an agreed record with its (PeerId, envelope) pairs, under the link that the next record
+    names as `previous`: joiners walk these back from the newest record on chain."""
+    return f"{_run(run)}/statement/{link.hex()}"
+
+
+def mirror(run: Digest, round: int, peer: PeerId) -> str:
+    """A validator's copy of a miner's sealed submission."""
+    return f"{_run(run)}/mirror/{round:08d}/{peer.hex()}"
+
+
+def mirror_reveal(run: Digest, round: int, peer: PeerId) -> str:
+    """A validator's copy of a miner's reveal."""
+    return f"{_run(run)}/mirror-reveal/{round:08d}/{peer.hex()}"
+
+
+def checkpoint(run: Digest, round: int) -> str:
+    """Manifest of the state at the start of `round`."""
+    return f"{_run(run)}/checkpoint/{round:08d}"
+
+
+def blob(digest: Digest) -> str:
+    """Content under its own sha256: specs, amendments, shards, checkpoint files."""
+    return f"blob/{digest.hex()}"

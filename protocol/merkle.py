@@ -1,0 +1,32 @@
+"""The one Merkle tree of the protocol: leaf sha256(00 | x), node sha256(01 | left | right), odd node promoted."""
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+
+from protocol.types import Digest
+
+SECTION_BYTES = 16 << 20
+"""Section of a ciphertext that can be verified by itself, so that ranges from several sources can be mixed."""
+
+
+def leaf(data: bytes | memoryview) -> Digest:
+    state = sha256(b"\x00")
+    state.update(data)
+    return Digest(state.digest())
+
+
+def root(leaves: Iterable[bytes]) -> Digest:
+    """Root over already hashed leaves; of nothing: sha256 of nothing."""
+    level: Sequence[bytes] = list(leaves)
+    if not level:
+        return Digest(sha256(b"").digest())
+    while len(level) > 1:
+        paired = [sha256(b"\x01" + level[i] + level[i + 1]).digest() for i in range(0, len(level) - 1, 2)]
+        level = paired + ([level[-1]] if len(level) % 2 else [])
+    return Digest(level[0])
+
+
+def sections_root(data: bytes | memoryview) -> Digest:
+    """Root over the 16 MiB sections of a ciphertext."""
+    view = memoryview(data)
+    return root(leaf(view[at : at + SECTION_BYTES]) for at in range(0, len(view), SECTION_BYTES))

@@ -1,0 +1,108 @@
+"""The two doors to the outside, Chain and Bucket, and the signing port. Everything behind them can be replaced by an
+in-memory fake (tests/fakes.py), and one contract suite runs on every implementation.
+
+All calls block; every one has a hard time-out and raises ChainError or StorageError instead of hanging.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from protocol.types import Header, Peer, PeerId, Uid
+
+
+class Signer(Protocol):
+    """Signs with this node's hotkey (sr25519, randomised: two signatures of one message differ)."""
+
+    @property
+    def peer(self) -> PeerId: ...
+
+    def sign(self, message: bytes) -> bytes:
+        """64 signature bytes over `message`."""
+        ...
+
+
+class Verify(Protocol):
+    """True when `signature` is the peer's over `message`. Never raises, whatever the bytes are."""
+
+    def __call__(self, peer: PeerId, message: bytes, signature: bytes) -> bool: ...
+
+
+class Chain(Protocol):
+    """One subnet of a Bittensor chain. Every read names a block and answers from finalised state at that block."""
+
+    def genesis(self) -> bytes:
+        """The chain's genesis hash (32 bytes)."""
+        ...
+
+    def finalized(self) -> Header:
+        """The finalised head."""
+        ...
+
+    def header(self, block: int) -> Header:
+        """Header of a finalised block. Raises ChainError when `block` is not final yet or unknown to the node."""
+        ...
+
+    def wait(self, block: int, timeout_seconds: float) -> Header:
+        """Wait until `block` is finalised, return its header. Raises ChainError after `timeout_seconds`."""
+        ...
+
+    def peers(self, block: int) -> tuple[Peer, ...]:
+        """Every registered hotkey with its slot, as of the finalised `block`, sorted by uid."""
+        ...
+
+    def publish(self, fields: tuple[bytes, ...]) -> int:
+        """Overwrite this hotkey's commitment slot with 1 to 3 fields; return the block that included it (0 when a
+        lost connection hid it but the slot is read back as written).
+
+        Raises ChainError with the chain's error name in `code` (for instance when the quota is spent).
+        """
+        ...
+
+    def set_weights(self, weights: Mapping[Uid, float]) -> int:
+        """Set this validator's weights (non-negative, any scale); return the block of the set_weights that was read
+        back. Raises ChainError (code: rate limit, no permit)."""
+        ...
+
+    def weights(self, block: int, uid: Uid) -> Mapping[Uid, int]:
+        """The u16 weights that `uid` had set, as of the finalised `block`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFacts:
+    """What a server says of an object. `modified` (Unix seconds) is a hint for people: a peer's server may lie."""
+
+    size_bytes: int
+    etag: str
+    modified: float
+
+
+class Bucket(Protocol):
+    """One bucket with one credential. Thread-safe."""
+
+    def put(self, key: str, data: bytes | Path, *, timeout_seconds: float) -> None:
+        """Store `data` under `key` atomically: a reader sees all of it or what was there before."""
+        ...
+
+    def get(self, key: str, *, max_bytes: int, timeout_seconds: float, exact: bool = False) -> bytes:
+        """The whole object, from one version of it.
+
+        Raises ObjectMissing, AccessDenied, StorageError; ObjectTooLarge, before any body is read, when it is larger
+        than `max_bytes` (with `exact`: when its size is not `max_bytes`). Never holds more than `max_bytes` + one
+        part in memory, and never takes longer than `timeout_seconds` + one socket time-out.
+        """
+        ...
+
+    def head(self, key: str, *, timeout_seconds: float) -> ObjectFacts | None:
+        """Facts of an object, None when it is not there."""
+        ...
+
+    def list(self, prefix: str, *, max_keys: int, timeout_seconds: float) -> tuple[str, ...]:
+        """Keys that begin with `prefix`, sorted, at most `max_keys`."""
+        ...
+
+    def delete(self, key: str, *, timeout_seconds: float) -> None:
+        """Remove an object; not an error when it is not there."""
+        ...

@@ -1,0 +1,459 @@
+"""RunSpec: every constant of a run that all nodes must agree on, and its amendments.
+
+A field that only concerns one node (wallet, device, paths) belongs in node/config.py; a field in the wrong one of the
+two is a fault. The spec is written as TOML (configs/*.toml) and hashed as canonical JSON; the digest of a run's
+first spec is its run id (docs/protocol.md section 0). All code asks `Run.spec_at(r)`.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from protocol.clock import PAGE_LEAD_BLOCKS, Clock
+from protocol.errors import ConfigError, InvalidMessage
+from protocol.layout import CHUNK, Layout
+from protocol.messages import ENVELOPE_BYTES, canonical_json, parse_json
+from protocol.types import DIGEST_BYTES, Digest, PeerId, peer_id
+
+PROTOCOL_VERSION = 1
+POSTS_PER_EPOCH = 5
+"""Rounds that the chain's quota of 3,100 bytes an epoch carries: a validator posts twice a round, at most 301 bytes
+each (docs/protocol.md section 6)."""
+
+_U32 = 2**32 - 1
+"""Bound of every integer of a spec: none grows past what messages and arithmetic carry."""
+Positive = Annotated[int, Field(gt=0, le=_U32)]
+Count = Annotated[int, Field(ge=0, le=_U32)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelSpec(_Table):
+    """Llama-3 style decoder. `width` is d_model, `ffn` the SwiGLU inner width, `context` T in tokens."""
+
+    vocabulary: Positive
+    layers: Annotated[int, Field(gt=0, le=4096)]
+    width: Positive
+    heads: Positive
+    kv_heads: Positive
+    ffn: Positive
+    context: Positive
+    rope_theta: Rate = 500_000.0
+    norm_epsilon: Rate = 1e-5
+    tie_embeddings: bool = True
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.width % self.heads or self.heads % self.kv_heads or (self.width // self.heads) % 2:
+            raise ValueError("width must be a multiple of heads with an even quotient, heads a multiple of kv_heads")
+        return self
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every trained parameter's name and shape; tied embeddings appear once."""
+        head = self.width // self.heads
+        shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (self.vocabulary, self.width)}
+        for i in range(self.layers):
+            shapes[f"layers.{i}.attention_norm.weight"] = (self.width,)
+            shapes[f"layers.{i}.attention.query.weight"] = (self.heads * head, self.width)
+            shapes[f"layers.{i}.attention.key.weight"] = (self.kv_heads * head, self.width)
+            shapes[f"layers.{i}.attention.value.weight"] = (self.kv_heads * head, self.width)
+            shapes[f"layers.{i}.attention.output.weight"] = (self.width, self.heads * head)
+            shapes[f"layers.{i}.ffn_norm.weight"] = (self.width,)
+            shapes[f"layers.{i}.ffn.gate.weight"] = (self.ffn, self.width)
+            shapes[f"layers.{i}.ffn.up.weight"] = (self.ffn, self.width)
+            shapes[f"layers.{i}.ffn.down.weight"] = (self.width, self.ffn)
+        shapes["norm.weight"] = (self.width,)
+        if not self.tie_embeddings:
+            shapes["head.weight"] = (self.vocabulary, self.width)
+        return shapes
+
+
+class CompressionSpec(_Table):
+    """k values kept of a full chunk of 4096; `decay` is the error feedback's beta."""
+
+    k: Annotated[int, Field(ge=1, le=CHUNK)] = 64
+    decay: Share = 0.95
+
+
+class InnerSpec(_Table):
+    """The H inner AdamW steps of a round. The schedule counts inner steps of non-void rounds."""
+
+    steps: Positive
+    sequences: Positive
+    peak_lr: Rate
+    final_lr: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    warmup_steps: Count
+    decay_steps: Positive
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    epsilon: Rate = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
+    clip: Rate = 1.0
+
+
+class OuterSpec(_Table):
+    """`alpha` is the outer learning rate; `aggregate` the rule of docs/protocol.md section 7."""
+
+    alpha: Rate = 1.0
+    aggregate: Literal["mean", "contributor_mean"] = "mean"
+
+
+class DataSpec(_Table):
+    """Pre-tokenised shards: sha256 of index.json, and its counts. A page is `page_sequences` sequences of the
+    model's context, contiguous in the training split of `num_tokens` tokens; `held_out_sequences` are evaluated."""
+
+    index: str
+    num_tokens: Annotated[int, Field(gt=0, le=2**53)]
+    page_sequences: Positive
+    held_out_sequences: Positive = 64
+
+    @field_validator("index")
+    @classmethod
+    def _hex(cls, value: str) -> str:
+        return _hex_digest(value)
+
+
+class ClockSpec(_Table):
+    """Windows of a round as offsets in blocks (protocol/clock.py). `tempo` is the subnet's epoch in blocks;
+    `block_seconds` and the megabits a second are what the windows were planned for."""
+
+    start_block: Count
+    round_blocks: Positive
+    commit: Positive
+    reveal: Positive
+    leader_slots: Annotated[int, Field(ge=1, le=8)] = 3
+    leader_slot: Positive
+    attest: Positive
+    finality_blocks: Count = 0
+    tempo: Positive = 360
+    block_seconds: Rate = 12.0
+    upload_mbps: Rate = 110.0
+    download_mbps: Rate = 500.0
+
+
+class GauntletSpec(_Table):
+    """Constants of checks, scoring, selection and pay (docs/protocol.md sections 5, 6, 9).
+
+    `proof_decay`, `score_decay`, `unit_decay`: what earlier values keep in the running averages of a peer's proof, of
+    its score, and of what honest peers show. `proof_allowance`: how far the floor starts below `proof_floor` for a
+    peer of few evaluations (gauntlet/proof.py). `score_floor`: share of the honest score that a peer's has to exceed.
+    `fault_penalty`: what a fault takes off the proof, in units of the honest gap.
+    """
+
+    contributors: Annotated[int, Field(ge=1, le=256)] = 20
+    reserve: Count = 4
+    norm_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 10.0
+    copy_overlap: Share = 0.6
+    copy_rounds: Count = 2
+    evaluations: Positive = 20
+    contributor_share: Share = 0.5
+    references: Annotated[int, Field(ge=1, le=8)] = 3
+    sample_sequences: Positive = 64
+    probe_step: Rate = 1.0
+    proof_floor: Share = 0.45
+    proof_decay: Decay = 0.9
+    proof_allowance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.25
+    unit_decay: Decay = 0.5
+    score_decay: Decay = 0.75
+    score_floor: Share = 0.25
+    fault_penalty: Share = 0.25
+    opening_rounds: Count = 3
+    rating_band: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
+    weight_rounds: Positive = 1
+    burn_share: Share = 0.0
+
+
+class RunSpec(_Table):
+    """A whole run. `owner` is the SS58 hotkey that may amend it and publishes theta_0; `genesis_checkpoint` the
+    sha256 of theta_0's tensors file; `chain` the chain's genesis hash."""
+
+    version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+    chain: str
+    netuid: Count
+    owner: str
+    min_protocol: Count = PROTOCOL_VERSION
+    max_protocol: Count = PROTOCOL_VERSION
+    genesis_checkpoint: str
+    checkpoint_rounds: Positive = 8
+    local: bool = False
+    model: ModelSpec
+    compression: CompressionSpec = CompressionSpec()
+    inner: InnerSpec
+    outer: OuterSpec = OuterSpec()
+    data: DataSpec
+    clock: ClockSpec
+    gauntlet: GauntletSpec = GauntletSpec()
+
+    @field_validator("chain", "genesis_checkpoint")
+    @classmethod
+    def _hex(cls, value: str) -> str:
+        return _hex_digest(value)
+
+    @field_validator("owner")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        peer_id(value)
+        return value
+
+    @model_validator(mode="after")
+    def _protocol_range(self) -> Self:
+        if self.min_protocol > self.max_protocol:
+            raise ValueError(f"min_protocol {self.min_protocol} is above max_protocol {self.max_protocol}")
+        return self
+
+    @model_validator(mode="after")
+    def _windows_fit(self) -> Self:
+        """Refuse a clock that cannot work, with the numbers (docs/protocol.md section 1)."""
+        clock = self.clock
+        slots_end = clock.reveal + clock.leader_slots * clock.leader_slot
+        order = (0, clock.commit, clock.reveal, slots_end, clock.attest, clock.round_blocks)
+        if any(early >= late for early, late in pairwise(order)):
+            raise ValueError(
+                "clock: needs 0 < commit < reveal < end of the leader slots < attest < round_blocks, "
+                f"got commit {clock.commit}, reveal {clock.reveal}, slots end {slots_end}, attest {clock.attest}, "
+                f"round_blocks {clock.round_blocks}"
+            )
+        if clock.attest + clock.finality_blocks >= clock.round_blocks + clock.commit:
+            raise ValueError("clock: a round's statements are not final before the next round's commit window closes")
+        if clock.start_block < PAGE_LEAD_BLOCKS:
+            raise ValueError(f"clock: start_block must be at least {PAGE_LEAD_BLOCKS}, whose hash assigns pages")
+        if clock.round_blocks * POSTS_PER_EPOCH < clock.tempo:
+            raise ValueError(
+                f"clock: round_blocks {clock.round_blocks} is too short for the chain's quota: an epoch of "
+                f"{clock.tempo} blocks carries {POSTS_PER_EPOCH} rounds of statements, so at least "
+                f"{-(-clock.tempo // POSTS_PER_EPOCH)} blocks are needed"
+            )
+        upload = self.object_bytes * 8e-6 / clock.upload_mbps
+        if upload > clock.commit * clock.block_seconds:
+            raise ValueError(
+                f"clock: one payload of {self.object_bytes} bytes takes {upload:.0f} s at {clock.upload_mbps} Mb/s, "
+                f"but the commit window is {clock.commit * clock.block_seconds:.0f} s"
+            )
+        mirrored = self.gauntlet.contributors + self.gauntlet.reserve
+        transfer = mirrored * self.object_bytes * 8e-6 * (1 / clock.download_mbps + 1 / clock.upload_mbps)
+        if transfer > clock.round_blocks * clock.block_seconds:
+            raise ValueError(
+                f"clock: a validator mirrors {mirrored} payloads in {transfer:.0f} s at the planned link speeds, but a "
+                f"round is {clock.round_blocks * clock.block_seconds:.0f} s"
+            )
+        if self.num_pages < self.pages_per_round:
+            raise ValueError(
+                f"data: {self.data.num_tokens} tokens make {self.num_pages} pages, a peer needs "
+                f"{self.pages_per_round} a round: use more data or smaller pages"
+            )
+        return self
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout.of(self.model.shapes(), self.compression.k)
+
+    @property
+    def plaintext_bytes(self) -> int:
+        """Theta digest, then all records."""
+        return DIGEST_BYTES + self.layout.records_bytes
+
+    @property
+    def object_bytes(self) -> int:
+        """Size of a sealed submission in a bucket: fixed, known beforehand."""
+        return ENVELOPE_BYTES + self.plaintext_bytes
+
+    @property
+    def page_tokens(self) -> int:
+        return self.data.page_sequences * self.model.context
+
+    @property
+    def num_pages(self) -> int:
+        """Whole pages of the training split; every sequence needs one token beyond its end as target."""
+        return (self.data.num_tokens - 1) // self.page_tokens
+
+    @property
+    def pages_per_round(self) -> int:
+        """Pages that one peer trains on in one round."""
+        return -(-self.inner.steps * self.inner.sequences // self.data.page_sequences)
+
+    @property
+    def owner_id(self) -> PeerId:
+        return peer_id(self.owner)
+
+    @property
+    def rounds_clock(self) -> Clock:
+        clock = self.clock
+        return Clock(
+            clock.start_block,
+            clock.round_blocks,
+            clock.commit,
+            clock.reveal,
+            clock.leader_slots,
+            clock.leader_slot,
+            clock.attest,
+        )
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON of every field, defaults included."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    @property
+    def digest(self) -> Digest:
+        return Digest(sha256(self.to_bytes()).digest())
+
+
+def parse_toml(text: str, source: str) -> RunSpec:
+    """A spec from TOML; `source` names it in errors. Raises ConfigError with one line per fault."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as fault:
+        raise ConfigError(f"{source} is not valid TOML: {fault}") from None
+    return _build(table, source)
+
+
+def parse_spec(data: bytes, digest: Digest) -> RunSpec:
+    """A spec from its canonical bytes, checked against the digest that stands on chain. Raises InvalidMessage for other
+    bytes and ConfigError for a spec that is not valid here."""
+    if sha256(data).digest() != digest:
+        raise InvalidMessage("spec: its bytes do not hash to the digest on chain")
+    spec = _build(parse_json(data), "the published run spec")
+    if spec.digest != digest:
+        raise ConfigError(
+            "this release writes the published run spec in other bytes, so it would take it for another run: "
+            "use the release that the run's owner names"
+        )
+    return spec
+
+
+def _build(table: Mapping[str, Any], source: str) -> RunSpec:
+    try:
+        return RunSpec.model_validate(table)
+    except ValidationError as fault:
+        raise ConfigError(f"{source} is not a valid run spec:\n" + fault_lines(fault)) from None
+
+
+def fault_lines(fault: ValidationError) -> str:
+    """One indented line per fault: where, what is wrong. Input values are left out: they may be secrets."""
+    lines = []
+    for error in fault.errors(include_url=False, include_context=False, include_input=False):
+        where = ".".join(str(part) for part in error["loc"]) or "(whole)"
+        lines.append(f"  {where}: {error['msg'].removeprefix('Value error, ')}")
+    return "\n".join(lines)
+
+
+def _hex_digest(value: str) -> str:
+    if len(value) != 2 * DIGEST_BYTES or any(c not in "0123456789abcdef" for c in value):
+        raise ValueError("expected a sha256 digest as 64 lower-case hex digits")
+    return value
+
+
+class Amendment(_Table):
+    """A change by the run's owner. `changes` replaces fields of the named tables from `from_round` on (never clock,
+    model or compression: they fix clock and layout). `void_round` declares that round's record void as seen from
+    chain height `void_from_block` on. `previous` is the digest of the amendment before (hex), or of the first spec."""
+
+    previous: str
+    from_round: Positive
+    changes: dict[Literal["inner", "outer", "gauntlet", "protocol"], dict[str, Any]] = {}
+    void_round: Count | None = None
+    void_from_block: Count | None = None
+
+    @field_validator("previous")
+    @classmethod
+    def _hex(cls, value: str) -> str:
+        return _hex_digest(value)
+
+    @model_validator(mode="after")
+    def _void_has_height(self) -> Self:
+        """Without a height, nodes that applied the record before and nodes that replay it later would differ."""
+        if (self.void_round is None) != (self.void_from_block is None):
+            raise ValueError("void_round and void_from_block are given together or not at all")
+        return self
+
+    def to_bytes(self) -> bytes:
+        return canonical_json(self.model_dump(mode="json"))
+
+    @property
+    def digest(self) -> Digest:
+        return Digest(sha256(self.to_bytes()).digest())
+
+
+def parse_amendment(data: bytes, digest: Digest) -> Amendment:
+    """An amendment from its canonical bytes, checked against its digest."""
+    if sha256(data).digest() != digest:
+        raise InvalidMessage("amendment: its bytes do not hash to the digest on chain")
+    try:
+        amendment = Amendment.model_validate(parse_json(data))
+    except ValidationError as fault:
+        raise InvalidMessage("amendment: " + fault_lines(fault)) from None
+    if amendment.digest != digest:
+        raise InvalidMessage("amendment: not in canonical form")
+    return amendment
+
+
+@dataclass(frozen=True)
+class Run:
+    """A first spec with its amendments in order. `id` never changes."""
+
+    first: RunSpec
+    amendments: tuple[Amendment, ...] = ()
+
+    @cached_property
+    def id(self) -> Digest:
+        return self.first.digest
+
+    @property
+    def clock(self) -> Clock:
+        return self.first.rounds_clock
+
+    @property
+    def layout(self) -> Layout:
+        return self.first.layout
+
+    @property
+    def head(self) -> Digest:
+        """What the owner's slot names: the latest amendment's digest, or the first spec's."""
+        return self.amendments[-1].digest if self.amendments else self.id
+
+    def spec_at(self, round: int) -> RunSpec:
+        """The spec in force in `round`."""
+        return self._specs[sum(amendment.from_round <= round for amendment in self.amendments)]
+
+    def voided(self, round: int, block: int) -> bool:
+        """True when the owner has declared the round's record void, as seen at chain height `block`."""
+        return any(
+            a.void_round == round and a.void_from_block is not None and block >= a.void_from_block
+            for a in self.amendments
+        )
+
+    def amended(self, amendments: Sequence[Amendment]) -> "Run":
+        """This run with `amendments` (oldest first) appended; raises ConfigError when they do not follow on."""
+        run = Run(self.first, self.amendments + tuple(amendments))
+        previous, from_round = run.id, 0
+        for amendment in run.amendments:
+            if bytes.fromhex(amendment.previous) != previous or amendment.from_round < from_round:
+                raise ConfigError("amendments of the run do not follow one another: ask the run's owner")
+            previous, from_round = amendment.digest, amendment.from_round
+        assert run._specs
+        return run
+
+    @cached_property
+    def _specs(self) -> tuple[RunSpec, ...]:
+        specs = [self.first]
+        for amendment in self.amendments:
+            table = specs[-1].model_dump(mode="json")
+            for name, fields in amendment.changes.items():
+                target = table if name == "protocol" else table[name]
+                allowed = {"min_protocol", "max_protocol"} if name == "protocol" else set(target)
+                if unknown := set(fields) - allowed:
+                    raise ConfigError(f"an amendment changes unknown fields of {name}: {sorted(unknown)}")
+                target.update(fields)
+            specs.append(_build(table, f"the run spec amended from round {amendment.from_round}"))
+        return tuple(specs)

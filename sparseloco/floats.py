@@ -1,0 +1,53 @@
+"""What the consensus arithmetic asks of the machine: IEEE fp32 with denormals, finite inputs, constants rounded once.
+
+Every rule of this package is stated in fp32 operations that are rounded one by one (no fused multiply-add) or in
+integers, so that a result has the same bits for any thread count, vector width and device.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from protocol.errors import ConfigError
+from protocol.layout import TensorLayout
+
+_GRAIN = 1 << 15
+"""Elements that torch gives to one thread before it wakes another."""
+
+
+class NonFinite(ValueError):
+    """A NaN or an infinity among the values to compress. It is refused and never sent: the inner phase diverged."""
+
+
+def fp32(value: float) -> Tensor:
+    """A 0-D fp32 tensor: `value` rounded to nearest once, so that no operation rounds it in a way of its own."""
+    return torch.tensor(value, dtype=torch.float32)
+
+
+def require_denormals() -> None:
+    """Raise ConfigError when this process (any of torch's threads) flushes denormals to zero.
+
+    The flag is per thread and set by libraries that were built with -ffast-math as well as by
+    `torch.set_flush_denormal`; replicas that differ in it part silently.
+    """
+    tiny = torch.full((_GRAIN * torch.get_num_threads(),), 2.0**-140, dtype=torch.float32)
+    if not bool((tiny * 0.5).view(torch.int32).ne(0).all()):
+        raise ConfigError(
+            "this process flushes denormal numbers to zero, so its parameters would differ from every other node's; "
+            "call torch.set_flush_denormal(False) and remove the library that sets it"
+        )
+
+
+def tensor_of(tensors: Mapping[str, Tensor], tensor: TensorLayout, *dtypes: torch.dtype) -> Tensor:
+    """The tensor that the layout names, detached. Raises ValueError when it is missing or its shape or dtype is not
+    the one that the layout and the method need."""
+    if tensor.name not in tensors:
+        raise ValueError(f"tensor {tensor.name!r} of the layout is missing")
+    found = tensors[tensor.name].detach()
+    if tuple(found.shape) != tensor.shape or found.dtype not in dtypes:
+        raise ValueError(
+            f"tensor {tensor.name!r} is {found.dtype} {tuple(found.shape)}, the layout needs "
+            f"{' or '.join(str(dtype) for dtype in dtypes)} {tensor.shape}"
+        )
+    return found

@@ -1,0 +1,156 @@
+"""Aggregation, norm bounds and the outer step, bit for bit the same on every node (docs/protocol.md section 7).
+
+With p the contributors in PeerId order and R their number as the record names them, per tensor t and in fp32:
+
+    mean (SparseLoCo, Eq. 2)   w = alpha * s_{p,t} / R;  acc += w * v_p;  theta -= acc
+    contributor_mean           w = alpha * s_{p,t};      acc += w * v_p;  theta_j -= acc_j / m_j
+
+m_j counts the contributors whose index set holds j; where it is 0, theta_j stays. w is computed in float64 and rounded
+once; every multiply, add, divide and subtract after it is rounded by itself. A w below 2^-96 counts as 0: with levels
+of at least 2^-29 no product is denormal.
+
+A contributor whose payload does not parse (None) has s = 0, takes no part in the medians and still counts in R.
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from protocol.layout import Layout, Region, TensorLayout
+from sparseloco.floats import fp32, require_denormals, tensor_of
+from sparseloco.topk import blocks, slabs, write_blocks
+from sparseloco.update import Norms, Update
+
+Aggregate = Literal["mean", "contributor_mean"]
+Scales = tuple[float, ...]
+"""s of one peer, per tensor in layout order, 0 to 1."""
+
+BOUND_OVER_AVERAGE = 3.0
+AVERAGE_KEEPS = 0.9
+AVERAGE_TAKES = 0.1
+SMALLEST_WEIGHT = 2.0**-96
+
+
+@dataclass(frozen=True, slots=True)
+class OuterState:
+    """Consensus state beside theta: the number of non-void rounds so far, and the slow averages A of the norm bounds,
+    per tensor in layout order and of the whole. An average of 0 is not set yet."""
+
+    rounds: int
+    averages: tuple[float, ...]
+    whole: float
+
+    @classmethod
+    def initial(cls, layout: Layout) -> "OuterState":
+        return cls(0, (0.0,) * len(layout.tensors), 0.0)
+
+    def encode(self) -> bytes:
+        """u32 rounds, then float64 averages in layout order, then the whole; little-endian."""
+        return struct.pack(f"<I{len(self.averages)}dd", self.rounds, *self.averages, self.whole)
+
+
+def bound(norms: Sequence[Norms], state: OuterState) -> tuple[Norms, OuterState]:
+    """b of this round from the contributors' norms, and the state after it.
+
+    b = min(lower median, 3 A), then A <- 0.9 A + 0.1 b in float64. While A is 0 (the first non-void round; a tensor
+    that nobody has moved yet) b and A are the median. Without norms b is 0 and the averages stay.
+    """
+    if not norms:
+        return Norms((0.0,) * len(state.averages), 0.0), OuterState(state.rounds + 1, state.averages, state.whole)
+    per_tensor = [
+        _bound([norm.tensors[index] for norm in norms], average) for index, average in enumerate(state.averages)
+    ]
+    whole, whole_average = _bound([norm.whole for norm in norms], state.whole)
+    new = OuterState(state.rounds + 1, tuple(average for _, average in per_tensor), whole_average)
+    return Norms(tuple(limit for limit, _ in per_tensor), whole), new
+
+
+def _bound(norms: list[float], average: float) -> tuple[float, float]:
+    median = sorted(norms)[(len(norms) - 1) // 2]
+    if average == 0.0:
+        return median, median
+    limit = min(median, BOUND_OVER_AVERAGE * average)
+    return limit, AVERAGE_KEEPS * average + AVERAGE_TAKES * limit
+
+
+def scales(norms: Norms, limit: Norms) -> Scales:
+    """s_{p,t} = min(1, b_t / n_{p,t}) * min(1, b / n_p) in float64; 0 where a norm is 0."""
+    whole = min(1.0, limit.whole / norms.whole) if norms.whole else 0.0
+    return tuple(
+        min(1.0, b / norm) * whole if norm else 0.0 for b, norm in zip(limit.tensors, norms.tensors, strict=True)
+    )
+
+
+def bounds(norms: Sequence[Norms | None], state: OuterState) -> tuple[tuple[Scales, ...], OuterState]:
+    """Every contributor's scales (zeros for None) and the state after the round."""
+    limit, new = bound([norm for norm in norms if norm is not None], state)
+    nothing = (0.0,) * len(state.averages)
+    return tuple(nothing if norm is None else scales(norm, limit) for norm in norms), new
+
+
+def outer_step(
+    theta: Mapping[str, Tensor],
+    updates: Sequence[Update | None],
+    state: OuterState,
+    *,
+    alpha: float,
+    aggregate: Aggregate,
+) -> tuple[dict[str, Tensor], OuterState, tuple[Scales, ...]]:
+    """Apply a non-void round: `updates` of the named contributors in PeerId order, None for one that does not parse.
+
+    Returns the new theta (new fp32 tensors; `theta` is not changed), the new state and each contributor's scales.
+    Raises ValueError when theta does not fit the updates' layout.
+    """
+    require_denormals()
+    layout = next((update.layout for update in updates if update is not None), None)
+    factors, new_state = bounds([None if update is None else update.norms for update in updates], state)
+    divisor = len(updates) if aggregate == "mean" else 1
+    if layout is None:
+        return {name: values.detach().clone() for name, values in theta.items()}, new_state, factors
+    new_theta: dict[str, Tensor] = {}
+    for index, tensor in enumerate(layout):
+        values = tensor_of(theta, tensor, torch.float32).clone(memory_format=torch.contiguous_format)
+        parts = [
+            (update, _weight(alpha * factor[index] / divisor))
+            for update, factor in zip(updates, factors, strict=True)
+            if update is not None
+        ]
+        for region in slabs(tensor):
+            step = _mean_step(parts, tensor, region, counted=aggregate == "contributor_mean").to(values.device)
+            write_blocks(values, tensor, region, blocks(values, tensor, region) - step)
+        new_theta[tensor.name] = values
+    return new_theta, new_state, factors
+
+
+def _weight(value: float) -> Tensor:
+    return fp32(value if value >= SMALLEST_WEIGHT else 0.0)
+
+
+def _mean_step(parts: list[tuple[Update, Tensor]], tensor: TensorLayout, region: Region, *, counted: bool) -> Tensor:
+    """acc of a slab, or acc / m when `counted`; fp32 [chunks, n]."""
+    acc = torch.zeros(region.down * region.across, region.n, dtype=torch.float32)
+    holders = torch.zeros_like(acc)
+    for update, weight in parts:
+        chunks = update.chunks(tensor, region)
+        # A chunk's indices are distinct, so each element receives one rounded addition: the order is the peers'.
+        acc.scatter_add_(1, chunks.indices, chunks.codes.values() * weight)
+        if counted:
+            holders.scatter_add_(1, chunks.indices, torch.ones_like(chunks.indices, dtype=torch.float32))
+    return acc / holders.clamp(min=1.0) if counted else acc
+
+
+def apply_probe(theta: Mapping[str, Tensor], update: Update, factor: Scales, step: float) -> dict[str, Tensor]:
+    """theta - step * s * Delta_hat in new tensors: one peer's bounded update, as Gauntlet probes it.
+
+    `factor` is the peer's s per tensor, `step` the spec's probe step. The caller keeps `theta` and copies it back.
+    """
+    probed: dict[str, Tensor] = {}
+    for index, tensor in enumerate(update.layout):
+        values = tensor_of(theta, tensor, torch.float32)
+        delta = update.dense(index) * _weight(step * factor[index])
+        probed[tensor.name] = values - delta.to(values.device)
+    return probed

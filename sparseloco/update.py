@@ -1,0 +1,137 @@
+"""A peer's compressed pseudo-gradient: valid records and what can be asked of them.
+
+An `Update` is made by the decoder (wire.parse) or by compress, never from unchecked bytes; nothing downstream
+validates again. It keeps the records as bytes (1.3 bytes a kept value) and decodes a tensor when asked.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from math import sqrt
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from protocol.layout import CHUNK, Layout, Region, TensorLayout
+from protocol.types import Digest
+from sparseloco import records as wire_records
+from sparseloco.quantize import level_values
+from sparseloco.topk import slabs, write_blocks
+
+SKETCH_CHUNKS = 4096
+"""At most about so many chunks, evenly spaced over the layout, are compared for copies; all of them in a model of up
+to 16 M parameters."""
+
+_LEVELS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """L2 norms of an update's decoded values, or bounds on them: per tensor in layout order, and of the whole."""
+
+    tensors: tuple[float, ...]
+    whole: float
+
+
+@dataclass(frozen=True)
+class Update:
+    """Delta_hat of one peer: canonical `records` (without the theta digest) of every chunk of `layout`, in order."""
+
+    layout: Layout
+    records: bytes
+
+    @cached_property
+    def digest(self) -> Digest:
+        """sha256 of the records: equal payloads have equal digests."""
+        return Digest(sha256(self.records).digest())
+
+    def chunks(self, tensor: TensorLayout, region: Region) -> wire_records.Chunks:
+        """Decoded chunks of a region (or slab of one), row-major over the region."""
+        view = wire_records.window(self._array, tensor, region)
+        return wire_records.decode(view.reshape(-1, region.record_bytes), region)
+
+    def tensor(self, which: int | str) -> tuple[tuple[Tensor, Tensor], ...]:
+        """For each region of a tensor, given by name or place in the layout: (indices int64 [chunks, k'], values fp32
+        [chunks, k']). Indices count within the block, row-major."""
+        tensor = self._tensor_layout(which)
+        decoded = (self.chunks(tensor, region) for region in tensor.regions)
+        return tuple((chunks.indices, chunks.codes.values()) for chunks in decoded)
+
+    def dense(self, which: int | str) -> Tensor:
+        """A tensor of the decoded pseudo-gradient in full, fp32, zero where nothing was sent."""
+        tensor = self._tensor_layout(which)
+        full = torch.zeros(tensor.shape, dtype=torch.float32)
+        for region in slabs(tensor):
+            chunks = self.chunks(tensor, region)
+            block = torch.zeros(region.down * region.across, region.n)
+            write_blocks(full, tensor, region, block.scatter_(1, chunks.indices, chunks.codes.values()))
+        return full
+
+    @cached_property
+    def norms(self) -> Norms:
+        """Norms of the decoded values (docs/protocol.md section 7): values are counted per level code in integers,
+        then count * level^2 is summed in ascending code order in float64. Same bits on any machine, and for ranks
+        that add up their counts."""
+        histograms = [self._histogram(tensor) for tensor in self.layout]
+        total = np.zeros(_LEVELS, dtype=np.int64)
+        for histogram in histograms:
+            total += histogram
+        return Norms(tuple(_norm(histogram) for histogram in histograms), _norm(total))
+
+    @cached_property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """Sketch for comparing updates: ascending (chunk * 4096 + index) * 2 + sign of every value in the compared
+        chunks (see SKETCH_CHUNKS)."""
+        step = -(-self.layout.num_chunks // SKETCH_CHUNKS)
+        parts = [np.empty(0, dtype=np.int64)]
+        for tensor in self.layout:
+            for region in tensor.regions:
+                numbers = np.arange(region.down)[:, None] * region.chunk_stride + np.arange(region.across)
+                numbers += tensor.first_chunk + region.first
+                row, column = np.nonzero(numbers % step == 0)
+                view = wire_records.window(self._array, tensor, region)
+                chunks = wire_records.decode(view[row, column], region)
+                place = numbers[row, column, None] * CHUNK + chunks.indices.numpy()
+                parts.append((place * 2 + chunks.codes.signs.numpy()).ravel())
+        return np.sort(np.concatenate(parts))
+
+    @property
+    def _array(self) -> wire_records.Bytes:
+        return np.frombuffer(self.records, dtype=np.uint8)
+
+    def _tensor_layout(self, which: int | str) -> TensorLayout:
+        if isinstance(which, int):
+            return self.layout.tensors[which]
+        return next(tensor for tensor in self.layout if tensor.name == which)
+
+    def _histogram(self, tensor: TensorLayout) -> npt.NDArray[np.int64]:
+        """How many values of the tensor have each level code, int64 [256]."""
+        counts = np.zeros(_LEVELS, dtype=np.int64)
+        for region in slabs(tensor):
+            levels = self.chunks(tensor, region).codes.levels().numpy()
+            counts += np.bincount(levels.ravel(), minlength=_LEVELS)
+        return counts
+
+
+_SQUARES = [float(level) ** 2 for level in level_values(torch.arange(_LEVELS)).tolist()]
+"""Exact: a level has 4 significant bits."""
+
+
+def _norm(histogram: npt.NDArray[np.int64]) -> float:
+    total = 0.0
+    for count, square in zip(histogram.tolist(), _SQUARES, strict=True):
+        total += float(count) * square
+    return sqrt(total)
+
+
+def overlap(first: Update, second: Update, *, signed: bool = False) -> float:
+    """Share of the values' positions (with `signed`: and signs) that two updates of one layout have in common, 0 to 1,
+    over the compared chunks. 0 for a layout without chunks."""
+    if first.layout != second.layout:
+        raise ValueError("updates of different layouts cannot be compared")
+    shift = 0 if signed else 1
+    left, right = first.positions >> shift, second.positions >> shift
+    common = np.intersect1d(left, right, assume_unique=True).size
+    return common / left.size if left.size else 0.0

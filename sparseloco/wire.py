@@ -1,0 +1,54 @@
+"""The plaintext of a submission (docs/protocol.md section 3): theta digest (32 bytes), then one record per chunk in
+layout order (sparseloco/records.py has the bits). Its size follows from the layout alone.
+
+`parse` and `parse_submission` take a stranger's bytes and return a value that is valid by construction, or raise
+InvalidSubmission. Memory: the records once, plus one slab of chunks at a time.
+"""
+
+from dataclasses import dataclass
+
+from protocol.errors import InvalidSubmission
+from protocol.layout import Layout
+from protocol.types import DIGEST_BYTES, Digest, PeerId, Reason
+from sparseloco.topk import slabs
+from sparseloco.update import Update
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What a peer sent for a round, opened and valid. `theta` is the digest of the parameters it claims to have
+    trained from."""
+
+    peer: PeerId
+    round: int
+    theta: Digest
+    update: Update
+
+
+def plaintext_bytes(layout: Layout) -> int:
+    """Size of every plaintext of this layout."""
+    return DIGEST_BYTES + layout.records_bytes
+
+
+def encode(theta: Digest, update: Update) -> bytes:
+    """Plaintext of an update computed from the parameters with digest `theta`."""
+    return theta + update.records
+
+
+def parse(plaintext: bytes, layout: Layout) -> Update:
+    """The update in a plaintext. Raises InvalidSubmission(MALFORMED) for any bytes that `encode` would not produce."""
+    if len(plaintext) != plaintext_bytes(layout):
+        raise InvalidSubmission(
+            Reason.MALFORMED, f"plaintext of {len(plaintext)} bytes, the layout makes {plaintext_bytes(layout)}"
+        )
+    update = Update(layout, plaintext[DIGEST_BYTES:])
+    for tensor in layout:
+        for region in slabs(tensor):
+            update.chunks(tensor, region)
+    return update
+
+
+def parse_submission(peer: PeerId, round: int, plaintext: bytes, layout: Layout) -> Submission:
+    """As `parse`, with who sent it, for which round, and the theta digest that stands in front."""
+    update = parse(plaintext, layout)
+    return Submission(peer, round, Digest(plaintext[:DIGEST_BYTES]), update)

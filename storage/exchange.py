@@ -1,0 +1,183 @@
+"""Publish to our bucket, and gather objects from strangers' buckets: every peer for itself, in bounded time.
+
+What a peer's bucket does, it does to that peer alone: the outcome is a Fault beside the others' bytes. Which bytes are
+right is decided by `accept`, a digest from the chain; never by a server's time, ETag or order of answers
+(docs/protocol.md sections 5, 8 and 10). May not know what the bytes mean.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+from protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
+from protocol.ports import Bucket
+from protocol.types import PeerId
+from storage.resume import download_to
+from storage.s3 import PART_BYTES, RangedBucket
+
+_PUBLISH_WAIT_SECONDS = 0.2
+_PUBLISH_WAIT_MAX_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A place that may have the object. `open` may raise ConfigError or StorageError: the pointer is a stranger's."""
+
+    open: Callable[[], RangedBucket]
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An object of known size: its sources in the order to try them, the owner's bucket first."""
+
+    peer: PeerId
+    sources: tuple[Source, ...]
+    size: int
+    accept: Callable[[bytes], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why an object could not be had, as its first source (the owner's bucket) showed it. `detail` is our own words.
+
+    missing: not there. wrong_size: another size than the run prescribes, not read. unavailable: no answer in time,
+    refused, broken. mismatch: right size, wrong bytes. size_bytes: of wrong_size, what the server claims.
+    """
+
+    kind: Literal["missing", "wrong_size", "unavailable", "mismatch"]
+    detail: str
+    size_bytes: int | None = None
+
+
+def publish(bucket: Bucket, key: str, data: bytes | Path, *, timeout_seconds: float) -> None:
+    """Store an object, trying again until the deadline. Raises AccessDenied at once, StorageError at the deadline."""
+    until = time.monotonic() + timeout_seconds
+    pause = _PUBLISH_WAIT_SECONDS
+    while True:
+        try:
+            return bucket.put(key, data, timeout_seconds=max(0.0, until - time.monotonic()))
+        except AccessDenied:
+            raise
+        except StorageError:
+            # stamina, like boto3's own retries, would sleep past the deadline.
+            if time.monotonic() + pause >= until:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, _PUBLISH_WAIT_MAX_SECONDS)
+
+
+def gather(
+    wanted: Sequence[Wanted], *, timeout_seconds: float, max_threads: int, cache: Path | None = None
+) -> Mapping[PeerId, bytes | Fault]:
+    """Fetch one object per peer; returns within `timeout_seconds` with bytes or a Fault for every peer.
+
+    At most `max_threads` daemon threads; one that a server holds on to is left behind and its result dropped. With
+    fewer threads than peers each turn gets a share of the time and an unfinished peer queues again, so stalled peers
+    cannot use up the others' time. Objects over 16 MiB go through files in `cache`, when given, and are resumed there;
+    all results are held in memory.
+    """
+    if len({item.peer for item in wanted}) != len(wanted):
+        raise ValueError("a peer is wanted twice; gather once per kind of object")
+    run = _Gathering(wanted, time.monotonic() + timeout_seconds, min(max_threads, len(wanted)), cache)
+    return run.outcome()
+
+
+class _Gathering:
+    """The state that the threads of one gather share."""
+
+    def __init__(self, wanted: Sequence[Wanted], until: float, num_threads: int, cache: Path | None) -> None:
+        self._until = until
+        self._num_threads = num_threads
+        self._cache = cache
+        self._queue = deque(wanted)
+        self._results: dict[PeerId, bytes | Fault] = {
+            item.peer: Fault("unavailable", "no answer in time") for item in wanted
+        }
+        self._open = len(wanted)
+        self._failure: Exception | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def outcome(self) -> dict[PeerId, bytes | Fault]:
+        for number in range(self._num_threads):
+            threading.Thread(target=self._work, name=f"gather-{number}", daemon=True).start()
+        with self._changed:
+            while self._open and self._failure is None:
+                left = self._until - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            self._closed = True
+            if self._failure is not None:
+                raise self._failure
+            return dict(self._results)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                left = self._until - time.monotonic()
+                if self._closed or not self._queue or left <= 0:
+                    # Whoever still works may queue its peer again and then goes on with it itself.
+                    return
+                share = left * min(1.0, self._num_threads / self._open)
+                item = self._queue.popleft()
+            started = time.monotonic()
+            try:
+                result = self._fetch(item, share)
+            except Exception as error:  # noqa: BLE001 - our fault, not the peer's: raised where gather was called
+                with self._changed:
+                    self._failure = error
+                    self._changed.notify_all()
+                return
+            cut_short = time.monotonic() - started >= share
+            with self._changed:
+                if self._closed:
+                    return
+                self._results[item.peer] = result
+                if isinstance(result, Fault) and result.kind == "unavailable" and cut_short:
+                    self._queue.append(item)
+                else:
+                    self._open -= 1
+                    self._changed.notify_all()
+
+    def _fetch(self, item: Wanted, seconds: float) -> bytes | Fault:
+        """Try the sources in order; each may use an equal part of the time that is left."""
+        until = time.monotonic() + seconds
+        faults: list[Fault] = []
+        for index, source in enumerate(item.sources):
+            share = max(0.0, until - time.monotonic()) / (len(item.sources) - index)
+            found = self._fetch_from(source, item, share)
+            if not isinstance(found, Fault):
+                return found
+            faults.append(found)
+        return faults[0] if faults else Fault("missing", "no source is known")
+
+    def _fetch_from(self, source: Source, item: Wanted, seconds: float) -> bytes | Fault:
+        try:
+            bucket = source.open()
+        except (ConfigError, StorageError) as error:
+            return Fault("unavailable", str(error))
+        try:
+            data = self._read(bucket, source.key, item, seconds)
+        except ObjectMissing as error:
+            return Fault("missing", str(error))
+        except ObjectTooLarge as error:
+            return Fault("wrong_size", str(error), error.size_bytes)
+        except StorageError as error:
+            return Fault("unavailable", str(error))
+        return data if item.accept(data) else Fault("mismatch", "right size, but not the bytes that were committed to")
+
+    def _read(self, bucket: RangedBucket, key: str, item: Wanted, seconds: float) -> bytes:
+        if self._cache is None or item.size <= PART_BYTES:
+            return bucket.get(key, max_bytes=item.size, timeout_seconds=seconds, exact=True)
+        path = self._cache / sha256(item.peer + key.encode()).hexdigest()
+        download_to(bucket, key, path, item.size, timeout_seconds=seconds)
+        data = path.read_bytes()
+        path.unlink()
+        return data

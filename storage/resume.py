@@ -1,0 +1,92 @@
+"""Downloads that survive a restart of this process: a file in the cache and, beside it, which version it is of.
+
+boto3 starts again from nothing; here the ETag and the number of whole parts on disk are enough to go on with Range and
+If-Match. A file is never trusted for having been resumed: whoever asked for it checks its digest (docs/protocol.md
+section 8), so nothing is synced to disk on the way. May not delete a finished file.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+from protocol.errors import ConfigError, ObjectMissing, ObjectTooLarge, StorageError
+from storage.s3 import PART_BYTES, ObjectReplaced, RangedBucket
+
+_VERSIONS = 3
+
+
+def download_to(bucket: RangedBucket, key: str, path: Path, size: int, *, timeout_seconds: float) -> None:
+    """Bring the object's `size` bytes to `path`, in parts of 16 MiB, going on from what an earlier call left.
+
+    `path` appears only when it is whole; until then `<path>.part` and `<path>.etag` stand beside it. One caller per
+    path at a time. Raises what Bucket.get raises, and ConfigError when the disk is full or not writable.
+    """
+    until = time.monotonic() + timeout_seconds
+    try:
+        for _ in range(_VERSIONS):
+            try:
+                _download(bucket, key, path, size, until)
+                return
+            except ObjectReplaced:
+                _forget(path)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot keep downloads in {path.parent}: {error.strerror}; free space or point the cache elsewhere"
+        ) from error
+    raise StorageError(f"get: the object was replaced {_VERSIONS} times while it was read")
+
+
+def _download(bucket: RangedBucket, key: str, path: Path, size: int, until: float) -> None:
+    facts = bucket.head(key, timeout_seconds=_left(until))
+    if facts is None:
+        raise ObjectMissing("get: there is no such object or bucket")
+    if facts.size_bytes != size:
+        raise ObjectTooLarge(
+            f"get: the object has {facts.size_bytes} bytes, exactly {size} expected; not read", facts.size_bytes
+        )
+    if not facts.etag:
+        raise StorageError("get: the server gives no ETag, so parts can't be told to be of one version")
+    part, note = _part(path), _note(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    label = json.dumps({"etag": facts.etag, "size": size})
+    if not (part.exists() and note.exists() and note.read_text(errors="replace") == label):
+        _forget(path)
+        note.write_text(label)
+    with part.open("ab") as file:
+        # A write that was cut off may have left less than a part: go back to the last whole one.
+        have = min(file.tell(), size) // PART_BYTES * PART_BYTES
+        file.truncate(have)
+        while have < size:
+            block = bucket.get_range(
+                key,
+                first=have,
+                num_bytes=min(PART_BYTES, size - have),
+                etag=facts.etag,
+                timeout_seconds=_left(until),
+            )
+            file.write(block)
+            file.flush()
+            have += len(block)
+    os.replace(part, path)
+    note.unlink(missing_ok=True)
+
+
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise StorageError("get: out of time")
+    return left
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
+def _note(path: Path) -> Path:
+    return path.with_name(path.name + ".etag")
+
+
+def _forget(path: Path) -> None:
+    _part(path).unlink(missing_ok=True)
+    _note(path).unlink(missing_ok=True)

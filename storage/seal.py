@@ -1,0 +1,94 @@
+"""Sealing: a payload is encrypted until everybody has committed (docs/protocol.md sections 3 and 4).
+
+AES-256-CTR under HMAC-SHA256(key, run id | round | PeerId) with a nonce of zeros: the cipher key is used once, and a
+ciphertext or key that is moved to another run, round or hotkey decrypts to nothing. CTR does not authenticate; the
+signed envelope's Merkle root does. May not parse the plaintext, which is sparseloco/wire.py's.
+"""
+
+import hmac
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+
+from protocol.errors import InvalidMessage, InvalidSubmission
+from protocol.merkle import sections_root
+from protocol.messages import ENVELOPE_BYTES, KEY_BYTES, Envelope, parse_envelope
+from protocol.ports import Signer
+from protocol.types import Digest, PeerId, Reason
+
+_NONCE = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What a miner saves before it publishes anything: `envelope` (204 bytes) and `ciphertext` travel as one object,
+    `key` stays here until block D has a child."""
+
+    envelope: bytes
+    ciphertext: bytes = field(repr=False)
+    key: bytes = field(repr=False)
+
+    @property
+    def object(self) -> bytes:
+        """The bytes under keys.payload: envelope, then ciphertext."""
+        return self.envelope + self.ciphertext
+
+    @property
+    def digest(self) -> Digest:
+        """What is committed on chain: sha256 of the envelope."""
+        return Digest(sha256(self.envelope).digest())
+
+
+def seal(plaintext: bytes, *, key: bytes | None = None, run: Digest, round: int, signer: Signer) -> Sealed:
+    """Encrypt and sign a payload. `key`: 32 secret bytes that were never used before; None draws them."""
+    key = secrets.token_bytes(KEY_BYTES) if key is None else key
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"a sealing key has {KEY_BYTES} bytes, not {len(key)}")
+    ciphertext = _cipher(key, run, round, signer.peer, plaintext)
+    envelope = Envelope(run, round, signer.peer, Digest(sha256(key).digest()), sections_root(ciphertext))
+    signed = replace(envelope, signature=signer.sign(envelope.signed_part))
+    return Sealed(signed.encode(), ciphertext, key)
+
+
+def unseal(envelope: Envelope, key: bytes, ciphertext: bytes | memoryview) -> bytes:
+    """The plaintext that belongs to an envelope whose signature and root were checked.
+
+    Raises InvalidSubmission(BAD_KEY) when `key` is not the one that the envelope was made with.
+    """
+    if len(key) != KEY_BYTES or not hmac.compare_digest(sha256(key).digest(), envelope.key_hash):
+        raise InvalidSubmission(Reason.BAD_KEY, "the revealed key does not hash to the envelope's key_hash")
+    return _cipher(key, envelope.run, envelope.round, envelope.peer, ciphertext)
+
+
+def open_sealed(data: bytes) -> tuple[Envelope, memoryview]:
+    """Envelope and ciphertext of a sealed object; the ciphertext is a view of `data`.
+
+    Raises InvalidMessage when there is no envelope in front. The signature is the caller's to verify.
+    """
+    return parse_envelope(data[:ENVELOPE_BYTES]), memoryview(data)[ENVELOPE_BYTES:]
+
+
+def matches(committed: Digest) -> Callable[[bytes], bool]:
+    """The test for gather: are these the bytes whose envelope digest was committed on chain?"""
+
+    def accept(data: bytes) -> bool:
+        if sha256(data[:ENVELOPE_BYTES]).digest() != committed:
+            return False
+        try:
+            envelope, ciphertext = open_sealed(data)
+        except InvalidMessage:
+            return False
+        return sections_root(ciphertext) == envelope.root
+
+    return accept
+
+
+def _cipher(key: bytes, run: Digest, round: int, peer: PeerId, data: bytes | memoryview) -> bytes:
+    cipher_key = hmac.digest(key, run + round.to_bytes(4, "little") + peer, "sha256")
+    stream = Cipher(AES(cipher_key), CTR(_NONCE)).encryptor()
+    return stream.update(data) + stream.finalize()

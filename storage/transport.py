@@ -1,0 +1,317 @@
+"""One HTTP exchange with a server that may be hostile: guarded addresses, one deadline, bounded memory.
+
+botocore hands every signed request to `Transport.send` instead of its own HTTP session (storage/s3.py). What the
+default session lacks and this one has:
+
+- addresses are checked when the socket connects, on the very address used, so a name that resolves to a public
+  address first and to a private one later (DNS rebinding) gains nothing;
+- every send and receive is cut off at the caller's deadline, also inside headers, TLS records and error bodies;
+- no redirects, no proxies, no content decoding; only the few response headers that we use are passed on, and only
+  when they are well formed; bodies that have to be held whole are capped.
+
+May not: retry, sign, parse XML, or put text of the server into an error.
+"""
+
+import ipaddress
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import HTTPError
+
+CONNECT_SECONDS = 5.0
+READ_SECONDS = 30.0
+MAX_POOL_CONNECTIONS = 32
+WHOLE_BODY_BYTES = 1 << 20
+"""Cap on a body that is parsed as a whole. 1000 of our keys take about 400 KB; a hostile 4 MiB took 3 s to parse."""
+ERROR_BODY_BYTES = 16 << 10
+"""Longer error bodies are dropped: the status says enough."""
+BLOCK_BYTES = 128 << 10
+"""urllib3's default of 16 KiB costs throughput on large bodies (measured by botocore's authors)."""
+
+_KEEPALIVE = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_WELL_FORMED = {
+    "content-length": re.compile(r"[0-9]{1,15}"),
+    "content-range": re.compile(r"bytes [0-9]{1,15}-[0-9]{1,15}/[0-9]{1,15}"),
+    "content-type": re.compile(r"[!-~ ]{1,200}"),
+    "etag": re.compile(r"[!-~]{1,200}"),
+    "last-modified": re.compile(r"[A-Za-z0-9,: +-]{1,64}"),
+}
+
+
+class TransportError(Exception):
+    """The exchange failed and would fail again: a malformed or forbidden answer. None of the server's words."""
+
+
+class Interrupted(TransportError):
+    """No connection, or it broke. The same exchange may succeed later."""
+
+
+class DeadlinePassed(TransportError):
+    """The caller's time is over."""
+
+
+class AddressRefused(TransportError):
+    """The name resolves to an address that a stranger's pointer may not lead to."""
+
+
+# --- one deadline for everything that a thread does ------------------------------------------------------------
+
+_thread = threading.local()
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Bound all exchanges of this thread; an outer, earlier deadline stays in force."""
+    outer: float | None = getattr(_thread, "until", None)
+    until = time.monotonic() + seconds
+    set_deadline(until if outer is None else min(until, outer))
+    try:
+        yield
+    finally:
+        set_deadline(outer)
+
+
+def set_deadline(until: float | None) -> None:
+    """Take over another thread's deadline (`time.monotonic()` seconds): the initializer of a transfer's workers."""
+    _thread.until = until
+
+
+def current_deadline() -> float | None:
+    until: float | None = getattr(_thread, "until", None)
+    return until
+
+
+def remaining_seconds() -> float:
+    """Seconds until this thread's deadline; DeadlinePassed when there are none."""
+    until = current_deadline()
+    left = READ_SECONDS if until is None else until - time.monotonic()
+    if left <= 0:
+        raise DeadlinePassed("out of time")
+    return left
+
+
+def _bound(sock: socket.socket) -> None:
+    """Give the next call on this socket what is left of the thread's time. TimeoutError, as sockets raise it, because
+    urllib3 and ssl know how to end an exchange on it."""
+    until = current_deadline()
+    left = READ_SECONDS if until is None else until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("out of time")
+    sock.settimeout(min(left, READ_SECONDS))
+
+
+class _Socket(socket.socket):
+    """Slow servers cannot outlast the deadline one byte at a time: each call gets only what is left."""
+
+    def recv_into(self, *args: Any, **kwargs: Any) -> int:
+        _bound(self)
+        return super().recv_into(*args, **kwargs)
+
+    def sendall(self, *args: Any, **kwargs: Any) -> None:
+        _bound(self)
+        super().sendall(*args, **kwargs)
+
+
+class _TlsSocket(ssl.SSLSocket):
+    def recv_into(self, *args: Any, **kwargs: Any) -> int:
+        _bound(self)
+        return super().recv_into(*args, **kwargs)
+
+    def send(self, *args: Any, **kwargs: Any) -> int:
+        _bound(self)
+        return super().send(*args, **kwargs)
+
+    def do_handshake(self, *args: Any, **kwargs: Any) -> None:
+        _bound(self)
+        super().do_handshake(*args, **kwargs)
+
+
+# --- addresses -------------------------------------------------------------------------------------------------
+
+
+def is_public(address: str) -> bool:
+    """Whether a stranger's pointer may lead to this IP address: globally routable unicast. Forms of IPv6 that wrap an
+    IPv4 address are refused, but for NAT64, with which IPv6-only networks reach public IPv4 servers."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip in _NAT64:
+            return is_public(str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)))
+        if ip.scope_id is not None or ip.ipv4_mapped is not None or ip.sixtofour is not None or ip.teredo is not None:
+            return False
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved)
+
+
+def resolve(host: str, port: int) -> list[tuple[int, str, tuple[Any, ...]]]:
+    """(family, IP address, socket address) of every address of a host name."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(int(family), str(where[0]), tuple(where)) for family, _, _, _, where in found]
+
+
+def _connect(host: str, port: int, public_only: bool) -> _Socket:
+    """Connect to the first address that answers. With `public_only` one private address among them is enough to
+    refuse the name: an honest name has none."""
+    try:
+        addresses = resolve(host, port)
+    except (OSError, UnicodeError):
+        raise Interrupted("the host name does not resolve") from None
+    if public_only and not all(is_public(ip) for _, ip, _ in addresses):
+        raise AddressRefused("the endpoint leads to an address that is not public")
+    for family, _, where in addresses:
+        sock = _Socket(family, socket.SOCK_STREAM)
+        try:
+            for option in _KEEPALIVE:
+                sock.setsockopt(*option)
+            sock.settimeout(min(CONNECT_SECONDS, remaining_seconds()))
+            sock.connect(where)
+        except OSError:
+            sock.close()
+            continue
+        except TransportError:
+            sock.close()
+            raise
+        return sock
+    raise Interrupted("no connection to the endpoint")
+
+
+class _Connection(HTTPConnection):
+    public_only = False
+
+    def _new_conn(self) -> socket.socket:
+        return _connect(self._dns_host, self.port or 80, self.public_only)
+
+
+class _TlsConnection(HTTPSConnection):
+    public_only = False
+
+    def _new_conn(self) -> socket.socket:
+        return _connect(self._dns_host, self.port or 443, self.public_only)
+
+
+class _PublicConnection(_Connection):
+    public_only = True
+
+
+class _PublicTlsConnection(_TlsConnection):
+    public_only = True
+
+
+# --- exchanges -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response. `body` holds it whole; for a stream it is empty and `stream` is to be read and closed."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    stream: urllib3.BaseHTTPResponse | None
+
+
+class Transport:
+    """A pool of connections to one endpoint (scheme, host, port). Thread-safe."""
+
+    def __init__(self, endpoint: str, *, public_only: bool) -> None:
+        parts = urlsplit(endpoint)
+        host = parts.hostname or ""
+        timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=READ_SECONDS)
+        options: dict[str, Any] = {
+            "timeout": timeout,
+            "maxsize": MAX_POOL_CONNECTIONS,
+            "blocksize": BLOCK_BYTES,
+            "retries": False,
+        }
+        self._pool: HTTPConnectionPool
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            context.sslsocket_class = _TlsSocket
+            self._pool = HTTPSConnectionPool(host, parts.port or 443, ssl_context=context, **options)
+            self._pool.ConnectionCls = _PublicTlsConnection if public_only else _TlsConnection
+        else:
+            self._pool = HTTPConnectionPool(host, parts.port or 80, **options)
+            self._pool.ConnectionCls = _PublicConnection if public_only else _Connection
+
+    def send(self, method: str, url: str, headers: Any, body: Any, *, stream: bool) -> Answer:
+        """One exchange within this thread's deadline. The body of a success is left to be read with `stream`.
+
+        Raises TransportError.
+        """
+        parts = urlsplit(url)
+        target = parts.path + ("?" + parts.query if parts.query else "")
+        remaining_seconds()
+        try:
+            response = self._pool.urlopen(
+                method,
+                target,
+                body=body,
+                headers=headers,
+                redirect=False,
+                retries=False,
+                preload_content=False,
+                decode_content=False,
+                enforce_content_length=False,
+            )
+            return self._answer(response, method, stream)
+        except (HTTPError, OSError, ValueError):
+            # ValueError: http.client on some malformed heads. All three may quote the server: not chained.
+            remaining_seconds()
+            raise Interrupted("the connection broke or the answer is not HTTP") from None
+
+    def _answer(self, response: urllib3.BaseHTTPResponse, method: str, stream: bool) -> Answer:
+        headers: dict[str, str] = {}
+        keep = False
+        try:
+            headers = _checked(response)
+            if 300 <= response.status < 400:
+                raise TransportError(f"the server answered {response.status}: redirects are not followed")
+            if stream and 200 <= response.status < 300:
+                keep = True
+                return Answer(response.status, headers, b"", response)
+            cap = WHOLE_BODY_BYTES if response.status < 300 else ERROR_BODY_BYTES
+            body = b"" if method == "HEAD" else response.read(cap + 1)
+            if len(body) > cap:
+                if response.status < 300:
+                    raise TransportError(f"the answer is longer than {cap} bytes")
+                return Answer(response.status, headers, b"", None)
+            if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
+                raise TransportError("the answer declares XML entities")
+            keep = True
+            response.release_conn()
+            return Answer(response.status, headers, body, None)
+        finally:
+            if not keep:
+                response.close()
+
+
+def _checked(response: urllib3.BaseHTTPResponse) -> dict[str, str]:
+    """The headers that we use, each once and well formed."""
+    headers: dict[str, str] = {}
+    for name, form in _WELL_FORMED.items():
+        values = response.headers.getlist(name)
+        if not values:
+            continue
+        if len(values) > 1 or not form.fullmatch(values[0]):
+            raise TransportError(f"the answer's {name} is malformed")
+        headers[name] = values[0]
+    if "last-modified" in headers:
+        try:
+            parsedate_to_datetime(headers["last-modified"]).timestamp()
+        except (ValueError, OverflowError):
+            raise TransportError("the answer's last-modified is malformed") from None
+    return headers

@@ -1,0 +1,340 @@
+"""The adapter against transports that misbehave: the cases that no healthy chain shows. The rest is test_contract."""
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from bittensor._transport.errors import StorageFunctionNotFound
+from bittensor.result import ChainError as Refusal
+from bittensor.result import ErrorCode, ExtrinsicResult, RpcConnectionError
+from bittensor.sp_core import Keypair
+
+from chain.adapter import SubtensorChain, open_chain
+from protocol.errors import ChainError, ConfigError
+from protocol.types import Uid
+
+ALICE = Keypair.create_from_uri("//Alice")
+WALLET = cast(Any, SimpleNamespace(hotkey=ALICE, coldkey=ALICE, coldkeypub=ALICE))
+
+
+@contextmanager
+def silent_server() -> Iterator[str]:
+    """A TCP server that accepts and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        accepted: list[socket.socket] = []
+
+        def accept() -> None:
+            while True:
+                try:
+                    accepted.append(server.accept()[0])
+                except OSError:
+                    return
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"ws://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        for connection in accepted:
+            connection.close()
+
+
+def test_a_server_that_accepts_and_says_nothing_costs_one_time_out_and_no_more() -> None:
+    with silent_server() as url:
+        chain = open_chain(url, 1, None, call_timeout_seconds=0.4)
+        for call in (chain.genesis, chain.finalized, lambda: chain.peers(3), lambda: chain.weights(3, Uid(0))):
+            start = time.monotonic()
+            with pytest.raises(ChainError, match="did not answer"):
+                call()
+            assert time.monotonic() - start < 2.0
+        start = time.monotonic()
+        with pytest.raises(ChainError, match="not final within"):
+            chain.wait(5, timeout_seconds=1.0)
+        assert time.monotonic() - start < 3.0
+
+
+def test_a_port_where_nobody_listens_is_a_chain_error_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    start = time.monotonic()
+    with pytest.raises(ChainError, match="connection"):
+        open_chain(f"ws://127.0.0.1:{port}", 1, None).finalized()
+    assert time.monotonic() - start < 5.0
+
+
+def test_an_unknown_network_is_a_config_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="finney"):
+        open_chain("finey", 1, None).genesis()
+
+
+def test_a_chain_without_a_wallet_refuses_to_write() -> None:
+    chain = open_chain("ws://127.0.0.1:1", 1, None)
+    with pytest.raises(ConfigError, match="without a wallet"):
+        chain.publish((b"x",))
+    with pytest.raises(ConfigError, match="without a wallet"):
+        chain.set_weights({Uid(0): 1.0})
+
+
+class Stub:
+    """A transport with one block and one neuron, answering from `storage`; subclasses misbehave."""
+
+    def __init__(self) -> None:
+        self.storage: dict[tuple[str, str], Any] = {
+            ("Timestamp", "Now"): 1_000,
+            ("SubtensorModule", "Uids"): 0,
+            ("SubtensorModule", "LastUpdate"): [0],
+        }
+        self.calls: list[Any] = []
+        self.token_symbols: dict[int, str] = {}
+
+    async def connect(self) -> None: ...
+    async def close(self) -> None: ...
+
+    async def finalized_block_number(self) -> int:
+        return 9
+
+    async def block_number(self) -> int:
+        return 9
+
+    async def block_hash(self, block: int | None = None) -> str:
+        return "0x" + (block or 9).to_bytes(32, "big").hex()
+
+    async def query(
+        self, module: str, item: str, params: list[Any] | None = None, block_hash: str | None = None
+    ) -> Any:
+        try:
+            return self.storage[module, item]
+        except KeyError:
+            raise StorageFunctionNotFound(f"{module}.{item} not found") from None
+
+    async def compose(self, call: Any) -> Any:
+        if call[:2] == ("SubtensorModule", "set_mechanism_weights"):
+            raise ValueError("call SubtensorModule.set_mechanism_weights not found")
+        return call
+
+    async def submit(self, call: Any, keypair: Any, **options: Any) -> ExtrinsicResult:
+        self.calls.append(call)
+        return ExtrinsicResult(success=True, block_hash="0x00", extrinsic_id="9-0001")
+
+
+def chain_over(*stubs: Any, timeout: float = 0.4) -> SubtensorChain:
+    """The adapter on these transports, one after the other as sessions are dropped (the last one for good)."""
+    waiting = list(stubs)
+    return open_chain(
+        "ws://stub.invalid",
+        1,
+        WALLET,
+        call_timeout_seconds=timeout,
+        substrate_factory=lambda: waiting.pop(0) if len(waiting) > 1 else waiting[0],
+    )
+
+
+def test_a_call_that_blocks_the_transports_whole_thread_does_not_hang_the_node() -> None:
+    release = threading.Event()
+
+    class Blocking(Stub):
+        async def finalized_block_number(self) -> int:
+            release.wait(20.0)  # not asynchronous: the event loop itself stands still
+            return 1
+
+    chain = chain_over(Blocking(), Stub())
+    start = time.monotonic()
+    with pytest.raises(ChainError, match="did not answer"):
+        chain.finalized()
+    assert time.monotonic() - start < 2.0
+    assert chain.finalized().block == 9, "a fresh session answers while the old one still hangs"
+    release.set()
+
+
+def test_the_next_call_after_a_lost_connection_opens_a_new_session() -> None:
+    class Broken(Stub):
+        async def finalized_block_number(self) -> int:
+            raise RpcConnectionError("gone")
+
+    chain = chain_over(Broken(), Stub())
+    with pytest.raises(ChainError, match="connection"):
+        chain.finalized()
+    assert chain.finalized().block == 9
+
+
+def test_finality_never_goes_back_when_a_lagging_endpoint_answers() -> None:
+    class Lagging(Stub):
+        heights = iter([9, 5, 5])
+
+        async def finalized_block_number(self) -> int:
+            return next(self.heights)
+
+    chain = chain_over(Lagging())
+    assert chain.finalized().block == 9
+    assert chain.finalized().block == 9
+
+
+def test_a_subscription_that_goes_silent_or_breaks_only_delays_a_wait() -> None:
+    class Silent(Stub):
+        height = 9
+        opened = 0
+
+        async def finalized_block_number(self) -> int:
+            self.height += 1
+            return self.height
+
+        async def blocks(self, *, finalized: bool = False) -> AsyncIterator[dict[str, Any]]:
+            assert finalized
+            self.opened += 1
+            if self.opened == 1:
+                raise RpcConnectionError("gone")
+            await asyncio.sleep(30.0)
+            yield {}
+
+    stub = Silent()
+    start = time.monotonic()
+    assert chain_over(stub, timeout=0.3).wait(13, timeout_seconds=10.0).block == 13
+    assert time.monotonic() - start < 5.0
+    assert stub.opened >= 2
+
+
+def test_an_endpoint_that_turns_into_another_chain_is_refused() -> None:
+    class Dropping(Stub):
+        heights = iter([9])
+
+        async def finalized_block_number(self) -> int:
+            for height in self.heights:
+                return height
+            raise RpcConnectionError("gone")
+
+    class Other(Stub):
+        async def block_hash(self, block: int | None = None) -> str:
+            return "0x" + "77" * 32
+
+    chain = chain_over(Dropping(), Other())
+    genesis = chain.genesis()
+    assert chain.finalized().block == 9
+    with pytest.raises(ChainError, match="connection"):
+        chain.finalized()
+    with pytest.raises(ChainError, match="another chain"):
+        chain.finalized()
+    assert chain.genesis() == genesis
+
+
+def test_a_pruned_height_says_so_and_says_what_to_do() -> None:
+    class Pruned(Stub):
+        async def query(self, *_: Any, **__: Any) -> Any:
+            raise Refusal("State discarded for 0x00. This indicates the block is too old")
+
+    with pytest.raises(ChainError, match=r"block 3 is below the pruning horizon.*archive"):
+        chain_over(Pruned()).header(3)
+
+
+def test_a_runtime_without_the_storage_and_the_call_of_the_weights_intent_gets_the_plain_extrinsic() -> None:
+    class Older(Stub):
+        async def submit(self, call: Any, keypair: Any, **options: Any) -> ExtrinsicResult:
+            self.storage["SubtensorModule", "LastUpdate"] = [9]
+            return await super().submit(call, keypair, **options)
+
+    stub = Older()
+    assert chain_over(stub).set_weights({Uid(3): 0.5, Uid(1): 0.25, Uid(2): 1e-9}) == 9
+    (call,) = stub.calls
+    assert call[:2] == ("SubtensorModule", "set_weights")
+    assert call[2] == {"netuid": 1, "dests": [1, 3], "weights": [32768, 65535], "version_key": 0}
+
+
+def test_weights_that_are_included_but_cannot_be_read_back_are_an_error() -> None:
+    with pytest.raises(ChainError, match="did not move"):
+        chain_over(Stub()).set_weights({Uid(0): 1.0})
+
+
+@pytest.mark.parametrize("weights", [{}, {Uid(0): 0.0}, {Uid(0): -1.0}, {Uid(0): float("nan")}, {Uid(0): float("inf")}])
+def test_weights_without_meaning_never_reach_the_chain(weights: dict[Uid, float]) -> None:
+    stub = Stub()
+    with pytest.raises(ValueError, match="weights must be"):
+        chain_over(stub).set_weights(weights)
+    assert stub.calls == []
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "expected"),
+    [
+        ("SettingWeightsTooFast", None, "SettingWeightsTooFast"),
+        (None, ErrorCode.RATE_LIMITED, "SettingWeightsTooFast"),
+        ("SpaceLimitExceeded", None, "SpaceLimitExceeded"),
+        (None, ErrorCode.NOT_REGISTERED, "HotKeyNotRegisteredInSubNet"),
+    ],
+)
+def test_a_refusal_has_the_pallets_name_whoever_refused(
+    name: str | None, code: ErrorCode | None, expected: str
+) -> None:
+    class Refusing(Stub):
+        async def submit(self, call: Any, keypair: Any, **options: Any) -> ExtrinsicResult:
+            return ExtrinsicResult(success=False, message="no", error=Refusal("no", name, code))
+
+    stub = Refusing()
+    stub.storage["Commitments", "CommitmentOf"] = None
+    with pytest.raises(ChainError) as caught:
+        chain_over(stub).publish((b"x",))
+    assert caught.value.code == expected
+
+
+class Forgetful(Stub):
+    """Loses the connection in mid-submission, after the block that may or may not include it."""
+
+    def __init__(self, included: bool) -> None:
+        super().__init__()
+        self.included = included
+        self.height = 9
+        self.storage["Commitments", "CommitmentOf"] = None
+
+    async def block_number(self) -> int:
+        self.height += 1
+        return self.height
+
+    async def submit(self, call: Any, keypair: Any, **options: Any) -> ExtrinsicResult:
+        self.calls.append(call)
+        if self.included or len(self.calls) > 1:
+            ((field,),) = call[2]["info"]["fields"]
+            ((variant, data),) = field.items()
+            shown = {"fields": [{variant: "0x" + data.hex()}]}
+            self.storage["Commitments", "CommitmentOf"] = {"deposit": 0, "block": self.height, "info": shown}
+        if len(self.calls) == 1:
+            raise RpcConnectionError("gone in mid-submission")
+        return ExtrinsicResult(success=True, block_hash="0x00", extrinsic_id=f"{self.height}-0001")
+
+
+def test_a_submission_that_was_included_before_the_connection_was_lost_is_not_sent_again() -> None:
+    stub = Forgetful(included=True)
+    assert chain_over(stub, timeout=5.0).publish((b"x",)) == 9
+    assert len(stub.calls) == 1
+
+
+def test_a_submission_that_was_lost_is_sent_again_after_the_chain_was_read_back() -> None:
+    stub = Forgetful(included=False)
+    assert chain_over(stub, timeout=5.0).publish((b"x",)) == stub.height
+    assert len(stub.calls) == 2
+
+
+def test_a_chain_opened_before_a_fork_works_after_it() -> None:
+    chain = chain_over(Stub(), timeout=5.0)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if chain.finalized().block == 9 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert chain.finalized().block == 9
+
+
+def test_closing_a_chain_wakes_a_call_that_waits_and_the_next_call_reconnects() -> None:
+    class Waiting(Stub):
+        async def finalized_block_number(self) -> int:
+            await asyncio.sleep(30.0)
+            return 1
+
+    chain = chain_over(Waiting(), Stub(), timeout=20.0)
+    threading.Timer(0.2, chain.close).start()
+    start = time.monotonic()
+    with pytest.raises(ChainError):
+        chain.finalized()
+    assert time.monotonic() - start < 5.0
+    assert chain.finalized().block == 9

@@ -1,0 +1,88 @@
+"""The adapter on devnets that tests must hold in their hand: pruned, or killed in mid-submission."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chain import operator
+from chain.adapter import open_chain
+from chain.devnet import launch
+from chain.devnet.genesis import Genesis
+from protocol.errors import ChainError
+from protocol.types import Uid
+from tests.chain.harness import NETUID, wallet
+
+OWNER = wallet("//adapter//owner")
+
+
+class Devnets:
+    """Devnets on one folder, one at a time: all are ended with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: list[launch.Devnet] = []
+
+    def start(self, **options: Any) -> launch.Devnet:
+        fresh = None if self._started else genesis()
+        self._started.append(launch.start(self._folder / "data", fresh, step=True, **options))
+        return self._started[-1]
+
+    def end(self) -> None:
+        for devnet in self._started:
+            devnet.stop()
+
+
+@pytest.fixture
+def devnets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Devnets]:
+    monkeypatch.setenv("BITTENSOR_RUNTIME_CACHE_DIR", str(tmp_path / "runtime"))
+    devnets = Devnets(tmp_path)
+    yield devnets
+    devnets.end()
+
+
+def genesis() -> Genesis:
+    return Genesis(owner_coldkey=OWNER.coldkey.ss58_address, owner_hotkey=OWNER.hotkey.ss58_address, netuid=NETUID)
+
+
+def test_a_height_below_the_pruning_horizon_is_a_chain_error_that_says_so(devnets: Devnets) -> None:
+    devnet = devnets.start(keep_blocks=10)
+    chain, fresh = (open_chain(devnet.url, NETUID, None, call_timeout_seconds=5.0) for _ in range(2))
+    devnet.admin().step(3)
+    old = chain.finalized()
+    devnet.admin().step(11)
+    assert chain.header(old.block) == old, "what was read while it was there stays known"
+    for read in (fresh.header, fresh.peers, lambda block: fresh.weights(block, Uid(0))):
+        with pytest.raises(ChainError, match=f"block {old.block} is below the pruning horizon"):
+            read(old.block)
+    with pytest.raises(ChainError, match="pruning horizon"):
+        chain.peers(old.block)
+    assert fresh.genesis() == chain.genesis()
+    fresh.close()
+    chain.close()
+
+
+def test_a_submission_whose_node_is_killed_is_found_on_chain_and_not_sent_twice(devnets: Devnets) -> None:
+    devnet = devnets.start()
+    port = int(devnet.url.rsplit(":", 1)[1].strip("/"))
+    chain = open_chain(devnet.url, NETUID, OWNER, call_timeout_seconds=10.0)
+    admin = devnet.admin()
+    admin.step(2)
+    with ThreadPoolExecutor(1) as pool:
+        published = pool.submit(chain.publish, (b"slot",))
+        deadline = time.monotonic() + 10.0
+        while admin.request("account_nextIndex", OWNER.hotkey.ss58_address) == 0:  # counts what the pool holds
+            assert time.monotonic() < deadline, "the submission never reached the pool"
+            time.sleep(0.05)
+        devnet.kill()
+        devnets.start(port=port).admin().step(1)
+        assert published.result(30.0) == 3
+    chain.wait(3, 5.0)
+    slot = chain.peers(3)[0].slot
+    assert slot is not None
+    assert slot.block == 3
+    assert operator.nonce(chain, OWNER.hotkey.ss58_address) == 1, "one submission, one nonce"
+    chain.close()

@@ -1,0 +1,159 @@
+"""The Bucket port in memory, and the ways in which a peer's own server may lie or fail.
+
+`FakeStore` is the server, `FakeBucket` one credential for one of its buckets. Faults are set per bucket, by the
+server's owner, and seen by every reader.
+"""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import md5
+from pathlib import Path
+
+from protocol.errors import AccessDenied, ObjectMissing, ObjectTooLarge, StorageError
+from protocol.ports import ObjectFacts
+from protocol.types import Pointer
+from storage.s3 import ObjectReplaced
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What a bucket's server does wrong. The default does nothing wrong.
+
+    modified: LastModified that is claimed of every object. head_size: size that HEAD claims. down: every call fails.
+    denied: every call is refused. stalls: reads give nothing until the time is over. answers: content per reader, in
+    place of what is stored. broken_ranges: so many ranged reads fail.
+    """
+
+    modified: float | None = None
+    head_size: int | None = None
+    down: bool = False
+    denied: bool = False
+    stalls: bool = False
+    answers: Mapping[str, bytes] = field(default_factory=dict)
+    broken_ranges: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    data: bytes
+    modified: float
+
+    @property
+    def etag(self) -> str:
+        return f'"{md5(self.data).hexdigest()}"'
+
+
+class FakeStore:
+    """A server: buckets of objects, and the faults of each. `now` stamps LastModified. `log` lists (bucket, verb, key)
+    in the order of arrival."""
+
+    def __init__(self) -> None:
+        self.buckets: dict[str, dict[str, _Object]] = {}
+        self.faults: dict[str, Faults] = {}
+        self.now = 1_700_000_000.0
+        self.log: list[tuple[str, str, str]] = []
+        self.lock = threading.Lock()
+
+    def bucket(self, name: str, *, read_only: bool = False, reader: str = "owner") -> "FakeBucket":
+        """A credential for one bucket, which exists from then on."""
+        self.buckets.setdefault(name, {})
+        return FakeBucket(self, name, read_only=read_only, reader=reader)
+
+    def pointer(self, name: str) -> Pointer:
+        """The pointer that the bucket's owner would publish."""
+        return Pointer("https://store.example", name, f"{name}-read", "not-a-secret")
+
+    def open(self, pointer: Pointer, *, reader: str = "somebody") -> "FakeBucket":
+        """What open_pointer does, here."""
+        return self.bucket(pointer.bucket, read_only=True, reader=reader)
+
+
+class FakeBucket:
+    """One credential for one bucket of a FakeStore (RangedBucket)."""
+
+    def __init__(self, store: FakeStore, name: str, *, read_only: bool, reader: str) -> None:
+        self._store = store
+        self._name = name
+        self._read_only = read_only
+        self._reader = reader
+
+    def put(self, key: str, data: bytes | Path, *, timeout_seconds: float) -> None:
+        self._enter("put", key, timeout_seconds, writes=True)
+        body = data.read_bytes() if isinstance(data, Path) else bytes(data)
+        with self._store.lock:
+            self._store.buckets[self._name][key] = _Object(body, self._store.now)
+
+    def get(self, key: str, *, max_bytes: int, timeout_seconds: float, exact: bool = False) -> bytes:
+        self._enter("get", key, timeout_seconds)
+        found = self._find(key)
+        if len(found.data) > max_bytes or (exact and len(found.data) != max_bytes):
+            raise ObjectTooLarge(f"get: the object has {len(found.data)} bytes; not read", len(found.data))
+        self._stall(timeout_seconds)
+        return found.data
+
+    def get_range(self, key: str, *, first: int, num_bytes: int, etag: str, timeout_seconds: float) -> bytes:
+        self._enter("get", key, timeout_seconds)
+        found = self._find(key)
+        if found.etag != etag:
+            raise ObjectReplaced("get: the object is another version by now")
+        if first + num_bytes > len(found.data):
+            raise StorageError("get: the server answered another range than it was asked for")
+        self._stall(timeout_seconds)
+        with self._store.lock:
+            faults = self._faults
+            if faults.broken_ranges:
+                self._store.faults[self._name] = replace(faults, broken_ranges=faults.broken_ranges - 1)
+                raise StorageError("get: the body broke")
+        return found.data[first : first + num_bytes]
+
+    def head(self, key: str, *, timeout_seconds: float) -> ObjectFacts | None:
+        self._enter("head", key, timeout_seconds)
+        try:
+            found = self._find(key)
+        except ObjectMissing:
+            return None
+        faults = self._faults
+        size = len(found.data) if faults.head_size is None else faults.head_size
+        return ObjectFacts(size, found.etag, found.modified if faults.modified is None else faults.modified)
+
+    def list(self, prefix: str, *, max_keys: int, timeout_seconds: float) -> tuple[str, ...]:
+        self._enter("list", prefix, timeout_seconds)
+        with self._store.lock:
+            keys = sorted(key for key in self._store.buckets[self._name] if key.startswith(prefix))
+        return tuple(keys[:max_keys])
+
+    def delete(self, key: str, *, timeout_seconds: float) -> None:
+        self._enter("delete", key, timeout_seconds, writes=True)
+        with self._store.lock:
+            self._store.buckets[self._name].pop(key, None)
+
+    @property
+    def _faults(self) -> Faults:
+        return self._store.faults.get(self._name, Faults())
+
+    def _enter(self, verb: str, key: str, timeout_seconds: float, *, writes: bool = False) -> None:
+        with self._store.lock:
+            self._store.log.append((self._name, verb, key))
+        if timeout_seconds <= 0:
+            raise StorageError(f"{verb}: out of time")
+        if self._faults.down:
+            raise StorageError(f"{verb}: no connection to the endpoint")
+        if self._faults.denied or (writes and self._read_only):
+            raise AccessDenied(f"{verb}: the credential is unknown or may not do this (403)")
+
+    def _stall(self, timeout_seconds: float) -> None:
+        if self._faults.stalls:
+            time.sleep(timeout_seconds)
+            raise StorageError("get: out of time")
+
+    def _find(self, key: str) -> _Object:
+        with self._store.lock:
+            found = self._store.buckets[self._name].get(key)
+        answer = self._faults.answers.get(self._reader)
+        if answer is not None:
+            return _Object(answer, self._store.now)
+        if found is None:
+            raise ObjectMissing("get: there is no such object or bucket")
+        return found

@@ -1,0 +1,27 @@
+import numpy as np
+import torch
+
+from protocol.layout import Layout
+from sparseloco.feedback import accumulate, restore
+from sparseloco.reference import compress
+from tests.sparseloco.samples import RAGGED, arrays, same_bits, tensors, zeros
+
+
+def test_decay_and_sum_are_rounded_one_by_one():
+    # beta * e has a rounding error that a fused multiply-add would keep.
+    error, delta = torch.tensor([1.0 + 2.0**-23]), torch.tensor([-0.95])
+    product = np.float32(np.float32(0.95) * np.float32(1.0 + 2.0**-23))
+    expected = np.float32(product + np.float32(-0.95))
+    assert accumulate(delta, error, 0.95).item() == float(expected)
+    assert float(expected) != float(np.float32(0.95)) * (1.0 + 2.0**-23) + float(np.float32(-0.95))
+
+
+def test_a_void_round_gives_back_what_was_sent():
+    layout = Layout.of(RAGGED, 64)
+    theta = tensors(arrays("normal", 0))
+    update, error = compress(theta, zeros(), None, layout, 0.95)
+    restored = restore(error, update)
+    expected = {name: error[name] + update.dense(name) for name in RAGGED}
+    assert same_bits(restored, expected)
+    for name in RAGGED:
+        torch.testing.assert_close(restored[name], theta[name], rtol=2e-7, atol=0)

@@ -1,0 +1,153 @@
+"""One contract for every Bucket: the fake, localnet's store (moto, IAM enforced), and OpenStack Swift's s3api."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from localnet.store import StoreReady
+from protocol.errors import AccessDenied, ObjectMissing, ObjectTooLarge
+from storage.s3 import PART_BYTES, ObjectReplaced, RangedBucket, open_bucket
+from tests.fakes.bucket import FakeStore
+
+SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """One bucket seen by three credentials: its owner's, the published read-only one, and another peer's own."""
+
+    owner: RangedBucket
+    reader: RangedBucket
+    stranger: RangedBucket
+
+
+def fake_buckets(request: pytest.FixtureRequest) -> Buckets:
+    store = FakeStore()
+    owner = store.bucket("miner-0")
+    # The fake has no credentials of its own for other buckets: a stranger is a view that may not write.
+    view = store.bucket("miner-0", read_only=True)
+    return Buckets(owner, view, view)
+
+
+def moto_buckets(request: pytest.FixtureRequest) -> Buckets:
+    ready: StoreReady = request.getfixturevalue("moto_store")
+    own, other = ready.users["miner-0"], ready.users["miner-1"]
+    return Buckets(
+        open_bucket(ready.endpoint, own.bucket, own.write_access_key, own.write_secret_key, local=True),
+        open_bucket(ready.endpoint, own.bucket, own.read_access_key, own.read_secret_key, local=True),
+        open_bucket(ready.endpoint, own.bucket, other.write_access_key, other.write_secret_key, local=True),
+    )
+
+
+def swift_buckets(request: pytest.FixtureRequest) -> Buckets:
+    endpoint: str = request.getfixturevalue("swift_endpoint")
+
+    def credential(name: str) -> RangedBucket:
+        return open_bucket(endpoint, "miner-0", f"test:{name}", f"{name}-secret", local=True)
+
+    return Buckets(credential("owner"), credential("reader"), credential("stranger"))
+
+
+SERVERS: dict[str, Callable[[pytest.FixtureRequest], Buckets]] = {
+    "fake": fake_buckets,
+    "moto": moto_buckets,
+    "swift": swift_buckets,
+}
+
+
+@pytest.fixture(params=SERVERS)
+def buckets(request: pytest.FixtureRequest) -> Buckets:
+    return SERVERS[request.param](request)
+
+
+def test_what_was_put_is_read_back_by_the_published_key(buckets: Buckets) -> None:
+    buckets.owner.put("round/1", b"payload", timeout_seconds=SECONDS)
+    assert buckets.reader.get("round/1", max_bytes=7, timeout_seconds=SECONDS, exact=True) == b"payload"
+    assert buckets.reader.get("round/1", max_bytes=1000, timeout_seconds=SECONDS) == b"payload"
+
+
+def test_an_empty_object_is_an_object(buckets: Buckets) -> None:
+    buckets.owner.put("empty", b"", timeout_seconds=SECONDS)
+    assert buckets.reader.get("empty", max_bytes=0, timeout_seconds=SECONDS, exact=True) == b""
+
+
+def test_a_put_replaces_the_object(buckets: Buckets) -> None:
+    buckets.owner.put("again", b"first", timeout_seconds=SECONDS)
+    buckets.owner.put("again", b"second!", timeout_seconds=SECONDS)
+    assert buckets.reader.get("again", max_bytes=100, timeout_seconds=SECONDS) == b"second!"
+
+
+def test_a_missing_object_is_missing_to_get_and_none_to_head(buckets: Buckets) -> None:
+    with pytest.raises(ObjectMissing):
+        buckets.reader.get("nowhere", max_bytes=1, timeout_seconds=SECONDS)
+    assert buckets.reader.head("nowhere", timeout_seconds=SECONDS) is None
+
+
+@pytest.mark.parametrize(("max_bytes", "exact"), [(9, False), (9, True), (11, True)])
+def test_an_object_of_another_size_is_refused_with_the_claimed_size(
+    buckets: Buckets, max_bytes: int, exact: bool
+) -> None:
+    buckets.owner.put("ten", b"0123456789", timeout_seconds=SECONDS)
+    with pytest.raises(ObjectTooLarge) as caught:
+        buckets.reader.get("ten", max_bytes=max_bytes, timeout_seconds=SECONDS, exact=exact)
+    assert caught.value.size_bytes == 10
+
+
+def test_head_tells_size_etag_and_time(buckets: Buckets) -> None:
+    buckets.owner.put("facts", b"12345", timeout_seconds=SECONDS)
+    facts = buckets.reader.head("facts", timeout_seconds=SECONDS)
+    assert facts is not None
+    assert (facts.size_bytes, bool(facts.etag)) == (5, True)
+    assert facts.modified > 1_600_000_000
+
+
+def test_a_range_is_read_from_the_version_with_the_given_etag(buckets: Buckets) -> None:
+    buckets.owner.put("ranged", b"0123456789", timeout_seconds=SECONDS)
+    facts = buckets.reader.head("ranged", timeout_seconds=SECONDS)
+    assert facts is not None
+    read = buckets.reader.get_range("ranged", first=3, num_bytes=4, etag=facts.etag, timeout_seconds=SECONDS)
+    assert read == b"3456"
+    buckets.owner.put("ranged", b"abcdefghij", timeout_seconds=SECONDS)
+    with pytest.raises(ObjectReplaced):
+        buckets.reader.get_range("ranged", first=3, num_bytes=4, etag=facts.etag, timeout_seconds=SECONDS)
+
+
+def test_a_list_is_sorted_bounded_and_of_one_prefix(buckets: Buckets) -> None:
+    for key in ("list/b", "list/a", "list/c", "other/a"):
+        buckets.owner.put(key, b"x", timeout_seconds=SECONDS)
+    assert buckets.reader.list("list/", max_keys=10, timeout_seconds=SECONDS) == ("list/a", "list/b", "list/c")
+    assert buckets.reader.list("list/", max_keys=2, timeout_seconds=SECONDS) == ("list/a", "list/b")
+    assert buckets.reader.list("nothing/", max_keys=2, timeout_seconds=SECONDS) == ()
+
+
+def test_a_deleted_object_is_gone_and_deleting_it_again_is_no_error(buckets: Buckets) -> None:
+    buckets.owner.put("doomed", b"x", timeout_seconds=SECONDS)
+    buckets.owner.delete("doomed", timeout_seconds=SECONDS)
+    buckets.owner.delete("doomed", timeout_seconds=SECONDS)
+    assert buckets.reader.head("doomed", timeout_seconds=SECONDS) is None
+
+
+def test_a_file_of_several_parts_arrives_whole(buckets: Buckets, tmp_path: Path) -> None:
+    data = bytes(range(256)) * ((PART_BYTES + 5000) // 256)
+    (tmp_path / "large").write_bytes(data)
+    buckets.owner.put("large", tmp_path / "large", timeout_seconds=SECONDS)
+    assert buckets.reader.get("large", max_bytes=len(data), timeout_seconds=SECONDS, exact=True) == data
+    buckets.owner.put("large", data[::-1], timeout_seconds=SECONDS)
+    assert buckets.reader.get("large", max_bytes=len(data), timeout_seconds=SECONDS, exact=True) == data[::-1]
+    buckets.owner.delete("large", timeout_seconds=SECONDS)
+
+
+@pytest.mark.parametrize("who", ["reader", "stranger"])
+def test_only_the_owner_may_write(buckets: Buckets, who: str) -> None:
+    buckets.owner.put("guarded", b"mine", timeout_seconds=SECONDS)
+    other: RangedBucket = getattr(buckets, who)
+    with pytest.raises(AccessDenied):
+        other.put("guarded", b"theirs", timeout_seconds=SECONDS)
+    with pytest.raises(AccessDenied):
+        other.put("new", b"theirs", timeout_seconds=SECONDS)
+    with pytest.raises(AccessDenied):
+        other.delete("guarded", timeout_seconds=SECONDS)
+    assert buckets.owner.get("guarded", max_bytes=10, timeout_seconds=SECONDS) == b"mine"
+    assert buckets.owner.head("new", timeout_seconds=SECONDS) is None

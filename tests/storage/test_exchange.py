@@ -1,0 +1,254 @@
+"""Publish and gather: a peer's bucket hurts that peer alone, and only digests decide."""
+
+import threading
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.errors import AccessDenied, ConfigError, StorageError
+from protocol.types import PeerId
+from storage.exchange import Fault, Source, Wanted, gather, publish
+from storage.s3 import PART_BYTES, RangedBucket, open_bucket
+from tests.fakes.bucket import FakeBucket, FakeStore, Faults
+from tests.storage.hostile import hostile, response
+
+SIZE = 100
+
+
+def peer(number: int) -> PeerId:
+    return PeerId(sha256(bytes([number])).digest())
+
+
+def body(number: int) -> bytes:
+    return bytes([number]) * SIZE
+
+
+def is_exactly(data: bytes) -> Callable[[bytes], bool]:
+    digest = sha256(data).digest()
+    return lambda found: sha256(found).digest() == digest
+
+
+def stored(store: FakeStore, number: int, *names: str, reader: str = "somebody") -> Wanted:
+    """A peer's object, wanted from the named buckets."""
+
+    def opener(name: str) -> Callable[[], RangedBucket]:
+        return lambda: store.bucket(name, read_only=True, reader=reader)
+
+    return Wanted(peer(number), tuple(Source(opener(name), "k") for name in names), SIZE, is_exactly(body(number)))
+
+
+def put(store: FakeStore, name: str, data: bytes) -> None:
+    store.bucket(name).put("k", data, timeout_seconds=1)
+
+
+def test_every_peers_bytes_are_gathered() -> None:
+    store = FakeStore()
+    for number in range(20):
+        put(store, f"m{number}", body(number))
+    wanted = [stored(store, number, f"m{number}") for number in range(20)]
+    assert gather(wanted, timeout_seconds=5, max_threads=4) == {peer(number): body(number) for number in range(20)}
+
+
+def test_nothing_wanted_is_nothing_gathered() -> None:
+    assert gather([], timeout_seconds=5, max_threads=4) == {}
+
+
+def test_each_fault_has_its_kind_and_touches_no_other_peer() -> None:
+    store = FakeStore()
+    for number in range(7):
+        put(store, f"m{number}", body(number))
+    store.bucket("m1").delete("k", timeout_seconds=1)
+    put(store, "m2", b"x" * (SIZE + 1))
+    put(store, "m3", b"x" * SIZE)
+    store.faults["m4"] = Faults(down=True)
+    store.faults["m5"] = Faults(denied=True)
+    found = gather([stored(store, n, f"m{n}") for n in range(7)], timeout_seconds=5, max_threads=3)
+    kinds = [fault.kind if isinstance(fault, Fault) else "ok" for fault in (found[peer(n)] for n in range(7))]
+    assert kinds == ["ok", "missing", "wrong_size", "mismatch", "unavailable", "unavailable", "ok"]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.sampled_from(["ok", "missing", "larger", "other", "down", "denied"]), min_size=1, max_size=12))
+def test_a_peers_outcome_is_what_it_would_be_alone(kinds: list[str]) -> None:
+    store = FakeStore()
+    for number, kind in enumerate(kinds):
+        data = {"larger": body(number) + b"x", "other": b"\xff" * SIZE}.get(kind, body(number))
+        if kind != "missing":
+            put(store, f"m{number}", data)
+        store.faults[f"m{number}"] = Faults(down=kind == "down", denied=kind == "denied")
+    wanted = [stored(store, number, f"m{number}") for number in range(len(kinds))]
+    alone = {item.peer: gather([item], timeout_seconds=5, max_threads=1)[item.peer] for item in wanted}
+    assert gather(wanted, timeout_seconds=5, max_threads=3) == alone
+
+
+def test_stalled_peers_hold_up_nobody_even_when_they_outnumber_the_threads() -> None:
+    store = FakeStore()
+    for number in range(12):
+        put(store, f"m{number}", body(number))
+        if number < 8:
+            store.faults[f"m{number}"] = Faults(stalls=True)
+    began = time.monotonic()
+    found = gather([stored(store, n, f"m{n}") for n in range(12)], timeout_seconds=2, max_threads=2)
+    assert time.monotonic() - began < 4
+    assert [isinstance(found[peer(n)], bytes) for n in range(12)] == [False] * 8 + [True] * 4
+
+
+def test_a_bucket_that_ignores_its_time_out_cannot_delay_the_return() -> None:
+    class Hung(FakeBucket):
+        def get(self, key: str, *, max_bytes: int, timeout_seconds: float, exact: bool = False) -> bytes:
+            released.wait(30)
+            raise StorageError("get: out of time")
+
+    released = threading.Event()
+    store = FakeStore()
+    put(store, "good", body(1))
+    hung = Hung(store, "hung", read_only=True, reader="")
+    wanted = [Wanted(peer(0), (Source(lambda: hung, "k"),), SIZE, bool), stored(store, 1, "good")]
+    began = time.monotonic()
+    found = gather(wanted, timeout_seconds=0.5, max_threads=2)
+    assert time.monotonic() - began < 3
+    assert found == {peer(0): Fault("unavailable", "no answer in time"), peer(1): body(1)}
+    released.set()
+
+
+def test_a_trickling_server_delays_nobody_over_real_http() -> None:
+    def trickle(connection: object, head: bytes) -> None:
+        connection.sendall(response("200 OK", f"Content-Length: {SIZE}", 'ETag: "e"'))  # type: ignore[attr-defined]
+        while True:
+            connection.sendall(b"x")  # type: ignore[attr-defined]
+            time.sleep(0.2)
+
+    def honest(connection: object, head: bytes) -> None:
+        answer = response("200 OK", f"Content-Length: {SIZE}", 'ETag: "e"', body=body(1))
+        connection.sendall(answer)  # type: ignore[attr-defined]
+
+    with hostile(trickle) as slow, hostile(honest) as good:
+
+        def wanted(number: int, endpoint: str) -> Wanted:
+            source = Source(lambda: open_bucket(endpoint, "bucket", "access", "secret", local=True), "k")
+            return Wanted(peer(number), (source,), SIZE, is_exactly(body(number)))
+
+        began = time.monotonic()
+        items = [wanted(0, slow.endpoint), wanted(1, good.endpoint)]
+        found = gather(items, timeout_seconds=1.5, max_threads=1)
+        assert time.monotonic() - began < 4
+    assert found[peer(1)] == body(1)
+    assert isinstance(found[peer(0)], Fault)
+
+
+def test_any_source_repairs_what_another_lacks() -> None:
+    store = FakeStore()
+    put(store, "lies", b"x" * SIZE)
+    put(store, "short", b"x")
+    put(store, "mirror", body(1))
+    store.faults["stalls"] = Faults(stalls=True)
+    put(store, "stalls", body(1))
+    for bad in ("lies", "short", "empty", "stalls"):
+        assert gather([stored(store, 1, bad, "mirror")], timeout_seconds=1, max_threads=1)[peer(1)] == body(1)
+    assert gather([stored(store, 1, "mirror", "lies")], timeout_seconds=1, max_threads=1)[peer(1)] == body(1)
+
+
+def test_the_fault_that_is_told_is_the_owners() -> None:
+    store = FakeStore()
+    put(store, "short", b"x")
+    found = gather([stored(store, 1, "short", "empty")], timeout_seconds=1, max_threads=1)[peer(1)]
+    assert isinstance(found, Fault)
+    assert found.kind == "wrong_size"
+
+
+def test_a_forged_clock_changes_nothing() -> None:
+    outcomes = []
+    for claimed in (None, 0.0, 4e9):
+        store = FakeStore()
+        put(store, "m1", body(1))
+        put(store, "m2", b"x" * SIZE)
+        store.faults.update({name: Faults(modified=claimed) for name in ("m1", "m2")})
+        wanted = [stored(store, 1, "m1"), stored(store, 2, "m2")]
+        outcomes.append(gather(wanted, timeout_seconds=1, max_threads=2))
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert outcomes[0][peer(1)] == body(1)
+
+
+def test_a_bucket_that_answers_each_reader_differently_gives_the_committed_bytes_or_a_fault() -> None:
+    store = FakeStore()
+    put(store, "m1", body(1))
+    store.faults["m1"] = Faults(answers={"leader": body(1), "follower": b"x" * SIZE, "late": body(1) + b"x"})
+    put(store, "mirror", body(1))
+    for reader in ("leader", "follower", "late"):
+        alone = gather([stored(store, 1, "m1", reader=reader)], timeout_seconds=1, max_threads=1)[peer(1)]
+        assert alone == body(1) if reader == "leader" else isinstance(alone, Fault)
+        wanted = [stored(store, 1, "m1", "mirror", reader=reader)]
+        assert gather(wanted, timeout_seconds=1, max_threads=1)[peer(1)] == body(1)
+
+
+def test_head_that_disagrees_with_get_decides_nothing_about_small_objects() -> None:
+    store = FakeStore()
+    put(store, "m1", body(1))
+    store.faults["m1"] = Faults(head_size=1)
+    assert gather([stored(store, 1, "m1")], timeout_seconds=1, max_threads=1)[peer(1)] == body(1)
+
+
+def test_a_pointer_that_may_not_be_followed_is_that_peers_fault() -> None:
+    def refused() -> RangedBucket:
+        raise ConfigError("the pointer's endpoint leads to an address that is not public")
+
+    found = gather([Wanted(peer(1), (Source(refused, "k"),), SIZE, bool)], timeout_seconds=1, max_threads=1)
+    assert isinstance(found[peer(1)], Fault)
+
+
+def test_a_bug_of_ours_is_raised_and_not_blamed_on_a_peer() -> None:
+    def buggy(data: bytes) -> bool:
+        raise ZeroDivisionError
+
+    store = FakeStore()
+    put(store, "m1", body(1))
+    item = stored(store, 1, "m1")
+    with pytest.raises(ZeroDivisionError):
+        gather([Wanted(item.peer, item.sources, SIZE, buggy)], timeout_seconds=1, max_threads=1)
+
+
+def test_a_peer_wanted_twice_is_our_bug() -> None:
+    store = FakeStore()
+    with pytest.raises(ValueError, match="twice"):
+        gather([stored(store, 1, "m1"), stored(store, 1, "m2")], timeout_seconds=1, max_threads=1)
+
+
+def test_a_large_object_goes_through_the_cache_and_leaves_nothing_there(tmp_path: Path) -> None:
+    store = FakeStore()
+    data = bytes(PART_BYTES) + b"end"
+    put(store, "m1", data)
+    source = Source(lambda: store.bucket("m1", read_only=True), "k")
+    wanted = [Wanted(peer(1), (source,), len(data), is_exactly(data))]
+    assert gather(wanted, timeout_seconds=10, max_threads=1, cache=tmp_path)[peer(1)] == data
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_publish_tries_again_until_the_bucket_is_back() -> None:
+    store = FakeStore()
+    store.faults["m1"] = Faults(down=True)
+    timer = threading.Timer(0.4, lambda: store.faults.clear())
+    timer.start()
+    publish(store.bucket("m1"), "k", b"data", timeout_seconds=10)
+    timer.join()
+    assert store.bucket("m1").get("k", max_bytes=4, timeout_seconds=1) == b"data"
+
+
+def test_publish_gives_up_at_its_deadline() -> None:
+    store = FakeStore()
+    store.faults["m1"] = Faults(down=True)
+    began = time.monotonic()
+    with pytest.raises(StorageError):
+        publish(store.bucket("m1"), "k", b"data", timeout_seconds=0.5)
+    assert time.monotonic() - began < 2
+
+
+def test_publish_does_not_insist_where_it_may_not_write() -> None:
+    store = FakeStore()
+    with pytest.raises(AccessDenied):
+        publish(store.bucket("m1", read_only=True), "k", b"data", timeout_seconds=10)
+    assert len(store.log) == 1

@@ -1,0 +1,126 @@
+"""Downloads that go on after a break, a restart and a replacement; compared with the bytes that are stored."""
+
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ConfigError, ObjectMissing, ObjectTooLarge, StorageError
+from storage import resume
+from storage.resume import download_to
+from tests.fakes.bucket import FakeBucket, FakeStore, Faults
+
+PART = 1000
+DATA = bytes(number * 7 % 251 for number in range(3 * PART + 500))
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "PART_BYTES", PART)
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    store = FakeStore()
+    store.bucket("m").put("k", DATA, timeout_seconds=1)
+    return store
+
+
+class FailsAfter(FakeBucket):
+    """Serves so many parts, then fails: the process that is killed in between."""
+
+    parts = 0
+
+    def get_range(self, key: str, *, first: int, num_bytes: int, etag: str, timeout_seconds: float) -> bytes:
+        if self.parts == 0:
+            raise StorageError("get: the body broke")
+        self.parts -= 1
+        return super().get_range(key, first=first, num_bytes=num_bytes, etag=etag, timeout_seconds=timeout_seconds)
+
+
+def cut_off_after(store: FakeStore, parts: int, path: Path) -> None:
+    bucket = FailsAfter(store, "m", read_only=True, reader="")
+    bucket.parts = parts
+    with pytest.raises(StorageError):
+        download_to(bucket, "k", path, len(DATA), timeout_seconds=5)
+    assert not path.exists()
+
+
+def parts_read(store: FakeStore) -> int:
+    return sum(verb == "get" for _, verb, _ in store.log)
+
+
+def test_a_whole_download_leaves_only_the_file(store: FakeStore, tmp_path: Path) -> None:
+    download_to(store.bucket("m"), "k", tmp_path / "new" / "file", len(DATA), timeout_seconds=5)
+    assert (tmp_path / "new" / "file").read_bytes() == DATA
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["file"]
+
+
+def test_a_restart_reads_only_what_is_not_there_yet(store: FakeStore, tmp_path: Path) -> None:
+    cut_off_after(store, 2, tmp_path / "file")
+    store.log.clear()
+    download_to(store.bucket("m"), "k", tmp_path / "file", len(DATA), timeout_seconds=5)
+    assert (tmp_path / "file").read_bytes() == DATA
+    assert parts_read(store) == 2
+
+
+def test_a_part_that_was_half_written_is_read_again(store: FakeStore, tmp_path: Path) -> None:
+    cut_off_after(store, 2, tmp_path / "file")
+    with (tmp_path / "file.part").open("ab") as file:
+        file.write(b"torn")
+    download_to(store.bucket("m"), "k", tmp_path / "file", len(DATA), timeout_seconds=5)
+    assert (tmp_path / "file").read_bytes() == DATA
+
+
+def test_an_object_replaced_between_two_runs_is_read_from_its_beginning(store: FakeStore, tmp_path: Path) -> None:
+    cut_off_after(store, 2, tmp_path / "file")
+    store.bucket("m").put("k", DATA[::-1], timeout_seconds=1)
+    download_to(store.bucket("m"), "k", tmp_path / "file", len(DATA), timeout_seconds=5)
+    assert (tmp_path / "file").read_bytes() == DATA[::-1]
+
+
+def test_an_object_replaced_during_a_run_is_read_from_its_beginning(store: FakeStore, tmp_path: Path) -> None:
+    class Replaced(FakeBucket):
+        def get_range(self, key: str, *, first: int, num_bytes: int, etag: str, timeout_seconds: float) -> bytes:
+            if first == PART:
+                store.bucket("m").put("k", DATA[::-1], timeout_seconds=1)
+            return super().get_range(key, first=first, num_bytes=num_bytes, etag=etag, timeout_seconds=timeout_seconds)
+
+    bucket = Replaced(store, "m", read_only=True, reader="")
+    download_to(bucket, "k", tmp_path / "file", len(DATA), timeout_seconds=5)
+    assert (tmp_path / "file").read_bytes() == DATA[::-1]
+
+
+@pytest.mark.parametrize("note", ["", "{", "null", '{"etag": "other", "size": 3500}', "\udcff"])
+def test_a_spoilt_note_means_starting_again(store: FakeStore, tmp_path: Path, note: str) -> None:
+    cut_off_after(store, 2, tmp_path / "file")
+    (tmp_path / "file.part").write_bytes(b"x" * 2 * PART)
+    (tmp_path / "file.etag").write_bytes(note.encode("utf-8", "surrogateescape"))
+    download_to(store.bucket("m"), "k", tmp_path / "file", len(DATA), timeout_seconds=5)
+    assert (tmp_path / "file").read_bytes() == DATA
+
+
+def test_another_size_is_refused_unread(store: FakeStore, tmp_path: Path) -> None:
+    store.log.clear()
+    with pytest.raises(ObjectTooLarge):
+        download_to(store.bucket("m"), "k", tmp_path / "file", len(DATA) - 1, timeout_seconds=5)
+    assert parts_read(store) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_object_is_missing(store: FakeStore, tmp_path: Path) -> None:
+    with pytest.raises(ObjectMissing):
+        download_to(store.bucket("m"), "nowhere", tmp_path / "file", 5, timeout_seconds=5)
+
+
+def test_a_stalled_server_ends_at_the_deadline_and_keeps_what_came(store: FakeStore, tmp_path: Path) -> None:
+    cut_off_after(store, 2, tmp_path / "file")
+    store.faults["m"] = Faults(stalls=True)
+    with pytest.raises(StorageError):
+        download_to(store.bucket("m"), "k", tmp_path / "file", len(DATA), timeout_seconds=0.2)
+    assert (tmp_path / "file.part").read_bytes() == DATA[: 2 * PART]
+
+
+def test_a_folder_that_cannot_be_written_is_the_operators_to_fix(store: FakeStore, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_bytes(b"")
+    with pytest.raises(ConfigError, match="cannot keep downloads"):
+        download_to(store.bucket("m"), "k", tmp_path / "taken" / "file", len(DATA), timeout_seconds=5)

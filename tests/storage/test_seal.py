@@ -1,0 +1,119 @@
+"""Sealing against the rule in docs/protocol.md section 4, written out again with the hmac module and AES in ECB mode."""
+
+import hashlib
+import hmac
+from dataclasses import replace
+
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import InvalidMessage, InvalidSubmission
+from protocol.merkle import SECTION_BYTES, sections_root
+from protocol.messages import ENVELOPE_BYTES, parse_envelope
+from protocol.types import Digest, PeerId, Reason
+from storage.seal import Sealed, matches, open_sealed, seal, unseal
+
+RUN = Digest(bytes(range(32)))
+KEY = bytes(range(100, 132))
+
+
+class TestSigner:
+    """A signature that names its key and message, without cryptography."""
+
+    __test__ = False
+
+    def __init__(self, name: bytes = b"miner") -> None:
+        self.peer = PeerId(hashlib.sha256(name).digest())
+
+    def sign(self, message: bytes) -> bytes:
+        return hashlib.sha512(self.peer + message).digest()
+
+
+def sealed(plaintext: bytes, round: int = 7, key: bytes | None = KEY, name: bytes = b"miner") -> Sealed:
+    return seal(plaintext, key=key, run=RUN, round=round, signer=TestSigner(name))
+
+
+def keystream(key: bytes, round: int, peer: PeerId, num_bytes: int) -> bytes:
+    """CTR by hand: AES-256 of a big-endian block counter that starts at zero."""
+    cipher_key = hmac.new(key, RUN + round.to_bytes(4, "little") + peer, hashlib.sha256).digest()
+    blocks = b"".join(number.to_bytes(16, "big") for number in range((num_bytes + 15) // 16))
+    ecb = Cipher(algorithms.AES(cipher_key), modes.ECB()).encryptor()
+    return ecb.update(blocks)[:num_bytes]
+
+
+@given(st.binary(max_size=200), st.integers(0, 2**32 - 1), st.binary(min_size=32, max_size=32))
+def test_the_ciphertext_is_aes_ctr_under_the_hmac_of_key_run_round_and_peer(
+    data: bytes, round: int, key: bytes
+) -> None:
+    made = sealed(data, round, key)
+    stream = keystream(key, round, TestSigner().peer, len(data))
+    assert made.ciphertext == bytes(a ^ b for a, b in zip(data, stream, strict=True))
+    envelope, ciphertext = open_sealed(made.object)
+    assert unseal(envelope, key, ciphertext) == data
+
+
+def test_the_envelope_says_and_signs_what_was_sealed() -> None:
+    made = sealed(b"payload")
+    envelope = parse_envelope(made.envelope)
+    assert (envelope.run, envelope.round, envelope.peer) == (RUN, 7, TestSigner().peer)
+    assert envelope.key_hash == hashlib.sha256(KEY).digest()
+    assert envelope.root == sections_root(made.ciphertext)
+    assert envelope.signature == TestSigner().sign(envelope.signed_part)
+    assert made.digest == hashlib.sha256(made.object[:ENVELOPE_BYTES]).digest()
+
+
+def test_every_seal_without_a_key_draws_a_fresh_one() -> None:
+    first, second = sealed(bytes(100), key=None), sealed(bytes(100), key=None)
+    assert first.key != second.key
+    assert first.ciphertext != second.ciphertext
+
+
+def test_a_key_of_another_length_is_our_bug() -> None:
+    with pytest.raises(ValueError, match="32 bytes"):
+        sealed(b"payload", key=b"short")
+
+
+def test_a_wrong_key_is_named_as_such() -> None:
+    envelope, ciphertext = open_sealed(sealed(b"payload").object)
+    for key in (bytes(32), b"", KEY + b"x"):
+        with pytest.raises(InvalidSubmission) as caught:
+            unseal(envelope, key, ciphertext)
+        assert caught.value.reason is Reason.BAD_KEY
+
+
+def test_a_stolen_ciphertext_in_a_thiefs_envelope_decrypts_to_something_else() -> None:
+    made = sealed(b"the victim's work")
+    envelope = parse_envelope(made.envelope)
+    for moved in (
+        replace(envelope, peer=TestSigner(b"thief").peer),
+        replace(envelope, round=8),
+        replace(envelope, run=Digest(bytes(32))),
+    ):
+        assert unseal(moved, KEY, made.ciphertext) != b"the victim's work"
+
+
+def test_only_the_committed_bytes_match() -> None:
+    made = sealed(bytes(SECTION_BYTES + 100))
+    accept = matches(made.digest)
+    assert accept(made.object)
+    for at in (0, 100, ENVELOPE_BYTES, ENVELOPE_BYTES + SECTION_BYTES + 50, len(made.object) - 1):
+        flipped = bytearray(made.object)
+        flipped[at] ^= 1
+        assert not accept(bytes(flipped))
+    for wrong in (b"", made.object[:-1], made.object + b"\0", made.envelope):
+        assert not accept(wrong)
+
+
+def test_what_has_no_envelope_is_an_invalid_message_and_matches_nothing() -> None:
+    junk = bytes(500)
+    with pytest.raises(InvalidMessage):
+        open_sealed(junk)
+    assert not matches(Digest(hashlib.sha256(junk[:ENVELOPE_BYTES]).digest()))(junk)
+
+
+def test_the_key_is_not_in_the_repr() -> None:
+    shown = repr(sealed(b"payload"))
+    assert repr(KEY) not in shown
+    assert KEY.hex() not in shown

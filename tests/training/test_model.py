@@ -1,0 +1,153 @@
+"""The model equals a naive one written from the papers, and its parameters are the spec's."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from protocol.spec import ModelSpec
+from training.model import Transformer, cross_entropy, initialise
+
+SPECS = [
+    ModelSpec(vocabulary=50, layers=2, width=24, heads=6, kv_heads=2, ffn=20, context=17, tie_embeddings=True),
+    ModelSpec(vocabulary=31, layers=1, width=16, heads=2, kv_heads=2, ffn=24, context=9, tie_embeddings=False),
+    ModelSpec(vocabulary=31, layers=3, width=16, heads=4, kv_heads=1, ffn=8, context=9, rope_theta=10.0),
+]
+
+
+def made(spec: ModelSpec, seed: int = 0) -> Transformer:
+    model = Transformer(spec)
+    initialise(model, seed)
+    with torch.no_grad():
+        # Larger weights and gains other than 1, so that a wrong scale, norm or rotation shows.
+        for parameter in model.parameters():
+            parameter.mul_(6.0 if parameter.dim() == 2 else 0.7)
+    return model
+
+
+def naive_logits(spec: ModelSpec, weights: dict[str, Tensor], tokens: Tensor) -> Tensor:
+    """One sequence [T] at a time, heads in a loop, rotation by complex numbers, softmax with an explicit mask."""
+    length, size = len(tokens), spec.width // spec.heads
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x / torch.sqrt((x * x).mean(dim=1, keepdim=True) + spec.norm_epsilon) * weights[name]
+
+    def turned(x: Tensor) -> Tensor:
+        pairs = torch.complex(x[:, : size // 2], x[:, size // 2 :])
+        angle = torch.tensor(
+            [[t * spec.rope_theta ** (-2 * i / size) for i in range(size // 2)] for t in range(length)]
+        )
+        pairs = pairs * torch.polar(torch.ones_like(angle), angle)
+        return torch.cat([pairs.real, pairs.imag], dim=1)
+
+    x = weights["embedding.weight"][tokens]
+    for layer in range(spec.layers):
+        at = f"layers.{layer}."
+        y = norm(x, at + "attention_norm.weight")
+        q, k, v = (y @ weights[f"{at}attention.{name}.weight"].T for name in ("query", "key", "value"))
+        heads = []
+        for head in range(spec.heads):
+            group = head // (spec.heads // spec.kv_heads)
+            query, key = turned(q[:, head * size :][:, :size]), turned(k[:, group * size :][:, :size])
+            scores = query @ key.T / size**0.5
+            scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf"))
+            heads.append(torch.softmax(scores, dim=1) @ v[:, group * size :][:, :size])
+        x = x + torch.cat(heads, dim=1) @ weights[at + "attention.output.weight"].T
+        y = norm(x, at + "ffn_norm.weight")
+        gate, up = y @ weights[at + "ffn.gate.weight"].T, y @ weights[at + "ffn.up.weight"].T
+        x = x + (gate * torch.sigmoid(gate) * up) @ weights[at + "ffn.down.weight"].T
+    rows = weights["embedding.weight" if spec.tie_embeddings else "head.weight"]
+    return norm(x, "norm.weight") @ rows.T
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_named_parameters_are_exactly_the_specs_shapes(spec: ModelSpec) -> None:
+    assert {name: tuple(p.shape) for name, p in Transformer(spec).named_parameters()} == spec.shapes()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_state_dict_holds_nothing_but_parameters(spec: ModelSpec) -> None:
+    assert Transformer(spec).state_dict().keys() == spec.shapes().keys()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_logits_equal_a_naive_implementation(spec: ModelSpec) -> None:
+    model = made(spec)
+    tokens = torch.randint(0, spec.vocabulary, (3, spec.context), generator=torch.Generator().manual_seed(1))
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    logits = model(tokens).detach()
+    naive = torch.stack([naive_logits(spec, weights, row) for row in tokens])
+    assert logits.std() > 0.3
+    torch.testing.assert_close(logits, naive, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_loss_is_the_cross_entropy_of_the_next_token(spec: ModelSpec) -> None:
+    model = made(spec)
+    sequences = torch.randint(0, spec.vocabulary, (3, spec.context + 1), generator=torch.Generator().manual_seed(1))
+    expected = torch.stack([F.cross_entropy(model(row[None, :-1])[0], row[1:]) for row in sequences])
+    torch.testing.assert_close(model.loss(sequences), expected)
+
+
+def test_a_position_does_not_see_later_tokens() -> None:
+    model = made(SPECS[0])
+    tokens = torch.randint(0, 50, (1, 17), generator=torch.Generator().manual_seed(1))
+    changed = tokens.clone()
+    changed[0, 9:] = (changed[0, 9:] + 1) % 50
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[0, :9], after[0, :9])
+    assert not torch.allclose(before[0, 9:], after[0, 9:])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 40), st.integers(2, 30), st.integers(1, 300), st.integers(0, 2**32))
+def test_chunked_cross_entropy_and_its_gradients_equal_torchs(
+    rows: int, vocabulary: int, limit: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = (5 * torch.randn(rows, 6, generator=generator, dtype=torch.float64)).float().requires_grad_()
+    weight = torch.randn(vocabulary, 6, generator=generator).requires_grad_()
+    targets = torch.randint(0, vocabulary, (rows,), generator=generator)
+    mix = torch.rand(rows, generator=generator)
+    found = cross_entropy(hidden, weight, targets, limit)
+    expected = F.cross_entropy(hidden @ weight.T, targets, reduction="none")
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    for mine, torchs in zip(
+        torch.autograd.grad((found * mix).sum(), (hidden, weight)),
+        torch.autograd.grad((expected * mix).sum(), (hidden, weight)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, torchs, atol=1e-4, rtol=1e-4)
+
+
+def test_under_autocast_the_heads_gradient_stays_in_fp32_and_near_the_exact_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(64, 16, generator=generator)
+    weight = torch.randn(40, 16, generator=generator).requires_grad_()
+    targets = torch.randint(0, 40, (64,), generator=generator)
+    (exact,) = torch.autograd.grad(F.cross_entropy(hidden @ weight.T, targets, reduction="sum"), weight)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = cross_entropy(hidden, weight, targets, 40 * 8)
+    assert losses.dtype == torch.float32
+    (grad,) = torch.autograd.grad(losses.sum(), weight)
+    assert grad.dtype == torch.float32
+    assert (grad - exact).norm() < 0.02 * exact.norm()
+
+
+def test_building_a_model_draws_nothing_from_the_global_generator() -> None:
+    before = torch.get_rng_state()
+    initialise(Transformer(SPECS[1]), 0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_initialisation_depends_on_the_seed_alone() -> None:
+    first, again, other = (Transformer(SPECS[0]) for _ in range(3))
+    initialise(first, 7)
+    torch.manual_seed(1234)
+    initialise(again, 7)
+    initialise(other, 8)
+    weights = [torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])

@@ -1,0 +1,37 @@
+"""The prober answers what separate probes would, and leaves theta as it was."""
+
+from protocol.spec import RunSpec
+from protocol.types import Page
+from training.loader import sequences
+from training.probe import Prober
+from training.replica import Replica, genesis_theta
+from training.shards import Shards
+
+
+def test_losses_equal_those_of_separate_probes_in_any_order(run_spec: RunSpec, data: Shards) -> None:
+    replica = Replica(run_spec, genesis_theta(run_spec.model, 1))
+    pages = (Page(0, 256), Page(4096, 256))
+    updates = []
+    for turn in range(2):
+        replica.inner_round(sequences(data.train, [Page(turn * 512, 512)], 32))
+        updates.append(replica.compress())
+    scales = (0.5,) * len(run_spec.layout.tensors)
+    digest = replica.digest()
+
+    expected: dict[tuple[int | None, Page], float] = {}
+    for page in pages:
+        tokens = sequences(data.train, [page], 32)
+        replica.reset()
+        expected[None, page] = replica.loss(tokens)
+        for number, update in enumerate(updates):
+            with replica.probe(update, scales, 0.8):
+                expected[number, page] = replica.loss(tokens)
+    assert len(set(expected.values())) == 6
+
+    with Prober(replica, data.train, 0.8) as prober:
+        for turn_or_none in (0, None, 1, 1, 0, None):
+            for page in pages:
+                asked = None if turn_or_none is None else updates[turn_or_none]
+                assert prober.loss(asked, scales, (page,)) == expected[turn_or_none, page]
+    assert replica.loss(sequences(data.train, [pages[0]], 32)) == expected[None, pages[0]]
+    assert replica.digest() == digest

@@ -1,0 +1,349 @@
+"""Shards are built the same every time, read across boundaries, and every kind of bad input is a ConfigError."""
+
+import json
+import shutil
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.errors import ConfigError, ObjectMissing
+from protocol.spec import RunSpec
+from protocol.types import Digest
+from training.shards import MAX_INDEX_BYTES, Shards, build
+
+
+def text_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(40):
+        (folder / f"{number:02d}.txt").write_text(f"file {number}: " + "ä word " * (number + 5), encoding="utf-8")
+    return folder
+
+
+def whole(split: Any) -> list[int]:
+    tokens: list[int] = split.tokens(0, split.num_tokens).tolist()
+    return tokens
+
+
+def test_every_document_is_in_exactly_one_split_and_ends_with_the_separator(tmp_path: Path) -> None:
+    source = text_folder(tmp_path)
+    build(str(source), tmp_path / "out", shard_tokens=100, held_out_fraction=0.25)
+    data = Shards.open(tmp_path / "out")
+    documents: list[bytes] = []
+    for split in (data.train, data.held_out):
+        tokens = whole(split)
+        assert tokens[-1] == 256
+        runs = "".join(chr(token) for token in tokens).split(chr(256))[:-1]
+        documents += [run.encode("latin-1") for run in runs]
+    assert sorted(documents) == sorted(file.read_bytes() for file in source.iterdir())
+    share = data.held_out.num_tokens / (data.held_out.num_tokens + data.train.num_tokens)
+    assert share == pytest.approx(0.25, abs=0.05)
+
+
+def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
+    source = text_folder(tmp_path)
+    assert build(str(source), tmp_path / "a") == build(str(source), tmp_path / "b")
+    assert build(str(source), tmp_path / "c", shard_tokens=100) != build(str(source), tmp_path / "d", shard_tokens=99)
+
+
+def test_a_limit_cuts_the_text_at_that_many_bytes(tmp_path: Path) -> None:
+    source = text_folder(tmp_path)
+    build(str(source), tmp_path / "out", limit_bytes=1001)
+    data = Shards.open(tmp_path / "out")
+    num_bytes = sum(token < 256 for split in (data.train, data.held_out) for token in whole(split))
+    assert 1001 - 3 <= num_bytes <= 1001
+
+
+def test_progress_is_reported_in_bytes_so_far(tmp_path: Path) -> None:
+    seen: list[int] = []
+    source = text_folder(tmp_path)
+    build(str(source), tmp_path / "out", on_document=seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == sum(file.stat().st_size for file in source.iterdir())
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 60_000), st.integers(0, 9000))
+def test_reads_cross_shard_boundaries(data_folder: Path, first: int, count: int) -> None:
+    split = Shards.open(data_folder).train
+    everything = np.concatenate([np.load(path) for path in sorted(data_folder.glob("train-*.npy"))])
+    assert len(everything) == split.num_tokens
+    if first + count > split.num_tokens:
+        with pytest.raises(ValueError, match="outside"):
+            split.tokens(first, count)
+        return
+    found = split.tokens(first, count)
+    assert found.dtype == np.int64
+    assert np.array_equal(found, everything[first : first + count])
+
+
+def test_shards_are_npy_files_as_numpy_writes_them(data_folder: Path, tmp_path: Path) -> None:
+    for name in ("train-00000.npy", "held-out-00000.npy"):
+        np.save(tmp_path / name, np.load(data_folder / name, allow_pickle=False), allow_pickle=False)
+        assert (tmp_path / name).read_bytes() == (data_folder / name).read_bytes()
+
+
+def test_verifying_touches_every_shard(data: Shards) -> None:
+    seen: list[tuple[int, int]] = []
+    data.train.verify(lambda done, total: seen.append((done, total)))
+    total = len(data.index.train)
+    assert total > 2
+    assert seen == [(number + 1, total) for number in range(total)]
+
+
+def copied(data_folder: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "copy"
+    shutil.copytree(data_folder, folder)
+    return folder
+
+
+def saved(folder: Path, array: Any) -> None:
+    np.save(folder / "train-00001.npy", array, allow_pickle=array.dtype == object)
+
+
+def redigested(folder: Path, **fields: Any) -> None:
+    """Make the index agree with what train-00001.npy has become, so that only the fault itself is left to be found."""
+    index = json.loads((folder / "index.json").read_text())
+    data = (folder / "train-00001.npy").read_bytes()
+    index["train"][1] |= {"sha256": sha256(data).hexdigest(), **fields}
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+def missing(folder: Path) -> None:
+    (folder / "train-00001.npy").unlink()
+
+
+def flipped(folder: Path) -> None:
+    path = folder / "train-00001.npy"
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+
+
+def truncated(folder: Path) -> None:
+    path = folder / "train-00001.npy"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def extended(folder: Path) -> None:
+    path = folder / "train-00001.npy"
+    path.write_bytes(path.read_bytes() + b"\0\0")
+    redigested(folder)
+
+
+def empty(folder: Path) -> None:
+    (folder / "train-00001.npy").write_bytes(b"")
+
+
+def header_only(folder: Path) -> None:
+    path = folder / "train-00001.npy"
+    path.write_bytes(path.read_bytes()[:20])
+
+
+def not_npy(folder: Path) -> None:
+    (folder / "train-00001.npy").write_bytes(b"PK\x03\x04" + bytes(8124))
+
+
+def archive(folder: Path) -> None:
+    with (folder / "train-00001.npy").open("wb") as file:
+        np.savez(file, x=np.zeros(4000, dtype=np.uint16))
+    redigested(folder)
+
+
+def pickled(folder: Path) -> None:
+    saved(folder, np.array([{"a": 1}] * 10, dtype=object))
+    redigested(folder)
+
+
+def wrong_dtype(folder: Path) -> None:
+    saved(folder, np.zeros(4000, dtype=np.int16))
+    redigested(folder)
+
+
+def big_endian(folder: Path) -> None:
+    saved(folder, np.zeros(4000, dtype=">u2"))
+    redigested(folder)
+
+
+def wrong_rank(folder: Path) -> None:
+    saved(folder, np.zeros((2000, 2), dtype=np.uint16))
+    redigested(folder)
+
+
+def wrong_count(folder: Path) -> None:
+    redigested(folder, num_tokens=3999)
+
+
+def above_vocabulary(folder: Path) -> None:
+    saved(folder, np.full(4000, 257, dtype=np.uint16))
+    redigested(folder)
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "missing": (missing, "missing"),
+    "flipped bit": (flipped, "sha256"),
+    "truncated": (truncated, "cut short"),
+    "trailing bytes": (extended, "another file"),
+    "empty": (empty, "has 0 bytes"),
+    "header only": (header_only, "has 20 bytes"),
+    "not npy": (not_npy, "no .npy file"),
+    "an archive": (archive, "another file"),
+    "pickled": (pickled, "another file"),
+    "wrong dtype": (wrong_dtype, "no .npy file of 4000 uint16"),
+    "big-endian": (big_endian, "no .npy file of 4000 uint16"),
+    "wrong rank": (wrong_rank, "no .npy file of 4000 uint16 in one row"),
+    "wrong count": (wrong_count, "3999 tokens"),
+    "above the vocabulary": (above_vocabulary, "contains token 257"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_shard_is_a_config_error_that_names_it(fault: str, data_folder: Path, tmp_path: Path) -> None:
+    folder = copied(data_folder, tmp_path)
+    spoil, message = FAULTS[fault]
+    spoil(folder)
+    with pytest.raises(ConfigError, match=message) as caught:
+        Shards.open(folder).train.tokens(3990, 20)
+    assert "train-00001.npy" in str(caught.value)
+
+
+def test_a_bad_shard_does_not_spoil_the_others(data_folder: Path, tmp_path: Path) -> None:
+    folder = copied(data_folder, tmp_path)
+    flipped(folder)
+    assert len(Shards.open(folder).train.tokens(100, 200)) == 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"tokenizer": "gpt2"},
+        {"dtype": "int64"},
+        {"dtype": "object"},
+        {"vocabulary": 0},
+        {"vocabulary": "257"},
+        {"train": []},
+        {"held_out": []},
+        {"train": [{"file": "../../etc/passwd.npy", "sha256": "0" * 64, "num_tokens": 5}]},
+        {"train": [{"file": "/etc/x.npy", "sha256": "0" * 64, "num_tokens": 5}]},
+        {"train": [{"file": ".hidden.npy", "sha256": "0" * 64, "num_tokens": 5}]},
+        {"train": [{"file": "a.npy", "sha256": "0" * 63, "num_tokens": 5}]},
+        {"train": [{"file": "a.npy", "sha256": "0" * 64, "num_tokens": -5}]},
+        {"train": [{"file": "a.npy", "sha256": "0" * 64, "num_tokens": 2**50}]},
+        {"comment": "x"},
+    ],
+)
+def test_a_bad_index_is_a_config_error(change: dict[str, Any], data_folder: Path, tmp_path: Path) -> None:
+    index = json.loads((data_folder / "index.json").read_text()) | change
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match="not a valid index"):
+        Shards.open(tmp_path)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"null"])
+def test_an_index_that_is_no_index_is_a_config_error(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_bytes(text)
+    with pytest.raises(ConfigError, match="not a valid index"):
+        Shards.open(tmp_path)
+
+
+def test_a_folder_without_index_and_a_giant_index_are_config_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="murmur shards build"):
+        Shards.open(tmp_path)
+    with (tmp_path / "index.json").open("wb") as file:
+        file.truncate(MAX_INDEX_BYTES + 1)
+    with pytest.raises(ConfigError, match="larger"):
+        Shards.open(tmp_path)
+
+
+def test_another_data_set_than_the_runs_is_a_config_error(data: Shards, data_folder: Path) -> None:
+    assert Shards.open(data_folder, index_digest=data.digest).digest == data.digest
+    with pytest.raises(ConfigError, match="another data set"):
+        Shards.open(data_folder, index_digest=Digest(bytes(32)))
+
+
+def test_missing_files_are_fetched_by_digest_when_they_are_needed(
+    data: Shards, data_folder: Path, tmp_path: Path
+) -> None:
+    theirs = {sha256(path.read_bytes()).digest(): path for path in data_folder.iterdir()}
+    asked: list[str] = []
+
+    def fetch(digest: Digest, max_bytes: int, path: Path) -> None:
+        assert theirs[digest].stat().st_size <= max_bytes
+        asked.append(theirs[digest].name)
+        shutil.copy(theirs[digest], path)
+
+    here = Shards.open(tmp_path / "new" / "folder", index_digest=data.digest, fetch=fetch)
+    assert asked == ["index.json"]
+    assert np.array_equal(here.train.tokens(3990, 20), data.train.tokens(3990, 20))
+    assert asked == ["index.json", "train-00000.npy", "train-00001.npy"]
+    here.train.tokens(0, 8000)
+    assert len(asked) == 3
+
+
+def test_a_fetched_shard_is_verified_and_a_failed_fetch_passes_through(
+    data: Shards, data_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copy(data_folder / "index.json", tmp_path / "index.json")
+
+    def garbage(_: Digest, max_bytes: int, path: Path) -> None:
+        np.save(path, np.zeros(4000, dtype=np.uint16))
+
+    with pytest.raises(ConfigError, match="sha256"):
+        Shards.open(tmp_path, index_digest=data.digest, fetch=garbage).train.tokens(0, 10)
+    (tmp_path / "train-00000.npy").unlink()
+
+    def gone(_: Digest, max_bytes: int, path: Path) -> None:
+        raise ObjectMissing("no peer has it")
+
+    with pytest.raises(ObjectMissing):
+        Shards.open(tmp_path, index_digest=data.digest, fetch=gone).train.tokens(0, 10)
+
+
+def test_a_run_checks_its_data_set(data: Shards, run_spec: RunSpec) -> None:
+    data.check(run_spec)
+    faults: list[tuple[str, dict[str, Any]]] = [
+        ("index is", {"data": run_spec.data.model_copy(update={"index": "00" * 32})}),
+        ("vocabulary", {"model": run_spec.model.model_copy(update={"vocabulary": 256})}),
+        ("training split has", {"data": run_spec.data.model_copy(update={"num_tokens": 12})}),
+        ("too small", {"data": run_spec.data.model_copy(update={"held_out_sequences": 10**6})}),
+    ]
+    for message, change in faults:
+        with pytest.raises(ConfigError, match=message):
+            data.check(run_spec.model_copy(update=change))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"held_out_fraction": 0.0}, "fraction"),
+        ({"held_out_fraction": 1.5}, "fraction"),
+        ({"shard_tokens": 0}, "shard"),
+        ({"tokenizer": Path("nowhere.json")}, "cannot read the tokenizer"),
+    ],
+)
+def test_impossible_build_options_are_config_errors(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(str(text_folder(tmp_path)), tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_little_text_is_a_config_error_and_leaves_no_data_set(tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("one line")
+    with pytest.raises(ConfigError, match="too small"):
+        build(str(tmp_path / "one.txt"), tmp_path / "out")
+    with pytest.raises(ConfigError, match="is missing"):
+        Shards.open(tmp_path / "out")
+
+
+def test_an_existing_data_set_is_not_overwritten(data_folder: Path, tmp_path: Path) -> None:
+    before = {path.name: path.read_bytes() for path in data_folder.iterdir()}
+    with pytest.raises(ConfigError, match="already holds"):
+        build(str(text_folder(tmp_path)), data_folder)
+    assert {path.name: path.read_bytes() for path in data_folder.iterdir()} == before

@@ -1,0 +1,238 @@
+"""A Llama-3 style decoder: grouped-query attention, rotary positions, SwiGLU, RMSNorm, tied or untied head.
+
+The parameters of `Transformer(spec)` are exactly `spec.shapes()`, by name and shape: they are the run's layout, so
+nothing here may register another one. No dropout, no biases, no caches: training and evaluation only.
+Rotary pairs are (i, i + head_dim / 2), the half-split form of the published Hugging Face weights, not the
+interleaved one of Meta's own code: the two differ by a fixed permutation of query and key rows.
+Source: Llama 3 (arXiv 2407.21783); RoPE (2104.09864); SwiGLU (2002.05202); GQA (2305.13245).
+
+Shapes: B sequences, T positions, D width, H heads, K key/value heads, E head size, V vocabulary, N = B * T.
+"""
+
+from math import sqrt
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from protocol.spec import ModelSpec
+
+LOGITS_PER_CHUNK = 1 << 26
+"""Logits that exist at once in the loss: 256 MiB in fp32. A 262,144-row vocabulary is done 256 positions at a time."""
+
+INIT_STD = 0.02
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    """Without torch's own initialisation, which would take minutes at 72B and draw from the global generator."""
+    return cast(nn.Linear, skip_init(nn.Linear, inputs, outputs, bias=False))  # type: ignore[no-untyped-call]
+
+
+def _embedding(rows: int, width: int) -> nn.Embedding:
+    return cast(nn.Embedding, skip_init(nn.Embedding, rows, width))  # type: ignore[no-untyped-call]
+
+
+class Norm(nn.Module):
+    """RMSNorm with a gain, computed in fp32 whatever the activations are."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.epsilon = epsilon
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return F.rms_norm(x_BTD.float(), self.weight.shape, self.weight, self.epsilon).to(x_BTD.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention; each key/value head serves heads / kv_heads consecutive query heads."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        size = spec.width // spec.heads
+        self.heads, self.kv_heads, self.size = spec.heads, spec.kv_heads, size
+        self.query = _linear(spec.width, spec.heads * size)
+        self.key = _linear(spec.width, spec.kv_heads * size)
+        self.value = _linear(spec.width, spec.kv_heads * size)
+        self.output = _linear(spec.heads * size, spec.width)
+
+    def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+        batch, length, _ = x_BTD.shape
+        q_BHTE = self.query(x_BTD).view(batch, length, self.heads, self.size).transpose(1, 2)
+        k_BKTE = self.key(x_BTD).view(batch, length, self.kv_heads, self.size).transpose(1, 2)
+        v_BKTE = self.value(x_BTD).view(batch, length, self.kv_heads, self.size).transpose(1, 2)
+        y_BHTE = F.scaled_dot_product_attention(
+            rotate(q_BHTE, cos_TE, sin_TE),
+            rotate(k_BKTE, cos_TE, sin_TE),
+            v_BKTE,
+            is_causal=True,
+            enable_gqa=self.kv_heads != self.heads,
+        )
+        return cast(Tensor, self.output(y_BHTE.transpose(1, 2).reshape(batch, length, self.heads * self.size)))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.gate = _linear(spec.width, spec.ffn)
+        self.up = _linear(spec.width, spec.ffn)
+        self.down = _linear(spec.ffn, spec.width)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return cast(Tensor, self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD)))
+
+
+class Layer(nn.Module):
+    """Pre-norm residual block."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.attention_norm = Norm(spec.width, spec.norm_epsilon)
+        self.attention = Attention(spec)
+        self.ffn_norm = Norm(spec.width, spec.norm_epsilon)
+        self.ffn = FeedForward(spec)
+
+    def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), cos_TE, sin_TE)
+        return cast(Tensor, x_BTD + self.ffn(self.ffn_norm(x_BTD)))
+
+
+class Transformer(nn.Module):
+    """The model of a run. Parameters are fp32 and uninitialised: `initialise` or load them."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.embedding = _embedding(spec.vocabulary, spec.width)
+        self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.layers))
+        self.norm = Norm(spec.width, spec.norm_epsilon)
+        self.head = None if spec.tie_embeddings else _linear(spec.width, spec.vocabulary)
+        cos_TE, sin_TE = rotary_table(spec.context, spec.width // spec.heads, spec.rope_theta)
+        self.register_buffer("cos_TE", cos_TE, persistent=False)
+        self.register_buffer("sin_TE", sin_TE, persistent=False)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, D]; the embedding itself when tied."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        """Final normed activations [B, T, D] of int64 tokens, T <= context."""
+        length = tokens_BT.shape[1]
+        cos_TE = cast(Tensor, self.cos_TE)[:length]
+        sin_TE = cast(Tensor, self.sin_TE)[:length]
+        x_BTD = self.embedding(tokens_BT)
+        for layer in self.layers:
+            x_BTD = layer(x_BTD, cos_TE, sin_TE)
+        return cast(Tensor, self.norm(x_BTD))
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Logits [B, T, V] of int64 tokens. Exists whole: for tests and export; training uses `loss`."""
+        return F.linear(self.hidden(tokens_BT), self.head_weight)
+
+    def loss(self, sequences: Tensor) -> Tensor:
+        """Mean cross entropy of each sequence, nats a token, fp32 [B].
+
+        `sequences` is int64 [B, T + 1]: position t predicts token t + 1. At most LOGITS_PER_CHUNK logits exist at once.
+        """
+        inputs_BT, targets_BT = sequences[:, :-1], sequences[:, 1:]
+        hidden_ND = self.hidden(inputs_BT).flatten(0, 1)
+        losses_N = cross_entropy(hidden_ND, self.head_weight, targets_BT.flatten(), LOGITS_PER_CHUNK)
+        return losses_N.view(targets_BT.shape).mean(dim=1)
+
+
+def rotate(x: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+    """Rotary embedding of x [B, heads, T, E]; sin carries the sign of the half it multiplies."""
+    return (x * cos_TE + x.roll(x.shape[-1] // 2, dims=-1) * sin_TE).to(x.dtype)
+
+
+def rotary_table(context: int, size: int, theta: float) -> tuple[Tensor, Tensor]:
+    """cos and signed sin, fp32 [context, size]; the first half of sin is negated (see `rotate`).
+
+    Angles in float64: at position 100,000 an fp32 product is off by milliradians.
+    """
+    frequency = theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    angle = torch.outer(torch.arange(context, dtype=torch.float64), frequency)
+    cos, sin = angle.cos().float(), angle.sin().float()
+    return torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1)
+
+
+def cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, max_logits: int) -> Tensor:
+    """Cross entropy [N] in fp32 of hidden @ weight.T, with at most `max_logits` logits (one row at least) at once."""
+    device = hidden_ND.device.type
+    if torch.is_autocast_enabled(device):
+        hidden_ND = hidden_ND.to(torch.get_autocast_dtype(device))
+    rows = max(1, max_logits // weight_VD.shape[0])
+    return cast(Tensor, _CrossEntropy.apply(hidden_ND, weight_VD, targets_N, rows))  # type: ignore[no-untyped-call]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Cross entropy over chunks of rows, in place. A single chunk is kept for the backward pass; of several, each
+    one's logits are computed again there.
+
+    Matrix products run in hidden's dtype; the weight's gradient is summed in the weight's own (fp32), where a
+    checkpointed loop under autocast would sum dozens of chunks in bf16.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, rows: int) -> Tensor:
+        low_VD = weight_VD.to(hidden_ND.dtype)
+        losses = []
+        for hidden, targets in zip(torch.split(hidden_ND, rows), torch.split(targets_N, rows), strict=True):
+            exponentials, highest, chosen = _exponentials(hidden, low_VD, targets)
+            sums = exponentials.sum(dim=1)
+            losses.append(sums.log() + highest - chosen)
+        kept = (exponentials, sums) if hidden_ND.shape[0] <= rows else ()
+        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, *kept)
+        ctx.rows = rows
+        return torch.cat(losses)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden_ND, weight_VD, targets_N, *kept = ctx.saved_tensors
+        low_VD = weight_VD.to(hidden_ND.dtype)
+        grad_hidden, grad_weight = torch.empty_like(hidden_ND), torch.zeros_like(weight_VD)
+        for begin in range(0, hidden_ND.shape[0], ctx.rows):
+            rows = slice(begin, begin + ctx.rows)
+            hidden, targets, grad = hidden_ND[rows], targets_N[rows], grads[0][rows]
+            if kept:
+                exponentials, sums = kept
+            else:
+                exponentials, _, _ = _exponentials(hidden, low_VD, targets)
+                sums = exponentials.sum(dim=1)
+            # In place: a second backward pass over a kept chunk is refused by autograd's version check.
+            grad_logits = exponentials.mul_((grad / sums)[:, None])
+            grad_logits[torch.arange(len(targets), device=targets.device), targets] -= grad
+            low = grad_logits.to(hidden.dtype)
+            grad_hidden[rows] = low @ low_VD
+            grad_weight += low.T @ hidden
+        return grad_hidden, grad_weight, None, None
+
+
+def _exponentials(hidden: Tensor, weight_VD: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(logit - highest) [n, V], the highest logit [n] and the target's [n], all fp32."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits = F.linear(hidden, weight_VD).float()
+    highest = logits.amax(dim=1)
+    chosen = logits.gather(1, targets[:, None]).squeeze(1)
+    return logits.sub_(highest[:, None]).exp_(), highest, chosen
+
+
+def initialise(model: Transformer, seed: int) -> None:
+    """Seeded initialisation, the same on every run of one machine and torch build (not between machines: the run's
+    owner publishes theta_0). Normal(0, 0.02); the two projections that write to the residual stream are divided by
+    sqrt(2 * layers) (GPT-2); gains are one. Parameters are drawn in order of name."""
+    generator = torch.Generator().manual_seed(seed)
+    residual_std = INIT_STD / sqrt(2 * len(model.layers))
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if parameter.dim() == 1:
+                parameter.fill_(1.0)
+                continue
+            writes_residual = name.endswith(("attention.output.weight", "ffn.down.weight"))
+            std = residual_std if writes_residual else INIT_STD
+            drawn = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
+            parameter.copy_(drawn)

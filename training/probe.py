@@ -1,0 +1,49 @@
+"""The loss that the Gauntlet asks for: of theta, or of theta moved by one peer's bounded update, on given sequences.
+
+Probed weights are kept between calls for the same update; theta is back, bit for bit by copy, when the block ends.
+"""
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor
+
+from protocol.types import Page
+from sparseloco.outer import Scales
+from sparseloco.update import Update
+from training.loader import sequences
+from training.replica import Replica
+from training.shards import Split
+
+
+class Prober:
+    """`with Prober(replica, split, step) as prober: prober.loss(update, scales, pages)`."""
+
+    def __init__(self, replica: Replica, split: Split, step: float) -> None:
+        """step: the spec's probe step beta_t."""
+        self._replica, self._split, self._step = replica, split, step
+        self._probed: Update | None = None
+        self._probe = ExitStack()
+        self._sequences: dict[tuple[Page, ...], Tensor] = {}
+
+    def loss(self, update: Update | None, scales: Scales, pages: tuple[Page, ...]) -> float:
+        """Mean loss, nats a token, over the pages' sequences; `update` None: of theta itself."""
+        if update is not self._probed:
+            self._probe.close()
+            self._probed = update
+            if update is not None:
+                self._probe.enter_context(self._replica.probe(update, scales, self._step))
+        if pages not in self._sequences:
+            self._sequences[pages] = sequences(self._split, pages, self._replica.spec.model.context)
+        return self._replica.loss(self._sequences[pages])
+
+    def __enter__(self) -> Self:
+        self._replica.reset()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._probe.close()
+        self._probed = None
