@@ -82,10 +82,6 @@ class Call(NamedTuple):
     params: dict[str, Any]
 
 
-class ConnectionLost(ChainError):
-    """The connection went, or the time was up, before the answer came: what was asked may have been done."""
-
-
 def open_chain(
     network: str,
     netuid: int,
@@ -324,10 +320,10 @@ class SubtensorChain:
             return session.run(call, seconds)
         except TimeoutError:
             self._drop(session)
-            raise ConnectionLost(f"the chain at {self._network} did not answer within {seconds:.1f} s") from None
+            raise ChainError(f"the chain at {self._network} did not answer within {seconds:.1f} s") from None
         except (RpcConnectionError, OSError) as error:
             self._drop(session)
-            raise ConnectionLost(f"the connection to the chain at {self._network} failed: {error}") from error
+            raise ChainError(f"the connection to the chain at {self._network} failed: {error}") from error
         except Refusal as error:
             raise _refused(error, block) from error
         except BittensorError as error:
@@ -479,7 +475,8 @@ async def _send_call(session: Session, call: Call, keypair: Any) -> "ExtrinsicRe
 
 
 def _included(result: "ExtrinsicResult") -> int:
-    """Block number of a successful submission; the refusal as ChainError, or ConnectionLost when it says too little."""
+    """Block number of a successful submission. Otherwise ChainError: with `code` when the chain refused, without one
+    when the outcome is unknown."""
     if result.success and result.extrinsic_id is not None:
         return int(result.extrinsic_id.split("-")[0])
     code = _code(result.error) if result.error is not None else None
@@ -487,7 +484,7 @@ def _included(result: "ExtrinsicResult") -> int:
         raise ChainError(f"the chain refused: {code}: {result.message}", code=code)
     if not result.success and result.block_hash is not None:
         raise ChainError(f"the chain refused: {result.message}", code="ExtrinsicFailed")
-    raise ConnectionLost(f"the submission's outcome is unknown: {result.message}")
+    raise ChainError(f"the submission's outcome is unknown: {result.message}")
 
 
 def _refused(error: Any, block: int | None) -> ChainError:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from loguru import logger
+
 if TYPE_CHECKING:
     from bittensor import Substrate
 
@@ -57,6 +59,7 @@ class Session:
         self._connected = False
         self._connecting = asyncio.Lock()
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_note)
         threading.Thread(target=self._serve, name="chain-session", daemon=True).start()
 
     def run(self, call: "Callable[[Session], Coroutine[Any, Any, T]]", timeout_seconds: float) -> T:
@@ -101,3 +104,8 @@ class Session:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         self._loop.stop()
+
+
+def _note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What a task of the transport failed with after nobody waited for it any more, as with every dead endpoint."""
+    logger.debug("the transport left a failure behind", failure=repr(context.get("exception")))

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: done.set())
-    ready = StoreReady(endpoint, {name: _create_user(endpoint, name) for name in names})
+    ready = StoreReady(endpoint, _create_users(endpoint, names))
     _enforce()
     _write_ready(options.ready_file, ready)
     done.wait()
@@ -131,8 +131,8 @@ def _serve(port: int) -> tuple[Any, str]:
     return server, f"http://{HOST}:{server.server_port}"
 
 
-def _create_user(endpoint: str, name: str) -> StoreUser:
-    """Bucket, read-write key and read-only key of one peer."""
+def _create_users(endpoint: str, names: Sequence[str]) -> dict[str, StoreUser]:
+    """Every peer's bucket, read-write key and read-only key."""
     import boto3
 
     # moto asks for some credential even while it does not check it; it can't create buckets in region "auto".
@@ -142,8 +142,14 @@ def _create_user(endpoint: str, name: str) -> StoreUser:
         "aws_access_key_id": "admin",
         "aws_secret_access_key": "admin",
     }
-    boto3.client("s3", **admin).create_bucket(Bucket=name)
-    iam = boto3.client("iam", **admin)
+    s3, iam = boto3.client("s3", **admin), boto3.client("iam", **admin)
+    for name in names:
+        s3.create_bucket(Bucket=name)
+    return {name: _create_user(iam, name) for name in names}
+
+
+def _create_user(iam: Any, name: str) -> StoreUser:
+    """Two IAM users for the bucket `name`: `<name>-write` and `<name>-read`, each with a key and an own policy."""
 
     def key(user: str, actions: list[str]) -> tuple[str, str]:
         iam.create_user(UserName=user)

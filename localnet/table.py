@@ -9,11 +9,10 @@ from rich.table import Table as Grid
 
 from localnet.network import BLOCK_SECONDS, Member, Network, address
 from localnet.processes import Child
-from localnet.report import round_report
+from localnet.report import PHASES, round_report
 from protocol.errors import ConfigError
 
 POLL_SECONDS = 0.25
-HEADER = ("round", "loss", "contributing", "not contributing", "compute", "upload", "select", "download", "apply")
 
 
 class Table:
@@ -64,10 +63,16 @@ class Table:
         if row is None:
             return False
         if self._rows == 0:
-            self._console.print(_grid(None))
-        self._console.print(_grid(_cells(row, names)))
+            self._print(
+                f"[bold]{'round':>5}{'loss':>8}{''.join(f'{p:>10}' for p in PHASES)}   contributing | not[/bold]"
+            )
+        self._print(_line(row, names))
         self._rows += 1
         return True
+
+    def _print(self, line: str) -> None:
+        # Never wrapped: a narrow terminal shows long lines folded, a log keeps them greppable.
+        self._console.print(line, soft_wrap=True)
 
     def close(self, report: dict[str, Any], folder: Path) -> None:
         """The result, and where everything is."""
@@ -82,11 +87,11 @@ class Table:
         loss = ""
         if summary["loss_first"] is not None:
             loss = f"held-out loss {summary['loss_first']:.2f} -> {summary['loss_last']:.2f}, "
-        self._console.print(
+        self._print(
             f"{loss}{same}, {summary['void_rounds']} void rounds, payloads {summary['payload_ratio']:.0f} times "
             "smaller than dense fp32"
         )
-        self._console.print(f"report: {folder / 'report.json'}   logs: {folder / 'logs'}   events: {folder / 'nodes'}")
+        self._print(f"report: {folder / 'report.json'}   logs: {folder / 'logs'}   events: {folder / 'nodes'}")
 
 
 def _has_passed(member: Member, events: list[dict[str, Any]], index: int) -> bool:
@@ -101,23 +106,13 @@ def _restarts(children: "Any") -> dict[str, int]:
     return {child.name: child.restarts for child in children if isinstance(child, Child)}
 
 
-def _grid(cells: tuple[str, ...] | None) -> Grid:
-    widths = (5, 6, 34, 44, 7, 7, 7, 8, 7)
-    grid = Grid.grid(padding=(0, 1))
-    for width in widths:
-        grid.add_column(width=width, overflow="fold")
-    grid.add_row(*(cells or tuple(f"[bold]{name}[/bold]" for name in HEADER)))
-    return grid
-
-
-def _cells(row: dict[str, Any], names: dict[str, str]) -> tuple[str, ...]:
+def _line(row: dict[str, Any], names: dict[str, str]) -> str:
+    """One round as one line: what was learned, how long each phase took, who contributed and who did not, and why."""
     out = {names.get(peer, peer): reason for peer, reason in {**row["standing"], **row["rejected"]}.items()}
     contributing = ", ".join(sorted(names.get(peer, peer) for peer in row["contributing"]))
-    seconds = [row["seconds"][phase] for phase in ("compute", "upload", "select", "download", "apply")]
-    return (
-        str(row["round"]),
-        f"{row['val_loss']:.3f}" if row["val_loss"] is not None else "-",
-        "[red]void[/red]" if row["void"] else contributing,
-        ", ".join(f"{name} {reason}" for name, reason in sorted(out.items())),
-        *("-" if value is None else f"{value:.2f} s" for value in seconds),
-    )
+    loss = f"{row['val_loss']:.3f}" if row["val_loss"] is not None else "-"
+    seconds = (row["seconds"][phase] for phase in PHASES)
+    phases = "".join(f"{'-' if value is None else f'{value:.2f} s':>10}" for value in seconds)
+    who = "[red]void[/red]" if row["void"] else contributing
+    why = "; ".join(f"{name} [yellow]{reason}[/yellow]" for name, reason in sorted(out.items()))
+    return f"{row['round']:>5}{loss:>8}{phases}   {who}{' | ' + why if why else ''}"

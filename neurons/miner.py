@@ -8,15 +8,16 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 from node.config import home, load
 from node.events import Stopwatch, round_seconds
 from node.program import log_to_stderr, run_program
 from protocol import keys
 from protocol.assignment import assigned
-from protocol.errors import ChainError, StorageError
-from protocol.messages import Reveal
+from protocol.errors import ChainError, MurmurError, StorageError
+from protocol.messages import Reveal, encode_document
 from protocol.types import Commitment, Digest, Page
 
 if TYPE_CHECKING:
@@ -28,11 +29,16 @@ if TYPE_CHECKING:
 SUMMARY = "Train in a Murmuration run: inner steps, compressed pseudo-gradient, sealed upload, outer step."
 
 
+class Diverged(MurmurError):
+    """Inner training left finite numbers: nothing can be sent this round; the next one starts from theta again."""
+
+
 class Miner:
     """One miner's rounds over a node."""
 
     def __init__(self, node: "Node", shards: "Shards") -> None:
         self.node, self.shards = node, shards
+        self.claims: dict[str, Any] = {}
 
     def run(self) -> None:
         """Play every round whose commit window is open when we get there, until stopped."""
@@ -42,20 +48,26 @@ class Miner:
             round = self.node.next_round()
             try:
                 self.play(round)
+            except Diverged as fault:
+                logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
+                self.node.wait_for(self.node.clock.commit_by(round), "the round to pass")
             except (ChainError, StorageError) as fault:
                 # Saved and sealed work is not lost: the next pass takes it up if the round is still open.
                 logger.warning("round {round} broke off: {fault}", round=round, fault=str(fault))
 
     def play(self, round: int) -> None:
         """One round. Anything that was saved before a crash is taken up where it was."""
-        self.node.advance(round)
-        sealed = self.node.saved.sealed
+        node = self.node
+        node.advance(round)
+        sealed = node.saved.sealed
         if sealed is None or sealed.round != round:
             self.train(round, self.pages(round))
             sealed = self.seal(round, self.compress())
         self.publish(round, sealed)
         if self.commit(round, sealed):
             self.reveal(round, sealed)
+            self.report(round)
+        self.clean_up(round)
 
     def pages(self, round: int) -> tuple[Page, ...]:
         """The pages assigned to us, drawn from the hash of a block before the round's start."""
@@ -80,13 +92,12 @@ class Miner:
         with Stopwatch() as watch:
             batch = sequences(self.shards.train, pages, spec.model.context)
             report = node.replica.inner_round(batch, inner=spec.inner)
-        node.events.emit(
-            "trained",
-            round,
-            loss=report.mean_loss,
-            tokens=report.num_tokens,
-            seconds={"compute": round_seconds(watch.seconds)},
-        )
+        self.claims = {
+            "loss": report.mean_loss if isfinite(report.mean_loss) else None,
+            "tokens": report.num_tokens,
+            "seconds": {"compute": round_seconds(watch.seconds)},
+        }
+        node.events.emit("trained", round, **self.claims)
         logger.info(
             "round {round}: loss {loss:.4f}, {rate:.0f} tokens/s, {left:.0f} s before the deadline",
             round=round,
@@ -97,7 +108,12 @@ class Miner:
 
     def compress(self) -> "Update":
         """Error feedback, Top-k, 2-bit: the update that we send; the error feedback keeps the rest."""
-        return self.node.replica.compress()
+        from sparseloco.floats import NonFinite
+
+        try:
+            return self.node.replica.compress()
+        except NonFinite as fault:
+            raise Diverged(f"training has diverged ({fault})") from None
 
     def seal(self, round: int, update: "Update") -> "SealedRound":
         """Encrypt, sign and save: the one commit point of the round. A restart publishes these very bytes."""
@@ -169,7 +185,15 @@ class Miner:
         deadline = max(1.0, node.seconds_until(node.clock.reveal_by(round)))
         publish(node.doors.bucket, keys.reveal(node.run.id, round), reveal.encode(), timeout_seconds=deadline)
         node.events.emit("revealed", round)
-        self.clean_up(round)
+
+    def report(self, round: int) -> None:
+        """Our signed claims about the round, in our bucket: shown to people, decided on never."""
+        from storage.exchange import publish
+
+        node = self.node
+        document = encode_document("peer", node.run.id, round, self.claims, node.doors.signer)
+        key = keys.peer_report(node.run.id, round)
+        publish(node.doors.bucket, key, document, timeout_seconds=node.transfer_seconds(1))
 
     def clean_up(self, round: int) -> None:
         """Delete our objects of the round that just left the retention window."""

@@ -7,7 +7,7 @@ On chain (docs/protocol.md sections 4 and 6), in the one commitment slot of a ho
     statement  40 or 101 bytes   commitment, record or attestation
     amendment  32 bytes          sha256 of the spec or of its latest amendment (the run's owner only)
 
-In buckets: `Envelope` (204 bytes, in front of the ciphertext), `Reveal` (176 bytes), and signed documents (a header
+In buckets: `Envelope` (204 bytes, in front of the ciphertext), `Reveal` (204 bytes), and signed documents (a header
 with the signature, then canonical JSON).
 """
 

@@ -176,7 +176,7 @@ class GauntletSpec(_Table):
 
 class RunSpec(_Table):
     """A whole run. `owner` is the SS58 hotkey that may amend it and publishes theta_0; `genesis_checkpoint` the
-    sha256 of theta_0's tensors file; `chain` the chain's genesis hash."""
+    digest of theta_0's checkpoint (the sha256 of its manifest, which names its files); `chain` the chain's genesis hash."""
 
     version: Literal[1] = 1
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]

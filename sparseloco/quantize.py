@@ -73,7 +73,7 @@ def fit(values: Tensor) -> Codes:
     lo, hi = absolute.amin(dim=1), absolute.amax(dim=1)
     for _ in range(LLOYD_STEPS):
         high = absolute > _split(lo, hi)[:, None]
-        lo, hi = _mean(absolute, ~high, lo), _mean(absolute, high, hi)
+        lo, hi = lane_mean(absolute, ~high, lo), lane_mean(absolute, high, hi)
     lo_code, hi_code = level_codes(lo), level_codes(hi)
     high = absolute > _split(level_values(lo_code), level_values(hi_code))[:, None]
     high &= (lo_code != hi_code)[:, None]
@@ -81,17 +81,9 @@ def fit(values: Tensor) -> Codes:
     return Codes(((bits < 0) & ~zero).to(torch.uint8), high.to(torch.uint8), lo_code, hi_code)
 
 
-def _level_bits(codes: Tensor) -> Tensor:
-    wide = codes.to(torch.int32)
-    return torch.where(wide > 0, (wide + _FIRST) << 20, wide)
-
-
-def _split(lo: Tensor, hi: Tensor) -> Tensor:
-    return (lo + hi) * 0.5
-
-
-def _mean(absolute: Tensor, side: Tensor, level: Tensor) -> Tensor:
-    """Mean of the values on a side, `level` where there are none; fp32 [C]."""
+def lane_mean(absolute: Tensor, side: Tensor, level: Tensor) -> Tensor:
+    """Mean of the magnitudes (fp32 [C, k']) on a side (bool [C, k']), summed in the order that step 2 above states;
+    `level` (fp32 [C]) where the side is empty. fp32 [C]."""
     padded = pad(torch.where(side, absolute, 0.0), (0, -absolute.shape[1] % LANES))
     lanes = padded.view(absolute.shape[0], -1, LANES)
     total = lanes[:, 0]
@@ -103,3 +95,12 @@ def _mean(absolute: Tensor, side: Tensor, level: Tensor) -> Tensor:
         total = total[:, :width] + total[:, width:]
     count = side.sum(dim=1)
     return torch.where(count > 0, total[:, 0] / count.clamp(min=1).to(torch.float32), level)
+
+
+def _level_bits(codes: Tensor) -> Tensor:
+    wide = codes.to(torch.int32)
+    return torch.where(wide > 0, (wide + _FIRST) << 20, wide)
+
+
+def _split(lo: Tensor, hi: Tensor) -> Tensor:
+    return (lo + hi) * 0.5

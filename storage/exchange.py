@@ -8,7 +8,7 @@ right is decided by `accept`, a digest from the chain; never by a server's time,
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +19,7 @@ from protocol.ports import Bucket
 from protocol.types import PeerId
 from storage.resume import download_to
 from storage.s3 import PART_BYTES, RangedBucket
+from storage.transport import seconds_until
 
 _PUBLISH_WAIT_SECONDS = 0.2
 _PUBLISH_WAIT_MAX_SECONDS = 10.0
@@ -61,7 +62,7 @@ def publish(bucket: Bucket, key: str, data: bytes | Path, *, timeout_seconds: fl
     pause = _PUBLISH_WAIT_SECONDS
     while True:
         try:
-            return bucket.put(key, data, timeout_seconds=max(0.0, until - time.monotonic()))
+            return bucket.put(key, data, timeout_seconds=seconds_until(until))
         except AccessDenied:
             raise
         except StorageError:
@@ -74,7 +75,7 @@ def publish(bucket: Bucket, key: str, data: bytes | Path, *, timeout_seconds: fl
 
 def gather(
     wanted: Sequence[Wanted], *, timeout_seconds: float, max_threads: int, cache: Path | None = None
-) -> Mapping[PeerId, bytes | Fault]:
+) -> dict[PeerId, bytes | Fault]:
     """Fetch one object per peer; returns within `timeout_seconds` with bytes or a Fault for every peer.
 
     At most `max_threads` daemon threads; one that a server holds on to is left behind and its result dropped. With
@@ -127,36 +128,38 @@ class _Gathering:
                     return
                 share = left * min(1.0, self._num_threads / self._open)
                 item = self._queue.popleft()
-            started = time.monotonic()
             try:
-                result = self._fetch(item, share)
+                result, cut_short = self._fetch(item, share)
             except Exception as error:  # noqa: BLE001 - our fault, not the peer's: raised where gather was called
                 with self._changed:
                     self._failure = error
                     self._changed.notify_all()
                 return
-            cut_short = time.monotonic() - started >= share
             with self._changed:
                 if self._closed:
                     return
                 self._results[item.peer] = result
-                if isinstance(result, Fault) and result.kind == "unavailable" and cut_short:
+                if cut_short:
                     self._queue.append(item)
                 else:
                     self._open -= 1
                     self._changed.notify_all()
 
-    def _fetch(self, item: Wanted, seconds: float) -> bytes | Fault:
-        """Try the sources in order; each may use an equal part of the time that is left."""
+    def _fetch(self, item: Wanted, seconds: float) -> tuple[bytes | Fault, bool]:
+        """Try the sources in order; each may use an equal part of the time that is left. Also tells whether one of
+        them ran out of its part, so that more time might still bring the object."""
         until = time.monotonic() + seconds
         faults: list[Fault] = []
+        cut_short = False
         for index, source in enumerate(item.sources):
-            share = max(0.0, until - time.monotonic()) / (len(item.sources) - index)
+            share = seconds_until(until) / (len(item.sources) - index)
+            began = time.monotonic()
             found = self._fetch_from(source, item, share)
             if not isinstance(found, Fault):
-                return found
+                return found, False
+            cut_short = cut_short or (found.kind == "unavailable" and time.monotonic() - began >= share)
             faults.append(found)
-        return faults[0] if faults else Fault("missing", "no source is known")
+        return faults[0] if faults else Fault("missing", "no source is known"), cut_short
 
     def _fetch_from(self, source: Source, item: Wanted, seconds: float) -> bytes | Fault:
         try:

@@ -5,6 +5,7 @@ May not decide who is mirrored or selected, and trusts nothing it has not read b
 """
 
 import secrets
+import time
 from dataclasses import dataclass
 
 from protocol import keys
@@ -14,6 +15,7 @@ from protocol.messages import ENVELOPE_BYTES, parse_envelope
 from protocol.types import Digest, PeerId
 from storage.exchange import publish
 from storage.s3 import RangedBucket
+from storage.transport import seconds_until
 
 _LISTED = 1000
 
@@ -47,9 +49,10 @@ class Mirror:
         leaves = tuple(leaf(ciphertext[at : at + SECTION_BYTES]) for at in range(0, len(ciphertext), SECTION_BYTES))
         if root(leaves) != parse_envelope(envelope).root:
             raise ValueError("only accepted objects are mirrored, and this one's root differs from its envelope's")
-        publish(self.bucket, keys.mirror(self.run, round, peer), sealed, timeout_seconds=timeout_seconds)
+        until = time.monotonic() + timeout_seconds
+        publish(self.bucket, keys.mirror(self.run, round, peer), sealed, timeout_seconds=seconds_until(until))
         if reveal is not None:
-            self.copy_reveal(round, peer, reveal, timeout_seconds=timeout_seconds)
+            self.copy_reveal(round, peer, reveal, timeout_seconds=seconds_until(until))
         return Copied(round, peer, len(sealed), envelope, leaves)
 
     def copy_reveal(self, round: int, peer: PeerId, reveal: bytes, *, timeout_seconds: float) -> None:
@@ -60,11 +63,12 @@ class Mirror:
         """Whether the bucket holds the copy, by its size and by one randomly drawn section that is read back, with the
         envelope, and hashed. False as well when the bucket does not answer: a leader posts only what it has seen."""
         key = keys.mirror(self.run, copied.round, copied.peer)
+        until = time.monotonic() + timeout_seconds
         try:
-            facts = self.bucket.head(key, timeout_seconds=timeout_seconds)
+            facts = self.bucket.head(key, timeout_seconds=seconds_until(until))
             if facts is None or facts.size_bytes != copied.size_bytes or not facts.etag:
                 return False
-            envelope = self._read(key, 0, ENVELOPE_BYTES, facts.etag, timeout_seconds)
+            envelope = self._read(key, 0, ENVELOPE_BYTES, facts.etag, until)
             if envelope != copied.envelope:
                 return False
             if not copied.leaves:
@@ -72,25 +76,28 @@ class Mirror:
             drawn = secrets.randbelow(len(copied.leaves))
             first = ENVELOPE_BYTES + drawn * SECTION_BYTES
             num_bytes = min(SECTION_BYTES, copied.size_bytes - first)
-            return leaf(self._read(key, first, num_bytes, facts.etag, timeout_seconds)) == copied.leaves[drawn]
+            return leaf(self._read(key, first, num_bytes, facts.etag, until)) == copied.leaves[drawn]
         except StorageError:
             return False
 
-    def _read(self, key: str, first: int, num_bytes: int, etag: str, timeout_seconds: float) -> bytes:
-        return self.bucket.get_range(key, first=first, num_bytes=num_bytes, etag=etag, timeout_seconds=timeout_seconds)
+    def _read(self, key: str, first: int, num_bytes: int, etag: str, until: float) -> bytes:
+        return self.bucket.get_range(
+            key, first=first, num_bytes=num_bytes, etag=etag, timeout_seconds=seconds_until(until)
+        )
 
     def prune(self, before_round: int, *, timeout_seconds: float) -> int:
         """Delete the copies of rounds before `before_round`, oldest first, at most 1000 of a kind; how many went.
 
         Raises StorageError.
         """
+        until = time.monotonic() + timeout_seconds
         pruned = 0
         for key_of in (keys.mirror, keys.mirror_reveal):
             # Keys sort by round, so everything older sorts before the first possible key of `before_round`.
             end = key_of(self.run, before_round, PeerId(b""))
             prefix = key_of(self.run, 0, PeerId(b"")).removesuffix("00000000/")
-            for key in self.bucket.list(prefix, max_keys=_LISTED, timeout_seconds=timeout_seconds):
+            for key in self.bucket.list(prefix, max_keys=_LISTED, timeout_seconds=seconds_until(until)):
                 if key < end:
-                    self.bucket.delete(key, timeout_seconds=timeout_seconds)
+                    self.bucket.delete(key, timeout_seconds=seconds_until(until))
                     pruned += 1
         return pruned

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from protocol.errors import ConfigError, ObjectMissing, ObjectTooLarge, StorageError
 from storage.s3 import PART_BYTES, ObjectReplaced, RangedBucket
+from storage.transport import seconds_until
 
 _VERSIONS = 3
 
@@ -38,7 +39,7 @@ def download_to(bucket: RangedBucket, key: str, path: Path, size: int, *, timeou
 
 
 def _download(bucket: RangedBucket, key: str, path: Path, size: int, until: float) -> None:
-    facts = bucket.head(key, timeout_seconds=_left(until))
+    facts = bucket.head(key, timeout_seconds=seconds_until(until))
     if facts is None:
         raise ObjectMissing("get: there is no such object or bucket")
     if facts.size_bytes != size:
@@ -63,20 +64,13 @@ def _download(bucket: RangedBucket, key: str, path: Path, size: int, until: floa
                 first=have,
                 num_bytes=min(PART_BYTES, size - have),
                 etag=facts.etag,
-                timeout_seconds=_left(until),
+                timeout_seconds=seconds_until(until),
             )
             file.write(block)
             file.flush()
             have += len(block)
     os.replace(part, path)
     note.unlink(missing_ok=True)
-
-
-def _left(until: float) -> float:
-    left = until - time.monotonic()
-    if left <= 0:
-        raise StorageError("get: out of time")
-    return left
 
 
 def _part(path: Path) -> Path:

@@ -291,9 +291,10 @@ def _copy(body: Any, buffer: BytesIO, num_bytes: int) -> None:
 def _failures() -> tuple[type[Exception], ...]:
     """What boto3 raises when a server fails it. The built-in ones are from its parsers, which expect honest answers."""
     from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
 
     parsing = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, SyntaxError)
-    return (TransportError, BotoCoreError, ClientError, *parsing)
+    return (TransportError, BotoCoreError, ClientError, ResponseParserError, *parsing)
 
 
 def _translated(verb: str, error: Exception) -> StorageError:

@@ -13,6 +13,7 @@ May not: retry, sign, parse XML, or put text of the server into an error.
 """
 
 import ipaddress
+import logging
 import re
 import socket
 import ssl
@@ -41,6 +42,8 @@ BLOCK_BYTES = 128 << 10
 """urllib3's default of 16 KiB costs throughput on large bodies (measured by botocore's authors)."""
 
 _KEEPALIVE = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+# urllib3 quotes malformed headers in a warning: text of the server, which no log of ours may hold.
+logging.getLogger("urllib3.connection").setLevel(logging.ERROR)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _WELL_FORMED = {
     "content-length": re.compile(r"[0-9]{1,15}"),
@@ -101,6 +104,11 @@ def remaining_seconds() -> float:
     if left <= 0:
         raise DeadlinePassed("out of time")
     return left
+
+
+def seconds_until(until: float) -> float:
+    """Seconds left until `until` (`time.monotonic()`), not below 0: the time-out for the next of several calls."""
+    return max(0.0, until - time.monotonic())
 
 
 def _bound(sock: socket.socket) -> None:

@@ -62,6 +62,7 @@ def start(
 ) -> Devnet:
     """Start a devnet in folder `data` and wait until it answers; `genesis` is needed when the folder is new.
 
+    A Ctrl-C in the caller's terminal does not reach it: nodes that still talk to it can be stopped first.
     `log` receives its stderr (default: the caller's). Raises ConfigError with its last words when it does not start.
     """
     data.mkdir(parents=True, exist_ok=True)
@@ -74,7 +75,9 @@ def start(
         command += ["--genesis", str(path)]
     project = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(project), os.environ.get("PYTHONPATH", "")])}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
+    )
     try:
         ready = json.loads(_first_line(process))
     except ValueError:

@@ -28,7 +28,7 @@ from protocol.types import peer_id
 HOST = "127.0.0.1"
 MAX_REQUEST_BYTES = 4 << 20
 _MAX_UNSENT = 4096
-_VIEWS_KEPT = 256
+_VIEWS_KEPT = 64
 _MAX_PAGE_KEYS = 1000
 
 _METHOD_NOT_FOUND, _INVALID_PARAMS, _INVALID_REQUEST = -32601, -32602, -32600
@@ -230,6 +230,8 @@ class Server:
         return None if value is None else _hex(value)
 
     def _query_storage(self, keys: list[str], at: str | None = None) -> list[dict[str, Any]]:
+        if not isinstance(keys, list):
+            raise RpcError(_INVALID_PARAMS, "Invalid params", "expected a list of keys")
         height = self._height(at)
         values = ((key, self._state.read(_bytes(key), height)) for key in keys)
         changes = [[key, None if value is None else _hex(value)] for key, value in values]
@@ -247,15 +249,17 @@ class Server:
 
     def _call(self, method: str, arguments: str, at: str | None = None) -> str:
         height = self._height(at)
-        asked = str(method)[:80], str(arguments), self._hash(height)
+        method = str(method)[:80]
+        # The metadata is the same at every height, and large.
+        asked = method, str(arguments), b"" if method.startswith("Metadata_") else self._hash(height)
         known = self._views.get(asked)
         if known is None:
             try:
-                view = runtime_call(self._author.storage_at(height), self._metadata, asked[0], _bytes(arguments))
+                view = runtime_call(self._author.storage_at(height), self._metadata, method, _bytes(arguments))
             except UnknownMethod as error:
                 raise RpcError(_CLIENT_ERROR, f"Client error: Exported method {error} is not found") from error
             except ValueError as error:
-                raise RpcError(_CLIENT_ERROR, f"Client error: bad arguments of {asked[0]}: {error}") from error
+                raise RpcError(_CLIENT_ERROR, f"Client error: bad arguments of {method}: {error}") from error
             known = self._views[asked] = _hex(view)
             while len(self._views) > _VIEWS_KEPT:
                 self._views.popitem(last=False)

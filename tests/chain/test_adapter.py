@@ -230,6 +230,28 @@ def test_a_pruned_height_says_so_and_says_what_to_do() -> None:
         chain_over(Pruned()).header(3)
 
 
+def test_a_runtime_without_the_newest_storage_still_gets_the_weights_intent() -> None:
+    class Recent(Stub):
+        async def compose(self, call: Any) -> Any:
+            return call
+
+        async def submit(self, call: Any, keypair: Any, **options: Any) -> ExtrinsicResult:
+            self.storage["SubtensorModule", "LastUpdate"] = [9]
+            return await super().submit(call, keypair, **options)
+
+    stub = Recent()
+    stub.storage |= {
+        ("SubtensorModule", "CommitRevealWeightsEnabled"): False,
+        ("SubtensorModule", "WeightsSetRateLimit"): 0,
+        ("SubtensorModule", "MinAllowedWeights"): 1,
+        ("SubtensorModule", "MaxWeightsLimit"): 65535,
+    }
+    assert chain_over(stub).set_weights({Uid(3): 0.5, Uid(1): 0.25}) == 9
+    (call,) = stub.calls
+    assert call[:2] == ("SubtensorModule", "set_mechanism_weights")
+    assert (call[2]["dests"], call[2]["weights"]) == ([1, 3], [32768, 65535])
+
+
 def test_a_runtime_without_the_storage_and_the_call_of_the_weights_intent_gets_the_plain_extrinsic() -> None:
     class Older(Stub):
         async def submit(self, call: Any, keypair: Any, **options: Any) -> ExtrinsicResult:

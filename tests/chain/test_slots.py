@@ -2,7 +2,7 @@
 runs the same fields through a real one."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chain.slots import decode_fields, decode_slot, encode_fields
@@ -26,6 +26,7 @@ FIELD = st.binary(max_size=512).filter(lambda data: not data.startswith(b"0x"))
 
 
 @given(st.lists(FIELD, min_size=1, max_size=3).map(tuple))
+@example((b"x" * 200, b"\xc3\xa9" * 100, b"\xff" * 200))
 def test_fields_come_back_as_they_were_written(fields: tuple[bytes, ...]) -> None:
     (encoded,) = encode_fields(fields)["fields"]
     assert decode_fields({"fields": [rendered(field) for field in encoded]}) == fields

@@ -71,7 +71,11 @@ def rejected_cases():
     yield "late", replace(BAD.gathered(), peer=BAD.peer(None), late=True), Reason.LATE
     yield "bytes gone", BAD.gathered(payload=None), Reason.MISSING
     yield "another object", BAD.gathered(payload=Miner(9, seed=5).sealed(key=bytes(32)).object), Reason.MISSING
-    yield "a flipped bit of ciphertext", BAD.gathered(payload=flipped(sealed.object, SPEC.object_bytes - 1)), Reason.MISSING
+    yield (
+        "a flipped bit of ciphertext",
+        BAD.gathered(payload=flipped(sealed.object, SPEC.object_bytes - 1)),
+        Reason.MISSING,
+    )
     yield "a server that claims more", BAD.gathered(payload=None, wrong_size=1 << 40), Reason.WRONG_SIZE
     yield "truncated", BAD.gathered(payload=sealed.object[:-1]), Reason.WRONG_SIZE
     yield "empty", BAD.gathered(payload=b""), Reason.WRONG_SIZE

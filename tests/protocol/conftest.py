@@ -1,13 +1,9 @@
-"""Hypothesis runs the same cases every time, so that a failure on one machine is a failure on all."""
+"""The toy run (tests/specs.py)."""
 
 import pytest
-from hypothesis import settings
 
 from protocol.spec import Run, RunSpec
 from tests.specs import toy_spec
-
-settings.register_profile("protocol", derandomize=True, deadline=None)
-settings.load_profile("protocol")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from protocol.layout import Layout
 from sparseloco.reference import compress
 
 RAGGED = {
-    "corner": (67, 131),
+    "corner": (131, 67),
     "cube": (3, 5, 7),
     "empty": (0, 5),
     "full": (64, 64),

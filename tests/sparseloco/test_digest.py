@@ -20,13 +20,15 @@ PEER = PeerId(b"p" * 32)
 
 
 def test_the_digest_is_the_merkle_root_over_chunks_and_state():
-    theta = arrays("normal", 0)
+    shapes = {**RAGGED, "grid": (200, 150)}
+    layout = Layout.of(shapes, 64)
+    theta = arrays("normal", 0, shapes)
     leaves = []
-    for name in sorted(RAGGED):
-        matrix, slices = twin.chunk_slices(RAGGED[name])
+    for name in sorted(shapes):
+        matrix, slices = twin.chunk_slices(shapes[name])
         leaves += [merkle.leaf(theta[name].reshape(matrix)[where].astype("<f4").tobytes()) for where in slices]
-    assert len(leaves) == LAYOUT.num_chunks
-    assert theta_digest(tensors(theta), LAYOUT, STATE) == merkle.root([*leaves, merkle.leaf(STATE.encode())])
+    assert len(leaves) == layout.num_chunks
+    assert theta_digest(tensors(theta), layout, STATE) == merkle.root([*leaves, merkle.leaf(STATE.encode())])
 
 
 @pytest.mark.parametrize("name", [name for name in RAGGED if name != "empty"])

@@ -3,7 +3,9 @@ import torch
 
 from protocol.errors import ConfigError
 from protocol.layout import Layout
+from sparseloco import ops
 from sparseloco.floats import fp32, require_denormals, tensor_of
+from sparseloco.outer import OuterState
 
 
 def test_a_process_that_flushes_denormals_is_refused():
@@ -16,6 +18,20 @@ def test_a_process_that_flushes_denormals_is_refused():
     finally:
         torch.set_flush_denormal(False)
     require_denormals()
+
+
+def test_a_process_that_flushes_denormals_neither_compresses_nor_steps():
+    layout = Layout.of({"t": (5,)}, 64)
+    theta = {"t": torch.ones(5)}
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush denormals")
+    try:
+        with pytest.raises(ConfigError):
+            ops.compress(theta, theta, None, layout, 0.95)
+        with pytest.raises(ConfigError):
+            ops.outer_step(theta, [None], OuterState.initial(layout), alpha=1.0, aggregate="mean")
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def test_a_constant_is_rounded_to_fp32_once():

@@ -60,6 +60,20 @@ def test_codes_of_values_around_a_boundary_never_cross(k):
         assert {*codes.lo.tolist(), *codes.hi.tolist()} == {code, code + 1}
 
 
+@pytest.mark.parametrize("k", [1, 15, 16, 17, 64, 94, 4096])
+def test_a_mean_is_summed_over_lanes_and_tree_to_the_last_bit(k):
+    rng = np.random.default_rng(k)
+    rows = np.exp(rng.normal(size=(8, k))).astype(np.float32)
+    sides = rng.random((8, k)) < 0.6
+    kept_level = torch.full((8,), 123.0)
+    found = quantize.lane_mean(torch.from_numpy(rows), torch.from_numpy(sides), kept_level)
+    expected = [
+        twin.lane_sum(row, side) / np.float32(side.sum()) if side.any() else np.float32(123)
+        for row, side in zip(rows, sides, strict=True)
+    ]
+    assert found.tolist() == [float(value) for value in expected]
+
+
 def test_two_magnitudes_survive_exactly_when_both_are_levels():
     values = torch.tensor([[0.5, -2.0, 2.0, -0.5, 0.5]])
     assert torch.equal(quantize.fit(values).values(), values)

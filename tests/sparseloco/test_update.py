@@ -2,9 +2,11 @@ from math import sqrt
 
 import numpy as np
 import pytest
+import torch
 
 from protocol.layout import Layout
 from sparseloco import update as update_module
+from sparseloco.reference import compress
 from sparseloco.update import Update, overlap
 from tests.sparseloco.samples import KINDS, RAGGED, update_of
 
@@ -22,6 +24,25 @@ def test_norms_are_summed_per_level_in_ascending_order(kind):
 
     assert update.norms.tensors == tuple(norm(flat[name]) for name in sorted(RAGGED))
     assert update.norms.whole == norm(np.concatenate(list(flat.values())))
+
+
+def test_the_order_of_the_sum_shows_in_a_norm_over_many_levels():
+    layout = Layout.of({"t": (60 * 4096,)}, 8)
+    scales = np.float32(2.0) ** np.linspace(-28, 2, 60, dtype=np.float32)
+    values = torch.from_numpy(np.repeat(scales, 4096) * np.float32(1.2))
+    update, _ = compress({"t": values}, {"t": torch.zeros_like(values)}, None, layout, 0.95)
+    levels, counts = np.unique(np.abs(update.dense("t").numpy().astype(np.float64)), return_counts=True)
+    terms = [float(count) * float(level) ** 2 for level, count in zip(levels, counts, strict=True)]
+    assert update.norms.whole == sqrt(sum_of(terms))
+    assert sqrt(sum_of(terms)) != sqrt(sum_of(terms[::-1]))
+
+
+def sum_of(terms):
+    """Plain left-to-right sum: Python's own compensates from 3.12 on."""
+    total = 0.0
+    for term in terms:
+        total += term
+    return total
 
 
 def test_a_tensor_is_found_by_name_and_by_place_and_is_ordered_by_index():

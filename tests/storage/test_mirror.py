@@ -45,7 +45,7 @@ def test_a_copy_is_held_and_repairs_a_reader() -> None:
 
 
 def test_a_copy_that_was_lost_or_changed_is_not_held() -> None:
-    store, mirror = fresh()
+    _, mirror = fresh()
     copied = mirror.copy(3, SIGNER.peer, sealed().object, timeout_seconds=1)
     key = keys.mirror(RUN, 3, SIGNER.peer)
     body = sealed().object

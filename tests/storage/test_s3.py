@@ -1,8 +1,10 @@
 """S3Bucket against servers that lie, stall or break: always a StorageError in time, in little memory, without a word of
 the server's or a secret in it."""
 
+import contextlib
 import gzip
 import logging
+import os
 import re
 import socket
 import ssl
@@ -18,7 +20,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
@@ -32,6 +34,7 @@ SLACK = 4.0
 """Seconds by which a busy machine may overshoot a deadline; unbounded servers would take 30 or for ever."""
 WORD = "peer-chosen-word"
 MIB = 1 << 20
+FUZZ_CASES = int(os.environ.get("FUZZ_CASES", "40"))
 
 
 def bucket_at(server: Hostile) -> S3Bucket:
@@ -309,9 +312,9 @@ def test_a_refusal_is_not_tried_again(status: str, kind: type[StorageError]) -> 
 
 def test_a_wrong_clock_is_named_because_it_is_ours_to_fix() -> None:
     body = b"<Error><Code>RequestTimeTooSkewed</Code></Error>"
-    with hostile(says("403 Forbidden", f"Content-Length: {len(body)}", body=body)) as server:
-        with pytest.raises(AccessDenied, match="clock"):
-            get(bucket_at(server))
+    answer = says("403 Forbidden", f"Content-Length: {len(body)}", body=body)
+    with hostile(answer) as server, pytest.raises(AccessDenied, match="clock"):
+        get(bucket_at(server))
 
 
 # --- listings ----------------------------------------------------------------------------------------------------
@@ -350,10 +353,66 @@ def test_a_listing_that_never_ends_ends() -> None:
     ],
 )
 def test_a_malformed_listing_is_a_storage_error(body: bytes) -> None:
-    with hostile(says("200 OK", f"Content-Length: {len(body)}", body=body)) as server:
-        with pytest.raises(StorageError) as caught:
-            bucket_at(server).list("p/", max_keys=10, timeout_seconds=2)
+    answer = says("200 OK", f"Content-Length: {len(body)}", body=body)
+    with hostile(answer) as server, pytest.raises(StorageError) as caught:
+        bucket_at(server).list("p/", max_keys=10, timeout_seconds=1)
     assert_says_nothing(caught.value)
+
+
+TAGS = ("ListBucketResult", "Contents", "Key", "Size", "LastModified", "IsTruncated", "Owner", "EncodingType", "Error")
+TEXTS = ("", "true", "p/a", "-1", "99999999999999999999", "2020-13-45T99:99:99Z", "url", "%zz", "&#0;", "<", "x" * 300)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> bytes:
+    """XML that looks like a listing and is wrong somewhere, or is no XML."""
+    tree = st.recursive(
+        st.sampled_from(TEXTS),
+        lambda inner: st.builds(
+            lambda tag, inside: f"<{tag}>{''.join(inside)}</{tag}>", st.sampled_from(TAGS), st.lists(inner, max_size=4)
+        ),
+        max_leaves=12,
+    )
+    return f"<ListBucketResult>{''.join(draw(st.lists(tree, max_size=4)))}</ListBucketResult>".encode()
+
+
+def test_whatever_a_server_answers_is_a_result_or_a_storage_error() -> None:
+    answers: list[bytes] = []
+
+    def script(connection: socket.socket, head: bytes) -> None:
+        connection.sendall(answers[-1])
+
+    with hostile(script) as server:
+        bucket = bucket_at(server)
+
+        @settings(max_examples=FUZZ_CASES, deadline=None)
+        @given(
+            st.one_of(
+                documents().map(lambda body: response("200 OK", f"Content-Length: {len(body)}", body=body)),
+                st.tuples(
+                    st.sampled_from(["200 OK", "206 P", "204 N", "304 N", "404 N", "100 C", "500 E"]),
+                    st.lists(
+                        st.tuples(
+                            st.sampled_from(["Content-Length", "ETag", "Last-Modified", "Content-Range", "X-Amz-Id"]),
+                            st.one_of(st.sampled_from(TEXTS), st.text(max_size=20)),
+                        ).map(lambda pair: f"{pair[0]}: {pair[1]}"),
+                        max_size=4,
+                    ),
+                ).map(lambda answer: response(answer[0], *answer[1], body=b"hello")),
+                st.binary(max_size=200),
+            )
+        )
+        def answered(answer: bytes) -> None:
+            answers.append(answer)
+            for call in (
+                lambda: bucket.list("p/", max_keys=10, timeout_seconds=0.2),
+                lambda: bucket.head("key", timeout_seconds=0.2),
+                lambda: bucket.get("key", max_bytes=5, timeout_seconds=0.2),
+            ):
+                with contextlib.suppress(StorageError):
+                    call()
+
+        answered()
 
 
 # --- pointers ----------------------------------------------------------------------------------------------------
@@ -490,9 +549,17 @@ def test_a_handshake_that_never_ends_is_cut_off() -> None:
 
 def test_a_certificate_of_an_unknown_issuer_is_refused(tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
-    with hostile(says("200 OK", "Content-Length: 5", body=b"hello"), tls=tls) as server:
+    answer = says("200 OK", "Content-Length: 5", 'ETag: "e"', body=b"hello")
+    with hostile(answer, tls=tls) as server, pytest.raises(StorageError):
+        get(bucket_at(server), seconds=0.5)
+
+
+def test_a_certificate_for_another_host_is_refused(tls: ssl.SSLContext) -> None:
+    answer = says("200 OK", "Content-Length: 5", 'ETag: "e"', body=b"hello")
+    with hostile(answer, tls=tls) as server:
+        elsewhere = bucket_at(Hostile(server.endpoint.replace("localhost", "127.0.0.1")))
         with pytest.raises(StorageError):
-            get(bucket_at(server))
+            get(elsewhere, seconds=0.5)
 
 
 # --- secrets and requests ----------------------------------------------------------------------------------------
@@ -509,6 +576,14 @@ def test_no_secret_appears_in_repr_errors_or_logs(caplog: pytest.LogCaptureFixtu
                 assert_says_nothing(caught.value)
     assert caplog.records, "nothing was logged, so nothing was tested"
     assert SECRET not in caplog.text
+
+
+def test_no_word_of_the_server_appears_in_logs(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        for script in (*REFUSED.values(), says("200 OK", "Content-Length: 5", f"{WORD}\x01\x00", WORD, body=b"hello")):
+            with hostile(script) as server, contextlib.suppress(StorageError):
+                get(bucket_at(server), seconds=0.1)
+    assert WORD not in caplog.text
 
 
 def test_an_upload_asks_for_nothing_that_r2_refuses() -> None:

@@ -1,4 +1,4 @@
-"""Sealing against the rule in docs/protocol.md section 4, written out again with the hmac module and AES in ECB mode."""
+"""Sealing against the rule in docs/protocol.md section 4, written out again with AES in ECB mode."""
 
 import hashlib
 import hmac

@@ -1,8 +1,6 @@
 """localnet's store over real HTTP: who may do what, and what it refuses at start."""
 
 import json
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 from localnet.store import StoreReady, main, read_ready
 from protocol.errors import AccessDenied
 from storage.s3 import open_bucket, open_pointer
+from tests.storage.conftest import served
 
 SECONDS = 20.0
 
@@ -68,21 +67,14 @@ def test_secrets_are_not_in_the_repr(moto_store: StoreReady) -> None:
         assert user.read_secret_key not in repr(moto_store)
 
 
-def test_the_ready_file_is_for_its_owner_only_and_the_process_ends_on_sigterm(tmp_path: Path) -> None:
+def test_the_ready_file_is_for_its_owner_only_and_the_process_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
     (tmp_path / "users.json").write_text('["only-one"]')
-    command = [sys.executable, "-m", "localnet.store", "--ready-file", str(tmp_path / "ready.json")]
-    command += ["--users", str(tmp_path / "users.json")]
-    root = Path(__file__).parents[2]
-    with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE) as process:
-        while not (tmp_path / "ready.json").exists():
-            assert process.poll() is None
-        assert (tmp_path / "ready.json").stat().st_mode & 0o777 == 0o600
-        ready = read_ready(tmp_path / "ready.json")
-        assert ready.endpoint.startswith("http://127.0.0.1:")
-        process.terminate()
-        _, errors = process.communicate(timeout=10)
+    ready = tmp_path / "ready.json"
+    arguments = ["--ready-file", str(ready), "--users", str(tmp_path / "users.json")]
+    with served(["-m", "localnet.store", *arguments], ready) as process:
+        assert ready.stat().st_mode & 0o777 == 0o600
+        assert read_ready(ready).endpoint.startswith("http://127.0.0.1:")
     assert process.returncode == 0
-    assert errors == b""
 
 
 @pytest.mark.parametrize("content", ["", "{}", '["ab"]', '["UPPER"]', '["a/b"]', "[1]", '["twice", "twice"]'])

@@ -10,7 +10,6 @@ from bittensor.sp_core import Keypair
 
 from chain.devnet.author import Author
 from chain.devnet.codec import Codec
-
 from chain.devnet.genesis import Genesis
 from chain.devnet.metadata import load_metadata
 from chain.devnet.state import State
@@ -163,6 +162,3 @@ def make_chain(codec: Codec, tmp_path: Path) -> Iterator[Callable[..., Chain]]:
 @pytest.fixture
 def chain(make_chain: Callable[..., Chain]) -> Chain:
     return make_chain()
-
-
-

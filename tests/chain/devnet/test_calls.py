@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from bittensor.sp_core import Keypair
 
 from chain.devnet.staking import MIN_STAKE_RAO
 from tests.chain.devnet.conftest import ALICE, BOB, OWNER, OWNER_HOTKEY, TAO, Chain, hotkey_of
@@ -27,8 +28,8 @@ def test_registration_is_refused_by_the_runtimes_names(make_chain: MakeChain) ->
     chain = make_chain(burn_rao=600 * TAO)
     (hotkey,) = chain.register(1)
 
-    def register(key: str, netuid: int = 1, coldkey: object = ALICE) -> str | None:
-        return chain.run(coldkey, "SubtensorModule", "burned_register", netuid=netuid, hotkey=key)  # type: ignore[arg-type]
+    def register(key: str, netuid: int = 1, coldkey: Keypair = ALICE) -> str | None:
+        return chain.run(coldkey, "SubtensorModule", "burned_register", netuid=netuid, hotkey=key)
 
     assert register(hotkey.ss58_address) == "HotKeyAlreadyRegisteredInSubNet"
     assert register(hotkey_of(1).ss58_address) == "NotEnoughBalanceToStake"
@@ -98,9 +99,9 @@ def test_weights_need_a_permit_and_rest_between_posts(chain: Chain) -> None:
     validator, miner, other = chain.register(3)
     chain.step(chain.genesis.weights_rate_limit_blocks)
 
-    def post(key: object, dests: list[int], weights: list[int], **more: int) -> str | None:
+    def post(key: Keypair, dests: list[int], weights: list[int], **more: int) -> str | None:
         params = {"netuid": 1, "mecid": 0, "dests": dests, "weights": weights, "version_key": 0, **more}
-        return chain.run(key, "SubtensorModule", "set_mechanism_weights", **params)  # type: ignore[arg-type]
+        return chain.run(key, "SubtensorModule", "set_mechanism_weights", **params)
 
     assert post(validator, [2, 3], [1, 2]) == "NeuronNoValidatorPermit"
     assert chain.stake(validator, 100) is None
@@ -164,7 +165,9 @@ def test_transfers_move_what_is_there_and_no_more(chain: Chain) -> None:
 
 
 def test_hyperparameters_belong_to_the_owner_or_to_root(chain: Chain) -> None:
-    assert chain.run(ALICE, "AdminUtils", "sudo_set_min_allowed_weights", netuid=1, min_allowed_weights=3) == "BadOrigin"
+    assert (
+        chain.run(ALICE, "AdminUtils", "sudo_set_min_allowed_weights", netuid=1, min_allowed_weights=3) == "BadOrigin"
+    )
     assert chain.run(OWNER, "AdminUtils", "sudo_set_min_allowed_weights", netuid=1, min_allowed_weights=3) is None
     assert chain.get("MinAllowedWeights", 1) == 3
     assert chain.run(OWNER, "AdminUtils", "sudo_set_tempo", netuid=1, tempo=7) == "BadOrigin"

@@ -106,7 +106,7 @@ def test_a_hotkey_registers_once_and_stands_in_the_metagraph(sub: bt.Subtensor) 
     again = register(sub, wallet)
     assert not again.success
     assert again.error.code == bt.ErrorCode.ALREADY_EXISTS
-    assert "HotKeyAlreadyRegisteredInSubNet" in repr(vars(again.error))
+    assert again.error.name == "HotKeyAlreadyRegisteredInSubNet"
     metagraph = sub.subnets.metagraph(netuid=NETUID)
     neuron = metagraph.by_hotkey(wallet.hotkey.ss58_address)
     assert (neuron.coldkey, neuron.active, neuron.validator_permit) == (ALICE.ss58_address, True, False)
@@ -129,10 +129,10 @@ def test_commitments_are_read_back_until_the_quota_ends_them(sub: bt.Subtensor) 
         result = commit(sub, wallet, *[b"d" * 512] * 3)
         if not result.success:
             break
-    assert "SpaceLimitExceeded" in repr(vars(result.error))
+    assert result.error.name == "SpaceLimitExceeded"
 
 
-class WithoutNewItems(bt.RpcSubstrate):
+class WithoutNewItems(bt.RpcSubstrate):  # type: ignore[misc]
     """SetWeights asks for a storage item that the devnet's runtime does not have yet: absent, it means the default."""
 
     async def query(self, module: str, storage_function: str, *args: Any, **kwargs: Any) -> Any:
@@ -149,24 +149,25 @@ def test_a_staked_validator_sets_weights_and_is_rate_limited(running: str, sub: 
     direct = {"netuid": NETUID, "mecid": 0, "dests": [target], "weights": [1], "version_key": 0}
     sub.wait_for_block(sub.block + 6, timeout=10)
     result = call(sub, validator, bt.calls.SubtensorModule.set_mechanism_weights(**direct), signer="hotkey")
-    assert "NeuronNoValidatorPermit" in repr(vars(result.error))
+    assert result.error.name == "NeuronNoValidatorPermit"
     stake = {"hotkey": validator.hotkey.ss58_address, "netuid": NETUID, "amount_staked": 50 * TAO}
     assert call(sub, validator, bt.calls.SubtensorModule.add_stake(**stake)).success
     sub.wait_for_epoch(NETUID, timeout=10)
 
-    async def set_weights() -> tuple[Any, Any]:
+    async def set_weights() -> tuple[Any, Any, Any]:
         async with bt.Client(running, substrate=WithoutNewItems(running)) as client:
             intent = bt.SetWeights(netuid=NETUID, weights={target: 1.0})
             first = await client.execute(intent, validator, wait_for_finalization=False)
             with pytest.raises(bt.ChainError) as raised:
                 await client.execute(intent, validator, wait_for_finalization=False)
-            return first, raised.value
+            too_fast = bt.calls.SubtensorModule.set_mechanism_weights(**direct)
+            third = await client.submit_call(too_fast, validator, signer="hotkey", wait_for_finalization=False)
+            return first, raised.value, third
 
-    first, second = asyncio.run(set_weights())
+    first, second, third = asyncio.run(set_weights())
     assert first.success
     assert second.code == bt.ErrorCode.RATE_LIMITED
-    result = call(sub, validator, bt.calls.SubtensorModule.set_mechanism_weights(**direct), signer="hotkey")
-    assert "SettingWeightsTooFast" in repr(vars(result.error))
+    assert third.error.name == "SettingWeightsTooFast"
     neuron = sub.subnets.metagraph(netuid=NETUID).by_hotkey(validator.hotkey.ss58_address)
     assert neuron.validator_permit
     assert neuron.total_stake.rao == 50 * TAO
@@ -198,7 +199,9 @@ def test_old_heights_read_as_they_were_until_they_are_pruned(admin: Admin, stepp
         dates.append(admin.step(2)["head"] - 1)
     address = wallet.hotkey.ss58_address
     uid = stepped.query(bt.storage.SubtensorModule.Uids, [NETUID, address])
-    texts = [stepped.at(block).subnets.commitments(NETUID)[address].data for block in (dates[0], dates[1] - 1, dates[1])]
+    texts = [
+        stepped.at(block).subnets.commitments(NETUID)[address].data for block in (dates[0], dates[1] - 1, dates[1])
+    ]
     assert texts == ["first", "first", "second"]
     early = stepped.at(dates[0]).subnets.metagraph(netuid=NETUID)
     assert early.block == dates[0]
@@ -206,7 +209,7 @@ def test_old_heights_read_as_they_were_until_they_are_pruned(admin: Admin, stepp
     assert stepped.at(dates[0] - 1).subnets.metagraph(netuid=NETUID).commitments[uid] is None
     admin.step(KEEP + 3)
     assert stepped.block_info(dates[0]).number == dates[0]
-    with pytest.raises(bt.BittensorError, match="(?i)state .*discarded"):
+    with pytest.raises(bt.BittensorError, match=r"(?i)state .*discarded"):
         stepped.at(dates[0]).subnets.metagraph(netuid=NETUID)
     assert stepped.at(dates[0] + 8).subnets.metagraph(netuid=NETUID).commitments[uid].data == "second"
 
@@ -276,7 +279,11 @@ def test_a_selective_metagraph_gives_the_columns_asked_for(admin: Admin, stepped
 
 def test_hyperparameters_read_by_name(stepped: bt.Subtensor) -> None:
     values = stepped.subnets.subnet_hyperparameters(NETUID)
-    assert (values["tempo"], values["commit_reveal_weights_enabled"], values["min_allowed_weights"]) == (TEMPO, False, 1)
+    assert (values["tempo"], values["commit_reveal_weights_enabled"], values["min_allowed_weights"]) == (
+        TEMPO,
+        False,
+        1,
+    )
 
 
 def test_a_forged_signature_is_refused_by_name(admin: Admin, stepped: bt.Subtensor) -> None:
@@ -286,10 +293,10 @@ def test_a_forged_signature_is_refused_by_name(admin: Admin, stepped: bt.Subtens
         public_key = ALICE.public_key
 
         def sign(self, payload: bytes) -> bytes:
-            return OWNER.sign(payload)
+            return bytes(OWNER.sign(payload))
 
     forger = SimpleNamespace(name="forger", coldkey=Forger(), coldkeypub=ALICE, hotkey=OWNER_HOTKEY)
     result = register(stepped, forger)
     assert not result.success
-    assert "bad signature" in str(result.error) or "BadProof" in repr(vars(result.error))
+    assert result.error.name == "BadProof"
     assert admin.info()["waiting"] == 0

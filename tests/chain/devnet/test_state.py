@@ -33,7 +33,7 @@ class Model:
         self.oldest = max(self.oldest, len(self.heights) - 1 - keep)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(steps=steps, keep=st.integers(1, 6))
 def test_every_kept_height_reads_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Changes | int | str], keep: int

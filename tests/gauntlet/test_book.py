@@ -1,0 +1,254 @@
+"""The fold: pure, replayable, and fair over streams of scores like those measured on real training."""
+
+import json
+from dataclasses import replace
+from math import nan
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gauntlet.average import NOTHING, Average
+from gauntlet.book import PeerRecord, RoundOutcome, ScoreBook, eligible, fold, from_json, to_json
+from gauntlet.loss import Evaluation
+from gauntlet.proof import floor, gap, usual
+from gauntlet.selection import peer_score, select
+from gauntlet.sketch import sketch
+from protocol.errors import InvalidMessage
+from protocol.spec import GauntletSpec
+from protocol.types import LossScore, Reason, Rejection
+from tests.gauntlet.world import COMMIT_HASH, checked, evaluation, make_update, peer_id
+
+SPEC = GauntletSpec()
+
+STREAMS = {
+    # (mean, deviation) of the gap in units of the honest gap, and of the score in nats. The gaps are those of facts
+    # measured on a small model with 160 sequences of each kind; the noise's score is what it did to the loss there.
+    "honest": ((1.0, 0.50), (0.175, 0.05)),
+    "lazy": ((0.11, 0.27), (0.167, 0.05)),
+    "noise": ((0.27, 0.27), (-0.010, 0.02)),
+}
+
+
+def play(kinds, rounds, seed, spec=SPEC, unit=0.02):
+    """The contributing sets, by place in `kinds`, of a run in which everybody is evaluated every round."""
+    random, book, sets = Random(seed), ScoreBook(), []
+    peers = [peer_id(i) for i in range(len(kinds))]
+    for round in range(rounds):
+        chosen = select(book, peers, spec, round, COMMIT_HASH)
+        sets.append({peers.index(peer) for peer in chosen})
+        scores = {}
+        for peer, kind in zip(peers, kinds, strict=True):
+            of_gap, of_score = STREAMS[kind]
+            scores[peer] = evaluation(random.gauss(*of_score), unit * random.gauss(*of_gap))
+        book = fold(book, RoundOutcome(round, checked(peers), scores, frozenset(chosen)), spec)
+    return sets
+
+
+DEMO = ["honest"] * 4 + ["noise"]
+WITH_LAZY = ["honest"] * 4 + ["noise", "lazy"]
+
+
+def test_noise_never_contributes_after_round_four_and_honest_peers_nearly_always_do():
+    runs = [play(DEMO, 12, seed) for seed in range(40)]
+    assert all(4 not in chosen for sets in runs for chosen in sets[5:])
+    left_out = sum(place not in chosen for sets in runs for chosen in sets[4:] for place in range(4))
+    assert left_out <= 0.01 * 40 * 8 * 4
+
+
+def test_a_peer_that_trains_on_other_pages_is_out_within_ten_evaluations():
+    runs = [play(WITH_LAZY, 14, seed) for seed in range(40)]
+    still_in = sum(5 in chosen for sets in runs for chosen in sets[10:])
+    assert still_in <= 0.1 * 40 * 4
+    left_out = sum(place not in chosen for sets in runs for chosen in sets[10:] for place in range(4))
+    assert left_out <= 0.02 * 40 * 4 * 4
+
+
+def test_a_peer_that_turns_lazy_goes_and_comes_back_after_honest_work():
+    peers = [peer_id(i) for i in range(4)]
+    book = ScoreBook()
+
+    def after(book, rounds, last_gap):
+        for _ in range(rounds):
+            scores = {peer: evaluation(0.2, 0.02) for peer in peers[:3]} | {peers[3]: evaluation(0.2, last_gap)}
+            book = fold(book, RoundOutcome(book.round + 1, checked(peers), scores), SPEC)
+        return book
+
+    book = after(book, 10, 0.02)
+    assert eligible(book.peers[peers[3]], SPEC)
+    book = after(book, 10, 0.0)
+    assert not eligible(book.peers[peers[3]], SPEC)
+    book = after(book, 10, 0.02)
+    assert eligible(book.peers[peers[3]], SPEC)
+
+
+def outcomes(seed, rounds=4):
+    random = Random(seed)
+    peers = [peer_id(i) for i in range(5)]
+    for round in range(rounds):
+        passed, failed = peers[:4], Rejection(peers[4], random.choice([Reason.UNREVEALED, Reason.COPY]), "test")
+        result = checked(passed, [failed])
+        result = replace(result, sketches=(sketch(peers[0], round, make_update(round)),))
+        scores = {peer: evaluation(random.gauss(0.2, 0.1), random.gauss(0.02, 0.01)) for peer in passed}
+        yield RoundOutcome(round, result, scores, frozenset(passed[: round % 3]))
+
+
+def replayed(seed):
+    book = ScoreBook()
+    for outcome in outcomes(seed):
+        book = fold(book, outcome, SPEC)
+    return book
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000))
+def test_the_same_outcomes_give_the_same_bytes_and_json_gives_the_same_book(seed):
+    book = replayed(seed)
+    assert to_json(book) == to_json(replayed(seed))
+    assert from_json(to_json(book)) == book
+    # Going on from the saved book is the same as never having stopped.
+    following = next(iter(outcomes(seed + 1, 1)))
+    following = replace(following, round=book.round + 1)
+    assert fold(from_json(to_json(book)), following, SPEC) == fold(book, following, SPEC)
+
+
+def test_the_order_of_peers_in_an_outcome_does_not_matter():
+    book, turned = ScoreBook(), ScoreBook()
+    for outcome in outcomes(3):
+        book = fold(book, outcome, SPEC)
+        backwards = replace(
+            outcome,
+            evaluations=dict(reversed(outcome.evaluations.items())),
+            checked=replace(outcome.checked, passed=dict(reversed(outcome.checked.passed.items()))),
+        )
+        turned = fold(turned, backwards, SPEC)
+    assert to_json(turned) == to_json(book)
+
+
+def test_a_round_is_never_folded_twice():
+    book = replayed(1)
+    with pytest.raises(ValueError, match="cannot be folded"):
+        fold(book, RoundOutcome(book.round, checked([]), {}), SPEC)
+
+
+def test_sketches_and_void_rounds_are_kept_as_long_as_they_are_compared():
+    book = replayed(2)
+    assert [kept.round for kept in book.sketches] == [2, 3]
+    assert book.void_rounds == {3}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"round": "3"},
+        {"unit": [1.0]},
+        {"peers": []},
+        {"peers": {"00": {}}},
+        {"sketches": [{"peer": "00"}]},
+        {"void_rounds": [1.5]},
+        {"more": 1},
+    ],
+)
+def test_a_book_that_is_not_canonical_is_refused(change):
+    from protocol.messages import canonical_json
+
+    body = json.loads(to_json(replayed(2)))
+    with pytest.raises(InvalidMessage):
+        from_json(canonical_json(body | change))
+
+
+def test_a_new_hotkey_starts_fresh_whatever_uid_it_has():
+    book = replayed(4)
+    newcomer = peer_id(77)
+    scores = {newcomer: evaluation(0.2, 0.02), peer_id(0): evaluation(0.2, 0.02)}
+    after = fold(book, RoundOutcome(9, checked(scores), scores), SPEC)
+    assert after.peers[newcomer].first_seen == 9
+    assert after.peers[newcomer].evaluations == 1
+    assert set(book.peers) <= set(after.peers)
+
+
+def test_without_reference_peers_no_proof_and_no_score_is_recorded():
+    lone = {peer_id(0): Evaluation(LossScore(0.2, 0.2), ())}
+    after = fold(ScoreBook(), RoundOutcome(0, checked(lone), lone), SPEC)
+    assert after.peers == {peer_id(0): PeerRecord(first_seen=0)}
+
+
+def test_a_loss_that_is_not_finite_counts_against_its_peer_alone():
+    peers = [peer_id(i) for i in range(4)]
+    scores = {peer: evaluation(0.2, 0.02) for peer in peers[1:]}
+    scores[peers[0]] = Evaluation(LossScore(nan, nan), (LossScore(0.0, 0.0),))
+    book = ScoreBook()
+    for round in range(3):
+        book = fold(book, RoundOutcome(round, checked(peers), scores), SPEC)
+    assert not eligible(book.peers[peers[0]], SPEC)
+    assert all(eligible(book.peers[peer], SPEC) for peer in peers[1:])
+    assert book.peers[peers[0]].rating.mu < min(book.peers[peer].rating.mu for peer in peers[1:])
+    assert from_json(to_json(book)) == book
+
+
+def test_a_fault_of_a_committed_peer_costs_rating_and_score_and_is_forgiven():
+    peers = [peer_id(i) for i in range(4)]
+    scores = {peer: evaluation(0.2, 0.02) for peer in peers}
+    book = fold(ScoreBook(), RoundOutcome(0, checked(peers), scores), SPEC)
+    bad = Rejection(peers[3], Reason.UNREVEALED, "test")
+    fallen = fold(book, RoundOutcome(1, checked(peers[:3], [bad]), dict(list(scores.items())[:3])), SPEC)
+    assert fallen.peers[peers[3]].rating.mu < book.peers[peers[3]].rating.mu
+    assert 0 < peer_score(fallen.peers[peers[3]]) < peer_score(book.peers[peers[3]])
+    for round in range(2, 12):
+        fallen = fold(fallen, RoundOutcome(round, checked(peers), scores), SPEC)
+    assert fallen.peers[peers[3]].penalty < 0.02
+
+
+def test_a_peer_that_was_absent_is_not_punished():
+    peers = [peer_id(i) for i in range(3)]
+    scores = {peer: evaluation(0.2, 0.02) for peer in peers}
+    book = fold(ScoreBook(), RoundOutcome(0, checked(peers), scores), SPEC)
+    away = checked(peers[:2], [Rejection(peers[2], Reason.MISSING, "test")], frozenset(peers[:2]))
+    after = fold(book, RoundOutcome(1, away, {peer: scores[peer] for peer in peers[:2]}), SPEC)
+    assert after.peers[peers[2]] == book.peers[peers[2]]
+
+
+@given(st.floats(-5, 5), st.floats(0, 1), st.floats(-50, 50))
+def test_a_penalty_never_raises_a_peer_score(value, penalty, mu):
+    from gauntlet.rating import Rating
+
+    record = PeerRecord(0, gaps=Average(value, 1.0), units=Average(1.0, 1.0), rating=Rating(mu, 5.0), evaluations=9)
+    assert 0.0 <= peer_score(replace(record, penalty=penalty)) <= peer_score(record)
+
+
+def test_page_difficulty_cancels_in_the_double_difference():
+    """Whatever the assigned and the shared pages add to everybody's score."""
+    own, others = LossScore(0.5, 0.3), (LossScore(0.3, 0.2), LossScore(0.2, 0.2))
+    assert gap(Evaluation(own, others)) == pytest.approx((0.5 - 0.25) - (0.3 - 0.2))
+
+    def harder(score):
+        return LossScore(score.assigned + 0.7, score.unassigned - 0.4)
+
+    shifted = Evaluation(harder(own), tuple(map(harder, others)))
+    assert gap(shifted) == pytest.approx(gap(Evaluation(own, others)))
+
+
+def test_a_reference_whose_loss_is_not_finite_is_left_out():
+    whole = Evaluation(LossScore(0.5, 0.3), (LossScore(0.3, 0.2),))
+    assert gap(replace(whole, references=(*whole.references, LossScore(nan, 0.1)))) == gap(whole)
+    assert gap(replace(whole, references=(LossScore(nan, 0.1),))) is None
+
+
+def test_the_floor_rises_with_evaluations_to_its_full_height():
+    floors = [floor(count, SPEC) for count in range(1, 200)]
+    assert floors == sorted(floors)
+    assert floors[0] == pytest.approx(SPEC.proof_floor - SPEC.proof_allowance * (1 - floor_spread()))
+    assert floors[-1] == pytest.approx(SPEC.proof_floor)
+
+
+def floor_spread():
+    return ((1 - SPEC.proof_decay) / (1 + SPEC.proof_decay)) ** 0.5
+
+
+def test_the_honest_gap_comes_from_peers_in_good_standing_where_there_are_enough():
+    assert usual([1.0, 2.0, 3.0], [1.0, 2.0, 3.0, -9.0, -9.0, -9.0], NOTHING) == 2.0
+    assert usual([1.0], [1.0, 5.0, 6.0], NOTHING) == 5.0
+    assert usual([], [4.0], Average(2.0, 0.5)) == 2.0
+    assert usual([], [4.0, 6.0], NOTHING) == 5.0

@@ -1,0 +1,150 @@
+"""The documents say what is there: links and citations resolve, README's tree and the list of events match the code."""
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = sorted(path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests")
+SOURCES = sorted(path for package in [*PACKAGES, ROOT / "tests"] for path in package.rglob("*.py"))
+MARKDOWN = sorted(
+    [*ROOT.glob("*.md"), *(path for name in ("docs", "csrc", "benchmarks") for path in (ROOT / name).rglob("*.md"))]
+)
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+CITED_FILE = re.compile(r"(?<![\w/.-])docs/[\w./-]*[\w-]")
+NAMED_PATH = re.compile(rf"(?<![\w/.-])(?:{'|'.join(path.name for path in PACKAGES)}|tests|docs)/[\w./-]*[\w/-]")
+CITED_SECTIONS = re.compile(r"\bprotocol\.md (?:sections? )?(\d+(?:(?:, | and )\d+)*)")
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def flowing(path: Path) -> str:
+    """The text with line breaks, and the marks of comments that go on, as single spaces."""
+    return re.sub(r"\s*\n\s*(?:#\s*)?", " ", path.read_text(encoding="utf-8"))
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+
+
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """Anchors of a document's headings, as code forges make them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", heading.strip().lower()) for heading in headings)
+    return frozenset(heading.replace(" ", "-") for heading in plain)
+
+
+@pytest.mark.parametrize("document", MARKDOWN, ids=relative)
+def test_every_relative_link_of_a_document_resolves(document: Path) -> None:
+    broken = []
+    for target in LINK.findall(without_code(document.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (document.parent / path).resolve() if path else document
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert not broken
+
+
+@pytest.mark.parametrize("document", MARKDOWN, ids=relative)
+def test_every_path_of_ours_that_a_document_names_exists(document: Path) -> None:
+    named = set(NAMED_PATH.findall(document.read_text(encoding="utf-8")))
+    placeholders = {"tests/"}  # followed by <package> in CONTRIBUTING.md
+    assert not [path for path in sorted(named - placeholders) if not (ROOT / path).exists()]
+
+
+def test_every_document_that_the_code_cites_exists() -> None:
+    cited = {(relative(path), name) for path in SOURCES for name in CITED_FILE.findall(flowing(path))}
+    assert ("protocol/types.py", "docs/protocol.md") in cited
+    assert not [(source, name) for source, name in sorted(cited) if not (ROOT / name).exists()]
+
+
+def test_every_cited_section_of_the_protocol_exists() -> None:
+    protocol = (ROOT / "docs/protocol.md").read_text(encoding="utf-8")
+    sections = set(re.findall(r"^## (\d+)\. ", protocol, flags=re.MULTILINE))
+    cited = {
+        (relative(path), number)
+        for path in [*SOURCES, *MARKDOWN]
+        for numbers in CITED_SECTIONS.findall(flowing(path))
+        for number in re.findall(r"\d+", numbers)
+    }
+    assert ("gauntlet/agreement.py", "6") in cited
+    assert not [(source, number) for source, number in sorted(cited) if number not in sections]
+
+
+# --- README's tree -------------------------------------------------------------------------------------------
+
+
+@cache
+def tree() -> frozenset[str]:
+    """Paths that README's tree names; folders without their slash."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## The tree")[2]
+    block = re.search(r"```\n(.*?)```", text, flags=re.DOTALL)
+    assert block is not None
+    paths, folder = set(), ""
+    for line in block.group(1).splitlines():
+        name = line.split()[0].rstrip("/")
+        if not line.startswith(" "):
+            folder = name
+        paths.add(f"{folder}/{name}" if line.startswith(" ") else name)
+    return frozenset(paths)
+
+
+def test_readmes_tree_names_only_files_and_folders_with_files_that_exist() -> None:
+    """A clone has no empty folders."""
+    for path in (ROOT / name for name in sorted(tree())):
+        assert path.is_file() or any(inner.is_file() for inner in path.rglob("*")), relative(path)
+
+
+def test_readmes_tree_has_a_line_for_every_package_and_module() -> None:
+    modules = [path for package in PACKAGES for path in package.glob("*.py") if path.name != "__init__.py"]
+    inner = [path.parent for package in PACKAGES for path in package.glob("*/__init__.py")]
+    assert not {relative(path) for path in [*PACKAGES, *modules, *inner]} - tree()
+
+
+# --- events --------------------------------------------------------------------------------------------------
+
+
+def emitted() -> Iterator[tuple[str, frozenset[str]]]:
+    """(kind, names of its fields) of every event that the nodes emit; a field of phases as "seconds.NAME"."""
+    for path in SOURCES:
+        if path.is_relative_to(ROOT / "tests") or path.is_relative_to(
+            ROOT / "chain"
+        ):  # the devnet's are the chain's own
+            continue
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "emit":
+                kind = call.args[0]
+                assert isinstance(kind, ast.Constant), f"{relative(path)} emits an event whose kind is computed"
+                assert isinstance(kind.value, str)
+                fields = {str(keyword.arg) for keyword in call.keywords}
+                for keyword in call.keywords:
+                    if keyword.arg == "seconds" and isinstance(keyword.value, ast.Dict):
+                        fields |= {f"seconds.{ast.literal_eval(key)}" for key in keyword.value.keys if key}
+                yield kind.value, frozenset(fields)
+
+
+def documented() -> Iterator[tuple[str, frozenset[str]]]:
+    """The same as docs/events.md lists them in its tables of | event | fields | when |."""
+    text = (ROOT / "docs/events.md").read_text(encoding="utf-8")
+    for table in re.findall(r"\| event \| fields \| when \|\n\|[-|]+\n((?:\|.*\n)+)", text):
+        for row in table.splitlines():
+            event, fields = (cell.strip() for cell in row.split("|")[1:3])
+            phases = re.search(r"`seconds` \((.*?)\)", fields)
+            names = set(re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", fields)))
+            if phases:
+                names |= {f"seconds.{name}" for name in re.findall(r"`(\w+)`", phases.group(1))}
+            yield event.strip("`"), frozenset(names)
+
+
+def test_every_event_is_documented_with_its_fields_and_nothing_else_is() -> None:
+    assert set(documented()) == set(emitted())
