@@ -38,6 +38,7 @@ TAO = 10**9
 STAKE_RAO = 1000 * TAO
 FUNDS_RAO = 10_000 * TAO
 START_SECONDS = 180.0
+CALL_SECONDS = 15.0
 LEAD_SECONDS = 4.0
 """From the sealed spec to round 0: what nodes that are loaded already need to find the run."""
 
@@ -117,7 +118,7 @@ def open_network(plan: Plan, say: Say) -> Network:
         store_ready = _start_store(plan, processes, names)
         wallets = _wallets(plan, names)
         devnet = _start_devnet(plan, wallets)
-        data = _data(say)
+        data = text_data(say)
         store = _store(store_ready, processes)
         members = {
             name: _member(plan, name, role, fault, wallets[name], devnet.url, store, data)
@@ -180,6 +181,7 @@ def _member(
         f'network = "{url}"',
         f"netuid = {NETUID}",
         f'owner = "{_owner_address(plan)}"',
+        f"call_timeout_seconds = {CALL_SECONDS}",
         f"data = {json.dumps(str(data))}",
         f"home = {json.dumps(str(home))}",
         "[wallet]",
@@ -250,7 +252,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("MURMUR_CACHE", default)).expanduser()
 
 
-def _data(say: Say) -> Path:
+def text_data(say: Say) -> Path:
     """Tokenised text: botocore's documentation strings, made once and kept."""
     from importlib.metadata import version
 

@@ -148,7 +148,9 @@ class GauntletSpec(_Table):
     `proof_decay`, `score_decay`, `unit_decay`: what earlier values keep in the running averages of a peer's proof, of
     its score, and of what honest peers show. `proof_allowance`: how far the floor starts below `proof_floor` for a
     peer of few evaluations (gauntlet/proof.py). `score_floor`: share of the honest score that a peer's has to exceed.
-    `fault_penalty`: what a fault takes off the proof, in units of the honest gap.
+    `probe_step`: share of a peer's update that is probed; a full step of one peer alone overshoots once the loss
+    flattens, and every honest score turns negative. `fault_penalty`: what a fault takes off the proof, in units of the
+    honest gap.
     """
 
     contributors: Annotated[int, Field(ge=1, le=256)] = 20
@@ -160,7 +162,7 @@ class GauntletSpec(_Table):
     contributor_share: Share = 0.5
     references: Annotated[int, Field(ge=1, le=8)] = 3
     sample_sequences: Positive = 64
-    probe_step: Rate = 1.0
+    probe_step: Rate = 0.25
     proof_floor: Share = 0.45
     proof_decay: Decay = 0.9
     proof_allowance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.25
@@ -175,8 +177,8 @@ class GauntletSpec(_Table):
 
 
 class RunSpec(_Table):
-    """A whole run. `owner` is the SS58 hotkey that may amend it and publishes theta_0; `genesis_checkpoint` the
-    digest of theta_0's checkpoint (the sha256 of its manifest, which names its files); `chain` the chain's genesis hash."""
+    """A whole run. `owner` is the SS58 hotkey that may amend it and publishes theta_0; `genesis_checkpoint` the digest
+    of theta_0's checkpoint (the sha256 of its manifest, which names its files); `chain` the chain's genesis hash."""
 
     version: Literal[1] = 1
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]

@@ -116,21 +116,34 @@ def test_readmes_tree_has_a_line_for_every_package_and_module() -> None:
 
 def emitted() -> Iterator[tuple[str, frozenset[str]]]:
     """(kind, names of its fields) of every event that the nodes emit; a field of phases as "seconds.NAME"."""
+    chain = ROOT / "chain"  # what the devnet emits are the chain's own events
     for path in SOURCES:
-        if path.is_relative_to(ROOT / "tests") or path.is_relative_to(
-            ROOT / "chain"
-        ):  # the devnet's are the chain's own
+        if path.is_relative_to(ROOT / "tests") or path.is_relative_to(chain):
             continue
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        source = ast.parse(path.read_text(encoding="utf-8"))
+        for call in ast.walk(source):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "emit":
                 kind = call.args[0]
                 assert isinstance(kind, ast.Constant), f"{relative(path)} emits an event whose kind is computed"
                 assert isinstance(kind.value, str)
-                fields = {str(keyword.arg) for keyword in call.keywords}
-                for keyword in call.keywords:
-                    if keyword.arg == "seconds" and isinstance(keyword.value, ast.Dict):
-                        fields |= {f"seconds.{ast.literal_eval(key)}" for key in keyword.value.keys if key}
-                yield kind.value, frozenset(fields)
+                yield kind.value, frozenset(name for keyword in call.keywords for name in names_of(keyword, source))
+
+
+def names_of(keyword: ast.keyword, source: ast.Module) -> Iterator[str]:
+    """Fields that one argument of `emit` stands for: NAME=.., seconds={PHASE: ..}, or **VALUE, whose fields are those
+    of the non-empty dict literals that the module assigns to VALUE."""
+    if keyword.arg is not None:
+        yield keyword.arg
+        if keyword.arg == "seconds" and isinstance(keyword.value, ast.Dict):
+            yield from (f"seconds.{ast.literal_eval(key)}" for key in keyword.value.keys if key)
+        return
+    target = ast.unparse(keyword.value)
+    assigned = (
+        node for node in ast.walk(source) if isinstance(node, ast.Assign) and target == ast.unparse(node.targets[0])
+    )
+    for literal in (node.value for node in assigned if isinstance(node.value, ast.Dict)):
+        for key, value in zip(literal.keys, literal.values, strict=True):
+            yield from names_of(ast.keyword(ast.literal_eval(key) if key else None, value), source)
 
 
 def documented() -> Iterator[tuple[str, frozenset[str]]]:

@@ -36,7 +36,7 @@ class Genesis:
     burn_rao: int = 100_000_000
     sudo: str | None = None
     seed: str = field(default_factory=lambda: secrets.token_hex(16))
-    """Makes the genesis hash, and with it every signature, this network's own."""
+    """Hex. Makes the genesis hash, and with it every signature, this network's own."""
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n")
@@ -53,6 +53,7 @@ class Genesis:
 
     def check(self) -> None:
         """Raises ValueError naming the first value that no runtime could hold."""
+        bytes.fromhex(self.seed)
         for address in (self.owner_coldkey, self.owner_hotkey, *self.balances, *([self.sudo] if self.sudo else [])):
             peer_id(address)
         sixteen_bit = ("netuid", "tempo_blocks", "max_uids", "max_validators", "immunity_blocks", "min_allowed_weights")

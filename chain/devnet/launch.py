@@ -1,10 +1,9 @@
 """Starting a devnet as a child process, and driving it: for the local network's supervisor and for tests.
 
-The child belongs to the caller, who must stop it. Neither function touches bittensor.
+The child belongs to the caller, who must stop it. Never imports bittensor.
 """
 
 import json
-import os
 import selectors
 import subprocess
 import sys
@@ -63,7 +62,7 @@ def start(
     """Start a devnet in folder `data` and wait until it answers; `genesis` is needed when the folder is new.
 
     A Ctrl-C in the caller's terminal does not reach it: nodes that still talk to it can be stopped first.
-    `log` receives its stderr (default: the caller's). Raises ConfigError with its last words when it does not start.
+    `log` receives its stderr (default: the caller's), where it says why when it does not start: a ConfigError here.
     """
     data.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "chain.devnet", "--data", str(data), "--port", str(port)]
@@ -73,11 +72,7 @@ def start(
         path = data / "genesis.json"
         genesis.save(path)
         command += ["--genesis", str(path)]
-    project = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(project), os.environ.get("PYTHONPATH", "")])}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, start_new_session=True
-    )
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
     try:
         ready = json.loads(_first_line(process))
     except ValueError:

@@ -6,6 +6,7 @@ methods drive the chain for tests and supervisors. Decides nothing about the cha
 
 import asyncio
 import json
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -123,7 +124,10 @@ class Server:
 
     async def serve(self, port: int, block_seconds: float | None, ready: Callable[[str], None]) -> None:
         """Listen until cancelled; `ready` gets the URL. `block_seconds` None: blocks come by devnet_step only."""
-        async with serve(self._handle, HOST, port, max_size=MAX_REQUEST_BYTES, compression=None) as listener:
+        log = logging.getLogger("chain.devnet.websockets")
+        log.addFilter(lambda record: "handshake" not in record.getMessage())  # a client that left again: no news
+        limits: dict[str, Any] = {"max_size": MAX_REQUEST_BYTES, "compression": None}
+        async with serve(self._handle, HOST, port, logger=log, **limits) as listener:
             ready(f"ws://{HOST}:{listener.sockets[0].getsockname()[1]}")
             if block_seconds is None:
                 await asyncio.get_running_loop().create_future()

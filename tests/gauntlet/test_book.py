@@ -13,9 +13,11 @@ from gauntlet.average import NOTHING, Average
 from gauntlet.book import PeerRecord, RoundOutcome, ScoreBook, eligible, fold, from_json, to_json
 from gauntlet.loss import Evaluation
 from gauntlet.proof import floor, gap, usual
+from gauntlet.rating import Rating
 from gauntlet.selection import peer_score, select
 from gauntlet.sketch import sketch
 from protocol.errors import InvalidMessage
+from protocol.messages import canonical_json
 from protocol.spec import GauntletSpec
 from protocol.types import LossScore, Reason, Rejection
 from tests.gauntlet.world import COMMIT_HASH, checked, evaluation, make_update, peer_id
@@ -152,8 +154,6 @@ def test_sketches_and_void_rounds_are_kept_as_long_as_they_are_compared():
     ],
 )
 def test_a_book_that_is_not_canonical_is_refused(change):
-    from protocol.messages import canonical_json
-
     body = json.loads(to_json(replayed(2)))
     with pytest.raises(InvalidMessage):
         from_json(canonical_json(body | change))
@@ -212,8 +212,6 @@ def test_a_peer_that_was_absent_is_not_punished():
 
 @given(st.floats(-5, 5), st.floats(0, 1), st.floats(-50, 50))
 def test_a_penalty_never_raises_a_peer_score(value, penalty, mu):
-    from gauntlet.rating import Rating
-
     record = PeerRecord(0, gaps=Average(value, 1.0), units=Average(1.0, 1.0), rating=Rating(mu, 5.0), evaluations=9)
     assert 0.0 <= peer_score(replace(record, penalty=penalty)) <= peer_score(record)
 

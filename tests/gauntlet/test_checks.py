@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gauntlet.checks import Doors, Gathered, is_late
-from protocol.messages import ENVELOPE_BYTES
+from protocol.merkle import sections_root
+from protocol.messages import ENVELOPE_BYTES, parse_envelope
 from protocol.types import Digest, Peer, Reason, Uid
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
@@ -16,14 +17,12 @@ from sparseloco.wire import encode
 from tests.gauntlet.world import (
     CLOCK,
     DOORS,
-    RUN,
     SPEC,
     THETA,
     FakeSigner,
     Miner,
     check,
     digest,
-    peer_id,
     proof_of,
     verify,
 )
@@ -120,9 +119,6 @@ def test_a_stolen_ciphertext_under_the_thiefs_envelope_decrypts_to_nothing():
     thief = Miner(9)
     stolen = thief.resigned(key_hash=Digest(sha256(victim.key).digest()))
     envelope = stolen.payload[:ENVELOPE_BYTES]
-    from protocol.merkle import sections_root
-    from protocol.messages import parse_envelope
-
     signed = replace(parse_envelope(envelope), root=sections_root(victim.ciphertext))
     signed = replace(signed, signature=thief.signer.sign(signed.signed_part))
     item = Gathered(
@@ -289,5 +285,3 @@ def test_late_means_committed_between_d_and_v():
     assert is_late(nothing, after, 0, last, reveal_by)
     assert not is_late(nothing, nothing, 0, last, reveal_by)
     assert not is_late(nothing, None, 0, last, reveal_by)
-    assert peer_id(9) == BAD.id
-    assert RUN.id == SPEC.digest

@@ -1,13 +1,15 @@
 """A small run and its peers: miners that really seal real updates, and the chain's snapshots around them."""
 
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import sha256, sha512
 
 import torch
 
 from gauntlet.checks import Checked, Doors, Gathered, fast_checks
 from gauntlet.loss import Evaluation
-from protocol.messages import Envelope, Reveal
+from protocol.layout import Layout
+from protocol.messages import Envelope, Reveal, parse_envelope
 from protocol.spec import ClockSpec, CompressionSpec, DataSpec, GauntletSpec, InnerSpec, ModelSpec, Run, RunSpec
 from protocol.types import Commitment, Digest, LossScore, Peer, PeerId, Pointer, Slot, Uid, hotkey
 from sparseloco.outer import OuterState
@@ -73,12 +75,13 @@ def proof_of(peer: PeerId) -> Digest:
     return Digest(sha256(b"in sync" + peer).digest())
 
 
-def make_update(seed: int, scale: float = 1.0, spec: RunSpec = SPEC) -> Update:
+@cache
+def make_update(seed: int, scale: float = 1.0, layout: Layout = SPEC.layout) -> Update:
     """A valid update of independent random content and norm proportional to `scale`."""
     generator = torch.Generator().manual_seed(seed)
-    theta = {tensor.name: torch.randn(tensor.shape, generator=generator) * scale * 1e-2 for tensor in spec.layout}
+    theta = {tensor.name: torch.randn(tensor.shape, generator=generator) * scale * 1e-2 for tensor in layout}
     zeros = {name: torch.zeros_like(values) for name, values in theta.items()}
-    return compress(theta, zeros, None, spec.layout, beta=0.95)[0]
+    return compress(theta, zeros, None, layout, beta=0.95)[0]
 
 
 def submission(number: int, update: Update, round: int = 0) -> Submission:
@@ -130,8 +133,6 @@ class Miner:
     def resigned(self, **changes) -> Gathered:
         """The honest round under an envelope with other fields, signed again and committed to."""
         sealed = self.sealed()
-        from protocol.messages import parse_envelope
-
         envelope: Envelope = replace(parse_envelope(sealed.envelope), **changes)
         envelope = replace(envelope, signature=self.signer.sign(envelope.signed_part))
         return self.gathered(replace(sealed, envelope=envelope.encode()))

@@ -213,6 +213,12 @@ def test_a_new_chain_needs_a_genesis(chain: Chain) -> None:
 
 def test_a_genesis_that_no_runtime_could_hold_is_refused() -> None:
     genesis().check()
-    for wrong in ({"tempo_blocks": 0}, {"max_uids": 1 << 16}, {"owner_hotkey": "nobody"}, {"burn_rao": -1}):
+    for wrong in (
+        {"tempo_blocks": 0},
+        {"max_uids": 1 << 16},
+        {"owner_hotkey": "nobody"},
+        {"burn_rao": -1},
+        {"seed": "salt"},
+    ):
         with pytest.raises(ValueError, match=r"\S"):
             genesis(**wrong).check()

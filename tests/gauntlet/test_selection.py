@@ -1,0 +1,168 @@
+"""Who contributes and what it earns."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gauntlet.average import Average
+from gauntlet.book import PeerRecord, ScoreBook
+from gauntlet.rating import Rating
+from gauntlet.report import round_report
+from gauntlet.selection import Ranking, peer_score, select, standing
+from gauntlet.weights import weights
+from protocol.messages import canonical_json
+from protocol.spec import GauntletSpec
+from protocol.types import Peer, Reason, Rejection, Standing, Uid, hotkey
+from tests.gauntlet.world import COMMIT_HASH, OWNER, checked, digest, evaluation, peer_id
+
+PEERS = [peer_id(i) for i in range(8)]
+UIDS = {peer: Uid(i) for i, peer in enumerate(PEERS)} | {OWNER: Uid(50)}
+SPEC = GauntletSpec(contributors=3, reserve=2)
+LATER = 100
+
+
+def rated(proof=1.0, mu=25.0, score=0.2, evaluations=50, penalty=0.0):
+    return PeerRecord(
+        first_seen=0,
+        rating=Rating(mu, 3.0),
+        gaps=Average(0.02 * proof, 0.9),
+        units=Average(0.02, 0.9),
+        scores=Average(score, 0.9),
+        usual_scores=Average(0.2, 0.9),
+        evaluations=evaluations,
+        last_evaluated=9,
+        penalty=penalty,
+    )
+
+
+def book_of(*records):
+    return ScoreBook(peers={peer: record for peer, record in zip(PEERS, records, strict=False) if record is not None})
+
+
+def test_the_best_by_proof_times_rating_contribute():
+    book = book_of(rated(1.0), rated(1.5), rated(1.0, mu=40.0), rated(0.9), rated(0.2), rated(score=-0.1), None)
+    ranking = standing(book, PEERS[:7], SPEC, LATER, COMMIT_HASH)
+    assert ranking.order == (PEERS[2], PEERS[1], PEERS[0], PEERS[3])
+    assert ranking.contributing == ranking.order[:3]
+    assert ranking.reserve == ranking.order[3:]
+    assert ranking.standing == {
+        PEERS[3]: Standing.NOT_SELECTED,
+        PEERS[4]: Standing.LOW_SCORE,
+        PEERS[5]: Standing.LOW_SCORE,
+        PEERS[6]: Standing.NOT_ELIGIBLE,
+    }
+    assert select(book, PEERS[:7], SPEC, LATER, COMMIT_HASH) == tuple(sorted(ranking.contributing))
+
+
+def test_a_score_far_below_the_honest_one_is_too_low_even_when_positive():
+    book = book_of(rated(), rated(), rated(), rated(score=0.01))
+    assert standing(book, PEERS[:4], SPEC, LATER, COMMIT_HASH).standing == {PEERS[3]: Standing.LOW_SCORE}
+
+
+def test_only_peers_that_passed_are_considered():
+    book = book_of(*[rated()] * 5)
+    assert set(select(book, PEERS[3:5], SPEC, LATER, COMMIT_HASH)) == set(PEERS[3:5])
+    assert select(book, [], SPEC, LATER, COMMIT_HASH) == ()
+
+
+def test_in_the_opening_rounds_unevaluated_peers_fill_up_after_the_eligible_and_low_scores_stay_out():
+    book = book_of(rated(), rated(0.0), rated(), rated())
+    wide = SPEC.model_copy(update={"contributors": 8})
+    for round, also in ((0, set(PEERS[4:6])), (2, set(PEERS[4:6])), (3, set())):
+        ranking = standing(book, PEERS[:6], wide, round, COMMIT_HASH)
+        assert set(ranking.order) == {PEERS[0], PEERS[2], PEERS[3]} | also
+        assert set(ranking.order[:3]) == {PEERS[0], PEERS[2], PEERS[3]}
+
+
+def test_while_fewer_than_three_are_rated_unevaluated_peers_may_contribute():
+    two = book_of(rated(), rated())
+    assert len(select(two, PEERS[:3], SPEC, LATER, COMMIT_HASH)) == 3
+    # Rated peers that are not here now do not count: a run must not stop because its early peers left.
+    three = book_of(rated(), rated(), rated())
+    assert len(select(three, [PEERS[0], *PEERS[4:6]], SPEC, LATER, COMMIT_HASH)) == 3
+    assert len(select(three, PEERS[:4], SPEC, LATER, COMMIT_HASH)) == 3
+
+
+def test_ties_are_broken_by_the_hash_of_block_d_alone():
+    book = book_of(*[rated()] * 6)
+    chosen = {select(book, PEERS[:6], SPEC, LATER, digest(str(number))) for number in range(30)}
+    assert len(chosen) > 5
+    assert select(book, PEERS[:6], SPEC, LATER, COMMIT_HASH) == select(book, PEERS[5::-1], SPEC, LATER, COMMIT_HASH)
+
+
+def ranking_of(contributing, reserve=()):
+    return Ranking((*contributing, *reserve), tuple(contributing), tuple(reserve), {})
+
+
+def test_weights_are_the_squares_of_scores_and_the_reserve_gets_half():
+    book = book_of(rated(1.0), rated(2.0), rated(1.0))
+    paid = weights(book, ranking_of(PEERS[:2], PEERS[2:3]), UIDS, OWNER, SPEC)
+    assert paid == pytest.approx({0: 1 / 5.5, 1: 4 / 5.5, 2: 0.5 / 5.5})
+
+
+def test_nothing_earned_goes_to_the_owner_and_to_nobody_where_the_owner_is_gone():
+    book = book_of(rated(0.0), rated(-3.0))
+    assert weights(book, ranking_of(PEERS[:2]), UIDS, OWNER, SPEC) == {50: 1.0}
+    gone = {peer: uid for peer, uid in UIDS.items() if peer != OWNER}
+    assert weights(book, ranking_of(PEERS[:2]), gone, OWNER, SPEC) == {}
+
+
+def test_the_burn_share_goes_to_the_owner_and_the_rest_to_the_peers():
+    spec = SPEC.model_copy(update={"burn_share": 0.25})
+    paid = weights(book_of(rated(), rated()), ranking_of(PEERS[:2]), UIDS, OWNER, spec)
+    assert paid == pytest.approx({0: 0.375, 1: 0.375, 50: 0.25})
+
+
+def test_a_hotkey_that_lost_its_uid_is_not_paid_and_its_successor_gets_nothing_of_it():
+    uids = {PEERS[0]: Uid(0), peer_id(70): Uid(1), OWNER: Uid(50)}
+    assert weights(book_of(rated(), rated()), ranking_of(PEERS[:2]), uids, OWNER, SPEC) == {0: 1.0}
+
+
+@given(st.lists(st.floats(-2, 3), min_size=1, max_size=8), st.floats(0, 1))
+def test_weights_sum_to_one_and_are_never_negative(proofs, burn):
+    spec = SPEC.model_copy(update={"burn_share": burn})
+    paid = weights(book_of(*map(rated, proofs)), ranking_of(PEERS[: len(proofs)]), UIDS, OWNER, spec)
+    assert sum(paid.values()) == pytest.approx(1.0)
+    assert all(share > 0 for share in paid.values())
+
+
+@given(st.integers(2, 6), st.floats(0.5, 2.0))
+def test_splitting_one_peers_work_never_pays(parts, rival):
+    """n hotkeys that share one peer's proof, beside a rival, with a garbage hotkey to move anchors."""
+    alone = weights(book_of(rated(1.0), rated(rival), rated(-5.0)), ranking_of(PEERS[:3]), UIDS, OWNER, SPEC)
+    split = book_of(*[rated(1.0 / parts)] * parts, rated(rival), rated(-5.0))
+    paid = weights(split, ranking_of(PEERS[: parts + 2]), UIDS, OWNER, SPEC)
+    assert sum(paid.get(Uid(i), 0.0) for i in range(parts)) < alone[Uid(0)]
+
+
+def test_the_worst_peer_moves_nobodys_pay():
+    before = weights(book_of(rated(), rated(1.5)), ranking_of(PEERS[:2]), UIDS, OWNER, SPEC)
+    after = weights(book_of(rated(), rated(1.5), rated(-1e6)), ranking_of(PEERS[:3]), UIDS, OWNER, SPEC)
+    assert after == before
+
+
+def test_peer_score_is_zero_without_a_proof_and_falls_with_penalties():
+    assert peer_score(None) == peer_score(PeerRecord(first_seen=0)) == 0.0
+    assert peer_score(rated(1.0, mu=-4.0)) == 0.0
+    assert peer_score(rated(1.0, penalty=0.25)) == pytest.approx(0.75 * 25.0)
+    assert peer_score(rated(0.1, penalty=0.25)) == 0.0
+
+
+def test_the_report_has_every_hotkey_with_its_reason_or_standing_and_can_be_signed():
+    peers = [Peer(peer, UIDS[peer], 0, False) for peer in PEERS[:4]]
+    bad = Rejection(PEERS[3], Reason.LATE, "committed after block 140")
+    book = book_of(rated(), rated(0.1))
+    ranking = standing(book, PEERS[:3], SPEC, LATER, COMMIT_HASH)
+    found = {PEERS[0]: evaluation(0.2, 0.02), PEERS[1]: evaluation(float("nan"), 0.0)}
+    body = round_report(7, peers, checked(PEERS[:3], [bad]), ranking, found, book, {Uid(0): 1.0}, SPEC)
+    assert canonical_json(body)
+    rows = body["peers"]
+    assert set(rows) == {hotkey(peer) for peer in PEERS[:4]}
+    assert rows[hotkey(PEERS[0])]["contributing"] is True
+    assert rows[hotkey(PEERS[0])]["weight"] == 1.0
+    assert rows[hotkey(PEERS[0])]["gap"] == pytest.approx(0.02)
+    assert rows[hotkey(PEERS[1])]["gap"] is None
+    assert rows[hotkey(PEERS[3])]["rejected"] == "LATE"
+    assert replace(ranking, order=()).standing == ranking.standing
