@@ -3,7 +3,7 @@ while a key can still be withheld, and with the validator's hotkey, so that two 
 (docs/protocol.md section 9)."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -89,13 +89,25 @@ def samples(
     pages = {peer: _pages(spec, seed.run, page_hash, peer) for peer in {*peers, *picked}}
     times = Counter(page.first for own in pages.values() for page in own)
     draw = seed.draw("unassigned")
-    indices = draw.distinct(spec.num_pages, min(spec.num_pages, spec.pages_per_round + len(times)))
-    candidates = [page_at(index, spec.page_tokens) for index in indices]
-    nobodys = sorted(candidates, key=lambda page: times[page.first])[: spec.pages_per_round]
+    count = spec.gauntlet.sample_sequences
+    indices = draw.distinct(spec.num_pages, min(spec.num_pages, count + len(times)))
+    nobodys = sorted((page_at(index, spec.page_tokens) for index in indices), key=lambda page: times[page.first])
     return Samples(
         {peer: _sequences(pages[peer], spec, seed.draw("assigned", peer)) for peer in sorted(picked)},
-        _sequences(nobodys, spec, draw),
+        _scattered(nobodys[:count], spec, draw),
     )
+
+
+def _scattered(pages: Sequence[Page], spec: RunSpec, draw: Draw) -> tuple[Page, ...]:
+    """`sample_sequences` sequences over as many pages as there are: text from one place would favour the peers whose
+    own pages happen to resemble it (docs/decisions/0007-scattered-unassigned-samples.md)."""
+    context, count = spec.model.context, spec.gauntlet.sample_sequences
+    each = -(-count // len(pages))
+    firsts: list[int] = []
+    for page in pages:
+        starts = range(page.first, page.first + page.num_tokens, context)
+        firsts += draw.sample(starts, min(each, count - len(firsts)))
+    return tuple(Page(first, context) for first in sorted(firsts))
 
 
 def _pages(spec: RunSpec, run: Digest, page_hash: Digest, peer: PeerId) -> tuple[Page, ...]:

@@ -107,7 +107,9 @@ def open_network(plan: Plan, say: Say) -> Network:
     """Build the network and start its nodes; `say` gets one line for every step. On any failure everything that was
     started is stopped again."""
     os.environ.setdefault("BITTENSOR_RUNTIME_CACHE_DIR", str(plan.folder / "runtime-cache"))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    # A node's environment is stronger than its file: an operator's own settings must not leak into this network.
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("MURMUR_", "BT_"))}
+    environment = {**ours, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     logs = plan.folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     processes = Processes(logs, environment)

@@ -4,7 +4,6 @@ Every process leads a group of its own and is told by the kernel to stop when th
 outlives it, however it ends.
 """
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -14,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from chain.devnet.launch import end_with_parent
+
 STOP_SECONDS = 10.0
 MAX_RESTARTS = 5
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(slots=True)
@@ -85,14 +85,9 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 env=dict(self.environment),
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=end_with_parent,
             )
 
     def _write_pids(self) -> None:
         lines = [f"{child.name} {child.process.pid}\n" for child in self.children.values()]
         (self.folder / "pids").write_text("".join(lines))
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -118,12 +118,12 @@ class _Rehearsal:
 
     def round(self) -> None:
         """One round's work, phase by phase."""
-        from protocol.messages import encode_slot
+        from protocol.messages import REVEAL_BYTES, encode_slot
 
         self._measured("compute", self._compute)
         self._measured("upload", self._upload)
         self._measured("commit", lambda: self.doors.chain.publish(encode_slot(self.doors.pointer)))
-        self._measured("reveal", lambda: self.doors.bucket.put(f"{KEY}-key", bytes(176), timeout_seconds=30.0))
+        self._measured("reveal", lambda: self.doors.bucket.put(f"{KEY}-key", bytes(REVEAL_BYTES), timeout_seconds=30.0))
         if self.role == "validator":
             self._measured("check", self._check)
             self._measured("evaluate", self._evaluate)

@@ -6,6 +6,7 @@ is docs/protocol.md section 2.
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from sparseloco.update import Update
     from training.shards import Shards
 
+PAUSE_SECONDS = 1.0
+"""After a round that broke off: what refuses at once must not be asked without end."""
+
 SUMMARY = "Train in a Murmuration run: inner steps, compressed pseudo-gradient, sealed upload, outer step."
 
 
@@ -39,33 +43,50 @@ class Miner:
     def __init__(self, node: "Node", shards: "Shards") -> None:
         self.node, self.shards = node, shards
         self.claims: dict[str, Any] = {}
+        self.finished = -1
+        """The last round that we have nothing more to say in."""
 
     def run(self) -> None:
         """Play every round whose commit window is open when we get there, until stopped."""
         from loguru import logger
 
         while True:
-            round = self.node.next_round()
             try:
-                self.play(round)
+                self.play(self.open_round())
             except Diverged as fault:
+                round = self.node.saved.round
                 logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
                 self.node.wait_for(self.node.clock.commit_by(round), "the round to pass")
             except (ChainError, StorageError) as fault:
                 # Saved and sealed work is not lost: the next pass takes it up if the round is still open.
-                logger.warning("round {round} broke off: {fault}", round=round, fault=str(fault))
+                logger.warning("round {round} broke off: {fault}", round=self.node.saved.round, fault=str(fault))
+                time.sleep(PAUSE_SECONDS)
+
+    def open_round(self) -> int:
+        """The round to play: the one that we have sealed for while its key may still be published, else the first whose
+        commit window is open."""
+        node, sealed = self.node, self.node.saved.sealed
+        unfinished = sealed is not None and self.finished < sealed.round == node.saved.round
+        if unfinished and node.head() < node.clock.reveal_by(node.saved.round):
+            return node.saved.round
+        return node.next_round()
 
     def play(self, round: int) -> None:
         """One round. Anything that was saved before a crash is taken up where it was."""
         node = self.node
         node.advance(round)
+        if node.saved.round != round:
+            return  # catch-up went further: `round` is over
         sealed = node.saved.sealed
         if sealed is None or sealed.round != round:
             self.train(round, self.pages(round))
             sealed = self.seal(round, self.compress())
         self.publish(round, sealed)
-        if self.commit(round, sealed):
+        in_time = self.commit(round, sealed)
+        if in_time:
             self.reveal(round, sealed)
+        self.finished = round
+        if in_time:
             self.report(round)
         self.clean_up(round)
 
@@ -191,6 +212,8 @@ class Miner:
         from storage.exchange import publish
 
         node = self.node
+        if not self.claims:
+            return  # we came back with the work already sealed: nothing was measured
         document = encode_document("peer", node.run.id, round, self.claims, node.doors.signer)
         key = keys.peer_report(node.run.id, round)
         publish(node.doors.bucket, key, document, timeout_seconds=node.transfer_seconds(1))

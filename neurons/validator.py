@@ -7,7 +7,7 @@ docs/protocol.md sections 5, 6 and 9, and every decision is a pure function of g
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from node.config import home, load
@@ -15,8 +15,8 @@ from node.events import Stopwatch, round_seconds
 from node.program import log_to_stderr, run_program
 from protocol import keys
 from protocol.errors import ChainError, StorageError
-from protocol.messages import REVEAL_BYTES, encode_document
-from protocol.types import Peer, PeerId, Record, hotkey
+from protocol.messages import REVEAL_BYTES, encode_document, parse_reveal
+from protocol.types import Attestation, Peer, PeerId, Record, Selection, hotkey
 
 if TYPE_CHECKING:
     from gauntlet.agreement import Agreed
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 SUMMARY = "Judge a Murmuration run: check and score submissions, select contributors on chain, set weights."
 
 POLL_SECONDS = 0.25
+REVEAL_SECONDS = 5.0
+"""Longest time that one round of polls for keys waits for slow servers: those that have published meanwhile are asked
+again after it."""
+PAUSE_SECONDS = 1.0
+"""After a round that broke off: what refuses at once must not be asked without end."""
 RETAINED_ROUNDS = 8
 
 
@@ -43,6 +48,7 @@ class Validator:
         self.node, self.shards = node, shards
         self.mirror = Mirror(node.doors.bucket, node.run.id)
         self.mirrored: dict[PeerId, object] = {}
+        node.before_apply = self.link
         saved = node.saved.book
         self.book: ScoreBook = book.from_json(node.store.read(saved)) if saved is not None else book.ScoreBook()
 
@@ -50,13 +56,13 @@ class Validator:
         """Judge every round whose commit window is open when we get there, until stopped."""
         from loguru import logger
 
-        self.announce()
         while True:
-            round = self.node.next_round()
             try:
-                self.play(round)
+                self.announce()
+                self.play(self.node.next_round())
             except (ChainError, StorageError) as fault:
-                logger.warning("round {round} broke off: {fault}", round=round, fault=str(fault))
+                logger.warning("round {round} broke off: {fault}", round=self.node.saved.round, fault=str(fault))
+                time.sleep(PAUSE_SECONDS)
 
     def announce(self) -> None:
         """Publish our bucket on chain, so that we count as a validator before our first statement."""
@@ -68,20 +74,22 @@ class Validator:
         """One round, from its first block to the state at the start of the next."""
         node = self.node
         node.advance(round)
+        if node.saved.round != round:
+            return  # catch-up went further: `round` is over
         at_commit = self.commitments(round)
         gathered = self.gather(round, at_commit)
         checked = self.check(round, gathered)
         ranking = self.rank(round, checked)
         self.copy(round, gathered, ranking)
         self.lead(round, ranking, at_commit)
-        self.attest(round, checked)
+        self.attest(round, gathered, checked)
         evaluations = self.evaluate(round, checked, ranking, at_commit)
         decision = self.decision(round)
         self.score(round, checked, evaluations, decision)
         weights = self.pay(round, ranking)
         self.report(round, at_commit, checked, ranking, evaluations, weights)
         node.advance(round + 1)
-        self.keep(round, decision)
+        self.keep(round)
 
     # --- gather and check ------------------------------------------------------------------------------------
 
@@ -93,6 +101,8 @@ class Validator:
 
     def gather(self, round: int, at_commit: Sequence[Peer]) -> "list[Gathered]":
         """What every peer left: its sealed bytes, and its key if one was readable before block V was final."""
+        from concurrent.futures import ThreadPoolExecutor
+
         from gauntlet.checks import Gathered, commitment, is_late
         from node.payloads import Sources, fetch_pinned
         from storage.exchange import Fault
@@ -101,8 +111,10 @@ class Validator:
         last, reveal_by = clock.commit_by(round), clock.reveal_by(round)
         promised = {p.id: c.envelope for p in at_commit if (c := commitment(p, round, last)) is not None}
         sources = Sources(at_commit, node.doors.open_pointer)
-        with Stopwatch() as watch:
-            sealed = fetch_pinned(
+        # Beside each other: a server that holds on to its payload until V must not keep us from the others' keys.
+        with Stopwatch() as watch, ThreadPoolExecutor(1) as beside:
+            fetching = beside.submit(
+                fetch_pinned,
                 node.run.spec_at(round),
                 node.run.id,
                 round,
@@ -110,7 +122,8 @@ class Validator:
                 sources,
                 max(POLL_SECONDS, node.seconds_until(reveal_by)),
             )
-        reveals = self.reveals(round, [p for p in promised if not isinstance(sealed[p], Fault)], sources)
+            reveals = self.reveals(round, list(promised), sources)
+            sealed = fetching.result()
         node.wait_for(reveal_by, f"the keys of round {round}")
         at_reveal = {peer.id: peer for peer in node.doors.chain.peers(reveal_by)}
         gathered = []
@@ -135,49 +148,46 @@ class Validator:
         return gathered
 
     def reveals(self, round: int, peers: Sequence[PeerId], sources: object) -> dict[PeerId, bytes]:
-        """Keys as they appear, until all are there or our finalised head reaches V: being late is our observation."""
+        """Keys as they appear, until all are there or our finalised head reaches V: being late is our observation. Only
+        what the peer has signed for this round counts: a mirror that answers with anything else is passed over."""
         from node.payloads import MAX_THREADS, Sources
+        from protocol.errors import InvalidMessage
         from storage.exchange import Wanted, gather
 
         assert isinstance(sources, Sources)
         node, clock = self.node, self.node.clock
+
+        def signed_by(peer: PeerId) -> Callable[[bytes], bool]:
+            def accept(data: bytes) -> bool:
+                try:
+                    reveal = parse_reveal(data)
+                except InvalidMessage:
+                    return False
+                meant = (reveal.run, reveal.round, reveal.peer) == (node.run.id, round, peer)
+                return meant and node.doors.verify(peer, reveal.signed_part, reveal.signature)
+
+            return accept
+
         found: dict[PeerId, bytes] = {}
         while len(found) < len(peers) and (left := node.seconds_until(clock.reveal_by(round))) > 0:
             wanted = [
-                Wanted(peer, sources.reveal(node.run.id, round, peer), REVEAL_BYTES, lambda data: True)
+                Wanted(peer, sources.reveal(node.run.id, round, peer), REVEAL_BYTES, signed_by(peer))
                 for peer in peers
                 if peer not in found
             ]
-            got = gather(wanted, timeout_seconds=left, max_threads=MAX_THREADS)
+            got = gather(wanted, timeout_seconds=min(REVEAL_SECONDS, left / 4), max_threads=MAX_THREADS)
             found |= {peer: data for peer, data in got.items() if isinstance(data, bytes)}
             if len(found) < len(peers):
                 time.sleep(POLL_SECONDS)
         return found
 
     def check(self, round: int, gathered: "Sequence[Gathered]") -> "Checked":
-        """The fast checks (docs/protocol.md section 5)."""
+        """The fast checks (docs/protocol.md section 5), told to the log."""
         from loguru import logger
 
-        from gauntlet.checks import Doors, fast_checks
-        from storage.seal import unseal
-
         node = self.node
-        commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
-        candidates = [item for item in gathered if not item.peer.validates and item.peer.id != node.run.first.owner_id]
         with Stopwatch() as watch:
-            checked = fast_checks(
-                node.run.spec_at(round),
-                node.run.id,
-                round,
-                node.replica.digest(),
-                candidates,
-                doors=Doors(node.doors.verify, lambda envelope, key, data: unseal(envelope, key, data)),
-                clock=node.clock,
-                expected_proof=lambda peer: node.replica.sync_proof(commit_hash, peer),
-                outer_state=node.replica.outer,
-                history=self.book.sketches,
-                void_rounds=self.book.void_rounds,
-            )
+            checked = self.judge(round, gathered)
         rejected = {hotkey(peer): str(rejection.reason) for peer, rejection in checked.rejected.items()}
         for peer, rejection in checked.rejected.items():
             logger.info(
@@ -197,6 +207,28 @@ class Validator:
         )
         return checked
 
+    def judge(self, round: int, gathered: "Sequence[Gathered]") -> "Checked":
+        """The fast checks of these bytes."""
+        from gauntlet.checks import Doors, fast_checks
+        from storage.seal import unseal
+
+        node = self.node
+        commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
+        candidates = [item for item in gathered if not item.peer.validates and item.peer.id != node.run.first.owner_id]
+        return fast_checks(
+            node.run.spec_at(round),
+            node.run.id,
+            round,
+            node.replica.digest(),
+            candidates,
+            doors=Doors(node.doors.verify, lambda envelope, key, data: unseal(envelope, key, data)),
+            clock=node.clock,
+            expected_proof=lambda peer: node.replica.sync_proof(commit_hash, peer),
+            outer_state=node.replica.outer,
+            history=self.book.sketches,
+            void_rounds=self.book.void_rounds,
+        )
+
     def rank(self, round: int, checked: "Checked") -> "Ranking":
         """Our order of the peers that passed, by the book of the round before."""
         from gauntlet.selection import standing
@@ -215,17 +247,24 @@ class Validator:
     # --- select, on chain ------------------------------------------------------------------------------------
 
     def copy(self, round: int, gathered: "Sequence[Gathered]", ranking: "Ranking") -> None:
-        """Mirror the bytes of the best-rated, so that whoever is selected can be repaired from us."""
+        """Mirror the bytes of the best-rated, so that whoever is selected can be repaired from us. What our bucket does
+        not take we do not select; the round goes on."""
+        from loguru import logger
+
         node = self.node
         self.mirrored = {}
         items = {item.peer.id: item for item in gathered}
         with Stopwatch() as watch:
             for peer in (*ranking.contributing, *ranking.reserve):
                 item = items[peer]
-                if item.payload is not None:
+                assert item.payload is not None  # it has passed the checks
+                try:
                     self.mirrored[peer] = self.mirror.copy(
                         round, peer, item.payload, item.reveal, timeout_seconds=node.transfer_seconds(1)
                     )
+                except StorageError as fault:
+                    logger.warning("round {round}: our mirror takes nothing: {fault}", round=round, fault=str(fault))
+                    break
         node.events.emit("mirrored", round, copies=len(self.mirrored), seconds={"mirror": round_seconds(watch.seconds)})
 
     def lead(self, round: int, ranking: "Ranking", at_commit: Sequence[Peer]) -> None:
@@ -254,8 +293,19 @@ class Validator:
         uids = {peer.id: peer.uid for peer in at_commit}
         record = record_for(round, [uids[peer] for peer in held], node.replica.digest(), node.saved.link)
         with Stopwatch() as watch:
-            block = node.post(record)
-        node.events.emit("posted", round, slot=slot, block=block, seconds={"select": round_seconds(watch.seconds)})
+            block = self.state(round, record)
+        if block is not None:
+            node.events.emit("posted", round, slot=slot, block=block, seconds={"select": round_seconds(watch.seconds)})
+
+    def state(self, round: int, statement: Record | Attestation) -> int | None:
+        """Post a statement; its block, None when the chain refuses: that costs our word, never the round's scores."""
+        from loguru import logger
+
+        try:
+            return self.node.post(statement)
+        except ChainError as fault:
+            logger.warning("round {round}: our statement is not on chain: {fault}", round=round, fault=str(fault))
+            return None
 
     def holds(self, peer: PeerId) -> bool:
         """Read back: our mirror really has the bytes."""
@@ -270,9 +320,9 @@ class Validator:
         decision = self.node.provisional_selection(round, slots)
         return decision if decision.selection is not None else None
 
-    def attest(self, round: int, checked: "Checked") -> None:
-        """After the last slot: say which theta we hold, and veto records whose bytes break a rule. A record of our own
-        has said it already, when there is nothing to veto."""
+    def attest(self, round: int, gathered: "Sequence[Gathered]", checked: "Checked") -> None:
+        """After the last slot: say which theta we hold, and veto records whose bytes break a rule or cannot be had from
+        their leader. A record of our own has said it already, when there is nothing to veto."""
         from gauntlet.agreement import attestation_for
 
         node, clock = self.node, self.node.clock
@@ -281,16 +331,65 @@ class Validator:
         decision = node.provisional_selection(round, clock.leader_slots)
         vetoed: list[int] = []
         if decision.selection is not None and decision.slot is not None and decision.author != node.me:
-            named = [peer for peer, _ in decision.selection.contributing]
-            if any(peer in checked.rejected and peer not in checked.passed for peer in named):
+            assert decision.author is not None
+            if not self.stands(round, decision.selection, decision.author, gathered, checked):
                 vetoed.append(decision.slot)
         me = node.registered()
-        stated = me is not None and me.slot is not None and isinstance(me.slot.statement, Record)
-        if stated and me is not None and me.slot is not None and me.slot.block > clock.reveal_by(round) and not vetoed:
+        slot = me.slot if me is not None else None
+        recorded = slot is not None and isinstance(slot.statement, Record)
+        if recorded and slot is not None and clock.reveal_by(round) < slot.block <= last_slot and not vetoed:
             return
         if node.head() >= clock.attest_by(round):
             return
-        node.post(attestation_for(round, vetoed, node.replica.digest(), node.saved.link))
+        self.state(round, attestation_for(round, vetoed, node.replica.digest(), node.saved.link))
+
+    def stands(
+        self,
+        round: int,
+        selection: Selection,
+        author: PeerId,
+        gathered: "Sequence[Gathered]",
+        checked: "Checked",
+    ) -> bool:
+        """Whether everybody whom a record names passes: with the bytes that we have, or else with those that its leader
+        mirrors. A peer that served only the leader can so be repaired, and does not cost the round."""
+        from dataclasses import replace
+
+        from node.payloads import MAX_THREADS, Sources, pinned
+        from storage.exchange import Source, Wanted, gather
+
+        node = self.node
+        doubted = {peer: envelope for peer, envelope in selection.contributing if peer not in checked.passed}
+        if not doubted:
+            return True
+        opener = Sources(node.doors.chain.peers(node.head()), node.doors.open_pointer).bucket_of(author)
+        if opener is None:
+            return False
+        run, size = node.run.id, node.run.first.object_bytes
+        patience = node.seconds_until(node.clock.attest_by(round)) / 4
+        payloads = gather(
+            [
+                Wanted(peer, (Source(opener, keys.mirror(run, round, peer)),), size, matches(envelope))
+                for peer, envelope in doubted.items()
+            ],
+            timeout_seconds=patience,
+            max_threads=MAX_THREADS,
+        )
+        reveals = gather(
+            [
+                Wanted(peer, (Source(opener, keys.mirror_reveal(run, round, peer)),), REVEAL_BYTES, lambda data: True)
+                for peer in doubted
+            ],
+            timeout_seconds=patience,
+            max_threads=MAX_THREADS,
+        )
+        mirrored = []
+        for item in gathered:
+            payload, reveal = payloads.get(item.peer.id), reveals.get(item.peer.id)
+            if isinstance(payload, bytes) and isinstance(reveal, bytes):
+                item = replace(item, payload=payload, wrong_size=None, reveal=reveal)
+            mirrored.append(item)
+        return doubted.keys() <= self.judge(round, mirrored).passed.keys()
 
     def decision(self, round: int) -> "Agreed":
         """The round's agreed record, read back like everybody else."""
@@ -335,7 +434,7 @@ class Validator:
 
         node = self.node
         if self.book.round >= round:
-            return
+            return  # folded before a restart
         contributing = decision.selection.contributing if decision.selection else ()
         outcome = RoundOutcome(round, checked, evaluations, frozenset(peer for peer, _ in contributing))
         self.book = fold(self.book, outcome, node.run.spec_at(round).gauntlet)
@@ -371,7 +470,9 @@ class Validator:
         evaluations: "Mapping[PeerId, Evaluation]",
         weights: Mapping[int, float],
     ) -> None:
-        """The signed report: every hotkey's reason and numbers, in our bucket."""
+        """The signed report: every hotkey's reason and numbers, in our bucket. A round goes on without it."""
+        from loguru import logger
+
         from gauntlet.report import round_report
         from protocol.types import Uid
         from storage.exchange import publish
@@ -380,22 +481,32 @@ class Validator:
         shares = {Uid(uid): share for uid, share in weights.items()}
         body = round_report(round, at_commit, checked, ranking, evaluations, self.book, shares, spec.gauntlet)
         data = encode_document("report", node.run.id, round, body, node.doors.signer)
-        publish(node.doors.bucket, keys.report(node.run.id, round), data, timeout_seconds=node.transfer_seconds(1))
+        try:
+            publish(node.doors.bucket, keys.report(node.run.id, round), data, timeout_seconds=node.transfer_seconds(1))
+        except StorageError as fault:
+            logger.warning("round {round}: no report: {fault}", round=round, fault=str(fault))
         node.events.emit("reported", round, peers=body["peers"])
 
     # --- keep ------------------------------------------------------------------------------------------------
 
-    def keep(self, round: int, decision: "Agreed") -> None:
-        """What joiners need from us: the agreed record under its link, checkpoints, mirrors of recent rounds. Then the
-        held-out loss, for people."""
+    def link(self, decision: "Agreed") -> None:
+        """The agreed record under its link, for joiners; before our state moves past it, or a crash would tear a hole
+        into the chain that they follow."""
+        from node import catchup
+
+        node = self.node
+        if decision.selection is not None and decision.record is not None:
+            link = catchup.encode_link(decision.record, decision.selection.contributing)
+            key = keys.statement(node.run.id, decision.link)
+            node.doors.bucket.put(key, link, timeout_seconds=node.transfer_seconds(1))
+
+    def keep(self, round: int) -> None:
+        """What joiners need from us: checkpoints and mirrors of recent rounds. Then the held-out loss, for people."""
         from node import catchup
         from training.evaluate import held_out_loss
 
         node, spec = self.node, self.node.run.spec_at(round)
         seconds = node.transfer_seconds(1)
-        if decision.selection is not None and decision.record is not None:
-            link = catchup.encode_link(decision.record, decision.selection.contributing)
-            node.doors.bucket.put(keys.statement(node.run.id, decision.link), link, timeout_seconds=seconds)
         if node.saved.round % spec.checkpoint_rounds == 0:
             catchup.publish_checkpoint(node)
         self.mirror.prune(max(0, round - spec.checkpoint_rounds - RETAINED_ROUNDS), timeout_seconds=seconds)

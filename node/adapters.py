@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from node.config import NodeConfig
 from protocol.errors import ConfigError
+from protocol.messages import encode_pointer
 from protocol.ports import Chain, Signer, Verify
 from protocol.types import Pointer
 from storage.s3 import RangedBucket, open_bucket, open_pointer
@@ -44,12 +45,14 @@ def connect(config: NodeConfig) -> Doors:
     if not local and urlsplit(own.endpoint).scheme != "https":
         raise ConfigError(f"bucket.endpoint must be an https URL on network {config.network}: peers refuse all others")
     bucket = open_bucket(own.endpoint, own.name, own.access_key, own.secret_key.get_secret_value(), local=local)
+    pointer = Pointer(own.endpoint, own.name, own.read_access_key, own.read_secret_key.get_secret_value())
+    encode_pointer(pointer)  # what cannot be published is found out now, not in the first round
     return Doors(
         chain=open_chain(config.network, config.netuid, wallet, call_timeout_seconds=config.call_timeout_seconds),
         signer=HotkeySigner(wallet.hotkey),
         verify=verify,
         bucket=bucket,
-        pointer=Pointer(own.endpoint, own.name, own.read_access_key, own.read_secret_key.get_secret_value()),
+        pointer=pointer,
         # Opening a client costs tens of milliseconds of CPU; peers' pointers seldom change.
         open_pointer=lru_cache(maxsize=512)(lambda pointer: open_pointer(pointer, local=local)),
     )

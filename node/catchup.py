@@ -7,13 +7,14 @@ results has to hash to the theta that the chain names.
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loguru import logger
 
 from gauntlet.agreement import claimed_start
+from node import run as runs
 from node.payloads import Sources, gather_pinned
 from node.run import blob_fetcher
 from node.state import Saved
@@ -21,7 +22,7 @@ from protocol import keys
 from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, MurmurError, OutOfSync, StorageError
 from protocol.messages import encode_document, first_link, parse_document, parse_statement, record_link
 from protocol.ports import Bucket
-from protocol.types import DIGEST_BYTES, Digest, PeerId, Record
+from protocol.types import DIGEST_BYTES, Attestation, Digest, Peer, PeerId, Record
 from storage.exchange import publish
 from training import checkpoint
 from training.shards import Fetch
@@ -40,12 +41,14 @@ FETCH_SECONDS = 30.0
 @dataclass(frozen=True, slots=True)
 class Start:
     """A state to start from: our own, a checkpoint's or genesis. `state`: the checkpoint of theta and outer state, on
-    disk by now. A published one is anybody's claim until the replayed theta has been compared with the chain's."""
+    disk or to be had through `fetch`. A published one is anybody's claim until the replayed theta has been compared
+    with the chain's."""
 
     round: int
     link: Digest
     state: Digest
     origin: str
+    fetch: Fetch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,29 +92,35 @@ def genesis(node: "Node") -> Saved:
 
 
 def catch_up(node: "Node") -> None:
-    """Bring the node to the start of the newest decided round whose statements are on chain.
+    """Bring the node to the start of the newest decided round that any validator has stated something for.
 
-    Returns when that succeeded, with the state saved; waits for the next round when nobody has stated anything.
-    Tries our own state first, then checkpoints, newest first, then genesis.
+    Returns when that succeeded, with the state saved. Rounds without any statement after that one are left to
+    `Node.advance`; where our own state is newer than every statement, they are void, and skipped. Tries our own state
+    first, then checkpoints, newest first, then genesis; waits for the next round when all of them fail.
     """
     while True:
         newest = _newest_decided(node)
         peers = node.doors.chain.peers(node.clock.attest_by(newest)) if newest >= 0 else ()
-        claim = claimed_start(node.run, newest, peers) if newest >= 0 else None
-        if claim is None:
-            logger.info("no validator has stated anything for round {round} yet: waiting for the next", round=newest)
-            node.wait_for(node.clock.attest_by(newest + 1), f"the statements of round {newest + 1}")
-            continue
+        target = _newest_stated(node, newest, peers)
+        if target < node.saved.round:
+            if node.saved.round < newest:
+                # Nobody has stated anything since: those rounds have no record, so they changed nothing.
+                node.save(round=newest, own=_given_back(node, newest, set()))
+            return
+        claim = claimed_start(node.run, target, peers)
+        assert claim is not None
         theta, previous = claim
-        sources = Sources(node.doors.chain.peers(node.head()), node.doors.open_pointer)
-        for start in _starts(node, newest, sources):
+        newcomers = node.doors.chain.peers(node.head())
+        node.run = runs.refreshed(node.run, newcomers, node.doors)
+        sources = Sources(newcomers, node.doors.open_pointer)
+        for start in _starts(node, target, sources):
             try:
-                _replay(node, start, newest, theta, previous, sources)
+                _replay(node, start, target, theta, previous, sources)
                 return
             except (StorageError, OutOfSync, InvalidMessage, CheckpointCorrupt) as fault:
                 node.load_consensus(node.saved.consensus)
                 logger.warning("catch-up from {origin} failed: {fault}", origin=start.origin, fault=str(fault))
-        logger.warning("no source had all that round {round} needs: trying again in the next round", round=newest)
+        logger.warning("no source had all that round {round} needs: trying again in the next round", round=target)
         node.wait_for(node.clock.attest_by(newest + 1), f"the statements of round {newest + 1}")
 
 
@@ -131,6 +140,18 @@ def _newest_decided(node: "Node") -> int:
     head = node.head()
     round = node.clock.round_at(head)
     return round if head >= node.clock.attest_by(round) else round - 1
+
+
+def _newest_stated(node: "Node", newest: int, peers: Sequence[Peer]) -> int:
+    """The newest round up to `newest` with a statement made in time; -1 for none. `peers` as of X of `newest`: a slot
+    keeps its last statement, however long its author has been silent."""
+    stated = {
+        peer.slot.statement.round
+        for peer in peers
+        if peer.slot is not None and isinstance(peer.slot.statement, Record | Attestation)
+    }
+    good = (r for r in sorted(stated, reverse=True) if r <= newest and claimed_start(node.run, r, peers) is not None)
+    return next(good, -1)
 
 
 def _genesis(node: "Node") -> Start:
@@ -164,28 +185,32 @@ def _starts(node: "Node", newest: int, sources: Sources) -> Iterator[Start]:
     if node.saved.round <= newest:
         yield Start(node.saved.round, node.saved.link, node.saved.consensus, "our own state")
     yield from _checkpoints(node, newest, sources)
-    yield _genesis(node)
+    try:
+        yield _genesis(node)
+    except ConfigError as fault:
+        logger.warning("{fault}", fault=str(fault))
 
 
 def _checkpoints(node: "Node", newest: int, sources: Sources) -> Iterator[Start]:
     every = node.run.first.checkpoint_rounds
     last = newest - newest % every
-    rounds = [r for r in range(last, last - CHECKPOINTS_TRIED * every, -every) if r > max(0, node.saved.round)]
-    for round in rounds:
+    # Older ones than our own state too: ours may be wrong.
+    for round in (r for r in range(last, last - CHECKPOINTS_TRIED * every, -every) if r > 0):
         for holder in sources.validators():
             opener = sources.bucket_of(holder)
             assert opener is not None
             try:
                 start = _checkpoint(node, opener(), holder, round)
-            except (StorageError, InvalidMessage, ConfigError, CheckpointCorrupt) as fault:
+            except (StorageError, InvalidMessage, ConfigError) as fault:
                 logger.debug("no checkpoint of round {round}: {fault}", round=round, fault=str(fault))
             else:
+                # Tried and refused, it may still be had right from the next validator.
                 yield start
-                break
 
 
 def _checkpoint(node: "Node", bucket: Bucket, holder: PeerId, round: int) -> Start:
-    """A validator's checkpoint of the start of `round`, loaded into the replica to check its form."""
+    """What a validator signed as the state at the start of `round`. The state itself is fetched only once its link has
+    turned out to lie on the chain of records: it is as large as the model."""
     run = node.run
     raw = bucket.get(keys.checkpoint(run.id, round), max_bytes=MANIFEST_MAX_BYTES, timeout_seconds=FETCH_SECONDS)
     body = parse_document(raw, "state", run.id, round, holder, node.doors.verify)
@@ -193,14 +218,15 @@ def _checkpoint(node: "Node", bucket: Bucket, holder: PeerId, round: int) -> Sta
         link, state = Digest(bytes.fromhex(body["link"])), Digest(bytes.fromhex(body["state"]))
     except (KeyError, TypeError, ValueError):
         raise InvalidMessage("a checkpoint document without link or state") from None
-    node.load_consensus(state, _fetcher(node, bucket))
-    return Start(round, link, state, f"the checkpoint of round {round}")
+    if len(link) != DIGEST_BYTES or len(state) != DIGEST_BYTES:
+        raise InvalidMessage("a checkpoint document whose link or state is no digest")
+    return Start(round, link, state, f"the checkpoint of round {round}", _fetcher(node, bucket))
 
 
 def _replay(node: "Node", start: Start, newest: int, theta: Digest, previous: Digest, sources: Sources) -> None:
     """Apply the records between `start` and `newest`; commits only a state that hashes to `theta`."""
     steps = _walk(node, start, previous, sources)
-    node.load_consensus(start.state)
+    node.load_consensus(start.state, start.fetch)
     began = time.monotonic()
     for done, step in enumerate(steps):
         spec = node.run.spec_at(step.round)
@@ -224,23 +250,21 @@ def _replay(node: "Node", start: Start, newest: int, theta: Digest, previous: Di
         )
     if node.replica.digest() != theta:
         raise OutOfSync(f"replayed state does not hash to the theta that round {newest} names on chain")
-    decided = {step.round for step in steps}
-    sealed = node.saved.sealed
-    own = node.saved.own
-    if sealed is not None and node.saved.round <= sealed.round < newest and sealed.round not in decided:
-        mine = node.own_update(sealed.round)
-        if mine is not None:
-            node.replica.give_back(mine)
-            own = node.save_own()
-    node.saved = replace(
-        node.saved,
-        round=newest,
-        consensus=node.save_consensus(),
-        link=previous,
-        own=own,
-    )
-    node.store.commit(node.saved)
+    # Of rounds before a checkpoint's nobody tells us which were void. What may have been applied is not sent twice.
+    own = _given_back(node, newest, {*range(start.round), *(step.round for step in steps)})
+    node.save(round=newest, consensus=node.save_consensus(), link=previous, own=own)
     node.events.emit("caught_up", newest, origin=start.origin, applied=len(steps), theta=theta.hex())
+
+
+def _given_back(node: "Node", newest: int, decided: Collection[int]) -> Digest | None:
+    """Our own state after the rounds up to `newest`: where the one that we sealed for was void, with what we sent."""
+    sealed = node.saved.sealed
+    if sealed is None or not node.saved.round <= sealed.round < newest or sealed.round in decided:
+        return node.saved.own
+    mine = node.own_update(sealed.round)
+    assert mine is not None
+    node.replica.give_back(mine)
+    return node.save_own()
 
 
 def _walk(node: "Node", start: Start, previous: Digest, sources: Sources) -> list[Step]:

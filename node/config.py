@@ -20,6 +20,7 @@ from protocol.spec import fault_lines
 
 PREFIX = "MURMUR_"
 _BTCLI = {
+    "BT_WALLET": "wallet.name",
     "BT_WALLET_NAME": "wallet.name",
     "BT_WALLET_HOTKEY": "wallet.hotkey",
     "BT_WALLET_PATH": "wallet.path",

@@ -5,18 +5,19 @@ finalised chain state, gathers exactly those submissions, applies them and saves
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed, Views, agreed
+from gauntlet.agreement import Agreed, Views, agreed, claimed_start, electorate
 from node import catchup
 from node import run as runs
 from node.adapters import Doors
 from node.events import Events, Stopwatch, round_seconds
 from node.payloads import Opened, Sources, gather_pinned
 from node.state import Saved, StateStore
-from protocol.errors import ChainError, OutOfSync, StorageError
+from protocol.errors import ChainError, CheckpointCorrupt, OutOfSync, StorageError
 from protocol.messages import ENVELOPE_BYTES, encode_slot, parse_envelope
 from protocol.spec import Run
 from protocol.types import Attestation, Commitment, Digest, Header, Peer, Record, hotkey
@@ -32,6 +33,8 @@ QUIET_SECONDS = 2.0
 PATIENCE = 1.25
 """A wait for a block is given up after this many times its planned length plus the chain's time-out: then the chain
 stands still, which is told, and the wait goes on."""
+STALL_SECONDS = 1.0
+"""Pause between two tries to reach a chain that does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,9 @@ class Node:
         self.run, self.doors, self.replica, self.store, self.events = run, doors, replica, store, events
         self.clock = run.clock
         self.me = doors.signer.peer
+        self.before_apply: Callable[[Agreed], None] = lambda decision: None
+        """Called with every agreed selection before our state moves past it: what it does survives a crash, because a
+        restart comes here again. May raise StorageError or ChainError: then the state stays where it is."""
         self.saved = self._resume()
 
     # --- time ------------------------------------------------------------------------------------------------
@@ -64,14 +70,19 @@ class Node:
 
     def wait_for(self, block: int, why: str) -> Header:
         """Wait until `block` is final. A chain that stands still delays us; it never changes a decision."""
-        expected = self.seconds_until(block)
-        if expected > QUIET_SECONDS:
-            logger.info(
-                "waiting for {why}: block {block}, about {seconds} s", why=why, block=block, seconds=int(expected)
-            )
         began = time.monotonic()
+        told = False
         while True:
             try:
+                expected = self.seconds_until(block)
+                if expected > QUIET_SECONDS and not told:
+                    logger.info(
+                        "waiting for {why}: block {block}, about {seconds} s",
+                        why=why,
+                        block=block,
+                        seconds=int(expected),
+                    )
+                    told = True
                 return self.doors.chain.wait(block, PATIENCE * expected + 30)
             except ChainError as fault:
                 logger.warning(
@@ -81,7 +92,7 @@ class Node:
                     seconds=int(time.monotonic() - began),
                     fault=str(fault),
                 )
-                time.sleep(1)
+                time.sleep(STALL_SECONDS)
 
     def next_round(self) -> int:
         """The first round whose commit window is still open, at least the round that our state stands at."""
@@ -92,17 +103,25 @@ class Node:
     # --- following the chain ---------------------------------------------------------------------------------
 
     def advance(self, round: int) -> list[Applied]:
-        """Apply agreed selections until the state stands at the start of `round`; what was applied, in order."""
+        """Apply agreed selections until the state stands at the start of `round`; what was applied, in order. After a
+        catch-up it may stand at a later round."""
         applied: list[Applied] = []
+        failed = -1
         while self.saved.round < round:
             current = self.saved.round
             self.wait_for(self.clock.attest_by(current), f"the selection of round {current}")
-            self.run = runs.refreshed(self.run, self.doors.chain.peers(self.clock.attest_by(current)), self.doors)
+            # As of now, not of `current`: a round that nobody can finish is declared void only later.
+            self.run = runs.refreshed(self.run, self.doors.chain.peers(self.head()), self.doors)
             runs.require_protocol(self.run, current + 1)
             try:
                 applied.append(self._apply(current))
             except (OutOfSync, ChainError) as fault:
                 logger.warning("round {round} cannot be followed directly: {fault}", round=current, fault=str(fault))
+                if current == failed:
+                    # Catch-up has brought us to this very round already: only new statements can bring us further.
+                    later = self.clock.round_at(self.head()) + 1
+                    self.wait_for(self.clock.attest_by(later), f"the statements of round {later}")
+                failed = current
                 catchup.catch_up(self)
         return applied
 
@@ -124,6 +143,9 @@ class Node:
     def _apply(self, round: int) -> Applied:
         with Stopwatch() as select:
             decision = self.agreed_selection(round)
+            if decision.selection is None and self._disowned(round):
+                raise OutOfSync(f"most of the stake starts round {round} from another state than ours")
+        self.before_apply(decision)
         with Stopwatch() as download:
             opened = self.gather(decision) if decision.selection else []
         with Stopwatch() as apply:
@@ -141,6 +163,18 @@ class Node:
             },
         )
         return Applied(round, decision, self.replica.digest())
+
+    def _disowned(self, round: int) -> bool:
+        """True when validators with more than half of the counted stake say that they start `round` from another state
+        than ours. A record of theirs is void in our eyes then, and without this look it would be for ever."""
+        chain, clock = self.doors.chain, self.clock
+        stakes = electorate(self.run, round, chain.peers(clock.commit_by(round)))
+        voters = [peer for peer in chain.peers(clock.attest_by(round)) if peer.id in stakes]
+        claims = {peer.id: claimed_start(self.run, round, [peer]) for peer in voters}
+        ours = (self.replica.digest(), self.saved.link)
+        others = {claim for claim in claims.values() if claim is not None and claim != ours}
+        most = max((sum(stakes[p] for p, c in claims.items() if c == claim) for claim in others), default=0)
+        return 2 * most > sum(stakes.values())
 
     def gather(self, decision: Agreed) -> list[Opened]:
         """Every selected submission of an agreed record, opened. Waits and repairs from any source; gives up with
@@ -229,9 +263,15 @@ class Node:
         saved = self.store.load()
         if saved is None:
             return catchup.genesis(self)
-        self.load_consensus(saved.consensus)
-        if saved.own is not None:
-            self.replica.load_own(checkpoint.load(self.store.files, saved.own, self.replica.own_shapes()))
+        try:
+            self.load_consensus(saved.consensus)
+            if saved.own is not None:
+                self.replica.load_own(checkpoint.load(self.store.files, saved.own, self.replica.own_shapes()))
+        except CheckpointCorrupt as fault:
+            raise CheckpointCorrupt(
+                f"the saved state is damaged: {fault}. Restore {self.store.folder} from a backup, or remove it and "
+                "start again: the node catches up (a miner then begins with empty error feedback)"
+            ) from None
         logger.info("resuming at the start of round {round}", round=saved.round)
         return saved
 
@@ -239,7 +279,12 @@ class Node:
 
     def post(self, statement: Commitment | Record | Attestation | None) -> int:
         """Overwrite our commitment slot: pointer, statement, and the run's digest when we own the run."""
-        amendment = self.run.head if self.me == self.run.first.owner_id else None
+        amendment = None
+        if self.me == self.run.first.owner_id:
+            # The slot may name an amendment that we have not read yet; it must not be taken back.
+            me = self.registered()
+            named = me.slot.amendment if me is not None and me.slot is not None else None
+            amendment = named or self.run.head
         return self.doors.chain.publish(encode_slot(self.doors.pointer, statement, amendment))
 
     def registered(self) -> Peer | None:

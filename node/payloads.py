@@ -10,7 +10,6 @@ from hashlib import sha256
 
 from protocol import keys
 from protocol.errors import InvalidMessage, InvalidSubmission, StorageError
-from protocol.merkle import sections_root
 from protocol.messages import ENVELOPE_BYTES, REVEAL_BYTES, Envelope, parse_envelope, parse_reveal
 from protocol.ports import Verify
 from protocol.spec import RunSpec
@@ -19,7 +18,7 @@ from sparseloco.update import Update
 from sparseloco.wire import parse_submission
 from storage.exchange import Fault, Source, Wanted, gather
 from storage.s3 import RangedBucket
-from storage.seal import unseal
+from storage.seal import matches, unseal
 
 MAX_THREADS = 16
 
@@ -64,27 +63,13 @@ class Sources:
         return self.of(peer, keys.reveal(run, round), keys.mirror_reveal(run, round, peer))
 
 
-def pinned(envelope: Digest) -> Callable[[bytes], bool]:
-    """A test for the sealed object that a digest on chain pins: envelope by its hash, ciphertext by the Merkle root."""
-
-    def accept(data: bytes) -> bool:
-        if sha256(data[:ENVELOPE_BYTES]).digest() != envelope:
-            return False
-        try:
-            root = parse_envelope(data[:ENVELOPE_BYTES]).root
-        except InvalidMessage:
-            return True  # pinned garbage: every node sees the same bytes, and counts them with s = 0
-        return root == sections_root(memoryview(data)[ENVELOPE_BYTES:])
-
-    return accept
-
-
 def fetch_pinned(
     spec: RunSpec, run: Digest, round: int, pairs: Sequence[tuple[PeerId, Digest]], sources: Sources, timeout: float
 ) -> Mapping[PeerId, bytes | Fault]:
     """Sealed objects of the pinned submissions; a Fault for each that no source had within `timeout` seconds."""
     wanted = [
-        Wanted(peer, sources.payload(run, round, peer), spec.object_bytes, pinned(envelope)) for peer, envelope in pairs
+        Wanted(peer, sources.payload(run, round, peer), spec.object_bytes, matches(envelope))
+        for peer, envelope in pairs
     ]
     return gather(wanted, timeout_seconds=timeout, max_threads=MAX_THREADS)
 

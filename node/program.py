@@ -4,6 +4,7 @@ Exit statuses: 0 stopped on request, 2 the operator has to fix something, 75 thi
 Bugs crash with a traceback.
 """
 
+import errno
 import logging
 import signal
 import sys
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 EXIT_CONFIG = 2
 EXIT_UPDATE = 75
+_DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 def run_program(main: Callable[[], None]) -> int:
@@ -36,6 +38,14 @@ def run_program(main: Callable[[], None]) -> int:
     except MurmurError as fault:
         print(f"stopped: {fault}", file=sys.stderr)  # noqa: T201
         return 1
+    except OSError as fault:
+        if fault.errno not in _DISK_FAULTS:
+            raise
+        where = f" {fault.filename}" if fault.filename else ""
+        print(  # noqa: T201
+            f"cannot write{where}: {fault.strerror}. Nothing is lost: make room and start again", file=sys.stderr
+        )
+        return EXIT_CONFIG
     except KeyboardInterrupt:
         logger.info("stopped on request; everything is saved, starting again resumes here")
     return 0

@@ -38,11 +38,16 @@ def find_run(config: NodeConfig, doors: Doors) -> Run:
 
 
 def refreshed(run: Run, peers: tuple[Peer, ...], doors: Doors) -> Run:
-    """The run with all amendments that the owner's slot names by now."""
+    """The run with all amendments that the owner's slot names by now. One that cannot be read, or that is not valid,
+    changes nothing: what one account writes must not stop every node."""
     named = _owner_digest(run.first.owner_id, peers)
     if named is None or named == run.head:
         return run
-    return run.amended(_amendments_since(run, named, _owner_bucket(run.first.owner_id, peers, doors)))
+    try:
+        return run.amended(_amendments_since(run, named, _owner_bucket(run.first.owner_id, peers, doors)))
+    except MurmurError as fault:
+        logger.warning("the run's amendment cannot be used: {fault}; going on with the spec known", fault=str(fault))
+        return run
 
 
 def require_protocol(run: Run, round: int) -> None:
@@ -69,7 +74,10 @@ def blob_fetcher(bucket: Bucket, bytes_per_second: float) -> Fetch:
     def fetch(digest: Digest, max_bytes: int, path: Path) -> None:
         data = fetch_blob(bucket, digest, max_bytes, FETCH_SECONDS + max_bytes / bytes_per_second)
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        partial.write_bytes(data)
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # a row that names this file must never reach the disk before it
         os.replace(partial, path)
 
     return fetch

@@ -19,6 +19,7 @@ from protocol.types import Digest
 from training.checkpoint import blobs
 
 SCHEMA = 1
+_ADVICE = "restore the state folder from a backup, or remove it and start again: the node catches up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,37 +57,55 @@ class StateStore:
     """
 
     def __init__(self, home: Path, run: Digest) -> None:
-        self._folder = home / run.hex()[:16]
-        self.files = self._folder / "files"
+        self.folder = home / run.hex()[:16]
+        self.files = self.folder / "files"
         self.files.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = self._folder / "state.db"
-        self._lock = _lock(self._folder / "lock")
+        self._path = self.folder / "state.db"
+        self._lock = _lock(self.folder / "lock")
+        self._db = sqlite3.connect(self._path, isolation_level=None)
         try:
-            self._db = sqlite3.connect(path, isolation_level=None)
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self) -> None:
+        try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, SCHEMA):
                 raise ConfigError(
-                    f"{path} was written by another release (schema {version}, this one reads {SCHEMA}): "
+                    f"{self._path} was written by another release (schema {version}, this one reads {SCHEMA}): "
                     "run the release that wrote it, or choose another --home and catch up"
                 )
             self._db.execute("CREATE TABLE IF NOT EXISTS saved (one INTEGER PRIMARY KEY CHECK (one = 1), value TEXT)")
             self._db.execute(f"PRAGMA user_version={SCHEMA}")
         except sqlite3.DatabaseError as fault:
-            raise CheckpointCorrupt(
-                f"{path} cannot be read ({fault}): restore it, or remove the folder and catch up"
-            ) from None
+            raise self._damaged(fault) from None
 
     def load(self) -> Saved | None:
-        """The last committed state, None on a fresh folder."""
-        row = self._db.execute("SELECT value FROM saved").fetchone()
+        """The last committed state, None on a fresh folder. Raises CheckpointCorrupt."""
+        try:
+            row = self._db.execute("SELECT value FROM saved").fetchone()
+        except sqlite3.DatabaseError as fault:
+            raise self._damaged(fault) from None
         return _decode(row[0]) if row else None
 
     def commit(self, saved: Saved) -> None:
-        """Make `saved` the node's state: the commit point. Files that it does not name are removed afterwards."""
+        """Make `saved` the node's state: the commit point. Files that it does not name are removed afterwards.
+
+        Raises ConfigError, with the state before still in force, when the disk does not take it.
+        """
         keep = {path.name for path in self._named(saved)}
-        self._db.execute("INSERT OR REPLACE INTO saved VALUES (1, ?)", (_encode(saved),))
+        try:
+            self._db.execute("INSERT OR REPLACE INTO saved VALUES (1, ?)", (_encode(saved),))
+        except sqlite3.OperationalError as fault:
+            raise ConfigError(
+                f"{self._path} cannot be written ({fault}): make room on the disk and start again; nothing is lost"
+            ) from None
+        except sqlite3.DatabaseError as fault:
+            raise self._damaged(fault) from None
         for path in self.files.iterdir():
             if path.name not in keep:
                 path.unlink(missing_ok=True)
@@ -112,14 +131,20 @@ class StateStore:
         try:
             data = self.path(digest).read_bytes()
         except OSError as fault:
-            raise CheckpointCorrupt(f"state file {digest.hex()} cannot be read: {fault.strerror}") from None
+            raise CheckpointCorrupt(f"{self.path(digest)} cannot be read ({fault.strerror}): {_ADVICE}") from None
         if sha256(data).digest() != digest:
-            raise CheckpointCorrupt(f"state file {digest.hex()} does not match its name: the disk changed it")
+            raise CheckpointCorrupt(f"{self.path(digest)} is not what was written, the disk changed it: {_ADVICE}")
         return data
 
     def close(self) -> None:
         self._db.close()
         os.close(self._lock)
+
+    def _damaged(self, fault: sqlite3.Error) -> CheckpointCorrupt:
+        return CheckpointCorrupt(
+            f"{self._path} cannot be read ({fault}): restore it from a backup, or remove the folder {self.folder} and "
+            "start again: the node catches up"
+        )
 
     def _named(self, saved: Saved) -> list[Path]:
         """Every file that a row names. Raises CheckpointCorrupt when one was never written."""
@@ -174,7 +199,7 @@ def _decode(value: str) -> Saved:
             )
         return saved
     except (ValueError, KeyError, TypeError) as fault:
-        raise CheckpointCorrupt(f"the saved state row is damaged ({fault}): remove the folder and catch up") from None
+        raise CheckpointCorrupt(f"the saved state row is damaged ({fault}): {_ADVICE}") from None
 
 
 def _lock(path: Path) -> int:

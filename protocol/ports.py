@@ -53,8 +53,8 @@ class Chain(Protocol):
         ...
 
     def publish(self, fields: tuple[bytes, ...]) -> int:
-        """Overwrite this hotkey's commitment slot with 1 to 3 fields; return the block that included it (0 when a
-        lost connection hid it but the slot is read back as written).
+        """Overwrite this hotkey's commitment slot with 1 to 3 fields; return the block that included it (read
+        back from the slot when a lost connection hid it).
 
         Raises ChainError with the chain's error name in `code` (for instance when the quota is spent).
         """

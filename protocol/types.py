@@ -139,7 +139,7 @@ class Slot:
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A registered hotkey at one finalised height. `stake` in rao; `validates` is the chain's validator permit;
-    `last_update` is the block of its last set_weights (0: never)."""
+    `last_update` is the block of its last set_weights, or of its registration."""
 
     id: PeerId
     uid: Uid

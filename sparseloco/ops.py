@@ -8,5 +8,5 @@ __all__ = ["apply_probe", "backend", "compress", "outer_step", "parse", "parse_s
 
 
 def backend() -> str:
-    """Name of the backend in use, for logs and `murmur doctor`."""
+    """Name of the backend in use, for a node's first log line."""
     return "reference"

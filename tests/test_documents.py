@@ -12,7 +12,10 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = sorted(path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name != "tests")
 SOURCES = sorted(path for package in [*PACKAGES, ROOT / "tests"] for path in package.rglob("*.py"))
 MARKDOWN = sorted(
-    [*ROOT.glob("*.md"), *(path for name in ("docs", "csrc", "benchmarks") for path in (ROOT / name).rglob("*.md"))]
+    [
+        *ROOT.glob("*.md"),
+        *(path for name in ("docs", "csrc", "docker", "benchmarks") for path in (ROOT / name).rglob("*.md")),
+    ]
 )
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

@@ -3,8 +3,10 @@
 The child belongs to the caller, who must stop it. Never imports bittensor.
 """
 
+import ctypes
 import json
 import selectors
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from protocol.errors import ChainError, ConfigError
 
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
+_PR_SET_PDEATHSIG = 1
 ANSWER_SECONDS = 60.0
 
 
@@ -72,7 +75,9 @@ def start(
         path = data / "genesis.json"
         genesis.save(path)
         command += ["--genesis", str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, preexec_fn=end_with_parent
+    )
     try:
         ready = json.loads(_first_line(process))
     except ValueError:
@@ -82,6 +87,12 @@ def start(
             "see its messages on stderr or in its log"
         ) from None
     return Devnet(process, ready["url"], ready["genesis"])
+
+
+def end_with_parent() -> None:
+    """For a child's preexec: have the kernel end it when its parent dies, however that dies (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _first_line(process: subprocess.Popen[str]) -> str:

@@ -106,11 +106,11 @@ def test_only_the_committed_bytes_match() -> None:
         assert not accept(wrong)
 
 
-def test_what_has_no_envelope_is_an_invalid_message_and_matches_nothing() -> None:
+def test_committed_bytes_without_an_envelope_match_and_are_an_invalid_message() -> None:
     junk = bytes(500)
     with pytest.raises(InvalidMessage):
         open_sealed(junk)
-    assert not matches(Digest(hashlib.sha256(junk[:ENVELOPE_BYTES]).digest()))(junk)
+    assert matches(Digest(hashlib.sha256(junk[:ENVELOPE_BYTES]).digest()))(junk)
 
 
 def test_the_key_is_not_in_the_repr() -> None:

@@ -1,0 +1,467 @@
+"""A whole network in one process: real nodes in threads, over the fake chain and the fake store.
+
+Blocks are made as soon as every node waits for one, and otherwise every `BUSY_SECONDS`: rounds take as long as their
+work, on any machine. Between two `run_until` no blocks are made, so a test can look around and change things.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from neurons import miner as miners
+from neurons import validator as validators
+from neurons.miner import Miner
+from neurons.validator import Validator
+from node.adapters import Doors
+from node.events import Events, read_events
+from node import node as nodes
+from node.node import Node
+from node.run import refreshed
+from node.state import Saved, StateStore
+from protocol import keys
+from protocol.errors import ChainError, ConfigError, MurmurError
+from protocol.messages import encode_slot
+from protocol.spec import Amendment, Run, RunSpec
+from protocol.types import Digest, Header, Peer, PeerId, Pointer, Uid, hotkey
+from tests.fakes.bucket import FakeBucket, FakeStore
+from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
+from training import checkpoint, shards
+from training.replica import Replica, genesis_theta
+from training.shards import Shards
+
+BUSY_SECONDS = 0.12
+START_BLOCK = 12
+TIME_OUT = 40.0
+OWNER = FakeSigner("owner")
+
+Program = Miner | Validator
+
+
+class Killed(BaseException):
+    """kill -9, as seen from inside: nothing of the node runs after it."""
+
+
+def data_set(folder: Path) -> Digest:
+    """Shards of this project's own text; returns the index's digest."""
+    return shards.build(
+        str(Path(__file__).parents[1] / "training"),
+        folder,
+        shard_tokens=20_000,
+        held_out_fraction=0.2,
+        limit_bytes=40_000,
+    )
+
+
+def small_spec(data: Shards, genesis: Digest, world: FakeWorld, **gauntlet: Any) -> RunSpec:
+    """A run whose rounds cost milliseconds. Peers are judged leniently: who is honest is the arena's subject."""
+    rules = {
+        "contributors": 3,
+        "reserve": 1,
+        "evaluations": 4,
+        "sample_sequences": 2,
+        "references": 1,
+        "copy_overlap": 1.0,
+        "proof_floor": 0.0,
+        "proof_allowance": 1000.0,
+        "score_floor": 0.0,
+    }
+    lag = world.finality_lag
+    leader_slot = 5 + 2 * lag
+    attest = 14 + 2 * leader_slot + 4 + 2 * lag
+    table = {
+        "name": "small",
+        "chain": world.genesis().hex(),
+        "netuid": 1,
+        "owner": hotkey(OWNER.peer),
+        "genesis_checkpoint": genesis.hex(),
+        "checkpoint_rounds": 2,
+        "local": True,
+        "model": MODEL,
+        "inner": {
+            "steps": 2,
+            "sequences": 2,
+            "peak_lr": 3e-3,
+            "final_lr": 3e-4,
+            "warmup_steps": 0,
+            "decay_steps": 100,
+        },
+        "data": {
+            "index": data.digest.hex(),
+            "num_tokens": data.train.num_tokens,
+            "page_sequences": 2,
+            "held_out_sequences": 2,
+        },
+        "clock": {
+            "start_block": START_BLOCK,
+            "round_blocks": attest + 2,
+            "commit": 10,
+            "reveal": 14,
+            "leader_slots": 2,
+            "leader_slot": leader_slot,
+            "attest": attest,
+            "finality_blocks": lag,
+            "tempo": 100,
+            "block_seconds": BUSY_SECONDS,
+        },
+        "gauntlet": {**rules, **gauntlet},
+    }
+    return RunSpec.model_validate(table)
+
+
+MODEL = {"vocabulary": 257, "layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "ffn": 16, "context": 16}
+
+
+class PacedChain(FakeChain):
+    """A node's chain: tells the network when the node waits, and kills the node when it is to die."""
+
+    def __init__(self, network: "FakeNetwork", member: "Member") -> None:
+        super().__init__(network.world, member.peer)
+        self._network, self._member = network, member
+
+    def _alive(self) -> None:
+        member = self._member
+        if member.calls_left is not None:
+            member.calls_left -= 1
+            if member.calls_left < 0:
+                member.doomed.set()
+        if member.doomed.is_set():
+            raise Killed
+
+    def finalized(self) -> Header:
+        self._alive()
+        return super().finalized()
+
+    def header(self, block: int) -> Header:
+        self._alive()
+        return super().header(block)
+
+    def peers(self, block: int) -> tuple[Peer, ...]:
+        self._alive()
+        return super().peers(block)
+
+    def wait(self, block: int, timeout_seconds: float) -> Header:
+        self._alive()
+        until = time.monotonic() + timeout_seconds
+        with self._network.waiting():
+            # Short turns: a node that waits in vain can still be killed.
+            while True:
+                try:
+                    return super().wait(block, 0.05)
+                except ChainError:
+                    self._alive()
+                    if self.world.down or time.monotonic() > until:
+                        raise
+
+    def publish(self, fields: tuple[bytes, ...]) -> int:
+        self._alive()
+        with self._network.waiting():
+            return super().publish(fields)
+
+    def set_weights(self, weights: Mapping[Uid, float]) -> int:
+        self._alive()
+        with self._network.waiting():
+            return super().set_weights(weights)
+
+
+@dataclass
+class Member:
+    """One node: what stays when its process dies, and the process."""
+
+    name: str
+    role: type[Miner] | type[Validator]
+    home: Path
+    signer: FakeSigner
+    bucket: FakeBucket
+    program: Program | None = None
+    store: StateStore | None = None
+    thread: threading.Thread | None = None
+    error: BaseException | None = None
+    calls_left: int | None = None
+    doomed: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def peer(self) -> PeerId:
+        return self.signer.peer
+
+    @property
+    def node(self) -> Node:
+        assert self.program is not None
+        return self.program.node
+
+    @property
+    def round(self) -> int:
+        """The round at whose start its saved state stands; -1 while it starts."""
+        return -1 if self.program is None else self.program.node.saved.round
+
+    @property
+    def alive(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(self.home / "events.jsonl") if event["event"] == kind]
+
+    def thetas(self) -> dict[int, str]:
+        """Digest after every round that it applied."""
+        return {event["round"]: event["theta"] for event in self.events("applied")}
+
+    def voids(self) -> list[int]:
+        return [event["round"] for event in self.events("applied") if event["void"]]
+
+    def contributing(self, round: int) -> list[str]:
+        return next(e["contributing"] for e in self.events("applied") if e["round"] == round)
+
+
+class FakeNetwork:
+    """The network. `miners` and `validators` (name -> stake) are registered at once and started with `start`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        data: Path,
+        *,
+        miners: int = 2,
+        validators: Mapping[str, int] | None = None,
+        finality_lag: int = 0,
+        keep_blocks: int | None = None,
+        **gauntlet: Any,
+    ) -> None:
+        torch.set_num_threads(1)
+        self.folder = folder
+        self.world = FakeWorld(
+            finality_lag=finality_lag, keep_blocks=keep_blocks, epoch_blocks=100, weights_rate_limit=1
+        )
+        self.store = FakeStore()
+        self.data = data
+        self.members: dict[str, Member] = {}
+        self.refused: set[str] = set()
+        """Names of buckets whose pointers may not be followed."""
+        self._idle = 0
+        self._lock = threading.Lock()
+        stakes = {"validator": 100} if validators is None else validators
+        self._owner_bucket = self.store.bucket("owner", reader="owner")
+        opened = Shards.open(data)
+        provisional = small_spec(opened, Digest(bytes(32)), self.world, **gauntlet)
+        state = Replica(provisional, genesis_theta(provisional.model, 1)).consensus_state()
+        genesis = checkpoint.save(folder / "genesis", state)
+        for digest, path in checkpoint.blobs(folder / "genesis", genesis):
+            self._owner_bucket.put(keys.blob(digest), path, timeout_seconds=1)
+        self.spec = small_spec(opened, genesis, self.world, **gauntlet)
+        self.run = Run(self.spec)
+        self.clock = self.run.clock
+        self._register("owner", OWNER.peer)
+        for name, stake in stakes.items():
+            self._add(name, Validator, stake)
+        for number in range(1, miners + 1):
+            self._add(f"miner-{number}", Miner, 0)
+        self._publish(OWNER.peer, "owner", self.run.id)
+        for name in stakes:
+            self._publish(self[name].peer, name, None)
+        self.world.step(1 + finality_lag)
+
+    def __getitem__(self, name: str) -> Member:
+        return self.members[name]
+
+    @property
+    def alive(self) -> list[Member]:
+        return [member for member in self.members.values() if member.alive]
+
+    # --- people ------------------------------------------------------------------------------------------------
+
+    def _register(self, name: str, peer: PeerId, stake: int = 0) -> None:
+        self.world.register(peer, stake=stake, validates=stake > 0)
+        self.store.bucket(name)
+
+    def _add(self, name: str, role: type[Miner] | type[Validator], stake: int) -> None:
+        signer = FakeSigner(name)
+        self._register(name, signer.peer, stake)
+        self.members[name] = Member(name, role, self.folder / name, signer, self.store.bucket(name, reader=name))
+
+    def _publish(self, peer: PeerId, bucket: str, amendment: Digest | None) -> None:
+        self.world.publish(peer, encode_slot(self.store.pointer(bucket), None, amendment))
+
+    def amend(self, **changes: Any) -> Amendment:
+        """The owner publishes an amendment and names it on chain."""
+        amendment = Amendment(previous=self.run.head.hex(), **changes)
+        self.run = self.run.amended([amendment])
+        self._owner_bucket.put(keys.blob(amendment.digest), amendment.to_bytes(), timeout_seconds=1)
+        self._publish(OWNER.peer, "owner", amendment.digest)
+        return amendment
+
+    def doors(self, member: Member) -> Doors:
+        return Doors(
+            chain=PacedChain(self, member),
+            signer=member.signer,
+            verify=fake_verify,
+            bucket=member.bucket,
+            pointer=self.store.pointer(member.name),
+            open_pointer=partial(self._open, reader=member.name),
+        )
+
+    def _open(self, pointer: Pointer, *, reader: str) -> FakeBucket:
+        if pointer.bucket in self.refused:
+            raise ConfigError("the pointer leads to an address that is not public; it was not followed")
+        return self.store.open(pointer, reader=reader)
+
+    # --- processes ---------------------------------------------------------------------------------------------
+
+    def start(self, *names: str, role: Callable[[Node, Shards], Program] | None = None) -> None:
+        """Start the named nodes (default: all) on the state in their homes. `role` replaces their program."""
+        for name in names or tuple(self.members):
+            member = self[name]
+            assert not member.alive, f"{name} runs already"
+            member.doomed.clear()
+            member.program, member.error = None, None
+            member.thread = threading.Thread(target=self._live, args=(member, role), name=name, daemon=True)
+            member.thread.start()
+
+    def _live(self, member: Member, role: Callable[[Node, Shards], Program] | None) -> None:
+        try:
+            member.store = StateStore(member.home, self.run.id)
+            node = self._node(member, member.store)
+            member.program = (role or member.role)(node, Shards.open(self.data))
+            member.program.run()
+        except Killed:
+            pass
+        except BaseException as error:  # noqa: BLE001 - a thread's error is raised in the test
+            member.error = error
+        finally:
+            if member.store is not None:
+                member.store.close()
+
+    def _node(self, member: Member, store: StateStore) -> Node:
+        doors = self.doors(member)
+        first = Run(self.spec)
+        run = refreshed(first, doors.chain.peers(doors.chain.finalized().block), doors)
+        zeros = {name: torch.zeros(shape) for name, shape in first.first.model.shapes().items()}
+        replica = Replica(first.first, zeros)
+        return Node(run, doors, replica, store, Events(member.home / "events.jsonl", member.name))
+
+    def kill(self, *names: str) -> None:
+        """The named nodes do nothing from their next look at the chain on."""
+        for name in names:
+            self[name].doomed.set()
+        for name in names:
+            thread = self[name].thread
+            if thread is not None:
+                until = time.monotonic() + TIME_OUT
+                while thread.is_alive() and time.monotonic() < until:
+                    # One that waits for its write to be in a block needs the block to come back at all.
+                    self.world.step()
+                    thread.join(0.05)
+                assert not thread.is_alive(), f"{name} did not die"
+
+    def wait_for(self, happened: Callable[[], bool]) -> None:
+        """Let the nodes work, without a new block."""
+        until = time.monotonic() + TIME_OUT
+        while not happened():
+            assert time.monotonic() < until, f"it did not happen: {self.state()}"
+            time.sleep(0.002)
+
+    def close(self) -> None:
+        self.kill(*[name for name, member in self.members.items() if member.alive])
+
+    # --- time --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside, the calling node can do nothing before the next block."""
+        with self._lock:
+            self._idle += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._idle -= 1
+
+    def run_blocks(self, done: Callable[[], bool], time_out: float = TIME_OUT) -> None:
+        """Make blocks until `done`. A node that fails on its own fails the test, with its error."""
+        until = time.monotonic() + time_out
+        self.world._running = True
+        try:
+            while not done():
+                for member in self.members.values():
+                    if member.error is not None:
+                        raise member.error
+                assert time.monotonic() < until, f"not reached in time: {self.state()}"
+                self._next_block()
+        finally:
+            self.world._running = False
+
+    def _next_block(self) -> None:
+        busy_until = time.monotonic() + BUSY_SECONDS
+        time.sleep(0.001)
+        while time.monotonic() < busy_until and self._idle < len(self.alive):
+            time.sleep(0.001)
+        self.world.step()
+
+    def run_until(self, round: int, *names: str, time_out: float = TIME_OUT) -> None:
+        """Make blocks until the named nodes (default: all that live) stand at the start of `round` or later."""
+        members = [self[name] for name in names] or self.alive
+        self.run_blocks(lambda: all(member.round >= round or not member.alive for member in members), time_out)
+
+    def run_to_block(self, block: int) -> None:
+        self.run_blocks(lambda: self.world.final >= block)
+
+    def until_dead(self, name: str) -> BaseException | None:
+        """Make blocks until the node ends by itself; its error."""
+        member = self[name]
+        with suppress(MurmurError):
+            self.run_blocks(lambda: not member.alive)
+        return member.error
+
+    def state(self) -> dict[str, object]:
+        return {
+            "block": self.world.head,
+            "round": self.clock.round_at(self.world.final),
+            "nodes": {name: (member.round, member.alive) for name, member in self.members.items()},
+        }
+
+    def assert_agreement(self, *names: str) -> dict[int, str]:
+        """Every round's digest is the same on all named nodes (default: all) that applied it; the digests."""
+        found: dict[int, str] = {}
+        for name in names or tuple(self.members):
+            for round, theta in self[name].thetas().items():
+                assert found.setdefault(round, theta) == theta, f"{name} differs in round {round}"
+        return dict(sorted(found.items()))
+
+
+def saved_state(network: FakeNetwork, name: str) -> tuple[Saved, StateStore]:
+    """What a dead node left on its disk. Close the store."""
+    store = StateStore(network[name].home, network.run.id)
+    saved = store.load()
+    assert saved is not None
+    return saved, store
+
+
+@pytest.fixture(scope="session")
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    data_set(folder)
+    return folder
+
+
+@pytest.fixture
+def networks(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FakeNetwork]]:
+    """networks(**options): a FakeNetwork that is stopped after the test."""
+    # Pauses that spare a real network; here everything answers at once.
+    monkeypatch.setattr(validators, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(validators, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(miners, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(nodes, "STALL_SECONDS", 0.02)
+    made: list[FakeNetwork] = []
+
+    def make(**options: Any) -> FakeNetwork:
+        made.append(FakeNetwork(tmp_path / f"network-{len(made)}", data_folder, **options))
+        return made[-1]
+
+    yield make
+    for network in made:
+        network.close()
