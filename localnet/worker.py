@@ -115,6 +115,9 @@ class _Rehearsal:
         until = time.monotonic() + 30
         while not self._fetch() and time.monotonic() < until:
             time.sleep(0.5)
+        self._advance()
+        if self.role == "validator":
+            self._check()
 
     def round(self) -> None:
         """One round's work, phase by phase."""

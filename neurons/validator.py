@@ -355,8 +355,9 @@ class Validator:
         mirrors. A peer that served only the leader can so be repaired, and does not cost the round."""
         from dataclasses import replace
 
-        from node.payloads import MAX_THREADS, Sources, pinned
+        from node.payloads import MAX_THREADS, Sources
         from storage.exchange import Source, Wanted, gather
+        from storage.seal import matches
 
         node = self.node
         doubted = {peer: envelope for peer, envelope in selection.contributing if peer not in checked.passed}

@@ -1,0 +1,200 @@
+"""Two validators, of whom one disappears, lies or withholds: every node reaches the same decision, from the chain."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from neurons.validator import Validator
+from node.node import Node
+from protocol import keys
+from protocol.types import Attestation, Digest, PeerId, Record, hotkey
+from tests.network import FakeNetwork
+from training.shards import Shards
+
+Networks = Callable[..., FakeNetwork]
+
+
+def decisions(network: FakeNetwork, name: str) -> dict[int, tuple[bool, tuple[str, ...]]]:
+    return {event["round"]: (event["void"], tuple(event["contributing"])) for event in network[name].events("applied")}
+
+
+def assert_one_branch(network: FakeNetwork, last: int) -> None:
+    """Everybody decided the same in every round that both took part in, and holds the same theta."""
+    network.assert_agreement()
+    found: dict[int, object] = {}
+    for name in network.members:
+        for round, decision in decisions(network, name).items():
+            assert found.setdefault(round, decision) == decision
+    assert max(found) >= last
+
+
+def test_when_the_leader_disappears_the_other_leads(networks: Networks) -> None:
+    network = networks(validators={"first": 100, "second": 100})
+    network.start()
+    network.run_until(2)
+    network.kill("first")
+    network.run_until(6)
+    assert_one_branch(network, 5)
+    assert len([round for round in network["second"].voids() if round >= 2]) <= 1
+
+
+class Liar(Validator):
+    """Says something else in every round, in a leader slot of its own, valid record before it or not."""
+
+    lies: dict[int, str]
+
+    def valid_so_far(self, round: int, slots: int) -> Any:
+        return None
+
+    def state(self, round: int, statement: Record | Attestation) -> int | None:
+        if not isinstance(statement, Record):
+            return super().state(round, statement)
+        node = self.node
+        everyone = sum(1 << p.uid for p in node.doors.chain.peers(node.head()) if not p.validates and p.uid)
+        match round:
+            case 0:
+                statement = replace(statement, theta=Digest(bytes(32)))
+            case 1:
+                statement = replace(statement, previous=Digest(bytes(32)))
+            case 2:
+                statement = replace(statement, bitmap=statement.bitmap | 1)  # the owner has committed nothing
+            case 3:
+                statement = replace(statement, bitmap=everyone)  # one more than may contribute
+            case 4:
+                last = node.clock.slot(round, node.clock.leader_slots - 1)[1]
+                node.wait_for(last, "the slots to pass")
+            case 5:
+                super().state(round, replace(statement, bitmap=everyone & -everyone))
+        return super().state(round, statement)
+
+
+def test_a_leader_that_lies_moves_nobody_apart(networks: Networks) -> None:
+    network = networks(miners=3, validators={"honest": 200, "liar": 100}, contributors=2)
+    network.start("honest", "miner-1", "miner-2", "miner-3")
+    network.start("liar", role=Liar)
+    network.run_until(6)
+    assert_one_branch(network, 5)
+    posted = {event["round"]: event["slot"] for event in network["liar"].events("posted")}
+    assert len(posted) >= 5
+    # In every round the honest validator leads the other slot, so a lie costs nothing.
+    assert network["honest"].voids() == []
+    for round in range(6):
+        assert len(network["miner-1"].contributing(round)) == 2
+
+
+class Withholder(Validator):
+    """Posts without having mirrored anything, first if it can."""
+
+    def copy(self, round: int, gathered: Any, ranking: Any) -> None:
+        self.mirrored = dict.fromkeys((*ranking.contributing, *ranking.reserve))
+
+    def holds(self, peer: PeerId) -> bool:
+        return True
+
+
+class SeesNoPayloadOfFirstMiner(Validator):
+    """Its view of miner-1's bucket is empty: it was not served."""
+
+    hidden: PeerId
+
+    def judge(self, round: int, gathered: Any) -> Any:
+        return super().judge(round, gathered)
+
+    def gather(self, round: int, at_commit: Any) -> Any:
+        found = super().gather(round, at_commit)
+        return [
+            replace(item, payload=None, reveal=None) if item.peer.id == self.hidden else item for item in found
+        ]
+
+
+def hiding(network: FakeNetwork) -> Callable[[Node, Shards], Validator]:
+    def role(node: Node, shards: Shards) -> Validator:
+        program = SeesNoPayloadOfFirstMiner(node, shards)
+        program.hidden = network["miner-1"].peer
+        return program
+
+    return role
+
+
+def leads_first(network: FakeNetwork, name: str, rounds: int) -> set[int]:
+    """Rounds in which the validator posted in slot 0."""
+    return {e["round"] for e in network[name].events("posted") if e["slot"] == 0 and e["round"] < rounds}
+
+
+def test_a_contributor_that_served_only_the_leader_does_not_cost_the_round(networks: Networks) -> None:
+    network = networks(miners=2, validators={"first": 100, "second": 100})
+    network.start("first", "miner-1", "miner-2")
+    network.start("second", role=hiding(network))
+    network.run_until(4)
+    assert_one_branch(network, 3)
+    assert network["second"].voids() == []
+    hidden = hotkey(network["miner-1"].peer)
+    led = leads_first(network, "first", 4)
+    assert led
+    for round in led:
+        assert hidden in network["miner-2"].contributing(round)
+
+
+def test_a_leader_that_holds_nothing_is_vetoed_by_those_who_cannot_have_the_bytes(networks: Networks) -> None:
+    network = networks(miners=2, validators={"first": 100, "second": 100})
+    network.start("miner-1", "miner-2")
+    network.start("first", role=Withholder)
+    network.start("second", role=hiding(network))
+    network.run_until(4)
+    assert_one_branch(network, 3)
+    hidden = hotkey(network["miner-1"].peer)
+    for round in leads_first(network, "first", 4):
+        void, contributing = decisions(network, "miner-2")[round]
+        assert void or hidden not in contributing
+
+
+def test_bytes_that_vanish_after_the_deadline_are_repaired_from_another_validators_mirror(networks: Networks) -> None:
+    network = networks(miners=2, validators={"first": 100, "second": 100})
+    network.start("miner-1", "miner-2", "second")
+    network.start("first", role=Withholder)
+    mirror = keys.mirror_reveal(network.run.id, 0, network["miner-1"].peer)
+    network.run_blocks(lambda: mirror in network.store.buckets["second"])
+    network.store.buckets["miner-1"].clear()
+    network.run_until(1)
+    assert_one_branch(network, 0)
+    assert len(network["miner-2"].contributing(0)) == 2
+
+
+def test_a_node_with_a_wrong_theta_finds_it_out_and_catches_up(networks: Networks) -> None:
+    network = networks(miners=2)
+    network.start()
+    network.run_until(2)
+    network.kill("miner-2")
+    spoil(network, "miner-2")
+    network.start("miner-2")
+    network.run_until(5)
+    assert network["miner-2"].events("caught_up")
+    honest = network["miner-1"].thetas()
+    mine = network["miner-2"].thetas()
+    assert mine[4] == honest[4]
+
+
+def test_a_node_with_a_wrong_link_finds_it_out_and_catches_up(networks: Networks) -> None:
+    network = networks(miners=2)
+    network.start()
+    network.run_until(2)
+    network.kill("miner-2")
+    spoil(network, "miner-2", link=Digest(bytes(32)))
+    network.start("miner-2")
+    network.run_until(5)
+    assert network["miner-2"].events("caught_up")
+    assert network["miner-2"].thetas()[4] == network["miner-1"].thetas()[4]
+
+
+def spoil(network: FakeNetwork, name: str, **changes: Any) -> None:
+    """Change what a dead node has saved: the named fields, or else its theta."""
+    from tests.network import saved_state
+    from training import checkpoint
+
+    saved, store = saved_state(network, name)
+    if not changes:
+        state = checkpoint.load(store.files, saved.consensus, network.spec.model.shapes())
+        moved = {name: tensor + 1.0 for name, tensor in state.tensors.items()}
+        changes = {"consensus": checkpoint.save(store.files, replace(state, tensors=moved))}
+    store.commit(replace(saved, **changes))
+    store.close()
