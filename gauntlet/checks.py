@@ -67,6 +67,13 @@ def commitment(peer: Peer, round: int, commit_by: int) -> Commitment | None:
     return slot.statement if slot.statement.round == round else None
 
 
+def is_judged(peer: Peer, owner: PeerId) -> bool:
+    """Whether a hotkey counts as a miner. The chain gives validator permits by stake alone, so one with a permit is a
+    miner too when it commits to submissions; the run's owner, who need not mine, is one only then."""
+    commits = peer.slot is not None and isinstance(peer.slot.statement, Commitment)
+    return commits or not (peer.validates or peer.id == owner)
+
+
 def is_late(at_commit: Peer, at_reveal: Peer | None, round: int, commit_by: int, reveal_by: int) -> bool:
     """True when the peer has no commitment for the round at D, but one by V. `at_commit`, `at_reveal`: the peer as
     of blocks D and V."""

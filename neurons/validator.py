@@ -209,12 +209,12 @@ class Validator:
 
     def judge(self, round: int, gathered: "Sequence[Gathered]") -> "Checked":
         """The fast checks of these bytes."""
-        from gauntlet.checks import Doors, fast_checks
+        from gauntlet.checks import Doors, fast_checks, is_judged
         from storage.seal import unseal
 
         node = self.node
         commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
-        candidates = [item for item in gathered if not item.peer.validates and item.peer.id != node.run.first.owner_id]
+        candidates = [item for item in gathered if is_judged(item.peer, node.run.first.owner_id)]
         return fast_checks(
             node.run.spec_at(round),
             node.run.id,
@@ -403,6 +403,7 @@ class Validator:
         self, round: int, checked: "Checked", ranking: "Ranking", at_commit: Sequence[Peer]
     ) -> "Mapping[PeerId, Evaluation]":
         """LossScore of the sampled peers on their own pages and on nobody's, with reference peers."""
+        from gauntlet.checks import is_judged
         from gauntlet.loss import bounded, evaluate
         from gauntlet.sampling import Seed, pick, references, samples
         from training.probe import Prober
@@ -413,7 +414,8 @@ class Validator:
         page_hash = node.doors.chain.header(clock.page_block(round)).hash
         seed = Seed(node.run.id, sample_hash, round, node.me)
         picked = pick(self.book, set(checked.passed), set(ranking.contributing), spec.gauntlet, seed)
-        sampled = samples(spec, page_hash, picked, {peer.id for peer in at_commit if not peer.validates}, seed)
+        miners = {peer.id for peer in at_commit if is_judged(peer, spec.owner_id)}
+        sampled = samples(spec, page_hash, picked, miners, seed)
         prober = Prober(node.replica, self.shards.train, spec.gauntlet.probe_step)
         with Stopwatch() as watch, prober:
             evaluations = evaluate(

@@ -95,8 +95,8 @@ def catch_up(node: "Node") -> None:
     """Bring the node to the start of the newest decided round that any validator has stated something for.
 
     Returns when that succeeded, with the state saved. Rounds without any statement after that one are left to
-    `Node.advance`; where our own state is newer than every statement, they are void, and skipped. Tries our own state
-    first, then checkpoints, newest first, then genesis; waits for the next round when all of them fail.
+    `Node.advance`; where our own state is newer than every statement, they are void, and skipped. Waits for the next
+    round when no starting point leads there.
     """
     while True:
         newest = _newest_decided(node)
@@ -180,15 +180,21 @@ def _fetcher(node: "Node", bucket: Bucket) -> Fetch:
 
 
 def _starts(node: "Node", newest: int, sources: Sources) -> Iterator[Start]:
-    """Candidate starting points, best first: our own state, checkpoints from the newest on, genesis. Each is made only
-    when those before it have failed: it costs a download of the whole model."""
-    if node.saved.round <= newest:
-        yield Start(node.saved.round, node.saved.link, node.saved.consensus, "our own state")
+    """Candidate starting points, best first: our own state while it is fresh (the payloads since are less than a model),
+    checkpoints from the newest on, our own older state, genesis. Each is made only when those before it have failed."""
+    saved = node.saved
+    own = Start(saved.round, saved.link, saved.consensus, "our own state")
+    fresh = saved.round <= newest <= saved.round + node.run.first.checkpoint_rounds
+    if fresh:
+        yield own
     yield from _checkpoints(node, newest, sources)
-    try:
-        yield _genesis(node)
-    except ConfigError as fault:
-        logger.warning("{fault}", fault=str(fault))
+    if not fresh and saved.round <= newest:
+        yield own
+    if saved.round > 0:
+        try:
+            yield _genesis(node)
+        except ConfigError as fault:
+            logger.warning("{fault}", fault=str(fault))
 
 
 def _checkpoints(node: "Node", newest: int, sources: Sources) -> Iterator[Start]:

@@ -131,7 +131,8 @@ def _flags(program: str, summary: str, fields: Mapping[str, str], argv: Sequence
     for name, description in fields.items():
         if not _is_secret(name):
             parser.add_argument(f"--{name}", dest=name, metavar="X", help=description.replace("%", "%%"))
-    if any(word.split("=")[0].endswith("secret_key") for word in argv if word.startswith("--")):
+    named = (word.split("=")[0].replace("-", "_") for word in argv if word.startswith("--"))
+    if any(name.endswith("secret_key") for name in named):
         raise ConfigError(
             "a secret stands on the command line, where every user of this machine can read it: revoke it, then give "
             f"the new one as {PREFIX}BUCKET__SECRET_KEY or in the file of --config"
@@ -155,7 +156,7 @@ def _environment_values(fields: Mapping[str, str], environment: Mapping[str, str
         if not variable.startswith(PREFIX) or variable in _NOT_OURS or variable == "MURMUR_CONFIG":
             continue
         if variable not in known:
-            close = get_close_matches(variable, known, n=1)
+            close = get_close_matches(variable, known, n=1, cutoff=0.8)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigError(f"the environment has {variable}, which nothing reads{hint}")
         if value:

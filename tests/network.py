@@ -20,9 +20,9 @@ from neurons import miner as miners
 from neurons import validator as validators
 from neurons.miner import Miner
 from neurons.validator import Validator
+from node import node as nodes
 from node.adapters import Doors
 from node.events import Events, read_events
-from node import node as nodes
 from node.node import Node
 from node.run import refreshed
 from node.state import Saved, StateStore
@@ -448,7 +448,9 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def networks(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FakeNetwork]]:
+def networks(
+    tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., FakeNetwork]]:
     """networks(**options): a FakeNetwork that is stopped after the test."""
     # Pauses that spare a real network; here everything answers at once.
     monkeypatch.setattr(validators, "POLL_SECONDS", 0.01)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gauntlet.checks import Doors, Gathered, is_late
+from gauntlet.checks import Doors, Gathered, is_judged, is_late
 from protocol.merkle import sections_root
 from protocol.messages import ENVELOPE_BYTES, parse_envelope
-from protocol.types import Digest, Peer, Reason, Uid
+from protocol.types import Commitment, Digest, Peer, PeerId, Reason, Record, Slot, Uid
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
 from sparseloco.wire import encode
@@ -285,3 +285,19 @@ def test_late_means_committed_between_d_and_v():
     assert is_late(nothing, after, 0, last, reveal_by)
     assert not is_late(nothing, nothing, 0, last, reveal_by)
     assert not is_late(nothing, None, 0, last, reveal_by)
+
+
+def test_a_hotkey_with_a_permit_is_judged_when_it_commits_and_the_owner_likewise():
+    owner, other = PeerId(bytes([1] * 32)), PeerId(bytes([2] * 32))
+    committed = Slot(5, statement=Commitment(0, Digest(bytes(32))))
+    stated = Slot(5, statement=Record(0, 1, Digest(bytes(32)), Digest(bytes(32))))
+    for peer, validates, slot, judged in [
+        (other, False, None, True),
+        (other, False, committed, True),
+        (other, True, committed, True),
+        (other, True, stated, False),
+        (other, True, None, False),
+        (owner, False, None, False),
+        (owner, False, committed, True),
+    ]:
+        assert is_judged(Peer(peer, Uid(0), 0, validates, slot=slot), owner) is judged

@@ -61,7 +61,9 @@ def test_honest_nodes_hold_the_same_theta_and_the_chain_pays_them(networks: Netw
     for round in range(3):
         assert sorted(network["validator"].contributing(round)) == names(network, *miners)
     validator = network["validator"]
-    uid = next(peer.uid for peer in network.world.state(network.world.final).neurons.values() if peer.id == validator.peer)
+    uid = next(
+        peer.uid for peer in network.world.state(network.world.final).neurons.values() if peer.id == validator.peer
+    )
     assert sum(network.world.state(network.world.final).weights[uid].values()) > 0
 
     report = parse_document(
@@ -72,7 +74,9 @@ def test_honest_nodes_hold_the_same_theta_and_the_chain_pays_them(networks: Netw
     for name in miners:
         peer = network[name].peer
         assert stored(network, "validator", keys.mirror(run, 1, peer)) == stored(network, name, keys.payload(run, 1))
-        assert stored(network, "validator", keys.mirror_reveal(run, 1, peer)) == stored(network, name, keys.reveal(run, 1))
+        assert stored(network, "validator", keys.mirror_reveal(run, 1, peer)) == stored(
+            network, name, keys.reveal(run, 1)
+        )
         claims = parse_document(stored(network, name, keys.peer_report(run, 1)), "peer", run, 1, peer, fake_verify)
         assert claims["tokens"] == 2 * 16 * 16
 

@@ -102,9 +102,7 @@ class SeesNoPayloadOfFirstMiner(Validator):
 
     def gather(self, round: int, at_commit: Any) -> Any:
         found = super().gather(round, at_commit)
-        return [
-            replace(item, payload=None, reveal=None) if item.peer.id == self.hidden else item for item in found
-        ]
+        return [replace(item, payload=None, reveal=None) if item.peer.id == self.hidden else item for item in found]
 
 
 def hiding(network: FakeNetwork) -> Callable[[Node, Shards], Validator]:

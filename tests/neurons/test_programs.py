@@ -1,0 +1,92 @@
+"""What a person sees first: the programs started with nothing, and the exit statuses."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from node.program import run_program
+from protocol.errors import ChainError, CheckpointCorrupt, ConfigError, UpdateNeeded
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "boto3", "botocore", "bittensor", "datasets", "numpy")
+
+
+def start(*argv: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MURMUR_", "BT_"))}
+    environment |= {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-X", "importtime", *argv],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        check=False,
+    )
+
+
+def imported(done: subprocess.CompletedProcess[str]) -> set[str]:
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    return {line.rsplit("|", 1)[1].strip().split(".")[0] for line in lines}
+
+
+def told(done: subprocess.CompletedProcess[str]) -> str:
+    return done.stdout + "\n".join(line for line in done.stderr.splitlines() if not line.startswith("import time:"))
+
+
+@pytest.mark.parametrize("program", ["miner", "validator"])
+def test_a_program_started_with_nothing_says_what_it_needs(program: str) -> None:
+    done = start(f"neurons/{program}.py")
+    assert done.returncode == 2
+    assert "--wallet.name" in told(done)
+    assert "--owner" in told(done)
+    assert "Traceback" not in told(done)
+    assert "protocol" in imported(done)
+    assert not imported(done) & set(HEAVY)
+
+
+@pytest.mark.parametrize("program", ["miner", "validator"])
+def test_help_is_instant_and_names_every_flag(program: str) -> None:
+    done = start(f"neurons/{program}.py", "--help")
+    assert done.returncode == 0
+    assert "--bucket.endpoint" in told(done)
+    assert "--bucket.secret_key" not in told(done)
+    assert not imported(done) & set(HEAVY)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        (ConfigError("fix this"), 2),
+        (CheckpointCorrupt("fix this"), 2),
+        (UpdateNeeded("fix this"), 75),
+        (ChainError("fix this"), 1),
+        (OSError(errno.ENOSPC, "fix this", "/state"), 2),
+    ],
+)
+def test_every_kind_of_end_has_its_status_and_no_traceback(
+    fault: Exception, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> None:
+        raise fault
+
+    assert run_program(main) == status
+    assert "fix this" in capsys.readouterr().err
+
+
+def test_a_stop_on_request_is_no_failure() -> None:
+    def main() -> None:
+        raise KeyboardInterrupt
+
+    assert run_program(main) == 0
+
+
+def test_a_bug_is_shown_as_one() -> None:
+    def main() -> None:
+        raise OSError(errno.EBADF, "a bug")
+
+    with pytest.raises(OSError, match="a bug"):
+        run_program(main)

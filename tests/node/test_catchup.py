@@ -1,0 +1,190 @@
+"""A node that joins late, from what strangers keep: only what the chain authenticates is believed."""
+
+from collections.abc import Callable
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.catchup import LINK_MAX_BYTES, encode_link, parse_link
+from protocol import keys
+from protocol.errors import InvalidMessage
+from protocol.messages import encode_document, encode_statement, record_link
+from protocol.types import Attestation, Digest, PeerId, Record
+from tests.network import FakeNetwork
+from training import checkpoint
+from training.replica import Replica, genesis_theta
+
+Networks = Callable[..., FakeNetwork]
+
+FORGER = {"validator": 100, "forger": 200}
+"""Joiners ask the validator with most stake first; this one never says a true word and does not take part."""
+
+
+def run_five_rounds(networks: Networks, **options: object) -> FakeNetwork:
+    """Rounds 0 to 4 by a validator and two miners, on a chain that has forgotten the first of them; miner-3 stays
+    away."""
+    network = networks(miners=3, keep_blocks=70, **options)
+    network.start("validator", "miner-1", "miner-2")
+    network.run_until(5)
+    return network
+
+
+def join(network: FakeNetwork) -> str:
+    """miner-3 joins and plays a round; where its state came from."""
+    network.start("miner-3")
+    network.run_until(7)
+    network.assert_agreement()
+    assert network["miner-3"].thetas()
+    return str(network["miner-3"].events("caught_up")[-1]["origin"])
+
+
+def statements(network: FakeNetwork, bucket: str) -> list[str]:
+    return sorted(key for key in network.store.buckets[bucket] if "/statement/" in key)
+
+
+def checkpoints(network: FakeNetwork, bucket: str) -> list[str]:
+    return sorted(key for key in network.store.buckets[bucket] if "/checkpoint/" in key)
+
+
+def forge(network: FakeNetwork, round: int, body: dict[str, str]) -> None:
+    document = encode_document("state", network.run.id, round, body, network["forger"].signer)
+    key = keys.checkpoint(network.run.id, round)
+    network.store.bucket("forger").put(key, document, timeout_seconds=1)
+
+
+def test_a_joiner_on_a_pruned_chain_starts_from_a_checkpoint(networks: Networks) -> None:
+    network = run_five_rounds(networks)
+    assert join(network).startswith("the checkpoint of round")
+
+
+def test_without_checkpoints_a_joiner_replays_the_run_from_its_first_round(networks: Networks) -> None:
+    network = run_five_rounds(networks)
+    for key in checkpoints(network, "validator"):
+        del network.store.buckets["validator"][key]
+    # Round 1 is to be had from a miner only, round 2 from the mirror only.
+    for key in list(network.store.buckets["validator"]):
+        if "/mirror/00000001" in key:
+            del network.store.buckets["validator"][key]
+    for name in ("miner-1", "miner-2"):
+        del network.store.buckets[name][keys.payload(network.run.id, 2)]
+    assert join(network) == "our own state"
+    assert network["miner-3"].events("caught_up")[-1]["applied"] >= 4
+
+
+def test_a_forged_checkpoint_is_refused_and_the_true_one_of_the_next_validator_is_used(networks: Networks) -> None:
+    network = run_five_rounds(networks, validators=FORGER)
+    other = Replica(network.spec, genesis_theta(network.spec.model, 7))
+    folder = network.folder / "forged"
+    state = checkpoint.save(folder, other.consensus_state())
+    forger = network.store.bucket("forger")
+    for digest, path in checkpoint.blobs(folder, state):
+        forger.put(keys.blob(digest), path, timeout_seconds=1)
+    true = network["miner-1"].node.saved.link
+    forge(network, 6, {"link": true.hex(), "state": state.hex()})
+    forge(network, 4, {"link": true.hex(), "state": state.hex()})
+    forge(network, 2, {"link": "00" * 32, "state": state.hex()})
+    assert join(network).startswith("the checkpoint of round")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"link": "zz", "state": "00" * 32},
+        {"link": "00" * 32, "state": "ab" * 20_000},
+        {"link": "00" * 20_000, "state": "00" * 32},
+        {"link": "00", "state": ""},
+    ],
+)
+def test_a_malformed_checkpoint_document_harms_no_joiner(networks: Networks, body: dict[str, str]) -> None:
+    network = networks(miners=2, validators=FORGER)
+    network.start("validator", "miner-1")
+    network.run_until(3)
+    forge(network, 2, body)
+    network.start("miner-2")
+    network.run_until(4)
+    network.assert_agreement()
+    assert network["miner-2"].events("caught_up")
+
+
+def test_a_forged_record_is_refused_and_the_true_one_of_the_next_validator_is_used(networks: Networks) -> None:
+    network = run_five_rounds(networks, validators=FORGER)
+    forger = network.store.bucket("forger")
+    kept = statements(network, "validator")
+    assert len(kept) == 5
+    for key in kept:
+        lie = encode_link(encode_statement(Record(3, 1, Digest(bytes(32)), Digest(bytes(32)))), ())
+        forger.put(key, lie, timeout_seconds=1)
+    assert join(network).startswith("the checkpoint of round")
+
+
+def test_a_joiner_in_a_round_that_nobody_speaks_for_starts_at_the_last_that_somebody_did(networks: Networks) -> None:
+    network = networks(miners=3)
+    network.start("validator", "miner-1", "miner-2")
+    network.run_until(2)
+    network.kill("validator")
+    network.run_until(4)
+    network.start("miner-3")
+    network.run_until(5)
+    network.assert_agreement()
+    assert network["miner-3"].round >= 5
+
+
+def test_theta_zero_is_found_at_a_validator_when_the_owners_bucket_is_gone(networks: Networks) -> None:
+    network = networks(miners=2)
+    genesis = dict(network.store.buckets["owner"])
+    network.start("validator", "miner-1")
+    network.run_until(1)
+    network.store.buckets["validator"] |= genesis
+    network.store.buckets["owner"].clear()
+    network.start("miner-2")
+    network.run_until(2)
+    network.assert_agreement()
+
+
+def test_a_node_whose_theta_is_wrong_survives_that_the_owners_bucket_is_gone(networks: Networks) -> None:
+    from tests.neurons.test_validators import spoil
+
+    network = networks(miners=2)
+    network.start()
+    network.run_until(3)
+    network.kill("miner-2")
+    spoil(network, "miner-2")
+    network.store.buckets["owner"].clear()
+    network.start("miner-2")
+    network.run_until(5)
+    assert network["miner-2"].events("caught_up")[-1]["origin"].startswith("the checkpoint")
+    assert network["miner-2"].thetas()[4] == network["miner-1"].thetas()[4]
+
+
+def pair(number: int) -> tuple[PeerId, Digest]:
+    return PeerId(sha256(b"peer %d" % number).digest()), Digest(sha256(b"envelope %d" % number).digest())
+
+
+@given(
+    count=st.integers(0, 256),
+    round=st.integers(0, 2**32 - 1),
+    bitmap=st.integers(0, 2**256 - 1),
+    theta=st.binary(min_size=32, max_size=32),
+)
+def test_a_record_reads_back_from_under_its_link(count: int, round: int, bitmap: int, theta: bytes) -> None:
+    record = Record(round, bitmap, Digest(theta), Digest(theta[::-1]))
+    pairs = tuple(sorted(pair(number) for number in range(count)))
+    statement = encode_statement(record)
+    data = encode_link(statement, pairs[::-1])
+    assert len(data) <= LINK_MAX_BYTES
+    assert parse_link(data, record_link(statement, pairs)) == (record, pairs)
+
+
+@given(data=st.binary(max_size=300))
+def test_no_bytes_pass_for_a_record_under_a_link_that_is_not_theirs(data: bytes) -> None:
+    with pytest.raises(InvalidMessage):
+        parse_link(data, Digest(sha256(b"another").digest()))
+
+
+def test_an_attestation_is_no_agreed_record() -> None:
+    statement = encode_statement(Attestation(1, 0, Digest(bytes(32)), Digest(bytes(32))))
+    with pytest.raises(InvalidMessage):
+        parse_link(statement, record_link(statement, ()))

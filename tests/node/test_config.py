@@ -1,0 +1,200 @@
+"""Configuration: three sources with one order, and errors that say what to do."""
+
+from pathlib import Path
+
+import pytest
+
+from node.config import NodeConfig, home, load
+from protocol.errors import ConfigError
+
+COMPLETE = {
+    "MURMUR_WALLET__NAME": "alice",
+    "MURMUR_BUCKET__ENDPOINT": "https://store.example",
+    "MURMUR_BUCKET__NAME": "mine",
+    "MURMUR_BUCKET__ACCESS_KEY": "writer",
+    "MURMUR_BUCKET__SECRET_KEY": "hush-writer",
+    "MURMUR_BUCKET__READ_ACCESS_KEY": "reader",
+    "MURMUR_BUCKET__READ_SECRET_KEY": "hush-reader",
+    "MURMUR_NETUID": "7",
+    "MURMUR_OWNER": "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY",
+}
+TOML = """
+netuid = 9
+network = "test"
+[wallet]
+name = "bob"
+hotkey = "second"
+[bucket]
+name = "of-the-file"
+"""
+
+
+def config(*argv: str, **environment: str) -> NodeConfig:
+    return load("murmur-miner", "a summary", argv, COMPLETE | environment)
+
+
+def refused(*argv: str, without: tuple[str, ...] = (), **environment: str) -> str:
+    values = {name: value for name, value in (COMPLETE | environment).items() if name not in without}
+    with pytest.raises(ConfigError) as caught:
+        load("murmur-miner", "a summary", argv, values)
+    return str(caught.value)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "node.toml"
+    path.write_text(TOML)
+    return path
+
+
+def test_the_environment_alone_is_enough() -> None:
+    found = config()
+    assert (found.wallet.name, found.wallet.hotkey, found.netuid, found.network) == ("alice", "default", 7, "finney")
+    assert found.bucket.secret_key.get_secret_value() == "hush-writer"
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(file: Path) -> None:
+    found = config("--config", str(file), "--netuid", "3", MURMUR_NETWORK="local")
+    assert found.netuid == 3
+    assert found.network == "local"
+    assert found.wallet.name == "alice"
+    assert found.wallet.hotkey == "second"
+    assert found.bucket.name == "mine"
+
+
+def test_the_file_may_be_named_in_the_environment(file: Path) -> None:
+    assert config(MURMUR_CONFIG=str(file)).wallet.hotkey == "second"
+
+
+def test_btclis_variables_are_understood_and_ours_win() -> None:
+    found = config(BT_WALLET_NAME="carol", BT_WALLET_HOTKEY="third", BT_NETWORK="test", BT_NETUID="1")
+    assert (found.wallet.name, found.wallet.hotkey, found.network, found.netuid) == ("alice", "third", "test", 7)
+
+
+def test_an_empty_variable_is_no_value() -> None:
+    assert config(MURMUR_NETWORK="").network == "finney"
+
+
+def test_everything_missing_is_listed_at_once_with_where_to_give_it() -> None:
+    told = refused(without=tuple(COMPLETE))
+    for line in (
+        "--wallet.name",
+        "--bucket.endpoint",
+        "--bucket.name",
+        "--bucket.access_key",
+        "MURMUR_BUCKET__SECRET_KEY",
+        "--bucket.read_access_key",
+        "MURMUR_BUCKET__READ_SECRET_KEY",
+        "--netuid",
+        "--owner",
+        "murmur localnet",
+        "README.md",
+    ):
+        assert line in told
+    assert "--bucket.secret_key" not in told
+    assert "wallet.hotkey " not in told  # has a default
+
+
+def test_only_what_is_missing_is_listed() -> None:
+    told = refused(without=("MURMUR_NETUID",))
+    assert "netuid" in told
+    assert "wallet.name" not in told
+    assert "owner" not in told.replace("--owner", "")
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"MURMUR_NETUID": "seven"}, "netuid"),
+        ({"MURMUR_NETUID": "-1"}, "netuid"),
+        ({"MURMUR_DEVICE": "tpu"}, "device"),
+        ({"MURMUR_LOG_LEVEL": "LOUD"}, "log_level"),
+        ({"MURMUR_CALL_TIMEOUT_SECONDS": "0"}, "call_timeout_seconds"),
+        ({"MURMUR_SPEC": "run.toml"}, "exactly one of owner"),
+    ],
+)
+def test_a_value_that_is_not_valid_is_named(environment: dict[str, str], words: str) -> None:
+    told = refused(**environment)
+    assert "Not valid:" in told
+    assert words in told
+
+
+def test_neither_owner_nor_spec_is_told_once_as_missing() -> None:
+    told = refused(without=("MURMUR_OWNER",))
+    assert "--owner" in told
+
+
+def test_a_mistyped_variable_is_refused_with_a_suggestion() -> None:
+    told = refused(MURMUR_BUCKET__ENDPOIN="https://x")
+    assert "MURMUR_BUCKET__ENDPOIN" in told
+    assert "did you mean MURMUR_BUCKET__ENDPOINT?" in told
+
+
+def test_a_variable_like_nothing_is_refused_without_a_guess() -> None:
+    assert "did you mean" not in refused(MURMUR_QQ="1")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--bucket.secret_key", "hunter2"),
+        ("--bucket.secret_key=hunter2",),
+        ("--bucket.read_secret_key", "hunter2"),
+        ("--bucket.secret-key=hunter2",),
+    ],
+)
+def test_a_secret_on_the_command_line_is_refused_and_not_repeated(argv: tuple[str, ...]) -> None:
+    told = refused(*argv)
+    assert "revoke it" in told
+    assert "hunter2" not in told
+
+
+def test_a_secret_is_neither_in_errors_nor_in_the_configurations_text(file: Path) -> None:
+    found = config()
+    assert "hush" not in repr(found) + str(found)
+    assert "hush" not in refused(MURMUR_NETUID="seven")
+    file.write_text('[bucket]\nsecret_key = ["hush-list"]\n')
+    assert "hush" not in refused("--config", str(file), without=("MURMUR_BUCKET__SECRET_KEY",))
+
+
+def test_an_unknown_flag_ends_with_status_2() -> None:
+    with pytest.raises(SystemExit) as caught:
+        config("--walet.name", "x")
+    assert caught.value.code == 2
+
+
+def test_an_unknown_value_in_the_file_is_named(file: Path) -> None:
+    file.write_text("[wallet]\nnam = 'x'\n")
+    assert "wallet.nam" in refused("--config", str(file))
+
+
+@pytest.mark.parametrize("text", ["netuid = ", "[wallet\n", "\x00"])
+def test_a_file_that_is_not_toml_is_told(file: Path, text: str) -> None:
+    file.write_text(text)
+    assert "not valid TOML" in refused("--config", str(file))
+
+
+def test_a_file_that_is_not_text_is_told(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe\xff")
+    assert "not valid TOML" in refused("--config", str(file))
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    assert "cannot read the configuration file" in refused("--config", str(tmp_path / "none.toml"))
+
+
+def test_a_table_where_the_file_has_a_value_is_replaced_or_told(file: Path) -> None:
+    file.write_text("wallet = 'x'\n")
+    assert config("--config", str(file)).wallet.name == "alice"
+    assert "wallet" in refused("--config", str(file), without=("MURMUR_WALLET__NAME",))
+
+
+def test_the_state_folder_is_made_for_its_owner_only(tmp_path: Path) -> None:
+    folder = home(config(MURMUR_HOME=str(tmp_path / "a" / "b")))
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_state_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="choose another --home"):
+        home(config(MURMUR_HOME=str(tmp_path / "file" / "home")))

@@ -1,0 +1,231 @@
+"""Saved state: killed at any step a node finds the state before or the state after, and damage is told, never used."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+
+from node.state import Saved, SealedRound, StateStore
+from protocol.errors import CheckpointCorrupt, ConfigError
+from protocol.types import Digest
+from training import checkpoint
+
+RUN = Digest(sha256(b"run").digest())
+LINK = Digest(sha256(b"link").digest())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StateStore]:
+    opened = StateStore(tmp_path, RUN)
+    yield opened
+    opened.close()
+
+
+def state_files(store: StateStore, value: float) -> Digest:
+    return checkpoint.save(store.files, checkpoint.Saved({"w": torch.full((3,), value)}, {"value": value}))
+
+
+def full(store: StateStore, round: int) -> Saved:
+    """A state of a later round with every part."""
+    return Saved(
+        round,
+        state_files(store, float(round)),
+        LINK,
+        own=state_files(store, round + 0.5),
+        sealed=SealedRound(round, store.write(b"sealed %d" % round), bytes([round]) * 32),
+        book=store.write(b"book %d" % round),
+        scored=round - 1,
+    )
+
+
+def assert_whole(store: StateStore, saved: Saved) -> None:
+    """Everything that the state names can be read."""
+    for digest in (saved.consensus, saved.own):
+        assert digest is not None
+        checkpoint.load(store.files, digest, {"w": (3,)})
+    assert saved.sealed is not None
+    assert saved.book is not None
+    assert store.read(saved.sealed.object) == b"sealed %d" % saved.round
+    assert store.read(saved.book) == b"book %d" % saved.round
+
+
+def test_a_fresh_folder_has_no_state(store: StateStore) -> None:
+    assert store.load() is None
+
+
+def test_what_was_committed_is_found_by_the_next_process(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, RUN)
+    saved = full(store, 4)
+    store.commit(saved)
+    store.close()
+    again = StateStore(tmp_path, RUN)
+    assert again.load() == saved
+    assert_whole(again, saved)
+    again.close()
+
+
+def test_a_commit_sweeps_what_no_row_names_and_nothing_else(store: StateStore) -> None:
+    first, second = full(store, 1), full(store, 2)
+    (store.files / "leftover.partial").write_bytes(b"half")
+    store.commit(first)
+    assert_whole(store, first)
+    with pytest.raises(CheckpointCorrupt):
+        store.commit(second)  # its files were written too early and are swept by now
+    assert store.load() == first
+    third = full(store, 3)
+    store.commit(third)
+    assert_whole(store, third)
+    assert len(list(store.files.iterdir())) == 2 + 2 + 1 + 1
+
+
+def test_a_state_whose_files_were_never_written_is_not_committed(store: StateStore) -> None:
+    saved = full(store, 1)
+    store.commit(saved)
+    for changes in (
+        {"book": Digest(sha256(b"nothing").digest())},
+        {"consensus": Digest(sha256(b"nothing").digest())},
+        {"own": Digest(sha256(b"nothing").digest())},
+    ):
+        with pytest.raises(CheckpointCorrupt):
+            store.commit(replace(saved, **changes))
+        assert store.load() == saved
+    assert_whole(store, saved)
+
+
+def test_killed_at_any_step_of_a_save_the_state_before_or_after_is_there(tmp_path: Path) -> None:
+    outcomes = set()
+    for step in range(0, 40, 3):
+        home = tmp_path / str(step)
+        store = StateStore(home, RUN)
+        before = full(store, 1)
+        store.commit(before)
+        after_book = sha256(b"book 2").digest()
+        store.close()
+        pid = os.fork()
+        if pid == 0:
+            _save_and_die(home, step)
+        _, status = os.waitpid(pid, 0)
+        store = StateStore(home, RUN)
+        found = store.load()
+        assert found is not None
+        assert_whole(store, found)
+        assert found == before or (found.round == 2 and found.book == after_book)
+        outcomes.add((found.round, os.waitstatus_to_exitcode(status)))
+        store.close()
+    assert {(1, 9), (2, 0)} <= outcomes
+
+
+def _save_and_die(home: Path, step: int) -> None:
+    """In a forked child: save round 2, and end without a word at the step-th change of the folder."""
+    left = step
+
+    def die(event: str, args: tuple[object, ...]) -> None:
+        nonlocal left
+        writes = event == "open" and isinstance(args[1], str) and set(args[1]) & set("wa")
+        if writes or event in ("os.rename", "os.remove"):
+            left -= 1
+            if left < 0:
+                os._exit(9)
+
+    try:
+        store = StateStore(home, RUN)
+        sys.addaudithook(die)
+        store.commit(full(store, 2))
+    finally:
+        os._exit(0)
+
+
+def test_a_second_process_is_refused(tmp_path: Path, store: StateStore) -> None:
+    code = f"from node.state import StateStore; from pathlib import Path; StateStore(Path({str(tmp_path)!r}), {RUN!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False
+    )
+    assert done.returncode == 1
+    assert "another process uses the state folder" in done.stderr
+    with pytest.raises(ConfigError, match="another process"):
+        StateStore(tmp_path, RUN)
+
+
+def test_a_damaged_database_is_told_with_what_to_do(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, RUN)
+    store.commit(full(store, 1))
+    store.close()
+    for path in store.folder.glob("state.db*"):
+        path.write_bytes(b"\xff" * max(4096, path.stat().st_size))
+    with pytest.raises(CheckpointCorrupt, match=r"remove the folder .* catches up"):
+        StateStore(tmp_path, RUN)
+    with pytest.raises(CheckpointCorrupt):  # and the lock is not held on to
+        StateStore(tmp_path, RUN)
+
+
+def test_a_damaged_page_is_told_with_what_to_do(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, RUN)
+    store.commit(full(store, 1))
+    store.close()
+    path = store.folder / "state.db"
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xff" * (len(data) - 4096)
+    path.write_bytes(data)
+    again = None
+    with pytest.raises(CheckpointCorrupt, match="catches up"):
+        again = StateStore(tmp_path, RUN)
+        again.load()
+    if again is not None:
+        again.close()
+
+
+@pytest.mark.parametrize("value", ["", "{}", "[]", "null", '{"round": 1}', "not json"])
+def test_a_damaged_row_is_told_with_what_to_do(tmp_path: Path, value: str) -> None:
+    store = StateStore(tmp_path, RUN)
+    store.commit(full(store, 1))
+    store.close()
+    with sqlite3.connect(store.folder / "state.db") as database:
+        database.execute("UPDATE saved SET value = ?", (value,))
+    database.close()
+    again = StateStore(tmp_path, RUN)
+    with pytest.raises(CheckpointCorrupt, match="catches up"):
+        again.load()
+    again.close()
+
+
+def test_a_damaged_file_is_told_with_what_to_do(store: StateStore) -> None:
+    saved = full(store, 1)
+    store.commit(saved)
+    assert saved.book is not None
+    store.path(saved.book).write_bytes(b"book 7")
+    with pytest.raises(CheckpointCorrupt, match="catches up"):
+        store.read(saved.book)
+    store.path(saved.book).unlink()
+    with pytest.raises(CheckpointCorrupt, match="catches up"):
+        store.read(saved.book)
+
+
+def test_a_folder_of_another_release_is_refused(tmp_path: Path) -> None:
+    store = StateStore(tmp_path, RUN)
+    store.close()
+    with sqlite3.connect(store.folder / "state.db") as database:
+        database.execute("PRAGMA user_version=99")
+    database.close()
+    with pytest.raises(ConfigError, match="schema 99"):
+        StateStore(tmp_path, RUN)
+
+
+def test_two_runs_in_one_home_do_not_meet(tmp_path: Path, store: StateStore) -> None:
+    store.commit(full(store, 1))
+    other = StateStore(tmp_path, LINK)
+    assert other.load() is None
+    other.close()
+
+
+def test_the_state_folder_is_its_owners_alone_and_no_repr_tells_the_key(store: StateStore) -> None:
+    saved = full(store, 65)
+    store.commit(saved)
+    assert store.files.stat().st_mode & 0o077 == 0
+    assert "AAAA" not in repr(saved)
