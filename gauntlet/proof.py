@@ -55,8 +55,9 @@ def proof(gaps: Average, units: Average) -> float | None:
 
     A quotient of averages: rounds in which the honest gap is small and noisy weigh little. None while there is no
     honest gap to compare with (nothing evaluated, or it averages to nothing, as in the first steps of a run).
+    At most LARGEST_GAP to either side: an average of honest gaps that has just passed zero would make any size of it.
     """
-    return gaps.value / units.value if units.value > 0 else None
+    return clipped(gaps.value, units.value) / units.value if units.value > 0 else None
 
 
 def floor(evaluations: int, spec: GauntletSpec) -> float:

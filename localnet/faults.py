@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from localnet.kinds import FAULTS
 from neurons.miner import SUMMARY, Miner
 from node.config import home, load
 from node.program import log_to_stderr, run_program
 from protocol.assignment import Draw, page_at
+from protocol.errors import ConfigError
 from protocol.types import Page
 
 if TYPE_CHECKING:
@@ -185,7 +185,6 @@ KINDS: Mapping[str, type[Miner]] = {
     "noise": Noise,
     "lazy": Lazy,
 }
-assert KINDS.keys() == FAULTS.keys()
 
 
 def _with_signature(data: bytes, signature: bytes) -> bytes:
@@ -217,6 +216,8 @@ def _scaled(update: "Update", factor: float) -> "Update":
 def main(argv: Sequence[str] | None = None) -> None:
     """`KIND` and a miner's arguments."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] not in KINDS:
+        raise ConfigError(f"the first argument has to be one of {', '.join(KINDS)}")
     config = load("murmur-miner", SUMMARY, words[1:], os.environ)
     log_to_stderr(config.log_level)
     from node.build import build

@@ -1,6 +1,6 @@
 """A whole network on one machine: devnet, S3 store, validators, miners and faulty miners as separate processes.
 
-`Network.open` builds it up to running nodes; the caller follows `applied` and calls `close`, which stops everything.
+`open_network` builds it up to running nodes; the caller follows `applied` and calls `close`, which stops everything.
 The nodes run the programs that a real network runs, over the same adapters; only addresses differ.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localnet import calibration
-from localnet.processes import Processes
+from localnet.processes import Processes, undisturbed
 from localnet.store import StoreReady, read_ready
 from node.events import read_events
 from protocol import keys
@@ -38,6 +38,9 @@ TAO = 10**9
 STAKE_RAO = 1000 * TAO
 FUNDS_RAO = 10_000 * TAO
 START_SECONDS = 180.0
+NODE_SECONDS = 30.0
+"""What each further node may add to the start: they all rehearse at once."""
+NEWCOMER = "newcomer-"
 CALL_SECONDS = 15.0
 LEAD_SECONDS = 4.0
 """From the sealed spec to round 0: what nodes that are loaded already need to find the run."""
@@ -47,7 +50,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to build. `faults`: kinds of localnet/faults.py, one miner each, beside `miners` honest ones."""
+    """What to build. `faults`: kinds of localnet/faults.py, one miner each, beside `miners` honest ones. `newcomers`:
+    honest miners that are registered, but run only from `Network.join` on."""
 
     folder: Path
     rounds: int = 12
@@ -55,6 +59,7 @@ class Plan:
     validators: int = 1
     faults: tuple[str, ...] = ()
     seed: int = 0
+    newcomers: int = 0
 
 
 @dataclass(slots=True)
@@ -83,6 +88,9 @@ class Network:
     store: StoreReady
     spec: RunSpec
     members: dict[str, Member] = field(default_factory=dict)
+    waiting: list[Member] = field(default_factory=list)
+    """Registered, but not running yet."""
+    _logs: dict[str, "EventLog"] = field(default_factory=dict)
 
     @property
     def honest(self) -> list[Member]:
@@ -95,12 +103,38 @@ class Network:
 
     def events(self, member: Member) -> list[dict[str, Any]]:
         """What the node has written so far."""
-        return list(read_events(member.events))
+        return self._logs.setdefault(member.name, EventLog(member.events)).read()
+
+    def watch(self) -> list[str]:
+        """Restart nodes that died; names of the processes that are dead for good."""
+        return self.processes.watch() + (["devnet"] if self.devnet.process.poll() is not None else [])
+
+    def join(self) -> Member:
+        """Start the next newcomer; it has to catch up by itself."""
+        member = self.waiting.pop(0)
+        self.members[member.name] = member
+        self.processes.start(member.name, _program(member), _program(member))
+        return member
 
     def close(self) -> None:
         """Stop every process."""
-        self.processes.stop()
-        self.devnet.stop()
+        _stop(self.processes, self.devnet)
+
+
+class EventLog:
+    """A node's events, read again only when the file has grown: the network is looked at several times a second."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._bytes = -1
+        self._events: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        """All whole events so far. The list is ours."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size != self._bytes:
+            self._events, self._bytes = list(read_events(self._path)), size
+        return self._events
 
 
 def open_network(plan: Plan, say: Say) -> Network:
@@ -122,11 +156,12 @@ def open_network(plan: Plan, say: Say) -> Network:
         devnet = _start_devnet(plan, wallets)
         data = text_data(say)
         store = _store(store_ready, processes)
-        members = {
+        everybody = {
             name: _member(plan, name, role, fault, wallets[name], devnet.url, store, data)
             for name, (role, fault) in names.items()
             if role != "owner"
         }
+        members = {name: member for name, member in everybody.items() if not name.startswith(NEWCOMER)}
         say(f"registering {len(names)} hotkeys, staking {plan.validators}")
         owner = _chain(devnet.url, wallets["owner"])
         draft = _draft(plan, devnet, wallets["owner"], data)
@@ -137,18 +172,28 @@ def open_network(plan: Plan, say: Say) -> Network:
         phases = _measured(processes, members)
         _set_hyperparameters(owner, wallets["owner"], calibration.windows(phases, BLOCK_SECONDS, plan.validators))
         spec = _seal(plan, draft, phases, owner, wallets["owner"], store)
+        owner.close()
         go.touch()
         clock = spec.clock
         say(
             f"a round has {clock.round_blocks} blocks ({clock.round_blocks * BLOCK_SECONDS:.1f} s), "
             f"{plan.rounds} rounds take about {plan.rounds * clock.round_blocks * BLOCK_SECONDS / 60:.1f} minutes"
         )
-        return Network(plan, processes, devnet, store, spec, members)
+        waiting = [member for name, member in everybody.items() if name not in members]
+        return Network(plan, processes, devnet, store, spec, members, waiting)
     except BaseException:
-        processes.stop()
-        if devnet is not None:
-            devnet.stop()
+        _stop(processes, devnet)
         raise
+
+
+def _stop(processes: Processes, devnet: "Devnet | None") -> None:
+    """Nodes first: they still talk to the chain."""
+    with undisturbed():
+        try:
+            processes.stop()
+        finally:
+            if devnet is not None:
+                devnet.stop()
 
 
 # --- members -------------------------------------------------------------------------------------------------
@@ -159,6 +204,7 @@ def _names(plan: Plan) -> dict[str, tuple[str, str | None]]:
     names: dict[str, tuple[str, str | None]] = {"owner": ("owner", None)}
     names |= {f"validator-{i}": ("validator", None) for i in range(1, plan.validators + 1)}
     names |= {f"miner-{i}": ("miner", None) for i in range(1, plan.miners + 1)}
+    names |= {f"{NEWCOMER}{i}": ("miner", None) for i in range(1, plan.newcomers + 1)}
     for kind in plan.faults:
         count = 1 + sum(name.startswith(f"{kind}-") for name in names)
         names[f"{kind}-{count}"] = ("miner", kind)
@@ -238,8 +284,8 @@ def _start_devnet(plan: Plan, wallets: "Mapping[str, Wallet]") -> "Devnet":
         max_validators=max(1, sum(name.startswith("validator-") for name in wallets)),
         weights_rate_limit_blocks=1,
     )
-    log = (plan.folder / "logs" / "devnet.log").open("a")
-    return start(plan.folder / "chain", genesis, block_seconds=BLOCK_SECONDS, log=log)
+    with (plan.folder / "logs" / "devnet.log").open("a") as log:
+        return start(plan.folder / "chain", genesis, block_seconds=BLOCK_SECONDS, log=log)
 
 
 def _chain(url: str, wallet: "Wallet") -> "SubtensorChain":
@@ -378,10 +424,15 @@ def _start_nodes(
     for member in members.values():
         first = ["-m", "localnet.worker", member.role, "--config", str(member.config), "--draft", str(path)]
         first += ["--ready", str(member.home / "measured.json"), "--go", str(go)]
-        again = ["-m", "localnet.faults", member.fault] if member.fault else ["-m", f"neurons.{member.role}"]
         if member.fault:
             first += ["--fault", member.fault]
-        processes.start(member.name, first, [*again, "--config", str(member.config)])
+        processes.start(member.name, first, _program(member))
+
+
+def _program(member: Member) -> list[str]:
+    """Arguments to python for a node that finds its run on chain, without a rehearsal."""
+    what = ["localnet.faults", member.fault] if member.fault else [f"neurons.{member.role}"]
+    return ["-m", *what, "--config", str(member.config)]
 
 
 def _toml(table: Mapping[str, Any]) -> str:
@@ -395,18 +446,23 @@ def _toml(table: Mapping[str, Any]) -> str:
 
 def _measured(processes: Processes, members: Mapping[str, Member]) -> dict[str, list[float]]:
     files = [member.home / "measured.json" for member in members.values()]
-    _wait_for(lambda: all(file.exists() for file in files), processes, "the nodes")
+    patience = START_SECONDS + NODE_SECONDS * len(members)
+    _wait_for(lambda: all(file.exists() for file in files), processes, "the nodes", patience)
     return calibration.merge(json.loads(file.read_text()) for file in files)
 
 
-def _wait_for(happened: Callable[[], bool], processes: Processes, what: str) -> None:
-    until = time.monotonic() + START_SECONDS
+def _wait_for(
+    happened: Callable[[], bool], processes: Processes, what: str, patience_seconds: float = START_SECONDS
+) -> None:
+    until = time.monotonic() + patience_seconds
     while not happened():
         for child in processes.children.values():
             if child.process.poll() is not None:
                 raise ConfigError(f"{child.name} ended while {what} started:\n{processes.last_lines(child.name)}")
         if time.monotonic() > until:
-            raise ConfigError(f"{what} did not start within {START_SECONDS:.0f} s: see the logs in {processes.folder}")
+            raise ConfigError(
+                f"{what} did not start within {patience_seconds:.0f} s: see the logs in {processes.folder}"
+            )
         time.sleep(0.1)
 
 

@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,7 +75,7 @@ class Processes:
 
     def last_lines(self, name: str, count: int = 15) -> str:
         """The end of a child's log, for an error message."""
-        lines = self.children[name].log.read_text(errors="replace").splitlines()
+        lines = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
         return "\n".join("  " + line for line in lines[-count:])
 
     def _spawn(self, arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
@@ -91,3 +93,17 @@ class Processes:
     def _write_pids(self) -> None:
         lines = [f"{child.name} {child.process.pid}\n" for child in self.children.values()]
         (self.folder / "pids").write_text("".join(lines))
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside, a second Ctrl-C does nothing: half of a network must not stay behind because somebody was impatient."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

@@ -1,11 +1,13 @@
 """report.json of a local network: what happened in every round, from the nodes' own events and the chain's weights."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from localnet.network import NETUID, Member, Network, address
-from protocol.errors import ChainError
+from localnet.network import CALL_SECONDS, NETUID, Member, Network, address
+from protocol.errors import ChainError, ConfigError
+
+Event = Mapping[str, Any]
 
 FP32_BYTES = 4
 PHASES = ("compute", "upload", "select", "download", "apply")
@@ -13,8 +15,12 @@ PHASES = ("compute", "upload", "select", "download", "apply")
 
 def build_report(network: Network, wall_seconds: float) -> dict[str, Any]:
     """The report as far as the network has come; README.md explains every field."""
-    events = {name: network.events(member) for name, member in network.members.items()}
-    rounds = [row for index in range(network.plan.rounds) if (row := round_report(network, events, index)) is not None]
+    by_round = _by_round({name: network.events(member) for name, member in network.members.items()})
+    rounds = [
+        row
+        for index in range(network.plan.rounds)
+        if (row := round_report(network, by_round.get(index, {}), index)) is not None
+    ]
     contributed = [hotkey for row in rounds for hotkey in row["contributing"]]
     weights = _weights(network)
     peers = {
@@ -44,18 +50,27 @@ def build_report(network: Network, wall_seconds: float) -> dict[str, Any]:
     }
 
 
-def round_report(
-    network: Network, events: Mapping[str, Iterable[Mapping[str, Any]]], index: int
-) -> dict[str, Any] | None:
-    """One round, None while no honest node has decided it."""
-    mine = {name: {e["event"]: e for e in found if e["round"] == index} for name, found in events.items()}
+def _by_round(events: Mapping[str, Iterable[Event]]) -> dict[int, dict[str, list[Event]]]:
+    """What `round_report` asks for: round -> node -> its events, a catch-up also under the round that it ends."""
+    rounds: dict[int, dict[str, list[Event]]] = {}
+    for name, found in events.items():
+        for event in found:
+            for index in (event["round"], event["round"] - 1) if event["event"] == "caught_up" else (event["round"],):
+                rounds.setdefault(index, {}).setdefault(name, []).append(event)
+    return rounds
+
+
+def round_report(network: Network, events: Mapping[str, Sequence[Event]], index: int) -> dict[str, Any] | None:
+    """One round, None while no honest node has decided it. A round that was repeated after a restart has its events
+    twice: the last ones count."""
+    mine = {name: {e["event"]: e for e in events.get(name, ()) if e["round"] == index} for name in network.members}
     honest = [member.name for member in network.honest]
     applied = {name: mine[name]["applied"] for name in honest if "applied" in mine[name]}
     if not applied:
         return None
     theta = {name: event["theta"] for name, event in applied.items()}
     for name in honest:  # a node that caught up says which theta it found at a later round's start
-        for event in events[name]:
+        for event in events.get(name, ()):
             if event["event"] == "caught_up" and event["round"] == index + 1:
                 theta.setdefault(name, event["theta"])
     validators = [m.name for m in network.honest if m.role == "validator"]
@@ -95,11 +110,15 @@ def _seconds(honest: Iterable[Member], mine: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _weights(network: Network) -> dict[str, float]:
-    """Each hotkey's share of the validators' weights as they stand on chain, averaged over the validators."""
+    """Each hotkey's share of the validators' weights as they stand on chain, averaged over the validators; empty when
+    the chain does not answer (any more)."""
     from chain.adapter import open_chain
     from protocol.types import hotkey
 
-    chain = open_chain(network.devnet.url, NETUID, None)
+    try:
+        chain = open_chain(network.devnet.url, NETUID, None, call_timeout_seconds=CALL_SECONDS)
+    except (ChainError, ConfigError):
+        return {}
     try:
         block = chain.finalized().block
         peers = chain.peers(block)

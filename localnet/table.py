@@ -1,11 +1,19 @@
-"""What a person sees of a local network: one line for each step of the build-up, one row for each round."""
+"""What a person sees of a local network: one line for each step of the build-up, one row for each round.
+
+Text is shown as it is: no name, path or reason is read as markup.
+"""
 
 import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, Any
 
+from rich import box
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table as Grid
+from rich.text import Text
 
 from localnet.network import BLOCK_SECONDS, Member, Network, address
 from localnet.processes import Child
@@ -13,39 +21,52 @@ from localnet.report import PHASES, round_report
 from protocol.errors import ConfigError
 
 POLL_SECONDS = 0.25
+INDENT = 8
+MIN_NAMES_WIDTH = 24
 
 
 class Table:
     """Rows are printed as rounds end: they stay on the screen and in a log alike."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self._console = Console(file=stream, highlight=False)
+        self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
         self._began = time.monotonic()
         self._rows = 0
 
-    def say(self, line: str) -> None:
+    def say(self, line: str, style: str = "") -> None:
         """One step, with the seconds since the start."""
-        self._console.print(f"[dim]{time.monotonic() - self._began:6.1f} s[/dim]  {line}")
+        self._print(Text.assemble((f"{time.monotonic() - self._began:6.1f} s  ", "dim"), (line, style)))
+
+    def status(self, line: str) -> AbstractContextManager[Status]:
+        """A line below all others that shows that something is going on; on terminals only."""
+        return self._console.status(Text(line))
 
     def follow(self, network: Network, stall_rounds: float) -> None:
         """Show rounds until every honest node has played all of them. Raises ConfigError when the network is stuck."""
         names = {address(member): member.name for member in network.members.values()}
-        clock = network.spec.clock
-        patience = stall_rounds * clock.round_blocks * BLOCK_SECONDS + 30
+        round_seconds = network.spec.clock.round_blocks * BLOCK_SECONDS
+        patience = stall_rounds * round_seconds + 30
         moved = time.monotonic()
-        with self._console.status("") as status:
-            while self._rows < network.plan.rounds:
+        with self.status("round 0") as status:
+            while True:
                 restarts = _restarts(network.processes.children.values())
-                dead = network.processes.watch()
+                dead = network.watch()
                 for name, count in _restarts(network.processes.children.values()).items():
                     if count != restarts[name]:
-                        self.say(f"[yellow]{name} died and was started again[/yellow]")
+                        self.say(f"{name} died and was started again", "yellow")
                 if dead:
                     raise ConfigError(f"{dead[0]} ended for good:\n{network.processes.last_lines(dead[0])}")
                 if self._show_finished(network, names):
                     moved = time.monotonic()
+                if self._rows == network.plan.rounds:
+                    return
                 waited = time.monotonic() - moved
-                status.update(f"round {self._rows}: {waited:.0f} of about {clock.round_blocks * BLOCK_SECONDS:.0f} s")
+                status.update(
+                    Text(
+                        f"round {self._rows}, {self._rows} of {network.plan.rounds} done: {waited:.0f} s of about "
+                        f"{round_seconds:.0f}"
+                    )
+                )
                 if waited > patience:
                     raise ConfigError(
                         f"round {self._rows} did not end within {patience:.0f} s: see the logs in "
@@ -54,65 +75,101 @@ class Table:
                 time.sleep(POLL_SECONDS)
 
     def _show_finished(self, network: Network, names: dict[str, str]) -> bool:
-        """Print the next round's row when all honest nodes have its result; True when it was printed."""
-        events = {name: network.events(member) for name, member in network.members.items()}
-        for member in network.honest:
-            if not _has_passed(member, events[member.name], self._rows):
-                return False
-        row = round_report(network, events, self._rows)
-        if row is None:
+        """Print the next round's row when all honest nodes have its result; True when they have."""
+        index = self._rows
+        if not all(_has_passed(member, network.events(member), index) for member in network.honest):
             return False
-        if self._rows == 0:
-            self._print(
-                f"[bold]{'round':>5}{'loss':>8}{''.join(f'{p:>10}' for p in PHASES)}   contributing | not[/bold]"
-            )
-        self._print(_line(row, names))
+        row = round_report(network, {name: network.events(m) for name, m in network.members.items()}, index)
+        if index == 0:
+            self._row(Text(_header(), "bold"), Text("contributing | not", "bold"))
+        if row is None:
+            self.say(f"round {index}: every node was brought past it by catch-up", "yellow")
+        else:
+            self._row(_numbers(row), _who(row, names))
         self._rows += 1
         return True
 
-    def _print(self, line: str) -> None:
-        # Never wrapped: a narrow terminal shows long lines folded, a log keeps them greppable.
+    def _row(self, left: Text, right: Text) -> None:
+        """A row: in a file one line; on a terminal names that do not fit beside the numbers stand below them."""
+        width = self._console.width
+        if not self._console.is_terminal or len(left) + len(right) <= width:
+            self._print(Text.assemble(left, right))
+            return
+        self._print(left)
+        for line in right.wrap(self._console, max(MIN_NAMES_WIDTH, width - INDENT)):
+            line.rstrip()
+            self._print(Text.assemble(" " * INDENT, line))
+
+    def _print(self, line: Text) -> None:
+        # Never wrapped by us: a narrow terminal shows long lines folded, a log keeps them greppable.
         self._console.print(line, soft_wrap=True)
 
     def close(self, report: dict[str, Any], folder: Path) -> None:
         """The result, and where everything is."""
         summary = report["summary"]
-        grid = Grid(title="peers", title_justify="left")
-        for column in ("name", "fault", "rounds contributed", "weight"):
-            grid.add_column(column)
+        grid = Grid(box=box.SIMPLE, pad_edge=False, show_edge=False)
+        grid.add_column("miner", no_wrap=True)
+        grid.add_column("fault", no_wrap=True)
+        grid.add_column("contributed", justify="right")
+        grid.add_column("weight", justify="right")
+        rounds = len(report["rounds"])
         for peer in report["peers"].values():
-            grid.add_row(peer["name"], peer["fault"] or "", str(peer["contributed"]), f"{peer['weight']:.3f}")
+            share = f"{peer['contributed']} of {rounds}"
+            grid.add_row(Text(peer["name"]), Text(peer["fault"] or ""), share, f"{peer['weight']:.3f}")
+        self._print(Text())
         self._console.print(grid)
-        same = "all replicas identical" if summary["replicas_identical"] else "[red]replicas differ[/red]"
-        loss = ""
+        self._print(Text())
         if summary["loss_first"] is not None:
-            loss = f"held-out loss {summary['loss_first']:.2f} -> {summary['loss_last']:.2f}, "
+            self._print(Text(f"held-out loss {summary['loss_first']:.2f} -> {summary['loss_last']:.2f} nats a token"))
+        same = summary["replicas_identical"]
         self._print(
-            f"{loss}{same}, {summary['void_rounds']} void rounds, payloads {summary['payload_ratio']:.0f} times "
-            "smaller than dense fp32"
+            Text.assemble(
+                ("all replicas identical" if same else "REPLICAS DIFFER", "green" if same else "red"),
+                f", {summary['void_rounds']} of {rounds} rounds void, {summary['wall_seconds']:.0f} s in all",
+            )
         )
-        self._print(f"report: {folder / 'report.json'}   logs: {folder / 'logs'}   events: {folder / 'nodes'}")
+        self._print(Text(f"a payload is {summary['payload_ratio']:.0f} times smaller than the model in fp32"))
+        self._print(Text(f"report {folder / 'report.json'}"))
+        self._print(Text(f"logs   {folder / 'logs'}"))
+        self._print(Text(f"events {folder / 'nodes'}"))
 
 
 def _has_passed(member: Member, events: list[dict[str, Any]], index: int) -> bool:
-    """Whether the node stands beyond the round; a validator has also measured the loss, unless it was down."""
-    passed = any(e["event"] in ("applied", "caught_up") and e["round"] >= index for e in events)
+    """Whether the node stands beyond the round; a validator has also measured the loss, unless it was down.
+
+    `caught_up` names the round at whose start the node stands: that one still lies before it."""
+    passed = any(
+        e["round"] >= index if e["event"] == "applied" else e["event"] == "caught_up" and e["round"] > index
+        for e in events
+    )
     if member.role != "validator":
         return passed
-    return passed and any(e["event"] == "held_out" and e["round"] >= index for e in events)
+    judged = any(e["event"] == "checked" and e["round"] == index for e in events)
+    measured = any(e["event"] == "held_out" and e["round"] >= index for e in events)
+    return passed and (measured or not judged)
 
 
-def _restarts(children: "Any") -> dict[str, int]:
-    return {child.name: child.restarts for child in children if isinstance(child, Child)}
+def _restarts(children: Iterable[Child]) -> dict[str, int]:
+    return {child.name: child.restarts for child in children}
 
 
-def _line(row: dict[str, Any], names: dict[str, str]) -> str:
-    """One round as one line: what was learned, how long each phase took, who contributed and who did not, and why."""
-    out = {names.get(peer, peer): reason for peer, reason in {**row["standing"], **row["rejected"]}.items()}
-    contributing = ", ".join(sorted(names.get(peer, peer) for peer in row["contributing"]))
+def _header() -> str:
+    return f"{'round':>5}{'loss':>8}{''.join(f'{phase:>9}' for phase in PHASES)}   "
+
+
+def _numbers(row: dict[str, Any]) -> Text:
+    """What was learned and how long each phase took."""
     loss = f"{row['val_loss']:.3f}" if row["val_loss"] is not None else "-"
     seconds = (row["seconds"][phase] for phase in PHASES)
-    phases = "".join(f"{'-' if value is None else f'{value:.2f} s':>10}" for value in seconds)
-    who = "[red]void[/red]" if row["void"] else contributing
-    why = "; ".join(f"{name} [yellow]{reason}[/yellow]" for name, reason in sorted(out.items()))
-    return f"{row['round']:>5}{loss:>8}{phases}   {who}{' | ' + why if why else ''}"
+    phases = "".join(f"{'-' if value is None else f'{value:.2f} s':>9}" for value in seconds)
+    return Text(f"{row['round']:>5}{loss:>8}{phases}   ")
+
+
+def _who(row: dict[str, Any], names: dict[str, str]) -> Text:
+    """Who contributed and who did not, and why."""
+    out = {names.get(peer, peer): reason for peer, reason in {**row["standing"], **row["rejected"]}.items()}
+    who = ("void", "red") if row["void"] else ", ".join(sorted(names.get(peer, peer) for peer in row["contributing"]))
+    text = Text.assemble(who, " |" if out else "")
+    for number, (name, reason) in enumerate(sorted(out.items())):
+        text.append(f"{';' if number else ''} {name} ").append(reason, "yellow")
+    return text

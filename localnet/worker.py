@@ -203,7 +203,8 @@ class _Rehearsal:
 
         spec = self.spec
         context = spec.model.context
-        count = len(self.doors.chain.peers(self.doors.chain.finalized().block))
+        registered = self.doors.chain.peers(self.doors.chain.finalized().block)
+        count = sum(not peer.validates and peer.id != spec.owner_id for peer in registered)
         mine = self.updates[self.doors.signer.peer]
         scales = (1.0,) * len(spec.layout.tensors)
         peers = min(count, spec.gauntlet.evaluations)

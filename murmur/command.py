@@ -1,13 +1,27 @@
 """The console command `murmur`: one table of subcommands. Only the chosen one is imported, so that help is instant."""
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, MurmurError
+
+OPERATORS_FAULTS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOENT,
+    errno.EEXIST,
+    errno.ENOTDIR,
+    errno.EISDIR,
+}
+"""What the system refuses because of a path that somebody gave us; every other OSError is a bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +40,8 @@ SUBCOMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse, import the subcommand, run it; the exit status."""
+    """Parse, import the subcommand, run it; the exit status: 2 for what the operator has to fix, 1 for what went wrong
+    outside, 130 when stopped on request. Bugs crash with a traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="murmur",
@@ -48,6 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return runs[options.subcommand](options)
     except ConfigError as fault:
         print(fault, file=sys.stderr)  # noqa: T201
+        return 2
+    except MurmurError as fault:
+        print(f"stopped: {fault}", file=sys.stderr)  # noqa: T201
+        return 1
+    except OSError as fault:
+        if fault.errno not in OPERATORS_FAULTS or fault.filename is None:
+            raise
+        print(f"cannot use {fault.filename}: {fault.strerror}", file=sys.stderr)  # noqa: T201
         return 2
     except KeyboardInterrupt:
         return 130

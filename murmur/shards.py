@@ -4,6 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from protocol.errors import ConfigError
+
 PROGRESS_BYTES = 1_000_000
 
 
@@ -27,6 +29,8 @@ def run(options: argparse.Namespace) -> int:
     """Build and print the index's digest, which the run spec names."""
     from training.shards import build
 
+    if options.limit_bytes is not None and options.limit_bytes < 1:
+        raise ConfigError(f"--limit-bytes is {options.limit_bytes}, expected at least 1")
     shown = 0
 
     def progress(num_bytes: int) -> None:
@@ -36,14 +40,16 @@ def run(options: argparse.Namespace) -> int:
             sys.stderr.write(f"\r{num_bytes / 1e6:.0f} MB of text")
             sys.stderr.flush()
 
-    digest = build(
-        options.source,
-        options.out,
-        limit_bytes=options.limit_bytes,
-        held_out_fraction=options.held_out,
-        tokenizer=options.tokenizer,
-        on_document=progress,
-    )
-    sys.stderr.write("\n" if shown else "")
+    try:
+        digest = build(
+            options.source,
+            options.out,
+            limit_bytes=options.limit_bytes,
+            held_out_fraction=options.held_out,
+            tokenizer=options.tokenizer,
+            on_document=progress,
+        )
+    finally:
+        sys.stderr.write("\n" if shown else "")
     sys.stdout.write(f"{digest.hex()}\n")
     return 0

@@ -81,7 +81,7 @@ class Validator:
         checked = self.check(round, gathered)
         ranking = self.rank(round, checked)
         self.copy(round, gathered, ranking)
-        self.lead(round, ranking, at_commit)
+        self.lead(round, ranking, at_commit, gathered, checked)
         self.attest(round, gathered, checked)
         evaluations = self.evaluate(round, checked, ranking, at_commit)
         decision = self.decision(round)
@@ -267,7 +267,14 @@ class Validator:
                     break
         node.events.emit("mirrored", round, copies=len(self.mirrored), seconds={"mirror": round_seconds(watch.seconds)})
 
-    def lead(self, round: int, ranking: "Ranking", at_commit: Sequence[Peer]) -> None:
+    def lead(
+        self,
+        round: int,
+        ranking: "Ranking",
+        at_commit: Sequence[Peer],
+        gathered: "Sequence[Gathered]",
+        checked: "Checked",
+    ) -> None:
         """In our leader slot, if we have one: post the record, unless a valid one stands already."""
         from loguru import logger
 
@@ -281,7 +288,7 @@ class Validator:
         slot = order.index(node.me)
         first, last = clock.slot(round, slot)
         node.wait_for(first - 1, f"our leader slot of round {round}")
-        if slot > 0 and self.valid_so_far(round, slot) is not None:
+        if slot > 0 and self.agrees_so_far(round, slot, gathered, checked):
             return
         held = [p for p in ranking.contributing if p in self.mirrored and self.holds(p)]
         if not held:
@@ -315,10 +322,15 @@ class Validator:
         assert isinstance(copied, Copied)
         return self.mirror.holds(copied, timeout_seconds=self.node.transfer_seconds(1))
 
-    def valid_so_far(self, round: int, slots: int) -> "Agreed | None":
-        """The agreement as the first `slots` slots and the newest final block give it, None while it is void."""
+    def agrees_so_far(self, round: int, slots: int, gathered: "Sequence[Gathered]", checked: "Checked") -> bool:
+        """Whether a record of the first `slots` slots is valid, by the newest final block, and we can stand by it. One
+        with another theta is valid only until the others have said theirs: then there has to be a record after it."""
         decision = self.node.provisional_selection(round, slots)
-        return decision if decision.selection is not None else None
+        selection, author = decision.selection, decision.author
+        if selection is None or author is None or selection.theta != self.node.replica.digest():
+            return False
+        by = self.node.clock.slot(round, slots)[1]
+        return self.stands(round, selection, author, gathered, checked, by=by)
 
     def attest(self, round: int, gathered: "Sequence[Gathered]", checked: "Checked") -> None:
         """After the last slot: say which theta we hold, and veto records whose bytes break a rule or cannot be had from
@@ -332,7 +344,8 @@ class Validator:
         vetoed: list[int] = []
         if decision.selection is not None and decision.slot is not None and decision.author != node.me:
             assert decision.author is not None
-            if not self.stands(round, decision.selection, decision.author, gathered, checked):
+            by = clock.attest_by(round)
+            if not self.stands(round, decision.selection, decision.author, gathered, checked, by=by):
                 vetoed.append(decision.slot)
         me = node.registered()
         slot = me.slot if me is not None else None
@@ -350,9 +363,14 @@ class Validator:
         author: PeerId,
         gathered: "Sequence[Gathered]",
         checked: "Checked",
+        *,
+        by: int,
     ) -> bool:
         """Whether everybody whom a record names passes: with the bytes that we have, or else with those that its leader
-        mirrors. A peer that served only the leader can so be repaired, and does not cost the round."""
+        mirrors. A peer that served only the leader can so be repaired, and does not cost the round.
+
+        `by`: the block by which the answer is needed.
+        """
         from dataclasses import replace
 
         from node.payloads import MAX_THREADS, Sources
@@ -367,7 +385,7 @@ class Validator:
         if opener is None:
             return False
         run, size = node.run.id, node.run.first.object_bytes
-        patience = node.seconds_until(node.clock.attest_by(round)) / 4
+        patience = node.seconds_until(by) / 4
         payloads = gather(
             [
                 Wanted(peer, (Source(opener, keys.mirror(run, round, peer)),), size, matches(envelope))

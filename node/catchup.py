@@ -180,8 +180,8 @@ def _fetcher(node: "Node", bucket: Bucket) -> Fetch:
 
 
 def _starts(node: "Node", newest: int, sources: Sources) -> Iterator[Start]:
-    """Candidate starting points, best first: our own state while it is fresh (the payloads since are less than a model),
-    checkpoints from the newest on, our own older state, genesis. Each is made only when those before it have failed."""
+    """Candidate starting points, best first: our own state while it is fresh (the payloads since are fewer bytes than a
+    model), checkpoints from the newest on, our own older state, genesis. Each only when those before it have failed."""
     saved = node.saved
     own = Start(saved.round, saved.link, saved.consensus, "our own state")
     fresh = saved.round <= newest <= saved.round + node.run.first.checkpoint_rounds

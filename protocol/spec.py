@@ -229,6 +229,14 @@ class RunSpec(_Table):
             )
         if clock.attest + clock.finality_blocks >= clock.round_blocks + clock.commit:
             raise ValueError("clock: a round's statements are not final before the next round's commit window closes")
+        lag = clock.finality_blocks
+        if clock.reveal - clock.commit < 2 or min(clock.leader_slot, clock.attest - slots_end) <= lag:
+            raise ValueError(
+                "clock: keys are published once the block after commit is final, statements once the block before "
+                f"their window is: needs reveal - commit >= 2 (got {clock.reveal - clock.commit}), and leader_slot "
+                f"({clock.leader_slot}) and attest - end of the leader slots ({clock.attest - slots_end}) above "
+                f"finality_blocks ({lag})"
+            )
         if clock.start_block < PAGE_LEAD_BLOCKS:
             raise ValueError(f"clock: start_block must be at least {PAGE_LEAD_BLOCKS}, whose hash assigns pages")
         if clock.round_blocks * POSTS_PER_EPOCH < clock.tempo:
@@ -342,10 +350,11 @@ def _build(table: Mapping[str, Any], source: str) -> RunSpec:
 
 
 def fault_lines(fault: ValidationError) -> str:
-    """One indented line per fault: where, what is wrong. Input values are left out: they may be secrets."""
+    """One indented line per fault: where, what is wrong. Input values are left out: they may be secrets. Names of
+    fields may be a stranger's: they are shown, but never as line breaks or control characters."""
     lines = []
     for error in fault.errors(include_url=False, include_context=False, include_input=False):
-        where = ".".join(str(part) for part in error["loc"]) or "(whole)"
+        where = ".".join(ascii(str(part)[:80])[1:-1] for part in error["loc"]) or "(whole)"
         lines.append(f"  {where}: {error['msg'].removeprefix('Value error, ')}")
     return "\n".join(lines)
 

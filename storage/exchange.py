@@ -19,10 +19,11 @@ from protocol.ports import Bucket
 from protocol.types import PeerId
 from storage.resume import download_to
 from storage.s3 import PART_BYTES, RangedBucket
-from storage.transport import seconds_until
+from storage.transport import deadline, seconds_until
 
 _PUBLISH_WAIT_SECONDS = 0.2
 _PUBLISH_WAIT_MAX_SECONDS = 10.0
+_SOURCES_PLANNED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +147,14 @@ class _Gathering:
                     self._changed.notify_all()
 
     def _fetch(self, item: Wanted, seconds: float) -> tuple[bytes | Fault, bool]:
-        """Try the sources in order; each may use an equal part of the time that is left. Also tells whether one of
-        them ran out of its part, so that more time might still bring the object."""
+        """Try the sources in order; each may use a third of the time that is left, the last two all of it. Equal parts
+        would leave the owner's bucket a sixtieth beside sixty mirrors, too little for any large object. Also tells
+        whether one of them ran out of its part, so that more time might still bring the object."""
         until = time.monotonic() + seconds
         faults: list[Fault] = []
         cut_short = False
         for index, source in enumerate(item.sources):
-            share = seconds_until(until) / (len(item.sources) - index)
+            share = seconds_until(until) / min(_SOURCES_PLANNED, len(item.sources) - index)
             began = time.monotonic()
             found = self._fetch_from(source, item, share)
             if not isinstance(found, Fault):
@@ -162,12 +164,14 @@ class _Gathering:
         return faults[0] if faults else Fault("missing", "no source is known"), cut_short
 
     def _fetch_from(self, source: Source, item: Wanted, seconds: float) -> bytes | Fault:
+        until = time.monotonic() + seconds
         try:
-            bucket = source.open()
+            with deadline(seconds):  # opening resolves a stranger's host name
+                bucket = source.open()
         except (ConfigError, StorageError) as error:
             return Fault("unavailable", str(error))
         try:
-            data = self._read(bucket, source.key, item, seconds)
+            data = self._read(bucket, source.key, item, seconds_until(until))
         except ObjectMissing as error:
             return Fault("missing", str(error))
         except ObjectTooLarge as error:

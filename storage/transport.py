@@ -20,6 +20,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -32,6 +33,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
 CONNECT_SECONDS = 5.0
+RESOLVE_SECONDS = 10.0
 READ_SECONDS = 30.0
 MAX_POOL_CONNECTIONS = 32
 WHOLE_BODY_BYTES = 1 << 20
@@ -165,10 +167,41 @@ def is_public(address: str) -> bool:
     return ip.is_global and not (ip.is_multicast or ip.is_reserved)
 
 
+_lookups: "dict[tuple[str, int], Future[list[Any]]]" = {}
+_lookups_lock = threading.Lock()
+
+
 def resolve(host: str, port: int) -> list[tuple[int, str, tuple[Any, ...]]]:
-    """(family, IP address, socket address) of every address of a host name."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [(int(family), str(where[0]), tuple(where)) for family, _, _, _, where in found]
+    """(family, IP address, socket address) of every address of a host name. OSError, or UnicodeError for a bad name.
+
+    getaddrinfo knows no time-out, and a stranger's name server may let it hang. So it runs beside; whoever asks for the
+    same name meanwhile waits for the same lookup, so that a name holds on to one thread at most.
+    """
+    name = host, port
+    with _lookups_lock:
+        lookup = _lookups.get(name)
+        if lookup is None:
+            lookup = _lookups[name] = Future()
+            threading.Thread(target=_look_up, args=(name, lookup), name="resolve", daemon=True).start()
+    until = current_deadline()
+    left = RESOLVE_SECONDS if until is None else min(RESOLVE_SECONDS, seconds_until(until))
+    return [(int(family), str(where[0]), tuple(where)) for family, _, _, _, where in lookup.result(left)]
+
+
+def _look_up(name: tuple[str, int], lookup: "Future[list[Any]]") -> None:
+    try:
+        found = socket.getaddrinfo(*name, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        _done(name)
+        lookup.set_exception(error)
+    else:
+        _done(name)
+        lookup.set_result(found)
+
+
+def _done(name: tuple[str, int]) -> None:
+    with _lookups_lock:
+        del _lookups[name]
 
 
 def _connect(host: str, port: int, public_only: bool) -> _Socket:

@@ -1,7 +1,7 @@
 """A whole network in one process: real nodes in threads, over the fake chain and the fake store.
 
-Blocks are made as soon as every node waits for one, and otherwise every `BUSY_SECONDS`: rounds take as long as their
-work, on any machine. Between two `run_until` no blocks are made, so a test can look around and change things.
+A block is made when every node waits for one: rounds take as long as their work, on any machine, and nobody is late
+because a machine is busy. Between two `run_until` no blocks are made, so a test can look around and change things.
 """
 
 import threading
@@ -37,7 +37,10 @@ from training import checkpoint, shards
 from training.replica import Replica, genesis_theta
 from training.shards import Shards
 
-BUSY_SECONDS = 0.12
+PLANNED_SECONDS = 0.12
+"""What the spec says of a block; time-outs follow from it."""
+BUSY_SECONDS = 3.0
+"""A node that works longer than this without waiting for a block is not waited for."""
 START_BLOCK = 12
 TIME_OUT = 40.0
 OWNER = FakeSigner("owner")
@@ -110,7 +113,7 @@ def small_spec(data: Shards, genesis: Digest, world: FakeWorld, **gauntlet: Any)
             "attest": attest,
             "finality_blocks": lag,
             "tempo": 100,
-            "block_seconds": BUSY_SECONDS,
+            "block_seconds": PLANNED_SECONDS,
         },
         "gauntlet": {**rules, **gauntlet},
     }
@@ -151,7 +154,7 @@ class PacedChain(FakeChain):
     def wait(self, block: int, timeout_seconds: float) -> Header:
         self._alive()
         until = time.monotonic() + timeout_seconds
-        with self._network.waiting():
+        with self._network.waiting(block + self.world.finality_lag):
             # Short turns: a node that waits in vain can still be killed.
             while True:
                 try:
@@ -220,6 +223,20 @@ class Member:
         return next(e["contributing"] for e in self.events("applied") if e["round"] == round)
 
 
+NETWORKS: "dict[int, FakeNetwork]" = {}
+"""By the node's thread."""
+
+
+class NodeTime:
+    """The module `time` as nodes see it."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    @staticmethod
+    def sleep(seconds: float) -> None:
+        NETWORKS[threading.get_ident()].sleep(seconds)
+
+
 class FakeNetwork:
     """The network. `miners` and `validators` (name -> stake) are registered at once and started with `start`."""
 
@@ -244,8 +261,8 @@ class FakeNetwork:
         self.members: dict[str, Member] = {}
         self.refused: set[str] = set()
         """Names of buckets whose pointers may not be followed."""
-        self._idle = 0
-        self._lock = threading.Lock()
+        self.busy_seconds = BUSY_SECONDS
+        self._waits: dict[int, int] = {}
         stakes = {"validator": 100} if validators is None else validators
         self._owner_bucket = self.store.bucket("owner", reader="owner")
         opened = Shards.open(data)
@@ -324,6 +341,7 @@ class FakeNetwork:
             member.thread.start()
 
     def _live(self, member: Member, role: Callable[[Node, Shards], Program] | None) -> None:
+        NETWORKS[threading.get_ident()] = self
         try:
             member.store = StateStore(member.home, self.run.id)
             node = self._node(member, member.store)
@@ -372,15 +390,25 @@ class FakeNetwork:
     # --- time --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Inside, the calling node can do nothing before the next block."""
-        with self._lock:
-            self._idle += 1
+    def waiting(self, block: int | None = None) -> Iterator[None]:
+        """Inside, the calling node has nothing to do before this block (default: the next) is made."""
+        thread = threading.get_ident()
+        self._waits[thread] = self.world.head + 1 if block is None else block
         try:
             yield
         finally:
-            with self._lock:
-                self._idle -= 1
+            del self._waits[thread]
+
+    @property
+    def _idle(self) -> int:
+        """Nodes that wait for a block which is not there yet. One that has its block and was not woken yet works."""
+        head = self.world.head
+        return sum(block > head for block in list(self._waits.values()))
+
+    def sleep(self, seconds: float) -> None:
+        """A node's pause between two looks at something: it looks at least once a block."""
+        with self.waiting():
+            time.sleep(seconds)
 
     def run_blocks(self, done: Callable[[], bool], time_out: float = TIME_OUT, *, expected: bool = False) -> None:
         """Make blocks until `done`. A node that fails on its own fails the test, with its error, unless `expected`."""
@@ -397,8 +425,7 @@ class FakeNetwork:
             self.world._running = False
 
     def _next_block(self) -> None:
-        busy_until = time.monotonic() + BUSY_SECONDS
-        time.sleep(0.001)
+        busy_until = time.monotonic() + self.busy_seconds
         while time.monotonic() < busy_until and self._idle < len(self.alive):
             time.sleep(0.001)
         self.world.step()
@@ -457,6 +484,8 @@ def networks(
     monkeypatch.setattr(validators, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(miners, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(nodes, "STALL_SECONDS", 0.02)
+    for module in (nodes, miners, validators):
+        monkeypatch.setattr(module, "time", NodeTime)
     made: list[FakeNetwork] = []
 
     def make(**options: Any) -> FakeNetwork:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gauntlet.average import NOTHING, Average
 from gauntlet.book import PeerRecord, RoundOutcome, ScoreBook, eligible, fold, from_json, to_json
 from gauntlet.loss import Evaluation
-from gauntlet.proof import floor, gap, usual
+from gauntlet.proof import LARGEST_GAP, floor, gap, usual
 from gauntlet.rating import Rating
 from gauntlet.selection import peer_score, select
 from gauntlet.sketch import sketch
@@ -65,6 +65,18 @@ def test_a_peer_that_trains_on_other_pages_is_out_within_ten_evaluations():
     assert still_in <= 0.1 * 40 * 4
     left_out = sum(place not in chosen for sets in runs for chosen in sets[10:] for place in range(4))
     assert left_out <= 0.02 * 40 * 4 * 4
+
+
+def test_no_proof_exceeds_the_largest_gap_when_the_honest_gap_has_just_passed_zero():
+    # Two opening rounds in which the honest gap is noise below zero and one peer shows a large one.
+    peers = [peer_id(i) for i in range(5)]
+    book = ScoreBook()
+    for round, (honest, loud) in enumerate([(-0.010, 0.3), (-0.008, 0.3), (0.009, 0.009), (0.012, 0.012)]):
+        scores = {peer: evaluation(0.1, loud if peer == peers[0] else honest) for peer in peers}
+        book = fold(book, RoundOutcome(round, checked(peers), scores), SPEC)
+    record = book.peers[peers[0]]
+    assert record.units.value > 0
+    assert record.proof == LARGEST_GAP
 
 
 def test_a_peer_that_turns_lazy_goes_and_comes_back_after_honest_work():

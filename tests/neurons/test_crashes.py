@@ -43,8 +43,8 @@ def dead(network: FakeNetwork, *names: str) -> None:
 
 
 def test_a_miner_killed_before_it_has_committed_finishes_the_round_with_the_saved_bytes(networks: Networks) -> None:
-    network = networks(miners=4, contributors=4)
-    network.start("validator", "miner-4")
+    network = networks(miners=3)
+    network.start("validator")
     network.start("miner-1", role=killed(Miner, "seal", 1))
     network.start("miner-2", role=killed(Miner, "publish", 1))
     network.start("miner-3", role=killed(Miner, "commit", 1))
@@ -63,14 +63,14 @@ def test_a_miner_killed_before_it_has_committed_finishes_the_round_with_the_save
     network.run_until(2)
     for name in ("miner-2", "miner-3"):
         assert network.store.buckets[name][payload].data == left[name]
-    everyone = [hotkey(network[f"miner-{number}"].peer) for number in (1, 2, 3, 4)]
+    everyone = [hotkey(network[f"miner-{number}"].peer) for number in (1, 2, 3)]
     assert sorted(network["validator"].contributing(1)) == sorted(everyone)
     network.assert_agreement()
 
 
 def test_a_miner_killed_after_it_has_committed_still_reveals_its_key(networks: Networks) -> None:
-    network = networks(miners=3)
-    network.start("validator", "miner-3")
+    network = networks(miners=2)
+    network.start("validator")
     network.start("miner-1", role=killed(Miner, "commit", 1, after=True))
     network.start("miner-2", role=killed(Miner, "reveal", 1))
     dead(network, "miner-1", "miner-2")
@@ -80,7 +80,7 @@ def test_a_miner_killed_after_it_has_committed_still_reveals_its_key(networks: N
     reveal = keys.reveal(network.run.id, 1)
     network.wait_for(lambda: all(reveal in network.store.buckets[name] for name in ("miner-1", "miner-2")))
     network.run_until(2)
-    assert len(network["validator"].contributing(1)) == 3
+    assert len(network["validator"].contributing(1)) == 2
     network.assert_agreement()
 
 
@@ -94,11 +94,11 @@ def test_a_miner_killed_at_any_call_of_the_chain_resumes(networks: Networks) -> 
         network.start("miner-2")
         network.run_blocks(lambda: not miner.alive)
         lives += 1
-        if network["validator"].round >= 4:
+        if network["validator"].round >= 3:
             break
     miner.calls_left = None
     network.start("miner-2")
-    network.run_until(network["validator"].round + 2)
+    network.run_until(network["validator"].round + 1)
     assert lives > 5
     assert network["validator"].voids() == []
     network.assert_agreement()
@@ -130,20 +130,20 @@ def test_a_validator_killed_in_a_round_keeps_every_rating_and_folds_no_round_twi
             books.append(to_json(self.book))
 
     network.start("validator", role=Watched)
-    network.run_until(4)
+    network.run_until(3)
     assert books == [before]
     network.assert_agreement()
     assert network["validator"].voids() == []
     program = network["validator"].program
     assert isinstance(program, Validator)
-    known = {round for round in range(4) if round <= folded or round >= 2}
+    known = {round for round in range(3) if round <= folded or round >= 2}
     for record in program.book.peers.values():
         assert record.evaluations == record.contributed == len(known)
     # The record of the round that broke off is there for joiners.
     links = [keys.statement(network.run.id, network["miner-1"].node.saved.link)]
     assert all(link in network.store.buckets["validator"] for link in links)
     stored = [key for key in network.store.buckets["validator"] if "/statement/" in key]
-    assert len(stored) == 4
+    assert len(stored) == 3
 
 
 def test_what_a_dead_validator_saved_parses_as_its_book(networks: Networks) -> None:
@@ -160,14 +160,14 @@ def test_what_a_dead_validator_saved_parses_as_its_book(networks: Networks) -> N
 
 
 def test_the_only_validator_comes_back_after_an_outage_longer_than_the_chain_remembers(networks: Networks) -> None:
-    network = networks(keep_blocks=70)
+    network = networks(miners=1, keep_blocks=45)
     network.start()
     network.run_until(2)
     network.kill("validator")
-    network.run_until(6)
+    network.run_until(5)
     network.start("validator")
-    network.run_until(8)
+    network.run_until(7)
     thetas = network.assert_agreement()
-    assert set(range(3, 6)) <= set(network["miner-1"].voids())
-    assert 7 not in network["miner-1"].voids()
-    assert thetas[7] != thetas[5]
+    assert {2, 3, 4} <= set(network["miner-1"].voids())
+    assert 6 not in network["miner-1"].voids()
+    assert thetas[6] != thetas[4]

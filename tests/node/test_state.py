@@ -173,12 +173,16 @@ def test_a_damaged_page_is_told_with_what_to_do(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4096:] = b"\xff" * (len(data) - 4096)
     path.write_bytes(data)
-    again = None
     with pytest.raises(CheckpointCorrupt, match="catches up"):
-        again = StateStore(tmp_path, RUN)
-        again.load()
-    if again is not None:
-        again.close()
+        load_once(tmp_path)
+
+
+def load_once(home: Path) -> None:
+    store = StateStore(home, RUN)
+    try:
+        store.load()
+    finally:
+        store.close()
 
 
 @pytest.mark.parametrize("value", ["", "{}", "[]", "null", '{"round": 1}', "not json"])

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from protocol.errors import ConfigError, InvalidMessage
 from protocol.spec import Amendment, ModelSpec, Run, RunSpec, parse_amendment, parse_spec, parse_toml
+from protocol.types import Digest
 from tests.specs import to_toml, toy_spec, toy_table
 
 
@@ -70,6 +71,8 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("clock.attest", 40, "attest 40, round_blocks 40"),
     ("clock.leader_slots", 9, "clock.leader_slots: Input should be less than or equal to 8"),
     ("clock.finality_blocks", 24, "not final before the next round's commit window closes"),
+    ("clock.finality_blocks", 4, "leader_slot (4) and attest - end of the leader slots (4) above finality_blocks (4)"),
+    ("clock.reveal", 21, "needs reveal - commit >= 2 (got 1)"),
     ("clock.start_block", 5, "start_block must be at least 6, whose hash assigns pages"),
     ("clock.tempo", 201, "too short for the chain's quota: an epoch of 201 blocks carries 5 rounds of statements"),
     ("clock.tempo", 201, "so at least 41 blocks are needed"),
@@ -105,6 +108,14 @@ def test_a_missing_field_is_named(field: str) -> None:
     del table[field]
     with pytest.raises(ConfigError, match=rf"\n  {field}: Field required"):
         parse_toml(to_toml(table), "toy.toml")
+
+
+def test_a_strangers_field_name_cannot_write_lines_of_its_own_into_our_log(run: Run) -> None:
+    table = json.loads(Amendment(previous=run.head.hex(), from_round=1).to_bytes()) | {"x\n12:00:00 INFO \x1b[2Jall": 1}
+    data = json.dumps(table, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    with pytest.raises(InvalidMessage) as caught:
+        parse_amendment(data, Digest(sha256(data).digest()))
+    assert str(caught.value).isprintable()
 
 
 def test_every_fault_has_its_own_line() -> None:

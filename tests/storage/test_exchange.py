@@ -1,8 +1,10 @@
 """Publish and gather: a peer's bucket hurts that peer alone, and only digests decide."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -11,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import AccessDenied, ConfigError, StorageError
-from protocol.types import PeerId
+from protocol.types import PeerId, Pointer
 from storage.exchange import Fault, Source, Wanted, gather, publish
-from storage.s3 import PART_BYTES, RangedBucket, open_bucket
+from storage.s3 import PART_BYTES, RangedBucket, open_bucket, open_pointer
 from tests.fakes.bucket import FakeBucket, FakeStore, Faults
 from tests.storage.hostile import hostile, response
 
@@ -252,3 +254,44 @@ def test_publish_does_not_insist_where_it_may_not_write() -> None:
     with pytest.raises(AccessDenied):
         publish(store.bucket("m1", read_only=True), "k", b"data", timeout_seconds=10)
     assert len(store.log) == 1
+
+
+def test_a_name_server_that_never_answers_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: object, **options: object) -> list[object]:
+        released.wait(30)
+        raise OSError("no such name")
+
+    released = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", never)
+    store = FakeStore()
+    wanted = []
+    for number in range(12):
+        put(store, f"m{number}", body(number))
+        wanted.append(stored(store, number, f"m{number}"))
+    for number in range(8):
+        pointer = Pointer(f"https://stalls-{number}.example", "bucket", "a", "s")
+        opener = partial(open_pointer, pointer, local=False)
+        wanted[number] = Wanted(peer(number), (Source(opener, "k"),), SIZE, bool)
+    found = gather(wanted, timeout_seconds=3, max_threads=2)
+    released.set()
+    assert [isinstance(found[peer(n)], bytes) for n in range(12)] == [False] * 8 + [True] * 4
+
+
+def test_many_mirrors_do_not_use_up_the_owners_time() -> None:
+    asked: list[float] = []
+
+    class Watched(FakeBucket):
+        def get(self, key: str, *, max_bytes: int, timeout_seconds: float, exact: bool = False) -> bytes:
+            asked.append(timeout_seconds)
+            raise StorageError("get: broken")
+
+    store = FakeStore()
+    bucket = Watched(store, "any", read_only=True, reader="")
+    found = gather(
+        [Wanted(peer(0), tuple(Source(lambda: bucket, "k") for _ in range(64)), SIZE, bool)],
+        timeout_seconds=6,
+        max_threads=1,
+    )
+    assert found == {peer(0): Fault("unavailable", "get: broken")}
+    assert len(asked) == 64
+    assert asked[0] > 1.5

@@ -1,0 +1,73 @@
+"""A network that never ran: members whose events files a test writes itself."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from localnet.network import Member, Network, Plan, address
+from localnet.processes import Processes
+from localnet.store import StoreReady
+from protocol.types import PeerId
+from tests.specs import toy_spec
+
+THETA = {round: f"{round + 1:02x}" * 32 for round in range(100)}
+
+
+class Synthetic:
+    """`network` as the report and the table see it, with a validator, two miners and a garbage miner."""
+
+    def __init__(self, folder: Path, rounds: int = 2, *, validators: int = 1) -> None:
+        (folder / "logs").mkdir(parents=True)
+        self.folder = folder
+        roles: dict[str, tuple[str, str | None]] = {
+            f"validator-{i + 1}": ("validator", None) for i in range(validators)
+        }
+        roles |= {"miner-1": ("miner", None), "miner-2": ("miner", None), "garbage-1": ("miner", "garbage")}
+        members = {}
+        for number, (name, (role, fault)) in enumerate(roles.items(), 1):
+            home = folder / "nodes" / name
+            home.mkdir(parents=True)
+            members[name] = Member(name, role, fault, home, home / "node.toml", PeerId(bytes([number]) * 32))
+        devnet: Any = SimpleNamespace(
+            url="ws://127.0.0.1:1",
+            process=SimpleNamespace(poll=lambda: None),
+            stop=lambda: self.stopped.append("devnet"),
+        )
+        self.stopped: list[str] = []
+        processes = Processes(folder / "logs", {})
+        plan = Plan(folder, rounds=rounds, miners=2, faults=("garbage",))
+        self.network = Network(plan, processes, devnet, cast(StoreReady, None), toy_spec(), members)
+
+    def hotkey(self, name: str) -> str:
+        return address(self.network.members[name])
+
+    def write(self, name: str, text: str) -> None:
+        with (self.folder / "nodes" / name / "events.jsonl").open("a") as file:
+            file.write(text)
+
+    def emit(self, name: str, event: str, round: int, **fields: Any) -> None:
+        self.write(name, json.dumps({"time": 1.0, "node": name, "event": event, "round": round, **fields}) + "\n")
+
+    def applied(
+        self, name: str, round: int, *, theta: str | None = None, void: bool = False, apply: float = 0.1
+    ) -> None:
+        contributing = [] if void else [self.hotkey("miner-1"), self.hotkey("miner-2")]
+        seconds = {"select": 0.01, "download": 0.02, "apply": apply}
+        theta = theta or THETA[round]
+        self.emit(name, "applied", round, void=void, contributing=contributing, theta=theta, seconds=seconds)
+
+    def judged(self, name: str, round: int, *, val_loss: float, **reasons: str) -> None:
+        rejected = {self.hotkey(peer.replace("_", "-")): reason for peer, reason in reasons.items()}
+        self.emit(name, "checked", round, active=3, passed=[], rejected=rejected, seconds={"check": 9.0})
+        self.emit(name, "ranked", round, contributing=[], standing={})
+        self.emit(name, "held_out", round, val_loss=val_loss)
+
+    def round(self, round: int, *, val_loss: float = 5.0) -> None:
+        """A round in which all went well."""
+        for name in self.network.members:
+            self.applied(name, round)
+        for number, name in enumerate(("miner-1", "miner-2"), 1):
+            self.emit(name, "trained", round, loss=4.0, tokens=100, seconds={"compute": float(number)})
+            self.emit(name, "published", round, payload_bytes=10, seconds={"upload": 0.5})
+        self.judged("validator-1", round, val_loss=val_loss, garbage_1="MALFORMED")

@@ -1,0 +1,77 @@
+"""Windows from measured seconds: every one long enough for what happens in it, and all of them a valid run spec."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localnet.calibration import MARGIN, merge, percentile_95, tempo, windows
+from protocol.spec import POSTS_PER_EPOCH
+from tests.specs import toy_spec
+
+PHASES = ("advance", "compute", "upload", "commit", "reveal", "check", "evaluate")
+SECONDS = st.lists(st.floats(min_value=1e-4, max_value=60.0), min_size=1, max_size=40)
+MEASURED = st.fixed_dictionaries(dict.fromkeys(PHASES, SECONDS))
+BLOCKS = st.sampled_from([0.1, 0.25, 1.0, 12.0])
+SLOTS = st.integers(1, 8)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300))
+def test_the_percentile_is_the_larger_neighbour(samples: list[float]) -> None:
+    assert percentile_95(samples) == np.percentile(samples, 95, method="inverted_cdf")
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=19))
+def test_of_few_samples_the_slowest_counts(samples: list[float]) -> None:
+    assert percentile_95(samples) == max(samples)
+
+
+@given(MEASURED, BLOCKS, SLOTS)
+def test_any_machine_gets_a_valid_spec(measured: dict[str, list[float]], block: float, slots: int) -> None:
+    clock = windows(measured, block, slots)
+    spec = toy_spec({f"clock.{name}": value for name, value in clock.items()} | {"clock.start_block": 100})
+    assert {name: getattr(spec.clock, name) for name in clock} == clock
+
+
+@given(MEASURED, BLOCKS, SLOTS)
+def test_every_window_is_four_times_what_happens_in_it(
+    measured: dict[str, list[float]], block: float, slots: int
+) -> None:
+    slow = {phase: percentile_95(seconds) for phase, seconds in measured.items()}
+    clock = windows(measured, block, slots)
+    long = {
+        "commit": clock["commit"] * block,
+        "reveal": (clock["reveal"] - clock["commit"]) * block,
+        "slot": clock["leader_slot"] * block,
+        "attest": (clock["attest"] - clock["reveal"] - slots * clock["leader_slot"]) * block,
+    }
+    close = 1 - 1e-9  # sums of floats
+    assert long["commit"] >= close * MARGIN * sum(slow[p] for p in ("advance", "compute", "upload", "commit"))
+    assert long["reveal"] >= close * MARGIN * slow["reveal"]
+    assert long["slot"] >= close * MARGIN * (slow["check"] + slow["commit"])
+    assert long["attest"] >= close * MARGIN * slow["commit"]
+    # Scores of a round have to be there before the next round's commitments are read.
+    left = (clock["round_blocks"] + clock["commit"] - clock["reveal"]) * block
+    assert left >= slow["evaluate"] + slow["advance"]
+
+
+@given(st.integers(4, 10**6))
+def test_the_epoch_leaves_the_chains_quota_twice_over(round_blocks: int) -> None:
+    assert 2 * tempo(round_blocks) <= round_blocks * POSTS_PER_EPOCH
+
+
+def test_a_faster_machine_never_gets_longer_rounds() -> None:
+    measured = {phase: [0.2, 0.4, 0.3] for phase in PHASES}
+    slower = {phase: [2 * value for value in seconds] for phase, seconds in measured.items()}
+    fast, slow = windows(measured, 0.25, 1), windows(slower, 0.25, 1)
+    assert all(fast[name] <= slow[name] for name in fast)
+    assert fast["round_blocks"] < slow["round_blocks"]
+
+
+def test_samples_of_all_processes_are_taken_together() -> None:
+    assert merge([{"compute": [1.0]}, {"compute": [2.0], "check": [3.0]}]) == {"compute": [1.0, 2.0], "check": [3.0]}
+
+
+def test_a_phase_that_nobody_measured_is_an_error() -> None:
+    with pytest.raises(KeyError, match="evaluate"):
+        windows({phase: [0.1] for phase in PHASES if phase != "evaluate"}, 0.25, 1)

@@ -1,0 +1,132 @@
+"""Whole networks of real processes, as `murmur localnet` builds them."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localnet.kinds import FAULTS
+from localnet.network import Plan, open_network
+from localnet.report import build_report
+from localnet.table import Table
+from protocol.types import Reason
+from tests.localnet.harness import Run, assert_nothing_runs, localnet, secrets_of, told
+from tests.localnet.schema import assert_report
+
+
+def by_name(report: dict[str, Any]) -> dict[str, str]:
+    return {hotkey: peer["name"] for hotkey, peer in report["peers"].items()}
+
+
+def assert_sound(run: Run, rounds: int) -> dict[str, Any]:
+    """The run has ended well: status 0, every round played, all replicas identical, nothing left running."""
+    assert run.finish() == 0, run.screen
+    assert_nothing_runs(run.folder)
+    report = run.report
+    assert_report(report)
+    assert [row["round"] for row in report["rounds"]] == list(range(rounds))
+    assert report["summary"]["replicas_identical"]
+    return report
+
+
+@pytest.mark.timeout(400)
+def test_killed_nodes_come_back_to_identical_replicas_and_no_secret_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with localnet(folder, "--rounds", "3", "--miners", "2") as run:
+        run.wait_for_round(0)
+        run.kill("miner-1")
+        run.wait_for_round(1)
+        run.kill("validator-1")
+        report = assert_sound(run, rounds=3)
+    assert "miner-1 died and was started again" in run.screen
+    assert "validator-1 died and was started again" in run.screen
+    assert "\x1b" not in run.screen
+    assert re.search(r"^all replicas identical, \d of 3 rounds void", run.screen, re.MULTILINE)
+
+    peers = {peer["name"]: peer for peer in report["peers"].values()}
+    assert set(peers) == {"miner-1", "miner-2"}
+    first, last = report["rounds"][0], report["rounds"][-1]
+    assert set(first["theta"]) == {"miner-1", "miner-2", "validator-1"}
+    assert {by_name(report)[hotkey] for hotkey in first["contributing"]} == {"miner-1", "miner-2"}
+    assert "miner-2" in last["theta"]
+    assert report["summary"]["void_rounds"] <= 1  # the one in which the only validator died
+    assert report["summary"]["loss_last"] < report["summary"]["loss_first"]
+    assert all(value > 0 for value in first["seconds"].values())
+
+    secrets = secrets_of(folder)
+    assert {"miner-1's sealing key", "miner-1's write key", "validator-1's read key"} <= set(secrets)
+    files = list(told(folder))
+    assert {"miner-1.log", "events.jsonl", "report.json", "run.screen"} <= {path.name for path in files}
+    for path in files:
+        data = path.read_bytes()
+        assert not [what for what, secret in secrets.items() if secret in data], path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killing_the_leader_of_two_validators_costs_at_most_one_round(tmp_path: Path) -> None:
+    with localnet(tmp_path / "run", "--rounds", "5", "--miners", "2", "--validators", "2") as run:
+        run.wait_for_round(1)
+        # Whoever led the round just shown; the other one has the next leader slot.
+        led = next(name for name in ("validator-1", "validator-2") if "posted" in events(run, name, 1))
+        run.kill(led)
+        report = assert_sound(run, rounds=5)
+    assert report["summary"]["void_rounds"] <= 1
+    assert set(report["rounds"][-1]["theta"]) == {"miner-1", "miner-2", "validator-1", "validator-2"}
+
+
+def events(run: Run, name: str, round: int) -> set[str]:
+    from node.events import read_events
+
+    found = read_events(run.folder / "nodes" / name / "events.jsonl")
+    return {event["event"] for event in found if event["round"] == round}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_miner_that_joins_after_its_chain_has_forgotten_the_start_catches_up(tmp_path: Path) -> None:
+    with (tmp_path / "screen").open("w") as screen:
+        table = Table(screen)
+        network = open_network(Plan(tmp_path / "run", rounds=4, miners=2, newcomers=1), table.say)
+        try:
+            table.follow(network, 3.0)
+            newcomer = network.join()
+            network.plan = Plan(tmp_path / "run", rounds=7, miners=2, newcomers=1)
+            table.follow(network, 3.0)
+            report = build_report(network, 1.0)
+            pruned = network.spec.clock.start_block < network.devnet.admin().info()["oldest"]
+        finally:
+            network.close()
+    assert pruned
+    assert_report(report)
+    caught = [event for event in network.events(newcomer) if event["event"] == "caught_up"]
+    assert caught
+    assert caught[0]["origin"].startswith("the checkpoint")
+    assert newcomer.name in report["rounds"][-1]["theta"]
+    assert report["summary"]["replicas_identical"]
+    assert_nothing_runs(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("kind", list(FAULTS))
+def test_a_fault_gets_its_reason_and_never_more(kind: str, tmp_path: Path) -> None:
+    reason = FAULTS[kind].split(": ")[1]
+    by_check = reason in Reason.__members__
+    rounds = 6 if by_check else 12
+    folder = tmp_path / "run"
+    with localnet(folder, "--rounds", str(rounds), "--miners", "3", "--fault", kind) as run:
+        report = assert_sound(run, rounds)
+    faulty = next(hotkey for hotkey, peer in report["peers"].items() if peer["fault"] == kind)
+    rows = [row for row in report["rounds"] if not row["void"]]
+    first = 1 if kind == "copycat" else 0  # in the first round there is nothing to copy yet
+    if by_check:
+        assert [row["rejected"].get(faulty) for row in rows[first:]] == [reason] * (len(rows) - first)
+        assert not any(faulty in row["contributing"] for row in rows[first:])
+    else:
+        assert rows[-1]["standing"].get(faulty) in ("LOW_SCORE", "NOT_ELIGIBLE")
+        assert faulty not in rows[-1]["contributing"]
+    assert not [name for row in rows for name in row["rejected"] if name != faulty]
+    shutil.rmtree(folder)

@@ -1,0 +1,164 @@
+"""What a person sees: every row whole, nothing read as markup, plain text where no terminal is."""
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localnet.report import PHASES, build_report
+from localnet.table import Table
+from protocol.errors import ConfigError
+from tests.localnet.synthetic import Synthetic
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def no_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    from localnet import report
+
+    monkeypatch.setattr(report, "_weights", lambda network: {})
+
+
+def screen(monkeypatch: pytest.MonkeyPatch, width: int | None) -> io.StringIO:
+    """A terminal of that many columns; None: a file."""
+    for name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    if width is None:
+        return io.StringIO()
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    return Terminal()
+
+
+def followed(run: Synthetic, stream: io.StringIO) -> str:
+    table = Table(stream)
+    table.follow(run.network, stall_rounds=3.0)
+    table.close(build_report(run.network, 61.2), run.folder)
+    return stream.getvalue()
+
+
+def test_in_a_file_every_round_is_one_plain_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Synthetic(tmp_path)
+    run.round(0, val_loss=5.5)
+    run.round(1, val_loss=5.25)
+    text = followed(run, screen(monkeypatch, None))
+    assert "\x1b" not in text
+    header, first, second, *rest = text.splitlines()
+    assert header.split() == ["round", "loss", *PHASES, "contributing", "|", "not"]
+    assert first == (
+        "    0   5.500   1.50 s   0.50 s   0.01 s   0.02 s   0.10 s   miner-1, miner-2 | garbage-1 MALFORMED"
+    )
+    assert second.split()[:2] == ["1", "5.250"]
+    assert [header.index(phase) + len(phase) for phase in PHASES] == [m.end() for m in re.finditer(" s(?= )", first)]
+    end = "\n".join(rest)
+    assert "held-out loss 5.50 -> 5.25 nats a token" in end
+    assert "all replicas identical, 0 of 2 rounds void, 61 s in all" in end
+    assert str(tmp_path / "report.json") in end
+    assert re.search(r"garbage-1 +garbage +0 of 2 +0\.000", end)
+    assert re.search(r"miner-1 +2 of 2 +0\.000", end)
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_on_a_terminal_no_name_is_torn_and_nothing_is_lost(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Synthetic(tmp_path, rounds=1)
+    run.round(0)
+    text = ESCAPES.sub("", followed(run, screen(monkeypatch, width)))
+    lines = [line.rstrip() for line in text.splitlines() if not re.match("[\u2800-\u28ff]", line)]  # but the spinner
+    row = next(number for number, line in enumerate(lines) if line.startswith("    0 "))
+    if width == 160:
+        assert lines[row].endswith("miner-1, miner-2 | garbage-1 MALFORMED")
+    else:
+        below = [line.strip() for line in lines[row + 1 : row + 3]]
+        assert " ".join(below).startswith("miner-1, miner-2 | garbage-1 MALFORMED")
+        assert all(len(line) <= width for line in lines[row + 1 : row + 3])
+
+
+def test_names_and_reasons_are_never_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Synthetic(tmp_path, rounds=1)
+    run.round(0)
+    hostile = "[red]:bomb:[/nothing] [link=http://x]"
+    run.emit("validator-1", "checked", 0, active=3, rejected={hostile: hostile}, seconds={})
+    stream = screen(monkeypatch, 400)
+    table = Table(stream)
+    table.say(f"{hostile} died")
+    table.follow(run.network, stall_rounds=3.0)
+    shown = ESCAPES.sub("", stream.getvalue())
+    assert f"{hostile} died" in shown
+    assert f"| {hostile} {hostile}" in shown
+    assert "\x1b]8;" not in stream.getvalue()
+
+
+def test_a_void_round_and_different_replicas_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Synthetic(tmp_path, rounds=1)
+    for name in ("miner-1", "miner-2", "validator-1"):
+        run.applied(name, 0, void=True, theta=f"{len(name):02x}" * 32)
+    run.emit("validator-1", "held_out", 0, val_loss=5.0)
+    text = followed(run, screen(monkeypatch, None))
+    assert re.search(r"^    0 .*   void$", text, re.MULTILINE)
+    assert "REPLICAS DIFFER, 1 of 1 rounds void" in text
+
+
+def test_a_round_is_shown_only_when_every_honest_node_stands_beyond_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Synthetic(tmp_path, rounds=1)
+    table = Table(screen(monkeypatch, None))
+    for name in ("miner-1", "validator-1"):
+        run.applied(name, 0)
+    # At the start of round 0: the round still lies before it.
+    run.emit("miner-2", "caught_up", 0, origin="genesis", applied=0, theta="00" * 32)
+    assert not table._show_finished(run.network, {})
+    run.emit("miner-2", "caught_up", 1, origin="genesis", applied=1, theta="01" * 32)
+    assert table._show_finished(run.network, {})
+
+
+def test_the_loss_of_a_round_is_waited_for_unless_the_validator_was_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Synthetic(tmp_path, rounds=2)
+    stream = screen(monkeypatch, None)
+    table = Table(stream)
+    for name in ("miner-1", "miner-2", "validator-1"):
+        run.applied(name, 0)
+    assert table._show_finished(run.network, {})
+    for name in ("miner-1", "miner-2", "validator-1"):
+        run.applied(name, 1)
+    run.emit("validator-1", "checked", 1, active=2, rejected={}, seconds={})
+    assert not table._show_finished(run.network, {})
+    run.emit("validator-1", "held_out", 1, val_loss=4.5)
+    assert table._show_finished(run.network, {})
+    assert [line.split()[:2] for line in stream.getvalue().splitlines()[1:]] == [["0", "-"], ["1", "4.500"]]
+
+
+def test_a_round_that_nobody_applied_is_passed_over_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Synthetic(tmp_path, rounds=2)
+    run.round(1)
+    text = followed(run, screen(monkeypatch, None))
+    assert "round 0: every node was brought past it by catch-up" in text
+    assert re.search(r"^    1 ", text, re.MULTILINE)
+
+
+def test_a_stuck_network_and_a_dead_process_are_told_with_where_to_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Synthetic(tmp_path, rounds=1)
+    table = Table(screen(monkeypatch, None))
+    with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "logs"))):
+        table.follow(run.network, stall_rounds=-1e9)
+    dead: Any = run.network.devnet
+    dead.process.poll = lambda: 1
+    (tmp_path / "logs" / "devnet.log").write_text("the disk is full\n")
+    with pytest.raises(ConfigError, match="devnet ended for good:\n  the disk is full"):
+        table.follow(run.network, stall_rounds=3.0)

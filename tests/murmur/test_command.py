@@ -1,0 +1,162 @@
+"""The command's table: help is instant, wrong words and wrong paths are one clear message, never a traceback."""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from localnet.kinds import FAULTS
+from murmur import command
+from murmur.command import SUBCOMMANDS, Subcommand, main
+from protocol.errors import ChainError
+
+HEAVY = ("torch", "boto3", "botocore", "bittensor", "datasets")
+SCRIPT = """
+import sys
+from murmur.command import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code, end.code
+loaded = {name.split(".")[0] for name in sys.modules}
+sys.exit(" ".join(sorted(loaded & {HEAVY})) or 0)
+""".replace("{HEAVY}", repr(set(HEAVY)))
+
+
+def nested(parser: argparse.ArgumentParser) -> Iterator[list[str]]:
+    """The words of every command below a parser, its own (none) first."""
+    yield []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                yield from ([name, *words] for words in nested(below))
+
+
+def all_helps() -> list[list[str]]:
+    helps = [["--help"], ["--version"]]
+    for subcommand in SUBCOMMANDS:
+        parser = argparse.ArgumentParser()
+        import_module(subcommand.module).add_arguments(parser)
+        helps += [[subcommand.name, *words, "--help"] for words in nested(parser)]
+    return helps
+
+
+def murmur(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "murmur.command", *words], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
+    assert done.returncode == 2, done
+    assert "Traceback" not in done.stderr
+    for words in expected:
+        assert words in done.stderr
+
+
+@pytest.mark.parametrize("words", all_helps(), ids=" ".join)
+def test_no_help_loads_anything_heavy(words: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *words], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"murmuration {version('murmuration')}" if "--version" in words else "usage: murmur")
+
+
+def test_the_nested_helps_are_found() -> None:
+    assert ["shards", "build", "--help"] in all_helps()
+    assert ["localnet", "--help"] in all_helps()
+
+
+def test_help_names_every_subcommand_and_what_it_is_for() -> None:
+    shown = murmur("--help").stdout
+    assert all(subcommand.name in shown and subcommand.summary in shown for subcommand in SUBCOMMANDS)
+
+
+@pytest.mark.parametrize("words", [[], ["loclnet"], ["loclnet", "--rounds", "3"]], ids=" ".join)
+def test_an_unknown_or_missing_subcommand_is_answered_with_the_known_ones(words: list[str]) -> None:
+    done = murmur(*words)
+    assert_refused(done, "usage: murmur")
+    if words:
+        assert_refused(done, "'loclnet'", *(subcommand.name for subcommand in SUBCOMMANDS))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--rounds", "0"], ["--rounds is 0, expected 1 to 100000"]),
+        (["--rounds", "many"], ["--rounds", "many"]),
+        (["--miners", "0"], ["--miners is 0, expected 1 to 200"]),
+        (["--miners", "201"], ["--miners is 201"]),
+        (["--validators", "-1"], ["--validators is -1, expected 1 to 8"]),
+        (["--seed", "-1"], ["--seed is -1"]),
+        (["--fault", "grabage"], ["'grabage'", *FAULTS]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_bad_numbers_and_unknown_faults_are_refused_before_anything_starts(
+    words: list[str], expected: list[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    assert_refused(murmur("localnet", "--folder", str(folder), *words), *expected)
+    assert not folder.exists()
+
+
+def test_a_run_folder_that_is_in_use_keeps_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("{}")
+    assert_refused(murmur("localnet", "--folder", str(tmp_path)), str(tmp_path), "not empty", "--folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_run_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("text")
+    for folder in (file, file / "below"):
+        assert_refused(murmur("localnet", "--folder", str(folder)), str(folder), "choose another --folder")
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, fault: BaseException) -> None:
+    """`murmur shards build` raises `fault`."""
+
+    class Module:
+        @staticmethod
+        def add_arguments(parser: argparse.ArgumentParser) -> None:
+            pass
+
+        @staticmethod
+        def run(options: argparse.Namespace) -> int:
+            raise fault
+
+    monkeypatch.setattr(command, "SUBCOMMANDS", (Subcommand("try", "try it", "failing"),))
+    monkeypatch.setattr(command, "import_module", lambda name: Module)
+
+
+def test_the_outside_world_failing_is_one_line_and_exit_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(monkeypatch, ChainError("the chain does not answer"))
+    assert main(["try"]) == 1
+    assert capsys.readouterr().err == "stopped: the chain does not answer\n"
+
+
+def test_a_disk_that_is_full_is_one_line_and_exit_status_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(monkeypatch, OSError(28, "No space left on device", "/data/x"))
+    assert main(["try"]) == 2
+    assert capsys.readouterr().err == "cannot use /data/x: No space left on device\n"
+
+
+@pytest.mark.parametrize("bug", [ValueError("a bug"), OSError(9, "Bad file descriptor"), BrokenPipeError(32, "x", "y")])
+def test_bugs_are_not_hidden(bug: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, bug)
+    with pytest.raises(type(bug)):
+        main(["try"])
+
+
+def test_a_request_to_stop_is_exit_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, KeyboardInterrupt())
+    assert main(["try"]) == 130
