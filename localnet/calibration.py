@@ -11,6 +11,10 @@ from protocol.spec import POSTS_PER_EPOCH
 
 MARGIN = 4.0
 MIN_BLOCKS = 4
+HICCUP_SECONDS = 2.0
+"""Least length of the reveal window. What happens in it takes milliseconds, so four times that says little: a loaded
+machine holds a process up for a second now and then, and an honest miner would count as UNREVEALED."""
+
 FINISH_MARGIN = 1.5
 """Scoring is on nobody's critical path; it only has to be done when the next round's commitments are read."""
 
@@ -40,7 +44,7 @@ def windows(phases: Mapping[str, Sequence[float]], block_seconds: float, leader_
         return max(MIN_BLOCKS, ceil(margin * sum(longest[name] for name in names) / block_seconds))
 
     commit = blocks("advance", "compute", "upload", "commit")
-    reveal = commit + max(blocks("reveal"), blocks("check") // 2)
+    reveal = commit + max(blocks("reveal"), blocks("check") // 2, ceil(HICCUP_SECONDS / block_seconds))
     slot = blocks("check", "commit")
     slots_end = reveal + leader_slots * slot
     attest = slots_end + blocks("commit")

@@ -121,12 +121,12 @@ class _Rehearsal:
 
     def round(self) -> None:
         """One round's work, phase by phase."""
-        from protocol.messages import REVEAL_BYTES, encode_slot
+        from protocol.messages import encode_slot
 
         self._measured("compute", self._compute)
         self._measured("upload", self._upload)
         self._measured("commit", lambda: self.doors.chain.publish(encode_slot(self.doors.pointer)))
-        self._measured("reveal", lambda: self.doors.bucket.put(f"{KEY}-key", bytes(REVEAL_BYTES), timeout_seconds=30.0))
+        self._measured("reveal", self._reveal)
         if self.role == "validator":
             self._measured("check", self._check)
             self._measured("evaluate", self._evaluate)
@@ -156,6 +156,12 @@ class _Rehearsal:
 
     def _upload(self) -> None:
         self.doors.bucket.put(KEY, self.sealed.object, timeout_seconds=30.0)
+
+    def _reveal(self) -> None:
+        from protocol.messages import REVEAL_BYTES
+
+        self.replica.sync_proof(self.doors.chain.finalized().hash, self.doors.signer.peer)
+        self.doors.bucket.put(f"{KEY}-key", bytes(REVEAL_BYTES), timeout_seconds=30.0)
 
     def _fetch(self) -> int:
         from node.payloads import MAX_THREADS, Sources
