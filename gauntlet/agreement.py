@@ -13,7 +13,7 @@ from gauntlet.checks import commitment
 from protocol.assignment import leaders
 from protocol.messages import encode_statement, record_link
 from protocol.spec import Run
-from protocol.types import MAX_UIDS, Attestation, Digest, Peer, PeerId, Record, Selection, Uid
+from protocol.types import MAX_UIDS, Attestation, Commitment, Digest, Peer, PeerId, Record, Selection, Uid
 
 STATEMENT_ROUNDS = 8
 """A validator counts while its last statement, which stands in its slot, is at most so many rounds old."""
@@ -50,13 +50,17 @@ def electorate(run: Run, round: int, peers: Iterable[Peer]) -> dict[PeerId, int]
     """Stake in rao of the validators that lead and count in `round`. `peers` as of D.
 
     Those with a permit whose slot holds a statement for one of the last 8 rounds; at the start, and when nobody made
-    one for 8 rounds, those with a permit and a pointer. It follows from one snapshot, so a joiner needs no history,
-    and it is fixed by D: nobody enters after seeing how a vote goes. A validator that comes later posts an attestation
-    and counts from the next round on.
+    one for 8 rounds, those with a permit and a pointer that do not mine. It follows from one snapshot, so a joiner
+    needs no history, and it is fixed by D: nobody enters after seeing how a vote goes. A validator that comes later
+    posts an attestation and counts from the next round on.
     """
     permitted = [peer for peer in peers if peer.validates and peer.slot is not None]
     spoken = [peer for peer in permitted if _spoke_lately(run, round, peer)]
-    starting = [peer for peer in permitted if peer.slot is not None and peer.slot.pointer is not None]
+    starting = [
+        peer
+        for peer in permitted
+        if peer.slot is not None and peer.slot.pointer is not None and not isinstance(peer.slot.statement, Commitment)
+    ]
     return {peer.id: peer.stake for peer in spoken or starting}
 
 
@@ -113,11 +117,7 @@ def agreed(run: Run, round: int, previous: Digest, commit_hash: Digest, views: V
     votes = {order[i]: record.theta for i, record in enumerate(records) if record is not None}
     votes |= {peer: attestation.theta for peer, attestation in attestations.items() if peer in stakes}
     theta = _most_staked(votes, stakes)
-    committed = {
-        peer.uid: (peer.id, promise.envelope)
-        for peer in views.commit
-        if (promise := commitment(peer, round, clock.commit_by(round))) is not None
-    }
+    committed = _committed(run, round, views.commit)
     void: list[str | None] = [None] * clock.leader_slots
     for index, record in enumerate(records):
         if index >= len(order):
@@ -133,18 +133,38 @@ def agreed(run: Run, round: int, previous: Digest, commit_hash: Digest, views: V
             if fault is None and run.voided(round, height):
                 fault = "declared void by the run's owner"
             if fault is None:
-                pairs = tuple(sorted(committed[uid] for uid in selected(record)))
+                selection = _selection(record, committed)
                 posted = encode_statement(record)
-                return Agreed(
-                    Selection(round, record.theta, record.previous, pairs),
-                    index,
-                    author,
-                    posted,
-                    record_link(posted, pairs),
-                    tuple(void),
-                )
+                link = record_link(posted, selection.contributing)
+                return Agreed(selection, index, author, posted, link, tuple(void))
             void[index] = fault
     return Agreed(None, None, None, None, previous, tuple(void))
+
+
+def proposals(run: Run, round: int, previous: Digest, commit_hash: Digest, views: Views) -> list[Selection | None]:
+    """What every slot's record would make agreed if those before it were void; None where there is none, or where it is
+    void whatever the others say. Its theta may be another than ours. Whoever may veto looks at all of them: a veto of
+    one slot makes a later one agreed."""
+    order = leader_order(run, round, commit_hash, views.commit)
+    committed, limit = _committed(run, round, views.commit), run.spec_at(round).gauntlet.contributors
+    return [
+        None
+        if record is None or _fault(record, previous, record.theta, limit, committed)
+        else _selection(record, committed)
+        for record in posted_records(run, round, order, views.slots)
+    ]
+
+
+def _committed(run: Run, round: int, peers: Iterable[Peer]) -> dict[Uid, tuple[PeerId, Digest]]:
+    """(hotkey, envelope) of every uid that had committed by D. `peers` as of D."""
+    last = run.clock.commit_by(round)
+    promises = ((peer, commitment(peer, round, last)) for peer in peers)
+    return {peer.uid: (peer.id, promise.envelope) for peer, promise in promises if promise is not None}
+
+
+def _selection(record: Record, committed: Mapping[Uid, tuple[PeerId, Digest]]) -> Selection:
+    pairs = tuple(sorted(committed[uid] for uid in selected(record)))
+    return Selection(record.round, record.theta, record.previous, pairs)
 
 
 def claimed_start(run: Run, round: int, peers: Iterable[Peer]) -> tuple[Digest, Digest] | None:
@@ -209,11 +229,12 @@ def _most_staked(votes: Mapping[PeerId, Digest], stakes: Mapping[PeerId, int]) -
 
 
 def _vetoed(author: PeerId, vetoes: Collection[PeerId], stakes: Mapping[PeerId, int]) -> bool:
-    """True when vetoes hold at least half of all counted stake without the author's. Silence is no veto, even where
-    nobody else has stake."""
-    others = sum(stake for peer, stake in stakes.items() if peer != author)
+    """True when vetoes hold at least half of all counted stake without the author's, and a quarter of all of it: dust
+    must not stop a giant (docs/decisions/0008-vetoes-need-a-quarter.md). Silence is no veto, even where nobody else has
+    stake."""
+    total = sum(stakes.values())
     against = sum(stakes[peer] for peer in vetoes if peer != author)
-    return 2 * against >= others and against > 0
+    return 2 * against >= total - stakes.get(author, 0) and 4 * against >= total and against > 0
 
 
 def _fault(

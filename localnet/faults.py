@@ -57,12 +57,11 @@ class BadKey(Miner):
 class Late(Miner):
     """Commits after block D."""
 
-    def commit(self, round: int, sealed: "SealedRound") -> bool:
+    def commit(self, round: int, sealed: "SealedRound") -> None:
         from protocol.types import Commitment
 
         self.node.wait_for(self.node.clock.commit_by(round), "the commit window to close")
         self.node.post(Commitment(round, self.envelope_digest(sealed)))
-        return False
 
 
 class Silent(Miner):

@@ -43,7 +43,7 @@ class Table:
 
     def follow(self, network: Network, stall_rounds: float) -> None:
         """Show rounds until every honest node has played all of them. Raises ConfigError when the network is stuck."""
-        names = {address(member): member.name for member in network.members.values()}
+        names = {address(member): member.name for member in (*network.members.values(), *network.waiting)}
         round_seconds = network.spec.clock.round_blocks * BLOCK_SECONDS
         patience = stall_rounds * round_seconds + 30
         moved = time.monotonic()

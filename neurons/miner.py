@@ -82,11 +82,12 @@ class Miner:
             self.train(round, self.pages(round))
             sealed = self.seal(round, self.compress())
         self.publish(round, sealed)
-        in_time = self.commit(round, sealed)
-        if in_time:
+        self.commit(round, sealed)
+        counts = self.counts(round, sealed)
+        if counts:
             self.reveal(round, sealed)
         self.finished = round
-        if in_time:
+        if counts:
             self.report(round)
         self.clean_up(round)
 
@@ -156,13 +157,15 @@ class Miner:
 
         node = self.node
         data = node.store.read(sealed.object)
-        deadline = max(1.0, node.seconds_until(node.clock.commit_by(round)))
+        deadline = node.seconds_until(node.clock.commit_by(round))
+        if deadline <= 0:
+            return  # it went up before we committed, or it is worthless
         with Stopwatch() as watch:
             publish(node.doors.bucket, keys.payload(node.run.id, round), data, timeout_seconds=deadline)
         node.events.emit("published", round, payload_bytes=len(data), seconds={"upload": round_seconds(watch.seconds)})
 
-    def commit(self, round: int, sealed: "SealedRound") -> bool:
-        """Put the digest of our envelope on chain; False when block D has passed, which makes the round worthless."""
+    def commit(self, round: int, sealed: "SealedRound") -> None:
+        """Put the digest of our envelope on chain, unless it stands there or block D has passed."""
         from loguru import logger
 
         node = self.node
@@ -170,20 +173,28 @@ class Miner:
         statement = Commitment(round, self.envelope_digest(sealed))
         me = node.registered()
         if me is not None and me.slot is not None and me.slot.statement == statement:
-            return me.slot.block <= last
+            return
         if node.head() >= last:
             logger.warning("round {round}: finished after block {last}, too late to commit", round=round, last=last)
-            return False
+            return
         block = node.post(statement)
-        in_time = block <= last
         logger.info(
             "round {round}: committed in block {block}, {margin} blocks before the deadline",
             round=round,
             block=block,
             margin=last - block,
         )
-        node.events.emit("committed", round, block=block, in_time=in_time)
-        return in_time
+        node.events.emit("committed", round, block=block, in_time=block <= last)
+
+    def counts(self, round: int, sealed: "SealedRound") -> bool:
+        """Whether our commitment stands in the state of block D, which is what everybody reads: a second post of ours
+        after a restart, or a fork, may have moved it."""
+        from gauntlet.checks import commitment
+
+        node, last = self.node, self.node.clock.commit_by(round)
+        node.wait_for(last, f"the end of round {round}'s commit window")
+        promises = (commitment(peer, round, last) for peer in node.doors.chain.peers(last) if peer.id == node.me)
+        return Commitment(round, self.envelope_digest(sealed)) in promises
 
     def envelope_digest(self, sealed: "SealedRound") -> Digest:
         """sha256 of the sealed object's envelope: what the chain pins."""
@@ -199,7 +210,7 @@ class Miner:
 
         node = self.node
         last = node.clock.commit_by(round)
-        node.wait_for(last + 1, f"the end of round {round}'s commit window")
+        node.wait_for(last + 1, f"the block after round {round}'s commit window")
         proof = node.replica.sync_proof(node.doors.chain.header(last).hash, node.me)
         unsigned = Reveal(node.run.id, round, node.me, sealed.key, proof)
         reveal = replace(unsigned, signature=node.doors.signer.sign(unsigned.signed_part))

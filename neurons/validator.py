@@ -48,6 +48,7 @@ class Validator:
         self.node, self.shards = node, shards
         self.mirror = Mirror(node.doors.bucket, node.run.id)
         self.mirrored: dict[PeerId, object] = {}
+        self.seen: dict[PeerId, Gathered] = {}
         node.before_apply = self.link
         saved = node.saved.book
         self.book: ScoreBook = book.from_json(node.store.read(saved)) if saved is not None else book.ScoreBook()
@@ -253,7 +254,7 @@ class Validator:
 
         node = self.node
         self.mirrored = {}
-        items = {item.peer.id: item for item in gathered}
+        items = self.seen = {item.peer.id: item for item in gathered}
         with Stopwatch() as watch:
             for peer in (*ranking.contributing, *ranking.reserve):
                 item = items[peer]
@@ -335,18 +336,31 @@ class Validator:
     def attest(self, round: int, gathered: "Sequence[Gathered]", checked: "Checked") -> None:
         """After the last slot: say which theta we hold, and veto records whose bytes break a rule or cannot be had from
         their leader. A record of our own has said it already, when there is nothing to veto."""
-        from gauntlet.agreement import attestation_for
-
         node, clock = self.node, self.node.clock
         last_slot = clock.slot(round, clock.leader_slots - 1)[1]
         node.wait_for(last_slot, f"the leader slots of round {round}")
-        decision = node.provisional_selection(round, clock.leader_slots)
         vetoed: list[int] = []
-        if decision.selection is not None and decision.slot is not None and decision.author != node.me:
-            assert decision.author is not None
+        approved: list[Selection] = []
+        # All of them: a veto of one slot makes the next one agreed, whatever that one names.
+        for place, proposal in enumerate(node.proposals(round)):
+            if proposal is None or proposal[0] == node.me:
+                continue
+            author, selection = proposal
             by = clock.attest_by(round)
-            if not self.stands(round, decision.selection, decision.author, gathered, checked, by=by):
-                vetoed.append(decision.slot)
+            ours = selection.theta == node.replica.digest()
+            if ours and self.stands(round, selection, author, gathered, checked, by=by):
+                approved.append(selection)
+            else:
+                vetoed.append(place)
+        self.say(round, vetoed, last_slot)
+        for selection in approved:
+            self.secure(round, selection)
+
+    def say(self, round: int, vetoed: Sequence[int], last_slot: int) -> None:
+        """Attest, unless a record of our own has said the same."""
+        from gauntlet.agreement import attestation_for
+
+        node, clock = self.node, self.node.clock
         me = node.registered()
         slot = me.slot if me is not None else None
         recorded = slot is not None and isinstance(slot.statement, Record)
@@ -355,6 +369,22 @@ class Validator:
         if node.head() >= clock.attest_by(round):
             return
         self.state(round, attestation_for(round, vetoed, node.replica.digest(), node.saved.link))
+
+    def secure(self, round: int, selection: Selection) -> None:
+        """Mirror whom a record names and we have not mirrored yet: its leader's and its miners' copies may be gone by
+        the time that it is agreed, and then nobody could follow."""
+        from loguru import logger
+
+        for peer, _ in selection.contributing:
+            item = self.seen.get(peer)
+            if peer in self.mirrored or item is None or item.payload is None:
+                continue
+            try:
+                seconds = self.node.transfer_seconds(1)
+                self.mirrored[peer] = self.mirror.copy(round, peer, item.payload, item.reveal, timeout_seconds=seconds)
+            except StorageError as fault:
+                logger.warning("round {round}: our mirror takes nothing: {fault}", round=round, fault=str(fault))
+                return
 
     def stands(
         self,
@@ -408,7 +438,10 @@ class Validator:
             if isinstance(payload, bytes) and isinstance(reveal, bytes):
                 item = replace(item, payload=payload, wrong_size=None, reveal=reveal)
             mirrored.append(item)
-        return doubted.keys() <= self.judge(round, mirrored).passed.keys()
+        if not doubted.keys() <= self.judge(round, mirrored).passed.keys():
+            return False
+        self.seen |= {item.peer.id: item for item in mirrored if item.peer.id in doubted}
+        return True
 
     def decision(self, round: int) -> "Agreed":
         """The round's agreed record, read back like everybody else."""

@@ -119,6 +119,7 @@ def catch_up(node: "Node") -> None:
                 return
             except (StorageError, OutOfSync, InvalidMessage, CheckpointCorrupt) as fault:
                 node.load_consensus(node.saved.consensus)
+                node.store.commit(node.saved)  # and sweeps what the refused start left on the disk
                 logger.warning("catch-up from {origin} failed: {fault}", origin=start.origin, fault=str(fault))
         logger.warning("no source had all that round {round} needs: trying again in the next round", round=target)
         node.wait_for(node.clock.attest_by(newest + 1), f"the statements of round {newest + 1}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed, Views, agreed, claimed_start, electorate
+from gauntlet.agreement import Agreed, Views, agreed, claimed_start, electorate, leader_order, proposals
 from node import catchup
 from node import run as runs
 from node.adapters import Doors
@@ -20,7 +20,7 @@ from node.state import Saved, StateStore
 from protocol.errors import ChainError, CheckpointCorrupt, OutOfSync, StorageError
 from protocol.messages import ENVELOPE_BYTES, encode_slot, parse_envelope
 from protocol.spec import Run
-from protocol.types import Attestation, Commitment, Digest, Header, Peer, Record, hotkey
+from protocol.types import Attestation, Commitment, Digest, Header, Peer, PeerId, Record, Selection, hotkey
 from sparseloco.update import Update
 from sparseloco.wire import parse
 from storage.seal import unseal
@@ -147,12 +147,23 @@ class Node:
         """The same as far as it can be known now: the first `slots` leader slots have passed."""
         return self._read(round, slots, self.head())
 
+    def proposals(self, round: int) -> list[tuple[PeerId, Selection] | None]:
+        """Every slot's leader and what its record would make agreed, once all slots have passed."""
+        views, commit_hash = self._views(round, self.clock.leader_slots, self.head())
+        order = leader_order(self.run, round, commit_hash, views.commit)
+        found = proposals(self.run, round, self.saved.link, commit_hash, views)
+        return [None if selection is None else (order[slot], selection) for slot, selection in enumerate(found)]
+
     def _read(self, round: int, slots: int, height: int) -> Agreed:
+        views, commit_hash = self._views(round, slots, height)
+        return agreed(self.run, round, self.saved.link, commit_hash, views, self.head())
+
+    def _views(self, round: int, slots: int, height: int) -> tuple[Views, Digest]:
         chain, clock = self.doors.chain, self.clock
         commit = clock.commit_by(round)
         passed = [chain.peers(clock.slot(round, index)[1]) for index in range(slots)]
         views = Views(chain.peers(commit), [*passed, *[()] * (clock.leader_slots - slots)], chain.peers(height))
-        return agreed(self.run, round, self.saved.link, chain.header(commit).hash, views, self.head())
+        return views, chain.header(commit).hash
 
     def _apply(self, round: int) -> Applied:
         with Stopwatch() as select:

@@ -1,6 +1,7 @@
 """Finding the run: its spec from a file or through the owner's slot on chain, its amendments, its data."""
 
 import os
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from loguru import logger
 from node.adapters import Doors, is_local
 from node.config import NodeConfig
 from protocol import keys
-from protocol.errors import ConfigError, InvalidMessage, MurmurError, StorageError, UpdateNeeded
+from protocol.errors import ChainError, ConfigError, InvalidMessage, MurmurError, StorageError, UpdateNeeded
 from protocol.ports import Bucket
 from protocol.spec import PROTOCOL_VERSION, Amendment, Run, RunSpec, parse_amendment, parse_spec, parse_toml
 from protocol.types import Digest, Peer, PeerId, hotkey, peer_id
@@ -44,10 +45,34 @@ def refreshed(run: Run, peers: tuple[Peer, ...], doors: Doors) -> Run:
     if named is None or named == run.head:
         return run
     try:
-        return run.amended(_amendments_since(run, named, _owner_bucket(run.first.owner_id, peers, doors)))
+        fresh = _amendments_since(run, named, _owner_bucket(run.first.owner_id, peers, doors))
+        return run.amended(_in_time(run, fresh, doors))
     except MurmurError as fault:
         logger.warning("the run's amendment cannot be used: {fault}; going on with the spec known", fault=str(fault))
         return run
+
+
+def _in_time(run: Run, fresh: Sequence[Amendment], doors: Doors) -> list[Amendment]:
+    """The amendments up to the first that came too late: one that changes round r has to stand in the owner's slot
+    before round r-1 starts (docs/protocol.md section 0), or nodes that read it on either side of a round would part.
+    What the chain has pruned cannot be judged any more and is taken as the others took it."""
+    good: list[Amendment] = []
+    for at, amendment in enumerate(fresh):
+        last = run.clock.start(amendment.from_round - 1) - 1
+        if amendment.changes and doors.chain.finalized().block > last:
+            try:
+                then = _owner_digest(run.first.owner_id, doors.chain.peers(last))
+            except ChainError:
+                then = amendment.digest
+            if then not in {later.digest for later in fresh[at:]}:
+                logger.error(
+                    "the owner's amendment for round {round} came after block {last}: it is not followed",
+                    round=amendment.from_round,
+                    last=last,
+                )
+                break
+        good.append(amendment)
+    return good
 
 
 def require_protocol(run: Run, round: int) -> None:

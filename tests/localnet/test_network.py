@@ -2,18 +2,22 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from localnet.kinds import FAULTS
-from localnet.network import Plan, open_network
+from localnet.network import Plan, address, open_network
 from localnet.report import build_report
 from localnet.table import Table
 from protocol.types import Reason
 from tests.localnet.harness import Run, assert_nothing_runs, localnet, secrets_of, told
 from tests.localnet.schema import assert_report
+
+KEPT_BLOCKS = 256
+"""What the devnet keeps unless it is told otherwise."""
 
 
 def by_name(report: dict[str, Any]) -> dict[str, str]:
@@ -89,22 +93,26 @@ def events(run: Run, name: str, round: int) -> set[str]:
 def test_a_miner_that_joins_after_its_chain_has_forgotten_the_start_catches_up(tmp_path: Path) -> None:
     with (tmp_path / "screen").open("w") as screen:
         table = Table(screen)
-        network = open_network(Plan(tmp_path / "run", rounds=4, miners=2, newcomers=1), table.say)
+        network = open_network(Plan(tmp_path / "run", miners=2, newcomers=1), table.say)
         try:
+            spec, clock = network.spec, network.spec.clock
+            # Long enough, too, for a checkpoint that is nearer than theta_0.
+            away = max(spec.checkpoint_rounds + 2, 2 + KEPT_BLOCKS // clock.round_blocks)
+            network.plan = replace(network.plan, rounds=away)
             table.follow(network, 3.0)
+            assert clock.start_block + clock.round_blocks < network.devnet.admin().info()["oldest"]
             newcomer = network.join()
-            network.plan = Plan(tmp_path / "run", rounds=7, miners=2, newcomers=1)
+            network.plan = replace(network.plan, rounds=away + 4)
             table.follow(network, 3.0)
             report = build_report(network, 1.0)
-            pruned = network.spec.clock.start_block < network.devnet.admin().info()["oldest"]
         finally:
             network.close()
-    assert pruned
     assert_report(report)
     caught = [event for event in network.events(newcomer) if event["event"] == "caught_up"]
     assert caught
     assert caught[0]["origin"].startswith("the checkpoint")
     assert newcomer.name in report["rounds"][-1]["theta"]
+    assert report["peers"][address(newcomer)]["contributed"] > 0
     assert report["summary"]["replicas_identical"]
     assert_nothing_runs(tmp_path)
 

@@ -227,23 +227,36 @@ def test_the_owners_amendment_is_in_force_everywhere_from_the_same_round(network
     network = networks()
     network.start()
     network.run_until(1)
-    network.amend(from_round=2, changes={"outer": {"alpha": 0.25}})
+    network.amend(from_round=3, changes={"outer": {"alpha": 0.25}})
     network.run_until(3)
-    network.amend(from_round=4, changes={"protocol": {"min_protocol": 2, "max_protocol": 2}})
+    network.amend(from_round=5, changes={"protocol": {"min_protocol": 2, "max_protocol": 2}})
     faults = network.until_dead("miner-1", "miner-2", "validator")
     for fault in faults:
         assert isinstance(fault, UpdateNeeded)
-        assert "from round 4 on" in str(fault)
-    assert set(network.assert_agreement()) == {0, 1, 2}
+        assert "from round 5 on" in str(fault)
+    assert set(network.assert_agreement()) == {0, 1, 2, 3}
     for member in network.members.values():
         run = member.node.run
-        assert [run.spec_at(round).outer.alpha for round in (1, 2)] == [1.0, 0.25]
+        assert [run.spec_at(round).outer.alpha for round in (2, 3)] == [1.0, 0.25]
 
     def main() -> None:
         assert faults[0] is not None
         raise faults[0]
 
     assert run_program(main) == EXIT_UPDATE
+
+
+def test_an_amendment_that_came_too_late_is_followed_by_nobody(networks: Networks) -> None:
+    network = networks(miners=1)
+    network.start()
+    network.run_until(2)
+    late = network.amend(from_round=3, changes={"outer": {"alpha": 0.25}})
+    network.run_until(4)
+    for member in network.members.values():
+        run = member.node.run
+        assert late.digest not in [amendment.digest for amendment in run.amendments]
+        assert run.spec_at(3).outer.alpha == 1.0
+    assert set(network.assert_agreement()) == {0, 1, 2, 3}
 
 
 def test_an_amendment_that_is_not_valid_stops_nobody(networks: Networks) -> None:

@@ -1,0 +1,136 @@
+"""Validators with a minority of the stake against the rest: nobody is stopped, and nobody's replica parts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gauntlet.agreement import attestation_for
+from gauntlet.selection import Ranking
+from neurons.miner import Miner
+from neurons.validator import Validator
+from node.node import Node
+from node.state import SealedRound
+from protocol import keys
+from protocol.types import PeerId
+from tests.network import FakeNetwork
+from training.shards import Shards
+
+Networks = Callable[..., FakeNetwork]
+
+
+class Mute(Miner):
+    """Commits and keeps its key."""
+
+    def reveal(self, round: int, sealed: SealedRound) -> None:
+        self.node.wait_for(self.node.clock.commit_by(round) + 1, "nothing")
+
+
+class NamesTheMute(Validator):
+    """Selects the peer whose key nobody has, in whatever slot it leads, and lets everything pass."""
+
+    mute: PeerId
+
+    def rank(self, round: int, checked: Any) -> Ranking:
+        return replace(super().rank(round, checked), contributing=(self.mute,), reserve=())
+
+    def copy(self, round: int, gathered: Any, ranking: Ranking) -> None:
+        self.mirrored = {self.mute: None}
+
+    def holds(self, peer: PeerId) -> bool:
+        return True
+
+    def agrees_so_far(self, *arguments: Any, **named: Any) -> bool:
+        return False
+
+    def stands(self, *arguments: Any, **named: Any) -> bool:
+        return True
+
+    def keep(self, round: int) -> None:
+        pass
+
+
+class NamesTheLast(Validator):
+    """Selects the peer that others rank last, and mirrors it, so that there is no reason for a veto."""
+
+    def rank(self, round: int, checked: Any) -> Ranking:
+        ranking = super().rank(round, checked)
+        return replace(ranking, contributing=ranking.order[-1:], reserve=())
+
+    def agrees_so_far(self, *arguments: Any, **named: Any) -> bool:
+        return False
+
+
+class VetoesEverything(Validator):
+    """Leads nothing and vetoes every slot."""
+
+    def lead(self, *arguments: Any, **named: Any) -> None:
+        pass
+
+    def attest(self, round: int, gathered: Any, checked: Any) -> None:
+        clock = self.node.clock
+        self.node.wait_for(clock.slot(round, clock.leader_slots - 1)[1], "the slots")
+        every = range(clock.leader_slots)
+        self.state(round, attestation_for(round, every, self.node.replica.digest(), self.node.saved.link))
+
+
+def led(network: FakeNetwork, names: Sequence[str], round: int) -> Mapping[int, str]:
+    """Which of the named validators posted a record in which slot."""
+    return {e["slot"]: name for name in names for e in network[name].events("posted") if e["round"] == round}
+
+
+def test_the_second_of_two_bad_records_is_not_agreed_either(networks: Networks) -> None:
+    network = networks(miners=3, validators={"honest": 200, "a": 100, "b": 99})
+    network.start("honest", "miner-1", "miner-2")
+    network.start("miner-3", role=Mute)
+
+    def role(node: Node, shards: Shards) -> Validator:
+        validator = NamesTheMute(node, shards)
+        validator.mute = network["miner-3"].peer
+        return validator
+
+    network.start("a", "b", role=role)
+    for round in range(20):
+        network.run_to_block(network.clock.attest_by(round))
+        if set(led(network, ("a", "b"), round)) == {0, 1}:
+            break
+    else:
+        raise AssertionError("the two never led both slots")
+    assert network["honest"].node.agreed_selection(round).selection is None
+    network.run_to_block(network.clock.start(round + 4))
+    assert network["honest"].round > round + 1
+    assert network["miner-1"].round > round + 1
+
+
+def test_bytes_that_only_the_leader_selects_outlive_the_leaders_copies(networks: Networks) -> None:
+    network = networks(miners=3, validators={"honest": 100, "evil": 99}, contributors=1, reserve=0)
+    network.start("honest", "miner-1", "miner-2", "miner-3")
+    network.start("evil", role=NamesTheLast)
+    for round in range(20):
+        network.run_to_block(network.clock.attest_by(round) - 1)
+        if led(network, ["evil"], round).get(0) is None:
+            continue
+        selection = network["honest"].node.provisional_selection(round, network.clock.leader_slots).selection
+        if selection is not None:
+            break
+    else:
+        raise AssertionError("the evil validator never led slot 0")
+    ((peer, _),) = selection.contributing
+    for member in network.members.values():
+        if member.peer == peer:
+            bucket = network.store.buckets[member.name]
+            bucket.pop(keys.payload(network.run.id, round), None)
+            bucket.pop(keys.reveal(network.run.id, round), None)
+    for key in [key for key in network.store.buckets["evil"] if "/mirror" in key]:
+        del network.store.buckets["evil"][key]
+    network.run_to_block(network.clock.start(round + 4))
+    assert network["honest"].round > round + 1
+    assert network["miner-1"].round > round + 1
+
+
+def test_dust_cannot_veto_a_giant(networks: Networks) -> None:
+    network = networks(miners=2, validators={"big": 10**15, "dust": 1})
+    network.start("big", "miner-1", "miner-2")
+    network.start("dust", role=VetoesEverything)
+    network.run_until(5)
+    assert not set(range(1, 5)) & set(network["big"].voids())
+    assert network.assert_agreement()
