@@ -14,6 +14,9 @@ from protocol.spec import GauntletSpec, RunSpec
 from protocol.types import Digest, Page, PeerId
 
 
+ENOUGH_REFERENCES = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Seed:
     """Everything that a draw of one validator's round depends on."""
@@ -67,14 +70,19 @@ def references(
     spec: GauntletSpec,
     seed: Seed,
 ) -> dict[PeerId, tuple[PeerId, ...]]:
-    """min(references, others) reference peers of each picked peer: drawn among the contributors, then the others."""
+    """At most `references` reference peers of each picked peer, drawn among the contributors. Others are asked only
+    where fewer than two contributors are there: against a peer that learned nothing the difficulty of a page does not
+    cancel."""
     regulars = sorted(set(contributing) & set(passed))
     others = sorted(set(passed) - set(contributing))
     chosen: dict[PeerId, tuple[PeerId, ...]] = {}
     for peer in picked:
         draw = seed.draw("reference", peer)
-        order = [*draw.sample(regulars, len(regulars)), *draw.sample(others, len(others))]
-        chosen[peer] = tuple(other for other in order if other != peer)[: spec.references]
+        order = [other for other in draw.sample(regulars, len(regulars)) if other != peer]
+        if len(order) < ENOUGH_REFERENCES:
+            order += [other for other in draw.sample(others, len(others)) if other != peer]
+            order = order[:ENOUGH_REFERENCES]
+        chosen[peer] = tuple(order[: spec.references])
     return chosen
 
 

@@ -76,13 +76,26 @@ def test_another_hash_or_validator_draws_another_set():
     assert pick(ScoreBook(), PEERS, (), spec, seed(0, validator=peer_id(98))) not in drawn
 
 
-def test_references_are_others_and_contributors_first():
+def test_references_are_other_contributors_while_there_are_two_of_them():
     spec = GauntletSpec(references=3)
     chosen = references(PEERS[:6], PEERS[:6], PEERS[:3], spec, seed(1))
     for peer, others in chosen.items():
+        assert set(others) == set(PEERS[:3]) - {peer}
+        assert len(others) == len(set(others))
+
+
+def test_too_few_contributors_are_made_up_for_by_others():
+    chosen = references(PEERS[:6], PEERS[:6], PEERS[:1], GauntletSpec(references=3), seed(1))
+    for peer, others in chosen.items():
         assert peer not in others
-        assert len(set(others)) == 3
-        assert len(set(others) & set(PEERS[:3])) == (2 if peer in PEERS[:3] else 3)
+        assert len(set(others)) == 2
+        assert (PEERS[0] in others) is (peer != PEERS[0])
+    one = references(PEERS[:6], PEERS[:6], PEERS[:1], GauntletSpec(references=1), seed(1))
+    assert all(len(others) == 1 for others in one.values())
+
+
+def test_a_peer_alone_has_no_reference():
+    spec = GauntletSpec(references=3)
     assert references(PEERS[:1], PEERS[:1], (), spec, seed(1)) == {PEERS[0]: ()}
     assert all(len(others) == 1 for others in references(PEERS[:2], PEERS[:2], (), spec, seed(1)).values())
 
