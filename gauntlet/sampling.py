@@ -13,7 +13,6 @@ from protocol.assignment import Draw, assigned, page_at
 from protocol.spec import GauntletSpec, RunSpec
 from protocol.types import Digest, Page, PeerId
 
-
 ENOUGH_REFERENCES = 2
 
 
