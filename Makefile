@@ -22,7 +22,7 @@ demo: setup
 	$(BIN)/murmur localnet --rounds 12 --miners 4 --fault garbage --fault noise
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff check .
