@@ -59,7 +59,7 @@ def build(config: NodeConfig, name: str, home: Path) -> Built:
     shards = runs.open_data(config, run, doors, home)
     replica = Replica(run.first, _zeros(run.first.model.shapes()), device=device)
     store = StateStore(home, run.id)
-    events = Events(home / "events.jsonl", config.wallet.hotkey)
+    events = Events(home / "events.jsonl", f"{config.wallet.name}/{config.wallet.hotkey}")
     return Built(Node(run, doors, replica, store, events), shards)
 
 

@@ -19,7 +19,15 @@ from node.payloads import Sources, gather_pinned
 from node.run import blob_fetcher
 from node.state import Saved
 from protocol import keys
-from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, MurmurError, OutOfSync, StorageError
+from protocol.errors import (
+    CheckpointCorrupt,
+    ConfigError,
+    InvalidMessage,
+    MurmurError,
+    ObjectMissing,
+    OutOfSync,
+    StorageError,
+)
 from protocol.messages import encode_document, first_link, parse_document, parse_statement, record_link
 from protocol.ports import Bucket
 from protocol.types import DIGEST_BYTES, Attestation, Digest, Peer, PeerId, Record
@@ -126,14 +134,40 @@ def catch_up(node: "Node") -> None:
 
 
 def publish_checkpoint(node: "Node") -> None:
-    """Put the state that we stand at into our bucket: its files as blobs, then the signed document that names them."""
+    """Put the state that we stand at into our bucket: its files as blobs, then the signed document that names them.
+    What joiners no longer try is deleted: every checkpoint is as large as the model."""
     seconds = node.transfer_seconds(1) + node.run.layout.num_parameters * 32e-6 / node.run.first.clock.upload_mbps
     saved = node.saved
-    for digest, path in checkpoint.blobs(node.store.files, saved.consensus):
+    files = checkpoint.blobs(node.store.files, saved.consensus)
+    for digest, path in files:
         publish(node.doors.bucket, keys.blob(digest), path, timeout_seconds=seconds)
-    body = {"link": saved.link.hex(), "state": saved.consensus.hex()}
+    names = [digest.hex() for digest, _ in files]
+    body = {"link": saved.link.hex(), "state": saved.consensus.hex(), "files": names}
     document = encode_document("state", node.run.id, saved.round, body, node.doors.signer)
     publish(node.doors.bucket, keys.checkpoint(node.run.id, saved.round), document, timeout_seconds=seconds)
+    _forget_checkpoint(node, saved.round - (CHECKPOINTS_TRIED + 1) * node.run.first.checkpoint_rounds, set(names))
+
+
+def _forget_checkpoint(node: "Node", round: int, kept: Collection[str]) -> None:
+    """Delete our checkpoint of `round`, if there is one, but for theta_0, the files that are `kept` and those of the
+    checkpoint after it: while all rounds are void the state stays."""
+    if round <= 0 or not (files := _published_files(node, round)):
+        return
+    after = _published_files(node, round + node.run.first.checkpoint_rounds)
+    for name in files - after - {*kept, node.run.first.genesis_checkpoint}:
+        node.doors.bucket.delete(keys.blob(Digest(bytes.fromhex(name))), timeout_seconds=FETCH_SECONDS)
+    node.doors.bucket.delete(keys.checkpoint(node.run.id, round), timeout_seconds=FETCH_SECONDS)
+
+
+def _published_files(node: "Node", round: int) -> set[str]:
+    """Digests (hex) of the files of our own published checkpoint of `round`; none when there is no such document."""
+    key = keys.checkpoint(node.run.id, round)
+    try:
+        raw = node.doors.bucket.get(key, max_bytes=MANIFEST_MAX_BYTES, timeout_seconds=FETCH_SECONDS)
+        body = parse_document(raw, "state", node.run.id, round, node.me, node.doors.verify)
+    except (ObjectMissing, InvalidMessage):
+        return set()
+    return set(body["files"])
 
 
 def _newest_decided(node: "Node") -> int:

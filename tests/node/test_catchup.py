@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from node.catchup import LINK_MAX_BYTES, encode_link, parse_link
 from protocol import keys
 from protocol.errors import InvalidMessage
-from protocol.messages import encode_document, encode_statement, record_link
+from protocol.messages import encode_document, encode_statement, parse_document, record_link
 from protocol.types import Attestation, Digest, PeerId, Record
+from tests.fakes.chain import fake_verify
 from tests.network import FakeNetwork
 from training import checkpoint
 from training.replica import Replica, genesis_theta
@@ -190,3 +191,19 @@ def test_an_attestation_is_no_agreed_record() -> None:
     statement = encode_statement(Attestation(1, 0, Digest(bytes(32)), Digest(bytes(32))))
     with pytest.raises(InvalidMessage):
         parse_link(statement, record_link(statement, ()))
+
+
+def test_a_validator_deletes_the_checkpoints_that_no_joiner_tries_any_more(networks: Networks) -> None:
+    network = networks(miners=1)
+    network.start()
+    network.run_until(10)
+    network.wait_for(lambda: len(checkpoints(network, "validator")) == 4)
+    kept = checkpoints(network, "validator")
+    assert [int(key[-8:]) for key in kept] == [4, 6, 8, 10]
+    named: set[str] = set()
+    for key in kept:
+        document = network.store.bucket("validator").get(key, max_bytes=1 << 16, timeout_seconds=1)
+        peer, round = network["validator"].peer, int(key[-8:])
+        named |= set(parse_document(document, "state", network.run.id, round, peer, fake_verify)["files"])
+    blobs = {key.removeprefix("blob/") for key in network.store.buckets["validator"] if key.startswith("blob/")}
+    assert blobs == named
