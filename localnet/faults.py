@@ -217,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] not in KINDS:
         raise ConfigError(f"the first argument has to be one of {', '.join(KINDS)}")
-    config = load("murmur-miner", SUMMARY, words[1:], os.environ)
+    config = load("neurons/miner.py", SUMMARY, words[1:], os.environ)
     log_to_stderr(config.log_level)
     from node.build import build
 

@@ -247,7 +247,7 @@ RETAINED_ROUNDS = 8
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Configure, connect, catch up and mine until stopped."""
-    config = load("murmur-miner", SUMMARY, sys.argv[1:] if argv is None else argv, os.environ)
+    config = load("neurons/miner.py", SUMMARY, sys.argv[1:] if argv is None else argv, os.environ)
     log_to_stderr(config.log_level)
     from node.build import build
 

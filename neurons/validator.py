@@ -570,7 +570,7 @@ class Validator:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Configure, connect, catch up and validate until stopped."""
-    config = load("murmur-validator", SUMMARY, sys.argv[1:] if argv is None else argv, os.environ)
+    config = load("neurons/validator.py", SUMMARY, sys.argv[1:] if argv is None else argv, os.environ)
     log_to_stderr(config.log_level)
     from node.build import build
 
