@@ -93,7 +93,7 @@ def supported() -> tuple[str, ...]:
 
 @lru_cache(maxsize=16)
 def _tables(layout: Layout) -> tuple[Tensor, Tensor]:
-    """(regions int64 [num, 11] as `murmur_region` has them, elements of each tensor int64 [num])."""
+    """(regions int64 [num, 11] as struct murmur_region has them, elements of each tensor int64 [num])."""
     rows: list[tuple[int, ...]] = []
     first = 0
     for number, tensor in enumerate(layout):
