@@ -27,7 +27,15 @@ setup(
             sources=[str(KERNELS / name) for name in ("codec.cpp", "plain.cpp", "avx2.cpp", "avx512.cpp")],
             depends=[str(KERNELS / name) for name in ("murmur_codec.h", "kernels.h", "kernels.inc")],
             # -ffp-contract=off is part of the specification: every operation is rounded by itself.
-            extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-pthread"],
+            extra_compile_args=[
+                "-std=c++17",
+                "-O3",
+                "-ffp-contract=off",
+                "-fvisibility=hidden",
+                "-Wall",
+                "-Wno-psabi",
+                "-pthread",
+            ],
             extra_link_args=["-pthread"],
             language="c++",
             optional=True,

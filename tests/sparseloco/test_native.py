@@ -246,9 +246,7 @@ def test_the_operators_pass_torchs_own_check(isa):
     records = torch.zeros(layout.records_bytes, dtype=torch.uint8)
     new = [torch.empty_like(value) for value in theta]
     library = torch.ops.murmuration
-    torch.library.opcheck(
-        library.compress.default, (regions, sizes, theta, theta_r, error, BETA, new, records, *how)
-    )
+    torch.library.opcheck(library.compress.default, (regions, sizes, theta, theta_r, error, BETA, new, records, *how))
     library.compress(regions, sizes, theta, theta_r, error, BETA, new, records, *how)
     torch.library.opcheck(library.validate.default, (regions, sizes, records, *how))
     weights = torch.full((1, len(theta)), 0.5)
