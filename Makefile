@@ -3,19 +3,25 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup native demo test lint bench clean
 
 setup: .venv/ready
 
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml constraints.txt setup.py $(wildcard csrc/kernels/*)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
 	  { echo "Murmuration needs Python 3.11 to 3.13; point PYTHON at one: make setup PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt pip setuptools
 	$(BIN)/pip install -q -c constraints.txt torch
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	@test -f sparseloco/murmur_codec.so || \
+	  echo "THE NATIVE CODEC IS NOT BUILT (no working C++ compiler?): nodes run on the slow reference. Install g++, then: make native"
 	$(BIN)/python -m chain.devnet.metadata
 	@touch $@
+
+# The native codec (csrc/) anew, with the compiler's messages.
+native: setup
+	$(BIN)/python setup.py build_ext --inplace --force
 
 # Four honest miners, one that sends garbage and one that sends noise, one validator, twelve rounds.
 demo: setup
@@ -35,4 +41,4 @@ bench: setup
 	MURMUR_FUZZ_CASES=20000 $(BIN)/python -m pytest -m 'slow or not slow' --timeout=1800
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv build sparseloco/murmur_codec.so *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -16,8 +16,9 @@ from protocol.messages import ENVELOPE_BYTES, Envelope, Reveal, parse_envelope, 
 from protocol.ports import Verify
 from protocol.spec import RunSpec
 from protocol.types import DIGEST_BYTES, Commitment, Digest, Peer, PeerId, Reason, Rejection
+from sparseloco import ops
 from sparseloco.outer import OuterState
-from sparseloco.wire import Submission, parse_submission
+from sparseloco.wire import Submission
 
 Unseal = Callable[[Envelope, bytes, bytes], bytes]
 """(envelope, key, ciphertext) -> plaintext of the same length (storage/seal.py)."""
@@ -106,7 +107,7 @@ def fast_checks(
         try:
             envelope, ciphertext = _sealed(item, spec, round, clock, doors)
             plaintext = _unsealed(item, envelope, ciphertext, run, round, theta, doors, expected_proof)
-            opened[peer] = parse_submission(peer, round, plaintext, spec.layout)
+            opened[peer] = ops.parse_submission(peer, round, plaintext, spec.layout)
         except InvalidSubmission as fault:
             rejected[peer] = Rejection(peer, fault.reason, fault.detail)
         except Exception as fault:  # noqa: BLE001

@@ -191,14 +191,14 @@ class _Rehearsal:
 
     def _check(self) -> None:
         from protocol.messages import parse_envelope
-        from sparseloco import wire
+        from sparseloco import ops
         from storage.seal import unseal
 
         count = self._fetch()
         envelope = parse_envelope(self.sealed.envelope)
         for _ in range(count):
             plaintext = unseal(envelope, self.sealed.key, self.sealed.ciphertext)
-            submission = wire.parse_submission(self.doors.signer.peer, 0, plaintext, self.spec.layout)
+            submission = ops.parse_submission(self.doors.signer.peer, 0, plaintext, self.spec.layout)
             submission.update.norms  # noqa: B018
             submission.update.positions  # noqa: B018
             self.doors.bucket.put(f"{KEY}-mirror", self.sealed.object, timeout_seconds=30.0)

@@ -32,6 +32,7 @@ class Built:
 def build(config: NodeConfig, name: str, home: Path) -> Built:
     """Connect, find the run, open data and state, catch up. Raises ConfigError with the next step for the operator."""
     device = choose_device(config.device)
+    ops.use(config.codec)
     doors = connect(config)
     run = runs.find_run(config, doors)
     head = doors.chain.finalized().block
@@ -43,7 +44,7 @@ def build(config: NodeConfig, name: str, home: Path) -> Built:
             f"register it (btcli subnet register --netuid {config.netuid}) and start again"
         )
     logger.info(
-        "murmuration {version}, {name} of run {run} ({id}), round {round}, on {device}, codec {codec}, "
+        "murmuration {version}, {name} of run {run} ({id}), round {round}, on {device}, codec {codec} ({reason}), "
         "hotkey {hotkey}, bucket {bucket}, chain {network}",
         version=version("murmuration"),
         name=name,
@@ -52,10 +53,13 @@ def build(config: NodeConfig, name: str, home: Path) -> Built:
         round=round,
         device=describe(device),
         codec=ops.backend(),
+        reason=ops.reason(),
         hotkey=hotkey(doors.signer.peer),
         bucket=f"{doors.pointer.endpoint}/{doors.pointer.bucket}",
         network=config.network,
     )
+    if ops.is_fallback():
+        logger.warning("the codec runs on the slow reference: {reason}", reason=ops.reason())
     shards = runs.open_data(config, run, doors, home)
     replica = Replica(run.first, _zeros(run.first.model.shapes()), device=device)
     store = StateStore(home, run.id)

@@ -70,6 +70,10 @@ class NodeConfig(_Table):
     ] = None
     home: Annotated[Path, Field(description="folder of this node's state; one per hotkey")] = Path("~/.murmur")
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to train")] = "auto"
+    codec: Annotated[
+        Literal["auto", "native", "reference"],
+        Field(description="codec backend; auto: native where it is built (same bytes, dozens of times faster)"),
+    ] = "auto"
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="least severe log line")] = (
         "INFO"
     )

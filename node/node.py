@@ -21,8 +21,8 @@ from protocol.errors import ChainError, CheckpointCorrupt, OutOfSync, StorageErr
 from protocol.messages import ENVELOPE_BYTES, encode_slot, parse_envelope
 from protocol.spec import Run
 from protocol.types import Attestation, Commitment, Digest, Header, Peer, PeerId, Record, Selection, hotkey
+from sparseloco import ops
 from sparseloco.update import Update
-from sparseloco.wire import parse
 from storage.seal import unseal
 from training import checkpoint
 from training.replica import Replica
@@ -261,7 +261,7 @@ class Node:
             return None
         data = self.store.read(sealed.object)
         plaintext = unseal(parse_envelope(data[:ENVELOPE_BYTES]), sealed.key, data[ENVELOPE_BYTES:])
-        return parse(plaintext, self.run.layout)
+        return ops.parse(plaintext, self.run.layout)
 
     # --- state -----------------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from protocol.messages import ENVELOPE_BYTES, REVEAL_BYTES, Envelope, parse_enve
 from protocol.ports import Verify
 from protocol.spec import RunSpec
 from protocol.types import Digest, Peer, PeerId, Pointer
+from sparseloco import ops
 from sparseloco.update import Update
-from sparseloco.wire import parse_submission
 from storage.exchange import Fault, Source, Wanted, gather
 from storage.s3 import RangedBucket
 from storage.seal import matches, unseal
@@ -134,7 +134,7 @@ def gather_pinned(
         if isinstance(data, bytes) and isinstance(reveal, bytes):
             plaintext = unseal(envelopes[peer], parse_reveal(reveal).key, data[ENVELOPE_BYTES:])
             try:
-                update = parse_submission(peer, round, plaintext, spec.layout).update
+                update = ops.parse_submission(peer, round, plaintext, spec.layout).update
             except InvalidSubmission:
                 update = None
         opened.append(Opened(peer, update))

@@ -1,12 +1,111 @@
-"""The one seam through which the rest of the project calls the codec; which backend answers is decided here."""
+"""The one seam through which the rest of the project calls the codec; which backend answers is decided here.
 
-from sparseloco.outer import apply_probe, outer_step
-from sparseloco.reference import compress
-from sparseloco.wire import parse, parse_submission
+The native codec (sparseloco/native.py) gives the same bytes as the reference and is used when it is built; `use` forces
+one of the two. Tensors on another device than the CPU always go to the reference.
+"""
 
-__all__ = ["apply_probe", "backend", "compress", "outer_step", "parse", "parse_submission"]
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from protocol.errors import ConfigError
+from protocol.layout import Layout
+from protocol.types import PeerId
+from sparseloco import native, outer, reference, wire
+from sparseloco.native import Codec
+from sparseloco.outer import Aggregate, OuterState, Scales
+from sparseloco.update import Update
+from sparseloco.wire import Submission
+
+Choice = Literal["auto", "native", "reference"]
+
+
+@dataclass(slots=True)
+class _Chosen:
+    """`codec` None: the reference."""
+
+    codec: Codec | None
+    reason: str
+
+
+def _choose(choice: Choice) -> _Chosen:
+    if choice == "reference":
+        return _Chosen(None, "configured")
+    try:
+        isa = native.supported()[-1]
+    except native.Unavailable as fault:
+        if choice == "native":
+            raise ConfigError(f"codec native: {fault}") from None
+        return _Chosen(None, str(fault))
+    return _Chosen(Codec(isa), "configured" if choice == "native" else "built, same bytes as the reference")
+
+
+_chosen = _choose("auto")
+
+
+def use(choice: Choice) -> None:
+    """Choose the backend for this process. Raises ConfigError for "native" where it cannot run."""
+    global _chosen
+    _chosen = _choose(choice)
 
 
 def backend() -> str:
-    """Name of the backend in use, for a node's first log line."""
-    return "reference"
+    """Name of the backend in use, for a node's first log line: "native (avx2)" or "reference"."""
+    return "reference" if _chosen.codec is None else f"native ({_chosen.codec.isa})"
+
+
+def reason() -> str:
+    """Why this backend: for the reference where nobody asked for it, what is missing and the next step."""
+    return _chosen.reason
+
+
+def is_fallback() -> bool:
+    """Whether the reference runs although nobody asked for it: dozens of times slower, to be said loudly."""
+    return _chosen.codec is None and _chosen.reason != "configured"
+
+
+def _codec_for(*groups: Mapping[str, Tensor] | None) -> Codec | None:
+    """The native codec when it is in use and every tensor lies where it can reach it."""
+    on_cpu = all(tensor.device.type == "cpu" for group in groups if group is not None for tensor in group.values())
+    return _chosen.codec if on_cpu else None
+
+
+def compress(
+    theta: Mapping[str, Tensor],
+    theta_r: Mapping[str, Tensor],
+    error: Mapping[str, Tensor] | None,
+    layout: Layout,
+    beta: float,
+) -> tuple[Update, dict[str, Tensor]]:
+    """As reference.compress, which states it."""
+    codec = _codec_for(theta, theta_r, error)
+    return (codec or reference).compress(theta, theta_r, error, layout, beta)
+
+
+def parse(plaintext: bytes, layout: Layout) -> Update:
+    """As wire.parse, which states it."""
+    return (_chosen.codec or wire).parse(plaintext, layout)
+
+
+def parse_submission(peer: PeerId, round: int, plaintext: bytes, layout: Layout) -> Submission:
+    """As wire.parse_submission, which states it."""
+    return (_chosen.codec or wire).parse_submission(peer, round, plaintext, layout)
+
+
+def outer_step(
+    theta: Mapping[str, Tensor],
+    updates: Sequence[Update | None],
+    state: OuterState,
+    *,
+    alpha: float,
+    aggregate: Aggregate,
+) -> tuple[dict[str, Tensor], OuterState, tuple[Scales, ...]]:
+    """As outer.outer_step, which states it."""
+    return (_codec_for(theta) or outer).outer_step(theta, updates, state, alpha=alpha, aggregate=aggregate)
+
+
+def apply_probe(theta: Mapping[str, Tensor], update: Update, factor: Scales, step: float) -> dict[str, Tensor]:
+    """As outer.apply_probe, which states it."""
+    return (_codec_for(theta) or outer).apply_probe(theta, update, factor, step)

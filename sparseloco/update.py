@@ -4,7 +4,7 @@ An `Update` is made by the decoder (wire.parse) or by compress, never from unche
 validates again. It keeps the records as bytes (1.3 bytes a kept value) and decodes a tensor when asked.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from math import sqrt
@@ -24,7 +24,8 @@ SKETCH_CHUNKS = 4096
 """At most about so many chunks, evenly spaced over the layout, are compared for copies; all of them in a model of up
 to 16 M parameters."""
 
-_LEVELS = 256
+LEVELS = 256
+"""Level codes there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class Update:
 
     layout: Layout
     records: bytes
+    counts: npt.NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
+    """How many values of each tensor have each level code, [tensors, 256], when the decoder has counted them."""
 
     @cached_property
     def digest(self) -> Digest:
@@ -74,8 +77,9 @@ class Update:
         """Norms of the decoded values (docs/protocol.md section 7): values are counted per level code in integers,
         then count * level^2 is summed in ascending code order in float64. Same bits on any machine, and for ranks
         that add up their counts."""
-        histograms = [self._histogram(tensor) for tensor in self.layout]
-        total = np.zeros(_LEVELS, dtype=np.int64)
+        counted = self.counts
+        histograms = [self._histogram(tensor) for tensor in self.layout] if counted is None else list(counted)
+        total = np.zeros(LEVELS, dtype=np.int64)
         for histogram in histograms:
             total += histogram
         return Norms(tuple(_norm(histogram) for histogram in histograms), _norm(total))
@@ -108,14 +112,14 @@ class Update:
 
     def _histogram(self, tensor: TensorLayout) -> npt.NDArray[np.int64]:
         """How many values of the tensor have each level code, int64 [256]."""
-        counts = np.zeros(_LEVELS, dtype=np.int64)
+        counts = np.zeros(LEVELS, dtype=np.int64)
         for region in slabs(tensor):
             levels = self.chunks(tensor, region).codes.levels().numpy()
-            counts += np.bincount(levels.ravel(), minlength=_LEVELS)
+            counts += np.bincount(levels.ravel(), minlength=LEVELS)
         return counts
 
 
-_SQUARES = [float(level) ** 2 for level in level_values(torch.arange(_LEVELS)).tolist()]
+_SQUARES = [float(level) ** 2 for level in level_values(torch.arange(LEVELS)).tolist()]
 """Exact: a level has 4 significant bits."""
 
 

@@ -35,12 +35,17 @@ def encode(theta: Digest, update: Update) -> bytes:
     return theta + update.records
 
 
-def parse(plaintext: bytes, layout: Layout) -> Update:
-    """The update in a plaintext. Raises InvalidSubmission(MALFORMED) for any bytes that `encode` would not produce."""
+def require_size(plaintext: bytes, layout: Layout) -> None:
+    """Raises InvalidSubmission(MALFORMED) for a plaintext of any size but the layout's."""
     if len(plaintext) != plaintext_bytes(layout):
         raise InvalidSubmission(
             Reason.MALFORMED, f"plaintext of {len(plaintext)} bytes, the layout makes {plaintext_bytes(layout)}"
         )
+
+
+def parse(plaintext: bytes, layout: Layout) -> Update:
+    """The update in a plaintext. Raises InvalidSubmission(MALFORMED) for any bytes that `encode` would not produce."""
+    require_size(plaintext, layout)
     update = Update(layout, plaintext[DIGEST_BYTES:])
     for tensor in layout:
         for region in slabs(tensor):

@@ -144,10 +144,6 @@ def test_one_and_two_threads_give_the_same_bits():
     assert same_bits(results[0][2], results[1][2])
 
 
-def test_the_backend_has_a_name():
-    assert ops.backend() == "reference"
-
-
 def counted(num, seed):
     """Values that depend on integer arithmetic alone, so that no library's random stream can change them."""
     words, state = [], seed

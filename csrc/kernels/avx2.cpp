@@ -1,0 +1,8 @@
+// The kernels for AVX2. The pragma stands before every include, so that nothing here is compiled for another target.
+#ifdef __x86_64__
+#pragma GCC target("avx2,bmi,bmi2,lzcnt,popcnt")
+#include <immintrin.h>
+#define MURMUR_KERNELS avx2_kernels
+#define MURMUR_WIDTH 8
+#include "kernels.inc"
+#endif

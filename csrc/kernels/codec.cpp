@@ -1,0 +1,187 @@
+// The contract of murmur_codec.h: validates a plan, chooses the instruction set, and shares the blocks among threads.
+
+#include <atomic>
+#include <thread>
+
+#include "kernels.h"
+
+namespace murmur {
+namespace {
+
+constexpr uint64_t GRAIN = 32;  // blocks that a thread takes at once: a guess of the threshold lives long enough
+constexpr uint32_t MAX_THREADS = 1024;
+
+const Kernels *kernels_for(uint32_t isa) {
+    if (!murmur_supports(isa)) return nullptr;
+#ifdef __x86_64__
+    if (isa == MURMUR_AVX512) return &avx512_kernels;
+    if (isa == MURMUR_AVX2) return &avx2_kernels;
+#endif
+    return &plain_kernels;
+}
+
+uint64_t blocks_of(const murmur_region &region) { return region.down * region.across; }
+
+uint64_t blocks_of(const murmur_plan &plan) {
+    if (!plan.num_regions) return 0;
+    const murmur_region &last = plan.regions[plan.num_regions - 1];
+    return last.first + blocks_of(last);
+}
+
+// a * b + c, or false when it overflows.
+bool multiply_add(uint64_t a, uint64_t b, uint64_t c, uint64_t *result) {
+    return !__builtin_mul_overflow(a, b, result) && !__builtin_add_overflow(*result, c, result);
+}
+
+// Whether every element and record byte that the region names lies inside its tensor and the records.
+bool fits(const murmur_region &r, const murmur_plan &plan, uint64_t first) {
+    if (r.tensor >= plan.num_tensors || r.first != first) return false;
+    if (!r.down || !r.across || !r.height || !r.width || r.height > CHUNK || r.width > CHUNK) return false;
+    const uint64_t n = r.height * r.width;
+    if (n > CHUNK || !r.k || r.k > n) return false;
+    const Shape shape((uint32_t)n, (uint32_t)r.k);
+    uint64_t rows, row_end, elements, row_bytes, bytes, blocks;
+    return multiply_add(r.across, r.width, 0, &row_end) && (r.down * r.height == 1 || row_end <= r.row_step) &&
+           multiply_add(r.down, r.height, 0, &rows) && multiply_add(rows - 1, r.row_step, row_end, &elements) &&
+           !__builtin_add_overflow(elements, r.start, &elements) && elements <= plan.tensor_elements[r.tensor] &&
+           multiply_add(r.across, shape.bytes, 0, &row_bytes) && (r.down == 1 || row_bytes <= r.record_step) &&
+           multiply_add(r.down - 1, r.record_step, row_bytes, &bytes) &&
+           !__builtin_add_overflow(bytes, r.record, &bytes) && bytes <= plan.records_bytes &&
+           multiply_add(r.down, r.across, first, &blocks);
+}
+
+bool is_valid(const murmur_plan &plan) {
+    if (!plan.threads || plan.threads > MAX_THREADS || !kernels_for(plan.isa)) return false;
+    if ((uintptr_t)plan.scratch % alignof(Scratch) || plan.scratch_bytes / sizeof(Scratch) < plan.threads) return false;
+    uint64_t first = 0;
+    for (uint64_t i = 0; i < plan.num_regions; ++i) {
+        if (!fits(plan.regions[i], plan, first)) return false;
+        first += blocks_of(plan.regions[i]);
+    }
+    return true;
+}
+
+const murmur_region *region_at(const murmur_plan &plan, uint64_t block) {
+    uint64_t low = 0, high = plan.num_regions;
+    while (high - low > 1) {
+        const uint64_t middle = low + (high - low) / 2;
+        (plan.regions[middle].first <= block ? low : high) = middle;
+    }
+    return plan.regions + low;
+}
+
+// work(region, begin, end, scratch, &at) on all blocks, GRAIN at a time, on plan.threads threads of which the caller is
+// one. Returns the status of the lowest failing block, and that block.
+template <class Work>
+int run(const murmur_plan &plan, Work work, uint64_t *fault = nullptr) {
+    const uint64_t num_blocks = blocks_of(plan);
+    const uint64_t useful = (num_blocks + GRAIN - 1) / GRAIN;
+    const uint32_t threads = useful < plan.threads ? (uint32_t)(useful ? useful : 1) : plan.threads;
+    std::atomic<uint64_t> next{0}, lowest{UINT64_MAX};
+    std::atomic<int> status{MURMUR_OK};
+    std::atomic_flag lock = ATOMIC_FLAG_INIT;
+
+    auto body = [&](uint32_t thread) {
+        Scratch &scratch = static_cast<Scratch *>(plan.scratch)[thread];
+        scratch.guess = 0;
+        scratch.slack = 1u << 20;
+        for (;;) {
+            const uint64_t begin = next.fetch_add(GRAIN, std::memory_order_relaxed);
+            if (begin >= num_blocks || begin > lowest.load(std::memory_order_relaxed)) return;
+            const uint64_t end = begin + GRAIN < num_blocks ? begin + GRAIN : num_blocks;
+            const murmur_region *region = region_at(plan, begin);
+            for (uint64_t at = begin; at < end; ++region) {
+                const uint64_t stop = region->first + blocks_of(*region) < end ? region->first + blocks_of(*region) : end;
+                uint64_t failed = 0;
+                const int found = work(*region, at - region->first, stop - region->first, scratch, &failed);
+                if (found != MURMUR_OK) {
+                    while (lock.test_and_set(std::memory_order_acquire)) {}
+                    if (region->first + failed < lowest.load()) {
+                        lowest.store(region->first + failed);
+                        status.store(found);
+                    }
+                    lock.clear(std::memory_order_release);
+                    return;
+                }
+                at = stop;
+            }
+        }
+    };
+    struct Team {
+        std::thread members[MAX_THREADS];
+        uint32_t size = 0;
+        ~Team() {
+            for (uint32_t i = 0; i < size; ++i) members[i].join();
+        }
+    };
+    {
+        Team team;
+        for (uint32_t i = 1; i < threads; ++i) {
+            try {
+                team.members[team.size] = std::thread(body, i);
+            } catch (...) {
+                break;  // fewer threads than wished: the others do the work
+            }
+            ++team.size;
+        }
+        body(0);
+    }
+    if (fault) *fault = lowest.load();
+    return status.load();
+}
+
+}  // namespace
+}  // namespace murmur
+
+using namespace murmur;
+
+uint32_t murmur_abi(void) { return MURMUR_ABI; }
+
+uint64_t murmur_scratch_bytes(void) { return sizeof(Scratch); }
+
+int murmur_supports(uint32_t isa) {
+#ifdef __x86_64__
+    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+                          __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+    if (isa == MURMUR_AVX2) return has_avx2;
+    if (isa == MURMUR_AVX512)
+        return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#endif
+    return isa == MURMUR_PLAIN;
+}
+
+int murmur_compress(const murmur_plan *plan, const float *const *theta, const void *const *theta_r,
+                    int theta_r_is_bf16, const float *const *error, float beta, float *const *new_error,
+                    uint8_t *records) {
+    if (!is_valid(*plan)) return MURMUR_BAD_PLAN;
+    const Compress job{theta, theta_r, theta_r_is_bf16 != 0, error, beta, new_error, records};
+    const Kernels *kernels = kernels_for(plan->isa);
+    return run(*plan, [&](const murmur_region &region, uint64_t begin, uint64_t end, Scratch &scratch, uint64_t *at) {
+        return kernels->compress(region, begin, end, job, scratch, at);
+    });
+}
+
+int murmur_validate(const murmur_plan *plan, const uint8_t *records, uint64_t *counts, uint64_t *fault) {
+    if (!is_valid(*plan)) return MURMUR_BAD_PLAN;
+    const Kernels *kernels = kernels_for(plan->isa);
+    auto work = [&](const murmur_region &region, uint64_t begin, uint64_t end, Scratch &scratch, uint64_t *at) {
+        uint64_t found[256] = {};
+        const int status = kernels->validate(region, begin, end, records, found, scratch, at);
+        for (int code = 0; code < 256; ++code)
+            if (found[code]) __atomic_fetch_add(&counts[region.tensor * 256 + code], found[code], __ATOMIC_RELAXED);
+        return status;
+    };
+    return run(*plan, work, fault);
+}
+
+int murmur_aggregate(const murmur_plan *plan, const uint8_t *const *records, uint64_t num_payloads,
+                     const float *weights, uint32_t rule, const float *const *theta, float *const *out) {
+    if (!is_valid(*plan) || rule > MURMUR_PROBE || (rule == MURMUR_PROBE && num_payloads != 1) || !num_payloads)
+        return MURMUR_BAD_PLAN;
+    const Aggregate job{records, num_payloads, plan->num_tensors, weights, rule, theta, out};
+    const Kernels *kernels = kernels_for(plan->isa);
+    return run(*plan, [&](const murmur_region &region, uint64_t begin, uint64_t end, Scratch &scratch, uint64_t *at) {
+        return kernels->aggregate(region, begin, end, job, scratch, at);
+    });
+}

@@ -1,0 +1,73 @@
+// What the dispatcher (codec.cpp) and the kernels of each instruction set (kernels.inc) share. Private.
+#pragma once
+
+#include "murmur_codec.h"
+
+namespace murmur {
+
+constexpr uint32_t CHUNK = 4096;
+constexpr uint32_t LANES = 16;
+
+// One thread's memory. Arrays have room for a vector, or a word of candidates, past their end.
+struct alignas(64) Scratch {
+    float acc[CHUNK + 64];
+    float values[CHUNK + 64];
+    uint64_t marks[CHUNK / 64];
+    uint32_t magnitudes[CHUNK + 64];
+    uint32_t holders[CHUNK + 64];
+    uint16_t candidates[CHUNK + 64];
+    uint16_t indices[CHUNK + 64];
+    uint64_t codes[2 * CHUNK / 64 + 2];
+    uint64_t upper[2 * CHUNK / 64 + 2];
+    uint8_t record[2 * CHUNK / 8 + 2 * CHUNK / 8 + 64];
+    // A guess of the next block's threshold (fp32 bits) and how far it is kept below the last one: speed only.
+    uint32_t guess, slack;
+};
+
+// The numbers that follow from a block's n and k (docs/protocol.md section 3).
+struct Shape {
+    uint32_t n, k, low, buckets, upper_bits, codes_at, end, bytes;
+
+    Shape(uint32_t elements, uint32_t kept) : n(elements), k(kept), low(0) {
+        while ((n / k) >> (low + 1)) ++low;
+        buckets = (n + (1u << low) - 1) >> low;
+        upper_bits = k + buckets;
+        codes_at = upper_bits + k * low;
+        end = codes_at + 2 * k;
+        bytes = (end + 7) / 8 + 2;
+    }
+};
+
+struct Compress {
+    const float *const *theta;
+    const void *const *theta_r;
+    bool bf16;
+    const float *const *error;
+    float beta;
+    float *const *new_error;
+    uint8_t *records;
+};
+
+struct Aggregate {
+    const uint8_t *const *records;
+    uint64_t num_payloads, num_tensors;
+    const float *weights;
+    uint32_t rule;
+    const float *const *theta;
+    float *const *out;
+};
+
+// Each works on blocks [begin, end) of one region, in order, and stops at the first that fails (*at).
+struct Kernels {
+    int (*compress)(const murmur_region &, uint64_t begin, uint64_t end, const Compress &, Scratch &, uint64_t *at);
+    int (*validate)(const murmur_region &, uint64_t begin, uint64_t end, const uint8_t *records, uint64_t *counts,
+                    Scratch &, uint64_t *at);
+    int (*aggregate)(const murmur_region &, uint64_t begin, uint64_t end, const Aggregate &, Scratch &, uint64_t *at);
+};
+
+extern const Kernels plain_kernels;
+#ifdef __x86_64__
+extern const Kernels avx2_kernels, avx512_kernels;
+#endif
+
+}  // namespace murmur

@@ -1,0 +1,92 @@
+/* The codec of docs/protocol.md sections 3 and 7 on raw memory: the contract between the kernels and whoever calls them.
+ *
+ * Nothing here knows of torch or Python, allocates memory that grows with the model, or keeps a pointer after it
+ * returns. Every function first validates its plan and then acts. Results have the same bits for every instruction set
+ * and number of threads; sparseloco/reference.py is the specification.
+ */
+#ifndef MURMUR_CODEC_H
+#define MURMUR_CODEC_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MURMUR_ABI 1
+#define MURMUR_API __attribute__((visibility("default")))
+
+/* What a function returns. From MURMUR_COUNT on: why a record is malformed. */
+enum murmur_status {
+    MURMUR_OK = 0,
+    MURMUR_BAD_PLAN = 1,   /* the caller's fault; nothing was read or written */
+    MURMUR_NOT_FINITE = 2, /* a NaN or an infinity in beta * e + delta; outputs are undefined */
+    MURMUR_COUNT = 10,     /* not exactly k ones in the upper part */
+    MURMUR_PADDING = 11,   /* padding bits that are not zero */
+    MURMUR_RANGE = 12,     /* an index at or above n */
+    MURMUR_ORDER = 13,     /* indices that are not strictly ascending */
+    MURMUR_LEVELS = 14,    /* lo above hi */
+    MURMUR_EQUAL = 15,     /* equal levels with a magnitude bit */
+    MURMUR_ZERO = 16       /* a sign on a zero level */
+};
+
+enum murmur_isa { MURMUR_PLAIN = 0, MURMUR_AVX2 = 1, MURMUR_AVX512 = 2 };
+
+enum murmur_rule {
+    MURMUR_MEAN = 0,             /* out = theta - sum of w * v */
+    MURMUR_CONTRIBUTOR_MEAN = 1, /* out = theta - (sum of w * v) / holders */
+    MURMUR_PROBE = 2             /* one payload: out = theta - w * v, without a sum that starts at +0 */
+};
+
+/* A grid of down x across blocks of one shape in a tensor (protocol/layout.py, Region). Block (i, j) begins at element
+ * start + i * height * row_step + j * width; its rows lie row_step elements apart; its record begins at byte
+ * record + i * record_step + j * (size of a record). */
+typedef struct murmur_region {
+    uint64_t tensor;
+    uint64_t first; /* blocks of all regions before this one in the table */
+    uint64_t start, row_step;
+    uint64_t down, across, height, width;
+    uint64_t k; /* values kept of the height * width <= 4096 elements of a block */
+    uint64_t record, record_step;
+} murmur_region;
+
+typedef struct murmur_plan {
+    const murmur_region *regions;
+    uint64_t num_regions;
+    const uint64_t *tensor_elements; /* [num_tensors] */
+    uint64_t num_tensors;
+    uint64_t records_bytes; /* of all records of one payload */
+    void *scratch;          /* threads * murmur_scratch_bytes(), 64-byte aligned */
+    uint64_t scratch_bytes;
+    uint32_t threads; /* at least 1; the calling thread is one of them */
+    uint32_t isa;     /* enum murmur_isa, one that murmur_supports */
+} murmur_plan;
+
+MURMUR_API uint32_t murmur_abi(void);
+/* Scratch memory of one thread, in bytes. */
+MURMUR_API uint64_t murmur_scratch_bytes(void);
+/* Whether this build and this processor have the instruction set. */
+MURMUR_API int murmur_supports(uint32_t isa);
+
+/* acc = beta * error + (theta - theta_r); the records of its Top-k; new_error = acc - what the records decode to.
+ * Arrays are [num_tensors] pointers to contiguous tensors. theta_r is bf16 when theta_r_is_bf16, else fp32; error may
+ * be null (zeros); new_error may be error itself. */
+MURMUR_API int murmur_compress(const murmur_plan *plan, const float *const *theta, const void *const *theta_r,
+                               int theta_r_is_bf16, const float *const *error, float beta, float *const *new_error,
+                               uint8_t *records);
+
+/* Strict decoding of a stranger's records, records_bytes long. counts: uint64 [num_tensors][256], to which the number
+ * of values of each level code is added. On a malformed record: its reason, and *fault its block's number in the
+ * table, the lowest that is malformed; counts are then undefined. */
+MURMUR_API int murmur_validate(const murmur_plan *plan, const uint8_t *records, uint64_t *counts, uint64_t *fault);
+
+/* out = theta moved by payloads in the given order. records: [num_payloads] pointers; weights: fp32
+ * [num_payloads][num_tensors]. out may be theta itself. A malformed record stops it with its reason, out then being
+ * undefined: validate first. */
+MURMUR_API int murmur_aggregate(const murmur_plan *plan, const uint8_t *const *records, uint64_t num_payloads,
+                                const float *weights, uint32_t rule, const float *const *theta, float *const *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,367 @@
+"""The codec in C++ (csrc/kernels/murmur_codec.h): the reference's results, bit for bit, at the speed of memory.
+
+The shared library is loaded by ctypes and knows nothing of torch; the torch operators `murmuration::compress`,
+`validate` and `aggregate` wrap it. CPU tensors only. May not decide whether it is used: that is sparseloco/ops.py's.
+"""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from protocol.errors import InvalidSubmission
+from protocol.layout import Layout
+from protocol.types import DIGEST_BYTES, Digest, PeerId, Reason
+from sparseloco.floats import NonFinite, require_denormals, tensor_of
+from sparseloco.outer import SMALLEST_WEIGHT, Aggregate, OuterState, Scales, bounds
+from sparseloco.update import LEVELS, Update
+from sparseloco.wire import Submission, require_size
+
+LIBRARY = Path(__file__).with_name("murmur_codec.so")
+ISAS = ("plain", "avx2", "avx512")
+_ABI = 1
+_OK, _NOT_FINITE = 0, 2
+_MALFORMED = {
+    10: "a chunk does not hold exactly k' indices",
+    11: "padding bits are not zero",
+    12: "an index lies outside its chunk",
+    13: "indices are not strictly ascending",
+    14: "the low level is above the high level",
+    15: "equal levels must use magnitude bit 0",
+    16: "a zero level must have sign bit 0",
+}
+_RULES = {"mean": 0, "contributor_mean": 1}
+_PROBE = 2
+_REGION_FIELDS = 11
+_ALIGNMENT = 64
+
+
+class Unavailable(RuntimeError):
+    """The native codec cannot run here; the message says why and what to do."""
+
+
+class _Plan(ctypes.Structure):
+    _fields_ = (
+        ("regions", ctypes.c_void_p),
+        ("num_regions", ctypes.c_uint64),
+        ("tensor_elements", ctypes.c_void_p),
+        ("num_tensors", ctypes.c_uint64),
+        ("records_bytes", ctypes.c_uint64),
+        ("scratch", ctypes.c_void_p),
+        ("scratch_bytes", ctypes.c_uint64),
+        ("threads", ctypes.c_uint32),
+        ("isa", ctypes.c_uint32),
+    )
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The loaded library. Raises Unavailable."""
+    if not LIBRARY.exists():
+        raise Unavailable(f"{LIBRARY.name} is not built; install a C++ compiler (g++) and run: make native")
+    try:
+        loaded = ctypes.CDLL(str(LIBRARY))
+        abi = loaded.murmur_abi()
+    except (OSError, AttributeError) as fault:
+        raise Unavailable(f"{LIBRARY.name} cannot be loaded ({fault}); build it again: make native") from None
+    if abi != _ABI:
+        raise Unavailable(f"{LIBRARY.name} has interface {abi}, this release needs {_ABI}; build it again: make native")
+    pointer, u32, u64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
+    plan = ctypes.POINTER(_Plan)
+    loaded.murmur_scratch_bytes.restype = u64
+    loaded.murmur_supports.argtypes = (u32,)
+    loaded.murmur_compress.argtypes = (
+        *(plan, pointer, pointer, ctypes.c_int, pointer),
+        *(ctypes.c_float, pointer, pointer),
+    )
+    loaded.murmur_validate.argtypes = (plan, pointer, pointer, ctypes.POINTER(u64))
+    loaded.murmur_aggregate.argtypes = (plan, pointer, u64, pointer, u32, pointer, pointer)
+    return loaded
+
+
+def supported() -> tuple[str, ...]:
+    """Instruction sets that this build and processor have, slowest first. Raises Unavailable."""
+    return tuple(name for isa, name in enumerate(ISAS) if library().murmur_supports(isa))
+
+
+@lru_cache(maxsize=16)
+def _tables(layout: Layout) -> tuple[Tensor, Tensor]:
+    """(regions int64 [num, 11] as struct murmur_region has them, elements of each tensor int64 [num])."""
+    rows: list[tuple[int, ...]] = []
+    first = 0
+    for number, tensor in enumerate(layout):
+        for r in tensor.regions:
+            start = r.row * tensor.columns + r.column
+            record = tensor.offset + r.offset
+            rows.append(
+                (number, first, start, tensor.columns, r.down, r.across, r.height, r.width, r.k, record, r.stride)
+            )
+            first += r.down * r.across
+    sizes = torch.tensor([tensor.numel for tensor in layout], dtype=torch.int64)
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, _REGION_FIELDS), sizes
+
+
+class _Call:
+    """A plan and the memory it points to, alive as long as this is."""
+
+    def __init__(self, regions: Tensor, sizes: Tensor, records_bytes: int, threads: int, isa: int) -> None:
+        scratch_bytes = threads * int(library().murmur_scratch_bytes())
+        self._kept = (regions, sizes, torch.empty(scratch_bytes + _ALIGNMENT, dtype=torch.uint8))
+        address = self._kept[2].data_ptr()
+        self.plan = ctypes.byref(
+            _Plan(
+                regions.data_ptr(),
+                regions.shape[0],
+                sizes.data_ptr(),
+                sizes.numel(),
+                records_bytes,
+                address + -address % _ALIGNMENT,
+                scratch_bytes,
+                threads,
+                isa,
+            )
+        )
+
+
+def _pointers(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+# --- operators: schema, kernel, fake kernel ------------------------------------------------------------------
+
+
+@torch.library.custom_op(
+    "murmuration::compress",
+    mutates_args=("new_error", "records"),
+    device_types="cpu",
+    schema="(Tensor regions, Tensor sizes, Tensor[] theta, Tensor[] theta_r, Tensor[] error, float beta,"
+    " Tensor(a!)[] new_error, Tensor(b!) records, int threads, int isa) -> ()",
+)
+def _compress(
+    regions: Tensor,
+    sizes: Tensor,
+    theta: Sequence[Tensor],
+    theta_r: Sequence[Tensor],
+    error: Sequence[Tensor],
+    beta: float,
+    new_error: Sequence[Tensor],
+    records: Tensor,
+    threads: int,
+    isa: int,
+) -> None:
+    call = _Call(regions, sizes, records.numel(), threads, isa)
+    status = library().murmur_compress(
+        call.plan,
+        _pointers(theta),
+        _pointers(theta_r),
+        int(any(end.dtype == torch.bfloat16 for end in theta_r)),
+        _pointers(error) if error else None,
+        beta,
+        _pointers(new_error),
+        records.data_ptr(),
+    )
+    if status == _NOT_FINITE:
+        raise NonFinite("the values to compress hold a NaN or an infinity")
+    _require_ok(status)
+
+
+@_compress.register_fake
+def _(*_: Any) -> None:
+    return None
+
+
+@torch.library.custom_op(
+    "murmuration::validate",
+    mutates_args=(),
+    device_types="cpu",
+    schema="(Tensor regions, Tensor sizes, Tensor records, int threads, int isa) -> Tensor",
+)
+def _validate(regions: Tensor, sizes: Tensor, records: Tensor, threads: int, isa: int) -> Tensor:
+    call = _Call(regions, sizes, records.numel(), threads, isa)
+    counts = torch.zeros(sizes.numel(), LEVELS, dtype=torch.int64)
+    fault = ctypes.c_uint64()
+    status = library().murmur_validate(call.plan, records.data_ptr(), counts.data_ptr(), ctypes.byref(fault))
+    _require_ok(status)
+    return counts
+
+
+@_validate.register_fake
+def _(regions: Tensor, sizes: Tensor, *_: Any) -> Tensor:
+    return sizes.new_empty(sizes.numel(), LEVELS, dtype=torch.int64)
+
+
+@torch.library.custom_op(
+    "murmuration::aggregate",
+    mutates_args=("out",),
+    device_types="cpu",
+    schema="(Tensor regions, Tensor sizes, Tensor[] records, Tensor weights, int rule, Tensor[] theta,"
+    " Tensor(a!)[] out, int threads, int isa) -> ()",
+)
+def _aggregate(
+    regions: Tensor,
+    sizes: Tensor,
+    records: Sequence[Tensor],
+    weights: Tensor,
+    rule: int,
+    theta: Sequence[Tensor],
+    out: Sequence[Tensor],
+    threads: int,
+    isa: int,
+) -> None:
+    call = _Call(regions, sizes, records[0].numel(), threads, isa)
+    _require_ok(
+        library().murmur_aggregate(
+            call.plan,
+            _pointers(records),
+            len(records),
+            weights.data_ptr(),
+            rule,
+            _pointers(theta),
+            _pointers(out),
+        )
+    )
+
+
+@_aggregate.register_fake
+def _(*_: Any) -> None:
+    return None
+
+
+def _require_ok(status: int) -> None:
+    if status in _MALFORMED:
+        raise InvalidSubmission(Reason.MALFORMED, _MALFORMED[status])
+    if status != _OK:
+        raise RuntimeError(f"the native codec refused its plan (status {status}): sparseloco/native.py made a bad one")
+
+
+# --- what ops.py calls -------------------------------------------------------------------------------------------
+
+
+class _View:
+    """bytes as an array that numpy and torch take for writable; nothing here writes to one."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        address = np.frombuffer(data, dtype=np.uint8).ctypes.data
+        self.__array_interface__ = {"shape": (len(data),), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def _tensor(data: bytes) -> Tensor:
+    return torch.from_numpy(np.asarray(_View(data))) if data else torch.empty(0, dtype=torch.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """The native codec for one instruction set (a name of `supported()`) and number of threads (0: torch's own).
+
+    Its methods mirror the reference's functions: same arguments, results and errors. `out` tensors, contiguous fp32
+    of the layout's shapes, receive a result in place of new ones.
+    """
+
+    isa: str
+    threads: int = 0
+
+    def compress(
+        self,
+        theta: Mapping[str, Tensor],
+        theta_r: Mapping[str, Tensor],
+        error: Mapping[str, Tensor] | None,
+        layout: Layout,
+        beta: float,
+        out: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Update, dict[str, Tensor]]:
+        """As reference.compress. `out` may be `error` itself; after NonFinite its contents are undefined."""
+        require_denormals()
+        starts = [tensor_of(theta, tensor, torch.float32).contiguous() for tensor in layout]
+        ends = [tensor_of(theta_r, tensor, torch.float32, torch.bfloat16).contiguous() for tensor in layout]
+        if len({end.dtype for end in ends}) > 1:
+            ends = [end.to(torch.float32) for end in ends]
+        carried = [] if error is None else [tensor_of(error, tensor, torch.float32).contiguous() for tensor in layout]
+        new_error = _destination(out, layout)
+        records = np.empty(layout.records_bytes, dtype=np.uint8)
+        target = torch.from_numpy(records)
+        _compress(*_tables(layout), starts, ends, carried, beta, list(new_error.values()), target, *self._how())
+        return Update(layout, records.tobytes()), new_error
+
+    def parse(self, plaintext: bytes, layout: Layout) -> Update:
+        """As wire.parse; the update knows its level counts. Of several faults, the one named is the first chunk's."""
+        require_size(plaintext, layout)
+        return self.counted(Update(layout, plaintext[DIGEST_BYTES:]))
+
+    def parse_submission(self, peer: PeerId, round: int, plaintext: bytes, layout: Layout) -> Submission:
+        """As wire.parse_submission."""
+        update = self.parse(plaintext, layout)
+        return Submission(peer, round, Digest(plaintext[:DIGEST_BYTES]), update)
+
+    def counted(self, update: Update) -> Update:
+        """The update with its level counts, validated on the way."""
+        if update.counts is not None:
+            return update
+        counts = _validate(*_tables(update.layout), _tensor(update.records), *self._how())
+        return Update(update.layout, update.records, counts.numpy())
+
+    def outer_step(
+        self,
+        theta: Mapping[str, Tensor],
+        updates: Sequence[Update | None],
+        state: OuterState,
+        *,
+        alpha: float,
+        aggregate: Aggregate,
+        out: Mapping[str, Tensor] | None = None,
+    ) -> tuple[dict[str, Tensor], OuterState, tuple[Scales, ...]]:
+        """As outer.outer_step. `out` may be `theta` itself."""
+        require_denormals()
+        parsed = [None if update is None else self.counted(update) for update in updates]
+        factors, new_state = bounds([None if update is None else update.norms for update in parsed], state)
+        present = [(update, factor) for update, factor in zip(parsed, factors, strict=True) if update is not None]
+        divisor = len(updates) if aggregate == "mean" else 1
+        if not present:
+            return {name: values.detach().clone() for name, values in theta.items()}, new_state, factors
+        weights = np.array([factor for _, factor in present], dtype=np.float64) * alpha / divisor
+        new = self._move(theta, [update for update, _ in present], weights, _RULES[aggregate], out)
+        return new, new_state, factors
+
+    def apply_probe(
+        self, theta: Mapping[str, Tensor], update: Update, factor: Scales, step: float
+    ) -> dict[str, Tensor]:
+        """As outer.apply_probe."""
+        return self._move(theta, [update], step * np.array([factor], dtype=np.float64), _PROBE, None)
+
+    def _move(
+        self,
+        theta: Mapping[str, Tensor],
+        updates: list[Update],
+        weights: npt.NDArray[np.float64],
+        rule: int,
+        out: Mapping[str, Tensor] | None,
+    ) -> dict[str, Tensor]:
+        layout = updates[0].layout
+        if any(update.layout != layout for update in updates):
+            raise ValueError("updates of different layouts cannot be applied together")
+        before = [tensor_of(theta, tensor, torch.float32).contiguous() for tensor in layout]
+        new = _destination(out, layout)
+        rounded = torch.from_numpy(np.where(weights >= SMALLEST_WEIGHT, weights, 0.0).astype(np.float32))
+        records = [_tensor(update.records) for update in updates]
+        _aggregate(*_tables(layout), records, rounded, rule, before, list(new.values()), *self._how())
+        return new
+
+    def _how(self) -> tuple[int, int]:
+        return self.threads or torch.get_num_threads(), ISAS.index(self.isa)
+
+
+def _destination(out: Mapping[str, Tensor] | None, layout: Layout) -> dict[str, Tensor]:
+    if out is None:
+        return {tensor.name: torch.empty(tensor.shape, dtype=torch.float32) for tensor in layout}
+    found = {tensor.name: tensor_of(out, tensor, torch.float32) for tensor in layout}
+    for name, tensor in found.items():
+        if not tensor.is_contiguous():
+            raise ValueError(f"tensor {name!r} to write to is not contiguous")
+    return found

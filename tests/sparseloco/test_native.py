@@ -1,0 +1,349 @@
+"""The native codec gives the reference's bits, for every instruction set of this machine and number of threads."""
+
+import dataclasses
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.errors import ConfigError, InvalidSubmission
+from protocol.layout import Layout
+from sparseloco import native, ops, outer, reference, wire
+from sparseloco.floats import NonFinite
+from sparseloco.outer import OuterState
+from sparseloco.update import Update
+from tests.sparseloco.samples import KINDS, RAGGED, arrays, same_bits, tensors, update_of, zeros
+from tests.sparseloco.test_reference import BETA, inputs
+from tests.sparseloco.test_wire import FUZZ_CASES, FUZZ_LAYOUT, SMALL, VALID, hostile
+
+try:
+    ISAS = native.supported()
+except native.Unavailable as fault:
+    pytest.skip(str(fault), allow_module_level=True)
+
+KS = (1, 63, 64, 94, 4096)
+WIDE = {**RAGGED, "band": (64, 900), "grid": (300, 200), "vector": (40_000,)}
+"""Enough blocks for several threads, and block rows of every alignment."""
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    return request.param
+
+
+def assert_same_compression(codec, given, layout):
+    update, error = codec.compress(*given, layout, BETA)
+    expected, expected_error = reference.compress(*given, layout, BETA)
+    assert update == expected
+    assert same_bits(error, expected_error)
+
+
+@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_compress_equals_the_reference_bit_for_bit_on(kind, k, isa):
+    assert_same_compression(native.Codec(isa, 1), [tensors(values) for values in inputs(kind)], Layout.of(RAGGED, k))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4, 8])
+@pytest.mark.parametrize("k", [64, 700])
+def test_any_number_of_threads_compresses_and_steps_to_the_same_bits(threads, k, isa):
+    layout = Layout.of(WIDE, k)
+    theta, theta_r, error = (tensors(arrays("heavy-tailed", seed, WIDE)) for seed in range(3))
+    codec = native.Codec(isa, threads)
+    assert_same_compression(codec, (theta, theta_r, error), layout)
+    updates = [update_of(kind, 0, WIDE, k) for kind in ("normal", "tied", "zero")]
+    assert [codec.counted(update).norms for update in updates] == [update.norms for update in updates]
+    for rule in ("mean", "contributor_mean"):
+        given = (theta, updates, OuterState.initial(layout))
+        found = codec.outer_step(*given, alpha=0.65, aggregate=rule)
+        expected = outer.outer_step(*given, alpha=0.65, aggregate=rule)
+        assert same_bits(found[0], expected[0])
+        assert found[1:] == expected[1:]
+
+
+@given(
+    height=st.integers(1, 200),
+    width=st.integers(1, 200),
+    k=st.integers(1, 4096),
+    seed=st.integers(0, 2**32 - 1),
+    kind=st.sampled_from(sorted(KINDS)),
+)
+@settings(max_examples=60)
+def test_any_shape_and_k_compress_to_the_same_bits(height, width, k, seed, kind):
+    shapes = {"matrix": (height, width), "vector": (height * width,)}
+    theta, nothing = tensors(arrays(kind, seed, shapes)), zeros(shapes)
+    for name in ISAS:
+        assert_same_compression(native.Codec(name, 2), (theta, nothing, None), Layout.of(shapes, k))
+
+
+def test_blocks_of_very_different_scale_compress_to_the_same_bits(isa):
+    # The guess of a threshold that one block leaves to the next is always wrong here.
+    scales = 10.0 ** np.random.default_rng(0).uniform(-30, 30, (5, 1, 7, 1))
+    values = np.random.default_rng(1).normal(size=(5, 64, 7, 64)) * scales
+    shapes = {"t": (320, 448)}
+    theta = {"t": torch.from_numpy(values.reshape(320, 448).astype(np.float32))}
+    for k in KS:
+        assert_same_compression(native.Codec(isa, 1), (theta, zeros(shapes), None), Layout.of(shapes, k))
+
+
+def test_bf16_parameters_and_no_error_compress_as_in_the_reference(isa):
+    theta, theta_r, error = (tensors(values) for values in inputs("normal"))
+    half = {name: value.bfloat16() for name, value in theta_r.items()}
+    mixed = {name: half[name] if place % 2 else theta_r[name] for place, name in enumerate(RAGGED)}
+    for ends in (half, mixed):
+        for carried in (error, None):
+            assert_same_compression(native.Codec(isa, 2), (theta, ends, carried), Layout.of(RAGGED, 64))
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("bad", [float("nan"), -float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(("name", "at"), [("corner", (130, 66)), ("full", (0, 0)), ("long", (4098,)), ("scalar", ())])
+def test_an_input_that_is_not_finite_is_refused_wherever_it_stands(place, bad, name, at, isa):
+    given = [tensors(values) for values in inputs("normal")]
+    given[place][name][at] = bad
+    before = {name: value.clone() for name, value in given[2].items()}
+    with pytest.raises(NonFinite):
+        native.Codec(isa, 2).compress(*given, Layout.of(RAGGED, 64), BETA)
+    assert place == 2 or same_bits(given[2], before)
+
+
+def test_results_go_where_the_caller_wants_them_and_may_replace_the_inputs(isa):
+    layout = Layout.of(WIDE, 64)
+    theta, theta_r, error = (tensors(arrays("normal", seed, WIDE)) for seed in range(3))
+    expected, expected_error = reference.compress(theta, theta_r, error, layout, BETA)
+    codec = native.Codec(isa, 2)
+    apart = zeros(WIDE)
+    assert codec.compress(theta, theta_r, error, layout, BETA, out=apart)[0] == expected
+    assert codec.compress(theta, theta_r, error, layout, BETA, out=error)[0] == expected
+    assert same_bits(apart, expected_error)
+    assert same_bits(error, expected_error)
+    step = {"alpha": 1.0, "aggregate": "mean"}
+    after, _, _ = outer.outer_step(theta, [expected], OuterState.initial(layout), **step)
+    codec.outer_step(theta, [expected], OuterState.initial(layout), **step, out=theta)
+    assert same_bits(theta, after)
+
+
+def test_a_destination_that_is_not_contiguous_is_refused(isa):
+    layout = Layout.of({"t": (70, 70)}, 64)
+    theta = {"t": torch.zeros(70, 70)}
+    with pytest.raises(ValueError, match="not contiguous"):
+        native.Codec(isa).compress(theta, theta, None, layout, BETA, out={"t": torch.zeros(70, 70).t()})
+
+
+def test_a_shard_of_whole_block_rows_compresses_to_its_part_of_the_records(isa):
+    theta = tensors(arrays("normal", 0, {"t": (300, 200)}))
+    codec = native.Codec(isa, 2)
+    whole, error = codec.compress(theta, zeros({"t": (300, 200)}), None, Layout.of({"t": (300, 200)}, 64), BETA)
+    parts = []
+    for rows in (slice(0, 128), slice(128, 192), slice(192, 300)):
+        shard = {"t": theta["t"][rows]}
+        layout = Layout.of({"t": tuple(shard["t"].shape)}, 64)
+        part, part_error = codec.compress(shard, {"t": torch.zeros_like(shard["t"])}, None, layout, BETA)
+        assert same_bits(part_error, {"t": error["t"][rows].contiguous()})
+        parts.append(part.records)
+    assert b"".join(parts) == whole.records
+
+
+@pytest.mark.parametrize("rule", ["mean", "contributor_mean"])
+@pytest.mark.parametrize("k", [64, 700])
+def test_the_outer_step_equals_the_reference_bit_for_bit(rule, k, isa):
+    kinds = ("normal", "heavy-tailed", "tied", "sparse", "zero", "signed zeros", "constant")
+    updates = [update_of(kind, place, RAGGED, k) for place, kind in enumerate(kinds)]
+    updates.insert(2, None)
+    theta = tensors(arrays("normal", 9))
+    theta["corner"][0, :5] = -0.0
+    for state in (OuterState.initial(Layout.of(RAGGED, k)), OuterState(4, (1e-3,) * len(RAGGED), 3e-3)):
+        found = native.Codec(isa, 2).outer_step(theta, updates, state, alpha=0.65, aggregate=rule)
+        expected = outer.outer_step(theta, updates, state, alpha=0.65, aggregate=rule)
+        assert same_bits(found[0], expected[0])
+        assert found[1:] == expected[1:]
+
+
+@pytest.mark.parametrize("updates", [[], [None, None]])
+def test_a_round_without_a_payload_that_parses_changes_only_the_count(updates, isa):
+    theta = tensors(arrays("normal", 0))
+    state = OuterState(3, (0.5,) * len(RAGGED), 2.0)
+    found = native.Codec(isa).outer_step(theta, updates, state, alpha=1.0, aggregate="mean")
+    expected = outer.outer_step(theta, updates, state, alpha=1.0, aggregate="mean")
+    assert same_bits(found[0], expected[0])
+    assert found[1:] == expected[1:]
+
+
+@pytest.mark.parametrize("kind", ["normal", "signed zeros", "constant"])
+@pytest.mark.parametrize("step", [0.4, 0.0, 1e-30])
+def test_a_probe_equals_the_reference_bit_for_bit(kind, step, isa):
+    # With a weight of zero, -0.0 - (-0.0) shows whether a sum began at +0.
+    theta = {name: torch.where(value > 0, value, -0.0) for name, value in tensors(arrays("normal", 3)).items()}
+    update = update_of(kind, 4)
+    factor = tuple(1 / (place + 1) for place in range(len(RAGGED)))
+    found = native.Codec(isa, 2).apply_probe(theta, update, factor, step)
+    assert same_bits(found, outer.apply_probe(theta, update, factor, step))
+
+
+def verdict(parse, plaintext, layout):
+    """Level counts of an accepted plaintext, or the words of its refusal."""
+    try:
+        update = parse(plaintext, layout)
+    except InvalidSubmission as refusal:
+        return refusal.reason, refusal.detail
+    return update, update.norms
+
+
+@settings(max_examples=FUZZ_CASES)
+@given(hostile)
+def test_native_decoders_accept_what_the_reference_accepts_and_nothing_else(plaintext):
+    expected = verdict(wire.parse, plaintext, FUZZ_LAYOUT)
+    for isa in ISAS:
+        found = verdict(native.Codec(isa, 1).parse, plaintext, FUZZ_LAYOUT)
+        # A plaintext with several faults may be refused for another of them.
+        assert found[0] == expected[0]
+        if isinstance(found[0], Update):
+            assert found == expected
+
+
+@settings(max_examples=FUZZ_CASES)
+@given(st.binary(min_size=7, max_size=7))
+def test_native_decoders_refuse_a_small_record_for_the_references_reason(record):
+    plaintext = bytes(32) + record
+    expected = verdict(wire.parse, plaintext, SMALL)
+    for isa in ISAS:
+        assert verdict(native.Codec(isa, 1).parse, plaintext, SMALL) == expected
+
+
+def test_the_first_malformed_chunk_is_found_whatever_the_threads():
+    shapes = {"t": (64 * 40, 64 * 5)}
+    update = update_of("normal", 0, shapes)
+    records = bytearray(update.records)
+    records[82 * 70] ^= 1  # a one too many or too few
+    records[82 * 130 + 81] = 0  # hi below lo
+    for isa in ISAS:
+        for threads in (1, 2, 8):
+            with pytest.raises(InvalidSubmission, match="exactly k' indices"):
+                native.Codec(isa, threads).counted(Update(update.layout, bytes(records)))
+
+
+def test_bytes_that_were_never_validated_do_not_reach_theta_unnoticed(isa):
+    update = update_of("normal", 0)
+    forged = dataclasses.replace(update, records=bytes(len(update.records)))
+    with pytest.raises(InvalidSubmission):
+        native.Codec(isa).apply_probe(tensors(arrays("normal", 0)), forged, (1.0,) * len(RAGGED), 1.0)
+
+
+# --- operators ---------------------------------------------------------------------------------------------------
+
+
+def test_the_operators_pass_torchs_own_check(isa):
+    layout = Layout.of(RAGGED, 64)
+    regions, sizes = native._tables(layout)
+    theta, theta_r, error = (list(tensors(values).values()) for values in inputs("normal"))
+    order = [list(RAGGED).index(tensor.name) for tensor in layout]
+    theta, theta_r, error = ([group[place] for place in order] for group in (theta, theta_r, error))
+    how = (2, native.ISAS.index(isa))
+    records = torch.zeros(layout.records_bytes, dtype=torch.uint8)
+    new = [torch.empty_like(value) for value in theta]
+    library = torch.ops.murmuration
+    torch.library.opcheck(library.compress.default, (regions, sizes, theta, theta_r, error, BETA, new, records, *how))
+    library.compress(regions, sizes, theta, theta_r, error, BETA, new, records, *how)
+    torch.library.opcheck(library.validate.default, (regions, sizes, records, *how))
+    weights = torch.full((1, len(theta)), 0.5)
+    torch.library.opcheck(library.aggregate.default, (regions, sizes, [records], weights, 0, theta, new, *how))
+
+
+@pytest.mark.parametrize("column", range(native._REGION_FIELDS))
+@pytest.mark.parametrize("value", [-1, 2**40, 2**63 - 1])
+def test_a_plan_that_reaches_outside_its_tensors_or_records_is_refused_before_memory_is_touched(column, value):
+    layout = Layout.of({"t": (130, 70)}, 64)
+    regions, sizes = native._tables(layout)
+    broken = regions.clone()
+    broken[-1, column] = value
+    if column == 10:  # record_step counts between rows of blocks: give the region two of them
+        broken[-1, 4] = 2
+    records = torch.zeros(layout.records_bytes, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="refused its plan"):
+        torch.ops.murmuration.validate(broken, sizes, records, 1, 0)
+
+
+# --- the choice of a backend -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def automatic():
+    yield
+    ops.use("auto")
+
+
+@pytest.mark.usefixtures("automatic")
+def test_the_native_codec_is_the_default_and_either_can_be_forced():
+    assert ops.backend() == f"native ({ISAS[-1]})"
+    assert not ops.is_fallback()
+    ops.use("reference")
+    assert (ops.backend(), ops.reason(), ops.is_fallback()) == ("reference", "configured", False)
+    ops.use("native")
+    assert ops.backend() == f"native ({ISAS[-1]})"
+
+
+@pytest.mark.usefixtures("automatic")
+def test_without_the_library_the_reference_answers_and_says_what_is_missing(monkeypatch):
+    def missing():
+        raise native.Unavailable("murmur_codec.so is not built; run: make native")
+
+    monkeypatch.setattr(native, "library", missing)
+    ops.use("auto")
+    assert ops.backend() == "reference"
+    assert ops.is_fallback()
+    assert "make native" in ops.reason()
+    with pytest.raises(ConfigError, match="make native"):
+        ops.use("native")
+
+
+@pytest.mark.parametrize("content", [None, b"not a library"])
+def test_a_library_that_is_missing_or_broken_is_unavailable(content, tmp_path, monkeypatch):
+    path = tmp_path / "murmur_codec.so"
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.setattr(native, "LIBRARY", path)
+    with pytest.raises(native.Unavailable, match="make native"):
+        native.library.__wrapped__()
+
+
+# --- the library in C++ alone ------------------------------------------------------------------------------------
+
+KERNELS = Path(__file__).parents[2] / "csrc" / "kernels"
+
+
+def built(tmp_path, source, *flags):
+    """A test program over the kernels, or a skip where no compiler is."""
+    program = tmp_path / source.stem
+    sources = [*sorted(map(str, KERNELS.glob("*.cpp"))), str(source)]
+    command = ["g++", "-std=c++17", "-O2", "-g", "-ffp-contract=off", "-pthread", f"-I{KERNELS}", *flags, *sources]
+    try:
+        subprocess.run([*command, "-o", str(program)], check=True, timeout=170)
+    except FileNotFoundError:
+        pytest.skip("no C++ compiler")
+    return program
+
+
+def test_the_hot_path_allocates_nothing_and_more_threads_only_their_own_start(tmp_path):
+    program = built(tmp_path, Path(__file__).parent / "count_allocations.cpp")
+    output = subprocess.run([program], capture_output=True, text=True, check=True, timeout=60).stdout
+    found = {tuple(line.split()[:2]): int(line.split()[2]) for line in output.splitlines()}
+    assert found["1", "small"] == found["1", "large"] == 0
+    assert found["2", "small"] == found["2", "large"] > 0
+
+
+@pytest.mark.slow
+def test_mutated_records_never_touch_memory_that_is_not_theirs(tmp_path):
+    corpus = Path(__file__).parent / "corpus"
+    assert [plaintext[32:] for plaintext in VALID] == [path.read_bytes() for path in sorted(corpus.iterdir())]
+    flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    program = built(tmp_path, Path(__file__).parent / "fuzz_decoder.cpp", *flags)
+    command = [str(program), "200000", *map(str, sorted(corpus.iterdir()))]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert result.returncode == 0, result.stderr
+    accepted, refused = map(int, result.stdout.split())
+    assert accepted > 100
+    assert refused > 100_000
