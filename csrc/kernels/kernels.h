@@ -7,12 +7,13 @@ namespace murmur {
 
 constexpr uint32_t CHUNK = 4096;
 constexpr uint32_t LANES = 16;
+constexpr uint32_t GROUP = 4;  // blocks that compress reads together
 
 // One thread's memory. Arrays have room for a vector, or a word of candidates, past their end.
 struct alignas(64) Scratch {
-    float acc[CHUNK + 64];
+    float acc[GROUP][CHUNK + 64];
     float values[CHUNK + 64];
-    uint64_t marks[CHUNK / 64];
+    uint64_t marks[GROUP][CHUNK / 64];
     uint32_t magnitudes[CHUNK + 64];
     uint32_t holders[CHUNK + 64];
     uint16_t candidates[CHUNK + 64];
