@@ -165,7 +165,7 @@ class GauntletSpec(_Table):
     probe_step: Rate = 0.25
     proof_floor: Share = 0.45
     proof_decay: Decay = 0.9
-    proof_allowance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    proof_allowance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.25
     unit_decay: Decay = 0.5
     score_decay: Decay = 0.75
     score_floor: Share = 0.25
