@@ -1,9 +1,10 @@
-"""How well the proof of computation tells honest from lazy work, by sample size: the localnet's model and text, in one
-process, without a network. Prints one JSON line a (seed, samples) pair, and every gap with --gaps FILE.
+"""How well the proof of computation tells honest from lazy work: a whole run with the real gauntlet and the local
+network's model and text, in one process, without a network. Prints a JSON line a seed, and one with all together.
 
-    python benchmarks/proof_power.py --seeds 3 --rounds 12 --samples 64,160
+    python benchmarks/proof_power.py --seeds 6 --rounds 12 --peers honest=3,lazy=1
 
-Peers: 4 honest miners, 1 lazy (trains on pages that it was not assigned), 1 noise. Everybody honest contributes.
+A lazy peer trains on the same wrong page in every round, a wandering one on another wrong page each round, a half one
+does half of the steps on its own page; noise posts random values of an honest peer's norm.
 """
 
 import argparse
@@ -15,14 +16,17 @@ from statistics import fmean, pstdev
 
 import torch
 
+from gauntlet.book import RoundOutcome, ScoreBook, fold
+from gauntlet.checks import Checked
 from gauntlet.loss import bounded, evaluate
-from gauntlet.proof import gap
 from gauntlet.sampling import Seed, references, samples
+from gauntlet.selection import standing
 from localnet.network import PRESET, text_data
 from protocol.assignment import Draw, assigned, page_at
 from protocol.spec import RunSpec
-from protocol.types import Digest, PeerId
+from protocol.types import Digest, Page, PeerId
 from sparseloco import ops
+from sparseloco.update import Update
 from sparseloco.wire import Submission
 from training.evaluate import held_out_loss
 from training.loader import sequences
@@ -30,10 +34,11 @@ from training.probe import Prober
 from training.replica import Replica, genesis_theta
 from training.shards import Shards
 
-HONEST = 4
+Changes = dict[str, dict[str, object]]
+KINDS = ("honest", "lazy", "wandering", "half", "noise")
 
 
-def spec_with(changes: dict[str, dict[str, object]], shards: Shards) -> RunSpec:
+def spec_with(changes: Changes, shards: Shards) -> RunSpec:
     table = tomllib.loads(PRESET.read_text())
     for name, fields in changes.items():
         table.setdefault(name, {}).update(fields)
@@ -48,94 +53,138 @@ def word(*parts: object) -> Digest:
     return Digest(Draw("bench", json.dumps(parts).encode()).words(32).to_bytes(32, "little"))
 
 
-Changes = dict[str, dict[str, object]]
+def pages_of(kind: str, peer: PeerId, round: int, own: tuple[Page, ...], spec: RunSpec) -> tuple[Page, ...]:
+    """What a peer of this kind trains on."""
+    if kind not in ("lazy", "wandering"):
+        return own
+    draw = Draw("lazy", peer) if kind == "lazy" else Draw("lazy", peer, round)
+    return tuple(page_at(index, spec.page_tokens) for index in draw.distinct(spec.num_pages, len(own)))
 
 
-def run(
-    seed: int, rounds: int, sizes: list[int], changes: Changes, shards: Shards, dump: list[dict[str, object]]
-) -> None:
-    spec = spec_with(changes, shards)
-    names = [f"honest-{i}" for i in range(HONEST)] + ["lazy", "noise"]
-    peers = {name: PeerId(word("peer", name)) for name in names}
-    name_of = {peer: name for name, peer in peers.items()}
+def noise(replica: Replica, like: Update, seed: int) -> Update:
+    generator = torch.Generator().manual_seed(seed)
+    moved = {}
+    for tensor in replica.layout:
+        dense = like.dense(tensor.name)
+        size = float(dense.norm()) / max(1.0, float((dense != 0).sum())) ** 0.5
+        moved[tensor.name] = replica.theta[tensor.name] + size * torch.randn(tensor.shape, generator=generator)
+    return ops.compress(replica.theta, moved, None, replica.layout, beta=0.0)[0]
+
+
+def run(seed: int, rounds: int, kinds: list[str], spec: RunSpec, shards: Shards) -> list[dict[str, object]]:
+    """One row a peer and round."""
+    names = [f"{kind}-{kinds[:place].count(kind)}" for place, kind in enumerate(kinds)]
+    peers = {name: PeerId(word("peer", seed, name)) for name in names}
+    gauntlet, context = spec.gauntlet, spec.model.context
+    half = spec.inner.model_copy(update={"steps": spec.inner.steps // 2})
     theta = genesis_theta(spec.model, seed)
     miners = {name: Replica(spec, theta) for name in names}
     judge = Replica(spec, theta)
-    run_id = word("run", seed)
+    run_id, book, rows = word("run", seed), ScoreBook(), []
     for round in range(rounds):
-        page_hash, sample_hash = word("page", seed, round), word("sample", seed, round)
-        updates = {}
-        for name, miner in miners.items():
-            pages = assigned(
+        page_hash = word("page", seed, round)
+        updates: dict[PeerId, Update] = {}
+        for name, kind in zip(names, kinds, strict=True):
+            miner, peer = miners[name], peers[name]
+            own = assigned(
                 run_id,
                 page_hash,
-                peers[name],
+                peer,
                 num_pages=spec.num_pages,
                 page_tokens=spec.page_tokens,
                 count=spec.pages_per_round,
             )
-            if name == "lazy":
-                pages = (page_at(Draw("lazy", seed, round).below(spec.num_pages), spec.page_tokens),)
-            if name == "noise":
-                like = updates[peers["honest-0"]]
-                moved = {}
-                generator = torch.Generator().manual_seed(seed * 1000 + round)
-                for t in miner.layout:
-                    dense = like.dense(t.name)
-                    size = float(dense.norm()) / max(1.0, float((dense != 0).sum())) ** 0.5
-                    moved[t.name] = miner.theta[t.name] + size * torch.randn(t.shape, generator=generator)
-                updates[peers[name]], _ = ops.compress(miner.theta, moved, None, miner.layout, beta=0.0)
-            else:
-                miner.inner_round(sequences(shards.train, pages, spec.model.context))
-                updates[peers[name]] = miner.compress()
-        passed = {peer: Submission(peer, round, judge.digest(), update) for peer, update in updates.items()}
-        for size in sizes:
-            sized = spec.model_copy(update={"gauntlet": spec.gauntlet.model_copy(update={"sample_sequences": size})})
-            s = Seed(run_id, sample_hash, round, word("validator"))
-            honest = {peers[n] for n in names[:HONEST]}
-            drawn = samples(sized, page_hash, sorted(passed), set(passed), s)
-            with Prober(judge, shards.train, spec.gauntlet.probe_step) as prober:
-                others = references(sorted(passed), set(passed), honest, spec.gauntlet, s)
-                found = evaluate(prober.loss, passed, bounded(passed, judge.outer), drawn, others)
-            for peer, e in found.items():
-                row = {"seed": seed, "round": round, "samples": size, "name": name_of[peer], "gap": gap(e)}
-                dump.append({**row, "assigned": e.score.assigned, "unassigned": e.score.unassigned})
-        chosen = sorted(peers[n] for n in names[:HONEST])
-        for replica in (*miners.values(), judge):
-            replica.outer_step([updates[p] for p in chosen], alpha=spec.outer.alpha, aggregate=spec.outer.aggregate)
+            if kind == "noise":
+                updates[peer] = noise(miner, next(iter(updates.values())), seed * 1000 + round)
+                continue
+            work = sequences(shards.train, pages_of(kind, peer, round, own, spec), context)
+            miner.inner_round(work, inner=half if kind == "half" else None)
+            updates[peer] = miner.compress()
+        passed = {peer: Submission(peer, round, judge.digest(), updates[peer]) for peer in sorted(updates)}
+        contributing = frozenset(standing(book, passed, gauntlet, round, word("commit", seed, round)).contributing)
+        s = Seed(run_id, word("sample", seed, round), round, PeerId(word("validator")))
+        drawn = samples(spec, page_hash, sorted(passed), set(passed), s)
+        against = references(sorted(passed), set(passed), contributing, gauntlet, s)
+        with Prober(judge, shards.train, gauntlet.probe_step) as prober:
+            found = evaluate(prober.losses, passed, bounded(passed, judge.outer), drawn, against)
+        checked = Checked(passed, {}, frozenset(passed), ())
+        book = fold(book, RoundOutcome(round, checked, found, contributing), gauntlet)
+        for name in names:
+            evaluation = found.get(peers[name])
+            rows.append(
+                {
+                    "seed": seed,
+                    "round": round,
+                    "name": name,
+                    "contributing": peers[name] in contributing,
+                    "gap": evaluation.gap if evaluation else None,
+                    "score": evaluation.score.unassigned if evaluation else None,
+                    "proof": book.peers[peers[name]].proof,
+                }
+            )
+        if contributing:
+            chosen = [updates[peer] for peer in sorted(contributing)]
+            for replica in (*miners.values(), judge):
+                replica.outer_step(chosen, alpha=spec.outer.alpha, aggregate=spec.outer.aggregate)
         sys.stderr.write(f"seed {seed} round {round} loss {held_out_loss(judge, shards, 64):.3f}\n")
+    return rows
+
+
+def summary(rows: list[dict[str, object]], kinds: list[str], rounds: int) -> dict[str, object]:
+    """Of each kind: the gap's mean (of honest peers in shares, of others in units of that) and deviation in units, by
+    early and late rounds; and in how many peer-rounds of each round it contributed."""
+
+    def gaps(kind: str, part: range) -> list[float]:
+        return [row["gap"] for row in rows if row["name"].startswith(kind) and row["round"] in part and row["gap"]]
+
+    line: dict[str, object] = {}
+    for part in (range(min(4, rounds)), range(4, rounds)):
+        unit = fmean(gaps("honest", part) or [float("nan")])
+        for kind in sorted(set(kinds), key=kinds.index):
+            found = gaps(kind, part)
+            if found:
+                mean = fmean(found) if kind == "honest" else fmean(found) / unit
+                line[f"{kind} gap, rounds {part[0]}-{part[-1]}"] = [round(mean, 3), round(pstdev(found) / unit, 2)]
+    for kind in sorted(set(kinds), key=kinds.index):
+        mine = [row for row in rows if row["name"].startswith(kind)]
+        line[f"{kind} contributing by round"] = [
+            sum(row["contributing"] for row in mine if row["round"] == index) for index in range(rounds)
+        ]
+    return line
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--samples", default="64,160")
+    parser.add_argument("--peers", default="honest=3,lazy=1", help="kinds: " + ", ".join(KINDS))
     parser.add_argument("--set", action="append", default=[], metavar="TABLE.FIELD=JSON", help="change the preset")
-    parser.add_argument("--gaps", type=Path)
+    parser.add_argument("--rows", type=Path, help="write every peer's round as a JSON line")
     options = parser.parse_args()
-    changes: dict[str, dict[str, object]] = {}
+    changes: Changes = {}
     for text in options.set:
         where, value = text.split("=", 1)
         table, field = where.split(".")
         changes.setdefault(table, {})[field] = json.loads(value)
+    kinds = [kind for part in options.peers.split(",") for kind in [part.split("=")[0]] * int(part.split("=")[1])]
+    if unknown := set(kinds) - set(KINDS):
+        parser.error(f"unknown kinds of peers: {', '.join(sorted(unknown))}")
+    torch.set_num_threads(1)
     shards = Shards.open(text_data(lambda line: None))
-    dump: list[dict[str, object]] = []
-    sizes = [int(size) for size in options.samples.split(",")]
-    for seed in range(options.seeds):
-        run(seed, options.rounds, sizes, changes, shards, dump)
-    for size in sizes:
-        rows = [row for row in dump if row["samples"] == size and row["round"] >= 1]
-        honest = [float(row["gap"]) for row in rows if str(row["name"]).startswith("honest")]
-        unit = fmean(honest)
-        line: dict[str, object] = {"samples": size, "unit": unit, "honest_sd": pstdev(honest) / unit}
-        line["honest_positive"] = fmean(g > 0 for g in honest)
-        for other in ("lazy", "noise"):
-            gaps = [float(row["gap"]) for row in rows if row["name"] == other]
-            line |= {f"{other}_mean": fmean(gaps) / unit, f"{other}_sd": pstdev(gaps) / unit}
-        sys.stdout.write(json.dumps(line) + "\n")
-    if options.gaps:
-        options.gaps.write_text("".join(json.dumps(row) + "\n" for row in dump))
+    spec = spec_with(changes, shards)
+    rows: list[dict[str, object]] = []
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        found = run(seed, options.rounds, kinds, spec, shards)
+        rows += found
+        sets = dict.fromkeys((str(row["name"]) for row in found), "")
+        for row in found:
+            sets[str(row["name"])] += "C" if row["contributing"] else "."
+        sys.stdout.write(json.dumps({"seed": seed} | sets) + "\n")
+        sys.stdout.flush()
+    sys.stdout.write(json.dumps(summary(rows, kinds, options.rounds)) + "\n")
+    if options.rows:
+        options.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 from gauntlet.average import NOTHING, Average
 from gauntlet.checks import Checked
 from gauntlet.loss import Evaluation
-from gauntlet.proof import clipped, floor, gap, proof, usual
+from gauntlet.proof import floor, proof, usual
 from gauntlet.rating import FRESH, Rating, rate
 from gauntlet.sketch import Sketch, sketch_from_body
 from protocol.errors import InvalidMessage
@@ -28,8 +28,9 @@ LARGEST_SCORE = 1.0
 class PeerRecord:
     """What is known of one hotkey.
 
-    Averages over the same evaluations, in nats a token: `gaps` and `units` the double difference and the honest one;
-    `scores` and `usual_scores` the LossScore on unassigned data and the honest one; `assigned_scores` for display.
+    Averages over the same evaluations: `gaps` and `units` its gap and the honest one, in shares of comparisons; in nats
+    a token `scores` and `usual_scores` the LossScore on unassigned data and the honest one, `assigned_scores` for
+    display.
     `penalty` is taken off the proof in PeerScore: each fault adds, each clean round takes away a quarter of it.
     """
 
@@ -78,11 +79,11 @@ class RoundOutcome:
 
 
 def eligible(record: PeerRecord, spec: GauntletSpec) -> bool:
-    """Evaluated, with averaged unassigned LossScore above 0 and `score_floor` of the honest one, and averaged proof
-    above the floor. While no honest gap is known the score alone decides."""
+    """Evaluated, with averaged unassigned LossScore above 0 and `score_floor` of the honest one, and averaged gap above
+    the floor."""
     if not record.evaluations or record.scores.value <= max(0.0, spec.score_floor * record.usual_scores.value):
         return False
-    return record.proof is None or record.proof > floor(record.evaluations, spec)
+    return record.gaps.value > floor(record.units, record.evaluations, spec)
 
 
 def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBook:
@@ -92,8 +93,8 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
         raise ValueError(f"round {outcome.round} cannot be folded into a book of round {book.round}")
     checked = outcome.checked
     failed = checked.committed & set(checked.rejected)
-    gaps = {peer: value for peer, e in outcome.evaluations.items() if (value := gap(e)) is not None}
-    evaluated = {peer: outcome.evaluations[peer] for peer in sorted(gaps)}
+    evaluated = {peer: outcome.evaluations[peer] for peer in sorted(outcome.evaluations)}
+    gaps = {peer: evaluation.gap for peer, evaluation in evaluated.items()}
     scores = {peer: _score(evaluation.score.unassigned) for peer, evaluation in evaluated.items()}
     trusted = [peer for peer in evaluated if peer in book.peers and eligible(book.peers[peer], spec)]
     unit = usual([gaps[peer] for peer in trusted], gaps.values(), book.unit)
@@ -116,7 +117,7 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
         if peer in evaluated:
             record = replace(
                 record,
-                gaps=record.gaps.push(_counted_gap(gaps[peer], unit), spec.proof_decay),
+                gaps=record.gaps.push(gaps[peer], spec.proof_decay),
                 units=record.units.push(unit, spec.proof_decay),
                 scores=record.scores.push(scores[peer], spec.score_decay),
                 usual_scores=record.usual_scores.push(usual_score, spec.score_decay),
@@ -144,18 +145,13 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
     )
 
 
-def _counted_gap(value: float, unit: float) -> float:
-    # Without an honest gap there is no scale to clip at, but a loss that was not finite still has to count as a number.
-    return clipped(value, unit) if unit > 0 else _score(value)
-
-
 def _score(value: float) -> float:
     return max(-LARGEST_SCORE, min(LARGEST_SCORE, value)) if isfinite(value) else -LARGEST_SCORE
 
 
 # --- JSON ----------------------------------------------------------------------------------------------------
 
-_VERSION = 1
+_VERSION = 2
 
 
 def to_json(book: ScoreBook) -> bytes:

@@ -2,20 +2,21 @@
 
     s_p(D) = L(theta, D) - L(theta - beta_t * s_p * Delta_hat_p, D)
 
-The loss is an argument; nothing here touches a model.
+and each peer's gap, from the same losses (gauntlet/proof.py). The loss is an argument; nothing here touches a model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from gauntlet.proof import NO_PROOF, gap, leads
 from protocol.types import LossScore, Page, PeerId
 from sparseloco.outer import OuterState, Scales, bounds
 from sparseloco.update import Update
 from sparseloco.wire import Submission
 
-Loss = Callable[[Update | None, Scales, tuple[Page, ...]], float]
-"""Mean loss (nats a token) over the sequences of theta - probe_step * scales * update; None stands for theta alone.
+Losses = Callable[[Update | None, Scales, tuple[Page, ...]], Sequence[float]]
+"""Each sequence's loss (nats a token) with theta - probe_step * scales * update; None stands for theta alone.
 Calls for one update come one after the other, so that the probed weights can be kept between them."""
 
 
@@ -30,11 +31,12 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A peer's scores, and each reference peer's on the same two samples (`assigned` is the evaluated peer's own).
-    A value is NaN when the loss with that update was not finite."""
+    """A peer's scores, and its gap against `references` reference peers. Where a loss with its update was not finite
+    the scores are NaN, and the gap is the lowest."""
 
     score: LossScore
-    references: tuple[LossScore, ...]
+    gap: float
+    references: int
 
 
 def bounded(passed: Mapping[PeerId, Submission], state: OuterState) -> dict[PeerId, Scales]:
@@ -45,13 +47,13 @@ def bounded(passed: Mapping[PeerId, Submission], state: OuterState) -> dict[Peer
 
 
 def evaluate(
-    loss: Loss,
+    losses: Losses,
     passed: Mapping[PeerId, Submission],
     factors: Mapping[PeerId, Scales],
     samples: Samples,
     references: Mapping[PeerId, Sequence[PeerId]],
 ) -> dict[PeerId, Evaluation]:
-    """Scores of every peer that has references; a peer without any is not evaluated.
+    """Scores of every peer that has references with finite losses; a peer without any is not evaluated.
 
     Raises ValueError when theta's own loss is not finite: that is our fault, not a peer's.
     """
@@ -59,26 +61,41 @@ def evaluate(
     if not picked:
         return {}
     nothing: Scales = ()
-    base = {peer: loss(None, nothing, samples.assigned[peer]) for peer in picked}
-    base_unassigned = loss(None, nothing, samples.unassigned)
-    if not all(map(isfinite, (*base.values(), base_unassigned))):
+    base = {peer: losses(None, nothing, samples.assigned[peer]) for peer in picked}
+    base_unassigned = losses(None, nothing, samples.unassigned)
+    if not all(isfinite(loss) for found in (*base.values(), base_unassigned) for loss in found):
         raise ValueError("the loss of theta itself is not finite: the run has diverged or our weights are damaged")
-    unassigned: dict[PeerId, float] = {}
-    assigned: dict[tuple[PeerId, PeerId], float] = {}
+    unassigned: dict[PeerId, list[float]] = {}
+    assigned: dict[tuple[PeerId, PeerId], list[float]] = {}
     for scored in sorted({*picked, *(q for peer in picked for q in references[peer])}):
         update, factor = passed[scored].update, factors[scored]
-        unassigned[scored] = _fall(base_unassigned, loss(update, factor, samples.unassigned))
+        unassigned[scored] = _falls(base_unassigned, losses(update, factor, samples.unassigned))
         for peer in picked:
             if scored == peer or scored in references[peer]:
-                assigned[scored, peer] = _fall(base[peer], loss(update, factor, samples.assigned[peer]))
+                assigned[scored, peer] = _falls(base[peer], losses(update, factor, samples.assigned[peer]))
+    evaluations: dict[PeerId, Evaluation] = {}
+    for peer in picked:
+        usable = [q for q in references[peer] if _finite(assigned[q, peer]) and _finite(unassigned[q])]
+        if not usable:
+            continue
+        own, shared = assigned[peer, peer], unassigned[peer]
+        found = NO_PROOF
+        if _finite(own) and _finite(shared):
+            found = gap(
+                leads(own, [assigned[q, peer] for q in usable]),
+                leads(shared, [unassigned[q] for q in usable]),
+            )
+        evaluations[peer] = Evaluation(LossScore(_mean(own), _mean(shared)), found, len(usable))
+    return evaluations
 
-    def score(scored: PeerId, peer: PeerId) -> LossScore:
-        return LossScore(assigned[scored, peer], unassigned[scored])
 
-    return {
-        peer: Evaluation(score(peer, peer), tuple(score(other, peer) for other in references[peer])) for peer in picked
-    }
+def _falls(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    return [ours - theirs for ours, theirs in zip(before, after, strict=True)]
 
 
-def _fall(before: float, after: float) -> float:
-    return before - after if isfinite(after) else float("nan")
+def _finite(falls: Sequence[float]) -> bool:
+    return all(map(isfinite, falls))
+
+
+def _mean(falls: Sequence[float]) -> float:
+    return sum(falls) / len(falls) if _finite(falls) else float("nan")

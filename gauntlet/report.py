@@ -10,7 +10,6 @@ from typing import Any
 from gauntlet.book import ScoreBook, eligible
 from gauntlet.checks import Checked
 from gauntlet.loss import Evaluation
-from gauntlet.proof import gap
 from gauntlet.selection import Ranking, peer_score
 from protocol.spec import GauntletSpec
 from protocol.types import Peer, PeerId, Uid, hotkey
@@ -61,9 +60,9 @@ def round_report(
             row["loss_score"] = {
                 "assigned": _finite(evaluation.score.assigned),
                 "unassigned": _finite(evaluation.score.unassigned),
-                "references": len(evaluation.references),
+                "references": evaluation.references,
             }
-            row["gap"] = _finite(gap(evaluation))
+            row["gap"] = evaluation.gap
         rows[hotkey(peer.id)] = row
     return {"round": round, "unit": book.unit.value, "peers": rows}
 

@@ -218,9 +218,9 @@ class _Rehearsal:
         pages = tuple(Page(index * context, context) for index in range(spec.gauntlet.sample_sequences))
         with Prober(self.replica, self.shards.train, spec.gauntlet.probe_step) as prober:
             for _ in range(peers):
-                prober.loss(None, scales, pages)
+                prober.losses(None, scales, pages)
                 for _ in range(losses_each):
-                    prober.loss(mine, scales, pages)
+                    prober.losses(mine, scales, pages)
 
 
 if __name__ == "__main__":

@@ -470,7 +470,7 @@ class Validator:
         prober = Prober(node.replica, self.shards.train, spec.gauntlet.probe_step)
         with Stopwatch() as watch, prober:
             evaluations = evaluate(
-                prober.loss,
+                prober.losses,
                 checked.passed,
                 bounded(checked.passed, node.replica.outer),
                 sampled,

@@ -146,11 +146,11 @@ class GauntletSpec(_Table):
     """Constants of checks, scoring, selection and pay (docs/protocol.md sections 5, 6, 9).
 
     `proof_decay`, `score_decay`, `unit_decay`: what earlier values keep in the running averages of a peer's proof, of
-    its score, and of what honest peers show. `proof_allowance`: how far the floor starts below `proof_floor` for a
-    peer of few evaluations (gauntlet/proof.py). `score_floor`: share of the honest score that a peer's has to exceed.
-    `probe_step`: share of a peer's update that is probed; a full step of one peer alone overshoots once the loss
-    flattens, and every honest score turns negative. `fault_penalty`: what a fault takes off the proof, in units of the
-    honest gap.
+    its score, and of what honest peers show. `proof_allowance`: how far the floor starts lower for a peer of few
+    evaluations, in shares of comparisons (gauntlet/proof.py). `score_floor`: share of the honest score that a peer's
+    has to exceed. `probe_step`: share of a peer's update that is probed; a full step of one peer alone overshoots once
+    the loss flattens, and every honest score turns negative. `fault_penalty`: what a fault takes off the proof, in
+    units of the honest gap.
     """
 
     contributors: Annotated[int, Field(ge=1, le=256)] = 20
@@ -163,9 +163,9 @@ class GauntletSpec(_Table):
     references: Annotated[int, Field(ge=1, le=8)] = 3
     sample_sequences: Positive = 64
     probe_step: Rate = 0.25
-    proof_floor: Share = 0.45
-    proof_decay: Decay = 0.9
-    proof_allowance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.25
+    proof_floor: Share = 0.5
+    proof_decay: Decay = 0.85
+    proof_allowance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.12
     unit_decay: Decay = 0.5
     score_decay: Decay = 0.75
     score_floor: Share = 0.25

@@ -18,7 +18,7 @@ from training.shards import Split
 
 
 class Prober:
-    """`with Prober(replica, split, step) as prober: prober.loss(update, scales, pages)`."""
+    """`with Prober(replica, split, step) as prober: prober.losses(update, scales, pages)`."""
 
     def __init__(self, replica: Replica, split: Split, step: float) -> None:
         """step: the spec's probe step beta_t."""
@@ -27,8 +27,8 @@ class Prober:
         self._probe = ExitStack()
         self._sequences: dict[tuple[Page, ...], Tensor] = {}
 
-    def loss(self, update: Update | None, scales: Scales, pages: tuple[Page, ...]) -> float:
-        """Mean loss, nats a token, over the pages' sequences; `update` None: of theta itself."""
+    def losses(self, update: Update | None, scales: Scales, pages: tuple[Page, ...]) -> list[float]:
+        """Loss of each of the pages' sequences, nats a token; `update` None: of theta itself."""
         if update is not self._probed:
             self._probe.close()
             self._probed = update
@@ -36,7 +36,7 @@ class Prober:
                 self._probe.enter_context(self._replica.probe(update, scales, self._step))
         if pages not in self._sequences:
             self._sequences[pages] = sequences(self._split, pages, self._replica.spec.model.context)
-        return self._replica.loss(self._sequences[pages])
+        return self._replica.losses(self._sequences[pages])
 
     def __enter__(self) -> Self:
         self._replica.reset()

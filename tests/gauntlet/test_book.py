@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gauntlet.average import NOTHING, Average
+from gauntlet.average import Average
 from gauntlet.book import PeerRecord, RoundOutcome, ScoreBook, eligible, fold, from_json, to_json
 from gauntlet.loss import Evaluation
-from gauntlet.proof import LARGEST_GAP, floor, gap, usual
+from gauntlet.proof import LARGEST_PROOF, NO_PROOF
 from gauntlet.rating import Rating
 from gauntlet.selection import peer_score, select
 from gauntlet.sketch import sketch
@@ -25,15 +25,15 @@ from tests.gauntlet.world import COMMIT_HASH, checked, evaluation, make_update, 
 SPEC = GauntletSpec()
 
 STREAMS = {
-    # (mean, deviation) of the gap in units of the honest gap, and of the score in nats. The gaps are those of facts
-    # measured on a small model with 160 sequences of each kind; the noise's score is what it did to the loss there.
-    "honest": ((1.0, 0.50), (0.175, 0.05)),
-    "lazy": ((0.11, 0.27), (0.167, 0.05)),
-    "noise": ((0.27, 0.27), (-0.010, 0.02)),
+    # (mean, deviation) of the gap in units of the honest gap, and of the score in nats, as the local network's model
+    # shows them with 64 sequences of each kind (benchmarks/results/proof-power_*.md).
+    "honest": ((1.0, 0.60), (0.175, 0.05)),
+    "lazy": ((-0.10, 0.55), (0.167, 0.05)),
+    "noise": ((0.05, 0.60), (-0.010, 0.02)),
 }
 
 
-def play(kinds, rounds, seed, spec=SPEC, unit=0.02):
+def play(kinds, rounds, seed, spec=SPEC, unit=0.15):
     """The contributing sets, by place in `kinds`, of a run in which everybody is evaluated every round."""
     random, book, sets = Random(seed), ScoreBook(), []
     peers = [peer_id(i) for i in range(len(kinds))]
@@ -67,7 +67,7 @@ def test_a_peer_that_trains_on_other_pages_is_out_within_ten_evaluations():
     assert left_out <= 0.02 * 40 * 4 * 4
 
 
-def test_no_proof_exceeds_the_largest_gap_when_the_honest_gap_has_just_passed_zero():
+def test_no_proof_exceeds_the_largest_when_the_honest_gap_has_just_passed_zero():
     # Two opening rounds in which the honest gap is noise below zero and one peer shows a large one.
     peers = [peer_id(i) for i in range(5)]
     book = ScoreBook()
@@ -76,7 +76,7 @@ def test_no_proof_exceeds_the_largest_gap_when_the_honest_gap_has_just_passed_ze
         book = fold(book, RoundOutcome(round, checked(peers), scores), SPEC)
     record = book.peers[peers[0]]
     assert record.units.value > 0
-    assert record.proof == LARGEST_GAP
+    assert record.proof == LARGEST_PROOF
 
 
 def test_a_peer_that_turns_lazy_goes_and_comes_back_after_honest_work():
@@ -85,15 +85,15 @@ def test_a_peer_that_turns_lazy_goes_and_comes_back_after_honest_work():
 
     def after(book, rounds, last_gap):
         for _ in range(rounds):
-            scores = {peer: evaluation(0.2, 0.02) for peer in peers[:3]} | {peers[3]: evaluation(0.2, last_gap)}
+            scores = {peer: evaluation(0.2, 0.15) for peer in peers[:3]} | {peers[3]: evaluation(0.2, last_gap)}
             book = fold(book, RoundOutcome(book.round + 1, checked(peers), scores), SPEC)
         return book
 
-    book = after(book, 10, 0.02)
+    book = after(book, 10, 0.15)
     assert eligible(book.peers[peers[3]], SPEC)
     book = after(book, 10, 0.0)
     assert not eligible(book.peers[peers[3]], SPEC)
-    book = after(book, 10, 0.02)
+    book = after(book, 10, 0.15)
     assert eligible(book.peers[peers[3]], SPEC)
 
 
@@ -155,7 +155,7 @@ def test_sketches_and_void_rounds_are_kept_as_long_as_they_are_compared():
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 1},
         {"round": "3"},
         {"unit": [1.0]},
         {"peers": []},
@@ -182,15 +182,14 @@ def test_a_new_hotkey_starts_fresh_whatever_uid_it_has():
 
 
 def test_without_reference_peers_no_proof_and_no_score_is_recorded():
-    lone = {peer_id(0): Evaluation(LossScore(0.2, 0.2), ())}
-    after = fold(ScoreBook(), RoundOutcome(0, checked(lone), lone), SPEC)
+    after = fold(ScoreBook(), RoundOutcome(0, checked([peer_id(0)]), {}), SPEC)
     assert after.peers == {peer_id(0): PeerRecord(first_seen=0)}
 
 
 def test_a_loss_that_is_not_finite_counts_against_its_peer_alone():
     peers = [peer_id(i) for i in range(4)]
     scores = {peer: evaluation(0.2, 0.02) for peer in peers[1:]}
-    scores[peers[0]] = Evaluation(LossScore(nan, nan), (LossScore(0.0, 0.0),))
+    scores[peers[0]] = Evaluation(LossScore(nan, nan), NO_PROOF, 1)
     book = ScoreBook()
     for round in range(3):
         book = fold(book, RoundOutcome(round, checked(peers), scores), SPEC)
@@ -226,39 +225,3 @@ def test_a_peer_that_was_absent_is_not_punished():
 def test_a_penalty_never_raises_a_peer_score(value, penalty, mu):
     record = PeerRecord(0, gaps=Average(value, 1.0), units=Average(1.0, 1.0), rating=Rating(mu, 5.0), evaluations=9)
     assert 0.0 <= peer_score(replace(record, penalty=penalty)) <= peer_score(record)
-
-
-def test_page_difficulty_cancels_in_the_double_difference():
-    """Whatever the assigned and the shared pages add to everybody's score."""
-    own, others = LossScore(0.5, 0.3), (LossScore(0.3, 0.2), LossScore(0.2, 0.2))
-    assert gap(Evaluation(own, others)) == pytest.approx((0.5 - 0.25) - (0.3 - 0.2))
-
-    def harder(score):
-        return LossScore(score.assigned + 0.7, score.unassigned - 0.4)
-
-    shifted = Evaluation(harder(own), tuple(map(harder, others)))
-    assert gap(shifted) == pytest.approx(gap(Evaluation(own, others)))
-
-
-def test_a_reference_whose_loss_is_not_finite_is_left_out():
-    whole = Evaluation(LossScore(0.5, 0.3), (LossScore(0.3, 0.2),))
-    assert gap(replace(whole, references=(*whole.references, LossScore(nan, 0.1)))) == gap(whole)
-    assert gap(replace(whole, references=(LossScore(nan, 0.1),))) is None
-
-
-def test_the_floor_rises_with_evaluations_to_its_full_height():
-    floors = [floor(count, SPEC) for count in range(1, 200)]
-    assert floors == sorted(floors)
-    assert floors[0] == pytest.approx(SPEC.proof_floor - SPEC.proof_allowance * (1 - floor_spread()))
-    assert floors[-1] == pytest.approx(SPEC.proof_floor)
-
-
-def floor_spread():
-    return ((1 - SPEC.proof_decay) / (1 + SPEC.proof_decay)) ** 0.5
-
-
-def test_the_honest_gap_comes_from_peers_in_good_standing_where_there_are_enough():
-    assert usual([1.0, 2.0, 3.0], [1.0, 2.0, 3.0, -9.0, -9.0, -9.0], NOTHING) == 2.0
-    assert usual([1.0], [1.0, 5.0, 6.0], NOTHING) == 5.0
-    assert usual([], [4.0], Average(2.0, 0.5)) == 2.0
-    assert usual([], [4.0, 6.0], NOTHING) == 5.0

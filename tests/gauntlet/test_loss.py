@@ -1,12 +1,12 @@
 """LossScores against a model that is a plain function, and what the bounded update is."""
 
 from itertools import pairwise
-from math import inf, nan
+from math import inf, isnan, nan
 
 import pytest
 
 from gauntlet.loss import Samples, bounded, evaluate
-from gauntlet.proof import gap
+from gauntlet.proof import NO_PROOF
 from protocol.types import Page
 from sparseloco.outer import OuterState, bounds
 from tests.gauntlet.world import SPEC, make_update, peer_id, submission
@@ -21,7 +21,7 @@ FACTORS = bounded(PASSED, OuterState.initial(SPEC.layout))
 
 
 class TableLoss:
-    """Theta's loss is 5; each update takes 0.2 off everywhere and 0.1 more off its owner's pages."""
+    """Theta's losses are 5 and 6; each update takes 0.2 off everywhere and 0.1 more off its owner's pages."""
 
     def __init__(self, **broken):
         self.calls, self.broken = [], broken
@@ -30,11 +30,12 @@ class TableLoss:
         owner = next((p for p in PEERS if PASSED[p].update is update), None)
         self.calls.append((owner, pages))
         if owner is None:
-            return self.broken.get("theta", 5.0)
+            return [5.0, self.broken.get("theta", 6.0)]
         assert factors == FACTORS[owner]
         if owner == PEERS[0] and "first" in self.broken:
-            return self.broken["first"]
-        return 5.0 - 0.2 - (0.1 if pages == OWN[owner] else 0.0)
+            return [4.9, self.broken["first"]]
+        fall = 0.2 + (0.1 if pages == OWN[owner] else 0.0)
+        return [5.0 - fall, 6.0 - fall]
 
 
 def test_scores_and_gaps_are_those_of_the_table():
@@ -43,7 +44,8 @@ def test_scores_and_gaps_are_those_of_the_table():
     for evaluation in found.values():
         assert evaluation.score.assigned == pytest.approx(0.3)
         assert evaluation.score.unassigned == pytest.approx(0.2)
-        assert gap(evaluation) == pytest.approx(0.1)
+        assert evaluation.gap == 0.5
+        assert evaluation.references == 2
 
 
 def test_nothing_is_evaluated_twice_and_one_updates_calls_come_together():
@@ -58,8 +60,16 @@ def test_nothing_is_evaluated_twice_and_one_updates_calls_come_together():
 @pytest.mark.parametrize("value", [nan, inf])
 def test_a_peer_whose_update_breaks_the_loss_gets_no_number_and_spoils_nobodys(value):
     found = evaluate(TableLoss(first=value), PASSED, FACTORS, SAMPLES, REFERENCES)
-    assert gap(found[PEERS[0]]) == -inf
-    assert gap(found[PEERS[1]]) == pytest.approx(0.1)
+    assert found[PEERS[0]].gap == NO_PROOF
+    assert isnan(found[PEERS[0]].score.assigned)
+    assert isnan(found[PEERS[0]].score.unassigned)
+    assert found[PEERS[1]].gap == 0.5
+    assert found[PEERS[1]].references == 1
+
+
+def test_a_peer_whose_references_all_break_the_loss_is_not_evaluated():
+    references = {PEERS[0]: PEERS[1:], PEERS[1]: (PEERS[0],)}
+    assert set(evaluate(TableLoss(first=nan), PASSED, FACTORS, SAMPLES, references)) == {PEERS[0]}
 
 
 def test_our_own_broken_theta_is_an_error_and_nobodys_score():

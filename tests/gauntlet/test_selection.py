@@ -163,6 +163,6 @@ def test_the_report_has_every_hotkey_with_its_reason_or_standing_and_can_be_sign
     assert rows[hotkey(PEERS[0])]["contributing"] is True
     assert rows[hotkey(PEERS[0])]["weight"] == 1.0
     assert rows[hotkey(PEERS[0])]["gap"] == pytest.approx(0.02)
-    assert rows[hotkey(PEERS[1])]["gap"] is None
+    assert rows[hotkey(PEERS[1])]["loss_score"]["unassigned"] is None
     assert rows[hotkey(PEERS[3])]["rejected"] == "LATE"
     assert replace(ranking, order=()).standing == ranking.standing

@@ -157,5 +157,5 @@ def checked(passed, rejected=(), committed=None) -> Checked:
 
 
 def evaluation(unassigned: float, gap: float) -> Evaluation:
-    """An evaluation with this score on unassigned data and this double difference against one idle reference."""
-    return Evaluation(LossScore(unassigned + gap, unassigned), (LossScore(0.0, 0.0),))
+    """An evaluation with this score on unassigned data and this gap against one reference."""
+    return Evaluation(LossScore(unassigned, unassigned), gap, 1)
