@@ -6,7 +6,7 @@ peer: an attacker can supply a worst peer.
 
 from collections.abc import Mapping
 
-from gauntlet.book import ScoreBook
+from gauntlet.book import ScoreBook, eligible
 from gauntlet.selection import Ranking, peer_score
 from protocol.spec import GauntletSpec
 from protocol.types import PeerId, Uid
@@ -18,16 +18,19 @@ RESERVE_SHARE = 0.5
 def weights(
     book: ScoreBook, ranking: Ranking, uids: Mapping[PeerId, Uid], owner: PeerId, spec: GauntletSpec
 ) -> dict[Uid, float]:
-    """Weights that sum to 1: max(0, s)^2 of contributors and, at half, of the reserve, normalised, less
-    `burn_share` for the owner's uid; all of it goes there when nobody has earned anything.
+    """Weights that sum to 1: max(0, s)^2 of contributors and, at half, of the reserve, as far as the book still finds
+    them eligible, normalised, less `burn_share` for the owner's uid; all of it goes there when nobody has earned.
 
     `uids` of the registered hotkeys now; a hotkey without one gets nothing. {} when nothing was earned and the owner
     is not registered.
     """
-    earned = {peer: peer_score(book.peers.get(peer)) ** 2 for peer in ranking.contributing if peer in uids}
-    for peer in ranking.reserve:
-        if peer in uids:
-            earned[peer] = RESERVE_SHARE * peer_score(book.peers.get(peer)) ** 2
+    shares_of_work = dict.fromkeys(ranking.contributing, 1.0) | dict.fromkeys(ranking.reserve, RESERVE_SHARE)
+    earned = {
+        peer: share * peer_score(record) ** 2
+        for peer, share in shares_of_work.items()
+        # Ranked by the book of before the round: its own scores may have shown that there was nothing to pay for.
+        if peer in uids and (record := book.peers.get(peer)) is not None and eligible(record, spec)
+    }
     total = sum(earned.values())
     burned = spec.burn_share if owner in uids else 0.0
     if total <= 0.0:
