@@ -98,7 +98,8 @@ def samples(
     draw = seed.draw("unassigned")
     count = spec.gauntlet.sample_sequences
     indices = draw.distinct(spec.num_pages, min(spec.num_pages, count + len(times)))
-    nobodys = sorted((page_at(index, spec.page_tokens) for index in indices), key=lambda page: times[page.first])
+    drawn = (page_at(spec.inner.first_page + index, spec.page_tokens) for index in indices)
+    nobodys = sorted(drawn, key=lambda page: times[page.first])
     return Samples(
         {peer: _sequences(pages[peer], spec, seed.draw("assigned", peer)) for peer in sorted(picked)},
         _scattered(nobodys[:count], spec, draw),
@@ -119,7 +120,13 @@ def _scattered(pages: Sequence[Page], spec: RunSpec, draw: Draw) -> tuple[Page, 
 
 def _pages(spec: RunSpec, run: Digest, page_hash: Digest, peer: PeerId) -> tuple[Page, ...]:
     return assigned(
-        run, page_hash, peer, num_pages=spec.num_pages, page_tokens=spec.page_tokens, count=spec.pages_per_round
+        run,
+        page_hash,
+        peer,
+        num_pages=spec.num_pages,
+        page_tokens=spec.page_tokens,
+        count=spec.pages_per_round,
+        first_page=spec.inner.first_page,
     )
 
 

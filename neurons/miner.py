@@ -102,6 +102,7 @@ class Miner:
             num_pages=spec.num_pages,
             page_tokens=spec.page_tokens,
             count=spec.pages_per_round,
+            first_page=spec.inner.first_page,
         )
 
     def train(self, round: int, pages: Sequence[Page]) -> None:

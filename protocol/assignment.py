@@ -72,12 +72,20 @@ def page_at(index: int, page_tokens: int) -> Page:
 
 
 def assigned(
-    run: Digest, block_hash: Digest, peer: PeerId, *, num_pages: int, page_tokens: int, count: int
+    run: Digest,
+    block_hash: Digest,
+    peer: PeerId,
+    *,
+    num_pages: int,
+    page_tokens: int,
+    count: int,
+    first_page: int = 0,
 ) -> tuple[Page, ...]:
-    """The `count` distinct pages that `peer` trains on in the round whose page block has `block_hash`, in training
-    order. Every page is a contiguous run of tokens: long runs carry the proof of computation (docs/protocol.md 9)."""
+    """The `count` distinct pages of the `num_pages` from `first_page` on that `peer` trains on in the round whose page
+    block has `block_hash`, in training order. Every page is a contiguous run of tokens: long runs carry the proof of
+    computation (docs/protocol.md 9)."""
     draw = Draw("pages", run, block_hash, peer)
-    return tuple(page_at(index, page_tokens) for index in draw.distinct(num_pages, count))
+    return tuple(page_at(first_page + index, page_tokens) for index in draw.distinct(num_pages, count))
 
 
 def leaders(

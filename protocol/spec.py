@@ -87,7 +87,15 @@ class CompressionSpec(_Table):
 
 
 class InnerSpec(_Table):
-    """The H inner AdamW steps of a round. The schedule counts inner steps of non-void rounds."""
+    """The H inner AdamW steps of a round, and the learning rate over the run's inner steps (training/schedule.py).
+
+    The schedule counts inner steps of non-void rounds, from `start_step` on: an amendment that sets it begins another
+    schedule. It stands still for `flat_steps` at its own step `flat_from`; where that is `warmup_steps`, it is a
+    warm-up-stable-decay schedule.
+
+    Pages are drawn from `num_pages` of the training split from `first_page` on (0: all that follow). A data set that
+    holds one mix after the other is trained on in stages by amendments: annealing has its own pages.
+    """
 
     steps: Positive
     sequences: Positive
@@ -95,6 +103,12 @@ class InnerSpec(_Table):
     final_lr: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     warmup_steps: Count
     decay_steps: Positive
+    decay: Literal["cosine", "sqrt"] = "cosine"
+    flat_from: Count = 0
+    flat_steps: Count = 0
+    start_step: Count = 0
+    first_page: Count = 0
+    num_pages: Count = 0
     beta1: Share = 0.9
     beta2: Share = 0.95
     epsilon: Rate = 1e-8
@@ -106,7 +120,7 @@ class OuterSpec(_Table):
     """`alpha` is the outer learning rate; `aggregate` the rule of docs/protocol.md section 7."""
 
     alpha: Rate = 1.0
-    aggregate: Literal["mean", "contributor_mean"] = "mean"
+    aggregate: Literal["mean", "contributor_mean", "filtered_mean"] = "mean"
 
 
 class DataSpec(_Table):
@@ -259,8 +273,9 @@ class RunSpec(_Table):
                 f"round is {clock.round_blocks * clock.block_seconds:.0f} s"
             )
         if self.num_pages < self.pages_per_round:
+            begin = f" from inner.first_page {self.inner.first_page} on" if self.inner.first_page else ""
             raise ValueError(
-                f"data: {self.data.num_tokens} tokens make {self.num_pages} pages, a peer needs "
+                f"data: {self.data.num_tokens} tokens make {self.num_pages} pages{begin}, a peer needs "
                 f"{self.pages_per_round} a round: use more data or smaller pages"
             )
         return self
@@ -285,8 +300,9 @@ class RunSpec(_Table):
 
     @property
     def num_pages(self) -> int:
-        """Whole pages of the training split; every sequence needs one token beyond its end as target."""
-        return (self.data.num_tokens - 1) // self.page_tokens
+        """Whole pages that are trained on at this stage; every sequence needs one token beyond its end as target."""
+        following = max(0, (self.data.num_tokens - 1) // self.page_tokens - self.inner.first_page)
+        return min(following, self.inner.num_pages or following)
 
     @property
     def pages_per_round(self) -> int:

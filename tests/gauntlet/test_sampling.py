@@ -126,6 +126,17 @@ def test_samples_lie_in_the_peers_own_pages_and_the_shared_one_in_nobodys():
     assert not any(page.first in everyones for page in taken.unassigned)
 
 
+def test_samples_of_a_stage_lie_in_its_pages():
+    whole = make_spec(sample_sequences=8)
+    inner = whole.inner.model_copy(update={"first_page": 30, "num_pages": 100})
+    spec = whole.model_copy(update={"inner": inner})
+    taken = samples(spec, digest("pages"), PEERS[:3], PEERS[:3], seed(1))
+    first, last = 30 * spec.page_tokens, 130 * spec.page_tokens
+    for page in (*taken.unassigned, *(page for pages in taken.assigned.values() for page in pages)):
+        assert first <= page.first < last
+    assert last < 50_001
+
+
 def test_two_validators_share_no_sample():
     spec = make_spec(sample_sequences=4)
     one = samples(spec, digest("pages"), PEERS[:2], PEERS[:2], seed(1))

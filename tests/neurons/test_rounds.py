@@ -246,6 +246,18 @@ def test_the_owners_amendment_is_in_force_everywhere_from_the_same_round(network
     assert run_program(main) == EXIT_UPDATE
 
 
+def test_miners_draw_the_pages_of_the_stage_that_an_amendment_begins(networks: Networks) -> None:
+    network = networks(miners=1)
+    network.start()
+    network.run_until(1)
+    network.amend(from_round=3, changes={"inner": {"first_page": 20}})
+    network.run_until(5)
+    miner = network["miner-1"]
+    page_tokens = network.run.first.page_tokens
+    assert all(page.first >= 20 * page_tokens for round in (3, 4) for page in miner.program.pages(round))
+    assert set(network.assert_agreement()) == {0, 1, 2, 3, 4}
+
+
 def test_an_amendment_that_came_too_late_is_followed_by_nobody(networks: Networks) -> None:
     network = networks(miners=1)
     network.start()

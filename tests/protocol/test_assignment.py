@@ -145,6 +145,13 @@ def test_golden_pages_do_not_change_between_releases() -> None:
     assert [page.first // 256 for page in pages] == [114, 105, 371, 267, 136]
 
 
+@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(1, 8))
+def test_pages_of_a_stage_are_those_of_a_split_that_begins_there(first: int, num_pages: int, count: int) -> None:
+    plain = assigned(RUN, BLOCK, peer(1), num_pages=num_pages, page_tokens=64, count=count)
+    staged = assigned(RUN, BLOCK, peer(1), num_pages=num_pages, page_tokens=64, count=count, first_page=first)
+    assert staged == tuple(Page(page.first + 64 * first, 64) for page in plain)
+
+
 @given(st.integers(1, 500), st.integers(0, 60), st.integers(0, 9))
 def test_assigned_pages_are_distinct_whole_and_inside_the_split(num_pages: int, count: int, number: int) -> None:
     pages = assigned(RUN, BLOCK, peer(number), num_pages=num_pages, page_tokens=64, count=count)

@@ -60,7 +60,7 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("inner.peak_lr", float("nan"), "inner.peak_lr: Input should be"),
     ("inner.final_lr", float("inf"), "inner.final_lr: Input should be a finite number"),
     ("inner.steps", True, "inner.steps: Input should be a valid integer"),
-    ("outer.aggregate", "median", "outer.aggregate: Input should be 'mean' or 'contributor_mean'"),
+    ("outer.aggregate", "median", "outer.aggregate: Input should be 'mean', 'contributor_mean' or 'filtered_mean'"),
     ("outer.alpha", -1.0, "outer.alpha: Input should be greater than 0"),
     ("data.num_tokens", 257, "257 tokens make 1 pages, a peer needs 2 a round: use more data or smaller pages"),
     ("gauntlet.contributors", 257, "gauntlet.contributors: Input should be less than or equal to 256"),
@@ -229,6 +229,17 @@ def test_pages_cover_the_tokens_and_leave_one_for_the_last_target() -> None:
     assert toy_spec().page_tokens == 8 * 32
     assert toy_spec({"data.num_tokens": 256 * 4}).num_pages == 3
     assert toy_spec({"data.num_tokens": 256 * 4 + 1}).num_pages == 4
+
+
+def test_a_stage_draws_from_its_own_pages() -> None:
+    stages = {"data.num_tokens": 256 * 100 + 1, "inner.num_pages": 60}
+    staged = Run(toy_spec(stages))
+    changes = {"inner": {"first_page": 60, "num_pages": 0}}
+    staged = staged.amended(chain_of(staged, {"from_round": 5, "changes": changes}))
+    assert [staged.spec_at(round).num_pages for round in (4, 5)] == [60, 40]
+    assert toy_spec({"data.num_tokens": 256 * 100 + 1, "inner.num_pages": 101}).num_pages == 100
+    with pytest.raises(ConfigError, match=r"make 0 pages from inner\.first_page 100 on, a peer needs 2"):
+        parsed({"data.num_tokens": 256 * 100 + 1, "inner.first_page": 100})
 
 
 def test_a_peer_takes_enough_whole_pages_for_its_inner_steps() -> None:

@@ -1,0 +1,124 @@
+"""`murmur plan`: numbers with units for a person, the same numbers for a program, and one line for a wrong value."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from murmur import presets
+from murmur.command import main
+
+REQUIRED = {
+    "parameters",
+    "parameters_untied",
+    "payload_bytes",
+    "upload_seconds",
+    "download_seconds",
+    "utilization",
+    "memory",
+}
+NO_TORCH = """
+import sys
+from murmur.command import main
+status = main(["plan", "--spec", "covenant-72b"])
+loaded = {name.split(".")[0] for name in sys.modules} & {"torch", "numpy", "boto3", "bittensor", "datasets"}
+sys.exit(" ".join(sorted(loaded)) or status)
+"""
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["plan", *words]) == 0
+    return capsys.readouterr().out
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(printed(capsys, *words, "--json"))
+    return found
+
+
+def test_covenants_plan_has_the_published_count_and_needs_no_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_TORCH], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "70,599,843,840   (72,747,327,488 with embedding and head counted separately)" in done.stdout
+    for words in ("94.5%", "145 s up and 637 s down", "1,413,376,016 bytes"):
+        assert words in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_the_json_agrees_with_the_spec(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, "--spec", name, "--up", "110", "--down", "500")
+    spec = presets.read(name).first
+    assert found.keys() >= REQUIRED
+    assert found["parameters"] == spec.layout.num_parameters
+    assert found["payload_bytes"] == spec.object_bytes
+    assert found["upload_seconds"] == pytest.approx(8 * spec.object_bytes / 110e6)
+    assert found["download_seconds"] == pytest.approx(20 * 8 * spec.object_bytes / 500e6)
+    busy = found["compute_seconds"] + found["upload_seconds"] + found["download_seconds"]
+    assert found["utilization"] == pytest.approx(found["compute_seconds"] / busy)
+    assert {"theta", "parameters", "gradients", "adam_moments", "error_feedback", "activations", "logits"} <= set(
+        found["memory"]
+    )
+
+
+def test_every_option_changes_its_numbers_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    before = planned(capsys, "--spec", "8b")
+    for words, given, changed in (
+        (["--up", "220"], "up_mbps", {"upload_seconds", "utilization"}),
+        (["--down", "1000"], "down_mbps", {"download_seconds", "utilization"}),
+        (["--gpu-tflops", "265"], "gpu_flops", {"compute_seconds", "utilization"}),
+        (["--gpu-memory", "30"], "gpu_memory_bytes", {"micro_sequences", "gpus_needed"}),
+        (["--gpus", "4"], "gpus", {"compute_seconds", "utilization", "memory", "memory_total", "micro_sequences"}),
+    ):
+        after = planned(capsys, "--spec", "8b", *words)
+        assert {name for name in before if before[name] != after[name]} == {given, *changed}
+
+
+def test_what_does_not_fit_and_what_comes_too_late_is_said_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--spec", "covenant-72b", "--gpu-memory", "80", "--gpu-tflops", "100"]
+    shown, needed = printed(capsys, *small), planned(capsys, *small)["gpus_needed"]
+    assert f"DOES NOT FIT: it needs {needed} of them" in shown
+    assert "It fits" in printed(capsys, *small, "--gpus", str(needed))
+    assert "TOO LATE: take more or faster GPUs" in shown
+    assert "DOES NOT FIT on any number of them" in printed(capsys, "--spec", "covenant-72b", "--gpu-memory", "24")
+    fitting = printed(capsys, "--spec", "150m", "--gpus", "1", "--gpu-memory", "24", "--gpu-tflops", "60")
+    assert "It fits" in fitting
+    assert "in time" in fitting
+
+
+def test_another_runs_plan_says_nothing_of_the_published_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Published" in printed(capsys, "--spec", "covenant-72b")
+    assert "Published" not in printed(capsys, "--spec", "8b")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--spec", "70b"], "no spec '70b': expected a TOML file, or one of the presets 150m"),
+        (["--spec", "8b", "--gpus", "0"], "--gpus is 0, expected a number above 0"),
+        (["--spec", "8b", "--gpus", "193"], "an inner step of 8b has 192 sequences"),
+        (["--spec", "8b", "--gpu-memory", "-1"], "--gpu-memory is -1.0, expected a number above 0"),
+        (["--spec", "8b", "--gpu-tflops", "inf"], "--gpu-tflops is inf"),
+        (["--spec", "8b", "--up", "nan"], "--up is nan"),
+        (["--spec", "8b", "--down", "0"], "--down is 0.0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_values_are_one_line_and_exit_status_2(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *words]) == 2
+    shown = capsys.readouterr()
+    assert expected in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+def test_a_file_that_is_no_spec_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text("[model")
+    assert main(["plan", "--spec", str(path)]) == 2
+    assert str(path) in capsys.readouterr().err
