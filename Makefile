@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 
 setup: .venv/ready
 
-.venv/ready: pyproject.toml constraints.txt setup.py $(wildcard csrc/kernels/*)
+.venv/ready: pyproject.toml constraints.txt setup.py $(wildcard csrc/kernels/* csrc/cuda/*)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
 	  { echo "Murmuration needs Python 3.11 to 3.13; point PYTHON at one: make setup PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -41,4 +41,4 @@ bench: setup
 	MURMUR_FUZZ_CASES=20000 $(BIN)/python -m pytest -m 'slow or not slow' --timeout=1800
 
 clean:
-	rm -rf .venv build sparseloco/murmur_codec.so *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv build sparseloco/murmur_codec.so sparseloco/murmur_cuda.so *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -20,8 +20,9 @@ from protocol.errors import InvalidSubmission
 from protocol.layout import Layout
 from protocol.types import DIGEST_BYTES, Digest, PeerId, Reason
 from sparseloco.floats import NonFinite, require_denormals, tensor_of
-from sparseloco.outer import SMALLEST_WEIGHT, Aggregate, OuterState, Scales, bounds
-from sparseloco.update import LEVELS, Update
+from sparseloco.outer import SMALLEST_WEIGHT, Aggregate, OuterState, Scales, bounds, peer_weights
+from sparseloco.quantize import level_values
+from sparseloco.update import LEVELS, Norms, Update
 from sparseloco.wire import Submission, require_size
 
 LIBRARY = Path(__file__).with_name("murmur_codec.so")
@@ -37,7 +38,7 @@ _MALFORMED = {
     15: "equal levels must use magnitude bit 0",
     16: "a zero level must have sign bit 0",
 }
-_RULES = {"mean": 0, "contributor_mean": 1}
+_RULES = {"mean": 0, "contributor_mean": 1, "filtered_mean": 0}
 _PROBE = 2
 _REGION_FIELDS = 11
 _ALIGNMENT = 64
@@ -305,7 +306,9 @@ class Codec:
         if update.counts is not None:
             return update
         counts = _validate(*_tables(update.layout), _tensor(update.records), *self._how())
-        return Update(update.layout, update.records, counts.numpy())
+        found = Update(update.layout, update.records, counts.numpy())
+        vars(found)["norms"] = _norms(counts.numpy())  # where the cached property looks first
+        return found
 
     def outer_step(
         self,
@@ -322,11 +325,10 @@ class Codec:
         parsed = [None if update is None else self.counted(update) for update in updates]
         factors, new_state = bounds([None if update is None else update.norms for update in parsed], state)
         present = [(update, factor) for update, factor in zip(parsed, factors, strict=True) if update is not None]
-        divisor = len(updates) if aggregate == "mean" else 1
         if not present:
             return {name: values.detach().clone() for name, values in theta.items()}, new_state, factors
-        weights = np.array([factor for _, factor in present], dtype=np.float64) * alpha / divisor
-        new = self._move(theta, [update for update, _ in present], weights, _RULES[aggregate], out)
+        counted = np.array(peer_weights(present, len(updates), alpha=alpha, aggregate=aggregate))
+        new = self._move(theta, [update for update, _ in present], counted, _RULES[aggregate], out)
         return new, new_state, factors
 
     def apply_probe(
@@ -355,6 +357,16 @@ class Codec:
 
     def _how(self) -> tuple[int, int]:
         return self.threads or torch.get_num_threads(), ISAS.index(self.isa)
+
+
+_SQUARES = level_values(torch.arange(LEVELS)).double().square().numpy()
+
+
+def _norms(counts: npt.NDArray[np.int64]) -> Norms:
+    """As Update.norms, of counts [tensors, levels]: cumsum adds in order, which sum does not."""
+    with_whole = np.concatenate((counts, counts.sum(axis=0, keepdims=True)))
+    *tensors, whole = np.sqrt(np.cumsum(with_whole * _SQUARES, axis=1)[:, -1]).tolist()
+    return Norms(tuple(tensors), whole)
 
 
 def _destination(out: Mapping[str, Tensor] | None, layout: Layout) -> dict[str, Tensor]:

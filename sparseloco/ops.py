@@ -1,19 +1,22 @@
 """The one seam through which the rest of the project calls the codec; which backend answers is decided here.
 
-The native codec (sparseloco/native.py) gives the same bytes as the reference and is used when it is built; `use` forces
-one of the two. Tensors on another device than the CPU always go to the reference.
+The native codec (sparseloco/native.py, on a GPU sparseloco/cuda.py) gives the same bytes as the reference and is used
+when it is built; `use` forces one of the two. The tensors' device decides between C++ and CUDA; tensors on several
+devices, or on one of another kind, go to the reference.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from protocol.errors import ConfigError
 from protocol.layout import Layout
 from protocol.types import PeerId
-from sparseloco import native, outer, reference, wire
+from sparseloco import cuda, native, outer, reference, wire
 from sparseloco.native import Codec
 from sparseloco.outer import Aggregate, OuterState, Scales
 from sparseloco.update import Update
@@ -24,22 +27,23 @@ Choice = Literal["auto", "native", "reference"]
 
 @dataclass(slots=True)
 class _Chosen:
-    """`codec` None: the reference."""
+    """`codec`: for tensors on the CPU; None: the reference."""
 
+    choice: Choice
     codec: Codec | None
     reason: str
 
 
 def _choose(choice: Choice) -> _Chosen:
     if choice == "reference":
-        return _Chosen(None, "configured")
+        return _Chosen(choice, None, "configured")
     try:
         isa = native.supported()[-1]
     except native.Unavailable as fault:
         if choice == "native":
             raise ConfigError(f"codec native: {fault}") from None
-        return _Chosen(None, str(fault))
-    return _Chosen(Codec(isa), "configured" if choice == "native" else "built, same bytes as the reference")
+        return _Chosen(choice, None, str(fault))
+    return _Chosen(choice, Codec(isa), "configured" if choice == "native" else "built, same bytes as the reference")
 
 
 _chosen = _choose("auto")
@@ -57,8 +61,15 @@ def backend() -> str:
 
 
 def reason() -> str:
-    """Why this backend: for the reference where nobody asked for it, what is missing and the next step."""
-    return _chosen.reason
+    """Why this backend: for the reference where nobody asked for it, what is missing and the next step. On a machine
+    with a GPU also who answers for tensors there."""
+    if _chosen.choice == "reference" or not torch.cuda.is_available():
+        return _chosen.reason
+    try:
+        cuda.library()
+    except native.Unavailable as fault:
+        return f"{_chosen.reason}; for tensors on a GPU the slow reference: {fault}"
+    return f"{_chosen.reason}; for tensors on a GPU cuda"
 
 
 def is_fallback() -> bool:
@@ -67,9 +78,24 @@ def is_fallback() -> bool:
 
 
 def _codec_for(*groups: Mapping[str, Tensor] | None) -> Codec | None:
-    """The native codec when it is in use and every tensor lies where it can reach it."""
-    on_cpu = all(tensor.device.type == "cpu" for group in groups if group is not None for tensor in group.values())
-    return _chosen.codec if on_cpu else None
+    """The native codec of the device on which all tensors lie; None, the reference, where there is none."""
+    devices = {tensor.device for group in groups if group is not None for tensor in group.values()}
+    if all(device.type == "cpu" for device in devices):
+        return _chosen.codec
+    if _chosen.choice == "reference" or len(devices) > 1:
+        return None
+    (device,) = devices
+    return _gpu_codec(device) if device.type == "cuda" else None
+
+
+def _gpu_codec(device: torch.device) -> Codec | None:
+    try:
+        return cuda.codec(device)
+    except native.Unavailable as fault:
+        if _chosen.choice == "native":
+            raise ConfigError(f"codec native, for tensors on {device}: {fault}") from None
+        warnings.warn(f"the codec runs on the slow reference for tensors on {device}: {fault}", stacklevel=4)
+        return None
 
 
 def compress(

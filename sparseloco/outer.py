@@ -4,6 +4,7 @@ With p the contributors in PeerId order and R their number as the record names t
 
     mean (SparseLoCo, Eq. 2)   w = alpha * s_{p,t} / R;  acc += w * v_p;  theta -= acc
     contributor_mean           w = alpha * s_{p,t};      acc += w * v_p;  theta_j -= acc_j / m_j
+    filtered_mean              as mean, w times what p counts (sparseloco/spectral.py), which is 1 on average
 
 m_j counts the contributors whose index set holds j; where it is 0, theta_j stays. w is computed in float64 and rounded
 once; every multiply, add, divide and subtract after it is rounded by itself. A w below 2^-96 counts as 0: with levels
@@ -22,10 +23,11 @@ from torch import Tensor
 
 from protocol.layout import Layout, Region, TensorLayout
 from sparseloco.floats import fp32, require_denormals, tensor_of
+from sparseloco.spectral import gram, trust
 from sparseloco.topk import blocks, slabs, write_blocks
 from sparseloco.update import Norms, Update
 
-Aggregate = Literal["mean", "contributor_mean"]
+Aggregate = Literal["mean", "contributor_mean", "filtered_mean"]
 Scales = tuple[float, ...]
 """s of one peer, per tensor in layout order, 0 to 1."""
 
@@ -108,22 +110,33 @@ def outer_step(
     require_denormals()
     layout = next((update.layout for update in updates if update is not None), None)
     factors, new_state = bounds([None if update is None else update.norms for update in updates], state)
-    divisor = len(updates) if aggregate == "mean" else 1
     if layout is None:
         return {name: values.detach().clone() for name, values in theta.items()}, new_state, factors
+    present = [(update, factor) for update, factor in zip(updates, factors, strict=True) if update is not None]
+    counted = peer_weights(present, len(updates), alpha=alpha, aggregate=aggregate)
     new_theta: dict[str, Tensor] = {}
     for index, tensor in enumerate(layout):
         values = tensor_of(theta, tensor, torch.float32).clone(memory_format=torch.contiguous_format)
-        parts = [
-            (update, _weight(alpha * factor[index] / divisor))
-            for update, factor in zip(updates, factors, strict=True)
-            if update is not None
-        ]
+        parts = [(update, _weight(weight[index])) for (update, _), weight in zip(present, counted, strict=True)]
         for region in slabs(tensor):
             step = _mean_step(parts, tensor, region, counted=aggregate == "contributor_mean").to(values.device)
             write_blocks(values, tensor, region, blocks(values, tensor, region) - step)
         new_theta[tensor.name] = values
     return new_theta, new_state, factors
+
+
+def peer_weights(
+    present: Sequence[tuple[Update, Scales]], named: int, *, alpha: float, aggregate: Aggregate
+) -> tuple[tuple[float, ...], ...]:
+    """w of each contributor that parsed, per tensor, in float64. `named`: R, those that do not parse included."""
+    trusted: tuple[float, ...] = (1.0,) * len(present)
+    if aggregate == "filtered_mean":
+        updates, factors = zip(*present, strict=True)
+        trusted = trust(gram(updates, factors))
+    divisor = 1 if aggregate == "contributor_mean" else named
+    return tuple(
+        tuple(alpha * s * trusted[place] / divisor for s in factor) for place, (_, factor) in enumerate(present)
+    )
 
 
 def _weight(value: float) -> Tensor:

@@ -77,12 +77,15 @@ class Update:
         """Norms of the decoded values (docs/protocol.md section 7): values are counted per level code in integers,
         then count * level^2 is summed in ascending code order in float64. Same bits on any machine, and for ranks
         that add up their counts."""
-        counted = self.counts
-        histograms = [self._histogram(tensor) for tensor in self.layout] if counted is None else list(counted)
-        total = np.zeros(LEVELS, dtype=np.int64)
-        for histogram in histograms:
-            total += histogram
-        return Norms(tuple(_norm(histogram) for histogram in histograms), _norm(total))
+        return Norms(tuple(_norm(histogram) for histogram in self.histograms), _norm(self.histograms.sum(axis=0)))
+
+    @cached_property
+    def histograms(self) -> npt.NDArray[np.int64]:
+        """How many values of each tensor have each level code, [tensors, 256]."""
+        if self.counts is not None:
+            return self.counts
+        counted = [self._histogram(tensor) for tensor in self.layout]
+        return np.array(counted, dtype=np.int64).reshape(-1, LEVELS)
 
     @cached_property
     def positions(self) -> npt.NDArray[np.int64]:

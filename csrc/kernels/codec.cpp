@@ -8,7 +8,9 @@
 namespace murmur {
 namespace {
 
-constexpr uint64_t GRAIN = 32;  // blocks that a thread takes at once: a guess of the threshold lives long enough
+// Blocks that a thread takes at once. Many: long rows, and guesses that live long enough; few: no thread waits at the
+// end.
+constexpr uint64_t MOST = 128, LEAST = 16, TURNS = 8;
 constexpr uint32_t MAX_THREADS = 1024;
 
 const Kernels *kernels_for(uint32_t isa) {
@@ -37,6 +39,7 @@ bool multiply_add(uint64_t a, uint64_t b, uint64_t c, uint64_t *result) {
 bool fits(const murmur_region &r, const murmur_plan &plan, uint64_t first) {
     if (r.tensor >= plan.num_tensors || r.first != first) return false;
     if (!r.down || !r.across || !r.height || !r.width || r.height > CHUNK || r.width > CHUNK) return false;
+    if (r.height > 1 && r.width > 64) return false;
     const uint64_t n = r.height * r.width;
     if (n > CHUNK || !r.k || r.k > n) return false;
     const Shape shape((uint32_t)n, (uint32_t)r.k);
@@ -70,12 +73,14 @@ const murmur_region *region_at(const murmur_plan &plan, uint64_t block) {
     return plan.regions + low;
 }
 
-// work(region, begin, end, scratch, &at) on all blocks, GRAIN at a time, on plan.threads threads of which the caller is
-// one. Returns the status of the lowest failing block, and that block.
+// work(region, begin, end, scratch, &at) on all blocks, a grain at a time, on plan.threads threads of which the caller
+// is one. Returns the status of the lowest failing block, and that block.
 template <class Work>
 int run(const murmur_plan &plan, Work work, uint64_t *fault = nullptr) {
     const uint64_t num_blocks = blocks_of(plan);
-    const uint64_t useful = (num_blocks + GRAIN - 1) / GRAIN;
+    const uint64_t fair = num_blocks / plan.threads / TURNS;
+    const uint64_t grain = fair < LEAST ? LEAST : fair > MOST ? MOST : fair;
+    const uint64_t useful = (num_blocks + grain - 1) / grain;
     const uint32_t threads = useful < plan.threads ? (uint32_t)(useful ? useful : 1) : plan.threads;
     std::atomic<uint64_t> next{0}, lowest{UINT64_MAX};
     std::atomic<int> status{MURMUR_OK};
@@ -83,12 +88,12 @@ int run(const murmur_plan &plan, Work work, uint64_t *fault = nullptr) {
 
     auto body = [&](uint32_t thread) {
         Scratch &scratch = static_cast<Scratch *>(plan.scratch)[thread];
-        scratch.guess = 0;
+        scratch.typical = 0;
         scratch.slack = 1u << 20;
         for (;;) {
-            const uint64_t begin = next.fetch_add(GRAIN, std::memory_order_relaxed);
+            const uint64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
             if (begin >= num_blocks || begin > lowest.load(std::memory_order_relaxed)) return;
-            const uint64_t end = begin + GRAIN < num_blocks ? begin + GRAIN : num_blocks;
+            const uint64_t end = begin + grain < num_blocks ? begin + grain : num_blocks;
             const murmur_region *region = region_at(plan, begin);
             for (uint64_t at = begin; at < end; ++region) {
                 const uint64_t stop = region->first + blocks_of(*region) < end ? region->first + blocks_of(*region) : end;

@@ -7,22 +7,44 @@ namespace murmur {
 
 constexpr uint32_t CHUNK = 4096;
 constexpr uint32_t LANES = 16;
-constexpr uint32_t GROUP = 4;  // blocks that compress reads together
+constexpr uint32_t GROUP = 128;  // blocks that compress reads together
+constexpr uint32_t AT_ONCE = 4;  // records that are decoded together
+
+// Values of a block and where they stand in it. One that is full only counts.
+template <uint32_t N>
+struct List {
+    static constexpr uint32_t ROOM = N;
+    uint16_t indices[N + 128];
+    float values[N + 128];
+    uint32_t count;
+};
+typedef List<384> ShortList;
+typedef List<CHUNK> WholeList;
+
+// One record, decoded.
+struct Decoded {
+    alignas(64) uint16_t indices[CHUNK + 64];
+    uint64_t codes[2 * CHUNK / 64 + 2];
+    uint32_t lo, hi, num_high;
+};
 
 // One thread's memory. Arrays have room for a vector, or a word of candidates, past their end.
 struct alignas(64) Scratch {
-    float acc[GROUP][CHUNK + 64];
+    float acc[CHUNK + 64];
+    ShortList found[GROUP];
+    WholeList all;  // of the one block whose first list was of no use
     float values[CHUNK + 64];
-    uint64_t marks[GROUP][CHUNK / 64];
     uint32_t magnitudes[CHUNK + 64];
     uint32_t holders[CHUNK + 64];
-    uint16_t candidates[CHUNK + 64];
     uint16_t indices[CHUNK + 64];
+    Decoded decoded[AT_ONCE];
+    alignas(64) uint8_t buckets[64 + 64], lows[64];  // of a full block: upper and lower parts of its indices
     uint64_t codes[2 * CHUNK / 64 + 2];
     uint64_t upper[2 * CHUNK / 64 + 2];
     uint8_t record[2 * CHUNK / 8 + 2 * CHUNK / 8 + 64];
-    // A guess of the next block's threshold (fp32 bits) and how far it is kept below the last one: speed only.
-    uint32_t guess, slack;
+    // The running average of the blocks' thresholds (fp32 bits), and how far below it the next one is guessed to be at
+    // least: speed only.
+    uint32_t typical, slack;
 };
 
 // The numbers that follow from a block's n and k (docs/protocol.md section 3).

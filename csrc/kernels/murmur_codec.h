@@ -40,7 +40,7 @@ enum murmur_rule {
 
 /* A grid of down x across blocks of one shape in a tensor (protocol/layout.py, Region). Block (i, j) begins at element
  * start + i * height * row_step + j * width; its rows lie row_step elements apart; its record begins at byte
- * record + i * record_step + j * (size of a record). */
+ * record + i * record_step + j * (size of a record). A block is at most 64 wide, or one row. */
 typedef struct murmur_region {
     uint64_t tensor;
     uint64_t first; /* blocks of all regions before this one in the table */

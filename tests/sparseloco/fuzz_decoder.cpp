@@ -1,6 +1,13 @@
-// Mutates records of the corpus and decodes them, in memory of exactly their size: built with AddressSanitizer, it stops
-// at the first access outside. What one instruction set accepts, all must, and then it is applied too.
-// Arguments: number of cases, then corpus files. Prints how many were accepted and refused.
+// Decodes a stranger's records in memory of exactly their size: built with AddressSanitizer, it stops at the first access
+// outside. What one instruction set accepts, all must, and then it is applied too.
+//
+// Coverage-guided, with libFuzzer (the folder of new finds first):
+//   clang++ -std=c++17 -O1 -g -ffp-contract=off -DLIBFUZZER -fsanitize=fuzzer,address,undefined -Icsrc/kernels
+//       csrc/kernels/*.cpp tests/sparseloco/fuzz_decoder.cpp -o fuzz_decoder
+//   ./fuzz_decoder -max_len=492 FOUND tests/sparseloco/corpus
+// Without it, main() replays the corpus and mutates it by itself. Arguments: number of cases, then corpus files. Prints
+// how many were accepted and refused.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -10,15 +17,85 @@
 
 #include "murmur_codec.h"
 
-// The layout of tests/sparseloco/test_wire.py, FUZZ_SHAPES: matrix (70, 67), scalar (), vector (5,), k = 64.
-static const uint64_t ELEMENTS[3] = {70 * 67, 1, 5};
-static const murmur_region REGIONS[6] = {
-    {0, 0, 0, 67, 1, 1, 64, 64, 64, 0, 87},     {0, 1, 64, 67, 1, 1, 64, 3, 3, 82, 87},
-    {0, 2, 64 * 67, 67, 1, 1, 6, 64, 6, 87, 0}, {0, 3, 64 * 67 + 64, 67, 1, 1, 6, 3, 1, 0, 0},
-    {1, 4, 0, 1, 1, 1, 1, 1, 1, 0, 0},          {2, 5, 0, 5, 1, 1, 1, 5, 1, 0, 0},
+// A layout: its tensors' sizes, and its regions (how wide a row of blocks is tells which of them are full).
+struct Layout {
+    std::vector<uint64_t> elements;
+    std::vector<murmur_region> regions;
 };
 
+// tests/sparseloco/test_wire.py, FUZZ_SHAPES: matrix (70, 67), scalar (), vector (5,), k = 64.
+static const Layout RAGGED = {{70 * 67, 1, 5},
+                              {{0, 0, 0, 67, 1, 1, 64, 64, 64, 0, 0},
+                               {0, 1, 64, 67, 1, 1, 64, 3, 3, 0, 0},
+                               {0, 2, 64 * 67, 67, 1, 1, 6, 64, 6, 0, 0},
+                               {0, 3, 64 * 67 + 64, 67, 1, 1, 6, 3, 1, 0, 0},
+                               {1, 4, 0, 1, 1, 1, 1, 1, 1, 0, 0},
+                               {2, 5, 0, 5, 1, 1, 1, 5, 1, 0, 0}}};
+// WIDE_SHAPES: matrix (64, 384), six full blocks beside each other: what the decoder takes several of at once.
+static const Layout WIDE = {{64 * 384}, {{0, 0, 0, 384, 1, 6, 64, 64, 64, 0, 0}}};
+
 typedef std::vector<uint8_t> Bytes;
+
+// A plan of a layout. Where each region's records begin follows from the library itself: where those before it end.
+struct Decoder {
+    Layout layout;
+    murmur_plan plan;
+
+    explicit Decoder(const Layout &given) : layout(given) {
+        void *scratch = std::aligned_alloc(64, (murmur_scratch_bytes() + 63) / 64 * 64);
+        plan = murmur_plan{layout.regions.data(), 0, layout.elements.data(), layout.elements.size(), 0,
+                           scratch, murmur_scratch_bytes(), 1, 0};
+        uint64_t at = 0;
+        for (murmur_region &region : layout.regions) {
+            region.record = at;
+            plan.num_regions += 1;
+            const Bytes none(4096);
+            for (plan.records_bytes = at + 1;; ++plan.records_bytes) {  // the smallest that is not refused as too small
+                std::vector<uint64_t> counts(layout.elements.size() * 256);
+                uint64_t fault;
+                if (murmur_validate(&plan, none.data(), counts.data(), &fault) != MURMUR_BAD_PLAN) break;
+            }
+            at = plan.records_bytes;
+        }
+    }
+    Decoder(const Decoder &) = delete;
+    ~Decoder() { std::free(plan.scratch); }
+
+    // What every instruction set says of these records; stops the program when two of them, or the two decoders, differ.
+    int decode(const Bytes &records, uint32_t rule) {
+        int first = -1;
+        for (plan.isa = 0; plan.isa < 3; ++plan.isa) {
+            if (!murmur_supports(plan.isa)) continue;
+            std::vector<uint64_t> counts(layout.elements.size() * 256);
+            uint64_t fault;
+            const int status = murmur_validate(&plan, records.data(), counts.data(), &fault);
+            if (first < 0) first = status;
+            if (status != first) std::fprintf(stderr, "instruction sets differ: %d %d\n", first, status), std::abort();
+            std::vector<std::vector<float>> theta;
+            std::vector<float *> out;
+            for (uint64_t size : layout.elements) theta.emplace_back(size), out.push_back(theta.back().data());
+            const std::vector<const float *> before(out.begin(), out.end());
+            const std::vector<float> weights(layout.elements.size(), 1.0f);
+            const uint8_t *one = records.data();
+            if (murmur_aggregate(&plan, &one, 1, weights.data(), rule, before.data(), out.data()) != status)
+                std::fprintf(stderr, "aggregate and validate differ\n"), std::abort();
+        }
+        return first;
+    }
+};
+
+#ifdef LIBFUZZER
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static Decoder ragged(RAGGED), wide(WIDE);
+    Decoder &decoder = size > ragged.plan.records_bytes ? wide : ragged;
+    Bytes records(decoder.plan.records_bytes);
+    std::copy(data, data + std::min(size, records.size()), records.begin());
+    decoder.decode(records, size % 2);
+    return 0;
+}
+
+#else
 
 static uint64_t state = 1;
 static uint64_t draw(uint64_t below) {
@@ -27,39 +104,29 @@ static uint64_t draw(uint64_t below) {
 }
 
 int main(int argc, char **argv) {
-    std::vector<Bytes> corpus;
+    Decoder ragged(RAGGED), wide(WIDE);
+    std::vector<Bytes> corpus[2];
+    long counted[2] = {};
     for (int i = 2; i < argc; ++i) {
         std::ifstream file(argv[i], std::ios::binary);
-        corpus.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+        const Bytes records{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+        const bool is_wide = records.size() == wide.plan.records_bytes;
+        if (!is_wide && records.size() != ragged.plan.records_bytes)
+            return std::fprintf(stderr, "%s is of another layout\n", argv[i]), 2;
+        ++counted[(is_wide ? wide : ragged).decode(records, i % 2) == MURMUR_OK ? 0 : 1];
+        corpus[is_wide].push_back(records);
     }
-    // Sizes of records follow from the library itself: each region begins where the one before it ends.
-    murmur_region regions[6];
-    std::memcpy(regions, REGIONS, sizeof regions);
-    uint64_t at = 0;
-    void *scratch = std::aligned_alloc(64, murmur_scratch_bytes());
-    murmur_plan plan{regions, 6, ELEMENTS, 3, corpus[0].size(), scratch, murmur_scratch_bytes(), 1, 0};
-    for (uint64_t i = 0; i < 6; ++i) {
-        regions[i].record = at;
-        plan.num_regions = i + 1;
-        Bytes none(4096);
-        for (plan.records_bytes = at + 1;; ++plan.records_bytes) {  // the smallest that is not refused as too small
-            uint64_t counts[3 * 256] = {}, fault;
-            if (murmur_validate(&plan, none.data(), counts, &fault) != MURMUR_BAD_PLAN) break;
-        }
-        at = plan.records_bytes;
-    }
-    if (at != corpus[0].size()) return std::fprintf(stderr, "the corpus has another layout\n"), 2;
-    plan.records_bytes = at;
-
-    long accepted = 0, refused = 0;
     for (long number = std::atol(argv[1]); number > 0; --number) {
-        Bytes records = corpus[draw(corpus.size())];
+        const bool is_wide = draw(2);
+        const std::vector<Bytes> &given = corpus[is_wide];
+        Bytes records = given[draw(given.size())];
+        const uint64_t at = records.size();
         switch (draw(4)) {
             case 0:
                 for (uint64_t i = draw(4) + 1; i > 0; --i) records[draw(at)] ^= 1u << draw(8);
                 break;
             case 1: {
-                const Bytes &other = corpus[draw(corpus.size())];
+                const Bytes &other = given[draw(given.size())];
                 const uint64_t from = draw(at), to = from + draw(at - from) + 1;
                 std::copy(other.begin() + from, other.begin() + to, records.begin() + from);
                 break;
@@ -67,32 +134,16 @@ int main(int argc, char **argv) {
             case 2:
                 for (uint64_t from = draw(at), i = from; i < at && i < from + 1 + draw(90); ++i) records[i] = draw(256);
                 break;
-            default: {  // an index moves on: a one of the upper part changes places with a zero
-                const uint64_t bit = draw(127);
+            default: {  // an index moves on: a one of an upper part changes places with a zero
+                const uint64_t bit = (is_wide ? 8 * 82 * draw(6) : 0) + draw(127);
                 const uint8_t left = records[bit / 8] >> bit % 8 & 1;
                 const uint8_t right = records[(bit + 1) / 8] >> (bit + 1) % 8 & 1;
                 if (left != right) records[bit / 8] ^= 1u << bit % 8, records[(bit + 1) / 8] ^= 1u << (bit + 1) % 8;
             }
         }
-        records.shrink_to_fit();
-        int first = -1;
-        for (plan.isa = 0; plan.isa < 3; ++plan.isa) {
-            if (!murmur_supports(plan.isa)) continue;
-            uint64_t counts[3 * 256] = {}, fault;
-            const int status = murmur_validate(&plan, records.data(), counts, &fault);
-            if (first < 0) first = status;
-            if (status != first) return std::fprintf(stderr, "instruction sets differ: %d %d\n", first, status), 1;
-            std::vector<float> theta[3];
-            float *out[3];
-            for (int i = 0; i < 3; ++i) theta[i].resize(ELEMENTS[i]), out[i] = theta[i].data();
-            const uint8_t *one = records.data();
-            const float weights[3] = {1, 1, 1};
-            const float *before[3] = {out[0], out[1], out[2]};
-            if (murmur_aggregate(&plan, &one, 1, weights, number % 2, before, out) != status)
-                return std::fprintf(stderr, "aggregate and validate differ\n"), 1;
-        }
-        ++(first == MURMUR_OK ? accepted : refused);
+        ++counted[(is_wide ? wide : ragged).decode(records, number % 2) == MURMUR_OK ? 0 : 1];
     }
-    std::printf("%ld %ld\n", accepted, refused);
-    std::free(scratch);
+    std::printf("%ld %ld\n", counted[0], counted[1]);
 }
+
+#endif

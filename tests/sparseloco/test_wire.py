@@ -20,6 +20,8 @@ THETA = Digest(bytes(range(32)))
 VALID = [encode(THETA, update_of(kind, 0, FUZZ_SHAPES)) for kind in ("normal", "tied", "zero", "sparse", "constant")]
 FUZZ_LAYOUT = Layout.of(FUZZ_SHAPES, 64)
 SIZE = plaintext_bytes(FUZZ_LAYOUT)
+WIDE_SHAPES = {"matrix": (64, 384)}
+WIDE_LAYOUT = Layout.of(WIDE_SHAPES, 64)
 
 
 def reencoded(plaintext, layout):

@@ -1,0 +1,235 @@
+"""The codec in CUDA (csrc/cuda/codec.cu): the reference's results, bit for bit, for tensors on an NVIDIA GPU.
+
+The shared library is loaded by ctypes and knows nothing of torch; it works on torch's current stream. The operators of
+sparseloco/native.py answer CUDA tensors through it. May not decide whether it is used: that is sparseloco/ops.py's.
+"""
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from protocol.layout import Layout, TensorLayout
+from sparseloco import native
+from sparseloco.floats import NonFinite, tensor_of
+from sparseloco.native import Unavailable
+from sparseloco.outer import SMALLEST_WEIGHT
+from sparseloco.update import LEVELS, Update
+
+LIBRARY = Path(__file__).with_name("murmur_cuda.so")
+OLDEST = (8, 0)
+"""Compute capability that the kernels need."""
+_ABI = 1
+_FINE = -1
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The loaded library. Raises Unavailable."""
+    if not LIBRARY.exists():
+        raise Unavailable(f"{LIBRARY.name} is not built; install the CUDA toolkit (nvcc) and run: make native")
+    return load(LIBRARY)
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """The library in a file, its functions declared. Raises Unavailable."""
+    try:
+        loaded = ctypes.CDLL(str(path))
+        abi = loaded.murmur_cuda_abi()
+    except (OSError, AttributeError) as fault:
+        raise Unavailable(f"{path.name} cannot be loaded ({fault}); build it again: make native") from None
+    if abi != _ABI:
+        raise Unavailable(f"{path.name} has interface {abi}, this release needs {_ABI}; build it again: make native")
+    pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
+    begin = (ctypes.c_int, pointer, pointer, u32)  # device, stream, regions
+    loaded.murmur_cuda_compress.argtypes = (
+        *(*begin, pointer, pointer, ctypes.c_int),
+        *(pointer, ctypes.c_float, pointer, pointer, pointer),
+    )
+    loaded.murmur_cuda_validate.argtypes = (*begin, pointer, pointer, pointer)
+    loaded.murmur_cuda_aggregate.argtypes = (*begin, pointer, u32, u32, pointer, u32, pointer, pointer, pointer)
+    loaded.murmur_cuda_error.restype = ctypes.c_char_p
+    return loaded
+
+
+@contextmanager
+def _stream_of(device: torch.device) -> Iterator[int]:
+    with torch.cuda.device(device):
+        yield torch.cuda.current_stream(device).cuda_stream
+
+
+def _run(name: str, regions: Tensor, *arguments: Any) -> None:
+    """Call a function of the library with tensors' addresses, and wait for what it found."""
+    fault = torch.full((1,), _FINE, dtype=torch.int64, device=regions.device)
+    addresses = [part.data_ptr() if isinstance(part, Tensor) else part for part in (*arguments, fault)]
+    with _stream_of(regions.device) as stream:
+        where = (regions.device.index or 0, stream, regions.data_ptr(), regions.shape[0])
+        error = getattr(library(), name)(*where, *addresses)
+        if error:
+            raise RuntimeError(f"{name}: {library().murmur_cuda_error(error).decode()} (CUDA error {error})")
+        found = int(fault.item())
+    if found == _FINE:
+        return
+    if found % 256 == native._NOT_FINITE:
+        raise NonFinite("the values to compress hold a NaN or an infinity")
+    native._require_ok(found % 256)
+
+
+def _pointers(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64).to(device)
+
+
+# --- the operators' kernels: as in native.py, all tensors on one device; `threads` and `isa` say nothing -----------
+
+
+def _compress(
+    regions: Tensor,
+    sizes: Tensor,
+    theta: Sequence[Tensor],
+    theta_r: Sequence[Tensor],
+    error: Sequence[Tensor],
+    beta: float,
+    new_error: Sequence[Tensor],
+    records: Tensor,
+    threads: int = 0,
+    isa: int = 0,
+) -> None:
+    if not error:  # zeros, which their successors then replace
+        for value in new_error:
+            value.zero_()
+        error = new_error
+    start, end, carried, new = (_pointers(group, regions.device) for group in (theta, theta_r, error, new_error))
+    is_bf16 = int(any(value.dtype == torch.bfloat16 for value in theta_r))
+    _run("murmur_cuda_compress", regions, start, end, is_bf16, carried, beta, new, records)
+
+
+def _validate(regions: Tensor, sizes: Tensor, records: Tensor, threads: int = 0, isa: int = 0) -> Tensor:
+    counts = torch.zeros(sizes.numel(), LEVELS, dtype=torch.int64, device=regions.device)
+    _run("murmur_cuda_validate", regions, records, counts)
+    return counts
+
+
+def _aggregate(
+    regions: Tensor,
+    sizes: Tensor,
+    records: Sequence[Tensor],
+    weights: Tensor,
+    rule: int,
+    theta: Sequence[Tensor],
+    out: Sequence[Tensor],
+    threads: int = 0,
+    isa: int = 0,
+) -> None:
+    payloads, start, end = (_pointers(group, regions.device) for group in (records, theta, out))
+    count = (len(records), sizes.numel())
+    _run("murmur_cuda_aggregate", regions, payloads, *count, weights, rule, start, end)
+
+
+native._compress.register_kernel("cuda", _compress)
+native._validate.register_kernel("cuda", _validate)
+native._aggregate.register_kernel("cuda", _aggregate)
+
+
+# --- what ops.py calls -------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=16)
+def _tables(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
+    regions, sizes = native._tables(layout)
+    return regions.to(device), sizes.to(device)
+
+
+def _uploaded(update: Update, device: torch.device) -> Tensor:
+    """The records on the device, with room up to a whole word, as the kernels read them."""
+    size = update.layout.records_bytes
+    if len(update.records) != size:
+        raise ValueError(f"an update of {len(update.records)} bytes, its layout makes {size}")
+    room = torch.empty(size + -size % 4, dtype=torch.uint8, device=device)
+    room[:size].copy_(native._tensor(update.records))
+    return room[:size]
+
+
+@dataclass(frozen=True, slots=True)
+class Codec(native.Codec):
+    """native.Codec for tensors on one GPU: same arguments, results and errors. `isa` is its architecture ("sm_90");
+    `threads` says nothing here. Every method waits for its result."""
+
+    device: torch.device = field(kw_only=True)
+
+    def compress(
+        self,
+        theta: Mapping[str, Tensor],
+        theta_r: Mapping[str, Tensor],
+        error: Mapping[str, Tensor] | None,
+        layout: Layout,
+        beta: float,
+        out: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Update, dict[str, Tensor]]:
+        """As native.Codec.compress."""
+        starts = [self._given(theta, tensor, torch.float32) for tensor in layout]
+        ends = [self._given(theta_r, tensor, torch.float32, torch.bfloat16) for tensor in layout]
+        if len({end.dtype for end in ends}) > 1:
+            ends = [end.to(torch.float32) for end in ends]
+        carried = [] if error is None else [self._given(error, tensor, torch.float32) for tensor in layout]
+        new_error = self._destination(out, layout)
+        records = torch.empty(layout.records_bytes, dtype=torch.uint8, device=self.device)
+        _compress(*_tables(layout, self.device), starts, ends, carried, beta, list(new_error.values()), records)
+        return Update(layout, records.cpu().numpy().tobytes()), new_error
+
+    def counted(self, update: Update) -> Update:
+        """As native.Codec.counted."""
+        if update.counts is not None:
+            return update
+        counts = _validate(*_tables(update.layout, self.device), _uploaded(update, self.device))
+        return Update(update.layout, update.records, counts.cpu().numpy())
+
+    def _move(
+        self,
+        theta: Mapping[str, Tensor],
+        updates: list[Update],
+        weights: npt.NDArray[np.float64],
+        rule: int,
+        out: Mapping[str, Tensor] | None,
+    ) -> dict[str, Tensor]:
+        layout = updates[0].layout
+        if any(update.layout != layout for update in updates):
+            raise ValueError("updates of different layouts cannot be applied together")
+        before = [self._given(theta, tensor, torch.float32) for tensor in layout]
+        new = self._destination(out, layout)
+        rounded = torch.from_numpy(np.where(weights >= SMALLEST_WEIGHT, weights, 0.0).astype(np.float32))
+        records = [_uploaded(update, self.device) for update in updates]
+        tables = _tables(layout, self.device)
+        _aggregate(*tables, records, rounded.to(self.device), rule, before, list(new.values()))
+        return new
+
+    def _given(self, tensors: Mapping[str, Tensor], tensor: TensorLayout, *dtypes: torch.dtype) -> Tensor:
+        found = tensor_of(tensors, tensor, *dtypes)
+        if found.device != self.device:
+            raise ValueError(f"tensor {tensor.name!r} is on {found.device}, this codec works on {self.device}")
+        return found.contiguous()
+
+    def _destination(self, out: Mapping[str, Tensor] | None, layout: Layout) -> dict[str, Tensor]:
+        if out is None:
+            return {tensor.name: torch.empty(tensor.shape, device=self.device) for tensor in layout}
+        for tensor in layout:
+            self._given(out, tensor, torch.float32)
+        return native._destination(out, layout)
+
+
+@cache
+def codec(device: torch.device) -> Codec:
+    """The codec of a GPU. Raises Unavailable when the library is not built or the GPU too old for it."""
+    library()
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST:
+        names = ["{}.{}".format(*pair) for pair in (capability, OLDEST)]
+        raise Unavailable(f"{device} has compute capability {names[0]}, the CUDA codec needs {names[1]}; use the CPU")
+    return Codec("sm_{}{}".format(*capability), device=device)

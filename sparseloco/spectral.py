@@ -1,0 +1,151 @@
+"""The filtered mean: contributors that push together against the others lose their weight (docs/protocol.md section 7).
+
+Bounded updates of honest peers are nearly orthogonal: each is mostly the noise of its own pages. A third of the
+contributors that send one direction then outweigh the others' common part, whatever bounds every single norm. But they
+must show up as one direction of unusual variance, and that is removed: iterative filtering, as robust statistics does
+it (Diakonikolas, Kane and Pensia, NeurIPS 2020, name and analyse it), on whole sparse vectors through their Gram
+matrix. Where nothing stands out, all weights are 1 and the step is the mean's, bit for bit.
+
+Deterministic on any machine: inner products are counted in integers, everything after them is float64 with one
+operation at a time in a fixed order, or `fsum`, which is exact.
+"""
+
+from collections.abc import Sequence
+from math import fsum, sqrt
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from protocol.layout import Region, TensorLayout
+from sparseloco.quantize import level_values
+from sparseloco.topk import slabs
+from sparseloco.update import LEVELS, Update
+
+LARGEST_VARIANCE = 1.75
+"""Variance along one direction, in what a direction has when all updates are orthogonal. Honest contributors show 1.3
+to 1.7, two of eight that push together 2.0 and more (docs/decisions/0011-filtered-mean.md)."""
+
+FEWEST = 4
+"""Contributors: of fewer none is a minority of less than a third."""
+
+NO_VARIANCE = 1e-9
+"""Of a squared norm: what rounding leaves between equal updates."""
+
+POWER_STEPS = 32
+UNITS = 1 << 15
+"""Integer value of a tensor's largest level in inner products: a product has at most 30 bits."""
+
+Matrix = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+
+def gram(updates: Sequence[Update], factors: Sequence[Sequence[float]]) -> Matrix:
+    """Inner products of the updates, each tensor scaled by its peer's factor; float64 [peers, peers], symmetric.
+
+    Per tensor, values count in integers of 2^-15 of the peer's largest level there; the products are summed exactly and
+    weighted in float64, tensor by tensor in layout order.
+    """
+    total = np.zeros((len(updates), len(updates)))
+    for index, tensor in enumerate(updates[0].layout):
+        tables, units = zip(*(_integers(update, index) for update in updates), strict=True)
+        scaled = np.array([unit * factor[index] for unit, factor in zip(units, factors, strict=True)])
+        products = _products(updates, tensor, tables)
+        total = total + scaled[:, None] * scaled[None, :] * products
+    return total
+
+
+def _integers(update: Update, index: int) -> tuple[Integers, float]:
+    """[256], what each level code counts in a tensor, and the value of one unit of it."""
+    levels = level_values(torch.arange(LEVELS)).numpy().astype(np.float64)
+    present = np.flatnonzero(update.histograms[index])
+    largest = float(levels[present[-1]]) if len(present) else 0.0
+    if largest == 0.0:
+        return np.zeros(LEVELS, dtype=np.int64), 0.0
+    # Levels above the largest one do not occur; at most UNITS, they could not overflow either.
+    return np.minimum(np.rint(levels / largest * UNITS), UNITS).astype(np.int64), largest / UNITS
+
+
+def _products(updates: Sequence[Update], tensor: TensorLayout, tables: Sequence[Integers]) -> Matrix:
+    """Exact inner products of one tensor's integer values, rounded once to float64."""
+    total = np.zeros((len(updates), len(updates)), dtype=np.int64)
+    for region in slabs(tensor):
+        parts = [_sparse(update, tensor, region, table) for update, table in zip(updates, tables, strict=True)]
+        dense = np.zeros(region.down * region.across * region.n, dtype=np.int64)
+        for one, (places, values) in enumerate(parts):
+            dense[places] = values
+            for other, (theirs, counted) in enumerate(parts[: one + 1]):
+                total[one, other] += int((dense[theirs] * counted).sum())
+            dense[places] = 0
+    return (total + np.tril(total, -1).T).astype(np.float64)
+
+
+def _sparse(update: Update, tensor: TensorLayout, region: Region, table: Integers) -> tuple[Integers, Integers]:
+    """Places and integer values of an update in a slab."""
+    chunks = update.chunks(tensor, region)
+    first = np.arange(region.down * region.across)[:, None] * region.n
+    signs = 1 - 2 * chunks.codes.signs.numpy().astype(np.int64)
+    return (first + chunks.indices.numpy()).ravel(), (table[chunks.codes.levels().numpy()] * signs).ravel()
+
+
+def trust(products: Matrix) -> tuple[float, ...]:
+    """What each of R contributors counts, from the Gram matrix of their bounded updates: 0 to about 1.5, 1 on average.
+
+    As long as the variance along the widest direction is unusual, every weight w loses w * (d / largest d)^2, d being
+    the distance from the median along that direction: whoever is farthest goes. At most ceil(R / 3) times.
+    """
+    count = len(products)
+    kept = [1.0] * count
+    for _ in range(-(-count // 3) if count >= FEWEST else 0):
+        total = fsum(kept)
+        weights = [w / total for w in kept]
+        centred = _centred(products, weights)
+        along = _widest(centred, weights)
+        variance = fsum(w * p * p for w, p in zip(weights, along, strict=True))
+        usual = sorted(np.diag(centred).tolist())[(count - 1) // 2] * fsum(w * w for w in weights)
+        if variance <= max(LARGEST_VARIANCE * usual, NO_VARIANCE * float(np.diag(products).max())):
+            break
+        middle = sorted(p for w, p in zip(weights, along, strict=True) if w)
+        median = middle[(len(middle) - 1) // 2]
+        squares = [(p - median) * (p - median) if w else 0.0 for w, p in zip(weights, along, strict=True)]
+        farthest = max(squares)
+        kept = [w * (1.0 - square / farthest) for w, square in zip(kept, squares, strict=True)]
+    total = fsum(kept)
+    return tuple(w * count / total for w in kept)
+
+
+def _centred(products: Matrix, weights: Sequence[float]) -> Matrix:
+    """Gram matrix of the updates less their weighted mean."""
+    means = _times(products, np.array(weights))
+    mean = fsum(w * m for w, m in zip(weights, means.tolist(), strict=True))
+    return products - means[:, None] - means[None, :] + mean
+
+
+def _widest(centred: Matrix, weights: Sequence[float]) -> list[float]:
+    """Each update's coordinate along the direction of most weighted variance, by power iteration from the update whose
+    inner products with the others are largest. Zeros when nothing varies."""
+    scales = np.array(weights)
+    energies = [
+        w * fsum(v * c * c for v, c in zip(weights, row, strict=True))
+        for w, row in zip(weights, centred.tolist(), strict=True)
+    ]
+    combination = np.zeros(len(weights))
+    combination[energies.index(max(energies))] = 1.0
+    along = _times(centred, combination)
+    for _ in range(POWER_STEPS):
+        combination = scales * along
+        along = _times(centred, combination)
+        square = fsum((combination * along).tolist())
+        if square <= 0.0:
+            return [0.0] * len(weights)
+        along = along / sqrt(square)
+    found: list[float] = along.tolist()
+    return found
+
+
+def _times(matrix: Matrix, vector: Matrix) -> Matrix:
+    """matrix @ vector with the columns added one after the other: a library's product has no fixed order."""
+    total = np.zeros(len(vector))
+    for column, value in zip(matrix.T, vector.tolist(), strict=True):
+        total = total + column * value
+    return total
