@@ -1,71 +1,326 @@
-"""The body of a validator's signed report: what it found of every hotkey, in numbers (docs/protocol.md section 6).
+"""A validator's signed report: what it found of every hotkey, and all that anybody needs to judge the round again from
+public objects (docs/protocol.md section 6; gauntlet/audit.py does so).
 
-A convenience for people and a mirror: nothing is ever decided on it.
+Nothing is ever decided on it. One that a stranger signed is a claim: `parse_report` takes any JSON value.
 """
 
-from collections.abc import Iterable, Mapping
-from math import isfinite
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import isfinite, nan
+from typing import Any, TypeVar
 
-from gauntlet.book import ScoreBook, eligible
-from gauntlet.checks import Checked
+from gauntlet.average import Average
+from gauntlet.book import PeerRecord, ScoreBook, eligible, from_json, to_json
+from gauntlet.checks import Checked, Gathered
 from gauntlet.loss import Evaluation
 from gauntlet.selection import Ranking, peer_score
+from protocol.errors import InvalidMessage
+from protocol.messages import REVEAL_BYTES, canonical_json, parse_json
 from protocol.spec import GauntletSpec
-from protocol.types import Peer, PeerId, Uid, hotkey
+from protocol.types import DIGEST_BYTES, Digest, LossScore, Peer, PeerId, Reason, Standing, Uid, hotkey, peer_id
+
+E = TypeVar("E", Reason, Standing)
+
+MAX_DETAIL_CHARACTERS = 300
+_LARGEST = 1e6
+"""Bound of a book's numbers, far beyond any that can be right: arithmetic on them cannot overflow."""
+_LARGEST_SCORE = 1e30
+"""Of a LossScore as measured: the book takes it at most as 1."""
+_LARGEST_RATING = 1000.0
+_U32 = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the round brought one hotkey. At most one of `rejected`, `standing` and `contributing`; none of them for a
+    hotkey that is not judged.
+
+    `contributing`: in this validator's own order, whatever the chain agreed on. `weight`: its share of the pay that the
+    validator computed. `reveal`: the signed key that the validator read, whatever came of it. `payload`: sha256 of the
+    records, where a sketch of them is kept for later rounds.
+    """
+
+    uid: Uid
+    weight: float = 0.0
+    rejected: Reason | None = None
+    detail: str = ""
+    standing: Standing | None = None
+    contributing: bool = False
+    evaluation: Evaluation | None = None
+    reveal: bytes | None = None
+    payload: Digest | None = None
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Remembered:
+    """A payload of an earlier round with which this round's were compared: `payload` is the sha256 of its records."""
+
+    round: int
+    peer: PeerId
+    payload: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Paid:
+    """`block`: the finalised block whose uids were paid. `set_in`: the block of the set_weights, None when none was
+    due or the chain refused. `shares`: what each hotkey was to earn."""
+
+    block: int
+    set_in: int | None
+    shares: Mapping[PeerId, float]
+
+
+@dataclass(frozen=True)
+class Report:
+    """One round of one validator.
+
+    `rows`: every hotkey registered at D. `before`, `after`: the book by which the round was judged and the one after
+    its fold; of these hotkeys only, and without sketches. `gone`: how many hotkeys of the book that were ever evaluated
+    are not registered any more. `history`: the book's sketches before the round, named.
+    """
+
+    round: int
+    rows: Mapping[PeerId, Row]
+    before: ScoreBook
+    after: ScoreBook
+    gone: int
+    history: tuple[Remembered, ...]
+    paid: Paid
+
+    def named(self, spec: GauntletSpec) -> dict[str, Any]:
+        """What people look at: hotkey -> uid, outcome and numbers after the round. Losses in nats a token, the proof in
+        units of the honest gap; what was not finite or not measured is null."""
+        return {hotkey(peer): _row_body(row, self.after.peers.get(peer), spec) for peer, row in self.rows.items()}
+
+    def to_body(self, spec: GauntletSpec) -> dict[str, Any]:
+        """Body for protocol.messages.encode_document."""
+        return {
+            "round": self.round,
+            "peers": self.named(spec),
+            "before": parse_json(to_json(self.before)),
+            "after": parse_json(to_json(self.after)),
+            "gone": self.gone,
+            "history": [[past.round, past.peer.hex(), past.payload.hex()] for past in self.history],
+            "reveals": {hotkey(peer): row.reveal.hex() for peer, row in self.rows.items() if row.reveal is not None},
+            "payloads": {hotkey(p): row.payload.hex() for p, row in self.rows.items() if row.payload is not None},
+            "paid": {"block": self.paid.block, "set_in": self.paid.set_in},
+        }
 
 
 def round_report(
     round: int,
     peers: Iterable[Peer],
+    gathered: Iterable[Gathered],
     checked: Checked,
     ranking: Ranking,
     evaluations: Mapping[PeerId, Evaluation],
-    book: ScoreBook,
-    weights: Mapping[Uid, float],
-    spec: GauntletSpec,
-) -> dict[str, Any]:
-    """Body for protocol.messages.encode_document. `peers`: everyone registered at D; `book`: after this round's fold.
-
-    Each hotkey has its uid, one of rejected, standing or contributing, and its numbers: losses in nats a token, proof
-    in units of the honest gap. What was not finite or not measured is null.
-    """
-    rows: dict[str, Any] = {}
+    before: ScoreBook,
+    after: ScoreBook,
+    paid: Paid,
+) -> Report:
+    """The report of a round as it was played. `peers`: everyone registered at D; `before` and `after` its fold."""
+    reveals = {item.peer.id: item.reveal for item in gathered}
+    payloads = {sketch.peer: sketch.payload for sketch in checked.sketches}
+    rows: dict[PeerId, Row] = {}
     for peer in sorted(peers, key=lambda peer: peer.uid):
-        row: dict[str, Any] = {"uid": peer.uid, "weight": weights.get(peer.uid, 0.0)}
         rejection = checked.rejected.get(peer.id)
-        if rejection is not None:
-            row |= {"rejected": str(rejection.reason), "detail": rejection.detail}
-        elif peer.id in ranking.standing:
-            row["standing"] = str(ranking.standing[peer.id])
-        elif peer.id in ranking.contributing:
-            row["contributing"] = True
-        record = book.peers.get(peer.id)
-        if record is not None:
-            row |= {
-                "mu": record.rating.mu,
-                "sigma": record.rating.sigma,
-                "proof": record.proof,
-                "score": record.scores.value,
-                "assigned_score": record.assigned_scores.value,
-                "evaluations": record.evaluations,
-                "contributed": record.contributed,
-                "faults": record.faults,
-                "penalty": record.penalty,
-                "eligible": eligible(record, spec),
-                "peer_score": peer_score(record),
-            }
-        evaluation = evaluations.get(peer.id)
-        if evaluation is not None:
-            row["loss_score"] = {
-                "assigned": _finite(evaluation.score.assigned),
-                "unassigned": _finite(evaluation.score.unassigned),
-                "references": evaluation.references,
-            }
-            row["gap"] = evaluation.gap
-        rows[hotkey(peer.id)] = row
-    return {"round": round, "unit": book.unit.value, "peers": rows}
+        rows[peer.id] = Row(
+            peer.uid,
+            weight=paid.shares.get(peer.id, 0.0),
+            rejected=rejection.reason if rejection is not None else None,
+            detail=rejection.detail if rejection is not None else "",
+            standing=ranking.standing.get(peer.id),
+            contributing=peer.id in ranking.contributing,
+            evaluation=evaluations.get(peer.id),
+            reveal=reveals.get(peer.id),
+            payload=payloads.get(peer.id),
+        )
+    gone = sum(record.evaluations > 0 for peer, record in before.peers.items() if peer not in rows)
+    history = tuple(sorted(Remembered(sketch.round, sketch.peer, sketch.payload) for sketch in before.sketches))
+    return Report(round, rows, _of(before, rows), _of(after, rows), gone, history, paid)
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and isfinite(value) else None
+def _of(book: ScoreBook, peers: Collection[PeerId]) -> ScoreBook:
+    return replace(book, peers={p: record for p, record in book.peers.items() if p in peers}, sketches=())
+
+
+def _row_body(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> dict[str, Any]:
+    body: dict[str, Any] = {"uid": row.uid, "weight": row.weight}
+    if row.rejected is not None:
+        body |= {"rejected": str(row.rejected), "detail": row.detail}
+    elif row.standing is not None:
+        body["standing"] = str(row.standing)
+    elif row.contributing:
+        body["contributing"] = True
+    if record is not None:
+        body |= {
+            "mu": record.rating.mu,
+            "sigma": record.rating.sigma,
+            "proof": record.proof,
+            "score": record.scores.value,
+            "assigned_score": record.assigned_scores.value,
+            "evaluations": record.evaluations,
+            "contributed": record.contributed,
+            "faults": record.faults,
+            "penalty": record.penalty,
+            "eligible": eligible(record, spec),
+            "peer_score": peer_score(record),
+        }
+    if row.evaluation is not None:
+        body["loss_score"] = {
+            "assigned": _finite(row.evaluation.score.assigned),
+            "unassigned": _finite(row.evaluation.score.unassigned),
+            "references": row.evaluation.references,
+        }
+        body["gap"] = row.evaluation.gap
+    return body
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+# --- parsing -------------------------------------------------------------------------------------------------
+
+
+def parse_report(body: Any, round: int) -> Report:
+    """A stranger's report of `round`, from the body of its document. Raises InvalidMessage for what no validator of
+    this release would write: missing or unknown fields, other types, numbers out of any sensible range.
+
+    The numbers that `Report.named` derives from the book are passed over; whether they follow is for the audit.
+    """
+    try:
+        fields = _table(body)
+        names = {"round", "peers", "before", "after", "gone", "history", "reveals", "payloads", "paid"}
+        if fields.keys() != names or fields["round"] != round:
+            raise InvalidMessage("report: other fields, or another round, than a report of this round has")
+        reveals = {_peer(name): _bytes(value, REVEAL_BYTES) for name, value in _table(fields["reveals"]).items()}
+        payloads = {_peer(name): _digest(value) for name, value in _table(fields["payloads"]).items()}
+        named = {_peer(name): _table(value) for name, value in _table(fields["peers"]).items()}
+        rows = {peer: _row(row, reveals.get(peer), payloads.get(peer)) for peer, row in named.items()}
+        if not {*reveals, *payloads} <= rows.keys():
+            raise InvalidMessage("report: a key or payload of a hotkey that it does not list")
+        before, after = _book(fields["before"], rows), _book(fields["after"], rows)
+        if not before.round < round or after.round != round:
+            raise InvalidMessage("report: its books are not those before and after the round")
+        history = tuple(_remembered(value, round) for value in _list(fields["history"]))
+        if list(history) != sorted(set(history)):
+            raise InvalidMessage("report: its payloads of earlier rounds are not sorted, or one comes twice")
+        paid = _table(fields["paid"])
+        set_in = None if paid["set_in"] is None else _count(paid["set_in"])
+        shares = {peer: row.weight for peer, row in rows.items() if row.weight}
+        return Report(
+            round, rows, before, after, _count(fields["gone"]), history, Paid(_count(paid["block"]), set_in, shares)
+        )
+    except (KeyError, TypeError, ValueError):
+        raise InvalidMessage("report: a field is missing, of a wrong type or out of range") from None
+
+
+def _row(body: Mapping[str, Any], reveal: bytes | None, payload: Digest | None) -> Row:
+    if len({"rejected", "standing", "contributing"} & body.keys()) > 1:
+        raise InvalidMessage("report: a hotkey with two outcomes")
+    if body.get("contributing", True) is not True:
+        raise InvalidMessage("report: a hotkey's contributing is stated only where it is true")
+    detail = body["detail"] if "rejected" in body else ""
+    if not isinstance(detail, str) or len(detail) > MAX_DETAIL_CHARACTERS or not (detail.isascii() and _prints(detail)):
+        raise InvalidMessage("report: a detail that is not one short line of printable ASCII")
+    evaluation = None
+    if "loss_score" in body:
+        scores = _table(body["loss_score"])
+        score = LossScore(*(_nan(scores[kind]) for kind in ("assigned", "unassigned")))
+        evaluation = Evaluation(score, _number(body["gap"], -0.5, 0.5), _count(scores["references"]))
+    return Row(
+        Uid(_count(body["uid"])),
+        _number(body["weight"], 0.0, 2.0),
+        _one_of(Reason, body["rejected"]) if "rejected" in body else None,
+        detail,
+        _one_of(Standing, body["standing"]) if "standing" in body else None,
+        "contributing" in body,
+        evaluation,
+        reveal,
+        payload,
+    )
+
+
+def _prints(text: str) -> bool:
+    return not text or text.isprintable()
+
+
+def _book(body: Any, peers: Collection[PeerId]) -> ScoreBook:
+    """A book whose numbers are in range, of these hotkeys only."""
+    book = from_json(canonical_json(_table(body)))
+    if book.sketches or not book.peers.keys() <= set(peers) or book.round < -1:
+        raise InvalidMessage("report: a book with sketches, or with hotkeys that the report does not list")
+    for average in (book.unit, book.usual_score):
+        _check(average)
+    for record in book.peers.values():
+        for average in (record.gaps, record.units, record.scores, record.usual_scores, record.assigned_scores):
+            _check(average)
+        for count in (record.first_seen, record.evaluations, record.contributed, record.faults):
+            _count(count)
+        _number(record.penalty, 0.0, 1.0)
+        _number(record.rating.mu, -_LARGEST_RATING, _LARGEST_RATING)
+        _number(record.rating.sigma, 1e-3, _LARGEST_RATING)
+        if record.last_evaluated is not None:
+            _count(record.last_evaluated)
+    return book
+
+
+def _check(average: Average) -> None:
+    _number(average.value, -_LARGEST, _LARGEST)
+    _number(average.weight, 0.0, 1.0)
+
+
+def _remembered(value: Any, round: int) -> Remembered:
+    past, peer, payload = _list(value)
+    if not _count(past) < round:
+        raise InvalidMessage("report: a payload of an earlier round that is not earlier")
+    return Remembered(past, PeerId(_bytes(peer, DIGEST_BYTES)), _digest(payload))
+
+
+def _table(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(value)
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(value)
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _U32:
+        raise ValueError(value)
+    return value
+
+
+def _number(value: Any, low: float, high: float) -> float:
+    if type(value) is not float or not low <= value <= high:
+        raise ValueError(value)
+    return value
+
+
+def _nan(value: Any) -> float:
+    return nan if value is None else _number(value, -_LARGEST_SCORE, _LARGEST_SCORE)
+
+
+def _one_of(kind: type[E], value: Any) -> E:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return kind(value)
+
+
+def _peer(name: str) -> PeerId:
+    return peer_id(name)
+
+
+def _digest(value: Any) -> Digest:
+    return Digest(_bytes(value, DIGEST_BYTES))
+
+
+def _bytes(value: Any, size: int) -> bytes:
+    if not isinstance(value, str) or len(value) != 2 * size or value != value.lower():
+        raise ValueError(value)
+    return bytes.fromhex(value)

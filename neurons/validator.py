@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gauntlet.book import ScoreBook
     from gauntlet.checks import Checked, Gathered
     from gauntlet.loss import Evaluation
+    from gauntlet.report import Paid
     from gauntlet.selection import Ranking
     from node.node import Node
     from training.shards import Shards
@@ -86,9 +87,11 @@ class Validator:
         self.attest(round, gathered, checked)
         evaluations = self.evaluate(round, checked, ranking, at_commit)
         decision = self.decision(round)
+        before = self.book
         self.score(round, checked, evaluations, decision)
-        weights = self.pay(round, ranking)
-        self.report(round, at_commit, checked, ranking, evaluations, weights)
+        paid = self.pay(round, ranking)
+        if self.book is not before:  # else folded, and judged by another book, before a restart
+            self.report(round, at_commit, gathered, checked, ranking, evaluations, before, paid)
         node.advance(round + 1)
         self.keep(round)
 
@@ -494,52 +497,56 @@ class Validator:
         self.book = fold(self.book, outcome, node.run.spec_at(round).gauntlet)
         node.save(book=node.store.write(book.to_json(self.book)), scored=round)
 
-    def pay(self, round: int, ranking: "Ranking") -> Mapping[int, float]:
+    def pay(self, round: int, ranking: "Ranking") -> "Paid":
         """Set weights when they are due; what was computed is returned either way. A refusal costs a round's pay, never
         the round."""
         from loguru import logger
 
+        from gauntlet.report import Paid
         from gauntlet.weights import weights
 
         node, spec = self.node, self.node.run.spec_at(round)
-        peers = node.doors.chain.peers(node.head())
+        head = node.head()
+        peers = node.doors.chain.peers(head)
         uids = {peer.id: peer.uid for peer in peers}
-        shares = weights(self.book, ranking, uids, spec.owner_id, spec.gauntlet)
-        if not shares or round % spec.gauntlet.weight_rounds:
-            return {int(uid): share for uid, share in shares.items()}
+        by_uid = weights(self.book, ranking, uids, spec.owner_id, spec.gauntlet)
+        shares = {peer.id: by_uid[peer.uid] for peer in peers if peer.uid in by_uid}
+        if not by_uid or round % spec.gauntlet.weight_rounds:
+            return Paid(head, None, shares)
         try:
-            block = node.doors.chain.set_weights(shares)
+            block = node.doors.chain.set_weights(by_uid)
         except ChainError as fault:
             logger.warning("round {round}: weights were not set: {fault}", round=round, fault=str(fault))
-        else:
-            node.events.emit("weights", round, block=block, weights={str(uid): w for uid, w in shares.items()})
-        return {int(uid): share for uid, share in shares.items()}
+            return Paid(head, None, shares)
+        node.events.emit("weights", round, block=block, weights={str(uid): w for uid, w in by_uid.items()})
+        return Paid(head, block, shares)
 
     def report(
         self,
         round: int,
         at_commit: Sequence[Peer],
+        gathered: "Sequence[Gathered]",
         checked: "Checked",
         ranking: "Ranking",
         evaluations: "Mapping[PeerId, Evaluation]",
-        weights: Mapping[int, float],
+        before: "ScoreBook",
+        paid: "Paid",
     ) -> None:
-        """The signed report: every hotkey's reason and numbers, in our bucket. A round goes on without it."""
+        """The signed report in our bucket: what became of every hotkey, and what an audit needs to judge us. A round
+        goes on without it."""
         from loguru import logger
 
         from gauntlet.report import round_report
-        from protocol.types import Uid
         from storage.exchange import publish
 
         node, spec = self.node, self.node.run.spec_at(round)
-        shares = {Uid(uid): share for uid, share in weights.items()}
-        body = round_report(round, at_commit, checked, ranking, evaluations, self.book, shares, spec.gauntlet)
-        data = encode_document("report", node.run.id, round, body, node.doors.signer)
+        report = round_report(round, at_commit, gathered, checked, ranking, evaluations, before, self.book, paid)
+        data = encode_document("report", node.run.id, round, report.to_body(spec.gauntlet), node.doors.signer)
         try:
             publish(node.doors.bucket, keys.report(node.run.id, round), data, timeout_seconds=node.transfer_seconds(1))
         except StorageError as fault:
             logger.warning("round {round}: no report: {fault}", round=round, fault=str(fault))
-        node.events.emit("reported", round, peers=body["peers"])
+        node.events.emit("reported", round, peers=report.named(spec.gauntlet))
 
     # --- keep ------------------------------------------------------------------------------------------------
 

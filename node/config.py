@@ -53,11 +53,9 @@ class BucketConfig(_Table):
     read_secret_key: Annotated[SecretStr, Field(description="secret of the read-only token, published on chain")]
 
 
-class NodeConfig(_Table):
-    """Everything that a miner or a validator needs to know before it finds the run."""
+class NetworkConfig(_Table):
+    """Where a run is: its chain, its subnet, its spec, its data. Enough for whoever only reads."""
 
-    wallet: WalletConfig
-    bucket: BucketConfig
     network: Annotated[str, Field(description="finney, test, local or a ws(s):// URL")] = "finney"
     netuid: Annotated[int, Field(ge=0, description="the subnet of the run")]
     owner: Annotated[
@@ -74,9 +72,6 @@ class NodeConfig(_Table):
         Literal["auto", "native", "reference"],
         Field(description="codec backend; auto: native where it is built (same bytes, dozens of times faster)"),
     ] = "auto"
-    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="least severe log line")] = (
-        "INFO"
-    )
     call_timeout_seconds: Annotated[float, Field(gt=0, description="hard time-out of one chain call")] = 60.0
 
     def model_post_init(self, context: Any) -> None:
@@ -84,11 +79,40 @@ class NodeConfig(_Table):
             raise ValueError("give exactly one of owner (the run owner's hotkey) and spec (a TOML file)")
 
 
+class NodeConfig(NetworkConfig):
+    """Everything that a miner or a validator needs to know before it finds the run."""
+
+    wallet: WalletConfig
+    bucket: BucketConfig
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="least severe log line")] = (
+        "INFO"
+    )
+
+
 def load(program: str, summary: str, argv: Sequence[str], environment: Mapping[str, str]) -> NodeConfig:
     """The configuration from flags, environment and file. Raises ConfigError that lists every missing or bad value
     with where to get it; exits 0 after --help."""
     fields = dict(_leaves(NodeConfig))
-    flags = _flags(program, summary, fields, argv)
+    table = _values(fields, _flags(program, summary, fields, argv), environment)
+    try:
+        return NodeConfig.model_validate(table)
+    except ValidationError as fault:
+        raise ConfigError(_explain(program, fault, fields, table)) from None
+
+
+def load_network(program: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> NetworkConfig:
+    """Where a network is, for a program that only reads: from `flags` (by name; `config` is a file), environment and
+    file like a node's, so that a node's own file will do. What else stands there is passed over. Raises ConfigError."""
+    fields = dict(_leaves(NetworkConfig))
+    table = _values(dict(_leaves(NodeConfig)), dict(flags), environment)
+    try:
+        return NetworkConfig.model_validate({name: value for name, value in table.items() if name in fields})
+    except ValidationError as fault:
+        raise ConfigError(_explain(program, fault, fields, table)) from None
+
+
+def _values(fields: Mapping[str, str], flags: dict[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """All values that are given, unchecked, as a nested table."""
     file = flags.pop("config", None) or environment.get("MURMUR_CONFIG")
     table: dict[str, Any] = {}
     if file:
@@ -97,10 +121,7 @@ def load(program: str, summary: str, argv: Sequence[str], environment: Mapping[s
         _assign(table, name, value)
     for name, value in flags.items():
         _assign(table, name, value)
-    try:
-        return NodeConfig.model_validate(table)
-    except ValidationError as fault:
-        raise ConfigError(_explain(program, fault, fields, table)) from None
+    return table
 
 
 def _leaves(model: type[BaseModel], prefix: str = "") -> "list[tuple[str, str]]":
@@ -217,7 +238,7 @@ def _explain(program: str, fault: ValidationError, fields: Mapping[str, str], ta
 _DEFAULTED = {"wallet.hotkey", "wallet.path"}
 
 
-def home(config: NodeConfig) -> Path:
+def home(config: NetworkConfig) -> Path:
     """The node's state folder, created readable by its owner only (it holds sealing keys)."""
     path = config.home.expanduser()
     try:

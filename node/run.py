@@ -8,7 +8,7 @@ from pathlib import Path
 from loguru import logger
 
 from node.adapters import Doors, is_local
-from node.config import NodeConfig
+from node.config import NetworkConfig
 from protocol import keys
 from protocol.errors import ChainError, ConfigError, InvalidMessage, MurmurError, StorageError, UpdateNeeded
 from protocol.ports import Bucket
@@ -21,7 +21,7 @@ MAX_AMENDMENTS = 256
 FETCH_SECONDS = 60.0
 
 
-def find_run(config: NodeConfig, doors: Doors) -> Run:
+def find_run(config: NetworkConfig, doors: Doors) -> Run:
     """The run that this node is configured for, amendments included. Raises ConfigError when there is none or when it
     belongs to another chain, subnet or protocol version."""
     peers = doors.chain.peers(doors.chain.finalized().block)
@@ -108,7 +108,7 @@ def blob_fetcher(bucket: Bucket, bytes_per_second: float) -> Fetch:
     return fetch
 
 
-def open_data(config: NodeConfig, run: Run, doors: Doors, home: Path) -> Shards:
+def open_data(config: NetworkConfig, run: Run, doors: Doors, home: Path) -> Shards:
     """The run's shards: the configured folder, or `home`/data, filled from the owner's bucket as pages are needed."""
     spec = run.first
     index = Digest(bytes.fromhex(spec.data.index))
@@ -124,7 +124,7 @@ def open_data(config: NodeConfig, run: Run, doors: Doors, home: Path) -> Shards:
     return shards
 
 
-def _belongs(spec: RunSpec, config: NodeConfig, genesis: bytes) -> None:
+def _belongs(spec: RunSpec, config: NetworkConfig, genesis: bytes) -> None:
     if bytes.fromhex(spec.chain) != genesis:
         raise ConfigError(
             f"the spec of run {spec.name} is for the chain {spec.chain[:16]}.., but {config.network} is "

@@ -160,3 +160,10 @@ def test_bugs_are_not_hidden(bug: Exception, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_request_to_stop_is_exit_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, KeyboardInterrupt())
     assert main(["try"]) == 130
+
+
+def test_a_reader_that_has_enough_ends_the_command_quietly():
+    shell = f"{sys.executable} -m murmur.command plan --spec 8b | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
+    assert not done.stderr
+    assert done.returncode == 141

@@ -1,0 +1,304 @@
+"""Fetching what an audit of one round needs (gauntlet/audit.py): from the chain, from everybody's buckets, and the
+model as it stood at the round's start, by the catch-up that a joiner uses. Reads only.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from gauntlet.agreement import Views, agreed, claimed_start
+from gauntlet.audit import Claim, Facts, Finding, State, Topic, Verdict, audit, compared
+from gauntlet.checks import Doors as CheckDoors
+from gauntlet.checks import commitment
+from gauntlet.report import Remembered, Report, parse_report
+from gauntlet.sketch import Sketch, sketch
+from node.adapters import Doors
+from node.events import Events
+from node.node import Node
+from node.payloads import MAX_THREADS, Sources, fetch_keys, fetch_pinned
+from node.reader import AsOf
+from node.state import StateStore
+from protocol import keys
+from protocol.errors import ChainError, ConfigError, InvalidMessage, InvalidSubmission, MurmurError, ObjectMissing
+from protocol.messages import (
+    DOCUMENT_MAX_BYTES,
+    ENVELOPE_BYTES,
+    Envelope,
+    parse_document,
+    parse_envelope,
+    parse_reveal,
+)
+from protocol.spec import Run, RunSpec
+from protocol.types import MAX_UIDS, Digest, Peer, PeerId
+from sparseloco import ops
+from storage.exchange import Wanted, gather
+from storage.seal import unseal
+from training.probe import Prober
+from training.replica import Replica
+from training.shards import Shards
+
+FETCH_SECONDS = 30.0
+LOOK_BACK_ROUNDS = 8
+"""A book that goes on from an older round is looked into so far back for reports that it should have gone on from."""
+RETAINED_ROUNDS = 8
+"""Miners and validators keep payloads so many rounds longer than the interval of checkpoints."""
+
+
+@dataclass(frozen=True)
+class Audited:
+    """The audit of one validator's round. `report`: None when it has none of this round that can be read."""
+
+    validator: PeerId
+    report: Report | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def differs(self) -> bool:
+        return any(finding.verdict is Verdict.DIFFERS for finding in self.findings)
+
+
+class Archive:
+    """A run's public objects, from wherever they still are. `peers`: whose buckets to ask, the newest word last."""
+
+    def __init__(self, run: Run, doors: Doors, *peers: Iterable[Peer]) -> None:
+        self.run, self.doors = run, doors
+        self.peers = {peer.id: peer for some in peers for peer in some if peer.slot is not None and peer.slot.pointer}
+        self.sources = Sources(self.peers.values(), doors.open_pointer)
+
+    def report(self, validator: PeerId, round: int) -> tuple[Report, dict[str, Any]]:
+        """A validator's report and its body. Raises ObjectMissing, StorageError, ConfigError for a bucket that cannot
+        be followed, InvalidMessage for a report that is none."""
+        opener = self.sources.bucket_of(validator)
+        if opener is None:
+            raise ObjectMissing("it has published no bucket")
+        key = keys.report(self.run.id, round)
+        data = opener().get(key, max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=FETCH_SECONDS)
+        body = parse_document(data, "report", self.run.id, round, validator, self.doors.verify)
+        return parse_report(body, round), body
+
+    def payloads(self, spec: RunSpec, round: int, pairs: Sequence[tuple[PeerId, Digest]]) -> dict[PeerId, bytes]:
+        """The sealed objects that hash to what was committed to, of those that can be had."""
+        found = fetch_pinned(spec, self.run.id, round, pairs, self.sources, _seconds(spec, len(pairs)))
+        return {peer: data for peer, data in found.items() if isinstance(data, bytes)}
+
+    def sketches(self, history: Iterable[Remembered]) -> tuple[Sketch, ...]:
+        """Sketches of earlier payloads, of those that can be had; the digest of the records decides."""
+        by_round: dict[int, list[Remembered]] = {}
+        for past in history:
+            by_round.setdefault(past.round, []).append(past)
+        return tuple(found for round, wanted in sorted(by_round.items()) for found in self._sketches(round, wanted))
+
+    def _sketches(self, round: int, wanted: Sequence[Remembered]) -> Iterator[Sketch]:
+        if len(wanted) > MAX_UIDS:
+            return  # more than there can be: a report that wants us to fetch for ever
+        spec, run = self.run.spec_at(round), self.run.id
+        sealed = gather(
+            [
+                Wanted(
+                    p.peer, self.sources.payload(run, round, p.peer), spec.object_bytes, self._sealed_by(round, p.peer)
+                )
+                for p in {past.peer: past for past in wanted}.values()
+            ],
+            timeout_seconds=_seconds(spec, len(wanted)),
+            max_threads=MAX_THREADS,
+        )
+        objects = {peer: data for peer, data in sealed.items() if isinstance(data, bytes)}
+        envelopes = {peer: parse_envelope(data[:ENVELOPE_BYTES]) for peer, data in objects.items()}
+        reveals = fetch_keys(run, round, list(envelopes.items()), self.sources, FETCH_SECONDS)
+        for past in wanted:
+            reveal = reveals.get(past.peer)
+            if isinstance(reveal, bytes):
+                ciphertext = objects[past.peer][ENVELOPE_BYTES:]
+                plaintext = unseal(envelopes[past.peer], parse_reveal(reveal).key, ciphertext)
+                try:
+                    update = ops.parse(plaintext, spec.layout)
+                except InvalidSubmission:
+                    continue
+                if update.digest == past.payload:
+                    yield sketch(past.peer, round, update)
+
+    def _sealed_by(self, round: int, peer: PeerId) -> Callable[[bytes], bool]:
+        def accept(data: bytes) -> bool:
+            try:
+                envelope: Envelope = parse_envelope(data[:ENVELOPE_BYTES])
+            except InvalidMessage:
+                return False
+            return (envelope.run, envelope.round, envelope.peer) == (self.run.id, round, peer)
+
+        return accept
+
+
+def audit_round(
+    run: Run,
+    doors: Doors,
+    shards: Shards | None,
+    round: int,
+    home: Path,
+    device: torch.device,
+    validator: PeerId | None,
+) -> list[Audited]:
+    """Audit `round` of one validator, or of every one with a permit at D. Without `shards` scores are not measured.
+    `home`: where a copy of the model is put while this runs.
+
+    Raises ConfigError for a round that cannot be audited (from this chain node), and says which can.
+    """
+    first, last = auditable(run, doors)
+    if not first <= round <= last:
+        raise ConfigError(_not_auditable(run, round, first, last))
+    with _facts(run, doors, shards, round, home, device) as (facts, archive):
+        wanted = [validator] if validator is not None else [p.id for p in facts.views.commit if p.validates]
+        return [_audited(facts, archive, peer) for peer in wanted]
+
+
+def auditable(run: Run, doors: Doors) -> tuple[int, int]:
+    """The first and the last round whose state the chain's node has from its page block to its last statement; the
+    last is below the first when there is none."""
+    head = doors.chain.finalized().block
+    last = run.clock.round_at(head) - (head < run.clock.attest_by(run.clock.round_at(head)))
+    low, high = 0, max(0, last + 1)
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            doors.chain.header(run.clock.page_block(middle))
+            doors.chain.peers(run.clock.page_block(middle))
+        except ChainError:
+            low = middle + 1
+        else:
+            high = middle
+    return low, last
+
+
+def _not_auditable(run: Run, round: int, first: int, last: int) -> str:
+    if last < 0:
+        return f"round {round} cannot be audited: no round of run {run.first.name} is over yet"
+    if round > last:
+        return f"round {round} cannot be audited: the last round whose selection is final is {last}"
+    has = f"it has rounds {first} to {last}" if first <= last else "it has no whole round"
+    return (
+        f"round {round} cannot be audited: this chain node has pruned the state of its blocks; {has}. Give an archive "
+        f"node as --network for older rounds; their payloads are kept for about "
+        f"{run.first.checkpoint_rounds + RETAINED_ROUNDS} rounds"
+    )
+
+
+@contextmanager
+def _facts(
+    run: Run, doors: Doors, shards: Shards | None, round: int, home: Path, device: torch.device
+) -> Iterator[tuple[Facts, Archive]]:
+    """The round as everybody can see it; the model lives while the block is open."""
+    chain, clock, spec = doors.chain, run.clock, run.spec_at(round)
+    last = clock.commit_by(round)
+    commit, at_reveal = chain.peers(last), chain.peers(clock.reveal_by(round))
+    slots = [chain.peers(clock.slot(round, index)[1]) for index in range(clock.leader_slots)]
+    views = Views(commit, slots, chain.peers(clock.attest_by(round)))
+    start = claimed_start(run, round, views.attest)
+    if start is None:
+        raise ConfigError(f"round {round} cannot be audited: no validator stated anything for it on chain")
+    theta, previous = start
+    head = chain.finalized().block
+    commit_hash = chain.header(last).hash
+    archive = Archive(run, doors, views.attest, chain.peers(head))
+    pairs = [(peer.id, promise.envelope) for peer in commit if (promise := commitment(peer, round, last)) is not None]
+    facts = Facts(
+        run,
+        round,
+        commit_hash,
+        chain.header(clock.page_block(round)).hash,
+        chain.header(clock.sample_block(round)).hash,
+        views,
+        at_reveal,
+        theta,
+        previous,
+        agreed(run, round, previous, commit_hash, views, clock.attest_by(round)),
+        archive.payloads(spec, round, pairs),
+        CheckDoors(doors.verify, lambda envelope, key, data: unseal(envelope, key, data)),
+        head,
+    )
+    with TemporaryDirectory(dir=home, prefix="audit-") as folder:
+        try:
+            node = _node(run, doors, round, Path(folder), device)
+        except MurmurError as fault:
+            yield (
+                replace(facts, stateless=f"the model at the start of round {round} cannot be rebuilt: {fault}"),
+                archive,
+            )
+            return
+        try:
+            replica = node.replica
+            state = State(lambda peer: replica.sync_proof(commit_hash, peer), replica.outer, None)
+            if shards is None:
+                yield replace(facts, state=state), archive
+                return
+            with Prober(replica, shards.train, spec.gauntlet.probe_step) as prober:
+                yield replace(facts, state=replace(state, losses=prober.losses)), archive
+        finally:
+            node.store.close()
+
+
+def _node(run: Run, doors: Doors, round: int, folder: Path, device: torch.device) -> Node:
+    """A node that stands at the start of `round`: nothing later is on its chain. Raises MurmurError."""
+    zeros = {name: torch.zeros(shape) for name, shape in run.first.model.shapes().items()}
+    then = replace(doors, chain=AsOf(doors.chain, run.clock.attest_by(round)))
+    store = StateStore(folder, run.id)
+    try:
+        return Node(
+            run, then, Replica(run.first, zeros, device=device), store, Events(folder / "events.jsonl", "audit")
+        )
+    except BaseException:
+        store.close()
+        raise
+
+
+def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
+    try:
+        report, body = archive.report(validator, facts.round)
+    except InvalidMessage as fault:
+        return Audited(validator, None, (Finding(Topic.REPORT, Verdict.DIFFERS, f"is malformed: {fault}"),))
+    except MurmurError as fault:
+        text = f"no report of round {facts.round} is to be had: {fault}"
+        return Audited(validator, None, (Finding(Topic.REPORT, Verdict.UNCHECKED, text),))
+    earlier = _report(archive, validator, report.before.round)
+    since = max(report.before.round + 1, facts.round - LOOK_BACK_ROUNDS)
+    skipped = (r for r in range(facts.round - 1, since - 1, -1) if _report(archive, validator, r) is not None)
+    claim = Claim(
+        validator,
+        report,
+        body["peers"],
+        earlier,
+        next(skipped, None),
+        archive.sketches(compared(report, facts.spec.gauntlet)),
+        *_paid(facts, archive.doors, validator, report),
+    )
+    return Audited(validator, report, tuple(audit(facts, claim)))
+
+
+def _report(archive: Archive, validator: PeerId, round: int) -> Report | None:
+    try:
+        return archive.report(validator, round)[0] if round >= 0 else None
+    except MurmurError:
+        return None
+
+
+def _paid(facts: Facts, doors: Doors, validator: PeerId, report: Report) -> tuple[Any, Any]:
+    """The uids that were paid, and the weights on chain when they were set and a block before."""
+    paid, chain = report.paid, doors.chain
+    try:
+        peers = chain.peers(paid.block)
+    except ChainError:
+        return None, None
+    uid = next((peer.uid for peer in peers if peer.id == validator), None)
+    if paid.set_in is None or uid is None:
+        return peers, None
+    try:
+        return peers, (chain.weights(paid.set_in, uid), chain.weights(paid.set_in - 1, uid))
+    except ChainError:
+        return peers, None
+
+
+def _seconds(spec: RunSpec, num_payloads: int) -> float:
+    return FETCH_SECONDS + 4 * num_payloads * spec.object_bytes * 8e-6 / spec.clock.download_mbps

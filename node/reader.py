@@ -1,0 +1,99 @@
+"""Reading a network without a wallet, a bucket or a say in it: what everybody can see, now and as of an older block."""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Never
+
+from node.adapters import Doors, is_local
+from node.config import NetworkConfig
+from protocol.errors import AccessDenied, OutOfSync
+from protocol.ports import Chain, ObjectFacts, Verify
+from protocol.types import Header, Peer, PeerId, Pointer, Uid
+from storage.s3 import RangedBucket, open_pointer
+
+_NOWHERE = Pointer("https://nowhere.invalid", "none", "none", "none")
+
+
+def connect(config: NetworkConfig) -> Doors:
+    """The doors of somebody who only reads. Raises ConfigError for what the operator has to fix."""
+    from chain.adapter import open_chain
+    from chain.keys import verify
+
+    local = is_local(config.network)
+    chain = open_chain(config.network, config.netuid, None, call_timeout_seconds=config.call_timeout_seconds)
+    return reading(chain, verify, lru_cache(maxsize=512)(lambda pointer: open_pointer(pointer, local=local)))
+
+
+def reading(chain: Chain, verify: Verify, opener: Callable[[Pointer], RangedBucket]) -> Doors:
+    """Doors without anything of one's own behind them."""
+    return Doors(chain, _Nobody(), verify, _NoBucket(), _NOWHERE, opener)
+
+
+class AsOf:
+    """A chain as it stood when `block` was the last final one: a node over it follows the run up to there."""
+
+    def __init__(self, chain: Chain, block: int) -> None:
+        self._chain, self._block = chain, block
+
+    def genesis(self) -> bytes:
+        return self._chain.genesis()
+
+    def finalized(self) -> Header:
+        return self._chain.header(self._block)
+
+    def header(self, block: int) -> Header:
+        return self._chain.header(block)
+
+    def wait(self, block: int, timeout_seconds: float) -> Header:
+        if block > self._block:
+            # A live node would wait for new statements; here there will be none.
+            raise OutOfSync("no source has all that this round's start is made of (any more)")
+        return self._chain.header(block)
+
+    def peers(self, block: int) -> tuple[Peer, ...]:
+        return self._chain.peers(block)
+
+    def weights(self, block: int, uid: Uid) -> Mapping[Uid, int]:
+        return self._chain.weights(block, uid)
+
+    def publish(self, fields: tuple[bytes, ...]) -> int:
+        _refuse()
+
+    def set_weights(self, weights: Mapping[Uid, float]) -> int:
+        _refuse()
+
+
+class _Nobody:
+    """The signer of somebody without a hotkey."""
+
+    peer = PeerId(bytes(32))
+
+    def sign(self, message: bytes) -> bytes:
+        _refuse()
+
+
+class _NoBucket:
+    """The bucket of somebody who has none."""
+
+    def put(self, key: str, data: bytes | Path, *, timeout_seconds: float) -> None:
+        _refuse()
+
+    def get(self, key: str, *, max_bytes: int, timeout_seconds: float, exact: bool = False) -> bytes:
+        _refuse()
+
+    def get_range(self, key: str, *, first: int, num_bytes: int, etag: str, timeout_seconds: float) -> bytes:
+        _refuse()
+
+    def head(self, key: str, *, timeout_seconds: float) -> ObjectFacts | None:
+        _refuse()
+
+    def list(self, prefix: str, *, max_keys: int, timeout_seconds: float) -> tuple[str, ...]:
+        _refuse()
+
+    def delete(self, key: str, *, timeout_seconds: float) -> None:
+        _refuse()
+
+
+def _refuse() -> Never:
+    raise AccessDenied("a reader has no hotkey and no bucket of its own")

@@ -1,0 +1,139 @@
+"""Rounds of an honest validator as pure functions play them: what it reports, and the facts that everybody can see."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+from gauntlet.agreement import Agreed, Views
+from gauntlet.audit import Claim, Facts, State
+from gauntlet.book import RoundOutcome, ScoreBook, fold
+from gauntlet.checks import Gathered, fast_checks
+from gauntlet.loss import bounded, evaluate
+from gauntlet.report import Paid, Report, round_report
+from gauntlet.sampling import Seed, pick, references, samples
+from gauntlet.selection import standing
+from gauntlet.weights import weights
+from protocol.messages import canonical_json, parse_json
+from protocol.spec import Run
+from protocol.types import Digest, Page, Peer, Selection, Uid
+from sparseloco.outer import OuterState, Scales
+from sparseloco.update import Update
+from tests.gauntlet.world import COMMIT_HASH, DOORS, OWNER, THETA, Miner, digest, make_spec, peer_id, proof_of
+
+SPEC = make_spec(contributors=3, reserve=1, evaluations=4, references=2, sample_sequences=8, proof_allowance=1.0)
+RUN = Run(SPEC)
+VALIDATOR = peer_id(100)
+PAGE_HASH, SAMPLE_HASH = digest("page block"), digest("first block after V")
+
+
+def losses(update: Update | None, scales: Scales, pages: tuple[Page, ...]) -> list[float]:
+    """A model whose losses nobody can tell from real ones: functions of update and sequence, lower with an update."""
+    seed = b"" if update is None else update.digest
+    each = [int.from_bytes(sha256(seed + page.first.to_bytes(8, "little")).digest()[:4], "little") for page in pages]
+    base = [int.from_bytes(sha256(page.first.to_bytes(8, "little")).digest()[:4], "little") for page in pages]
+    fall = 0.0 if update is None else 0.05
+    return [4.0 + one / 2**32 - fall * (0.5 + other / 2**32) for one, other in zip(base, each, strict=True)]
+
+
+@dataclass(frozen=True)
+class Played:
+    """A round: its facts, and the claim of the validator that played it."""
+
+    facts: Facts
+    claim: Claim
+    book: ScoreBook
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The report as published."""
+        return parse_json(canonical_json(self.claim.report.to_body(SPEC.gauntlet)))
+
+
+def miner(number: int, round: int) -> Miner:
+    return Miner(number, round=round)
+
+
+def play(round: int, book: ScoreBook, earlier: Report | None, faults: Sequence[int] = (5, 6, 7)) -> Played:
+    """Miners 1 to 7. Of those in `faults` one does not commit, one withholds its key, and one serves nothing."""
+    gathered = []
+    for number in range(1, 8):
+        one = miner(number, round)
+        plain = one.gathered(one.sealed(run=RUN.id), reveal=None)
+        reveal = one.reveal(one.sealed().key, run=RUN.id)
+        item = replace(plain, reveal=reveal)
+        if number in faults[:1]:
+            item = Gathered(one.peer(None))
+        elif number in faults[1:2]:
+            item = replace(item, reveal=None)
+        elif number in faults[2:3]:
+            item = replace(item, payload=None)
+        gathered.append(item)
+    others = [Peer(VALIDATOR, Uid(100), 10, True), Peer(OWNER, Uid(101), 0, False)]
+    peers = (*(item.peer for item in gathered), *others)
+    state = State(proof_of, OuterState.initial(SPEC.layout), losses)
+    checked = fast_checks(
+        SPEC,
+        RUN.id,
+        round,
+        THETA,
+        gathered,
+        doors=DOORS,
+        clock=RUN.clock,
+        expected_proof=proof_of,
+        outer_state=state.outer,
+        history=book.sketches,
+        void_rounds=book.void_rounds,
+    )
+    gauntlet = SPEC.gauntlet
+    ranking = standing(book, checked.passed, gauntlet, round, COMMIT_HASH)
+    seed = Seed(RUN.id, SAMPLE_HASH, round, VALIDATOR)
+    contributing = set(ranking.contributing)
+    picked = pick(book, set(checked.passed), contributing, gauntlet, seed)
+    drawn = samples(SPEC, PAGE_HASH, picked, {item.peer.id for item in gathered}, seed)
+    found = evaluate(
+        losses,
+        checked.passed,
+        bounded(checked.passed, state.outer),
+        drawn,
+        references(picked, set(checked.passed), contributing, gauntlet, seed),
+    )
+    after = fold(book, RoundOutcome(round, checked, found, frozenset(contributing)), gauntlet)
+    uids = {peer.id: peer.uid for peer in peers}
+    shares = weights(after, ranking, uids, SPEC.owner_id, gauntlet)
+    block = RUN.clock.attest_by(round)
+    paid = Paid(block, block + 1, {peer.id: shares[peer.uid] for peer in peers if peer.uid in shares})
+    report = round_report(round, peers, gathered, checked, ranking, found, book, after, paid)
+    link = Digest(bytes(32))
+    selection = Selection(round, THETA, link, tuple((peer, Digest(bytes(32))) for peer in sorted(contributing)))
+    top = max(shares.values())
+    chain_weights = {uid: int(share / top * 65535 + 0.5) for uid, share in shares.items()}
+    facts = Facts(
+        RUN,
+        round,
+        COMMIT_HASH,
+        PAGE_HASH,
+        SAMPLE_HASH,
+        Views(peers, [()] * RUN.clock.leader_slots, peers),
+        peers,
+        THETA,
+        link,
+        Agreed(selection, 0, VALIDATOR, b"", link, ()),
+        {item.peer.id: item.payload for item in gathered if item.payload is not None},
+        DOORS,
+        block + 50,
+        state,
+    )
+    claim = Claim(VALIDATOR, report, {}, earlier, None, book.sketches, peers, (chain_weights, {}))
+    claim = replace(claim, shown=parse_json(canonical_json(report.to_body(gauntlet)))["peers"])
+    return Played(facts, claim, after)
+
+
+def play_rounds(count: int) -> list[Played]:
+    """Rounds from the first on, each with the book that the one before left."""
+    played: list[Played] = []
+    book = ScoreBook()
+    for round in range(count):
+        played.append(play(round, book, played[-1].claim.report if played else None))
+        book = played[-1].book
+    return played

@@ -1,0 +1,141 @@
+"""The audit as a pure function: silent about honest rounds, and about nothing else whatever a report says."""
+
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gauntlet.audit import GAP_TOLERANCE, SCORE_TOLERANCE, Topic, Verdict, audit
+from gauntlet.report import parse_report
+from protocol.errors import InvalidMessage
+from protocol.messages import canonical_json, parse_json
+from protocol.types import Reason, Uid
+from tests.gauntlet.rounds import Played, play_rounds
+from tests.gauntlet.world import peer_id
+
+ROUND = 2
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 300)
+    | st.integers(-4000, 4000).map(lambda number: number / 16)
+    | st.sampled_from([1e300, -1e300, 1e-3])
+    | st.sampled_from(["", "COPY", "LATE", "NOT_SELECTED", "00" * 32, "\x1b[2J"]),
+    lambda below: st.lists(below, max_size=2) | st.dictionaries(st.sampled_from(["uid", "mu", "x"]), below, max_size=2),
+    max_leaves=4,
+)
+
+
+@cache
+def played() -> tuple[Played, ...]:
+    return tuple(play_rounds(ROUND + 1))
+
+
+def judge(one: Played, body: dict[str, Any]) -> list[Any]:
+    report = parse_report(body, one.facts.round)
+    return audit(one.facts, replace(one.claim, report=report, shown=body["peers"]))
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths to everything in a JSON value, tables and lists too."""
+    below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for name, inner in below for found in leaves(inner, (*path, name)))]
+
+
+def at(body: Any, path: tuple[Any, ...]) -> Any:
+    for name in path:
+        body = body[name]
+    return body
+
+
+def test_honest_rounds_differ_in_nothing_and_what_only_the_validator_saw_is_told_apart() -> None:
+    for one in played():
+        findings = judge(one, one.body)
+        assert {(finding.verdict, finding.peer) for finding in findings} == {
+            (Verdict.OBSERVED, peer_id(6)),
+            (Verdict.OBSERVED, peer_id(7)),
+        }
+        reasons = {row.rejected for row in one.claim.report.rows.values()} - {None}
+        assert reasons == {Reason.MISSING, Reason.UNREVEALED}
+        assert sum(row.evaluation is not None for row in one.claim.report.rows.values()) == 4
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_whatever_one_place_of_a_report_says_otherwise_is_a_difference_and_never_an_exception(data: Any) -> None:
+    one = played()[ROUND]
+    honest = one.body
+    path = data.draw(st.sampled_from(leaves(honest)[1:]))
+    value = data.draw(JSON)
+    body = deepcopy(honest)
+    at(body, path[:-1])[path[-1]] = value
+    try:
+        body = parse_json(canonical_json(body))
+        findings = judge(one, body)
+    except InvalidMessage:
+        return
+    old = at(honest, path)
+    told = path[-1] == "detail" or path[0] == "paid" or _near(path[-1], old, value)
+    assert told or old == value or any(finding.verdict is Verdict.DIFFERS for finding in findings), (path, old, value)
+
+
+def _near(name: Any, old: Any, value: Any) -> bool:
+    """Whether a measured number stays inside its tolerance."""
+    if name not in ("assigned", "unassigned", "gap") or not isinstance(old, float) or not isinstance(value, float):
+        return False
+    return abs(old - value) <= (GAP_TOLERANCE if name == "gap" else SCORE_TOLERANCE)
+
+
+AVERAGES = st.tuples(st.sampled_from([-1e6, -1.0, 0.0, 5e-324, 0.1, 1e6]), st.sampled_from([0.0, 5e-324, 0.5, 1.0]))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_no_book_that_a_report_may_state_breaks_the_audit(data: Any) -> None:
+    one = played()[ROUND]
+    body = one.body
+    for book in ("before", "after"):
+        body[book].update(unit=list(data.draw(AVERAGES)), usual_score=list(data.draw(AVERAGES)))
+        for record in body[book]["peers"].values():
+            for name in ("gaps", "units", "scores", "usual_scores", "assigned_scores"):
+                record[name] = list(data.draw(AVERAGES))
+            record["mu"] = data.draw(st.sampled_from([-1000.0, 0.0, 1000.0]))
+            record["sigma"] = data.draw(st.sampled_from([1e-3, 8.0, 1000.0]))
+            record["evaluations"] = data.draw(st.sampled_from([0, 1, 2**32 - 1]))
+            record["last_evaluated"] = data.draw(st.sampled_from([None, 0, 2**32 - 1]))
+            record["penalty"] = data.draw(st.sampled_from([0.0, 1.0]))
+    body["gone"] = data.draw(st.sampled_from([0, 2**32 - 1]))
+    assert any(finding.verdict is Verdict.DIFFERS for finding in judge(one, parse_json(canonical_json(body))))
+
+
+def test_without_the_model_or_the_payloads_the_rest_is_still_judged() -> None:
+    one = played()[ROUND]
+    blind = replace(one.facts, state=None, stateless="no source")
+    findings = audit(blind, one.claim)
+    assert {finding.verdict for finding in findings} <= {Verdict.UNCHECKED, Verdict.OBSERVED}
+    assert (Topic.SCORES, None) in {(f.topic, f.peer) for f in findings if f.verdict is Verdict.UNCHECKED}
+    lying = replace(one.claim.report.rows[peer_id(1)], weight=0.9)
+    report = replace(one.claim.report, rows={**one.claim.report.rows, peer_id(1): lying})
+    told = audit(blind, replace(one.claim, report=report))
+    assert (Topic.WEIGHTS, peer_id(1)) in {(f.topic, f.peer) for f in told if f.verdict is Verdict.DIFFERS}
+
+
+def test_a_chain_that_still_shows_the_weights_of_before_proves_nothing() -> None:
+    one = played()[ROUND]
+    assert one.claim.set_weights is not None
+    now, _ = one.claim.set_weights
+    other = {Uid(5): 65535}  # which never commits
+    concealed = audit(one.facts, replace(one.claim, set_weights=(other, other)))
+    assert [(f.topic, f.verdict) for f in concealed if f.topic is Topic.WEIGHTS] == [(Topic.WEIGHTS, Verdict.UNCHECKED)]
+    wrong = audit(one.facts, replace(one.claim, set_weights=(other, now)))
+    assert any(f.topic is Topic.WEIGHTS and f.verdict is Verdict.DIFFERS for f in wrong)
+
+
+def test_an_old_copy_that_is_gone_is_told_and_accuses_nobody() -> None:
+    one = played()[ROUND]
+    findings = audit(one.facts, replace(one.claim, sketches=()))
+    assert not any(finding.verdict is Verdict.DIFFERS for finding in findings)
+    assert any("earlier rounds are gone" in finding.text for finding in findings)

@@ -1,0 +1,112 @@
+"""The report: everything in it survives the way through a document, and a stranger's is read strictly."""
+
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import pytest
+
+from gauntlet.report import MAX_DETAIL_CHARACTERS, parse_report
+from gauntlet.selection import peer_score
+from protocol.errors import InvalidMessage
+from protocol.messages import DOCUMENT_MAX_BYTES, canonical_json, parse_json
+from protocol.types import Standing, hotkey
+from tests.gauntlet.rounds import SPEC, VALIDATOR, Played, play_rounds
+from tests.gauntlet.world import OWNER, peer_id
+
+ROUND = 2
+
+
+@cache
+def one() -> Played:
+    return play_rounds(ROUND + 1)[ROUND]
+
+
+def test_a_report_is_the_same_after_its_document() -> None:
+    report, body = one().claim.report, one().body
+    read = parse_report(body, ROUND)
+    assert read.to_body(SPEC.gauntlet) == body
+    assert (read.before, read.after, read.history, read.gone) == (
+        report.before,
+        report.after,
+        report.history,
+        report.gone,
+    )
+    assert read.rows == report.rows
+    assert len(canonical_json(body)) * 256 / len(report.rows) < DOCUMENT_MAX_BYTES / 2
+
+
+def test_people_find_every_hotkey_with_its_outcome_and_numbers() -> None:
+    report = one().claim.report
+    rows = report.named(SPEC.gauntlet)
+    assert set(rows) == {hotkey(peer) for peer in [*map(peer_id, range(1, 8)), VALIDATOR, OWNER]}
+    assert rows[hotkey(peer_id(5))]["rejected"] == "MISSING"
+    assert sum(row.get("contributing", False) for row in rows.values()) == 3
+    assert [row["standing"] for row in rows.values() if "standing" in row] == [str(Standing.NOT_SELECTED)]
+    for peer in map(peer_id, range(1, 5)):
+        row, record = rows[hotkey(peer)], report.after.peers[peer]
+        assert (row["proof"], row["peer_score"]) == (record.proof, peer_score(record))
+        assert row["loss_score"]["references"] == 2
+    assert "rejected" not in rows[hotkey(VALIDATOR)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: body.update(round=ROUND + 1),
+        lambda body: body.update(unknown=1),
+        lambda body: body.pop("history"),
+        lambda body: body.update(gone=-1),
+        lambda body: body.update(gone=True),
+        lambda body: body["before"].update(round=ROUND),
+        lambda body: body["after"].update(round=ROUND - 1),
+        lambda body: body["before"].update(sketches=[{}]),
+        lambda body: body["before"]["peers"].update({"00" * 32: first(body["before"]["peers"])}),
+        lambda body: first(body["before"]["peers"]).update(evaluations=-1),
+        lambda body: first(body["before"]["peers"]).update(mu=1e9),
+        lambda body: first(body["before"]["peers"]).update(sigma=0.0),
+        lambda body: first(body["before"]["peers"]).update(gaps=[0.1, -0.2]),
+        lambda body: first(body["before"]["peers"]).update(gaps=[0.1]),
+        lambda body: body["peers"].update({"not a hotkey": first(body["peers"])}),
+        lambda body: first(body["peers"]).update(rejected="COPY", standing="LOW_SCORE", detail=""),
+        lambda body: first(body["peers"]).update(contributing=False),
+        lambda body: first(body["peers"]).update(weight=-0.1),
+        lambda body: first(body["peers"]).update(weight=1),
+        lambda body: first(body["peers"]).update(uid="1"),
+        lambda body: rejected(body).update(rejected="RUDE"),
+        lambda body: rejected(body).update(detail="a\nb"),
+        lambda body: rejected(body).update(detail="\x1b[31m"),
+        lambda body: rejected(body).update(detail="x" * (MAX_DETAIL_CHARACTERS + 1)),
+        lambda body: body["reveals"].update({first_name(body["reveals"]): "00"}),
+        lambda body: body["reveals"].update({hotkey(peer_id(99)): "00" * 204}),
+        lambda body: body["payloads"].update({first_name(body["payloads"]): "AA" * 32}),
+        lambda body: body["history"].append(body["history"][0]),
+        lambda body: body["history"].reverse(),
+        lambda body: body["history"].append([ROUND, "00" * 32, "00" * 32]),
+        lambda body: body["history"].append(5),
+        lambda body: body.update(paid={"block": 5}),
+    ],
+)
+def test_what_no_validator_would_write_is_refused(change: Any) -> None:
+    body = deepcopy(one().body)
+    change(body)
+    with pytest.raises(InvalidMessage):
+        parse_report(parse_json(canonical_json(body)), ROUND)
+
+
+@pytest.mark.parametrize("body", [None, [], "x", {}, {"round": ROUND}])
+def test_what_is_no_report_at_all_is_refused(body: Any) -> None:
+    with pytest.raises(InvalidMessage):
+        parse_report(body, ROUND)
+
+
+def first_name(table: dict[str, Any]) -> str:
+    return next(iter(table))
+
+
+def first(table: dict[str, Any]) -> dict[str, Any]:
+    return table[first_name(table)]
+
+
+def rejected(body: dict[str, Any]) -> dict[str, Any]:
+    return next(row for row in body["peers"].values() if "rejected" in row)

@@ -1,0 +1,202 @@
+"""`murmur audit` and `murmur explain`: what they print and how they exit, on a network that has just been played."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gauntlet.report import Row
+from localnet.faults import Garbage
+from murmur import audit, explain, network
+from murmur.command import main
+from node.config import NetworkConfig
+from node.reader import reading
+from protocol import keys
+from protocol.errors import ConfigError
+from protocol.messages import encode_document, parse_document
+from protocol.types import PeerId, Reason, Standing, Uid, hotkey
+from tests.fakes.bucket import _Object
+from tests.fakes.chain import FakeChain, fake_verify
+from tests.network import OWNER, FakeNetwork
+
+Murmur = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def played(networks: Callable[..., FakeNetwork]) -> FakeNetwork:
+    """Three rounds of two validators and four miners, one of which sends garbage; two contribute."""
+    found = networks(miners=4, validators={"one": 300, "two": 100}, contributors=2, reserve=0)
+    found.busy_seconds = 30.0
+    found.start("one", "two", "miner-1", "miner-2", "miner-3")
+    found.start("miner-4", role=Garbage)
+    found.run_until(3)
+    found.close()
+    return found
+
+
+@pytest.fixture
+def murmur(
+    played: FakeNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Murmur:
+    """murmur(*words) -> (exit status, what it printed), over the played network."""
+    doors = reading(FakeChain(played.world, PeerId(bytes(32))), fake_verify, played.store.open)
+    config = NetworkConfig(netuid=1, owner=hotkey(OWNER.peer), data=played.data, device="cpu")
+    there = network.Opened(config, tmp_path, doors, played.run)
+    monkeypatch.setattr(network, "open_network", lambda program, options: there)
+
+    def call(*words: str) -> tuple[int, str]:
+        status = main(words)
+        printed = capsys.readouterr()
+        return status, printed.out if status != 2 else printed.err
+
+    return call
+
+
+def test_an_audit_of_honest_validators_agrees_in_words_and_in_json(played: FakeNetwork, murmur: Murmur) -> None:
+    status, text = murmur("audit", "--round", "2")
+    assert status == 0
+    for name in ("one", "two"):
+        assert f"validator {hotkey(played[name].peer)}: agrees, 7 hotkeys, 3 evaluated" in text
+    status, text = murmur("audit", "--round", "2", "--json", "--validator", hotkey(played["two"].peer))
+    body = json.loads(text)
+    assert status == 0
+    assert (body["run"], body["round"]) == ("small", 2)
+    (found,) = body["validators"]
+    assert (found["validator"], found["differs"], found["findings"]) == (hotkey(played["two"].peer), False, [])
+
+
+def test_an_audit_of_a_liar_names_it_and_exits_with_1(played: FakeNetwork, murmur: Murmur) -> None:
+    key, run, two = keys.report(played.run.id, 2), played.run.id, played["two"]
+    body = parse_document(played.store.buckets["two"][key].data, "report", run, 2, two.peer, fake_verify)
+    victim = hotkey(played["miner-1"].peer)
+    body["peers"][victim]["weight"] = 0.75
+    played.store.buckets["two"][key] = _Object(encode_document("report", run, 2, body, two.signer), 0.0)
+    status, text = murmur("audit", "--round", "2")
+    assert status == 1
+    assert f"validator {hotkey(played['one'].peer)}: agrees" in text
+    assert f"validator {hotkey(two.peer)}: 1 difference," in text
+    assert f"differs    weights   {victim}: weight 0.75 stated" in text
+
+
+def test_what_cannot_be_audited_is_the_operators_to_know(played: FakeNetwork, murmur: Murmur) -> None:
+    assert murmur("audit", "--round", "9") == (
+        2,
+        "round 9 cannot be audited: the last round whose selection is final is 2\n",
+    )
+    status, text = murmur("audit", "--round", "2", "--validator", hotkey(played["miner-1"].peer))
+    assert status == 2
+    assert "nothing of round 2 could be audited" in text
+    status, text = murmur("audit", "--round", "2", "--validator", "5nonsense")
+    assert (status, text.splitlines()[0][:11]) == (2, "--validator")
+
+
+def test_a_miner_is_told_how_it_stands_why_and_what_to_do(played: FakeNetwork, murmur: Murmur) -> None:
+    status, text = murmur("explain", hotkey(played["miner-4"].peer))
+    lines = [line.strip() for line in text.splitlines()]
+    assert status == 0
+    assert lines[0].startswith(f"{hotkey(played['miner-4'].peer)}, uid 6, in run small (round ")
+    assert f"validator {hotkey(played['one'].peer)} (75 % of the validators' stake), round 2:" in lines
+    assert "rejected, MALFORMED: a chunk does not hold exactly k' indices; pay 0.00 %" in lines
+    assert f"next: {explain.ADVICE[Reason.MALFORMED]}" in lines
+    assert any(line.startswith("changed: ") and "penalty 0.50 -> 0.75" in line for line in lines)
+    assert any(line.startswith("evaluated never; contributed 0 times, 3 faults") for line in lines)
+
+    told = [murmur("explain", hotkey(played[name].peer))[1] for name in ("miner-1", "miner-2", "miner-3")]
+    # The first line below the first validator's is how the hotkey stands now.
+    now = {text.splitlines()[3].strip().split(";")[0]: text for text in told}
+    assert now.keys() == {"contributing", "NOT_SELECTED"}
+    left_out = now["NOT_SELECTED"]
+    assert "because its PeerScore was" in left_out
+    assert "evaluated in this round: LossScore" in left_out
+    assert f"next: {explain.ADVICE[Standing.NOT_SELECTED]}" in left_out
+    assert f"next: {explain.CONTRIBUTING}" in now["contributing"]
+
+
+def test_a_hotkey_that_nobody_knows_is_refused_with_what_to_check(murmur: Murmur) -> None:
+    status, text = murmur("explain", hotkey(PeerId(b"x" * 32)))
+    assert status == 2
+    assert "is not registered on this subnet" in text
+    assert murmur("explain", "nonsense")[0] == 2
+
+
+def test_every_outcome_has_an_advice() -> None:
+    assert explain.ADVICE.keys() == {*Reason, *Standing}
+    assert explain.advice(Row(Uid(1), contributing=True)) == explain.CONTRIBUTING
+    assert explain.advice(Row(Uid(1))) == explain.NOT_JUDGED
+
+
+# --- where the network is ------------------------------------------------------------------------------------
+
+
+def options(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    network.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The configurations with which networks were opened; no chain is asked."""
+    from node import program, reader, run
+
+    configs: list[Any] = []
+    monkeypatch.setattr(program, "log_to_stderr", lambda level: None)
+    monkeypatch.setattr(reader, "connect", lambda config: configs.append(config))
+    monkeypatch.setattr(run, "find_run", lambda config, doors: None)
+    return configs
+
+
+def node_file(folder: Path, name: str = "miner-1") -> Path:
+    path = folder / "nodes" / name / "node.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        'network = "ws://127.0.0.1:9"\nnetuid = 4\nowner = "somebody"\ndata = "/data"\n'
+        '[wallet]\nname = "w"\n[bucket]\nendpoint = "x"\nsecret_key = "s"\n'
+    )
+    return path
+
+
+def test_a_local_networks_run_folder_says_everything(opened: list[Any], tmp_path: Path) -> None:
+    node_file(tmp_path)
+    there = network.open_network("murmur audit", options("--folder", str(tmp_path)))
+    assert (opened[0].network, opened[0].netuid, opened[0].owner) == ("ws://127.0.0.1:9", 4, "somebody")
+    assert (opened[0].data, there.home) == (Path("/data"), tmp_path)
+
+
+def test_a_nodes_own_file_will_do_and_flags_are_stronger(opened: list[Any], tmp_path: Path) -> None:
+    words = ("--config", str(node_file(tmp_path)), "--netuid", "7", "--home", str(tmp_path / "home"))
+    network.open_network("murmur audit", options(*words))
+    assert (opened[0].netuid, opened[0].owner, opened[0].home) == (7, "somebody", tmp_path / "home")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "murmur audit is not configured yet. Missing"),
+        (["--netuid", "x", "--owner", "5"], "netuid"),
+        (["--folder", "{}/none"], "is no run folder of a local network"),
+        (["--folder", "{}", "--netuid", "3"], "leave out the other flags"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(words: list[str], told: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=told):
+        network.open_network("murmur audit", options(*(word.format(tmp_path) for word in words)))
+
+
+def test_a_local_network_that_has_ended_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.program.log_to_stderr", lambda level: None)
+    node_file(tmp_path)
+    with pytest.raises(ConfigError, match="only while it runs"):
+        network.open_network("murmur audit", options("--folder", str(tmp_path)))
+
+
+def test_both_commands_say_where_the_network_is_in_the_same_words() -> None:
+    for module in (audit, explain):
+        parser = argparse.ArgumentParser()
+        module.add_arguments(parser)
+        assert {"--folder", "--config", "--network", "--netuid", "--owner", "--spec", "--data", "--home"} <= set(
+            parser._option_string_actions
+        )

@@ -1,0 +1,394 @@
+"""Audits of real rounds: nothing is found where everybody is honest, and every lie of a validator is named."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gauntlet.audit import Finding, Topic, Verdict
+from gauntlet.book import ScoreBook
+from gauntlet.rating import Rating
+from gauntlet.report import Paid
+from gauntlet.selection import Ranking
+from localnet.faults import BadKey, Garbage, Late, Silent, Unrevealed, WrongKey
+from neurons.validator import Validator
+from node.evidence import Audited, audit_round, auditable
+from node.reader import reading
+from protocol import keys
+from protocol.errors import ConfigError
+from protocol.messages import canonical_json, encode_document, parse_document, parse_json
+from protocol.types import LossScore, PeerId, Reason, Rejection, Standing, hotkey
+from tests.fakes.bucket import _Object
+from tests.fakes.chain import FakeChain, fake_verify
+from tests.network import FakeNetwork, Killed
+from training.shards import Shards
+
+Networks = Callable[..., FakeNetwork]
+CPU = torch.device("cpu")
+
+
+def audits(network: FakeNetwork, round: int, folder: Path, *validators: str) -> dict[str, Audited]:
+    """What a stranger finds of the named validators (default: all), by name."""
+    doors = reading(FakeChain(network.world, PeerId(bytes(32))), fake_verify, network.store.open)
+    names = {member.peer: name for name, member in network.members.items()}
+    wanted = [network[name].peer for name in validators] or [None]
+    shards = Shards.open(network.data)
+    found = (audit for one in wanted for audit in audit_round(network.run, doors, shards, round, folder, CPU, one))
+    return {names[audited.validator]: audited for audited in found}
+
+
+def of(verdict: Verdict, findings: Iterable[Finding]) -> list[tuple[Topic, PeerId | None]]:
+    return [(finding.topic, finding.peer) for finding in findings if finding.verdict is verdict]
+
+
+def stored(network: FakeNetwork, validator: str, round: int) -> dict[str, Any]:
+    """The body of a report."""
+    data = network.store.buckets[validator][keys.report(network.run.id, round)].data
+    return parse_document(data, "report", network.run.id, round, network[validator].peer, fake_verify)
+
+
+def restate(network: FakeNetwork, validator: str, round: int, body: Mapping[str, Any]) -> None:
+    """The validator signs another report of the round."""
+    data = encode_document("report", network.run.id, round, dict(body), network[validator].signer)
+    network.store.buckets[validator][keys.report(network.run.id, round)] = _Object(data, 0.0)
+
+
+def test_honest_validators_of_a_network_with_faults_differ_in_nothing(networks: Networks, tmp_path: Path) -> None:
+    faults = {
+        "miner-4": Garbage,
+        "miner-5": WrongKey,
+        "miner-6": BadKey,
+        "miner-7": Unrevealed,
+        "miner-8": Late,
+        "miner-9": Silent,
+    }
+    network = networks(miners=9, validators={"one": 100, "two": 99}, evaluations=2)
+    network.busy_seconds = 30.0
+    network.start("one", "two", "miner-1", "miner-2", "miner-3")
+    for name, fault in faults.items():
+        network.start(name, role=fault)
+    network.run_until(5)
+    network.close()
+    before = network.store.buckets["one"].keys() | network.store.buckets["two"].keys()
+    unrevealed = (Topic.CHECKS, network["miner-7"].peer)
+    for round in range(5):
+        found = audits(network, round, tmp_path)
+        assert found.keys() == {"one", "two"}
+        for audited in found.values():
+            assert audited.report is not None
+            reasons = {p: row.rejected for p, row in audited.report.rows.items() if row.rejected is not None}
+            assert set(reasons.values()) == {
+                Reason.MALFORMED,
+                Reason.UNSIGNED,
+                Reason.BAD_KEY,
+                Reason.UNREVEALED,
+                Reason.LATE,
+                Reason.MISSING,
+            }
+            assert of(Verdict.OBSERVED, audited.findings) == [unrevealed]
+            assert len(audited.findings) == 1, audited.findings
+    assert before == network.store.buckets["one"].keys() | network.store.buckets["two"].keys()
+    assert not list(tmp_path.glob("audit-*"))
+
+
+def test_rounds_of_which_something_is_gone_are_checked_as_far_as_it_goes(networks: Networks, tmp_path: Path) -> None:
+    network = networks(miners=3, contributors=2, reserve=0)
+    network.busy_seconds = 30.0
+    network.start()
+    network.run_until(4)
+    network.close()
+    gone = network["miner-1"]
+    network.store.buckets["miner-1"].clear()
+    for key in [key for key in network.store.buckets["validator"] if gone.peer.hex() in key]:
+        del network.store.buckets["validator"][key]
+    for round in range(4):
+        (audited,) = audits(network, round, tmp_path).values()
+        assert not of(Verdict.DIFFERS, audited.findings)
+        lost = of(Verdict.UNCHECKED, audited.findings)
+        assert (Topic.CHECKS, gone.peer) in lost
+        assert (Topic.SCORES, None) in lost
+        # What follows from the published scores needs no payload.
+        assert not {Topic.RANKING, Topic.BOOK, Topic.WEIGHTS, Topic.RECORD} & {topic for topic, _ in lost}
+    doors = reading(FakeChain(network.world, PeerId(bytes(32))), fake_verify, network.store.open)
+    (without_data,) = audit_round(network.run, doors, None, 1, tmp_path, CPU, None)
+    assert (Topic.SCORES, None) in of(Verdict.UNCHECKED, without_data.findings)
+    # Every source of theta_0 is gone as well: the model cannot be rebuilt, the rest is still judged.
+    for bucket in network.store.buckets.values():
+        for key in [key for key in bucket if key.startswith("blob/")]:
+            del bucket[key]
+    (audited,) = audits(network, 2, tmp_path).values()
+    assert not of(Verdict.DIFFERS, audited.findings)
+    assert (Topic.CHECKS, network["miner-2"].peer) in of(Verdict.UNCHECKED, audited.findings)
+
+
+def test_a_chain_node_that_has_pruned_a_round_is_told_with_the_rounds_that_it_has(
+    networks: Networks, tmp_path: Path
+) -> None:
+    network = networks(miners=2, keep_blocks=80)
+    network.busy_seconds = 30.0
+    network.start()
+    network.run_until(5)
+    network.close()
+    doors = reading(FakeChain(network.world, PeerId(bytes(32))), fake_verify, network.store.open)
+    first, last = auditable(network.run, doors)
+    assert 0 < first < last
+    with pytest.raises(ConfigError, match=f"pruned.* has rounds {first} to {last}"):
+        audits(network, first - 1, tmp_path)
+    with pytest.raises(ConfigError, match=f"the last round whose selection is final is {last}"):
+        audits(network, last + 1, tmp_path)
+    (audited,) = audits(network, first, tmp_path).values()
+    assert audited.findings == ()
+
+
+class DiesAfterTheFold(Validator):
+    def pay(self, round: int, ranking: Ranking) -> Paid:
+        if round == 2:
+            raise Killed
+        return super().pay(round, ranking)
+
+
+def test_a_validator_that_died_between_fold_and_report_states_nothing_false_later(
+    networks: Networks, tmp_path: Path
+) -> None:
+    network = networks(miners=3)
+    network.busy_seconds = 30.0
+    network.start("miner-1", "miner-2", "miner-3")
+    network.start("validator", role=DiesAfterTheFold)
+    network.until_dead("validator")
+    network.start("validator")
+    network.run_until(5)
+    network.close()
+    for round in range(5):
+        (audited,) = audits(network, round, tmp_path).values()
+        assert not audited.differs, audited.findings
+        told = [(finding.topic, finding.verdict) for finding in audited.findings]
+        if round < 2:
+            assert told == []
+        elif round == 2:
+            assert (audited.report, told) == (None, [(Topic.REPORT, Verdict.UNCHECKED)])
+    assert network["validator"].round >= 5
+
+
+# --- lies ----------------------------------------------------------------------------------------------------
+
+
+class Friendly(Validator):
+    """Lies in one place for a friend, and is consistent about it from there on."""
+
+    friend: PeerId
+
+
+class RaisesAScore(Friendly):
+    def evaluate(self, *arguments: Any, **named: Any) -> Any:
+        found = dict(super().evaluate(*arguments, **named))
+        if self.friend in found:
+            score = found[self.friend].score
+            found[self.friend] = replace(
+                found[self.friend], score=LossScore(score.assigned, score.unassigned + 0.05), gap=0.45
+            )
+        return found
+
+
+class FoldsOtherwise(Friendly):
+    def score(self, *arguments: Any, **named: Any) -> None:
+        super().score(*arguments, **named)
+        record = self.book.peers[self.friend]
+        raised = replace(record, rating=Rating(record.rating.mu + 1.0, record.rating.sigma))
+        self.book = replace(self.book, peers={**self.book.peers, self.friend: raised})
+
+
+class RanksOtherwise(Friendly):
+    """The worst come first, and it pays them so."""
+
+    def rank(self, *arguments: Any, **named: Any) -> Ranking:
+        ranking = super().rank(*arguments, **named)
+        order, count = ranking.order[::-1], len(ranking.contributing)
+        standing = dict.fromkeys(order[count:], Standing.NOT_SELECTED)
+        return Ranking(order, order[:count], order[count : count + len(ranking.reserve)], standing)
+
+
+class PaysOtherwise(Friendly):
+    """On chain; the report says what would be right."""
+
+    def pay(self, round: int, ranking: Ranking) -> Paid:
+        paid = super().pay(round, ranking)
+        uids = {peer.id: peer.uid for peer in self.node.doors.chain.peers(self.node.head())}
+        return replace(paid, set_in=self.node.doors.chain.set_weights({uids[self.friend]: 1.0}))
+
+
+class SaysOtherPay(Friendly):
+    def pay(self, round: int, ranking: Ranking) -> Paid:
+        paid = super().pay(round, ranking)
+        return replace(paid, shares={**paid.shares, self.friend: 0.9})
+
+
+class EvaluatesOthers(Friendly):
+    """Gives the friend's place away, so that a bad score is not seen."""
+
+    def evaluate(self, *arguments: Any, **named: Any) -> Any:
+        found = dict(super().evaluate(*arguments, **named))
+        found.pop(self.friend, None)
+        return found
+
+
+class Rejects(Friendly):
+    reason: Reason
+
+    def check(self, *arguments: Any, **named: Any) -> Any:
+        checked = super().check(*arguments, **named)
+        passed = {peer: submission for peer, submission in checked.passed.items() if peer != self.friend}
+        rejected = {**checked.rejected, self.friend: Rejection(self.friend, self.reason, "so they say")}
+        return replace(checked, passed=passed, rejected=dict(sorted(rejected.items())))
+
+
+class RejectsAsCopy(Rejects):
+    reason = Reason.COPY
+
+
+class RejectsAsLate(Rejects):
+    reason = Reason.LATE
+
+
+class RejectsAsUnrevealed(Rejects):
+    reason = Reason.UNREVEALED
+
+
+class IgnoresAKey(Friendly):
+    def gather(self, *arguments: Any, **named: Any) -> Any:
+        found = super().gather(*arguments, **named)
+        return [replace(item, reveal=None) if item.peer.id == self.friend else item for item in found]
+
+
+class ForgetsItsBook(Friendly):
+    def play(self, round: int) -> None:
+        if round == LIE:
+            self.book = ScoreBook()
+        super().play(round)
+
+
+class SelectsOthers(Friendly):
+    def lead(self, round: int, ranking: Ranking, *others: Any) -> None:
+        super().lead(round, replace(ranking, contributing=ranking.reserve), *others)
+
+    def agrees_so_far(self, *arguments: Any, **named: Any) -> bool:
+        return False
+
+
+LIE = 3
+"""The round that is audited; most lies are told in every round."""
+
+LIES: Mapping[type[Friendly], set[Topic]] = {
+    RaisesAScore: {Topic.SCORES},
+    FoldsOtherwise: {Topic.BOOK},
+    # References are drawn among the contributors, and contributors are paid: those follow from the ranking.
+    RanksOtherwise: {Topic.RANKING, Topic.WEIGHTS, Topic.SCORES},
+    PaysOtherwise: {Topic.WEIGHTS},
+    SaysOtherPay: {Topic.WEIGHTS},
+    EvaluatesOthers: {Topic.SAMPLE},
+    RejectsAsCopy: {Topic.CHECKS},
+    RejectsAsLate: {Topic.CHECKS},
+    RejectsAsUnrevealed: {Topic.CHECKS},
+    ForgetsItsBook: {Topic.BOOK},
+}
+
+
+def friends_of(network: FakeNetwork, kind: type[Friendly], friend: PeerId) -> Callable[..., Validator]:
+    def make(*arguments: Any) -> Validator:
+        validator = kind(*arguments)
+        validator.friend = friend
+        return validator
+
+    return make
+
+
+def test_every_lie_of_a_validator_is_named_and_only_what_follows_from_it(networks: Networks, tmp_path: Path) -> None:
+    names = {kind: kind.__name__.lower() for kind in (*LIES, IgnoresAKey)}
+    stakes = {"honest": 10**9} | dict.fromkeys(names.values(), 1)
+    network = networks(miners=4, validators=stakes, contributors=2, reserve=2)
+    network.busy_seconds = 30.0
+    friend = network["miner-4"].peer
+    network.start("honest", "miner-1", "miner-2", "miner-3", "miner-4")
+    for kind, name in names.items():
+        network.start(name, role=friends_of(network, kind, friend))
+    network.run_until(LIE + 2, time_out=120)
+    network.close()
+    found = audits(network, LIE, tmp_path)
+    assert found["honest"].findings == ()
+    for kind, topics in LIES.items():
+        told = of(Verdict.DIFFERS, found[names[kind]].findings)
+        assert told, kind
+        assert {topic for topic, _ in told} <= topics, (kind, found[names[kind]].findings)
+        if kind not in (RanksOtherwise, PaysOtherwise, ForgetsItsBook):
+            assert {peer for _, peer in told} == {friend}, kind
+    ranked = of(Verdict.DIFFERS, found[names[RanksOtherwise]].findings)
+    assert len([peer for topic, peer in ranked if topic is Topic.RANKING]) >= 2
+    # The one lie that nobody can prove: it is told as what only the validator saw.
+    assert [(f.verdict, f.peer) for f in found[names[IgnoresAKey]].findings] == [(Verdict.OBSERVED, friend)]
+
+
+def test_a_record_on_chain_of_peers_that_do_not_contribute_is_named(networks: Networks, tmp_path: Path) -> None:
+    network = networks(miners=4, contributors=2, reserve=2)
+    network.busy_seconds = 30.0
+    network.start("miner-1", "miner-2", "miner-3", "miner-4")
+    network.start("validator", role=friends_of(network, SelectsOthers, network["miner-4"].peer))
+    network.run_until(2)
+    network.close()
+    (audited,) = audits(network, 1, tmp_path).values()
+    assert audited.report is not None
+    others = {peer for peer, row in audited.report.rows.items() if row.standing is Standing.NOT_SELECTED}
+    assert set(of(Verdict.DIFFERS, audited.findings)) == {(Topic.RECORD, peer) for peer in others}
+
+
+def test_what_a_report_states_otherwise_than_it_was_is_named(networks: Networks, tmp_path: Path) -> None:
+    network = networks(miners=4, contributors=2, reserve=2)
+    network.busy_seconds = 30.0
+    network.start()
+    network.run_until(4)
+    network.close()
+    honest = stored(network, "validator", 2)
+    (clean,) = audits(network, 2, tmp_path).values()
+    assert clean.findings == ()
+    victim, other = network["miner-4"].peer, network["miner-3"].peer
+    name = hotkey(victim)
+
+    def altered(change: Callable[[dict[str, Any]], object]) -> list[tuple[Topic, PeerId | None]]:
+        body = parse_json(canonical_json(honest))
+        change(body)
+        restate(network, "validator", 2, body)
+        (audited,) = audits(network, 2, tmp_path).values()
+        assert audited.differs
+        return of(Verdict.DIFFERS, audited.findings)
+
+    def leave_out(body: dict[str, Any]) -> None:
+        for table in ("peers", "reveals", "payloads"):
+            del body[table][name]
+        for book in ("before", "after"):
+            del body[book]["peers"][victim.hex()]
+
+    assert (Topic.HOTKEYS, victim) in altered(leave_out)
+    assert altered(lambda body: body["peers"][name].update(uid=77)) == [(Topic.HOTKEYS, victim)]
+    assert altered(lambda body: body["peers"][name].update(proof=3.5)) == [(Topic.REPORT, victim)]
+    assert altered(lambda body: body["peers"][name].update(fine=True)) == [(Topic.REPORT, victim)]
+    assert (Topic.BOOK, victim) in altered(lambda body: body["before"]["peers"][victim.hex()].update(penalty=0.5))
+    assert (Topic.BOOK, victim) in altered(lambda body: body["after"]["peers"][victim.hex()].update(faults=1))
+    assert (Topic.BOOK, None) in altered(lambda body: body["after"].update(unit=[0.4, 0.5]))
+    assert altered(lambda body: body["history"].pop()) == [(Topic.BOOK, None)]
+    assert altered(lambda body: body["payloads"].update({name: "00" * 32})) == [(Topic.CHECKS, victim)]
+    swapped = altered(lambda body: body["reveals"].update({name: body["reveals"][hotkey(other)]}))
+    assert (Topic.CHECKS, victim) in swapped
+    assert altered(lambda body: body["paid"].update(block=1)) == [(Topic.WEIGHTS, None)]
+    assert altered(lambda body: body.update(gone=3)) == [(Topic.BOOK, None)]
+    assert altered(lambda body: body.update(extra=1)) == [(Topic.REPORT, None)]
+    assert altered(lambda body: body.update(peers=[])) == [(Topic.REPORT, None)]
+    network.store.buckets["validator"][keys.report(network.run.id, 2)] = _Object(b"no document", 0.0)
+    (audited,) = audits(network, 2, tmp_path).values()
+    assert (of(Verdict.DIFFERS, audited.findings), audited.report) == ([(Topic.REPORT, None)], None)
+    del network.store.buckets["validator"][keys.report(network.run.id, 2)]
+    (audited,) = audits(network, 2, tmp_path).values()
+    assert (audited.differs, audited.report) == (False, None)
+    # The round after has nothing to compare its book with, and says so.
+    (audited,) = audits(network, 3, tmp_path).values()
+    assert [(f.topic, f.verdict) for f in audited.findings] == [(Topic.BOOK, Verdict.UNCHECKED)]
