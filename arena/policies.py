@@ -1,0 +1,245 @@
+"""How a validator judges: our code, and the published formulas, behind one small interface.
+
+A policy is all the memory of one validator. The game calls `check`, `rank`, `learn` and `pay` in this order.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Protocol
+
+from arena.problem import Judge, Text, Theta
+from arena.stage import DOORS, OWNER, sync_proof
+from gauntlet.book import RoundOutcome, ScoreBook, fold
+from gauntlet.checks import Checked, Gathered, commitment, fast_checks
+from gauntlet.loss import bounded, evaluate
+from gauntlet.rating import BETA, FRESH, TAU, Rating
+from gauntlet.sampling import Seed, pick, references, samples
+from gauntlet.selection import Ranking, standing
+from gauntlet.weights import weights
+from protocol.errors import InvalidSubmission
+from protocol.messages import ENVELOPE_BYTES, parse_envelope, parse_reveal
+from protocol.spec import RunSpec
+from protocol.types import Digest, PeerId, Reason, Rejection, Standing, Uid
+from sparseloco import ops
+from sparseloco.outer import OuterState
+from sparseloco.wire import Submission
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a validator knows of a round. `digests`: theta's digest at the start of every round so far."""
+
+    number: int
+    spec: RunSpec
+    run: Digest
+    theta: Theta
+    digests: Sequence[Digest]
+    outer: OuterState
+    text: Text
+    page_hash: Digest
+    commit_hash: Digest
+    sample_hash: Digest
+    gathered: Sequence[Gathered]
+    uids: Mapping[PeerId, Uid]
+    validator: PeerId
+
+    @property
+    def seed(self) -> Seed:
+        return Seed(self.run, self.sample_hash, self.number, self.validator)
+
+
+class Policy(Protocol):
+    """`sealed`: nobody sees this round's payloads before everybody has committed."""
+
+    sealed: bool
+
+    def check(self, round: Round) -> Checked:
+        """Who passes. Every validator finds the same."""
+        ...
+
+    def rank(self, round: Round, checked: Checked) -> Ranking:
+        """Who contributes, by what was learned before this round."""
+        ...
+
+    def learn(self, round: Round, checked: Checked, ranking: Ranking, contributing: frozenset[PeerId]) -> set[PeerId]:
+        """Evaluate, and remember; the evaluated peers. `contributing`: whom the agreed record names."""
+        ...
+
+    def pay(self, round: Round, ranking: Ranking) -> dict[Uid, float]:
+        """This validator's weights."""
+        ...
+
+
+class Ours:
+    """gauntlet/, as the validator calls it."""
+
+    sealed = True
+
+    def __init__(self) -> None:
+        self.book = ScoreBook()
+
+    def check(self, round: Round) -> Checked:
+        return fast_checks(
+            round.spec,
+            round.run,
+            round.number,
+            round.digests[-1],
+            round.gathered,
+            doors=DOORS,
+            clock=round.spec.rounds_clock,
+            expected_proof=lambda peer: sync_proof(round.digests[-1], peer),
+            outer_state=round.outer,
+            history=self.book.sketches,
+            void_rounds=self.book.void_rounds,
+        )
+
+    def rank(self, round: Round, checked: Checked) -> Ranking:
+        return standing(self.book, checked.passed, round.spec.gauntlet, round.number, round.commit_hash)
+
+    def learn(self, round: Round, checked: Checked, ranking: Ranking, contributing: frozenset[PeerId]) -> set[PeerId]:
+        spec, regulars = round.spec, set(ranking.contributing)
+        picked = pick(self.book, checked.passed, regulars, spec.gauntlet, round.seed)
+        evaluations = evaluate(
+            Judge(round.text, round.theta, spec.gauntlet.probe_step),
+            checked.passed,
+            bounded(checked.passed, round.outer),
+            samples(spec, round.page_hash, picked, set(round.uids), round.seed),
+            references(picked, checked.passed, regulars, spec.gauntlet, round.seed),
+        )
+        self.book = fold(self.book, RoundOutcome(round.number, checked, evaluations, contributing), spec.gauntlet)
+        return set(evaluations)
+
+    def pay(self, round: Round, ranking: Ranking) -> dict[Uid, float]:
+        return weights(self.book, ranking, round.uids, OWNER, round.spec.gauntlet)
+
+
+CONTRIBUTORS = 15
+EVALUATIONS = 20
+SEQUENCES = 8
+PROBE_STEP = 0.5
+SIGN_TAKES = 0.05
+MISSING_KEEPS = 0.75
+STEPS_BEHIND = 3
+SYNC_POWER = 2.5
+PAY_POWER = 2.0
+FEWEST = 5
+
+
+@dataclass(slots=True)
+class _Score:
+    rating: Rating = FRESH
+    sign: float = 0.0
+    final: float = 0.0
+    evaluations: int = 0
+
+
+@dataclass
+class Published:
+    """The published formulas with their constants: final = ordinal x sign average x sync score, squared and normalised
+    into weights; the 15 best contribute. Only the formulas: of the public code's other checks nothing is here, and the
+    bounded outer step is the same as ours, so that the comparison is of the judging.
+
+    Payloads are readable as soon as they are uploaded. Where fewer than five peers have a positive score, others fill
+    the places in an order drawn from a hash.
+    """
+
+    sealed = False
+    scores: dict[PeerId, _Score] = field(default_factory=dict)
+
+    def check(self, round: Round) -> Checked:
+        passed: dict[PeerId, Submission] = {}
+        rejected: dict[PeerId, Rejection] = {}
+        clock, committed = round.spec.rounds_clock, set()
+        for item in round.gathered:
+            peer = item.peer.id
+            if commitment(item.peer, round.number, clock.commit_by(round.number)) is not None:
+                committed.add(peer)
+            if peer not in committed or item.payload is None or item.reveal is None:
+                rejected[peer] = Rejection(peer, Reason.LATE if item.late else Reason.MISSING, "nothing in time")
+                continue
+            envelope, key = parse_envelope(item.payload[:ENVELOPE_BYTES]), parse_reveal(item.reveal).key
+            try:
+                plaintext = DOORS.unseal(envelope, key, item.payload[ENVELOPE_BYTES:])
+                passed[peer] = ops.parse_submission(peer, round.number, plaintext, round.spec.layout)
+            except InvalidSubmission as fault:
+                rejected[peer] = Rejection(peer, fault.reason, fault.detail)
+        return Checked(passed, rejected, frozenset(committed), ())
+
+    def rank(self, round: Round, checked: Checked) -> Ranking:
+        def final(peer: PeerId) -> float:
+            return self.scores[peer].final if peer in self.scores else 0.0
+
+        good = sorted((peer for peer in checked.passed if final(peer) > 0), key=lambda peer: (-final(peer), peer))
+        order = good[:CONTRIBUTORS]
+        if len(order) < FEWEST:
+            rest = sorted(set(checked.passed) - set(order))
+            order += round.seed.draw("fill").sample(rest, CONTRIBUTORS - len(order))
+        standings = {
+            peer: Standing.NOT_SELECTED
+            if final(peer) > 0
+            else Standing.LOW_SCORE
+            if peer in self.scores and self.scores[peer].evaluations
+            else Standing.NOT_ELIGIBLE
+            for peer in sorted(checked.passed)
+            if peer not in order
+        }
+        return Ranking(tuple(order), tuple(order), (), standings)
+
+    def learn(self, round: Round, checked: Checked, ranking: Ranking, contributing: frozenset[PeerId]) -> set[PeerId]:
+        for peer in sorted(checked.rejected):
+            if peer in self.scores and self.scores[peer].final > 0:
+                self.scores[peer].final *= MISSING_KEEPS
+                self.scores[peer].sign *= MISSING_KEEPS
+        picked = sorted(round.seed.draw("evaluate").sample(sorted(checked.passed), EVALUATIONS))
+        drawn = samples(round.spec, round.page_hash, picked, set(round.uids), round.seed)
+        losses = Judge(round.text, round.theta, PROBE_STEP)
+        factors = bounded(checked.passed, round.outer)
+        random = drawn.unassigned[:SEQUENCES]
+        before_random = fmean(losses(None, (), random))
+        before_own = {peer: fmean(losses(None, (), drawn.assigned[peer][:SEQUENCES])) for peer in picked}
+        improvement: dict[PeerId, float] = {}
+        for peer in picked:
+            update, factor = checked.passed[peer].update, factors[peer]
+            after_random = fmean(losses(update, factor, random))
+            after_own = fmean(losses(update, factor, drawn.assigned[peer][:SEQUENCES]))
+            improvement[peer] = (before_random - after_random) / before_random
+            own = (before_own[peer] - after_own) / before_own[peer]
+            score = self.scores.setdefault(peer, _Score())
+            score.sign += SIGN_TAKES * ((1.0 if own > improvement[peer] else -1.0) - score.sign)
+            score.evaluations += 1
+        if len(picked) > 1:
+            self._rate(improvement)
+        for peer in picked:
+            score = self.scores[peer]
+            ordinal = score.rating.mu - 3 * score.rating.sigma
+            score.final = ordinal * max(0.0, score.sign) * _sync_score(checked.passed[peer].theta, round.digests)
+        return set(picked)
+
+    def pay(self, round: Round, ranking: Ranking) -> dict[Uid, float]:
+        earned = {
+            uid: self.scores[peer].final ** PAY_POWER
+            for peer, uid in round.uids.items()
+            if peer in self.scores and self.scores[peer].final > 0
+        }
+        total = sum(earned.values())
+        return {uid: value / total for uid, value in sorted(earned.items())} if total else {}
+
+    def _rate(self, improvement: Mapping[PeerId, float]) -> None:
+        from openskill.models import PlackettLuce
+
+        model, order = PlackettLuce(beta=BETA, tau=TAU), sorted(improvement)
+        teams = [[model.rating(self.scores[p].rating.mu, self.scores[p].rating.sigma)] for p in order]
+        rated = model.rate(teams, scores=[improvement[peer] for peer in order])
+        for peer, team in zip(order, rated, strict=True):
+            self.scores[peer].rating = Rating(team[0].mu, team[0].sigma)
+
+
+def _sync_score(claimed: Digest, digests: Sequence[Digest]) -> float:
+    """By how many rounds the claimed theta is behind; the public code reads it from some values that a peer posts."""
+    behind = digests[::-1].index(claimed) if claimed in digests else STEPS_BEHIND
+    score: float = max(0.0, 1.0 - behind / STEPS_BEHIND) ** SYNC_POWER
+    return score
+
+
+POLICIES: Mapping[str, type[Ours] | type[Published]] = {"ours": Ours, "published": Published}
