@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,14 +35,18 @@ class Subcommand:
 
 
 SUBCOMMANDS = (
+    Subcommand("arena", "play every known attack against the judging, and show the table", "arena.command"),
+    Subcommand("audit", "judge a validator's round again, from public objects", "murmur.audit"),
+    Subcommand("explain", "how a hotkey stands, why, and what to do next", "murmur.explain"),
     Subcommand("localnet", "run a whole network on this machine", "localnet.command"),
+    Subcommand("plan", "what a run asks of a miner: memory, compute, bytes, time", "murmur.plan"),
     Subcommand("shards", "build tokenised training data", "murmur.shards"),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, import the subcommand, run it; the exit status: 2 for what the operator has to fix, 1 for what went wrong
-    outside, 130 when stopped on request. Bugs crash with a traceback."""
+    outside, 130 when stopped on request, 141 when our output's reader has gone. Bugs crash with a traceback."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
         prog="murmur",
@@ -60,13 +65,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             runs[subcommand.name] = module.run
     options = parser.parse_args(words)
     try:
-        return runs[options.subcommand](options)
+        status = runs[options.subcommand](options)
+        sys.stdout.flush()
+        return status
     except ConfigError as fault:
         print(fault, file=sys.stderr)  # noqa: T201
         return 2
     except MurmurError as fault:
         print(f"stopped: {fault}", file=sys.stderr)  # noqa: T201
         return 1
+    except BrokenPipeError as fault:
+        if fault.filename is not None:
+            raise
+        # Whoever read our output (head, less) has enough. Nothing is left to say, at exit neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except OSError as fault:
         if fault.errno not in OPERATORS_FAULTS or fault.filename is None:
             raise
