@@ -14,7 +14,7 @@ from node.config import home, load
 from node.events import Stopwatch, round_seconds
 from node.program import log_to_stderr, run_program
 from protocol import keys
-from protocol.errors import ChainError, StorageError
+from protocol.errors import ChainError, ConfigError, InvalidMessage, StorageError
 from protocol.messages import REVEAL_BYTES, encode_document, parse_reveal
 from protocol.types import Attestation, Peer, PeerId, Record, Selection, hotkey
 
@@ -52,7 +52,13 @@ class Validator:
         self.seen: dict[PeerId, Gathered] = {}
         node.before_apply = self.link
         saved = node.saved.book
-        self.book: ScoreBook = book.from_json(node.store.read(saved)) if saved is not None else book.ScoreBook()
+        try:
+            self.book: ScoreBook = book.from_json(node.store.read(saved)) if saved is not None else book.ScoreBook()
+        except InvalidMessage as fault:
+            raise ConfigError(
+                f"the ratings saved in {node.store.folder} cannot be used ({fault}): run the release that wrote them, "
+                "or remove this folder and start again: the node catches up, and every rating starts afresh"
+            ) from None
 
     def run(self) -> None:
         """Judge every round whose commit window is open when we get there, until stopped."""

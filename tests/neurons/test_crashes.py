@@ -1,6 +1,7 @@
 """kill -9 at the lines where it could hurt, and a restart on what was left on disk."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from neurons.miner import Miner
 from neurons.validator import Validator
 from node.node import Node
 from protocol import keys
+from protocol.errors import ConfigError
 from protocol.types import hotkey
 from tests.network import FakeNetwork, Killed, saved_state
 from training.shards import Shards
@@ -171,3 +173,20 @@ def test_the_only_validator_comes_back_after_an_outage_longer_than_the_chain_rem
     assert {2, 3, 4} <= set(network["miner-1"].voids())
     assert 6 not in network["miner-1"].voids()
     assert thetas[6] != thetas[4]
+
+
+def test_ratings_of_another_release_stop_a_validator_with_advice(networks: Networks) -> None:
+    network = networks(miners=1)
+    network.start()
+    network.run_until(1)
+    network.kill("validator")
+    saved, store = saved_state(network, "validator")
+    assert saved.book is not None
+    older = store.read(saved.book).replace(b'"version":2', b'"version":1')
+    store.commit(replace(saved, book=store.write(older)))
+    store.close()
+    network.start("validator")
+    dead(network, "validator")
+    error, network["validator"].error = network["validator"].error, None
+    assert isinstance(error, ConfigError)
+    assert "every rating starts afresh" in str(error)
