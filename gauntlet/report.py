@@ -177,7 +177,7 @@ def _row_body(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> dict[s
 
 
 def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None
+    return max(-_LARGEST_SCORE, min(_LARGEST_SCORE, value)) if isfinite(value) else None
 
 
 # --- parsing -------------------------------------------------------------------------------------------------
@@ -321,6 +321,9 @@ def _digest(value: Any) -> Digest:
 
 
 def _bytes(value: Any, size: int) -> bytes:
-    if not isinstance(value, str) or len(value) != 2 * size or value != value.lower():
+    if not isinstance(value, str) or len(value) != 2 * size:
         raise ValueError(value)
-    return bytes.fromhex(value)
+    found = bytes.fromhex(value)
+    if found.hex() != value:  # capitals, or white space, which fromhex passes over
+        raise ValueError(value)
+    return found

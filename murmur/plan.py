@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     clock = network.first.clock
     for name in ("gpus", "gpu_memory", "gpu_tflops", "up", "down"):
         value = getattr(options, name)
-        if value is not None and not 0 < value < 1e9:
+        if value is not None and not 1e-6 <= value < 1e9:
             flag = name.replace("_", "-")
             raise ConfigError(f"--{flag} is {value}, expected a number above 0: see `murmur plan --help` for its unit")
     most = network.first.inner.sequences

@@ -38,6 +38,7 @@ from protocol.types import MAX_UIDS, Digest, Peer, PeerId
 from sparseloco import ops
 from storage.exchange import Wanted, gather
 from storage.seal import unseal
+from storage.transport import deadline
 from training.probe import Prober
 from training.replica import Replica
 from training.shards import Shards
@@ -77,7 +78,9 @@ class Archive:
         if opener is None:
             raise ObjectMissing("it has published no bucket")
         key = keys.report(self.run.id, round)
-        data = opener().get(key, max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=FETCH_SECONDS)
+        with deadline(FETCH_SECONDS):  # opening resolves a stranger's host name
+            bucket = opener()
+        data = bucket.get(key, max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=FETCH_SECONDS)
         body = parse_document(data, "report", self.run.id, round, validator, self.doors.verify)
         return parse_report(body, round), body
 
@@ -91,11 +94,16 @@ class Archive:
         by_round: dict[int, list[Remembered]] = {}
         for past in history:
             by_round.setdefault(past.round, []).append(past)
-        return tuple(found for round, wanted in sorted(by_round.items()) for found in self._sketches(round, wanted))
+        # More than there can be: a report that wants us to fetch for ever. A few at a time: payloads are large.
+        return tuple(
+            found
+            for round, wanted in sorted(by_round.items())
+            if len(wanted) <= MAX_UIDS
+            for first in range(0, len(wanted), MAX_THREADS)
+            for found in self._sketches(round, wanted[first : first + MAX_THREADS])
+        )
 
     def _sketches(self, round: int, wanted: Sequence[Remembered]) -> Iterator[Sketch]:
-        if len(wanted) > MAX_UIDS:
-            return  # more than there can be: a report that wants us to fetch for ever
         spec, run = self.run.spec_at(round), self.run.id
         sealed = gather(
             [
@@ -128,7 +136,8 @@ class Archive:
                 envelope: Envelope = parse_envelope(data[:ENVELOPE_BYTES])
             except InvalidMessage:
                 return False
-            return (envelope.run, envelope.round, envelope.peer) == (self.run.id, round, peer)
+            meant = (envelope.run, envelope.round, envelope.peer) == (self.run.id, round, peer)
+            return meant and self.doors.verify(peer, envelope.signed_part, envelope.signature)
 
         return accept
 

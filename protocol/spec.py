@@ -171,7 +171,7 @@ class GauntletSpec(_Table):
     reserve: Count = 4
     norm_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 10.0
     copy_overlap: Share = 0.6
-    copy_rounds: Count = 2
+    copy_rounds: Annotated[int, Field(ge=0, le=32)] = 2
     evaluations: Positive = 20
     contributor_share: Share = 0.5
     references: Annotated[int, Field(ge=1, le=8)] = 3

@@ -23,11 +23,16 @@ from sparseloco.topk import slabs
 from sparseloco.update import LEVELS, Update
 
 LARGEST_VARIANCE = 1.75
-"""Variance along one direction, in what a direction has when all updates are orthogonal. Honest contributors show 1.3
-to 1.7, two of eight that push together 2.0 and more (docs/decisions/0011-filtered-mean.md)."""
+VARIANCE_PER_PEER = 1 / 32
+"""Variance along one direction, in what a direction has when all updates are orthogonal: up to 1.75 + R / 32 nobody is
+filtered. Along the widest direction honest updates show a median of 1.5 for 6 to 8 contributors, 1.9 for 20 and 2.0
+for 24 (docs/decisions/0011-filtered-mean.md): their noise is not alike in all directions."""
 
-FEWEST = 4
-"""Contributors: of fewer none is a minority of less than a third."""
+FEWEST = 7
+"""Contributors: of fewer, less than a third is one peer, and one peer is bounded by its norm and its share."""
+
+LARGEST_WEIGHT = 1.5
+"""What the others count when a third is gone."""
 
 NO_VARIANCE = 1e-9
 """Of a squared norm: what rounding leaves between equal updates."""
@@ -89,7 +94,8 @@ def _sparse(update: Update, tensor: TensorLayout, region: Region, table: Integer
 
 
 def trust(products: Matrix) -> tuple[float, ...]:
-    """What each of R contributors counts, from the Gram matrix of their bounded updates: 0 to about 1.5, 1 on average.
+    """What each of R contributors counts, from the Gram matrix of their bounded updates: 0 to 1.5; 1 on average, or
+    less where more than a third has lost its weight.
 
     As long as the variance along the widest direction is unusual, every weight w loses w * (d / largest d)^2, d being
     the distance from the median along that direction: whoever is farthest goes. At most ceil(R / 3) times.
@@ -103,15 +109,18 @@ def trust(products: Matrix) -> tuple[float, ...]:
         along = _widest(centred, weights)
         variance = fsum(w * p * p for w, p in zip(weights, along, strict=True))
         usual = sorted(np.diag(centred).tolist())[(count - 1) // 2] * fsum(w * w for w in weights)
-        if variance <= max(LARGEST_VARIANCE * usual, NO_VARIANCE * float(np.diag(products).max())):
+        largest = (LARGEST_VARIANCE + VARIANCE_PER_PEER * count) * usual
+        if variance <= max(largest, NO_VARIANCE * float(np.diag(products).max())):
             break
         middle = sorted(p for w, p in zip(weights, along, strict=True) if w)
         median = middle[(len(middle) - 1) // 2]
         squares = [(p - median) * (p - median) if w else 0.0 for w, p in zip(weights, along, strict=True)]
         farthest = max(squares)
+        if not farthest:
+            break
         kept = [w * (1.0 - square / farthest) for w, square in zip(kept, squares, strict=True)]
     total = fsum(kept)
-    return tuple(w * count / total for w in kept)
+    return tuple(min(LARGEST_WEIGHT, w * count / total) for w in kept)
 
 
 def _centred(products: Matrix, weights: Sequence[float]) -> Matrix:

@@ -110,3 +110,12 @@ def first(table: dict[str, Any]) -> dict[str, Any]:
 
 def rejected(body: dict[str, Any]) -> dict[str, Any]:
     return next(row for row in body["peers"].values() if "rejected" in row)
+
+
+@pytest.mark.parametrize("text", [" " * 64, "AB" * 32, "ab" * 31, "zz" * 32, None])
+def test_a_hotkey_that_is_not_canonical_hex_is_refused(text):
+    from gauntlet.report import _bytes
+
+    with pytest.raises((ValueError, TypeError)):
+        _bytes(text, 32)
+    assert _bytes("ab" * 32, 32) == b"\xab" * 32

@@ -76,6 +76,32 @@ def test_honest_peers_all_count_fully(count, common):
         assert trust(vectors @ vectors.T) == (1.0,) * count
 
 
+@pytest.mark.parametrize("count", [7, 20, 64])
+def test_honest_noise_that_is_not_alike_in_all_directions_costs_little(count):
+    """A few directions carry much of everybody's noise, as in real pseudo-gradients of a round."""
+    rng = np.random.default_rng(count)
+    signal = rng.normal(size=SIZE) * 0.4 / SIZE**0.5
+    amplitudes = (1.0 + 4.0 * (np.arange(SIZE) < 12)) / SIZE**0.5
+    vectors = signal + rng.normal(size=(count, SIZE)) * amplitudes
+    assert trust(vectors @ vectors.T) == (1.0,) * count
+
+
+@pytest.mark.parametrize("count", [4, 6])
+def test_so_few_that_a_minority_is_one_peer_are_never_filtered(count):
+    vectors = np.eye(count)
+    vectors[-1] = -vectors[0]
+    assert trust(vectors @ vectors.T) == (1.0,) * count
+
+
+def test_nobody_counts_for_more_than_half_as_much_again():
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        vectors = rng.normal(size=(9, 5)) * rng.choice([0.01, 1.0, 30.0], size=(9, 1))
+        weights = trust(vectors @ vectors.T)
+        assert 0.0 <= min(weights) <= max(weights) <= 1.5
+        assert sum(weights) <= 9 * (1 + 1e-12)
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 9])
 def test_nothing_to_tell_apart_leaves_all_weights_at_one(count):
     assert trust(np.zeros((count, count))) == (1.0,) * count
