@@ -21,7 +21,6 @@ from protocol.layout import Layout, TensorLayout
 from sparseloco import native
 from sparseloco.floats import NonFinite, tensor_of
 from sparseloco.native import Unavailable
-from sparseloco.outer import SMALLEST_WEIGHT
 from sparseloco.update import LEVELS, Update
 
 LIBRARY = Path(__file__).with_name("murmur_cuda.so")
@@ -199,12 +198,9 @@ class Codec(native.Codec):
         rule: int,
         out: Mapping[str, Tensor] | None,
     ) -> dict[str, Tensor]:
-        layout = updates[0].layout
-        if any(update.layout != layout for update in updates):
-            raise ValueError("updates of different layouts cannot be applied together")
+        layout, rounded = native.prepared(updates, weights)
         before = [self._given(theta, tensor, torch.float32) for tensor in layout]
         new = self._destination(out, layout)
-        rounded = torch.from_numpy(np.where(weights >= SMALLEST_WEIGHT, weights, 0.0).astype(np.float32))
         records = [_uploaded(update, self.device) for update in updates]
         tables = _tables(layout, self.device)
         _aggregate(*tables, records, rounded.to(self.device), rule, before, list(new.values()))

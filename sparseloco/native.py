@@ -21,8 +21,7 @@ from protocol.layout import Layout
 from protocol.types import DIGEST_BYTES, Digest, PeerId, Reason
 from sparseloco.floats import NonFinite, require_denormals, tensor_of
 from sparseloco.outer import SMALLEST_WEIGHT, Aggregate, OuterState, Scales, bounds, peer_weights
-from sparseloco.quantize import level_values
-from sparseloco.update import LEVELS, Norms, Update
+from sparseloco.update import LEVELS, Update
 from sparseloco.wire import Submission, require_size
 
 LIBRARY = Path(__file__).with_name("murmur_codec.so")
@@ -306,9 +305,7 @@ class Codec:
         if update.counts is not None:
             return update
         counts = _validate(*_tables(update.layout), _tensor(update.records), *self._how())
-        found = Update(update.layout, update.records, counts.numpy())
-        vars(found)["norms"] = _norms(counts.numpy())  # where the cached property looks first
-        return found
+        return Update(update.layout, update.records, counts.numpy())
 
     def outer_step(
         self,
@@ -345,12 +342,9 @@ class Codec:
         rule: int,
         out: Mapping[str, Tensor] | None,
     ) -> dict[str, Tensor]:
-        layout = updates[0].layout
-        if any(update.layout != layout for update in updates):
-            raise ValueError("updates of different layouts cannot be applied together")
+        layout, rounded = prepared(updates, weights)
         before = [tensor_of(theta, tensor, torch.float32).contiguous() for tensor in layout]
         new = _destination(out, layout)
-        rounded = torch.from_numpy(np.where(weights >= SMALLEST_WEIGHT, weights, 0.0).astype(np.float32))
         records = [_tensor(update.records) for update in updates]
         _aggregate(*_tables(layout), records, rounded, rule, before, list(new.values()), *self._how())
         return new
@@ -359,14 +353,13 @@ class Codec:
         return self.threads or torch.get_num_threads(), ISAS.index(self.isa)
 
 
-_SQUARES = level_values(torch.arange(LEVELS)).double().square().numpy()
-
-
-def _norms(counts: npt.NDArray[np.int64]) -> Norms:
-    """As Update.norms, of counts [tensors, levels]: cumsum adds in order, which sum does not."""
-    with_whole = np.concatenate((counts, counts.sum(axis=0, keepdims=True)))
-    *tensors, whole = np.sqrt(np.cumsum(with_whole * _SQUARES, axis=1)[:, -1]).tolist()
-    return Norms(tuple(tensors), whole)
+def prepared(updates: Sequence[Update], weights: npt.NDArray[np.float64]) -> tuple[Layout, Tensor]:
+    """The layout of all updates, and the weights as kernels take them: fp32, 0 below SMALLEST_WEIGHT. Raises ValueError
+    for updates of different layouts."""
+    layout = updates[0].layout
+    if any(update.layout != layout for update in updates):
+        raise ValueError("updates of different layouts cannot be applied together")
+    return layout, torch.from_numpy(np.where(weights >= SMALLEST_WEIGHT, weights, 0.0).astype(np.float32))
 
 
 def _destination(out: Mapping[str, Tensor] | None, layout: Layout) -> dict[str, Tensor]:

@@ -7,7 +7,6 @@ validates again. It keeps the records as bytes (1.3 bytes a kept value) and deco
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +76,10 @@ class Update:
         """Norms of the decoded values (docs/protocol.md section 7): values are counted per level code in integers,
         then count * level^2 is summed in ascending code order in float64. Same bits on any machine, and for ranks
         that add up their counts."""
-        return Norms(tuple(_norm(histogram) for histogram in self.histograms), _norm(self.histograms.sum(axis=0)))
+        counts = np.concatenate((self.histograms, self.histograms.sum(axis=0, keepdims=True)))
+        # cumsum adds one after the other, sum does not.
+        *tensors, whole = np.sqrt(np.cumsum(counts * _SQUARES, axis=1)[:, -1]).tolist()
+        return Norms(tuple(tensors), whole)
 
     @cached_property
     def histograms(self) -> npt.NDArray[np.int64]:
@@ -122,15 +124,8 @@ class Update:
         return counts
 
 
-_SQUARES = [float(level) ** 2 for level in level_values(torch.arange(LEVELS)).tolist()]
+_SQUARES = level_values(torch.arange(LEVELS)).double().square().numpy()
 """Exact: a level has 4 significant bits."""
-
-
-def _norm(histogram: npt.NDArray[np.int64]) -> float:
-    total = 0.0
-    for count, square in zip(histogram.tolist(), _SQUARES, strict=True):
-        total += float(count) * square
-    return sqrt(total)
 
 
 def overlap(first: Update, second: Update, *, signed: bool = False) -> float:
