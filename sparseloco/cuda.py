@@ -21,6 +21,7 @@ from protocol.layout import Layout, TensorLayout
 from sparseloco import native
 from sparseloco.floats import NonFinite, tensor_of
 from sparseloco.native import Unavailable
+from sparseloco.spectral import exact_products
 from sparseloco.update import LEVELS, Update
 
 LIBRARY = Path(__file__).with_name("murmur_cuda.so")
@@ -66,7 +67,15 @@ def _stream_of(device: torch.device) -> Iterator[int]:
 
 
 def _run(name: str, regions: Tensor, *arguments: Any) -> None:
-    """Call a function of the library with tensors' addresses, and wait for what it found."""
+    """Call a function of the library with tensors' addresses, and wait for its end."""
+    status = _status(name, regions, *arguments)
+    if status == native._NOT_FINITE:
+        raise NonFinite("the values to compress hold a NaN or an infinity")
+    native._require_ok(status)
+
+
+def _status(name: str, regions: Tensor, *arguments: Any) -> int:
+    """The same; returns what the function found, as in native.py."""
     fault = torch.full((1,), _FINE, dtype=torch.int64, device=regions.device)
     addresses = [part.data_ptr() if isinstance(part, Tensor) else part for part in (*arguments, fault)]
     with _stream_of(regions.device) as stream:
@@ -75,11 +84,7 @@ def _run(name: str, regions: Tensor, *arguments: Any) -> None:
         if error:
             raise RuntimeError(f"{name}: {library().murmur_cuda_error(error).decode()} (CUDA error {error})")
         found = int(fault.item())
-    if found == _FINE:
-        return
-    if found % 256 == native._NOT_FINITE:
-        raise NonFinite("the values to compress hold a NaN or an infinity")
-    native._require_ok(found % 256)
+    return native._OK if found == _FINE else found % 256
 
 
 def _pointers(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -110,10 +115,12 @@ def _compress(
     _run("murmur_cuda_compress", regions, start, end, is_bf16, carried, beta, new, records)
 
 
-def _validate(regions: Tensor, sizes: Tensor, records: Tensor, threads: int = 0, isa: int = 0) -> Tensor:
-    counts = torch.zeros(sizes.numel(), LEVELS, dtype=torch.int64, device=regions.device)
-    _run("murmur_cuda_validate", regions, records, counts)
-    return counts
+def _validate(
+    regions: Tensor, sizes: Tensor, records: Sequence[Tensor], threads: int = 0, isa: int = 0
+) -> tuple[Tensor, Tensor]:
+    counts = torch.zeros(len(records), sizes.numel(), LEVELS, dtype=torch.int64, device=regions.device)
+    statuses = [_status("murmur_cuda_validate", regions, *pair) for pair in zip(records, counts, strict=True)]
+    return counts, torch.tensor(statuses, dtype=torch.int32, device=regions.device)
 
 
 def _aggregate(
@@ -132,9 +139,9 @@ def _aggregate(
     _run("murmur_cuda_aggregate", regions, payloads, *count, weights, rule, start, end)
 
 
-native._compress.register_kernel("cuda", _compress)
-native._validate.register_kernel("cuda", _validate)
-native._aggregate.register_kernel("cuda", _aggregate)
+native.compress_operator.register_kernel("cuda", _compress)
+native.validate_operator.register_kernel("cuda", _validate)
+native.aggregate_operator.register_kernel("cuda", _aggregate)
 
 
 # --- what ops.py calls -------------------------------------------------------------------------------------------
@@ -183,12 +190,10 @@ class Codec(native.Codec):
         _compress(*_tables(layout, self.device), starts, ends, carried, beta, list(new_error.values()), records)
         return Update(layout, records.cpu().numpy().tobytes()), new_error
 
-    def counted(self, update: Update) -> Update:
-        """As native.Codec.counted."""
-        if update.counts is not None:
-            return update
-        counts = _validate(*_tables(update.layout, self.device), _uploaded(update, self.device))
-        return Update(update.layout, update.records, counts.cpu().numpy())
+    def _validated(self, layout: Layout, updates: list[Update]) -> tuple[npt.NDArray[np.int64], list[int]]:
+        records = [_uploaded(update, self.device) for update in updates]
+        counts, statuses = _validate(*_tables(layout, self.device), records)
+        return counts.cpu().numpy(), statuses.tolist()
 
     def _move(
         self,
@@ -198,13 +203,24 @@ class Codec(native.Codec):
         rule: int,
         out: Mapping[str, Tensor] | None,
     ) -> dict[str, Tensor]:
-        layout, rounded = native.prepared(updates, weights)
+        layout, rounded = native.common_layout(updates), native.prepared(weights)
         before = [self._given(theta, tensor, torch.float32) for tensor in layout]
         new = self._destination(out, layout)
         records = [_uploaded(update, self.device) for update in updates]
         tables = _tables(layout, self.device)
         _aggregate(*tables, records, rounded.to(self.device), rule, before, list(new.values()))
         return new
+
+    def products(self, updates: Sequence[Update], numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """As native.Codec.products, on the CPU, where the records are."""
+        try:
+            isa = native.supported()[-1]
+        except Unavailable:
+            return exact_products(updates, numbers)
+        return native.Codec(isa).products(updates, numbers)
+
+    def _require_denormals(self) -> None:
+        """A GPU's kernels were built not to flush them, whatever the thread that starts them does."""
 
     def _given(self, tensors: Mapping[str, Tensor], tensor: TensorLayout, *dtypes: torch.dtype) -> Tensor:
         found = tensor_of(tensors, tensor, *dtypes)

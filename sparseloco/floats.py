@@ -12,6 +12,11 @@ from torch import Tensor
 from protocol.errors import ConfigError
 from protocol.layout import TensorLayout
 
+FLUSHES = (
+    "this process flushes denormal numbers to zero, so its parameters would differ from every other node's; call "
+    "torch.set_flush_denormal(False) and remove the library that sets it"
+)
+
 _GRAIN = 1 << 15
 """Elements that torch gives to one thread before it wakes another."""
 
@@ -33,10 +38,7 @@ def require_denormals() -> None:
     """
     tiny = torch.full((_GRAIN * torch.get_num_threads(),), 2.0**-140, dtype=torch.float32)
     if not bool((tiny * 0.5).view(torch.int32).ne(0).all()):
-        raise ConfigError(
-            "this process flushes denormal numbers to zero, so its parameters would differ from every other node's; "
-            "call torch.set_flush_denormal(False) and remove the library that sets it"
-        )
+        raise ConfigError(FLUSHES)
 
 
 def tensor_of(tensors: Mapping[str, Tensor], tensor: TensorLayout, *dtypes: torch.dtype) -> Tensor:
@@ -50,4 +52,13 @@ def tensor_of(tensors: Mapping[str, Tensor], tensor: TensorLayout, *dtypes: torc
             f"tensor {tensor.name!r} is {found.dtype} {tuple(found.shape)}, the layout needs "
             f"{' or '.join(str(dtype) for dtype in dtypes)} {tensor.shape}"
         )
+    return found
+
+
+def destination(out: Mapping[str, Tensor], tensor: TensorLayout) -> Tensor:
+    """The fp32 tensor of `out` that a result is to be written to. Raises ValueError as `tensor_of`, and when it is not
+    contiguous."""
+    found = tensor_of(out, tensor, torch.float32)
+    if not found.is_contiguous():
+        raise ValueError(f"tensor {tensor.name!r} to write to is not contiguous")
     return found

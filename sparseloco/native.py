@@ -1,7 +1,9 @@
 """The codec in C++ (csrc/kernels/murmur_codec.h): the reference's results, bit for bit, at the speed of memory.
 
 The shared library is loaded by ctypes and knows nothing of torch; the torch operators `murmuration::compress`,
-`validate` and `aggregate` wrap it. CPU tensors only. May not decide whether it is used: that is sparseloco/ops.py's.
+`validate` and `aggregate` wrap it for whoever traces or compiles. `Codec` calls it directly: the first call of such an
+operator loads torch's compiler, which takes seconds. CPU tensors only. May not decide whether it is used: that is
+sparseloco/ops.py's.
 """
 
 import ctypes
@@ -16,17 +18,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from protocol.errors import InvalidSubmission
+from protocol.errors import ConfigError, InvalidSubmission
 from protocol.layout import Layout
 from protocol.types import DIGEST_BYTES, Digest, PeerId, Reason
-from sparseloco.floats import NonFinite, require_denormals, tensor_of
-from sparseloco.outer import SMALLEST_WEIGHT, Aggregate, OuterState, Scales, bounds, peer_weights
+from sparseloco.floats import FLUSHES, NonFinite, destination, tensor_of
+from sparseloco.outer import SMALLEST_WEIGHT, Aggregate, OuterState, Scales, bounds, peer_weights, unchanged
 from sparseloco.update import LEVELS, Update
 from sparseloco.wire import Submission, require_size
 
 LIBRARY = Path(__file__).with_name("murmur_codec.so")
 ISAS = ("plain", "avx2", "avx512")
-_ABI = 1
+_ABI = 2
 _OK, _NOT_FINITE = 0, 2
 _MALFORMED = {
     10: "a chunk does not hold exactly k' indices",
@@ -81,7 +83,8 @@ def library() -> ctypes.CDLL:
         *(plan, pointer, pointer, ctypes.c_int, pointer),
         *(ctypes.c_float, pointer, pointer),
     )
-    loaded.murmur_validate.argtypes = (plan, pointer, pointer, ctypes.POINTER(u64))
+    loaded.murmur_validate.argtypes = (plan, pointer, u64, pointer, pointer, pointer)
+    loaded.murmur_products.argtypes = (plan, pointer, u64, pointer, pointer)
     loaded.murmur_aggregate.argtypes = (plan, pointer, u64, pointer, u32, pointer, pointer)
     return loaded
 
@@ -134,16 +137,9 @@ def _pointers(tensors: Sequence[Tensor]) -> Any:
     return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
-# --- operators: schema, kernel, fake kernel ------------------------------------------------------------------
+# --- the library's functions on tensors --------------------------------------------------------------------------
 
 
-@torch.library.custom_op(
-    "murmuration::compress",
-    mutates_args=("new_error", "records"),
-    device_types="cpu",
-    schema="(Tensor regions, Tensor sizes, Tensor[] theta, Tensor[] theta_r, Tensor[] error, float beta,"
-    " Tensor(a!)[] new_error, Tensor(b!) records, int threads, int isa) -> ()",
-)
 def _compress(
     regions: Tensor,
     sizes: Tensor,
@@ -172,38 +168,19 @@ def _compress(
     _require_ok(status)
 
 
-@_compress.register_fake
-def _(*_: Any) -> None:
-    return None
+def _validate(
+    regions: Tensor, sizes: Tensor, records: Sequence[Tensor], threads: int, isa: int
+) -> tuple[Tensor, Tensor]:
+    """Level counts, int64 [payloads, tensors, 256], and statuses, int32 [payloads]."""
+    call = _Call(regions, sizes, min(record.numel() for record in records), threads, isa)
+    counts = torch.from_numpy(np.zeros((len(records), sizes.numel(), LEVELS), dtype=np.int64))
+    status = torch.empty(len(records), dtype=torch.int32)
+    faults = torch.empty(len(records), dtype=torch.int64)
+    outputs = (counts.data_ptr(), status.data_ptr(), faults.data_ptr())
+    _require_ok(library().murmur_validate(call.plan, _pointers(records), len(records), *outputs))
+    return counts, status
 
 
-@torch.library.custom_op(
-    "murmuration::validate",
-    mutates_args=(),
-    device_types="cpu",
-    schema="(Tensor regions, Tensor sizes, Tensor records, int threads, int isa) -> Tensor",
-)
-def _validate(regions: Tensor, sizes: Tensor, records: Tensor, threads: int, isa: int) -> Tensor:
-    call = _Call(regions, sizes, records.numel(), threads, isa)
-    counts = torch.zeros(sizes.numel(), LEVELS, dtype=torch.int64)
-    fault = ctypes.c_uint64()
-    status = library().murmur_validate(call.plan, records.data_ptr(), counts.data_ptr(), ctypes.byref(fault))
-    _require_ok(status)
-    return counts
-
-
-@_validate.register_fake
-def _(regions: Tensor, sizes: Tensor, *_: Any) -> Tensor:
-    return sizes.new_empty(sizes.numel(), LEVELS, dtype=torch.int64)
-
-
-@torch.library.custom_op(
-    "murmuration::aggregate",
-    mutates_args=("out",),
-    device_types="cpu",
-    schema="(Tensor regions, Tensor sizes, Tensor[] records, Tensor weights, int rule, Tensor[] theta,"
-    " Tensor(a!)[] out, int threads, int isa) -> ()",
-)
 def _aggregate(
     regions: Tensor,
     sizes: Tensor,
@@ -215,7 +192,7 @@ def _aggregate(
     threads: int,
     isa: int,
 ) -> None:
-    call = _Call(regions, sizes, records[0].numel(), threads, isa)
+    call = _Call(regions, sizes, min(record.numel() for record in records), threads, isa)
     _require_ok(
         library().murmur_aggregate(
             call.plan,
@@ -229,16 +206,54 @@ def _aggregate(
     )
 
 
-@_aggregate.register_fake
+def _require_ok(status: int) -> None:
+    if status in _MALFORMED:
+        raise _refusal(status)
+    if status != _OK:
+        raise RuntimeError(f"the native codec refused its plan (status {status}): sparseloco/native.py made a bad one")
+
+
+def _refusal(status: int) -> InvalidSubmission:
+    return InvalidSubmission(Reason.MALFORMED, _MALFORMED[status])
+
+
+# --- operators: schema, kernel, fake kernel ----------------------------------------------------------------------
+
+compress_operator = torch.library.custom_op(
+    "murmuration::compress",
+    _compress,
+    mutates_args=("new_error", "records"),
+    device_types="cpu",
+    schema="(Tensor regions, Tensor sizes, Tensor[] theta, Tensor[] theta_r, Tensor[] error, float beta,"
+    " Tensor(a!)[] new_error, Tensor(b!) records, int threads, int isa) -> ()",
+)
+validate_operator = torch.library.custom_op(
+    "murmuration::validate",
+    _validate,
+    mutates_args=(),
+    device_types="cpu",
+    schema="(Tensor regions, Tensor sizes, Tensor[] records, int threads, int isa) -> (Tensor, Tensor)",
+)
+aggregate_operator = torch.library.custom_op(
+    "murmuration::aggregate",
+    _aggregate,
+    mutates_args=("out",),
+    device_types="cpu",
+    schema="(Tensor regions, Tensor sizes, Tensor[] records, Tensor weights, int rule, Tensor[] theta,"
+    " Tensor(a!)[] out, int threads, int isa) -> ()",
+)
+
+
+@compress_operator.register_fake
+@aggregate_operator.register_fake
 def _(*_: Any) -> None:
     return None
 
 
-def _require_ok(status: int) -> None:
-    if status in _MALFORMED:
-        raise InvalidSubmission(Reason.MALFORMED, _MALFORMED[status])
-    if status != _OK:
-        raise RuntimeError(f"the native codec refused its plan (status {status}): sparseloco/native.py made a bad one")
+@validate_operator.register_fake
+def _(regions: Tensor, sizes: Tensor, records: Sequence[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
+    counts = sizes.new_empty(len(records), sizes.numel(), LEVELS, dtype=torch.int64)
+    return counts, sizes.new_empty(len(records), dtype=torch.int32)
 
 
 # --- what ops.py calls -------------------------------------------------------------------------------------------
@@ -278,7 +293,7 @@ class Codec:
         out: Mapping[str, Tensor] | None = None,
     ) -> tuple[Update, dict[str, Tensor]]:
         """As reference.compress. `out` may be `error` itself; after NonFinite its contents are undefined."""
-        require_denormals()
+        self._require_denormals()
         starts = [tensor_of(theta, tensor, torch.float32).contiguous() for tensor in layout]
         ends = [tensor_of(theta_r, tensor, torch.float32, torch.bfloat16).contiguous() for tensor in layout]
         if len({end.dtype for end in ends}) > 1:
@@ -301,11 +316,25 @@ class Codec:
         return Submission(peer, round, Digest(plaintext[:DIGEST_BYTES]), update)
 
     def counted(self, update: Update) -> Update:
-        """The update with its level counts, validated on the way."""
-        if update.counts is not None:
-            return update
-        counts = _validate(*_tables(update.layout), _tensor(update.records), *self._how())
-        return Update(update.layout, update.records, counts.numpy())
+        """The update with its level counts, validated on the way. Raises InvalidSubmission(MALFORMED)."""
+        return _require_valid(*self.judged([update]))
+
+    def judged(self, updates: Sequence[Update]) -> list[Update | InvalidSubmission]:
+        """Each update of one layout with its level counts, or why it is refused: all are validated in one call."""
+        fresh = [place for place, update in enumerate(updates) if update.counts is None]
+        found: list[Update | InvalidSubmission] = list(updates)
+        if fresh:
+            layout = common_layout(updates)
+            counts, statuses = self._validated(layout, [updates[place] for place in fresh])
+            for place, own, status in zip(fresh, counts, statuses, strict=True):
+                update = Update(layout, updates[place].records, own)
+                found[place] = _refusal(status) if status in _MALFORMED else update
+        return found
+
+    def _validated(self, layout: Layout, updates: list[Update]) -> tuple[npt.NDArray[np.int64], list[int]]:
+        """Level counts [payloads, tensors, 256] and statuses of payloads."""
+        counts, statuses = _validate(*_tables(layout), [_tensor(update.records) for update in updates], *self._how())
+        return counts.numpy(), statuses.tolist()
 
     def outer_step(
         self,
@@ -318,15 +347,28 @@ class Codec:
         out: Mapping[str, Tensor] | None = None,
     ) -> tuple[dict[str, Tensor], OuterState, tuple[Scales, ...]]:
         """As outer.outer_step. `out` may be `theta` itself."""
-        require_denormals()
-        parsed = [None if update is None else self.counted(update) for update in updates]
+        self._require_denormals()
+        judged = iter(self.judged([update for update in updates if update is not None]))
+        parsed = [None if update is None else _require_valid(next(judged)) for update in updates]
         factors, new_state = bounds([None if update is None else update.norms for update in parsed], state)
         present = [(update, factor) for update, factor in zip(parsed, factors, strict=True) if update is not None]
         if not present:
-            return {name: values.detach().clone() for name, values in theta.items()}, new_state, factors
-        counted = np.array(peer_weights(present, len(updates), alpha=alpha, aggregate=aggregate))
-        new = self._move(theta, [update for update, _ in present], counted, _RULES[aggregate], out)
+            return unchanged(theta, out), new_state, factors
+        weights = peer_weights(present, len(updates), alpha=alpha, aggregate=aggregate, products=self.products)
+        new = self._move(theta, [update for update, _ in present], np.array(weights), _RULES[aggregate], out)
         return new, new_state, factors
+
+    def products(self, updates: Sequence[Update], numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """As spectral.exact_products, for at most 4096 updates."""
+        layout = common_layout(updates)
+        records = [_tensor(update.records) for update in updates]
+        regions, sizes = _tables(layout)
+        call = _Call(regions, sizes, min(record.numel() for record in records), *self._how())
+        numbers = np.ascontiguousarray(numbers, dtype=np.int32)
+        found = np.zeros((len(layout.tensors), len(updates), len(updates)), dtype=np.int64)
+        addresses = (numbers.ctypes.data, found.ctypes.data)
+        _require_ok(library().murmur_products(call.plan, _pointers(records), len(records), *addresses))
+        return found
 
     def apply_probe(
         self, theta: Mapping[str, Tensor], update: Update, factor: Scales, step: float
@@ -342,31 +384,42 @@ class Codec:
         rule: int,
         out: Mapping[str, Tensor] | None,
     ) -> dict[str, Tensor]:
-        layout, rounded = prepared(updates, weights)
+        layout, rounded = common_layout(updates), prepared(weights)
         before = [tensor_of(theta, tensor, torch.float32).contiguous() for tensor in layout]
         new = _destination(out, layout)
         records = [_tensor(update.records) for update in updates]
         _aggregate(*_tables(layout), records, rounded, rule, before, list(new.values()), *self._how())
         return new
 
+    def _require_denormals(self) -> None:
+        """Raise ConfigError when the calling thread flushes denormals to zero: those of the library inherit that."""
+        if not library().murmur_keeps_denormals():
+            raise ConfigError(FLUSHES)
+
     def _how(self) -> tuple[int, int]:
         return self.threads or torch.get_num_threads(), ISAS.index(self.isa)
 
 
-def prepared(updates: Sequence[Update], weights: npt.NDArray[np.float64]) -> tuple[Layout, Tensor]:
-    """The layout of all updates, and the weights as kernels take them: fp32, 0 below SMALLEST_WEIGHT. Raises ValueError
-    for updates of different layouts."""
+def _require_valid(found: Update | InvalidSubmission) -> Update:
+    if isinstance(found, InvalidSubmission):
+        raise found
+    return found
+
+
+def common_layout(updates: Sequence[Update]) -> Layout:
+    """The layout of all updates. Raises ValueError when they have several."""
     layout = updates[0].layout
     if any(update.layout != layout for update in updates):
         raise ValueError("updates of different layouts cannot be applied together")
-    return layout, torch.from_numpy(np.where(weights >= SMALLEST_WEIGHT, weights, 0.0).astype(np.float32))
+    return layout
+
+
+def prepared(weights: npt.NDArray[np.float64]) -> Tensor:
+    """Weights as kernels take them: fp32, 0 below SMALLEST_WEIGHT."""
+    return torch.from_numpy(np.where(weights >= SMALLEST_WEIGHT, weights, 0.0).astype(np.float32))
 
 
 def _destination(out: Mapping[str, Tensor] | None, layout: Layout) -> dict[str, Tensor]:
     if out is None:
         return {tensor.name: torch.empty(tensor.shape, dtype=torch.float32) for tensor in layout}
-    found = {tensor.name: tensor_of(out, tensor, torch.float32) for tensor in layout}
-    for name, tensor in found.items():
-        if not tensor.is_contiguous():
-            raise ValueError(f"tensor {name!r} to write to is not contiguous")
-    return found
+    return {tensor.name: destination(out, tensor) for tensor in layout}

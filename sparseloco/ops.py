@@ -98,16 +98,44 @@ def _gpu_codec(device: torch.device) -> Codec | None:
         return None
 
 
+def _require_apart(out: Mapping[str, Tensor] | None, *inputs: Mapping[str, Tensor] | None) -> None:
+    """Raise ValueError when a tensor to write to shares memory with another or with an input."""
+    if out is None:
+        return
+    spans: list[tuple[int, int, str | None]] = [(*_span(value), name) for name, value in out.items()]
+    spans += [(*_span(value), None) for group in inputs if group is not None for value in group.values()]
+    written = read = 0  # where what was met so far ends; spans in order of their beginnings
+    for begin, end, name in sorted((span for span in spans if span[0] < span[1]), key=lambda span: span[:2]):
+        if begin < written or (name is not None and begin < read):
+            raise ValueError(
+                f"a tensor of `out` ({name or 'another'!r}) shares memory with an input or another of `out`; the input "
+                "would be lost when this fails half-way. Pass tensors of their own, or no `out`"
+            )
+        written, read = (max(written, end), read) if name is not None else (written, max(read, end))
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """First address of a tensor's memory, and the one behind its last."""
+    begin = tensor.data_ptr()
+    if not tensor.numel():
+        return begin, begin
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.element_size()
+
+
 def compress(
     theta: Mapping[str, Tensor],
     theta_r: Mapping[str, Tensor],
     error: Mapping[str, Tensor] | None,
     layout: Layout,
     beta: float,
+    out: Mapping[str, Tensor] | None = None,
 ) -> tuple[Update, dict[str, Tensor]]:
-    """As reference.compress, which states it."""
-    codec = _codec_for(theta, theta_r, error)
-    return (codec or reference).compress(theta, theta_r, error, layout, beta)
+    """As reference.compress, which states it. Raises ValueError when a tensor of `out` shares memory with another of it
+    or with an input."""
+    _require_apart(out, theta, theta_r, error)
+    codec = _codec_for(theta, theta_r, error, out)
+    return (codec or reference).compress(theta, theta_r, error, layout, beta, out)
 
 
 def parse(plaintext: bytes, layout: Layout) -> Update:
@@ -127,9 +155,13 @@ def outer_step(
     *,
     alpha: float,
     aggregate: Aggregate,
+    out: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], OuterState, tuple[Scales, ...]]:
-    """As outer.outer_step, which states it."""
-    return (_codec_for(theta) or outer).outer_step(theta, updates, state, alpha=alpha, aggregate=aggregate)
+    """As outer.outer_step, which states it. Raises ValueError when a tensor of `out` shares memory with another of it
+    or with theta."""
+    _require_apart(out, theta)
+    codec = _codec_for(theta, out)
+    return (codec or outer).outer_step(theta, updates, state, alpha=alpha, aggregate=aggregate, out=out)
 
 
 def apply_probe(theta: Mapping[str, Tensor], update: Update, factor: Scales, step: float) -> dict[str, Tensor]:

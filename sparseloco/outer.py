@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from protocol.layout import Layout, Region, TensorLayout
-from sparseloco.floats import fp32, require_denormals, tensor_of
-from sparseloco.spectral import gram, trust
+from sparseloco.floats import destination, fp32, require_denormals, tensor_of
+from sparseloco.spectral import Products, gram, trust
 from sparseloco.topk import blocks, slabs, write_blocks
 from sparseloco.update import Norms, Update
 
@@ -101,22 +101,28 @@ def outer_step(
     *,
     alpha: float,
     aggregate: Aggregate,
+    out: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], OuterState, tuple[Scales, ...]]:
     """Apply a non-void round: `updates` of the named contributors in PeerId order, None for one that does not parse.
 
-    Returns the new theta (new fp32 tensors; `theta` is not changed), the new state and each contributor's scales.
-    Raises ValueError when theta does not fit the updates' layout.
+    Returns the new theta (fp32, in new tensors or those of `out`: contiguous fp32, apart from theta's; `theta` is not
+    changed), the new state and each contributor's scales. Raises ValueError when theta or `out` does not fit the
+    updates' layout.
     """
     require_denormals()
     layout = next((update.layout for update in updates if update is not None), None)
     factors, new_state = bounds([None if update is None else update.norms for update in updates], state)
     if layout is None:
-        return {name: values.detach().clone() for name, values in theta.items()}, new_state, factors
+        return unchanged(theta, out), new_state, factors
     present = [(update, factor) for update, factor in zip(updates, factors, strict=True) if update is not None]
     counted = peer_weights(present, len(updates), alpha=alpha, aggregate=aggregate)
     new_theta: dict[str, Tensor] = {}
     for index, tensor in enumerate(layout):
-        values = tensor_of(theta, tensor, torch.float32).clone(memory_format=torch.contiguous_format)
+        before = tensor_of(theta, tensor, torch.float32)
+        if out is None:
+            values = before.clone(memory_format=torch.contiguous_format)
+        else:
+            values = destination(out, tensor).copy_(before)
         parts = [(update, _weight(weight[index])) for (update, _), weight in zip(present, counted, strict=True)]
         for region in slabs(tensor):
             step = _mean_step(parts, tensor, region, counted=aggregate == "contributor_mean").to(values.device)
@@ -125,14 +131,26 @@ def outer_step(
     return new_theta, new_state, factors
 
 
+def unchanged(theta: Mapping[str, Tensor], out: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """theta in other tensors: what a round without any payload that parses makes of it."""
+    values = {name: value.detach() for name, value in theta.items()}
+    return {name: value.clone() if out is None else out[name].copy_(value) for name, value in values.items()}
+
+
 def peer_weights(
-    present: Sequence[tuple[Update, Scales]], named: int, *, alpha: float, aggregate: Aggregate
+    present: Sequence[tuple[Update, Scales]],
+    named: int,
+    *,
+    alpha: float,
+    aggregate: Aggregate,
+    products: Products | None = None,
 ) -> tuple[tuple[float, ...], ...]:
-    """w of each contributor that parsed, per tensor, in float64. `named`: R, those that do not parse included."""
+    """w of each contributor that parsed, per tensor, in float64. `named`: R, those that do not parse included.
+    `products`: who sums the filtered mean's inner products; None: sparseloco/spectral.py."""
     trusted: tuple[float, ...] = (1.0,) * len(present)
     if aggregate == "filtered_mean":
         updates, factors = zip(*present, strict=True)
-        trusted = trust(gram(updates, factors))
+        trusted = trust(gram(updates, factors, products))
     divisor = 1 if aggregate == "contributor_mean" else named
     return tuple(
         tuple(alpha * s * trusted[place] / divisor for s in factor) for place, (_, factor) in enumerate(present)

@@ -86,6 +86,41 @@ def decode(records: Bytes, region: Region) -> Chunks:
     return Chunks(torch.from_numpy(indices), Codes(*(_tensor(part) for part in (signs, magnitudes, lo, hi))))
 
 
+def indices(records: Bytes, n: int, k: int) -> npt.NDArray[np.uint32]:
+    """Sorted indices of C *valid* records of one size, uint32 [C, k']: several times as fast as `decode`. Of a record
+    that `decode` would refuse nothing sensible, or a ValueError."""
+    low = low_bits(n, k)
+    end = index_bits(n, k) - k * low
+    upper = np.unpackbits(records[:, : (end + 7) // 8], axis=1, bitorder="little")[:, :end]
+    # Of bool, numpy lists the ones many times as fast as of bytes.
+    found = np.flatnonzero(upper.view(np.bool_)).astype(np.uint32).reshape(-1, k)
+    found -= np.arange(0, upper.size, end, dtype=np.uint32)[:, None]
+    found -= np.arange(k, dtype=np.uint32)
+    found <<= np.uint32(low)
+    found |= _fields(records, end + low * np.arange(k), low)
+    return found
+
+
+def signs(records: Bytes, n: int, k: int) -> npt.NDArray[np.uint32]:
+    """Sign bits of C *valid* records of one size, in index order, uint32 [C, k']."""
+    return _fields(records, index_bits(n, k) + 2 * np.arange(k), 1)
+
+
+def _fields(records: Bytes, start: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.uint32]:
+    """Numbers of `width` <= 12 bits that begin at the bits `start` of every record, uint32 [C, fields]."""
+    size = records.shape[1]
+    if size < 4:  # shorter than the words that are read below
+        records, size = np.pad(records, ((0, 0), (0, 4 - size))), 4
+    records = np.ascontiguousarray(records)
+    words = np.ndarray((len(records), size - 3), dtype="<u4", buffer=records, strides=(size, 1))
+    # Of the last bytes there is no word that begins there; the last word has them in its upper part.
+    first = np.minimum(start >> 3, size - 4)
+    found: npt.NDArray[np.uint32] = words[:, first]
+    found >>= (start - 8 * first).astype(np.uint32)
+    found &= np.uint32((1 << width) - 1)
+    return found
+
+
 def _tensor(part: Bytes) -> Tensor:
     return torch.from_numpy(np.array(part))
 

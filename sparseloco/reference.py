@@ -14,7 +14,7 @@ from torch import Tensor
 from protocol.layout import Layout
 from sparseloco import quantize, records
 from sparseloco.feedback import accumulate
-from sparseloco.floats import require_denormals, tensor_of
+from sparseloco.floats import destination, require_denormals, tensor_of
 from sparseloco.topk import blocks, slabs, top_k, write_blocks
 from sparseloco.update import Update
 
@@ -25,12 +25,14 @@ def compress(
     error: Mapping[str, Tensor] | None,
     layout: Layout,
     beta: float,
+    out: Mapping[str, Tensor] | None = None,
 ) -> tuple[Update, dict[str, Tensor]]:
     """What a miner sends after its inner steps, and its new error feedback.
 
     theta fp32; theta_r fp32 or bf16 (widened exactly); error fp32, None for the first round's zeros. No input is
-    changed; the new error's tensors are new. Raises NonFinite (nothing is to be sent) when beta * e + Delta holds a
-    NaN or an infinity, ValueError when a tensor is missing or has the wrong shape or dtype.
+    changed. The new error's tensors are new, or those of `out`: contiguous fp32, apart from all inputs. Raises
+    NonFinite (nothing is to be sent; `out` is then undefined) when beta * e + Delta holds a NaN or an infinity,
+    ValueError when a tensor is missing or has the wrong shape or dtype.
     """
     require_denormals()
     packed = np.empty(layout.records_bytes, dtype=np.uint8)
@@ -50,5 +52,5 @@ def compress(
             view[:] = records.encode(records.Chunks(indices, codes), region).reshape(view.shape)
             chunks.scatter_(1, indices, values - codes.values())
             write_blocks(acc, tensor, region, chunks)
-        new_error[tensor.name] = acc
+        new_error[tensor.name] = acc if out is None else destination(out, tensor).copy_(acc)
     return Update(layout, packed.tobytes()), new_error

@@ -10,7 +10,7 @@ Deterministic on any machine: inner products are counted in integers, everything
 operation at a time in a fixed order, or `fsum`, which is exact.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import fsum, sqrt
 
 import numpy as np
@@ -43,46 +43,57 @@ UNITS = 1 << 15
 
 Matrix = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+Products = Callable[[Sequence[Update], npt.NDArray[np.int32]], Integers]
+"""Who sums exact inner products: as `exact_products`."""
 
 
-def gram(updates: Sequence[Update], factors: Sequence[Sequence[float]]) -> Matrix:
+def gram(updates: Sequence[Update], factors: Sequence[Sequence[float]], products: Products | None = None) -> Matrix:
     """Inner products of the updates, each tensor scaled by its peer's factor; float64 [peers, peers], symmetric.
 
     Per tensor, values count in integers of 2^-15 of the peer's largest level there; the products are summed exactly and
-    weighted in float64, tensor by tensor in layout order.
+    weighted in float64, tensor by tensor in layout order. `products`: who sums them; None: this module.
     """
+    numbers, units = zip(*map(_integers, updates), strict=True)
+    exact = (products or exact_products)(updates, np.stack(numbers))
     total = np.zeros((len(updates), len(updates)))
-    for index, tensor in enumerate(updates[0].layout):
-        tables, units = zip(*(_integers(update, index) for update in updates), strict=True)
-        scaled = np.array([unit * factor[index] for unit, factor in zip(units, factors, strict=True)])
-        products = _products(updates, tensor, tables)
-        total = total + scaled[:, None] * scaled[None, :] * products
+    for index, lower in enumerate(exact):
+        scaled = np.array([unit[index] * factor[index] for unit, factor in zip(units, factors, strict=True)])
+        whole = (lower + np.tril(lower, -1).T).astype(np.float64)
+        total = total + scaled[:, None] * scaled[None, :] * whole
     return total
 
 
-def _integers(update: Update, index: int) -> tuple[Integers, float]:
-    """[256], what each level code counts in a tensor, and the value of one unit of it."""
+def _integers(update: Update) -> tuple[npt.NDArray[np.int32], tuple[float, ...]]:
+    """[tensors, 256], what each level code counts in a tensor, and each tensor's value of one unit of it."""
     levels = level_values(torch.arange(LEVELS)).numpy().astype(np.float64)
-    present = np.flatnonzero(update.histograms[index])
-    largest = float(levels[present[-1]]) if len(present) else 0.0
-    if largest == 0.0:
-        return np.zeros(LEVELS, dtype=np.int64), 0.0
-    # Levels above the largest one do not occur; at most UNITS, they could not overflow either.
-    return np.minimum(np.rint(levels / largest * UNITS), UNITS).astype(np.int64), largest / UNITS
+    numbers = np.zeros((len(update.layout.tensors), LEVELS), dtype=np.int32)
+    units = []
+    for own, histogram in zip(numbers, update.histograms, strict=True):
+        present = np.flatnonzero(histogram)
+        largest = float(levels[present[-1]]) if len(present) else 0.0
+        if largest:
+            # Levels above the largest one do not occur; at most UNITS, they could not overflow either.
+            own[:] = np.minimum(np.rint(levels / largest * UNITS), UNITS)
+        units.append(largest / UNITS)
+    return numbers, tuple(units)
 
 
-def _products(updates: Sequence[Update], tensor: TensorLayout, tables: Sequence[Integers]) -> Matrix:
-    """Exact inner products of one tensor's integer values, rounded once to float64."""
-    total = np.zeros((len(updates), len(updates)), dtype=np.int64)
-    for region in slabs(tensor):
-        parts = [_sparse(update, tensor, region, table) for update, table in zip(updates, tables, strict=True)]
-        dense = np.zeros(region.down * region.across * region.n, dtype=np.int64)
-        for one, (places, values) in enumerate(parts):
-            dense[places] = values
-            for other, (theirs, counted) in enumerate(parts[: one + 1]):
-                total[one, other] += int((dense[theirs] * counted).sum())
-            dense[places] = 0
-    return (total + np.tril(total, -1).T).astype(np.float64)
+def exact_products(updates: Sequence[Update], numbers: npt.NDArray[np.int32]) -> Integers:
+    """Exact inner products of the updates' integer values, int64 [tensors, peers, peers], the lower triangle and the
+    diagonal; zeros above. `numbers`: what each level code counts, [peers, tensors, 256]."""
+    layout = updates[0].layout
+    total = np.zeros((len(layout.tensors), len(updates), len(updates)), dtype=np.int64)
+    for index, tensor in enumerate(layout):
+        for region in slabs(tensor):
+            tables = numbers[:, index].astype(np.int64)
+            parts = [_sparse(update, tensor, region, table) for update, table in zip(updates, tables, strict=True)]
+            dense = np.zeros(region.down * region.across * region.n, dtype=np.int64)
+            for one, (places, values) in enumerate(parts):
+                dense[places] = values
+                for other, (theirs, counted) in enumerate(parts[: one + 1]):
+                    total[index, one, other] += int((dense[theirs] * counted).sum())
+                dense[places] = 0
+    return total
 
 
 def _sparse(update: Update, tensor: TensorLayout, region: Region, table: Integers) -> tuple[Integers, Integers]:

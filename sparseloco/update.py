@@ -19,10 +19,6 @@ from sparseloco import records as wire_records
 from sparseloco.quantize import level_values
 from sparseloco.topk import slabs, write_blocks
 
-SKETCH_CHUNKS = 4096
-"""At most about so many chunks, evenly spaced over the layout, are compared for copies; all of them in a model of up
-to 16 M parameters."""
-
 LEVELS = 256
 """Level codes there are."""
 
@@ -91,18 +87,14 @@ class Update:
 
     @cached_property
     def positions(self) -> npt.NDArray[np.int64]:
-        """Sketch for comparing updates: ascending (chunk * 4096 + index) * 2 + sign of every value in the compared
-        chunks (see SKETCH_CHUNKS)."""
-        step = -(-self.layout.num_chunks // SKETCH_CHUNKS)
+        """Ascending (chunk * 4096 + index) * 2 + sign of every value: 8 bytes each, for studies and small models."""
         parts = [np.empty(0, dtype=np.int64)]
         for tensor in self.layout:
             for region in tensor.regions:
                 numbers = np.arange(region.down)[:, None] * region.chunk_stride + np.arange(region.across)
                 numbers += tensor.first_chunk + region.first
-                row, column = np.nonzero(numbers % step == 0)
-                view = wire_records.window(self._array, tensor, region)
-                chunks = wire_records.decode(view[row, column], region)
-                place = numbers[row, column, None] * CHUNK + chunks.indices.numpy()
+                chunks = self.chunks(tensor, region)
+                place = numbers.reshape(-1, 1) * CHUNK + chunks.indices.numpy()
                 parts.append((place * 2 + chunks.codes.signs.numpy()).ravel())
         return np.sort(np.concatenate(parts))
 
@@ -129,8 +121,8 @@ _SQUARES = level_values(torch.arange(LEVELS)).double().square().numpy()
 
 
 def overlap(first: Update, second: Update, *, signed: bool = False) -> float:
-    """Share of the values' positions (with `signed`: and signs) that two updates of one layout have in common, 0 to 1,
-    over the compared chunks. 0 for a layout without chunks."""
+    """Share of the values' positions (with `signed`: and signs) that two updates of one layout have in common, 0 to 1.
+    0 for a layout without chunks."""
     if first.layout != second.layout:
         raise ValueError("updates of different layouts cannot be compared")
     shift = 0 if signed else 1

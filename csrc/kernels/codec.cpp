@@ -1,6 +1,7 @@
 // The contract of murmur_codec.h: validates a plan, chooses the instruction set, and shares the blocks among threads.
 
 #include <atomic>
+#include <cstring>
 #include <thread>
 
 #include "kernels.h"
@@ -11,6 +12,8 @@ namespace {
 // Blocks that a thread takes at once. Many: long rows, and guesses that live long enough; few: no thread waits at the
 // end.
 constexpr uint64_t MOST = 128, LEAST = 16, TURNS = 8;
+// The same for validation, which goes through one payload after another.
+constexpr uint64_t MOST_VALIDATED = 1024;
 constexpr uint32_t MAX_THREADS = 1024;
 
 const Kernels *kernels_for(uint32_t isa) {
@@ -73,18 +76,30 @@ const murmur_region *region_at(const murmur_plan &plan, uint64_t block) {
     return plan.regions + low;
 }
 
+struct Lock {
+    std::atomic_flag taken = ATOMIC_FLAG_INIT;
+
+    struct Held {
+        Lock &lock;
+        explicit Held(Lock &given) : lock(given) {
+            while (lock.taken.test_and_set(std::memory_order_acquire)) {}
+        }
+        ~Held() { lock.taken.clear(std::memory_order_release); }
+    };
+};
+
 // work(region, begin, end, scratch, &at) on all blocks, a grain at a time, on plan.threads threads of which the caller
-// is one. Returns the status of the lowest failing block, and that block.
+// is one. Returns the status of the lowest failing block.
 template <class Work>
-int run(const murmur_plan &plan, Work work, uint64_t *fault = nullptr) {
+int run(const murmur_plan &plan, Work work, uint64_t most = MOST) {
     const uint64_t num_blocks = blocks_of(plan);
     const uint64_t fair = num_blocks / plan.threads / TURNS;
-    const uint64_t grain = fair < LEAST ? LEAST : fair > MOST ? MOST : fair;
+    const uint64_t grain = fair < LEAST ? LEAST : fair > most ? most : fair;
     const uint64_t useful = (num_blocks + grain - 1) / grain;
     const uint32_t threads = useful < plan.threads ? (uint32_t)(useful ? useful : 1) : plan.threads;
     std::atomic<uint64_t> next{0}, lowest{UINT64_MAX};
     std::atomic<int> status{MURMUR_OK};
-    std::atomic_flag lock = ATOMIC_FLAG_INIT;
+    Lock lock;
 
     auto body = [&](uint32_t thread) {
         Scratch &scratch = static_cast<Scratch *>(plan.scratch)[thread];
@@ -100,12 +115,11 @@ int run(const murmur_plan &plan, Work work, uint64_t *fault = nullptr) {
                 uint64_t failed = 0;
                 const int found = work(*region, at - region->first, stop - region->first, scratch, &failed);
                 if (found != MURMUR_OK) {
-                    while (lock.test_and_set(std::memory_order_acquire)) {}
+                    const Lock::Held held(lock);
                     if (region->first + failed < lowest.load()) {
                         lowest.store(region->first + failed);
                         status.store(found);
                     }
-                    lock.clear(std::memory_order_release);
                     return;
                 }
                 at = stop;
@@ -131,7 +145,6 @@ int run(const murmur_plan &plan, Work work, uint64_t *fault = nullptr) {
         }
         body(0);
     }
-    if (fault) *fault = lowest.load();
     return status.load();
 }
 
@@ -144,6 +157,15 @@ uint32_t murmur_abi(void) { return MURMUR_ABI; }
 
 uint64_t murmur_scratch_bytes(void) { return sizeof(Scratch); }
 
+int murmur_keeps_denormals(void) {
+    volatile float tiny = 0x1p-140f;
+    const volatile float half = tiny * 0.5f;
+    uint32_t bits;
+    const float found = half;
+    std::memcpy(&bits, &found, sizeof bits);
+    return bits != 0;
+}
+
 int murmur_supports(uint32_t isa) {
 #ifdef __x86_64__
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
@@ -151,7 +173,8 @@ int murmur_supports(uint32_t isa) {
     if (isa == MURMUR_AVX2) return has_avx2;
     if (isa == MURMUR_AVX512)
         return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2");
 #endif
     return isa == MURMUR_PLAIN;
 }
@@ -167,17 +190,32 @@ int murmur_compress(const murmur_plan *plan, const float *const *theta, const vo
     });
 }
 
-int murmur_validate(const murmur_plan *plan, const uint8_t *records, uint64_t *counts, uint64_t *fault) {
+int murmur_validate(const murmur_plan *plan, const uint8_t *const *records, uint64_t num_payloads, uint64_t *counts,
+                    int32_t *status, uint64_t *fault) {
     if (!is_valid(*plan)) return MURMUR_BAD_PLAN;
+    for (uint64_t i = 0; i < num_payloads; ++i) status[i] = MURMUR_OK, fault[i] = UINT64_MAX;
     const Kernels *kernels = kernels_for(plan->isa);
-    auto work = [&](const murmur_region &region, uint64_t begin, uint64_t end, Scratch &scratch, uint64_t *at) {
-        uint64_t found[256] = {};
-        const int status = kernels->validate(region, begin, end, records, found, scratch, at);
-        for (int code = 0; code < 256; ++code)
-            if (found[code]) __atomic_fetch_add(&counts[region.tensor * 256 + code], found[code], __ATOMIC_RELAXED);
-        return status;
+    Lock lock;
+    auto work = [&](const murmur_region &region, uint64_t begin, uint64_t end, Scratch &scratch, uint64_t *) {
+        for (uint64_t i = 0; i < num_payloads; ++i) {
+            if (__atomic_load_n(&fault[i], __ATOMIC_RELAXED) < region.first + begin) continue;
+            uint64_t found[256] = {}, at = 0;
+            const int bad = kernels->validate(region, begin, end, records[i], found, scratch, &at);
+            if (bad != MURMUR_OK) {
+                const Lock::Held held(lock);
+                if (region.first + at < fault[i]) {
+                    __atomic_store_n(&fault[i], region.first + at, __ATOMIC_RELAXED);
+                    status[i] = bad;
+                }
+                continue;
+            }
+            uint64_t *own = counts + (i * plan->num_tensors + region.tensor) * 256;
+            for (int code = 0; code < 256; ++code)
+                if (found[code]) __atomic_fetch_add(&own[code], found[code], __ATOMIC_RELAXED);
+        }
+        return (int)MURMUR_OK;
     };
-    return run(*plan, work, fault);
+    return run(*plan, work, MOST_VALIDATED);
 }
 
 int murmur_aggregate(const murmur_plan *plan, const uint8_t *const *records, uint64_t num_payloads,
@@ -188,5 +226,15 @@ int murmur_aggregate(const murmur_plan *plan, const uint8_t *const *records, uin
     const Kernels *kernels = kernels_for(plan->isa);
     return run(*plan, [&](const murmur_region &region, uint64_t begin, uint64_t end, Scratch &scratch, uint64_t *at) {
         return kernels->aggregate(region, begin, end, job, scratch, at);
+    });
+}
+
+int murmur_products(const murmur_plan *plan, const uint8_t *const *records, uint64_t num_payloads,
+                    const int32_t *numbers, int64_t *products) {
+    if (!is_valid(*plan) || num_payloads > MAX_PAYLOADS) return MURMUR_BAD_PLAN;
+    const Products job{records, num_payloads, plan->num_tensors, numbers, products};
+    const Kernels *kernels = kernels_for(plan->isa);
+    return run(*plan, [&](const murmur_region &region, uint64_t begin, uint64_t end, Scratch &scratch, uint64_t *at) {
+        return kernels->products(region, begin, end, job, scratch, at);
     });
 }

@@ -7,8 +7,8 @@ namespace murmur {
 
 constexpr uint32_t CHUNK = 4096;
 constexpr uint32_t LANES = 16;
+constexpr uint32_t MAX_PAYLOADS = 4096;  // whose inner products are counted together
 constexpr uint32_t GROUP = 128;  // blocks that compress reads together
-constexpr uint32_t AT_ONCE = 4;  // records that are decoded together
 
 // Values of a block and where they stand in it. One that is full only counts.
 template <uint32_t N>
@@ -24,6 +24,7 @@ typedef List<CHUNK> WholeList;
 // One record, decoded.
 struct Decoded {
     alignas(64) uint16_t indices[CHUNK + 64];
+    alignas(64) uint32_t values[CHUNK + 64];  // fp32 or integers
     uint64_t codes[2 * CHUNK / 64 + 2];
     uint32_t lo, hi, num_high;
 };
@@ -37,8 +38,9 @@ struct alignas(64) Scratch {
     uint32_t magnitudes[CHUNK + 64];
     uint32_t holders[CHUNK + 64];
     uint16_t indices[CHUNK + 64];
-    Decoded decoded[AT_ONCE];
-    alignas(64) uint8_t buckets[64 + 64], lows[64];  // of a full block: upper and lower parts of its indices
+    Decoded decoded[2];
+    // Of a full block: where the ones of its upper part are, and the lower parts of its indices.
+    alignas(64) uint8_t places[128 + 64], lows[64];
     uint64_t codes[2 * CHUNK / 64 + 2];
     uint64_t upper[2 * CHUNK / 64 + 2];
     uint8_t record[2 * CHUNK / 8 + 2 * CHUNK / 8 + 64];
@@ -80,12 +82,20 @@ struct Aggregate {
     float *const *out;
 };
 
+struct Products {
+    const uint8_t *const *records;
+    uint64_t num_payloads, num_tensors;
+    const int32_t *numbers;
+    int64_t *products;
+};
+
 // Each works on blocks [begin, end) of one region, in order, and stops at the first that fails (*at).
 struct Kernels {
     int (*compress)(const murmur_region &, uint64_t begin, uint64_t end, const Compress &, Scratch &, uint64_t *at);
     int (*validate)(const murmur_region &, uint64_t begin, uint64_t end, const uint8_t *records, uint64_t *counts,
                     Scratch &, uint64_t *at);
     int (*aggregate)(const murmur_region &, uint64_t begin, uint64_t end, const Aggregate &, Scratch &, uint64_t *at);
+    int (*products)(const murmur_region &, uint64_t begin, uint64_t end, const Products &, Scratch &, uint64_t *at);
 };
 
 extern const Kernels plain_kernels;

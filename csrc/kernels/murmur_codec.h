@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define MURMUR_ABI 1
+#define MURMUR_ABI 2
 #define MURMUR_API __attribute__((visibility("default")))
 
 /* What a function returns. From MURMUR_COUNT on: why a record is malformed. */
@@ -65,6 +65,9 @@ typedef struct murmur_plan {
 MURMUR_API uint32_t murmur_abi(void);
 /* Scratch memory of one thread, in bytes. */
 MURMUR_API uint64_t murmur_scratch_bytes(void);
+/* Whether the calling thread keeps denormal numbers, which its threads inherit: one that flushes them to zero must
+ * not compress or aggregate. */
+MURMUR_API int murmur_keeps_denormals(void);
 /* Whether this build and this processor have the instruction set. */
 MURMUR_API int murmur_supports(uint32_t isa);
 
@@ -75,16 +78,24 @@ MURMUR_API int murmur_compress(const murmur_plan *plan, const float *const *thet
                                int theta_r_is_bf16, const float *const *error, float beta, float *const *new_error,
                                uint8_t *records);
 
-/* Strict decoding of a stranger's records, records_bytes long. counts: uint64 [num_tensors][256], to which the number
- * of values of each level code is added. On a malformed record: its reason, and *fault its block's number in the
- * table, the lowest that is malformed; counts are then undefined. */
-MURMUR_API int murmur_validate(const murmur_plan *plan, const uint8_t *records, uint64_t *counts, uint64_t *fault);
+/* Strict decoding of strangers' records. records: [num_payloads] pointers. counts: uint64 [num_payloads][num_tensors]
+ * [256], to which the number of values of each level code is added. status: for each payload MURMUR_OK, or why it is
+ * malformed; its counts are then undefined, and fault has the number of its lowest malformed block in the table. */
+MURMUR_API int murmur_validate(const murmur_plan *plan, const uint8_t *const *records, uint64_t num_payloads,
+                               uint64_t *counts, int32_t *status, uint64_t *fault);
 
 /* out = theta moved by payloads in the given order. records: [num_payloads] pointers; weights: fp32
  * [num_payloads][num_tensors]. out may be theta itself. A malformed record stops it with its reason, out then being
  * undefined: validate first. */
 MURMUR_API int murmur_aggregate(const murmur_plan *plan, const uint8_t *const *records, uint64_t num_payloads,
                                 const float *weights, uint32_t rule, const float *const *theta, float *const *out);
+
+/* Exact inner products of payloads in integers: a value counts what `numbers`, int32 [num_payloads][num_tensors][256]
+ * of at most 2^15, say of its level code, and its sign. products: int64 [num_tensors][num_payloads][num_payloads], to
+ * whose lower triangle and diagonal they are added. At most 4096 payloads. A malformed record stops it with its
+ * reason. */
+MURMUR_API int murmur_products(const murmur_plan *plan, const uint8_t *const *records, uint64_t num_payloads,
+                               const int32_t *numbers, int64_t *products);
 
 #ifdef __cplusplus
 }

@@ -39,6 +39,7 @@ static long allocations(uint32_t threads, uint64_t across) {
     const float weight = 1;
     std::vector<uint64_t> counts(256);
     uint64_t fault;
+    int32_t status;
     long before = 0;
     for (int round = 0; round < 2; ++round) {  // the first warms the C library's own caches of threads
         before = __atomic_load_n(&num_allocations, __ATOMIC_RELAXED);
@@ -47,7 +48,7 @@ static long allocations(uint32_t threads, uint64_t across) {
             const murmur_plan plan{&region, 1, &elements, 1, records.size(), scratch,
                                    threads * murmur_scratch_bytes(), threads, isa};
             if (murmur_compress(&plan, &theta_at, &theta_r_at, 0, &error_at, 0.95f, &error_at, records.data()) ||
-                murmur_validate(&plan, records.data(), counts.data(), &fault) ||
+                murmur_validate(&plan, &records_at, 1, counts.data(), &status, &fault) || status ||
                 murmur_aggregate(&plan, &records_at, 1, &weight, MURMUR_MEAN, &theta_at, &error_at))
                 std::abort();
         }

@@ -52,8 +52,10 @@ struct Decoder {
             const Bytes none(4096);
             for (plan.records_bytes = at + 1;; ++plan.records_bytes) {  // the smallest that is not refused as too small
                 std::vector<uint64_t> counts(layout.elements.size() * 256);
+                const uint8_t *records = none.data();
+                int32_t status;
                 uint64_t fault;
-                if (murmur_validate(&plan, none.data(), counts.data(), &fault) != MURMUR_BAD_PLAN) break;
+                if (murmur_validate(&plan, &records, 1, counts.data(), &status, &fault) != MURMUR_BAD_PLAN) break;
             }
             at = plan.records_bytes;
         }
@@ -61,26 +63,50 @@ struct Decoder {
     Decoder(const Decoder &) = delete;
     ~Decoder() { std::free(plan.scratch); }
 
-    // What every instruction set says of these records; stops the program when two of them, or the two decoders, differ.
+    // What every instruction set says of these records, as two payloads of one call; stops the program when two of them,
+    // or the two payloads, or the two decoders, or the two places of the result differ.
     int decode(const Bytes &records, uint32_t rule) {
+        const uint8_t *two[] = {records.data(), records.data()};
+        const uint64_t tensors = layout.elements.size();
+        const std::vector<float> weights(2 * tensors, 1.0f);
         int first = -1;
+        std::vector<uint64_t> first_counts;
+        std::vector<float> first_out;
         for (plan.isa = 0; plan.isa < 3; ++plan.isa) {
             if (!murmur_supports(plan.isa)) continue;
-            std::vector<uint64_t> counts(layout.elements.size() * 256);
-            uint64_t fault;
-            const int status = murmur_validate(&plan, records.data(), counts.data(), &fault);
-            if (first < 0) first = status;
-            if (status != first) std::fprintf(stderr, "instruction sets differ: %d %d\n", first, status), std::abort();
-            std::vector<std::vector<float>> theta;
-            std::vector<float *> out;
-            for (uint64_t size : layout.elements) theta.emplace_back(size), out.push_back(theta.back().data());
-            const std::vector<const float *> before(out.begin(), out.end());
-            const std::vector<float> weights(layout.elements.size(), 1.0f);
-            const uint8_t *one = records.data();
-            if (murmur_aggregate(&plan, &one, 1, weights.data(), rule, before.data(), out.data()) != status)
-                std::fprintf(stderr, "aggregate and validate differ\n"), std::abort();
+            std::vector<uint64_t> counts(2 * tensors * 256);
+            int32_t status[2];
+            uint64_t fault[2];
+            require(murmur_validate(&plan, two, 2, counts.data(), status, fault) == MURMUR_OK, "the plan is refused");
+            require(status[0] == status[1] && fault[0] == fault[1], "payloads differ");
+            const bool equal = std::equal(counts.begin(), counts.begin() + tensors * 256, counts.begin() + tensors * 256);
+            require(status[0] != MURMUR_OK || equal, "counts of payloads differ");
+            // A tensor begins at a whole line: where results may go past the caches.
+            std::vector<float *> theta, apart;
+            uint64_t room = 0;
+            for (uint64_t size : layout.elements) room += (size + 15) / 16 * 16;
+            float *memory = static_cast<float *>(std::aligned_alloc(64, 8 * room));
+            std::fill(memory, memory + 2 * room, 1.0f);
+            float *at = memory;
+            for (uint64_t size : layout.elements) theta.push_back(at), apart.push_back(at + room), at += (size + 15) / 16 * 16;
+            for (float *const *out : {apart.data(), theta.data()})
+                require(murmur_aggregate(&plan, two, 2, weights.data(), rule, theta.data(), out) == status[0],
+                        "aggregate and validate differ");
+            std::vector<float> found(memory, memory + room);
+            if (first < 0) first = status[0], first_counts = counts, first_out = found;
+            require(status[0] == first, "instruction sets differ");
+            if (first == MURMUR_OK) {
+                require(counts == first_counts, "counts differ");
+                require(!std::memcmp(found.data(), first_out.data(), 4 * room), "sums differ");
+                require(!std::memcmp(memory, memory + room, 4 * room), "sums of two places differ");
+            }
+            std::free(memory);
         }
         return first;
+    }
+
+    static void require(bool holds, const char *otherwise) {
+        if (!holds) std::fprintf(stderr, "%s\n", otherwise), std::abort();
     }
 };
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ try:
 except native.Unavailable as fault:
     pytest.skip(str(fault), allow_module_level=True)
 
-KS = (1, 63, 64, 94, 4096)
+KS = (1, 64, 94, 411, 4096)
 WIDE = {**RAGGED, "band": (64, 900), "grid": (300, 200), "vector": (40_000,)}
 """Enough blocks for several threads, and block rows of every alignment."""
 
@@ -270,6 +271,74 @@ def test_a_full_blocks_forged_indices_are_refused_for_the_references_reason(forg
     assert verdict(native.Codec(isa, 1).parse, plaintext, update.layout) == expected
 
 
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_payloads_that_are_judged_together_are_judged_as_each_alone(threads, isa):
+    shapes = {"t": (64 * 40, 64 * 5), "ragged": (70, 67)}
+    updates = [update_of(kind, place, shapes) for place, kind in enumerate(("normal", "tied", "sparse", "zero"))]
+    forged = bytearray(updates[1].records)
+    forged[82 * 70] ^= 1  # a one too many or too few
+    forged[82 * 130 + 81] = 0  # hi below lo
+    updates[1] = Update(updates[1].layout, bytes(forged))
+    updates.append(Update(updates[0].layout, bytes(len(forged))))
+    codec = native.Codec(isa, threads)
+    updates[2] = codec.counted(updates[2])
+    found = codec.judged(updates)
+    for update, one in zip(updates, found, strict=True):
+        expected = verdict(wire.parse, bytes(32) + update.records, update.layout)
+        if isinstance(one, InvalidSubmission):
+            assert (one.reason, one.detail) == expected
+        else:
+            assert (one, one.norms) == expected
+    assert [isinstance(one, InvalidSubmission) for one in found] == [False, True, False, False, True]
+    assert found[2] is updates[2]
+
+
+def test_the_outer_step_refuses_a_malformed_update_and_updates_of_several_layouts(isa):
+    update = update_of("normal", 0)
+    given = {"alpha": 1.0, "aggregate": "mean"}
+    theta, state = tensors(arrays("normal", 0)), OuterState.initial(update.layout)
+    with pytest.raises(InvalidSubmission):
+        native.Codec(isa).outer_step(theta, [update, Update(update.layout, bytes(len(update.records)))], state, **given)
+    with pytest.raises(ValueError, match="different layouts"):
+        native.Codec(isa).outer_step(theta, [update, update_of("normal", 0, RAGGED, 63)], state, **given)
+
+
+def test_records_shorter_than_the_layouts_are_not_read_past_their_end(isa):
+    update = update_of("normal", 0)
+    short = Update(update.layout, update.records[:-1])
+    with pytest.raises(RuntimeError, match="refused its plan"):
+        native.Codec(isa).judged([update, short])
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("columns", [64, 70, 80, 192])
+def test_theta_moves_to_the_same_bits_wherever_the_destination_begins(at, columns, isa):
+    # Rows that begin at whole cache lines are written past the caches, others are not.
+    shapes = {"t": (130, columns)}
+    updates = [update_of(kind, place, shapes) for place, kind in enumerate(("normal", "tied", "constant"))]
+    theta, state = tensors(arrays("normal", 3, shapes)), OuterState.initial(updates[0].layout)
+    room = torch.empty(130 * columns + 1)
+    out = {"t": room[at : at + 130 * columns].view(130, columns)}
+    found = native.Codec(isa, 2).outer_step(theta, updates, state, alpha=1.0, aggregate="mean", out=out)
+    assert same_bits(found[0], outer.outer_step(theta, updates, state, alpha=1.0, aggregate="mean")[0])
+
+
+def test_the_codec_does_not_load_torchs_compiler():
+    program = """
+import sys, torch
+from protocol.layout import Layout
+from sparseloco import ops
+from sparseloco.outer import OuterState
+layout = Layout.of({"t": (64, 64)}, 64)
+theta = {"t": torch.ones(64, 64)}
+update, _ = ops.compress(theta, {"t": torch.zeros(64, 64)}, None, layout, 0.95)
+update = ops.parse(bytes(32) + update.records, layout)
+ops.outer_step(theta, [update], OuterState.initial(layout), alpha=1.0, aggregate="mean")
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
+
+
 def test_bytes_that_were_never_validated_do_not_reach_theta_unnoticed(isa):
     update = update_of("normal", 0)
     forged = dataclasses.replace(update, records=bytes(len(update.records)))
@@ -292,7 +361,7 @@ def test_the_operators_pass_torchs_own_check(isa):
     library = torch.ops.murmuration
     torch.library.opcheck(library.compress.default, (regions, sizes, theta, theta_r, error, BETA, new, records, *how))
     library.compress(regions, sizes, theta, theta_r, error, BETA, new, records, *how)
-    torch.library.opcheck(library.validate.default, (regions, sizes, records, *how))
+    torch.library.opcheck(library.validate.default, (regions, sizes, [records, torch.zeros_like(records)], *how))
     weights = torch.full((1, len(theta)), 0.5)
     torch.library.opcheck(library.aggregate.default, (regions, sizes, [records], weights, 0, theta, new, *how))
 
@@ -308,7 +377,7 @@ def test_a_plan_that_reaches_outside_its_tensors_or_records_is_refused_before_me
         broken[-1, 4] = 2
     records = torch.zeros(layout.records_bytes, dtype=torch.uint8)
     with pytest.raises(RuntimeError, match="refused its plan"):
-        torch.ops.murmuration.validate(broken, sizes, records, 1, 0)
+        native._validate(broken, sizes, [records], 1, 0)
 
 
 # --- the choice of a backend -------------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from protocol.layout import Layout
-from sparseloco import ops
+from sparseloco import native, ops
 from sparseloco.outer import OuterState, bounds, outer_step
-from sparseloco.spectral import gram, trust
+from sparseloco.spectral import UNITS, exact_products, gram, trust
+from sparseloco.update import LEVELS
 from tests.sparseloco.samples import KINDS, RAGGED, arrays, same_bits, tensors, update_of, zeros
 
 SIZE = 4000
@@ -26,6 +27,23 @@ def test_inner_products_are_those_of_the_dense_updates(kind):
     found = gram(updates, factors)
     assert np.all(np.abs(found - vectors @ vectors.T) <= 2e-4 * np.outer(lengths, lengths))
     assert np.array_equal(found, found.T)
+
+
+@pytest.mark.parametrize("k", [1, 64, 700])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_native_inner_products_are_the_references(k, threads):
+    try:
+        isas = native.supported()
+    except native.Unavailable as fault:
+        pytest.skip(str(fault))
+    shapes = {**RAGGED, "grid": (192, 256)}
+    kinds = ("normal", "normal", "tied", "sparse", "zero", "constant", "heavy-tailed")
+    updates = [update_of(kind, place, shapes, k) for place, kind in enumerate(kinds)]
+    numbers = np.random.default_rng(k).integers(0, UNITS, (len(updates), len(shapes), LEVELS), np.int32, endpoint=True)
+    expected = exact_products(updates, numbers)
+    assert np.count_nonzero(expected)
+    for isa in isas:
+        assert np.array_equal(native.Codec(isa, threads).products(updates, numbers), expected)
 
 
 def honest(rng, count, common=0.5):

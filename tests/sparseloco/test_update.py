@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from protocol.layout import Layout
-from sparseloco import update as update_module
 from sparseloco.reference import compress
 from sparseloco.update import Update, overlap
 from tests.sparseloco.samples import KINDS, RAGGED, update_of
@@ -89,16 +88,6 @@ def test_an_update_overlaps_with_itself_wholly_and_its_negative_only_without_sig
     assert overlap(update, update) == overlap(update, update, signed=True) == 1.0
     assert overlap(update, negative) == 1.0
     assert overlap(update, negative, signed=True) == 0.0
-
-
-def test_a_large_model_is_compared_in_a_fixed_part_of_its_chunks(monkeypatch):
-    shapes = {"a": (200, 300), "b": (9000,)}
-    whole = update_of(shapes=shapes).positions
-    monkeypatch.setattr(update_module, "SKETCH_CHUNKS", 7)
-    part = update_of(shapes=shapes)
-    assert 0 < part.positions.size < whole.size
-    assert np.isin(part.positions, whole).all()
-    assert overlap(part, part) == 1.0
 
 
 def test_updates_of_different_layouts_are_not_compared():
