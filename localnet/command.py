@@ -33,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KIND",
         help="add a dishonest or broken miner; repeatable. Kinds: " + ", ".join(sorted(FAULTS)),
     )
+    parser.add_argument(
+        "--ranks",
+        type=_counts,
+        default=(),
+        metavar="N,N,...",
+        help="processes that each honest miner trains on, in order (default 1 each): several share one model",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of theta_0 (default %(default)s)")
     parser.add_argument("--folder", type=Path, help="run folder (default runs/<time>)")
 
@@ -45,7 +52,15 @@ def run(options: argparse.Namespace) -> int:
     from localnet.network import Plan, open_network
     from localnet.table import Table
 
-    plan = Plan(folder, options.rounds, options.miners, options.validators, tuple(options.fault), options.seed)
+    plan = Plan(
+        folder,
+        options.rounds,
+        options.miners,
+        options.validators,
+        tuple(options.fault),
+        options.seed,
+        ranks=options.ranks,
+    )
     stop = _Stop()
     began = time.monotonic()
     table = Table(sys.stderr)
@@ -82,6 +97,16 @@ def _check(options: argparse.Namespace) -> None:
     for name, least, most in (("rounds", 1, 100_000), ("miners", 1, 200), ("validators", 1, 8), ("seed", 0, 2**63 - 1)):
         if not least <= getattr(options, name) <= most:
             raise ConfigError(f"--{name} is {getattr(options, name)}, expected {least} to {most}")
+    if len(options.ranks) > options.miners or not all(1 <= count <= 8 for count in options.ranks):
+        raise ConfigError(
+            f"--ranks {','.join(map(str, options.ranks))}: expected at most one number, 1 to 8, for each of the "
+            f"{options.miners} honest miners"
+        )
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """ "2,1" as (2, 1)."""
+    return tuple(int(word) for word in text.split(","))
 
 
 def _new_folder(wanted: Path | None) -> Path:

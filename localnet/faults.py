@@ -19,8 +19,10 @@ from protocol.errors import ConfigError
 from protocol.types import Page
 
 if TYPE_CHECKING:
+    from node.config import NodeConfig
     from node.state import SealedRound
     from sparseloco.update import Update
+    from training.parallel import Ranks
 
 
 class Garbage(Miner):
@@ -219,10 +221,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigError(f"the first argument has to be one of {', '.join(KINDS)}")
     config = load("neurons/miner.py", SUMMARY, words[1:], os.environ)
     log_to_stderr(config.log_level)
+    from node.build import on_ranks
+
+    on_ranks(config, lambda ranks: misbehave(words[0], config, ranks))
+
+
+def misbehave(kind: str, config: "NodeConfig", ranks: "Ranks") -> None:
+    """Run the faulty miner of this kind, on the first rank."""
     from node.build import build
 
-    built = build(config, words[0], home(config))
-    KINDS[words[0]](built.node, built.shards).run()
+    built = build(config, kind, home(config), ranks)
+    KINDS[kind](built.node, built.shards).run()
 
 
 if __name__ == "__main__":

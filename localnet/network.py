@@ -51,7 +51,8 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to build. `faults`: kinds of localnet/faults.py, one miner each, beside `miners` honest ones. `newcomers`:
-    honest miners that are registered, but run only from `Network.join` on."""
+    honest miners that are registered, but run only from `Network.join` on. `ranks`: processes of each honest miner, in
+    order; one where it ends."""
 
     folder: Path
     rounds: int = 12
@@ -60,11 +61,12 @@ class Plan:
     faults: tuple[str, ...] = ()
     seed: int = 0
     newcomers: int = 0
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class Member:
-    """One node: its wallet, its files and how it misbehaves."""
+    """One node: its wallet, its files, how it misbehaves and the number of its processes."""
 
     name: str
     role: str
@@ -72,6 +74,7 @@ class Member:
     home: Path
     config: Path
     peer: PeerId
+    ranks: int = 1
 
     @property
     def events(self) -> Path:
@@ -246,7 +249,12 @@ def _member(
     config = home / "node.toml"
     config.touch(mode=0o600)
     config.write_text("\n".join(lines) + "\n")
-    return Member(name, role, fault, home, config, owner)
+    return Member(name, role, fault, home, config, owner, _ranks(plan, name))
+
+
+def _ranks(plan: Plan, name: str) -> int:
+    """Processes of the member with this name."""
+    return {f"miner-{i}": ranks for i, ranks in enumerate(plan.ranks, start=1)}.get(name, 1)
 
 
 def _owner_address(plan: Plan) -> str:
@@ -422,8 +430,8 @@ def _start_nodes(
     path = plan.folder / "draft.toml"
     path.write_text(_toml(draft))
     for member in members.values():
-        first = ["-m", "localnet.worker", member.role, "--config", str(member.config), "--draft", str(path)]
-        first += ["--ready", str(member.home / "measured.json"), "--go", str(go)]
+        first = [*_module(member, "localnet.worker"), member.role, "--config", str(member.config)]
+        first += ["--draft", str(path), "--ready", str(member.home / "measured.json"), "--go", str(go)]
         if member.fault:
             first += ["--fault", member.fault]
         processes.start(member.name, first, _program(member))
@@ -431,8 +439,19 @@ def _start_nodes(
 
 def _program(member: Member) -> list[str]:
     """Arguments to python for a node that finds its run on chain, without a rehearsal."""
-    what = ["localnet.faults", member.fault] if member.fault else [f"neurons.{member.role}"]
-    return ["-m", *what, "--config", str(member.config)]
+    what = (
+        [*_module(member, "localnet.faults"), member.fault]
+        if member.fault
+        else _module(member, f"neurons.{member.role}")
+    )
+    return [*what, "--config", str(member.config)]
+
+
+def _module(member: Member, name: str) -> list[str]:
+    """Arguments to python that run a module in the member's number of processes."""
+    if member.ranks == 1:
+        return ["-m", name]
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(member.ranks), "--module", name]
 
 
 def _toml(table: Mapping[str, Any]) -> str:

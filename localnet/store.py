@@ -29,7 +29,14 @@ from protocol.types import Pointer
 HOST = "127.0.0.1"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _READ = ["s3:GetObject", "s3:ListBucket"]
-_WRITE = [*_READ, "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"]
+_WRITE = [
+    *_READ,
+    "s3:PutObject",
+    "s3:DeleteObject",
+    "s3:AbortMultipartUpload",
+    "s3:ListMultipartUploadParts",
+    "s3:ListBucketMultipartUploads",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from protocol.spec import RunSpec
     from protocol.types import PeerId
     from sparseloco.update import Update
+    from training.parallel import Ranks
     from training.replica import Replica
     from training.shards import Shards
 
@@ -46,31 +47,36 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     config = load("worker", "", ["--config", options.config], os.environ)
     log_to_stderr(config.log_level)
-    measured = rehearse(options.role, config, options.draft)
-    partial = options.ready.with_suffix(".partial")
-    partial.write_text(json.dumps(measured))
-    os.replace(partial, options.ready)
-    while not options.go.exists():
-        time.sleep(POLL_SECONDS)
-    program(options.role, options.fault)(["--config", options.config])
+    from node.build import on_ranks
+
+    def live(ranks: "Ranks") -> None:
+        measured = rehearse(options.role, config, options.draft, ranks)
+        partial = options.ready.with_suffix(".partial")
+        partial.write_text(json.dumps(measured))
+        os.replace(partial, options.ready)
+        while not options.go.exists():
+            time.sleep(POLL_SECONDS)
+        program(options.role, options.fault)(config, ranks)
+
+    on_ranks(config, live)
 
 
-def program(role: str, fault: str | None) -> Callable[[Sequence[str]], None]:
-    """The main function of a role; of a faulty miner when a fault is given."""
+def program(role: str, fault: str | None) -> Callable[[NodeConfig, "Ranks"], None]:
+    """What a role does once it is configured; a faulty miner when a fault is given."""
     if fault is not None:
         from localnet import faults
 
-        return lambda arguments: faults.main([fault, *arguments])
+        return lambda config, ranks: faults.misbehave(fault, config, ranks)
     if role == "miner":
         from neurons import miner
 
-        return miner.main
+        return miner.mine
     from neurons import validator
 
-    return validator.main
+    return validator.validate
 
 
-def rehearse(role: str, config: NodeConfig, draft: Path) -> dict[str, list[float]]:
+def rehearse(role: str, config: NodeConfig, draft: Path, ranks: "Ranks") -> dict[str, list[float]]:
     """Seconds of each phase of a round, measured beside all other processes."""
     import torch
 
@@ -86,7 +92,7 @@ def rehearse(role: str, config: NodeConfig, draft: Path) -> dict[str, list[float
     shards = Shards.open(config.data, index_digest=Digest(bytes.fromhex(spec.data.index)))
     shards.train.verify()
     torch.manual_seed(0)
-    replica = Replica(spec, genesis_theta(spec.model, 0))
+    replica = Replica(spec, genesis_theta(spec.model, 0), ranks=ranks)
     stage = _Rehearsal(role, spec, doors, shards, replica, config.home)
     stage.warm_up()
     for _ in range(REPEATS):
@@ -190,18 +196,22 @@ class _Rehearsal:
         checkpoint.save(self.folder, self.replica.consensus_state())
 
     def _check(self) -> None:
+        from gauntlet.sketch import Sample, Sketch
         from protocol.messages import parse_envelope
         from sparseloco import ops
         from storage.seal import unseal
 
         count = self._fetch()
         envelope = parse_envelope(self.sealed.envelope)
+        sample, sketches = Sample(self.spec.layout, self.sealed.digest), []
         for _ in range(count):
             plaintext = unseal(envelope, self.sealed.key, self.sealed.ciphertext)
             submission = ops.parse_submission(self.doors.signer.peer, 0, plaintext, self.spec.layout)
             submission.update.norms  # noqa: B018
-            submission.update.positions  # noqa: B018
+            update = submission.update
+            sketches.append(Sketch(submission.peer, 0, update.digest, sample.excerpt(update.records)))
             self.doors.bucket.put(f"{KEY}-mirror", self.sealed.object, timeout_seconds=30.0)
+        sample.near(sketches, count, self.spec.gauntlet.copy_overlap)
 
     def _evaluate(self) -> None:
         from protocol.types import Page

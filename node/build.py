@@ -1,6 +1,7 @@
 """A whole node from its configuration, in the order in which things can fail: wallet, chain, run, data, state."""
 
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,8 +18,11 @@ from node.state import StateStore
 from protocol.errors import ConfigError
 from protocol.types import hotkey
 from sparseloco import ops
+from training import parallel
+from training.parallel import Ranks
 from training.replica import Replica
 from training.shards import Shards
+from training.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +33,14 @@ class Built:
     shards: Shards
 
 
-def build(config: NodeConfig, name: str, home: Path) -> Built:
-    """Connect, find the run, open data and state, catch up. Raises ConfigError with the next step for the operator."""
-    device = choose_device(config.device)
+def on_ranks(config: NodeConfig, program: Callable[[Ranks], None]) -> None:
+    """Run a node's program in this process, or, under torchrun, in the first of its processes with the others' help."""
     ops.use(config.codec)
+    parallel.run(program, Trainer, choose_device(config.device))
+
+
+def build(config: NodeConfig, name: str, home: Path, ranks: Ranks) -> Built:
+    """Connect, find the run, open data and state, catch up. Raises ConfigError with the next step for the operator."""
     doors = connect(config)
     run = runs.find_run(config, doors)
     head = doors.chain.finalized().block
@@ -44,14 +52,15 @@ def build(config: NodeConfig, name: str, home: Path) -> Built:
             f"register it (btcli subnet register --netuid {config.netuid}) and start again"
         )
     logger.info(
-        "murmuration {version}, {name} of run {run} ({id}), round {round}, on {device}, codec {codec} ({reason}), "
-        "hotkey {hotkey}, bucket {bucket}, chain {network}",
+        "murmuration {version}, {name} of run {run} ({id}), round {round}, on {ranks} x {device}, "
+        "codec {codec} ({reason}), hotkey {hotkey}, bucket {bucket}, chain {network}",
         version=version("murmuration"),
         name=name,
         run=run.first.name,
         id=run.id.hex()[:16],
         round=round,
-        device=describe(device),
+        ranks=ranks.size,
+        device=describe(ranks.device),
         codec=ops.backend(),
         reason=ops.reason(),
         hotkey=hotkey(doors.signer.peer),
@@ -61,7 +70,7 @@ def build(config: NodeConfig, name: str, home: Path) -> Built:
     if ops.is_fallback():
         logger.warning("the codec runs on the slow reference: {reason}", reason=ops.reason())
     shards = runs.open_data(config, run, doors, home)
-    replica = Replica(run.first, _zeros(run.first.model.shapes()), device=device)
+    replica = Replica(run.first, _zeros(run.first.model.shapes()), ranks=ranks)
     store = StateStore(home, run.id)
     events = Events(home / "events.jsonl", f"{config.wallet.name}/{config.wallet.hotkey}")
     return Built(Node(run, doors, replica, store, events), shards)

@@ -87,7 +87,10 @@ class CompressionSpec(_Table):
 
 
 class InnerSpec(_Table):
-    """The H inner AdamW steps of a round, and the learning rate over the run's inner steps (training/schedule.py).
+    """The H inner steps of a round, and the learning rate over the run's inner steps (training/schedule.py).
+
+    `optimizer` is AdamW, or Muon for the layers' matrices and AdamW for the rest, with one learning rate and weight
+    decay. It stays for the whole run.
 
     The schedule counts inner steps of non-void rounds, from `start_step` on: an amendment that sets it begins another
     schedule. It stands still for `flat_steps` at its own step `flat_from`; where that is `warmup_steps`, it is a
@@ -99,6 +102,7 @@ class InnerSpec(_Table):
 
     steps: Positive
     sequences: Positive
+    optimizer: Literal["adamw", "muon"] = "adamw"
     peak_lr: Rate
     final_lr: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     warmup_steps: Count
@@ -162,9 +166,11 @@ class GauntletSpec(_Table):
     `proof_decay`, `score_decay`, `unit_decay`: what earlier values keep in the running averages of a peer's proof, of
     its score, and of what honest peers show. `proof_allowance`: how far the floor starts lower for a peer of few
     evaluations, in shares of comparisons (gauntlet/proof.py). `score_floor`: share of the honest score that a peer's
-    has to exceed. `probe_step`: share of a peer's update that is probed; a full step of one peer alone overshoots once
-    the loss flattens, and every honest score turns negative. `fault_penalty`: what a fault takes off the proof, in
-    units of the honest gap.
+    has to exceed, or `score_allowance` standard errors below the honest score where that is less, for a peer of clear
+    proof. `probe_step`: share of a peer's update that is probed; a full step of one peer alone overshoots once the loss
+    flattens, and every honest score turns negative. `fault_penalty`: what a fault takes off the proof, in units of the
+    honest gap. `veto_share`: share of a record's peers that may stand ineligible in a validator's own book before it
+    vetoes the record.
     """
 
     contributors: Annotated[int, Field(ge=1, le=256)] = 20
@@ -177,15 +183,17 @@ class GauntletSpec(_Table):
     references: Annotated[int, Field(ge=1, le=8)] = 3
     sample_sequences: Positive = 64
     probe_step: Rate = 0.25
-    proof_floor: Share = 0.5
-    proof_decay: Decay = 0.85
-    proof_allowance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.12
+    proof_floor: Share = 0.65
+    proof_decay: Decay = 0.93
+    proof_allowance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.15
     unit_decay: Decay = 0.5
     score_decay: Decay = 0.75
     score_floor: Share = 0.25
+    score_allowance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0
     fault_penalty: Share = 0.25
     opening_rounds: Count = 3
     rating_band: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
+    veto_share: Share = 0.2
     weight_rounds: Positive = 1
     burn_share: Share = 0.0
 
@@ -481,6 +489,11 @@ class Run:
                 allowed = {"min_protocol", "max_protocol"} if name == "protocol" else set(target)
                 if unknown := set(fields) - allowed:
                     raise ConfigError(f"an amendment changes unknown fields of {name}: {sorted(unknown)}")
+                if name == "inner" and fields.get("optimizer", target["optimizer"]) != target["optimizer"]:
+                    raise ConfigError(
+                        "an amendment changes inner.optimizer, which stays for the whole run: what miners have saved "
+                        "is the state of the first one"
+                    )
                 target.update(fields)
             specs.append(_build(table, f"the run spec amended from round {amendment.from_round}"))
         return tuple(specs)

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -128,3 +129,8 @@ def test_the_search_for_forbidden_calls_lets_harmless_ones_pass() -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_no_source_runs_or_unpickles_foreign_bytes(path: Path) -> None:
     assert not forbidden(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if relative(p) != "training/parallel.py"], ids=relative)
+def test_only_one_module_knows_which_rank_it_is(path: Path) -> None:
+    assert not re.search(r"\b(rank|ranks\.index)(\(\))? *[=!]=|get_rank|\bRANK\b|LOCAL_RANK", path.read_text("utf-8"))

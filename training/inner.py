@@ -1,25 +1,28 @@
-"""The inner loop: H AdamW steps of one peer on its own data. Knows nothing of rounds, peers or compression.
+"""The inner loop: H optimizer steps of one peer on its own data. Knows nothing of rounds, peers or compression.
 
-Deterministic on the CPU at a fixed number of threads. Mixed precision: bf16 autocast on CUDA, fp32 elsewhere (bf16
-matrix products on a CPU are slower than fp32 on most machines). Source: SparseLoCo (arXiv 2508.15706), Algorithm 1.
+Deterministic on the CPU at a fixed number of threads. Mixed precision on CUDA as FSDP2 has it: weights are cast to bf16
+once a micro-batch (autocast keeps the copies), activations are bf16, gradients are summed over micro-batches in fp32.
+fp32 elsewhere: bf16 matrix products on a CPU are slower on most machines. Source: SparseLoCo (arXiv 2508.15706),
+Algorithm 1.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
 import torch
 from torch import Tensor
 
-from protocol.errors import CheckpointCorrupt
 from protocol.spec import InnerSpec
+from training.loader import ahead
 from training.model import Transformer
+from training.optimizer import set_constants
+from training.parallel import ALONE, Ranks, whole
+from training.plan import Recompute
 from training.schedule import lr_at
 
 OnStep = Callable[[int, float], None]
 """Called after each inner step with the step within the round, from 0, and its loss in nats a token."""
-
-FIRST, SECOND = "adam.first/", "adam.second/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +41,6 @@ class InnerReport:
         return sum(self.losses) / len(self.losses)
 
 
-def make_optimizer(model: Transformer, spec: InnerSpec) -> torch.optim.AdamW:
-    """AdamW over all parameters, gains included (as in the published runs). One fused call a step."""
-    return torch.optim.AdamW(
-        [parameter for _, parameter in sorted(model.named_parameters())],
-        lr=spec.peak_lr,
-        betas=(spec.beta1, spec.beta2),
-        eps=spec.epsilon,
-        weight_decay=spec.weight_decay,
-        fused=True,
-    )
-
-
 def autocast(device: torch.device) -> torch.autocast:
     """bf16 where the device has it in hardware."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
@@ -57,37 +48,44 @@ def autocast(device: torch.device) -> torch.autocast:
 
 def inner_round(
     model: Transformer,
-    optimizer: torch.optim.AdamW,
+    optimizer: torch.optim.Optimizer,
     batches: Sequence[Tensor],
     spec: InnerSpec,
     *,
     first_step: int,
+    ranks: Ranks = ALONE,
     micro_sequences: int | None = None,
+    recompute: Recompute = "none",
     on_step: OnStep | None = None,
 ) -> InnerReport:
-    """One AdamW step for each batch (int64 [sequences, context + 1]); the model's parameters become theta_r.
+    """One optimizer step for each batch (int64 [sequences, context + 1]); the model's parameters become theta_r.
 
-    first_step: inner step of the first batch on the run's schedule. micro_sequences: most sequences on the device at
-    once; the batch's gradient is accumulated over them (None: the whole batch). Gradients are clipped to spec.clip.
+    first_step: inner step of the first batch on the run's schedule. ranks: those among which `model` is sharded; each
+    takes its share of every batch, and all report the same. micro_sequences: most sequences on a device at once; the
+    batch's gradient is accumulated over them (None: the whole share). recompute: what layers compute again rather than
+    keep; no value depends on it. Gradients are clipped to spec.clip.
     """
     device = next(model.parameters()).device
     model.train()
-    for group in optimizer.param_groups:
-        # An amendment may have changed them since the optimizer was made.
-        group.update(betas=(spec.beta1, spec.beta2), eps=spec.epsilon, weight_decay=spec.weight_decay)
     losses: list[float] = []
     skipped = 0
-    for step, batch in enumerate(batches):
-        for group in optimizer.param_groups:
-            group["lr"] = lr_at(first_step + step, spec)
+    shares = ahead((ranks.share(batch) for batch in batches), device)
+    for step, (batch, (share, weights)) in enumerate(zip(batches, shares, strict=True)):
+        set_constants(optimizer, spec, lr_at(first_step + step, spec))
         optimizer.zero_grad(set_to_none=True)
-        loss = 0.0
-        for micro in torch.split(batch, micro_sequences or len(batch)):
+        size = micro_sequences or len(share)
+        totals: list[Tensor] = []
+        for micro, weight in zip(torch.split(share, size), torch.split(weights, size), strict=True):
             with autocast(device):
-                total = model.loss(micro.to(device)).sum() / len(batch)
+                # Sharded gradients are the ranks' mean.
+                total = (model.loss(micro, recompute) * weight).sum() * ranks.size / len(batch)
             torch.autograd.backward(total)
-            loss += float(total.detach())
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip)
+            totals.append(total.detach())
+        loss = 0.0
+        for total in totals:  # Only now: a value that the host waits for keeps a GPU from being fed ahead.
+            loss += float(total)
+        loss = ranks.mean(loss)
+        norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip))
         if isfinite(float(norm)):
             optimizer.step()
         else:
@@ -97,32 +95,3 @@ def inner_round(
             on_step(step, loss)
     optimizer.zero_grad(set_to_none=True)
     return InnerReport(tuple(losses), sum(batch.shape[0] * (batch.shape[1] - 1) for batch in batches), skipped)
-
-
-def adam_state(model: Transformer, optimizer: torch.optim.AdamW) -> tuple[dict[str, Tensor], int]:
-    """Adam's moments as CPU copies under `adam.first/NAME` and `adam.second/NAME`, and its number of steps; zeros
-    and 0 before the first step, so that the set of tensors never depends on history."""
-    tensors: dict[str, Tensor] = {}
-    num_steps = 0
-    for name, parameter in model.named_parameters():
-        state = optimizer.state.get(parameter)
-        for prefix, key in ((FIRST, "exp_avg"), (SECOND, "exp_avg_sq")):
-            moment = state[key] if state else torch.zeros_like(parameter)
-            tensors[prefix + name] = moment.detach().to("cpu", copy=True)
-        num_steps = int(state["step"]) if state else num_steps
-    return tensors, num_steps
-
-
-def load_adam_state(
-    model: Transformer, optimizer: torch.optim.AdamW, tensors: Mapping[str, Tensor], num_steps: int
-) -> None:
-    """Inverse of `adam_state`: the next step is the same, bit for bit. Raises CheckpointCorrupt for other tensors."""
-    for name, parameter in model.named_parameters():
-        moments = {}
-        for prefix, key in ((FIRST, "exp_avg"), (SECOND, "exp_avg_sq")):
-            moment = tensors.get(prefix + name)
-            if moment is None or moment.shape != parameter.shape:
-                raise CheckpointCorrupt(f"saved optimizer state has no {prefix + name} of shape {parameter.shape}")
-            moments[key] = moment.to(parameter.device, copy=True)
-        step = torch.tensor(float(num_steps), device=parameter.device)
-        optimizer.state[parameter] = {"step": step, **moments}

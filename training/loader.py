@@ -1,12 +1,22 @@
-"""Pages of a split become training sequences and batches, in order: the same pages always give the same batches."""
+"""Pages of a split become training sequences and batches, in order: the same pages always give the same batches.
 
-from collections.abc import Sequence
+Sequences are packed by concatenation: documents follow one another, each ended by the tokenizer's separator, and
+attention sees across the borders. The published runs report nothing else.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from protocol.types import Page
 from training.shards import Split
+
+Item = TypeVar("Item")
+Ready = TypeVar("Ready")
 
 
 def sequences(split: Split, pages: Sequence[Page], context: int) -> Tensor:
@@ -33,3 +43,29 @@ def batches(sequences: Tensor, num_steps: int, batch_sequences: int) -> tuple[Te
     if len(sequences) < needed:
         raise ValueError(f"{num_steps} batches of {batch_sequences} need {needed} sequences, got {len(sequences)}")
     return torch.split(sequences[:needed], batch_sequences)
+
+
+def ahead(items: Iterable[tuple[Tensor, ...]], device: torch.device) -> Iterator[tuple[Tensor, ...]]:
+    """The same tensors in the same order on `device`. On CUDA a thread makes and pins the next item while one is
+    trained on, and copies do not wait; elsewhere they are made when asked for."""
+    if device.type != "cuda":
+        for item in items:
+            yield tuple(tensor.to(device) for tensor in item)
+        return
+    for item in one_ahead(items, lambda item: tuple(tensor.pin_memory() for tensor in item)):
+        yield tuple(tensor.to(device, non_blocking=True) for tensor in item)
+
+
+def one_ahead(items: Iterable[Item], prepare: Callable[[Item], Ready]) -> Iterator[Ready]:
+    """`prepare(item)` of each item in order; one thread draws and prepares the next while the caller has the last.
+    What either raises comes out where the item would."""
+    source = iter(items)
+
+    def draw() -> list[Ready]:
+        return [prepare(item) for item in islice(source, 1)]
+
+    with ThreadPoolExecutor(1, thread_name_prefix="loader") as thread:
+        coming = thread.submit(draw)
+        while ready := coming.result():
+            coming = thread.submit(draw)
+            yield ready[0]

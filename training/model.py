@@ -6,9 +6,14 @@ Rotary pairs are (i, i + head_dim / 2), the half-split form of the published Hug
 interleaved one of Meta's own code: the two differ by a fixed permutation of query and key rows.
 Source: Llama 3 (arXiv 2407.21783); RoPE (2104.09864); SwiGLU (2002.05202); GQA (2305.13245).
 
+The residual stream is in the type of the embedding's output, which autocast and FSDP2's mixed precision alike make
+bf16; norms, rotations and the loss are computed in fp32.
+
 Shapes: B sequences, T positions, D width, H heads, K key/value heads, E head size, V vocabulary, N = B * T.
 """
 
+from collections.abc import Callable
+from functools import cache, partial
 from math import sqrt
 from typing import Any, cast
 
@@ -16,11 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from protocol.spec import ModelSpec
-
-LOGITS_PER_CHUNK = 1 << 26
-"""Logits that exist at once in the loss: 256 MiB in fp32. A 262,144-row vocabulary is done 256 positions at a time."""
+from training.plan import LOGITS_PER_CHUNK, Recompute
 
 INIT_STD = 0.02
 
@@ -43,7 +47,8 @@ class Norm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return F.rms_norm(x_BTD.float(), self.weight.shape, self.weight, self.epsilon).to(x_BTD.dtype)
+        # FSDP2 hands the gain over in bf16.
+        return F.rms_norm(x_BTD.float(), self.weight.shape, self.weight.float(), self.epsilon).to(x_BTD.dtype)
 
 
 class Attention(nn.Module):
@@ -96,9 +101,33 @@ class Layer(nn.Module):
         self.ffn_norm = Norm(spec.width, spec.norm_epsilon)
         self.ffn = FeedForward(spec)
 
-    def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor, recompute: Recompute) -> Tensor:
+        """recompute: what the backward pass computes again instead of keeping it; results are the same, bit for bit."""
+        if recompute == "none" or not torch.is_grad_enabled():
+            return self._block(x_BTD, cos_TE, sin_TE)
+        # Inside forward: FSDP2's hooks, which gather the weights, stay outside of what is run again.
+        again = partial(checkpoint, self._block, x_BTD, cos_TE, sin_TE, use_reentrant=False, preserve_rng_state=False)
+        if recompute == "selective":
+            again = partial(again, context_fn=partial(create_selective_checkpoint_contexts, _keep_products))
+        return cast(Tensor, again())
+
+    def _block(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), cos_TE, sin_TE)
         return cast(Tensor, x_BTD + self.ffn(self.ffn_norm(x_BTD)))
+
+
+_PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+
+
+def _keep_products(context: Any, op: Any, *inputs: Any, **options: Any) -> CheckpointPolicy:
+    """Selective recomputation: matrix products and attention are kept, what is cheap beside them is not."""
+    return CheckpointPolicy.MUST_SAVE if op in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class Transformer(nn.Module):
@@ -113,35 +142,56 @@ class Transformer(nn.Module):
         cos_TE, sin_TE = rotary_table(spec.context, spec.width // spec.heads, spec.rope_theta)
         self.register_buffer("cos_TE", cos_TE, persistent=False)
         self.register_buffer("sin_TE", sin_TE, persistent=False)
+        self._fused = False
+
+    def compile(self) -> None:
+        """Compile each layer, and the loss behind the logits, with torch.compile: for GPUs, after micro-batches were
+        tried (each new shape is compiled anew). Results differ from the plain ones by rounding.
+
+        Weights keep their names. Call it after FSDP2's fully_shard, whose hooks stay outside.
+        """
+        for layer in self.layers:
+            # Not the module: its hooks, FSDP2's, would be compiled too. All layers share one graph.
+            layer.forward = torch.compile(layer.forward)
+        self._fused = True
 
     @property
     def head_weight(self) -> Tensor:
         """[V, D]; the embedding itself when tied."""
         return self.embedding.weight if self.head is None else self.head.weight
 
-    def hidden(self, tokens_BT: Tensor) -> Tensor:
+    def hidden(self, tokens_BT: Tensor, recompute: Recompute = "none") -> Tensor:
         """Final normed activations [B, T, D] of int64 tokens, T <= context."""
         length = tokens_BT.shape[1]
         cos_TE = cast(Tensor, self.cos_TE)[:length]
         sin_TE = cast(Tensor, self.sin_TE)[:length]
-        x_BTD = self.embedding(tokens_BT)
+        x_BTD = _autocast(self.embedding(tokens_BT))
         for layer in self.layers:
-            x_BTD = layer(x_BTD, cos_TE, sin_TE)
+            x_BTD = layer(x_BTD, cos_TE, sin_TE, recompute)
         return cast(Tensor, self.norm(x_BTD))
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Logits [B, T, V] of int64 tokens. Exists whole: for tests and export; training uses `loss`."""
         return F.linear(self.hidden(tokens_BT), self.head_weight)
 
-    def loss(self, sequences: Tensor) -> Tensor:
+    def loss(self, sequences: Tensor, recompute: Recompute = "none") -> Tensor:
         """Mean cross entropy of each sequence, nats a token, fp32 [B].
 
-        `sequences` is int64 [B, T + 1]: position t predicts token t + 1. At most LOGITS_PER_CHUNK logits exist at once.
+        `sequences` is int64 [B, T + 1]: position t predicts token t + 1. At most LOGITS_PER_CHUNK logits exist at once,
+        never those of a larger batch. recompute: what each layer's backward pass computes again (training/plan.py).
+        Under FSDP2 the caller registers `loss` as a forward method of the root, in whose group embedding and head are:
+        their weights are whole from its start, and again for its backward pass.
         """
         inputs_BT, targets_BT = sequences[:, :-1], sequences[:, 1:]
-        hidden_ND = self.hidden(inputs_BT).flatten(0, 1)
-        losses_N = cross_entropy(hidden_ND, self.head_weight, targets_BT.flatten(), LOGITS_PER_CHUNK)
+        hidden_ND = self.hidden(inputs_BT, recompute).flatten(0, 1)
+        losses_N = cross_entropy(hidden_ND, self.head_weight, targets_BT.flatten(), LOGITS_PER_CHUNK, fused=self._fused)
         return losses_N.view(targets_BT.shape).mean(dim=1)
+
+
+def _autocast(x: Tensor) -> Tensor:
+    """In autocast's type where it is on."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 def rotate(x: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
@@ -160,65 +210,91 @@ def rotary_table(context: int, size: int, theta: float) -> tuple[Tensor, Tensor]
     return torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1)
 
 
-def cross_entropy(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, max_logits: int) -> Tensor:
-    """Cross entropy [N] in fp32 of hidden @ weight.T, with at most `max_logits` logits (one row at least) at once."""
-    device = hidden_ND.device.type
-    if torch.is_autocast_enabled(device):
-        hidden_ND = hidden_ND.to(torch.get_autocast_dtype(device))
+def cross_entropy(
+    hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, max_logits: int, *, fused: bool = False
+) -> Tensor:
+    """Cross entropy [N] in fp32 of hidden @ weight.T, with at most `max_logits` logits (one row at least) at once.
+
+    fused: what follows the logits is compiled. Each logit of a chunk takes up to 8 bytes, with its gradient and what is
+    between; fused in bf16 4. That is 512 or 256 MiB for 2^26 of them.
+    """
     rows = max(1, max_logits // weight_VD.shape[0])
-    return cast(Tensor, _CrossEntropy.apply(hidden_ND, weight_VD, targets_N, rows))  # type: ignore[no-untyped-call]
+    losses_N = _CrossEntropy.apply(_autocast(hidden_ND), weight_VD, targets_N, rows, fused)  # type: ignore[no-untyped-call]
+    return cast(Tensor, losses_N)
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Cross entropy over chunks of rows, in place. A single chunk is kept for the backward pass; of several, each
-    one's logits are computed again there.
+    """Cross entropy over chunks of rows. The logits of a single chunk are kept for the backward pass; those of several
+    are computed again there, each chunk's.
 
-    Matrix products run in hidden's dtype; the weight's gradient is summed in the weight's own (fp32), where a
-    checkpointed loop under autocast would sum dozens of chunks in bf16.
+    Matrix products run in hidden's dtype; the weight's gradient is summed in the weight's own: fp32 under autocast,
+    where a checkpointed loop would sum dozens of chunks in bf16.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, rows: int) -> Tensor:
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, rows: int, fused: bool) -> Tensor:
         low_VD = weight_VD.to(hidden_ND.dtype)
-        losses = []
+        losses, kept = [], []
         for hidden, targets in zip(torch.split(hidden_ND, rows), torch.split(targets_N, rows), strict=True):
-            exponentials, highest, chosen = _exponentials(hidden, low_VD, targets)
-            sums = exponentials.sum(dim=1)
-            losses.append(sums.log() + highest - chosen)
-        kept = (exponentials, sums) if hidden_ND.shape[0] <= rows else ()
+            logits = _logits(hidden, low_VD)
+            losses.append(_maybe(fused, _losses)(logits, targets))
+            if hidden_ND.shape[0] <= rows:
+                kept = [logits]
+            del logits  # or it would still be there while the next chunk's are made
         ctx.save_for_backward(hidden_ND, weight_VD, targets_N, *kept)
-        ctx.rows = rows
+        ctx.rows, ctx.fused = rows, fused
         return torch.cat(losses)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         hidden_ND, weight_VD, targets_N, *kept = ctx.saved_tensors
         low_VD = weight_VD.to(hidden_ND.dtype)
         grad_hidden, grad_weight = torch.empty_like(hidden_ND), torch.zeros_like(weight_VD)
         for begin in range(0, hidden_ND.shape[0], ctx.rows):
             rows = slice(begin, begin + ctx.rows)
-            hidden, targets, grad = hidden_ND[rows], targets_N[rows], grads[0][rows]
-            if kept:
-                exponentials, sums = kept
-            else:
-                exponentials, _, _ = _exponentials(hidden, low_VD, targets)
-                sums = exponentials.sum(dim=1)
-            # In place: a second backward pass over a kept chunk is refused by autograd's version check.
-            grad_logits = exponentials.mul_((grad / sums)[:, None])
-            grad_logits[torch.arange(len(targets), device=targets.device), targets] -= grad
-            low = grad_logits.to(hidden.dtype)
+            hidden = hidden_ND[rows]
+            logits = kept[0] if kept else _logits(hidden, low_VD)
+            low = _maybe(ctx.fused, _grad_logits)(logits, targets_N[rows], grads[0][rows])
+            del logits
             grad_hidden[rows] = low @ low_VD
-            grad_weight += low.T @ hidden
-        return grad_hidden, grad_weight, None, None
+            if low.dtype == grad_weight.dtype:
+                torch.addmm(grad_weight, low.T, hidden, out=grad_weight)
+            else:
+                grad_weight += low.T @ hidden
+            del low
+        return grad_hidden, grad_weight, None, None, None
 
 
-def _exponentials(hidden: Tensor, weight_VD: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(logit - highest) [n, V], the highest logit [n] and the target's [n], all fp32."""
+def _logits(hidden: Tensor, weight_VD: Tensor) -> Tensor:
     with torch.autocast(hidden.device.type, enabled=False):
-        logits = F.linear(hidden, weight_VD).float()
-    highest = logits.amax(dim=1)
-    chosen = logits.gather(1, targets[:, None]).squeeze(1)
-    return logits.sub_(highest[:, None]).exp_(), highest, chosen
+        return F.linear(hidden, weight_VD)
+
+
+def _losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy [n] of logits [n, V], in fp32."""
+    highest = logits.amax(dim=1, keepdim=True).float()
+    sums = (logits - highest).exp_().sum(dim=1, keepdim=True)
+    chosen = logits.gather(1, targets[:, None]).float()
+    return (sums.log() + highest - chosen).squeeze(1)
+
+
+def _grad_logits(logits: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
+    """Gradient [n, V] with respect to the logits, in their dtype, of `_losses` weighted by grad [n]."""
+    highest = logits.amax(dim=1, keepdim=True).float()
+    exponentials = (logits - highest).exp_()
+    scaled = exponentials.mul_((grad / exponentials.sum(dim=1))[:, None])
+    chosen = scaled.gather(1, targets[:, None]) - grad[:, None]
+    low = scaled.to(logits.dtype)
+    return low.scatter_(1, targets[:, None], chosen.to(low.dtype))
+
+
+def _maybe(fused: bool, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return _compiled(function) if fused else function
+
+
+@cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function)
 
 
 def initialise(model: Transformer, seed: int) -> None:

@@ -10,12 +10,18 @@ Covenant-72B (arXiv 2603.08163).
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
 
 from protocol.spec import InnerSpec, ModelSpec, Run, RunSpec
 from training.schedule import lr_at
 
 LOGITS_PER_CHUNK = 1 << 26
-"""As in training/model.py, which imports torch."""
+"""Logits that training/model.py has at once: 256 MiB in fp32. A 262,144-row vocabulary is done 256 positions at a
+time."""
+
+Recompute = Literal["none", "selective", "full"]
+"""What a layer computes again for its gradient instead of keeping it: nothing; what is cheap beside matrix products and
+attention; everything, from the layer's input on. Results are the same. A matter of each node."""
 
 SUSTAINED_FLOPS = 530e12
 """Model FLOP/s of one GPU in the published run: 20 minutes for its round on eight B200, 24 % of their bf16 peak."""
@@ -70,6 +76,13 @@ def layer_parameters(model: ModelSpec) -> int:
     return sum(prod(shape) for name, shape in model.shapes().items() if name.startswith("layers.0."))
 
 
+def matrix_parameters(model: ModelSpec) -> int:
+    """Parameters in the matrices of all layers."""
+    return model.layers * sum(
+        prod(shape) for name, shape in model.shapes().items() if name.startswith("layers.0.") and len(shape) == 2
+    )
+
+
 def untied_parameters(model: ModelSpec) -> int:
     """Parameters with embedding and head counted separately, tied or not: how published counts are often given."""
     return sum(prod(shape) for shape in model.model_copy(update={"tie_embeddings": False}).shapes().values())
@@ -86,18 +99,19 @@ def flops_per_token(model: ModelSpec) -> int:
     return 6 * products + 6 * model.layers * model.width * (model.context + 1)
 
 
-def saved_layer_bytes(model: ModelSpec) -> int:
-    """Bytes a token that one layer keeps for its backward pass under bf16 autocast, its input left out. With FSDP's
-    bf16 there are fewer copies and two fp32 inputs of norms: the same sum.
+def kept_layer_bytes(model: ModelSpec, recompute: Recompute) -> int:
+    """Bytes a token that one layer keeps from the forward to the backward pass, in bf16 but for what norms take in.
 
-    bf16: the inputs of query, key and value (each product casts its own copy), query, keys, values and output of the
-    attention, the input of the output projection; the inputs of gate and up, both outputs, silu and the product. fp32:
-    the residual between attention and feed-forward.
+    full: the layer's input. selective: that, and what matrix products and attention gave. none: fp32 inputs of both
+    norms; inputs of query, key and value, these turned, output of the attention; inputs of gate and up, both outputs,
+    silu and the product.
     """
-    keys = model.width * model.kv_heads // model.heads
-    attention = BF16 * (3 * model.width + 3 * model.width + 2 * keys)
-    feed_forward = BF16 * (2 * model.width + 4 * model.ffn)
-    return attention + FP32 * model.width + feed_forward
+    width, keys = model.width, model.width * model.kv_heads // model.heads
+    if recompute == "full":
+        return BF16 * width
+    if recompute == "selective":
+        return BF16 * (5 * width + 2 * keys + 2 * model.ffn)
+    return FP32 * 2 * width + BF16 * (4 * width + 2 * keys + 4 * model.ffn)
 
 
 # --- memory --------------------------------------------------------------------------------------------------
@@ -113,29 +127,31 @@ class Part:
     host_communicating: int = 0
 
 
-def memory_parts(spec: RunSpec, gpus: int, micro_sequences: int) -> dict[str, Part]:
+def memory_parts(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> dict[str, Part]:
     """Memory of a miner by part, each at its own peak. `gpus` >= 1 share the model; each takes `micro_sequences` at
     once."""
     total = spec.layout.num_parameters
     shard = -(-total // gpus)
+    # Muon keeps one value of each entry of the layers' matrices, AdamW two of everything.
+    state = 2 * total - matrix_parameters(spec.model) * (spec.inner.optimizer == "muon")
     payloads = (1 + spec.gauntlet.contributors) * spec.object_bytes
-    moments = step_moments(spec.model, gpus, micro_sequences).values()
+    moments = step_moments(spec.model, gpus, micro_sequences, recompute).values()
     return {
         "theta": Part(0, FP32 * shard, FP32 * total, FP32 * total),
         "parameters": Part(FP32 * shard, FP32 * shard),
         "gradients": Part(FP32 * shard),
-        "adam_moments": Part(2 * FP32 * shard, 0, 0, 2 * FP32 * total),
+        "adam_moments": Part(FP32 * -(-state // gpus), 0, 0, FP32 * state),
         "error_feedback": Part(0, FP32 * shard, FP32 * total),
         **{name: Part(max(moment[name] for moment in moments)) for name in STEP_PARTS},
         "payloads": Part(0, 0, 0, payloads),
     }
 
 
-def memory_total(spec: RunSpec, gpus: int, micro_sequences: int) -> Part:
+def memory_total(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> Part:
     """Memory of all parts. What an inner step takes beyond the shards is that of its fullest moment: its parts peak at
     different ones."""
-    parts = memory_parts(spec, gpus, micro_sequences)
-    moments = step_moments(spec.model, gpus, micro_sequences).values()
+    parts = memory_parts(spec, gpus, micro_sequences, recompute)
+    moments = step_moments(spec.model, gpus, micro_sequences, recompute).values()
     fullest = max(sum(moment.values()) for moment in moments)
     return Part(
         sum(part.gpu_computing for name, part in parts.items() if name not in STEP_PARTS) + fullest,
@@ -145,25 +161,26 @@ def memory_total(spec: RunSpec, gpus: int, micro_sequences: int) -> Part:
     )
 
 
-def step_moments(model: ModelSpec, gpus: int, micro_sequences: int) -> dict[str, dict[str, int]]:
+def step_moments(
+    model: ModelSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full"
+) -> dict[str, dict[str, int]]:
     """Bytes on one GPU beyond the shards, by part, at the moments of a micro-batch at which memory peaks.
 
     Sharded (gpus > 1): weights are gathered in bf16, those of embedding and head for the whole step, layers one by one
     with the next fetched ahead; gradients are bf16, then an fp32 buffer that is reduced. On one GPU autocast keeps
-    bf16 copies of all layers to the end of the forward pass; gradients and the residual stream are fp32. The gradient
-    of a tied head waits for the embedding's, and their sum is a third tensor.
+    bf16 copies of all layers to the end of the forward pass, and gradients are fp32. The gradient of a tied head waits
+    for the embedding's, and their sum is a third tensor. Compiled layers and losses take less.
     """
     width, tokens, tied = model.width, micro_sequences * model.context, model.tie_embeddings
     layer, table = layer_parameters(model), model.vocabulary * model.width
-    residual = (FP32 if gpus == 1 else BF16) * width * tokens
-    inputs = residual * model.layers
-    hidden = inputs + (2 * FP32 + BF16) * width * tokens
-    inside = inputs + (saved_layer_bytes(model) + BF16 * model.ffn + 2 * FP32 * width) * tokens
-    rows = min(max(1, LOGITS_PER_CHUNK // model.vocabulary), tokens)
-    chunk, following = ((FP32 + BF16) * model.vocabulary * positions for positions in (rows, min(rows, tokens - rows)))
-    # One chunk's fp32 logits, in the backward pass also its bf16 ones, are still there while the next is made.
-    logits = max(chunk, FP32 * model.vocabulary * rows + following)
-    grad_logits = chunk + following
+    residual = BF16 * width * tokens
+    kept = kept_layer_bytes(model, recompute) * model.layers * tokens
+    again = (kept_layer_bytes(model, "none") - kept_layer_bytes(model, recompute)) * tokens
+    hidden = kept + (FP32 + 2 * BF16) * width * tokens
+    inside = kept + again + (BF16 * model.ffn + FP32 * width) * tokens
+    chunk = model.vocabulary * min(max(1, LOGITS_PER_CHUNK // model.vocabulary), tokens)
+    logits = (BF16 + FP32) * chunk
+    grad_logits = (2 * BF16 + FP32) * chunk
 
     # Each moment: weights, gradients, activations, logits.
     if gpus == 1:
@@ -172,7 +189,7 @@ def step_moments(model: ModelSpec, gpus: int, micro_sequences: int) -> dict[str,
         moments = {
             "logits": (BF16 * model.layers * layer + low, 0, hidden, logits),
             "gradient of the logits": (low, full, hidden, grad_logits),
-            "gradient of the head": (low, full + low, hidden, chunk),
+            "gradient of the head": (low, full + low, hidden, BF16 * chunk),
             "gradient of a layer": (BF16 * layer, full * tied + matrix, inside, 0),
             "gradient of the embedding": (0, full * (3 if tied else 1), residual, 0),
         }
@@ -183,7 +200,6 @@ def step_moments(model: ModelSpec, gpus: int, micro_sequences: int) -> dict[str,
             "gathering": (2 * gathered, 0, 0, 0),
             "logits": (gathered + BF16 * layer, 0, hidden, logits),
             "gradient of the logits": (gathered + BF16 * layer, low, hidden, grad_logits),
-            "gradient of the head": (gathered + BF16 * layer, 2 * low, hidden, chunk),
             "gradient of a layer": (gathered + 2 * BF16 * layer, low + (BF16 + FP32) * layer, inside, 0),
             "gradient of the embedding": (gathered, low * (3 if tied else 2), residual, 0),
             "reduction": (0, (BF16 + FP32) * tables, 0, 0),
@@ -267,7 +283,7 @@ class Plan:
     @property
     def micro_sequences(self) -> int:
         """Most sequences at once with which a GPU's memory suffices; 0 when not even one fits."""
-        return _last(lambda count: self._fits(self.gpus, count), self.sequences_per_gpu)
+        return last(lambda count: self._fits(self.gpus, count), self.sequences_per_gpu)
 
     @property
     def gpus_needed(self) -> int | None:
@@ -280,7 +296,7 @@ class Plan:
         return max(needed.gpu_computing, needed.gpu_communicating) <= (1 - RESERVE) * self.gpu_bytes
 
 
-def _last(holds: Callable[[int], bool], most: int) -> int:
+def last(holds: Callable[[int], bool], most: int) -> int:
     """Largest number of 1 .. most for which `holds`, which is true up to some number; 0 when none."""
     low, high = 0, most
     while low < high:

@@ -5,7 +5,7 @@ that the inner loop moves to theta_r and a probe moves for a moment. Error feedb
 own. No network, no files. Source: SparseLoCo (arXiv 2508.15706), Algorithm 1; docs/protocol.md sections 2, 6, 7, 9.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,26 +19,17 @@ from protocol.types import Digest, PeerId
 from sparseloco import ops
 from sparseloco.digest import sync_proof, theta_digest
 from sparseloco.feedback import restore
+from sparseloco.floats import NonFinite
 from sparseloco.outer import Aggregate, OuterState, Scales
 from sparseloco.update import Update
 from training.checkpoint import Saved, Shapes
-from training.inner import (
-    FIRST,
-    SECOND,
-    InnerReport,
-    OnStep,
-    adam_state,
-    autocast,
-    inner_round,
-    load_adam_state,
-    make_optimizer,
-)
-from training.loader import batches
+from training.host import copy
+from training.inner import InnerReport, OnStep
+from training.meter import Meter, Reading
 from training.model import Transformer, initialise
-
-EVALUATION_TOKENS = 1024
-"""Positions evaluated at once. Evaluation always runs batches of this one size, so that a sequence's loss does not
-depend on what it is evaluated with: a matrix library may sum in another order for another number of rows."""
+from training.optimizer import state_shapes
+from training.parallel import ALONE, Ranks, open_together
+from training.trainer import ENDS, RECORDS, TOKENS, Trainer, split_name
 
 ERROR = "error/"
 
@@ -60,42 +51,41 @@ class Replica:
         theta: Mapping[str, Tensor],
         outer: OuterState | None = None,
         *,
-        device: torch.device | str = "cpu",
-        micro_sequences: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """theta: fp32 tensors of exactly spec.model.shapes(), copied. outer: the state that belongs to it (None: the
-        run's start). micro_sequences: most sequences on the device at once while training (None: a whole batch)."""
+        run's start). ranks: those that train it, this the first of them."""
         self.spec = spec
         self.layout: Layout = spec.layout
         self.outer = outer if outer is not None else OuterState.initial(self.layout)
-        self._device = torch.device(device)
-        self._micro_sequences = micro_sequences
-        self._theta = {tensor.name: theta[tensor.name].detach().to("cpu", copy=True) for tensor in self.layout}
-        self._error: dict[str, Tensor] | None = None
-        self._model = Transformer(spec.model).to(self._device)
-        self._optimizer = make_optimizer(self._model, spec.inner)
+        self._trainer = open_together(ranks, Trainer, spec=spec.model_dump_json())
+        # Three areas change roles: what is made anew is written to the spare one, so that nothing is half-made.
+        self._theta, self._error, self._spare = "weights 0", "weights 1", "weights 2"
+        self._has_error = False
         self._digest: Digest | None = None
-        self._load_weights(self._theta)
+        copy(self.theta, theta)
+        self._moved()
 
     @property
     def theta(self) -> Mapping[str, Tensor]:
-        """The run's parameters, fp32 on the CPU. Read only."""
-        return self._theta
+        """The run's parameters, fp32 on the CPU. Read only; the same memory holds something else after the next outer
+        step."""
+        return self._trainer.tensors(self._theta)
 
     @property
     def model(self) -> Transformer:
-        """The module with its current weights, for evaluation and export. Read only."""
-        return self._model
+        """The module with its current weights, for tests: with several ranks this one's shards. Read only."""
+        return self._trainer.model
 
     def digest(self) -> Digest:
         """theta digest of the consensus state."""
         if self._digest is None:
-            self._digest = theta_digest(self._theta, self.layout, self.outer)
+            self._digest = theta_digest(self.theta, self.layout, self.outer)
         return self._digest
 
     def sync_proof(self, block_hash: Digest, peer: PeerId) -> Digest:
         """Proof that this node holds theta (docs/protocol.md section 5)."""
-        return sync_proof(self._theta, self.layout, block_hash, peer)
+        return sync_proof(self.theta, self.layout, block_hash, peer)
 
     def inner_round(
         self, sequences: Tensor, *, inner: InnerSpec | None = None, on_step: OnStep | None = None
@@ -107,47 +97,63 @@ class Replica:
         """
         spec = inner or self.spec.inner
         self.reset()
+        self._tokens(sequences)
         self._at_theta = False
-        return inner_round(
-            self._model,
-            self._optimizer,
-            batches(sequences, spec.steps, spec.sequences),
-            spec,
-            first_step=self.outer.rounds * spec.steps,
-            micro_sequences=self._micro_sequences,
-            on_step=on_step,
+        self._trainer.on_step = on_step
+        return self._trainer.inner_round(
+            inner=spec.model_dump(), first_step=self.outer.rounds * spec.steps, num_sequences=len(sequences)
         )
+
+    def meter(self, inner: InnerSpec, report: Callable[[Reading], None]) -> Meter:
+        """An OnStep for one inner round that begins now: `report` gets a reading every few seconds and at the end."""
+        ranks = self._trainer.ranks
+        return Meter(self.spec.model, inner, report, device=ranks.device, gpus=ranks.size)
 
     def compress(self) -> Update:
         """Delta_hat of theta - theta_r plus what was not sent before; error feedback moves on.
 
         Raises sparseloco.floats.NonFinite, with the error feedback unchanged, when training has diverged.
         """
-        theta_r = {name: parameter.detach().to("cpu") for name, parameter in self._model.named_parameters()}
-        update, self._error = ops.compress(
-            self._theta, theta_r, self._error, self.layout, beta=self.spec.compression.decay
+        records = self._trainer.area(RECORDS, self.layout.records_bytes)
+        self._trainer.tensors(ENDS)
+        self._trainer.tensors(self._spare)
+        finite = self._trainer.compress(
+            theta=self._theta,
+            error=self._error if self._has_error else None,
+            new_error=self._spare,
+            beta=self.spec.compression.decay,
         )
-        return update
+        if not finite:
+            raise NonFinite("the values to compress hold a NaN or an infinity")
+        self._error, self._spare, self._has_error = self._spare, self._error, True
+        return Update(self.layout, records.tensor((self.layout.records_bytes,), torch.uint8).numpy().tobytes())
 
     def give_back(self, update: Update) -> None:
         """After a void round: the error feedback takes back the Delta_hat that `compress` had sent."""
-        self._error = restore(self._errors(), update)
+        copy(self._trainer.tensors(self._spare), restore(self._errors(), update))
+        self._error, self._spare, self._has_error = self._spare, self._error, True
         self.reset()
 
     def outer_step(self, updates: Sequence[Update | None], *, alpha: float, aggregate: Aggregate) -> tuple[Scales, ...]:
         """Apply a non-void round: the contributors' updates in PeerId order, None for one that did not parse. The
         module takes the new theta. Returns each contributor's scales."""
-        self._theta, self.outer, scales = ops.outer_step(
-            self._theta, updates, self.outer, alpha=alpha, aggregate=aggregate
+        _, self.outer, scales = ops.outer_step(
+            self.theta,
+            updates,
+            self.outer,
+            alpha=alpha,
+            aggregate=aggregate,
+            out=self._trainer.tensors(self._spare),
         )
-        self._digest = None
-        self._load_weights(self._theta)
+        self._theta, self._spare = self._spare, self._theta
+        self._moved()
         return scales
 
     def reset(self) -> None:
         """Set the module's weights back to theta."""
         if not self._at_theta:
-            self._load_weights(self._theta)
+            self._trainer.load(area=self._theta)
+            self._at_theta = True
 
     def loss(self, sequences: Tensor) -> float:
         """Mean cross entropy of the module's current weights on int64 [num, context + 1] sequences, nats a token.
@@ -158,33 +164,29 @@ class Replica:
         losses = self.losses(sequences)
         return sum(losses) / len(losses) if losses else float("nan")
 
-    @torch.no_grad()
     def losses(self, sequences: Tensor) -> list[float]:
         """Each sequence's mean cross entropy, nats a token."""
-        self._model.eval()
-        size = max(1, EVALUATION_TOKENS // max(1, sequences.shape[1] - 1))
-        losses: list[float] = []
-        for batch in torch.split(sequences, size) if len(sequences) else ():
-            padding = batch[-1:].expand(size - len(batch), -1)
-            with autocast(self._device):
-                found = self._model.loss(torch.cat([batch, padding]).to(self._device))
-            losses += found[: len(batch)].tolist()
-        return losses
+        if not len(sequences):
+            return []
+        self._tokens(sequences)
+        return self._trainer.losses(num_sequences=len(sequences))
 
     @contextmanager
     def probe(self, update: Update, scales: Scales, step: float) -> Iterator[None]:
         """Inside the block the module's weights are theta - step * s * Delta_hat: one peer's bounded update; after it
         theta again, bit for bit, by copy (adding back what was subtracted would round)."""
         try:
-            self._load_weights(ops.apply_probe(self._theta, update, scales, step), at_theta=False)
+            copy(self._trainer.tensors(self._spare), ops.apply_probe(self.theta, update, scales, step))
+            self._at_theta = False
+            self._trainer.load(area=self._spare)
             yield
         finally:
-            self._load_weights(self._theta)
+            self.reset()
 
     def consensus_state(self) -> Saved:
         """theta and the outer state: what every replica shares and a checkpoint holds. Tensors are not copied."""
         return Saved(
-            self._theta,
+            self.theta,
             {
                 "rounds": self.outer.rounds,
                 "averages": [average.hex() for average in self.outer.averages],
@@ -196,15 +198,15 @@ class Replica:
         """Take another consensus state. Raises CheckpointCorrupt when it is not one of this layout; whether it is the
         run's is for the caller to decide by `digest`."""
         self.outer = parse_outer(saved.facts, self.layout)
-        self._theta = _of_shapes(saved.tensors, self.spec.model.shapes())
-        self._digest = None
-        self._load_weights(self._theta)
+        copy(self.theta, _of_shapes(saved.tensors, self.spec.model.shapes()))
+        self._moved()
 
     def own_state(self) -> Saved:
-        """Error feedback and Adam's state, as copies: what one miner needs to go on exactly where it was."""
-        moments, num_steps = adam_state(self._model, self._optimizer)
-        errors = {ERROR + name: error.clone() for name, error in self._errors().items()}
-        return Saved({**errors, **moments}, {"adam_steps": num_steps})
+        """Error feedback and the optimizer's state: what one miner needs to go on exactly where it was. Tensors are not
+        copied."""
+        moments = {area: self._trainer.tensors(area) for area in self._trainer.moment_areas}
+        num_steps = self._trainer.store_moments()
+        return Saved({n: self._own(n, moments) for n in self.own_shapes()}, {"adam_steps": num_steps})
 
     def load_own(self, saved: Saved) -> None:
         """Inverse of `own_state`. Raises CheckpointCorrupt."""
@@ -212,24 +214,35 @@ class Replica:
         num_steps = saved.facts.get("adam_steps")
         if type(num_steps) is not int or num_steps < 0:
             raise CheckpointCorrupt("saved optimizer state lacks its number of steps")
-        load_adam_state(self._model, self._optimizer, tensors, num_steps)
-        self._error = {tensor.name: tensors[ERROR + tensor.name] for tensor in self.layout}
+        moments = {area: self._trainer.tensors(area) for area in self._trainer.moment_areas}
+        for name, tensor in tensors.items():
+            self._own(name, moments).copy_(tensor)
+        self._has_error = True
+        self._trainer.load_moments(num_steps=num_steps)
 
     def own_shapes(self) -> Shapes:
         """Names and shapes of `own_state`'s tensors."""
-        return {prefix + tensor.name: tensor.shape for prefix in (ERROR, FIRST, SECOND) for tensor in self.layout}
+        errors = {ERROR + tensor.name: tensor.shape for tensor in self.layout}
+        return errors | state_shapes(self.spec.model, self.spec.inner)
+
+    def _own(self, name: str, moments: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
+        """The tensor of `own_state` with this name."""
+        area, tensor = split_name(name)
+        return self._errors()[tensor] if area + "/" == ERROR else moments[area][tensor]
 
     def _errors(self) -> dict[str, Tensor]:
-        # A validator never compresses: zeros as large as theta are made for those who need them.
-        if self._error is None:
-            return {name: torch.zeros_like(tensor) for name, tensor in self._theta.items()}
-        return self._error
+        # A validator never compresses: its zeros take no memory until somebody writes to them.
+        return self._trainer.tensors(self._error)
 
-    @torch.no_grad()
-    def _load_weights(self, weights: Mapping[str, Tensor], *, at_theta: bool = True) -> None:
-        for name, parameter in self._model.named_parameters():
-            parameter.copy_(weights[name])
-        self._at_theta = at_theta
+    def _tokens(self, sequences: Tensor) -> None:
+        area = self._trainer.area(TOKENS, sequences.nbytes)
+        area.tensor(tuple(sequences.shape), torch.int64).copy_(sequences)
+
+    def _moved(self) -> None:
+        """theta is another one."""
+        self._digest = None
+        self._at_theta = False
+        self.reset()
 
 
 def parse_outer(facts: Mapping[str, Any], layout: Layout) -> OuterState:

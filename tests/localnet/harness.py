@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,19 @@ class Run:
     def pid(self, name: str) -> int:
         lines = (self.folder / "logs" / "pids").read_text().splitlines()
         return int(dict(map(str.split, lines))[name])
+
+    def ranks(self, name: str) -> dict[str, int]:
+        """Process of each rank, of a node that torchrun has started."""
+        launcher, found = self.pid(name), {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == launcher:
+                    environment = dict(
+                        entry.partition(b"=")[::2] for entry in (folder / "environ").read_bytes().split(b"\0")
+                    )
+                    if b"RANK" in environment:
+                        found[environment[b"RANK"].decode()] = int(folder.name)
+        return found
 
     def kill(self, name: str) -> None:
         """kill -9 of one node."""

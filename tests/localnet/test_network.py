@@ -1,7 +1,11 @@
 """Whole networks of real processes, as `murmur localnet` builds them."""
 
+import os
 import re
 import shutil
+import signal
+import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +42,7 @@ def assert_sound(run: Run, rounds: int) -> dict[str, Any]:
 @pytest.mark.timeout(400)
 def test_killed_nodes_come_back_to_identical_replicas_and_no_secret_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with localnet(folder, "--rounds", "3", "--miners", "2") as run:
+    with localnet(folder, "--rounds", "3", "--miners", "2", "--ranks", "1,2") as run:
         run.wait_for_round(0)
         run.kill("miner-1")
         run.wait_for_round(1)
@@ -66,6 +70,45 @@ def test_killed_nodes_come_back_to_identical_replicas_and_no_secret_is_told(tmp_
     for path in files:
         data = path.read_bytes()
         assert not [what for what, secret in secrets.items() if secret in data], path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("which", ["torchrun", "0", "1"])
+def test_killing_any_process_of_a_miner_costs_at_most_one_round(which: str, tmp_path: Path) -> None:
+    with localnet(tmp_path / "run", "--rounds", "6", "--miners", "2", "--ranks", "2,1") as run:
+        run.wait_for_round(1)
+        launcher = run.pid("miner-1")
+        processes = {"torchrun": launcher} | run.ranks("miner-1")
+        os.kill(processes[which], signal.SIGKILL)
+        ended_within(processes.values(), seconds=60.0)
+        report = assert_sound(run, rounds=6)
+    assert "miner-1 died and was started again" in run.screen
+    names = by_name(report)
+    applied = [row["round"] for row in report["rounds"] if "miner-1" in row["theta"]]
+    assert applied[-1] == 5
+    missed = [
+        row["round"]
+        for row in report["rounds"]
+        if any(names[hotkey] == "miner-1" and reason == "MISSING" for hotkey, reason in row["rejected"].items())
+    ]
+    assert len(missed) <= 1
+
+
+def ended_within(pids: Iterable[int], seconds: float) -> None:
+    """All of them are gone soon: neither ranks nor their launcher outlive the one that was killed."""
+    until = time.monotonic() + seconds
+    while left := [pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists() and read_cmdline(pid)]:
+        assert time.monotonic() < until, left
+        time.sleep(0.2)
+
+
+def read_cmdline(pid: int) -> bytes:
+    """Empty for a process that has ended and was not collected yet."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 @pytest.mark.slow

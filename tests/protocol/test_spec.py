@@ -311,6 +311,7 @@ def test_an_amendment_cannot_touch_what_fixes_clock_and_layout(run: Run, table: 
     [
         ({"outer": {"beta": 1.0}}, r"unknown fields of outer: \['beta'\]"),
         ({"protocol": {"netuid": 3}}, r"unknown fields of protocol: \['netuid'\]"),
+        ({"inner": {"optimizer": "muon"}}, "inner.optimizer, which stays"),
         ({"outer": {"alpha": "Legal winner"}}, "amended from round 1 is not a valid run spec:\n  outer.alpha: "),
         ({"protocol": {"min_protocol": 2}}, "min_protocol 2 is above max_protocol 1"),
         ({"inner": {"steps": 10**6}}, "a peer needs 500000 a round"),

@@ -1,14 +1,21 @@
 """The model equals a naive one written from the papers, and its parameters are the spec's."""
 
+import math
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from protocol.spec import ModelSpec
+from tests.training.allocations import Watched
+from training import model as model_module
 from training.model import Transformer, cross_entropy, initialise
+from training.plan import LOGITS_PER_CHUNK, Recompute
 
 SPECS = [
     ModelSpec(vocabulary=50, layers=2, width=24, heads=6, kv_heads=2, ffn=20, context=17, tie_embeddings=True),
@@ -134,6 +141,79 @@ def test_under_autocast_the_heads_gradient_stays_in_fp32_and_near_the_exact_one(
     (grad,) = torch.autograd.grad(losses.sum(), weight)
     assert grad.dtype == torch.float32
     assert (grad - exact).norm() < 0.02 * exact.norm()
+
+
+def test_a_step_with_a_vocabulary_of_262144_never_has_the_logits_of_its_batch() -> None:
+    spec = ModelSpec(vocabulary=262_144, layers=1, width=16, heads=2, kv_heads=1, ffn=16, context=256)
+    model = Transformer(spec)
+    initialise(model, 0)
+    sequences = torch.randint(0, spec.vocabulary, (2, 257), generator=torch.Generator().manual_seed(0))
+    with Watched() as watched:
+        loss = model.loss(sequences).mean()
+        torch.autograd.backward(loss)
+    assert loss.item() == pytest.approx(math.log(262_144), rel=0.01)
+    assert watched.largest == LOGITS_PER_CHUNK == 256 * 262_144
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("low", [True, False])
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_no_more_logits_are_alive_than_promised(chunks: int, low: bool) -> None:
+    """Bytes a logit of one chunk, everything that exists at once counted; a chunk dwarfs weights and activations."""
+    rows, vocabulary, width = 64, 50_000, 4
+    hidden = torch.zeros(chunks * rows, width).requires_grad_()
+    weight = torch.zeros(vocabulary, width).requires_grad_()
+    with Watched() as watched, torch.autocast("cpu", torch.bfloat16, enabled=low):
+        losses = cross_entropy(hidden, weight, torch.zeros(chunks * rows, dtype=torch.int64), rows * vocabulary)
+        torch.autograd.backward(losses.sum())
+    assert watched.peak == pytest.approx(8 * rows * vocabulary, rel=0.15)
+
+
+@pytest.mark.parametrize(("low", "recompute"), [(False, "none"), (True, "selective")])
+def test_compiled_the_model_has_the_same_loss_and_gradients(
+    low: bool, recompute: Recompute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the compiler's front end, whose graphs run without being turned into kernels: that takes a minute."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(model_module, "LOGITS_PER_CHUNK", 50 * 20)
+    model_module._compiled.cache_clear()
+    sequences = torch.randint(0, 50, (3, 18), generator=torch.Generator().manual_seed(1))
+    results = []
+    for compiled in (False, True):
+        model = made(SPECS[0])
+        if compiled:
+            model.compile()
+        assert [name for name, _ in model.named_parameters()] == list(SPECS[0].shapes())
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            loss = model.loss(sequences, recompute)
+        torch.autograd.backward(loss.sum())
+        results.append(torch.cat([loss.detach(), *(p.grad.flatten() for p in model.parameters())]))
+    model_module._compiled.cache_clear()
+    assert (results[1] - results[0]).norm() < (0.03 if low else 1e-5) * results[0].norm()
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_layers_that_are_computed_again_give_the_same_gradients(spec: ModelSpec, recompute: Recompute) -> None:
+    sequences = torch.randint(0, spec.vocabulary, (3, spec.context + 1), generator=torch.Generator().manual_seed(1))
+    grads = []
+    for mode in ("none", recompute):
+        model = made(spec)
+        torch.autograd.backward(model.loss(sequences, mode).sum())
+        grads.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, grad in grads[0].items():
+        assert torch.equal(grad, grads[1][name]), name
+
+
+def test_selectively_no_matrix_product_and_no_attention_is_computed_again() -> None:
+    sequences = torch.randint(0, 50, (3, 18), generator=torch.Generator().manual_seed(1))
+    counts = {}
+    for mode in ("none", "selective", "full"):
+        model = made(SPECS[0])
+        with FlopCounterMode(display=False) as counter:
+            torch.autograd.backward(model.loss(sequences, mode).sum())
+        counts[mode] = counter.get_total_flops()
+    assert counts["none"] == counts["selective"] < counts["full"]
 
 
 def test_building_a_model_draws_nothing_from_the_global_generator() -> None:

@@ -1,7 +1,6 @@
 """The plan's arithmetic against counts that others published, against torch's own, and against a watched step."""
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,21 +12,22 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from murmur import presets
 from protocol.spec import ModelSpec
+from tests.training.allocations import Watched
 from training import model as model_module
-from training import plan as plan_module
 from training.model import Transformer
+from training.optimizer import state_shapes
 from training.plan import (
     COVENANT,
     Plan,
+    Recompute,
     flops_per_token,
+    kept_layer_bytes,
     layer_parameters,
+    memory_parts,
     memory_total,
     milestones,
     step_moments,
@@ -156,57 +156,46 @@ def test_transfers_are_the_bytes_of_one_payload_up_and_of_every_contributor_down
 # --- memory --------------------------------------------------------------------------------------------------
 
 
-class Watched(TorchDispatchMode):
-    """Follows the bytes of all tensors that operations make while it is on."""
+class FusedNorm(torch.autograd.Function):
+    """What torch's norm on a GPU keeps and makes; the one on a CPU has twice as many tensors."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = 0
-        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shape: Any, gain: Tensor, epsilon: float) -> Tensor:
+        ctx.save_for_backward(x, gain, x[..., :1].clone())
+        return torch.empty_like(x)
 
-    def __torch_dispatch__(
-        self, op: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        known = {tensor.untyped_storage()._cdata for tensor in tree_leaves(args) if isinstance(tensor, Tensor)}
-        made = op(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in known:
-                storage = tensor.untyped_storage()
-                self._alive[storage._cdata] = weakref.ref(storage)
-        self.peak = max(self.peak, self.now())
-        return made
-
-    def now(self) -> int:
-        """Bytes of those that are alive, asked anew each time: FSDP frees by resizing a storage to nothing."""
-        found = {key: storage() for key, storage in self._alive.items()}
-        self._alive = {key: self._alive[key] for key, storage in found.items() if storage is not None}
-        return sum(storage.nbytes() for storage in found.values() if storage is not None)
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, Tensor, None]:
+        x, gain, _ = ctx.saved_tensors
+        return torch.empty_like(x), None, torch.empty_like(gain), None
 
 
 def watched_step(
-    spec: ModelSpec, sequences: int, monkeypatch: pytest.MonkeyPatch, mesh: DeviceMesh | None = None
+    spec: ModelSpec,
+    sequences: int,
+    monkeypatch: pytest.MonkeyPatch,
+    mesh: DeviceMesh | None = None,
+    recompute: Recompute = "full",
 ) -> int:
-    """Most bytes that exist at once in a second micro-batch with checkpointed layers, beyond parameters and the first
-    one's gradients. Tensors are fake: they have shapes and no values.
+    """Most bytes that exist at once in a second micro-batch, beyond parameters and the first one's gradients. Tensors
+    are fake: they have shapes and no values.
 
     One GPU: bf16 autocast. A mesh: layers and the rest sharded by FSDP2 over so many fake ranks, of which this is one.
     """
+    monkeypatch.setattr(torch.nn.functional, "rms_norm", FusedNorm.apply)
     with FakeTensorMode(), built_without_memory(monkeypatch, "cpu"):
         model = Transformer(spec)
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        for layer in model.layers:
-            whole = layer.forward
-            layer.forward = lambda *inputs, whole=whole: checkpoint(whole, *inputs, use_reentrant=False)
-            if mesh is not None:
-                fully_shard(layer, mesh=mesh, mp_policy=policy)
         if mesh is not None:
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+            for layer in model.layers:
+                fully_shard(layer, mesh=mesh, mp_policy=policy)
             fully_shard(model, mesh=mesh, mp_policy=policy)
             register_fsdp_forward_method(model, "loss")
         tokens = torch.zeros(sequences, spec.context + 1, dtype=torch.int64)
 
         def step() -> None:
             with torch.autocast("cpu", torch.bfloat16, enabled=mesh is None):
-                loss = model.loss(tokens).sum()
+                loss = model.loss(tokens, recompute).sum()
             loss.backward()
 
         with Watched() as watched:
@@ -219,8 +208,8 @@ def watched_step(
 SMALL = {"layers": 4, "width": 512, "heads": 8, "kv_heads": 2, "ffn": 1536, "context": 512}
 
 
-def fullest_moment(spec: ModelSpec, gpus: int, sequences: int) -> tuple[str, int]:
-    moments = {name: sum(parts.values()) for name, parts in step_moments(spec, gpus, sequences).items()}
+def fullest_moment(spec: ModelSpec, gpus: int, sequences: int, recompute: Recompute = "full") -> tuple[str, int]:
+    moments = {name: sum(parts.values()) for name, parts in step_moments(spec, gpus, sequences, recompute).items()}
     return max(moments.items(), key=lambda moment: moment[1])
 
 
@@ -230,7 +219,7 @@ def fullest_moment(spec: ModelSpec, gpus: int, sequences: int) -> tuple[str, int
         ({"vocabulary": 2048, "layers": 8}, 1, "logits"),
         ({"vocabulary": 128_256, "layers": 2}, 2, "gradient of the logits"),
         ({"vocabulary": 32_000}, 5, "gradient of the logits"),
-        ({"vocabulary": 16_384, "tie_embeddings": False, "layers": 1}, 1, "gradient of the head"),
+        ({"vocabulary": 16_384, "tie_embeddings": False, "layers": 1, "context": 32}, 1, "gradient of the head"),
         ({"vocabulary": 512}, 2, "gradient of a layer"),
         ({"vocabulary": 512, "kv_heads": 8, "tie_embeddings": False}, 8, "gradient of a layer"),
         ({"vocabulary": 262_144, "layers": 1, "context": 32}, 1, "gradient of the embedding"),
@@ -263,7 +252,6 @@ def mesh() -> Iterator[DeviceMesh]:
         ({"vocabulary": 200_000, "layers": 1, "context": 32, "tie_embeddings": False}, 1, "reduction"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_a_sharded_step_takes_what_the_plan_says(
     fields: dict[str, Any], sequences: int, fullest: str, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,8 +261,35 @@ def test_a_sharded_step_takes_what_the_plan_says(
     assert num_bytes == pytest.approx(watched_step(spec, sequences, monkeypatch, mesh), rel=0.1)
 
 
-def test_logits_are_cut_as_the_model_cuts_them() -> None:
-    assert plan_module.LOGITS_PER_CHUNK == model_module.LOGITS_PER_CHUNK
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+@pytest.mark.parametrize(
+    ("fields", "gpus", "sequences"),
+    [
+        ({"vocabulary": 2048, "layers": 8}, 1, 1),
+        ({"vocabulary": 512, "kv_heads": 8}, 1, 8),
+        ({"vocabulary": 32_000}, 8, 5),
+        ({"vocabulary": 512}, 8, 8),
+    ],
+)
+def test_a_step_that_keeps_more_of_its_layers_takes_what_the_plan_says(
+    fields: dict[str, Any],
+    gpus: int,
+    sequences: int,
+    recompute: Recompute,
+    mesh: DeviceMesh,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = ModelSpec.model_validate(SMALL | fields)
+    _, num_bytes = fullest_moment(spec, gpus, sequences, recompute)
+    watched = watched_step(spec, sequences, monkeypatch, mesh if gpus > 1 else None, recompute)
+    assert num_bytes == pytest.approx(watched, rel=0.1)
+
+
+def test_the_more_is_computed_again_the_less_is_kept() -> None:
+    for name in COUNTS:
+        model = presets.read(name).first.model
+        none, selective, full = (kept_layer_bytes(model, mode) for mode in ("none", "selective", "full"))
+        assert 1.5 * full < selective < 0.8 * none
 
 
 def test_shards_hold_every_value_once_and_the_phases_swap_error_feedback_and_moments() -> None:
@@ -290,6 +305,16 @@ def test_shards_hold_every_value_once_and_the_phases_swap_error_feedback_and_mom
     assert parts["adam_moments"].host_communicating == 8 * values
     assert parts["adam_moments"].gpu_communicating == parts["error_feedback"].gpu_computing == 0
     assert parts["payloads"].host_communicating == 21 * plan.payload_bytes
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_optimizers_state_is_what_is_saved_of_it(optimizer: str) -> None:
+    spec = presets.read("1b").first
+    spec = spec.model_copy(update={"inner": spec.inner.model_copy(update={"optimizer": optimizer})})
+    num_bytes = sum(4 * torch.Size(shape).numel() for shape in state_shapes(spec.model, spec.inner).values())
+    part = memory_parts(spec, 4, 1)["adam_moments"]
+    assert part.host_communicating == num_bytes
+    assert part.gpu_computing == num_bytes / 4
 
 
 def test_the_total_is_at_least_every_part_and_at_most_their_sum() -> None:

@@ -1,0 +1,134 @@
+"""Run by torchrun in tests/training/test_parallel.py: what a node does with its model, on any number of ranks.
+
+`on_ranks.py OUT [idle | lose RANK]`: writes what came out as JSON; with `lose`, that rank is killed in the middle.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protocol.types import Digest, PeerId
+from sparseloco.floats import NonFinite
+from tests.specs import toy_spec
+from training.checkpoint import Saved
+from training.parallel import Ranks, run
+from training.replica import ERROR, Replica, genesis_theta
+from training.trainer import Trainer
+
+SPEC = toy_spec(
+    {
+        # Rows of 256 are cut among two and four ranks, of 128 among two; 64, 257 and gains are not.
+        "model": {"vocabulary": 257, "layers": 2, "width": 128, "heads": 4, "kv_heads": 2, "ffn": 256, "context": 32},
+        "inner.sequences": 5,
+        "inner.steps": 3,
+    }
+)
+
+
+def drawn(seed: int, scale: float) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = SPEC.model.shapes()
+    return {name: scale * torch.randn(shapes[name], generator=generator) for name in sorted(shapes)}
+
+
+def bits(tensors: Any) -> str:
+    return sha256(b"".join(tensors[name].numpy().tobytes() for name in sorted(tensors))).hexdigest()
+
+
+def tokens(seed: int, count: int) -> Tensor:
+    return torch.randint(0, 257, (count, 33), generator=torch.Generator().manual_seed(seed))
+
+
+def place(replica: Replica, weights: dict[str, Tensor]) -> None:
+    """Have the module hold `weights`, as if training had led there."""
+    trainer = replica._trainer
+    for name, tensor in trainer.tensors("given").items():
+        tensor.copy_(weights[name])
+    trainer.load(area="given")
+
+
+def play(ranks: Ranks) -> dict[str, Any]:
+    replica = Replica(SPEC, genesis_theta(SPEC.model, 1), ranks=ranks)
+    found: dict[str, Any] = {"ranks": ranks.size, "start": replica.digest().hex()}
+    own = replica.own_shapes()
+    saved = {name: torch.rand(shape, generator=torch.Generator().manual_seed(len(name))) for name, shape in own.items()}
+    saved |= {ERROR + name: error for name, error in drawn(2, 1e-3).items()}
+    replica.load_own(Saved(saved, {"adam_steps": 7}))
+    back = replica.own_state()
+    found["own"] = [bits(back.tensors) == bits(saved), back.facts["adam_steps"]]
+
+    theta_r = {name: replica.theta[name] - moved for name, moved in drawn(3, 1e-2).items()}
+    place(replica, theta_r)
+    update = replica.compress()
+    found["payload"] = update.digest.hex()
+    found["error"] = bits({n: t for n, t in replica.own_state().tensors.items() if n.startswith(ERROR)})
+
+    bad = {name: tensor.clone() for name, tensor in theta_r.items()}
+    bad["layers.1.ffn.gate.weight"][-1, -1] = float("nan")  # the last rank's
+    place(replica, bad)
+    try:
+        replica.compress()
+    except NonFinite:
+        found["refused"] = True
+    found["error kept"] = bits({n: t for n, t in replica.own_state().tensors.items() if n.startswith(ERROR)})
+
+    scales = replica.outer_step([update, update], alpha=0.5, aggregate="mean")
+    found["theta"] = [replica.digest().hex(), bits(replica.theta)]
+    found["proof"] = replica.sync_proof(Digest(bytes(32)), PeerId(bytes(32))).hex()
+    found["losses"] = replica.losses(tokens(4, 71))
+    with replica.probe(update, scales[0], 0.5):
+        found["probed"] = replica.losses(tokens(4, 3))
+    found["losses again"] = replica.losses(tokens(4, 71))
+    replica.give_back(update)
+    found["given back"] = bits({n: t for n, t in replica.own_state().tensors.items() if n.startswith(ERROR)})
+
+    found["trained"] = replica.inner_round(tokens(5, 15)).losses
+    found["after"] = replica.losses(tokens(4, 3))
+    found["finite"] = len(replica.compress().records)
+    return found
+
+
+def idle(ranks: Ranks, out: Path) -> None:
+    """Say that all ranks are there, and wait for the end."""
+    Replica(SPEC, genesis_theta(SPEC.model, 1), ranks=ranks)
+    out.touch()
+    time.sleep(300)
+
+
+def lose(ranks: Ranks, out: Path, rank: int) -> None:
+    """Train, and have one rank killed after the second step."""
+    replica = Replica(SPEC, genesis_theta(SPEC.model, 1), ranks=ranks)
+
+    def on_step(step: int, loss: float) -> None:
+        if step == 1:
+            os.kill(int((out.parent / f"pid-{rank}").read_text()), signal.SIGKILL)
+
+    replica.inner_round(tokens(5, 15), on_step=on_step)
+    replica.inner_round(tokens(5, 15))
+
+
+def main() -> None:
+    out, what = Path(sys.argv[1]), sys.argv[2:3]
+    (out.parent / f"pid-{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
+
+    def program(ranks: Ranks) -> None:
+        if what == ["idle"]:
+            idle(ranks, out)
+        elif what == ["lose"]:
+            lose(ranks, out, int(sys.argv[3]))
+        else:
+            out.write_text(json.dumps(play(ranks)))
+
+    run(program, Trainer, torch.device("cpu"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Any number of ranks gives the same payload, the same theta and the same losses; a lost rank ends all of them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SAME = ("start", "own", "payload", "error", "refused", "error kept", "theta", "proof", "losses", "probed", "given back")
+
+
+def torchrun(size: int, *words: object) -> subprocess.CompletedProcess[str]:
+    start = launcher(size) if size > 1 else [sys.executable, "-m"]
+    return subprocess.run(
+        [*start, "tests.training.on_ranks", *map(str, words)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    results = {}
+    for size in (1, 2, 4):
+        out = tmp_path_factory.mktemp(f"ranks-{size}") / "out.json"
+        done = torchrun(size, out)
+        assert done.returncode == 0, done.stderr[-4000:]
+        results[size] = json.loads(out.read_text())
+    return results
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("what", SAME)
+def test_ranks_agree_bit_for_bit_with_one_process(played: dict[int, dict[str, Any]], size: int, what: str) -> None:
+    assert played[size]["ranks"] == size
+    assert played[size][what] == played[1][what]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_nothing_is_lost_on_the_way(played: dict[int, dict[str, Any]], size: int) -> None:
+    found = played[size]
+    assert found["own"] == [True, 7]
+    assert found["error kept"] == found["error"] != found["given back"]
+    assert found["losses again"] == found["losses"] != found["probed"]
+    assert found["probed"] != found["losses"][:3]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_train_as_one_process_does(played: dict[int, dict[str, Any]], size: int) -> None:
+    # Sums over a batch are made in another order: close, not equal.
+    assert played[size]["trained"] == pytest.approx(played[1]["trained"], rel=1e-4)
+    assert played[size]["after"] == pytest.approx(played[1]["after"], rel=1e-3)
+    assert played[size]["finite"] == played[1]["finite"]
+
+
+def launcher(size: int) -> list[str]:
+    """What `torchrun` stands for."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(size), "--module"]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(path.read_text()) for path in folder.glob("pid-*") if path.read_text()]
+
+
+def until(happened: Callable[[], bool], seconds: float = 90.0) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_ranks_whose_launcher_is_killed_end_themselves(tmp_path: Path) -> None:
+    command = [*launcher(2), "tests.training.on_ranks", str(tmp_path / "out.json"), "idle"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
+    until(lambda: (tmp_path / "out.json").exists())
+    assert len(pids(tmp_path)) == 2
+    process.kill()
+    process.wait()
+    until(lambda: not any(map(alive, pids(tmp_path))), seconds=20.0)
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_killed_rank_ends_all_with_a_message_and_no_orphan(tmp_path: Path, rank: int) -> None:
+    began = time.monotonic()
+    done = torchrun(2, tmp_path / "out.json", "lose", rank)
+    assert done.returncode != 0
+    assert time.monotonic() - began < 60
+    assert "Signal 9 (SIGKILL) received" in done.stderr or "exitcode  : -9" in done.stderr
+    assert len(pids(tmp_path)) == 2
+    assert not any(map(alive, pids(tmp_path)))

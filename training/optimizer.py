@@ -1,0 +1,129 @@
+"""The inner optimizer: AdamW, or Muon for the layers' matrices with AdamW for the rest; its state as named tensors.
+
+Works on whole parameters and on parameters sharded by FSDP2: state is then sharded like its parameter, and what is
+saved and loaded is this rank's own part. Sources: AdamW (arXiv 1711.05101); Muon as scaled for AdamW's learning rate
+and weight decay (arXiv 2502.16982).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from protocol.errors import CheckpointCorrupt
+from protocol.spec import InnerSpec, ModelSpec
+from training.model import Transformer
+from training.parallel import local
+
+FIRST, SECOND = "adam.first/", "adam.second/"
+MOMENTUM = "muon.momentum/"
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """Two optimizers over disjoint parameters that look like one: they share groups and state."""
+
+    def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW) -> None:
+        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+        self._parts = (muon, adamw)
+        for part in self._parts:
+            part.state = self.state
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One step of both. `closure` is torch's and not supported."""
+        assert closure is None
+        for part in self._parts:
+            part.step()  # type: ignore[no-untyped-call]
+
+
+def make_optimizer(model: Transformer, spec: InnerSpec) -> torch.optim.Optimizer:
+    """The optimizer of `spec` over all parameters, gains included (as in the published runs).
+
+    AdamW is one fused call a step. Muon takes the matrices of the layers, never embedding or head, whose rows are
+    looked up, not multiplied through.
+    """
+    parameters = sorted(model.named_parameters())
+    matrices = [parameter for name, parameter in parameters if spec.optimizer == "muon" and _is_matrix(name, parameter)]
+    taken = {id(parameter) for parameter in matrices}
+    adamw = torch.optim.AdamW(
+        [parameter for _, parameter in parameters if id(parameter) not in taken],
+        lr=spec.peak_lr,
+        betas=(spec.beta1, spec.beta2),
+        eps=spec.epsilon,
+        weight_decay=spec.weight_decay,
+        fused=True,
+    )
+    if not matrices:
+        return adamw
+    muon = torch.optim.Muon(matrices, lr=spec.peak_lr, weight_decay=spec.weight_decay, adjust_lr_fn="match_rms_adamw")
+    return MuonAndAdamW(muon, adamw)
+
+
+def set_constants(optimizer: torch.optim.Optimizer, spec: InnerSpec, lr: float) -> None:
+    """The next steps use `lr` and the constants of `spec`, which an amendment may have changed."""
+    for group in optimizer.param_groups:
+        group.update(lr=lr, weight_decay=spec.weight_decay)
+        if "betas" in group:
+            group.update(betas=(spec.beta1, spec.beta2), eps=spec.epsilon)
+
+
+def adam_state(parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], int]:
+    """The optimizer's tensors of `parameters` (all, by name) as CPU copies, and AdamW's number of steps; zeros and 0
+    before the first step, so that the set of tensors never depends on history.
+
+    AdamW's moments are `adam.first/NAME` and `adam.second/NAME`, Muon's momentum `muon.momentum/NAME`. Of a sharded
+    parameter it is this rank's part.
+    """
+    tensors: dict[str, Tensor] = {}
+    num_steps = 0
+    for name, parameter, keys in _kept(parameters, optimizer):
+        state = optimizer.state.get(parameter)
+        for prefix, key in keys.items():
+            tensor = state[key] if state else torch.zeros_like(parameter)
+            tensors[prefix + name] = local(tensor).detach().to("cpu", copy=True)
+        if state and "step" in state:
+            num_steps = int(state["step"])
+    return tensors, num_steps
+
+
+def load_adam_state(
+    parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], num_steps: int
+) -> None:
+    """Inverse of `adam_state`: the next step is the same, bit for bit. Raises CheckpointCorrupt for other tensors."""
+    for name, parameter, keys in _kept(parameters, optimizer):
+        state: dict[str, Tensor] = {}
+        for prefix, key in keys.items():
+            saved, shape = tensors.get(prefix + name), local(parameter).shape
+            if saved is None or saved.shape != shape:
+                raise CheckpointCorrupt(f"saved optimizer state has no {prefix + name} of shape {tuple(shape)}")
+            state[key] = torch.empty_like(parameter, requires_grad=False)
+            local(state[key]).copy_(saved)
+        if keys is _ADAMW:
+            state["step"] = torch.tensor(float(num_steps), device=parameter.device)
+        optimizer.state[parameter] = state
+
+
+def state_shapes(model: ModelSpec, spec: InnerSpec) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of `adam_state`'s tensors when nothing is sharded."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in model.shapes().items():
+        muons = spec.optimizer == "muon" and _is_matrix(name, shape)
+        shapes |= {prefix + name: shape for prefix in (_MUON if muons else _ADAMW)}
+    return shapes
+
+
+_ADAMW = {FIRST: "exp_avg", SECOND: "exp_avg_sq"}
+_MUON = {MOMENTUM: "momentum_buffer"}
+
+
+def _is_matrix(name: str, of: Tensor | tuple[int, ...]) -> bool:
+    """Of a layer, with rows and columns."""
+    return name.startswith("layers.") and len(of if isinstance(of, tuple) else of.shape) == 2
+
+
+def _kept(
+    parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, Tensor, Mapping[str, str]]]:
+    """Each parameter by name, with what is kept of it: prefix of the saved name -> torch's key."""
+    muons = {id(parameter) for group in optimizer.param_groups if "ns_steps" in group for parameter in group["params"]}
+    for name, parameter in parameters.items():
+        yield name, parameter, _MUON if id(parameter) in muons else _ADAMW

@@ -1,0 +1,258 @@
+"""Ranks: the processes, one for each accelerator of a machine, that train one node's model together.
+
+`torchrun --nproc_per_node N neurons/miner.py` starts N of them; without torchrun there is one. The first rank runs
+the program and alone talks to chain and store. The others serve: they wait for its calls to their trainer
+(training/trainer.py) and do the same at the same time on their share. This is the only module that knows which rank it
+is. Parameters are sharded by FSDP2 (torch.distributed.fsdp.fully_shard).
+
+A rank that fails ends, with its own message; torchrun then ends the others. A rank whose torchrun is gone ends itself.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor
+
+from protocol.errors import MurmurError
+
+COLLECTIVE_SECONDS = 600.0
+"""A rank that another one waits for longer than this inside one operation is taken for dead."""
+_POLL_SECONDS = 1.0
+_END = "end"
+_OPEN = "open"
+
+
+class RankLost(MurmurError):
+    """Another rank ended or stands still. It said why itself; this one cannot go on alone."""
+
+
+class Calls(Protocol):
+    """Of torch's key-value store what carries the first rank's calls to the others."""
+
+    def set(self, key: str, value: str) -> None: ...
+    def get(self, key: str) -> bytes: ...
+    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
+    def delete_key(self, key: str) -> bool: ...
+
+
+class Ranks:
+    """This process among those that train together. `device` is this rank's own."""
+
+    def __init__(
+        self, index: int = 0, size: int = 1, device: torch.device | str = "cpu", calls: "Calls | None" = None
+    ) -> None:
+        self.index, self.size, self.device = index, size, torch.device(device)
+        self._calls = calls
+        self._count = 0
+
+    def rows(self, total: int) -> slice:
+        """This rank's rows of a tensor of `total` rows, as torch.chunk cuts: the last ranks may have fewer or none."""
+        each = -(-total // self.size)
+        return slice(min(total, self.index * each), min(total, (self.index + 1) * each))
+
+    def gathered(self, total: int) -> slice:
+        """Rows of what one rank handles whole: all of them on that rank, none on the others."""
+        return slice(0, total if self.index == 0 else 0)
+
+    def share(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """This rank's rows of a batch, equally many on every rank, and their weights, fp32: 1, or 0 for a row that only
+        fills up. The model must be called equally often everywhere."""
+        mine = batch[self.rows(len(batch))]
+        missing = -(-len(batch) // self.size) - len(mine)
+        weights = torch.cat([torch.ones(len(mine)), torch.zeros(missing)])
+        return torch.cat([mine, batch[:1].expand(missing, -1)]), weights
+
+    def shard(self, model: nn.Module, layers: Iterable[nn.Module], methods: Iterable[str]) -> None:
+        """Divide the model's parameters among the ranks by rows; `methods` of it are called like forward. Matrix
+        products in bf16 on a GPU, gradients summed in fp32."""
+        if self.size == 1:
+            return
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+        mesh = init_device_mesh(self.device.type, (self.size,))
+        low = torch.bfloat16 if self.device.type == "cuda" else None
+        policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        for module in (*layers, model):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        for method in methods:
+            register_fsdp_forward_method(model, method)
+
+    def release(self, model: nn.Module) -> None:
+        """After evaluation: give up the whole weights that the last call gathered. The next call gathers them anew."""
+        if self.size > 1:
+            cast(Any, model).reshard()
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all ranks of a small tensor on the CPU, on every rank."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def mean(self, value: float) -> float:
+        """The ranks' mean of a number, the same on every rank."""
+        return float(self.sum(torch.tensor(value, dtype=torch.float64))) / self.size
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank. Comes back when every rank has asked."""
+        return bool(self.sum(torch.tensor(int(flag))).item())
+
+    def wait(self) -> None:
+        """Until every rank has come here."""
+        self.any(False)
+
+    def announce(self, name: str, arguments: dict[str, Any]) -> None:
+        """First rank: have the others call the same; on the others, nothing."""
+        if self.size > 1 and self.index == 0:
+            cast(Calls, self._calls).set(str(self._count), json.dumps([name, arguments]))
+
+    def await_call(self) -> tuple[str, dict[str, Any]]:
+        """Other ranks: the next call of the first one."""
+        calls, key = cast(Calls, self._calls), str(self._count)
+        while True:
+            try:
+                calls.wait([key], timedelta(seconds=_POLL_SECONDS))
+            except dist.DistStoreError:
+                continue
+            name, arguments = json.loads(calls.get(key))
+            return name, arguments
+
+    def settle(self) -> None:
+        """End of a call: every rank has done it, so what it read may be changed."""
+        if self.size > 1:
+            self.wait()
+            if self.index == 0:
+                cast(Calls, self._calls).delete_key(str(self._count))
+            self._count += 1
+
+
+ALONE = Ranks()
+"""One process on the CPU."""
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's rows of a sharded parameter, or of what belongs to one; another tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a sharded tensor, on every rank; another tensor as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class Worker(Protocol):
+    """What ranks do together: an object on every rank whose `together` methods run on all of them at once."""
+
+    ranks: Ranks
+
+
+W = TypeVar("W", bound="Worker")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def together(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
+    """Method of a Worker that runs on every rank when the first one calls it. Arguments are keywords with JSON values;
+    the result is the calling rank's. Raises RankLost."""
+
+    @wraps(method)
+    def call(self: W, *nothing: P.args, **arguments: P.kwargs) -> R:
+        self.ranks.announce(method.__name__, dict(arguments))
+        try:
+            result = method(self, *nothing, **arguments)
+            self.ranks.settle()
+        except RuntimeError as fault:
+            if self.ranks.size > 1 and (isinstance(fault, dist.DistError) or "gloo" in str(fault)):
+                raise RankLost(
+                    f"rank {self.ranks.index} cannot go on without the others: one of them ended or stands still, and "
+                    "says why itself"
+                ) from fault
+            raise
+        return result
+
+    return cast(Callable[Concatenate[W, P], R], call)
+
+
+def open_together(ranks: Ranks, make: Callable[..., W], **arguments: Any) -> W:
+    """First rank: a worker on every rank, `make(ranks, **arguments)`; the others drop the one that they had."""
+    ranks.announce(_OPEN, arguments)
+    worker = make(ranks, **arguments)
+    ranks.settle()
+    return worker
+
+
+def run(program: Callable[[Ranks], None], make: Callable[..., Worker], device: torch.device) -> None:
+    """Run `program` on the first rank; the others make what it opens and do what it calls, until it ends.
+
+    device: the kind of device; every rank takes its own of it.
+    """
+    ranks = _join(device)
+    if ranks.size == 1:
+        program(ranks)
+        return
+    try:
+        if ranks.index == 0:
+            try:
+                program(ranks)
+            finally:
+                ranks.announce(_END, {})
+        else:
+            _serve(ranks, make)
+    finally:
+        dist.destroy_process_group()
+
+
+def _serve(ranks: Ranks, make: Callable[..., Worker]) -> None:
+    worker: Worker | None = None
+    while True:
+        name, arguments = ranks.await_call()
+        if name == _END:
+            return
+        if name == _OPEN:
+            worker = None
+            worker = make(ranks, **arguments)
+            ranks.settle()
+        else:
+            getattr(worker, name)(**arguments)
+
+
+def _join(device: torch.device) -> Ranks:
+    """This process's place, from what torchrun says in the environment."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        return Ranks(device=device)
+    _end_with(os.getppid())
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    prefixed = cast(Any, dist).PrefixStore
+    store, index, size = next(rendezvous("env://"))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=prefixed("group", store),
+        rank=index,
+        world_size=size,
+        timeout=timedelta(seconds=COLLECTIVE_SECONDS),
+    )
+    return Ranks(index, size, device, prefixed("calls", store))
+
+
+def _end_with(parent: int) -> None:
+    """End this process when torchrun is gone, however that went: nothing may stay behind on the accelerators."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_POLL_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

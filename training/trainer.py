@@ -1,0 +1,280 @@
+"""One rank's part of a node's model: its rows of the module's weights, of Adam's moments, of a payload.
+
+Every rank has a trainer; the first one's is driven by training/replica.py, and what is marked `together` runs on all
+of them at once. Large values pass through host memory that all ranks see (training/host.py), by the name of an area;
+theta, error feedback and everything else that a node must not lose lie there. Knows nothing of rounds or peers.
+"""
+
+from collections.abc import Mapping
+from math import inf, prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protocol.layout import BLOCK, Layout, TensorLayout
+from protocol.spec import InnerSpec, RunSpec
+from sparseloco import ops
+from sparseloco.floats import NonFinite
+from training.host import Area, copy, model_bytes, model_tensors
+from training.inner import InnerReport, OnStep, autocast, inner_round
+from training.loader import ahead, batches
+from training.model import Transformer
+from training.optimizer import adam_state, load_adam_state, make_optimizer, state_shapes
+from training.parallel import Ranks, local, together
+from training.trial import Fit, fit
+
+EVALUATION_TOKENS = 1024
+"""Positions evaluated at once. Evaluation always runs batches of this one size, so that a sequence's loss does not
+depend on what it is evaluated with: a matrix library may sum in another order for another number of rows."""
+
+SLAB_BYTES = 1 << 28
+"""fp32 bytes of theta that are compressed at once on a GPU: error feedback and theta visit it in slabs."""
+
+ENDS, RECORDS, TOKENS = "ends", "records", "tokens"
+
+
+class Trainer:
+    """The module and its optimizer. `spec`: the run's first spec as JSON."""
+
+    def __init__(self, ranks: Ranks, *, spec: str) -> None:
+        self.ranks = ranks
+        self.spec = RunSpec.model_validate_json(spec)
+        self.layout: Layout = self.spec.layout
+        self.model = Transformer(self.spec.model)
+        ranks.shard(self.model, self.model.layers, methods=["loss"])
+        self.model.to(ranks.device)
+        self.on_step: OnStep | None = None
+        """Called on this rank after each inner step with its number within the round and its loss."""
+        # By name and once: what a module lists while its weights are gathered are not the shards.
+        self._parameters = dict(self.model.named_parameters())
+        self._optimizer = make_optimizer(self.model, self.spec.inner)
+        self._fit: Fit | None = None
+        self._areas: dict[str, Area] = {}
+        self._tensors = {tensor.name: tensor for tensor in self.layout}
+        self._mine = {tensor.name: _share(tensor, ranks) for tensor in self.layout}
+        self._slabs = _slabs(self.layout, self._mine, SLAB_BYTES if ranks.device.type == "cuda" else inf)
+
+    # --- host memory -----------------------------------------------------------------------------------------
+
+    def area(self, name: str, num_bytes: int) -> Area:
+        """First rank: the area of this name, made on first use or when it was smaller."""
+        found = self._areas.get(name)
+        if found is None or found.num_bytes < num_bytes:
+            found = self._areas[name] = Area(num_bytes, shared=self.ranks.size > 1)
+            self.attach(name=name, num_bytes=num_bytes, path=found.path)
+            found.close_file()
+        return found
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """First rank: an area as one fp32 tensor for each parameter; zeros when it is new."""
+        return model_tensors(self.area(name, model_bytes(self.layout)), self.layout)
+
+    @together
+    def attach(self, *, name: str, num_bytes: int, path: str | None) -> None:
+        """See an area that the first rank has made."""
+        if name not in self._areas or self._areas[name].path != path:
+            self._areas[name] = Area(num_bytes, path)
+
+    # --- weights ---------------------------------------------------------------------------------------------
+
+    @together
+    @torch.no_grad()
+    def load(self, *, area: str) -> None:
+        """Set the module's weights to the area's tensors."""
+        for name, rows in self._rows(area).items():
+            local(self._parameters[name]).copy_(rows)
+
+    @together
+    def inner_round(self, *, inner: dict[str, Any], first_step: int, num_sequences: int) -> InnerReport:
+        """H inner steps on the first H * batch sequences in the area TOKENS; the weights become theta_r.
+
+        Before the first, the micro-batch is found. Raises ConfigError when the device has too little memory.
+        """
+        spec, fitting = InnerSpec.model_validate(inner), self._fitting()
+        return inner_round(
+            self.model,
+            self._optimizer,
+            batches(self._tokens(num_sequences), spec.steps, spec.sequences),
+            spec,
+            first_step=first_step,
+            ranks=self.ranks,
+            micro_sequences=fitting.micro_sequences,
+            recompute=fitting.recompute,
+            on_step=self.on_step,
+        )
+
+    def _fitting(self) -> Fit:
+        """Sequences at once, and what is computed again: found once, when training begins; a validator never asks."""
+        if self._fit is None:
+            self._fit = fit(self.model, self._optimizer, self.spec, self.ranks)
+            if self.ranks.device.type == "cuda":
+                self.model.compile()
+        return self._fit
+
+    @together
+    @torch.no_grad()
+    def losses(self, *, num_sequences: int) -> list[float]:
+        """Mean cross entropy of each sequence in the area TOKENS, nats a token."""
+        sequences = self._tokens(num_sequences)
+        found = torch.zeros(num_sequences, dtype=torch.float64)
+        size = max(1, EVALUATION_TOKENS // max(1, sequences.shape[1] - 1))
+        number_of_batches = -(-num_sequences // size)
+        self.model.eval()
+        for turn in range(-(-number_of_batches // self.ranks.size)):
+            # Every rank calls the model equally often; what is past the end is evaluated and dropped.
+            first = (turn * self.ranks.size + self.ranks.index) * size
+            batch = sequences[first : first + size]
+            padding = sequences[-1:].expand(size - len(batch), -1)
+            with autocast(self.ranks.device):
+                losses = self.model.loss(torch.cat([batch, padding]).to(self.ranks.device))
+            found[first : first + size] = losses[: len(batch)].double().cpu()
+        self.ranks.release(self.model)
+        return [float(loss) for loss in self.ranks.sum(found)]
+
+    # --- compression -----------------------------------------------------------------------------------------
+
+    @together
+    @torch.no_grad()
+    def compress(self, *, theta: str, error: str | None, new_error: str, beta: float) -> bool:
+        """Compress theta - theta_r + beta * error into the area RECORDS; what is not sent goes to `new_error`.
+
+        False, with `new_error` undefined, when a value is not finite.
+        """
+        ends = self._ends()
+        carried = None if error is None else self._compressed(error)
+        starts, left = self._compressed(theta), self._compressed(new_error)
+        # Error feedback and theta live on the host; the next slab travels to a GPU while one is compressed there.
+        inputs = (tuple(group[t.name] for group in (starts, carried) if group for t in slab) for slab in self._slabs)
+        finite = True
+        for slab, there in zip(self._slabs, ahead(inputs, self.ranks.device), strict=True):
+            names = [tensor.name for tensor in slab]
+            try:
+                self._compress(
+                    slab,
+                    dict(zip(names, there, strict=False)),
+                    {name: ends[name] for name in names},
+                    None if carried is None else dict(zip(names, there[len(names) :], strict=True)),
+                    {name: left[name] for name in names},
+                    beta,
+                )
+            except NonFinite:
+                finite = False
+                break
+        return not self.ranks.any(not finite)
+
+    def _compress(
+        self,
+        slab: Layout,
+        starts: Mapping[str, Tensor],
+        ends: Mapping[str, Tensor],
+        carried: Mapping[str, Tensor] | None,
+        left: Mapping[str, Tensor],
+        beta: float,
+    ) -> None:
+        """Compress some tensors on the device; new error and records go to the host."""
+        on_host = self.ranks.device.type == "cpu"
+        update, new_error = ops.compress(starts, ends, carried, slab, beta=beta, out=left if on_host else None)
+        if not on_host:
+            copy(left, new_error)
+        records = self._areas[RECORDS].tensor((self.layout.records_bytes,), torch.uint8)
+        found = torch.frombuffer(bytearray(update.records), dtype=torch.uint8)
+        for tensor in slab:
+            first = self._first_byte(tensor.name)
+            records[first : first + tensor.num_bytes] = found[tensor.offset : tensor.offset + tensor.num_bytes]
+
+    def _ends(self) -> dict[str, Tensor]:
+        """theta_r of what this rank compresses. Tensors whose blocks the ranks' rows would cut are put together."""
+        ends = {name: local(parameter) for name, parameter in self._parameters.items()}
+        whole = [tensor.name for tensor in self.layout if not _divides(tensor, self.ranks.size)]
+        if whole:
+            rows = self._rows(ENDS)
+            for name in whole:
+                rows[name].copy_(ends[name])
+            self.ranks.wait()
+            ends |= {name: tensor for name, tensor in self._compressed(ENDS).items() if name in whole}
+        return ends
+
+    def _first_byte(self, name: str) -> int:
+        """Where the records of this rank's part of a tensor begin."""
+        tensor = self._tensors[name]
+        return tensor.offset + tensor.num_bytes * int(self._mine[name].start) // max(1, tensor.shape[0])
+
+    # --- optimizer state -------------------------------------------------------------------------------------
+
+    @together
+    @torch.no_grad()
+    def store_moments(self) -> int:
+        """Copy the optimizer's tensors to the areas of `moment_areas`. Returns the steps taken."""
+        moments, num_steps = adam_state(self._parameters, self._optimizer)
+        areas = {area: self._rows(area) for area in self.moment_areas}
+        for name, moment in moments.items():
+            area, tensor = split_name(name)
+            areas[area][tensor].copy_(moment)
+        return num_steps
+
+    @together
+    @torch.no_grad()
+    def load_moments(self, *, num_steps: int) -> None:
+        """Inverse of `store_moments`: the next step is the same, bit for bit."""
+        areas = {area: self._rows(area) for area in self.moment_areas}
+        named = {name: split_name(name) for name in state_shapes(self.spec.model, self.spec.inner)}
+        moments = {name: areas[area][tensor] for name, (area, tensor) in named.items()}
+        load_adam_state(self._parameters, self._optimizer, moments, num_steps)
+
+    @property
+    def moment_areas(self) -> list[str]:
+        """Areas for the optimizer's tensors: the part of their names before the parameter's."""
+        return sorted({split_name(name)[0] for name in state_shapes(self.spec.model, self.spec.inner)})
+
+    # --- rows ------------------------------------------------------------------------------------------------
+
+    def _rows(self, area: str) -> dict[str, Tensor]:
+        """This rank's rows of every tensor of an area: those of its shards."""
+        tensors = model_tensors(self._areas[area], self.layout)
+        if self.ranks.size == 1:
+            return tensors
+        return {name: tensor[self.ranks.rows(len(tensor))] for name, tensor in tensors.items()}
+
+    def _compressed(self, area: str) -> dict[str, Tensor]:
+        """What this rank compresses of every tensor of an area."""
+        tensors = model_tensors(self._areas[area], self.layout)
+        return {name: tensors[name][rows] for name, rows in self._mine.items()}
+
+    def _tokens(self, num_sequences: int) -> Tensor:
+        return self._areas[TOKENS].tensor((num_sequences, self.spec.model.context + 1), torch.int64)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """("adam.first", "norm.weight") of "adam.first/norm.weight"."""
+    area, _, tensor = name.partition("/")
+    return area, tensor
+
+
+def _divides(tensor: TensorLayout, size: int) -> bool:
+    """Whether equal shares of a tensor's rows are whole rows of blocks."""
+    return size == 1 or (len(tensor.shape) >= 2 and tensor.shape[0] % (BLOCK * size) == 0)
+
+
+def _share(tensor: TensorLayout, ranks: Ranks) -> slice:
+    """The rows of a tensor that a rank compresses: its own, or, where that would cut blocks, all on one rank."""
+    if _divides(tensor, ranks.size):
+        return ranks.rows(tensor.shape[0])
+    return ranks.gathered(tensor.shape[0])
+
+
+def _slabs(layout: Layout, share: Mapping[str, slice], slab_bytes: float) -> list[Layout]:
+    """Layouts of the rows in `share`, tensors together up to `slab_bytes` of fp32."""
+    slabs: list[dict[str, tuple[int, ...]]] = [{}]
+    size = 0.0
+    for tensor in layout:
+        rows = share[tensor.name]
+        shape = (rows.stop - rows.start, *tensor.shape[1:])
+        if not prod(shape):
+            continue
+        if slabs[-1] and size + 4 * prod(shape) > slab_bytes:
+            slabs.append({})
+            size = 0.0
+        slabs[-1][tensor.name] = shape
+        size += 4 * prod(shape)
+    return [Layout.of(shapes, layout.k) for shapes in slabs if shapes]
