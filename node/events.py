@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+SHORTEST_SECONDS = 1e-3
+
 
 class Events:
     """Writer of one node's events file."""
@@ -42,6 +44,57 @@ class Stopwatch:
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.seconds = time.perf_counter() - self._began
+
+
+class Phase(Stopwatch):
+    """A stretch of a round that has a name. It may end in another thread than it began in: `end`, or a with block."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.began = time.perf_counter()
+        self.ended = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """It ends now, unless it has ended."""
+        if not self.ended:
+            self.seconds = time.perf_counter() - self.began
+            self.ended = True
+
+
+class Timeline:
+    """What a node spent a round's time on. Phases may overlap: that is what it is there to show."""
+
+    def __init__(self) -> None:
+        self._phases: list[Phase] = []
+
+    def begin(self, name: str) -> Phase:
+        """A phase begins now; whoever began it ends it."""
+        phase = Phase(name)
+        self._phases.append(phase)
+        return phase
+
+    def take(self) -> list[dict[str, Any]]:
+        """The phases that have ended, in the order in which they began, as an event's field; then starts anew. Those of
+        less than a millisecond are left out: mostly waits for what was there already."""
+        phases, self._phases = self._phases, []
+        told = [phase for phase in phases if phase.ended and phase.seconds >= SHORTEST_SECONDS]
+        told.sort(key=lambda phase: phase.began)
+        return [
+            {
+                "phase": phase.name,
+                "began": round_seconds(phase.began - told[0].began),
+                "seconds": round_seconds(phase.seconds),
+            }
+            for phase in told
+        ]
 
 
 def round_seconds(seconds: float) -> float:

@@ -15,8 +15,8 @@ from gauntlet.agreement import Views, agreed, claimed_start
 from gauntlet.audit import Claim, Facts, Finding, State, Topic, Verdict, audit, compared
 from gauntlet.checks import Doors as CheckDoors
 from gauntlet.checks import commitment
-from gauntlet.report import Remembered, Report, parse_report
-from gauntlet.sketch import Sketch, sketch
+from gauntlet.report import Report, parse_report
+from gauntlet.sketch import Remembered, Sample, Sketch
 from node.adapters import Doors
 from node.events import Events
 from node.node import Node
@@ -39,6 +39,7 @@ from sparseloco import ops
 from storage.exchange import Wanted, gather
 from storage.seal import unseal
 from storage.transport import deadline
+from training.parallel import Ranks
 from training.probe import Prober
 from training.replica import Replica
 from training.shards import Shards
@@ -89,7 +90,7 @@ class Archive:
         found = fetch_pinned(spec, self.run.id, round, pairs, self.sources, _seconds(spec, len(pairs)))
         return {peer: data for peer, data in found.items() if isinstance(data, bytes)}
 
-    def sketches(self, history: Iterable[Remembered]) -> tuple[Sketch, ...]:
+    def sketches(self, history: Iterable[Remembered], sample: Sample) -> tuple[Sketch, ...]:
         """Sketches of earlier payloads, of those that can be had; the digest of the records decides."""
         by_round: dict[int, list[Remembered]] = {}
         for past in history:
@@ -100,10 +101,10 @@ class Archive:
             for round, wanted in sorted(by_round.items())
             if len(wanted) <= MAX_UIDS
             for first in range(0, len(wanted), MAX_THREADS)
-            for found in self._sketches(round, wanted[first : first + MAX_THREADS])
+            for found in self._sketches(round, wanted[first : first + MAX_THREADS], sample)
         )
 
-    def _sketches(self, round: int, wanted: Sequence[Remembered]) -> Iterator[Sketch]:
+    def _sketches(self, round: int, wanted: Sequence[Remembered], sample: Sample) -> Iterator[Sketch]:
         spec, run = self.run.spec_at(round), self.run.id
         sealed = gather(
             [
@@ -128,7 +129,7 @@ class Archive:
                 except InvalidSubmission:
                     continue
                 if update.digest == past.payload:
-                    yield sketch(past.peer, round, update)
+                    yield Sketch(past.peer, round, update.digest, sample.excerpt(update.records))
 
     def _sealed_by(self, round: int, peer: PeerId) -> Callable[[bytes], bool]:
         def accept(data: bytes) -> bool:
@@ -256,7 +257,11 @@ def _node(run: Run, doors: Doors, round: int, folder: Path, device: torch.device
     store = StateStore(folder, run.id)
     try:
         return Node(
-            run, then, Replica(run.first, zeros, device=device), store, Events(folder / "events.jsonl", "audit")
+            run,
+            then,
+            Replica(run.first, zeros, ranks=Ranks(device=device)),
+            store,
+            Events(folder / "events.jsonl", "audit"),
         )
     except BaseException:
         store.close()
@@ -280,7 +285,7 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
         body["peers"],
         earlier,
         next(skipped, None),
-        archive.sketches(compared(report, facts.spec.gauntlet)),
+        archive.sketches(compared(report, facts.spec.gauntlet), Sample(facts.spec.layout, facts.commit_hash)),
         *_paid(facts, archive.doors, validator, report),
     )
     return Audited(validator, report, tuple(audit(facts, claim)))

@@ -4,25 +4,31 @@ A node's state always stands at the start of one round. `advance` reads the agre
 finalised chain state, gathers exactly those submissions, applies them and saves: all or nothing, in that order.
 """
 
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from shutil import rmtree
 
 from loguru import logger
 
 from gauntlet.agreement import Agreed, Views, agreed, claimed_start, electorate, leader_order, proposals
+from gauntlet.checks import commitment
 from node import catchup
 from node import run as runs
 from node.adapters import Doors
-from node.events import Events, Stopwatch, round_seconds
-from node.payloads import Opened, Sources, gather_pinned
+from node.events import Events, Timeline, round_seconds
+from node.payloads import Opened, Sources, gather_pinned, prefetch_pinned
 from node.state import Saved, StateStore
+from protocol import keys
 from protocol.errors import ChainError, CheckpointCorrupt, OutOfSync, StorageError
 from protocol.messages import ENVELOPE_BYTES, encode_slot, parse_envelope
 from protocol.spec import Run
 from protocol.types import Attestation, Commitment, Digest, Header, Peer, PeerId, Record, Selection, hotkey
 from sparseloco import ops
 from sparseloco.update import Update
+from storage.exchange import Prefetch, cached
 from storage.seal import unseal
 from training import checkpoint
 from training.replica import Replica
@@ -53,6 +59,13 @@ class Node:
         self.run, self.doors, self.replica, self.store, self.events = run, doors, replica, store, events
         self.clock = run.clock
         self.me = doors.signer.peer
+        self.timeline = Timeline()
+        """What the time since the last applied round went into."""
+        self.cache = store.folder / "cache"
+        """Sealed objects of the round that is next to be applied, emptied with it."""
+        self._likely: frozenset[PeerId] = frozenset()
+        """Who was selected last."""
+        self._prefetch: Prefetch | None = None
         self.before_apply: Callable[[Agreed], None] = lambda decision: None
         """Called with every agreed selection before our state moves past it: what it does survives a crash, because a
         restart comes here again. May raise StorageError or ChainError: then the state stays where it is."""
@@ -73,6 +86,10 @@ class Node:
 
         Raises ChainError only when the block is final and yet not to be had (the chain's node has pruned it).
         """
+        with self.timeline.begin("wait"):
+            return self._wait_for(block, why)
+
+    def _wait_for(self, block: int, why: str) -> Header:
         began = time.monotonic()
         told = False
         while True:
@@ -166,15 +183,17 @@ class Node:
         return views, chain.header(commit).hash
 
     def _apply(self, round: int) -> Applied:
-        with Stopwatch() as select:
+        with self.timeline.begin("select") as select:
             decision = self.agreed_selection(round)
             if decision.selection is None and self._disowned(round):
                 raise OutOfSync(f"most of the stake starts round {round} from another state than ours")
+        self.stop_prefetch()
         self.before_apply(decision)
-        with Stopwatch() as download:
+        with self.timeline.begin("download") as download:
             opened = self.gather(decision) if decision.selection else []
-        with Stopwatch() as apply:
+        with self.timeline.begin("apply") as apply:
             self.apply(round, decision, opened)
+        rmtree(self.cache, ignore_errors=True)
         self.events.emit(
             "applied",
             round,
@@ -187,6 +206,7 @@ class Node:
                 "apply": round_seconds(apply.seconds),
             },
         )
+        self.events.emit("phases", round, phases=self.timeline.take())
         return Applied(round, decision, self.replica.digest())
 
     def _disowned(self, round: int) -> bool:
@@ -211,6 +231,7 @@ class Node:
                 f"our theta is {self.replica.digest().hex()[:16]}, the agreed record of round {selection.round} names "
                 f"{selection.theta.hex()[:16]}"
             )
+        self._lay_out_own(selection.round)
         spec = self.run.spec_at(selection.round)
         give_up = time.monotonic() + spec.clock.round_blocks * spec.clock.block_seconds
         pause = 0.2
@@ -225,6 +246,7 @@ class Node:
                     sources,
                     self.doors.verify,
                     self.transfer_seconds(len(selection.contributing)),
+                    self.cache,
                 )
             except StorageError as fault:
                 if time.monotonic() > give_up:
@@ -232,6 +254,45 @@ class Node:
                 logger.warning("{fault}; trying again", fault=str(fault))
                 time.sleep(pause)
                 pause = min(2 * pause, 10.0)
+
+    def prefetch(self, round: int) -> None:
+        """After block D: begin to fetch what will probably be selected, the submissions of those who were selected
+        last, until the selection is known. Nothing waits for it and nothing depends on it."""
+        self.stop_prefetch()
+        last = self.clock.commit_by(round)
+        try:
+            peers = self.doors.chain.peers(last)
+            timeout = self.seconds_until(self.clock.attest_by(round))
+        except ChainError as fault:
+            logger.debug("round {round}: nothing is fetched early: {fault}", round=round, fault=str(fault))
+            return
+        promises = {peer.id: commitment(peer, round, last) for peer in peers if peer.id in self._likely}
+        pairs = [(peer, promise.envelope) for peer, promise in promises.items() if promise and peer != self.me]
+        if pairs and timeout > 0:
+            self._prefetch = prefetch_pinned(
+                self.run.spec_at(round),
+                self.run.id,
+                round,
+                pairs,
+                Sources(peers, self.doors.open_pointer),
+                timeout,
+                self.cache,
+                self.timeline.begin("prefetch").end,
+            )
+
+    def stop_prefetch(self) -> None:
+        """Fetch nothing more ahead; what has come stays in the cache."""
+        prefetch, self._prefetch = self._prefetch, None
+        if prefetch is not None:
+            prefetch.stop()
+
+    def _lay_out_own(self, round: int) -> None:
+        """Our own submission need not be fetched."""
+        sealed = self.saved.sealed
+        if sealed is not None and sealed.round == round:
+            with suppress(OSError):  # it is there already, or this disk knows no links: then it is fetched
+                self.cache.mkdir(exist_ok=True)
+                os.link(self.store.path(sealed.object), cached(self.cache, self.me, keys.payload(self.run.id, round)))
 
     def transfer_seconds(self, num_payloads: int) -> float:
         """Time-out of a transfer of that many payloads: four times what the spec's slowest planned link needs, and
@@ -245,6 +306,7 @@ class Node:
         spec = self.run.spec_at(round)
         own = self.saved.own
         if decision.selection is not None:
+            self._likely = frozenset(peer for peer, _ in decision.selection.contributing)
             self.replica.outer_step(
                 [submission.update for submission in opened], alpha=spec.outer.alpha, aggregate=spec.outer.aggregate
             )
@@ -280,8 +342,12 @@ class Node:
         self.replica.load_consensus(checkpoint.load(self.store.files, digest, shapes, fetch=fetch))
 
     def save_own(self) -> Digest:
-        """Write error feedback and Adam's state to disk; not part of the state until a commit names it."""
-        return checkpoint.save(self.store.files, self.replica.own_state())
+        """Copy error feedback and the optimizer's state off the accelerator and write them to disk; not part of the
+        state until a commit names them."""
+        with self.timeline.begin("swap"):
+            own = self.replica.own_state()
+        with self.timeline.begin("save"):
+            return checkpoint.save(self.store.files, own)
 
     def _resume(self) -> Saved:
         """The saved state, loaded into the replica; on a fresh folder what catch-up or the run's genesis gives."""

@@ -7,6 +7,7 @@ hash). So the miner's own bucket, a validator's mirror or any other copy are equ
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 
 from protocol import keys
 from protocol.errors import InvalidMessage, InvalidSubmission, StorageError
@@ -16,11 +17,13 @@ from protocol.spec import RunSpec
 from protocol.types import Digest, Peer, PeerId, Pointer
 from sparseloco import ops
 from sparseloco.update import Update
-from storage.exchange import Fault, Source, Wanted, gather
+from storage.exchange import Fault, Prefetch, Source, Wanted, gather
 from storage.s3 import RangedBucket
 from storage.seal import matches, unseal
 
 MAX_THREADS = 16
+PREFETCH_THREADS = 3
+"""Few: what is fetched early should arrive whole, and leave the link to what the round waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +67,47 @@ class Sources:
 
 
 def fetch_pinned(
-    spec: RunSpec, run: Digest, round: int, pairs: Sequence[tuple[PeerId, Digest]], sources: Sources, timeout: float
+    spec: RunSpec,
+    run: Digest,
+    round: int,
+    pairs: Sequence[tuple[PeerId, Digest]],
+    sources: Sources,
+    timeout: float,
+    cache: Path | None = None,
 ) -> Mapping[PeerId, bytes | Fault]:
-    """Sealed objects of the pinned submissions; a Fault for each that no source had within `timeout` seconds."""
+    """Sealed objects of the pinned submissions; a Fault for each that no source had within `timeout` seconds. What lies
+    in `cache` already is checked like the rest (storage/exchange.py)."""
     wanted = [
         Wanted(peer, sources.payload(run, round, peer), spec.object_bytes, matches(envelope))
         for peer, envelope in pairs
     ]
-    return gather(wanted, timeout_seconds=timeout, max_threads=MAX_THREADS)
+    return gather(wanted, timeout_seconds=timeout, max_threads=MAX_THREADS, cache=cache)
+
+
+def prefetch_pinned(
+    spec: RunSpec,
+    run: Digest,
+    round: int,
+    pairs: Sequence[tuple[PeerId, Digest]],
+    sources: Sources,
+    timeout: float,
+    cache: Path,
+    ended: Callable[[], None],
+) -> Prefetch:
+    """Begin to fetch sealed objects that may be selected, from their own buckets: nobody mirrors them yet. At most as
+    many as a round may select and keep in reserve, each of exactly the size that the spec says."""
+    wanted = [
+        Wanted(peer, (Source(opener, keys.payload(run, round)),), spec.object_bytes, matches(envelope))
+        for peer, envelope in pairs
+        if (opener := sources.bucket_of(peer)) is not None
+    ]
+    return Prefetch(
+        wanted[: spec.gauntlet.contributors + spec.gauntlet.reserve],
+        timeout_seconds=timeout,
+        max_threads=PREFETCH_THREADS,
+        cache=cache,
+        ended=ended,
+    )
 
 
 def fetch_keys(
@@ -100,13 +136,14 @@ def gather_pinned(
     sources: Sources,
     verify: Verify,
     timeout: float,
+    cache: Path | None = None,
 ) -> list[Opened]:
-    """All pinned submissions of a selection, opened, in PeerId order: all or nothing.
+    """All pinned submissions of a selection, opened, in PeerId order: all or nothing. `cache` as in `fetch_pinned`.
 
     Raises StorageError when one of them (or its key) could not be had from any source within about `timeout` seconds:
     the caller waits and tries again, it never applies a part.
     """
-    sealed = fetch_pinned(spec, run, round, pairs, sources, timeout)
+    sealed = fetch_pinned(spec, run, round, pairs, sources, timeout, cache)
     lacking = [fault.detail for fault in sealed.values() if isinstance(fault, Fault)]
     if lacking:
         raise StorageError(

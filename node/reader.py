@@ -8,7 +8,7 @@ from typing import Never
 from node.adapters import Doors, is_local
 from node.config import NetworkConfig
 from protocol.errors import AccessDenied, OutOfSync
-from protocol.ports import Chain, ObjectFacts, Verify
+from protocol.ports import Chain, Multipart, ObjectFacts, Verify
 from protocol.types import Header, Peer, PeerId, Pointer, Uid
 from storage.s3 import RangedBucket, open_pointer
 
@@ -92,6 +92,12 @@ class _NoBucket:
         _refuse()
 
     def delete(self, key: str, *, timeout_seconds: float) -> None:
+        _refuse()
+
+    def begin(self, key: str, *, timeout_seconds: float) -> Multipart:
+        _refuse()
+
+    def abort_unfinished(self, prefix: str, *, timeout_seconds: float) -> int:
         _refuse()
 
 

@@ -114,7 +114,7 @@ class StateStore:
         """Where the file with this digest is or will be."""
         return self.files / digest.hex()
 
-    def write(self, data: bytes) -> Digest:
+    def write(self, data: bytes | bytearray) -> Digest:
         """Store bytes durably under their sha256 and return it. Not part of the state until a commit names it."""
         temporary = self.files / f"tmp-{secrets.token_hex(8)}"
         with temporary.open("wb") as file:

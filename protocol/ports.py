@@ -79,6 +79,26 @@ class ObjectFacts:
     modified: float
 
 
+class Multipart(Protocol):
+    """An object on its way in parts, seen by nobody before `complete`. Thread-safe: parts may travel beside each other
+    and in any order."""
+
+    def put(self, number: int, data: bytes, *, timeout_seconds: float) -> None:
+        """Store part `number`, from 1 to 10,000. Every part but the last needs 5 MiB, on some servers one size for all.
+
+        Raises ObjectMissing when the server does not know this upload (any more), AccessDenied, StorageError.
+        """
+        ...
+
+    def complete(self, *, timeout_seconds: float) -> None:
+        """Make the object of all parts that are stored, in order of number, visible at once."""
+        ...
+
+    def abort(self, *, timeout_seconds: float) -> None:
+        """Forget the parts; not an error when the server knows nothing of them."""
+        ...
+
+
 class Bucket(Protocol):
     """One bucket with one credential. Thread-safe."""
 
@@ -105,4 +125,12 @@ class Bucket(Protocol):
 
     def delete(self, key: str, *, timeout_seconds: float) -> None:
         """Remove an object; not an error when it is not there."""
+        ...
+
+    def begin(self, key: str, *, timeout_seconds: float) -> Multipart:
+        """Begin to store an object in parts."""
+        ...
+
+    def abort_unfinished(self, prefix: str, *, timeout_seconds: float) -> int:
+        """Abort every multipart upload to a key that begins with `prefix`, whoever began it; how many there were."""
         ...

@@ -9,21 +9,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
 from protocol.ports import Bucket
 from protocol.types import PeerId
-from storage.resume import download_to
+from storage.resume import Busy, download_to, keep, read
 from storage.s3 import PART_BYTES, RangedBucket
 from storage.transport import deadline, seconds_until
 
 _PUBLISH_WAIT_SECONDS = 0.2
 _PUBLISH_WAIT_MAX_SECONDS = 10.0
 _SOURCES_PLANNED = 3
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +63,28 @@ class Fault:
 def publish(bucket: Bucket, key: str, data: bytes | Path, *, timeout_seconds: float) -> None:
     """Store an object, trying again until the deadline. Raises AccessDenied at once, StorageError at the deadline."""
     until = time.monotonic() + timeout_seconds
+    persist(lambda left: bucket.put(key, data, timeout_seconds=left), until, final=(AccessDenied,))
+
+
+def persist(
+    call: Callable[[float], T], until: float, *, final: tuple[type[StorageError], ...], tries: int | None = None
+) -> T:
+    """`call(seconds left)`, again after every StorageError, with growing pauses, until `until` (`time.monotonic()`) and
+    at most `tries` times.
+
+    Raises what is `final` at once, any other StorageError when there is no time or try left.
+    """
     pause = _PUBLISH_WAIT_SECONDS
+    tried = 0
     while True:
+        tried += 1
         try:
-            return bucket.put(key, data, timeout_seconds=seconds_until(until))
-        except AccessDenied:
+            return call(seconds_until(until))
+        except final:
             raise
         except StorageError:
             # stamina, like boto3's own retries, would sleep past the deadline.
-            if time.monotonic() + pause >= until:
+            if tried == tries or time.monotonic() + pause >= until:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, _PUBLISH_WAIT_MAX_SECONDS)
@@ -81,22 +97,69 @@ def gather(
 
     At most `max_threads` daemon threads; one that a server holds on to is left behind and its result dropped. With
     fewer threads than peers each turn gets a share of the time and an unfinished peer queues again, so stalled peers
-    cannot use up the others' time. Objects over 16 MiB go through files in `cache`, when given, and are resumed there;
-    all results are held in memory.
+    cannot use up the others' time. All results are held in memory.
+
+    `cache`: a folder where accepted objects are left, as files, and found by the next gather, which asks no server for
+    them; those over 16 MiB are resumed there. The caller empties it. Nothing is lost where it cannot be written.
     """
-    if len({item.peer for item in wanted}) != len(wanted):
-        raise ValueError("a peer is wanted twice; gather once per kind of object")
-    run = _Gathering(wanted, time.monotonic() + timeout_seconds, min(max_threads, len(wanted)), cache)
-    return run.outcome()
+    return _Gathering(wanted, timeout_seconds, max_threads, cache).outcome()
+
+
+class Prefetch:
+    """A gather in the background, into its cache and not into memory, of objects that may be wanted later. Nobody waits
+    for it; what it lacks, a later gather with the same cache fetches."""
+
+    def __init__(
+        self,
+        wanted: Sequence[Wanted],
+        *,
+        timeout_seconds: float,
+        max_threads: int,
+        cache: Path,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """ended: called once, in a thread of ours, when no more will come."""
+        self._gathering = _Gathering(wanted, timeout_seconds, max_threads, cache, hold=False)
+        self._ended = ended
+        self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Fetch nothing more. Returns at once: a part that is on its way (at most 16 MiB) may still come."""
+        self._gathering.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._gathering.outcome()
+        finally:
+            self._ended()
+
+
+def cached(cache: Path, peer: PeerId, key: str) -> Path:
+    """Where the object of this peer that stands under this key, in whichever bucket, is left in a cache."""
+    return cache / sha256(peer + key.encode()).hexdigest()
 
 
 class _Gathering:
-    """The state that the threads of one gather share."""
+    """The state that the threads of one gather share. With `hold` off accepted bytes are left in the cache only, and
+    stand as b"" in the outcome."""
 
-    def __init__(self, wanted: Sequence[Wanted], until: float, num_threads: int, cache: Path | None) -> None:
-        self._until = until
-        self._num_threads = num_threads
+    def __init__(
+        self,
+        wanted: Sequence[Wanted],
+        timeout_seconds: float,
+        max_threads: int,
+        cache: Path | None,
+        *,
+        hold: bool = True,
+    ) -> None:
+        if len({item.peer for item in wanted}) != len(wanted):
+            raise ValueError("a peer is wanted twice; gather once per kind of object")
+        self._until = time.monotonic() + timeout_seconds
+        self._num_threads = min(max_threads, len(wanted))
         self._cache = cache
+        self._hold = hold
         self._queue = deque(wanted)
         self._results: dict[PeerId, bytes | Fault] = {
             item.peer: Fault("unavailable", "no answer in time") for item in wanted
@@ -110,7 +173,7 @@ class _Gathering:
         for number in range(self._num_threads):
             threading.Thread(target=self._work, name=f"gather-{number}", daemon=True).start()
         with self._changed:
-            while self._open and self._failure is None:
+            while self._open and self._failure is None and not self._closed:
                 left = self._until - time.monotonic()
                 if left <= 0:
                     break
@@ -119,6 +182,12 @@ class _Gathering:
             if self._failure is not None:
                 raise self._failure
             return dict(self._results)
+
+    def close(self) -> None:
+        """No more is wanted: `outcome` returns, threads end after the part that they are at."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def _work(self) -> None:
         while True:
@@ -165,26 +234,42 @@ class _Gathering:
 
     def _fetch_from(self, source: Source, item: Wanted, seconds: float) -> bytes | Fault:
         until = time.monotonic() + seconds
+        path = None if self._cache is None else cached(self._cache, item.peer, source.key)
+        if path is not None and (found := read(path)) is not None:
+            if item.accept(found):
+                return found if self._hold else b""
+            path.unlink(missing_ok=True)
         try:
             with deadline(seconds):  # opening resolves a stranger's host name
                 bucket = source.open()
         except (ConfigError, StorageError) as error:
             return Fault("unavailable", str(error))
         try:
-            data = self._read(bucket, source.key, item, seconds_until(until))
+            data = self._read(bucket, source.key, item, path, seconds_until(until))
         except ObjectMissing as error:
             return Fault("missing", str(error))
         except ObjectTooLarge as error:
             return Fault("wrong_size", str(error), error.size_bytes)
         except StorageError as error:
             return Fault("unavailable", str(error))
-        return data if item.accept(data) else Fault("mismatch", "right size, but not the bytes that were committed to")
+        if not item.accept(data):
+            if path is not None:
+                path.unlink(missing_ok=True)
+            return Fault("mismatch", "right size, but not the bytes that were committed to")
+        if path is not None:
+            with suppress(ConfigError):  # a disk that takes no more costs a download, not the round
+                keep(path, data)
+        return data if self._hold else b""
 
-    def _read(self, bucket: RangedBucket, key: str, item: Wanted, seconds: float) -> bytes:
-        if self._cache is None or item.size <= PART_BYTES:
-            return bucket.get(key, max_bytes=item.size, timeout_seconds=seconds, exact=True)
-        path = self._cache / sha256(item.peer + key.encode()).hexdigest()
-        download_to(bucket, key, path, item.size, timeout_seconds=seconds)
-        data = path.read_bytes()
-        path.unlink()
-        return data
+    def _read(self, bucket: RangedBucket, key: str, item: Wanted, path: Path | None, seconds: float) -> bytes:
+        until = time.monotonic() + seconds
+        if path is not None and item.size > PART_BYTES:
+            try:
+                download_to(bucket, key, path, item.size, timeout_seconds=seconds, stopped=lambda: self._closed)
+                if (data := read(path)) is not None:
+                    return data
+            except (Busy, ConfigError):
+                # Left behind by an earlier gather, whose server holds on to it; or the disk takes no more. Neither is a
+                # reason to wait.
+                pass
+        return bucket.get(key, max_bytes=item.size, timeout_seconds=seconds_until(until), exact=True)

@@ -7,7 +7,10 @@ section 8), so nothing is synced to disk on the way. May not delete a finished f
 
 import json
 import os
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from protocol.errors import ConfigError, ObjectMissing, ObjectTooLarge, StorageError
@@ -17,28 +20,82 @@ from storage.transport import seconds_until
 _VERSIONS = 3
 
 
-def download_to(bucket: RangedBucket, key: str, path: Path, size: int, *, timeout_seconds: float) -> None:
+class Busy(StorageError):
+    """Another thread of this process is bringing the same file."""
+
+
+def download_to(
+    bucket: RangedBucket,
+    key: str,
+    path: Path,
+    size: int,
+    *,
+    timeout_seconds: float,
+    stopped: Callable[[], bool] = lambda: False,
+) -> None:
     """Bring the object's `size` bytes to `path`, in parts of 16 MiB, going on from what an earlier call left.
 
-    `path` appears only when it is whole; until then `<path>.part` and `<path>.etag` stand beside it. One caller per
-    path at a time. Raises what Bucket.get raises, and ConfigError when the disk is full or not writable.
+    `path` appears only when it is whole; until then `<path>.part` and `<path>.etag` stand beside it. `stopped` is asked
+    before every part. Raises what Bucket.get raises, Busy at once when another thread is at it, and ConfigError when
+    the disk is full or not writable.
     """
     until = time.monotonic() + timeout_seconds
-    try:
+    with _claimed(path), _writing(path.parent):
         for _ in range(_VERSIONS):
             try:
-                _download(bucket, key, path, size, until)
-                return
+                return _download(bucket, key, path, size, until, stopped)
             except ObjectReplaced:
                 _forget(path)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot keep downloads in {path.parent}: {error.strerror}; free space or point the cache elsewhere"
-        ) from error
     raise StorageError(f"get: the object was replaced {_VERSIONS} times while it was read")
 
 
-def _download(bucket: RangedBucket, key: str, path: Path, size: int, until: float) -> None:
+def keep(path: Path, data: bytes) -> None:
+    """Leave bytes that came another way as `path`, whole or not at all. Raises ConfigError."""
+    if path.exists():
+        return
+    with _writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{threading.get_ident()}")
+        partial.write_bytes(data)
+        os.replace(partial, path)
+
+
+def read(path: Path) -> bytes | None:
+    """The bytes of a file that was kept or downloaded, None when there is none or it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot keep downloads in {folder}: {error.strerror}; free space or point the cache elsewhere"
+        ) from error
+
+
+_busy: set[Path] = set()
+_busy_lock = threading.Lock()
+
+
+@contextmanager
+def _claimed(path: Path) -> Iterator[None]:
+    with _busy_lock:
+        if path in _busy:
+            raise Busy("get: another thread is bringing this file")
+        _busy.add(path)
+    try:
+        yield
+    finally:
+        with _busy_lock:
+            _busy.remove(path)
+
+
+def _download(bucket: RangedBucket, key: str, path: Path, size: int, until: float, stopped: Callable[[], bool]) -> None:
     facts = bucket.head(key, timeout_seconds=seconds_until(until))
     if facts is None:
         raise ObjectMissing("get: there is no such object or bucket")
@@ -59,6 +116,8 @@ def _download(bucket: RangedBucket, key: str, path: Path, size: int, until: floa
         have = min(file.tell(), size) // PART_BYTES * PART_BYTES
         file.truncate(have)
         while have < size:
+            if stopped():
+                raise StorageError("get: no longer wanted")
             block = bucket.get_range(
                 key,
                 first=have,

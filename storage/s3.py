@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
-from protocol.ports import Bucket, ObjectFacts
+from protocol.ports import Bucket, Multipart, ObjectFacts
 from protocol.types import Pointer
 from storage import transport
 from storage.transport import DeadlinePassed, Interrupted, Transport, TransportError
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 PART_BYTES = 16 << 20
 """Unit of multipart uploads and of ranged downloads."""
+UPLOAD_THREADS = 3
+"""Parts of one object that travel at once: more only share the uplink."""
 REGION = "auto"
 
-_UPLOAD_THREADS = 3
 _ATTEMPTS = 6
 _BACKOFF_SECONDS = 0.25
 _BACKOFF_MAX_SECONDS = 10.0
@@ -43,6 +44,7 @@ _VERSIONS = 3
 """Times that an object may be replaced while it is read."""
 _READ_BYTES = 256 << 10
 _PAGE_KEYS = 1000
+_PAGES_OF_UPLOADS = 10
 _RETRIED_STATUS = frozenset({429, 500, 502, 503, 504})
 
 _BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -184,6 +186,27 @@ class S3Bucket:
         except ObjectMissing:
             return
 
+    def begin(self, key: str, *, timeout_seconds: float) -> Multipart:
+        """See Bucket."""
+        with self._call("upload", timeout_seconds):
+            answer = self._client.create_multipart_upload(Bucket=self._bucket, Key=key)
+            return _Parts(self, key, answer["UploadId"])
+
+    def abort_unfinished(self, prefix: str, *, timeout_seconds: float) -> int:
+        """See Bucket."""
+        aborted = 0
+        with self._call("abort", timeout_seconds):
+            for _ in range(_PAGES_OF_UPLOADS):
+                # What was aborted is no longer listed, so every page is the first one.
+                page = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=prefix)
+                found = [item for item in page.get("Uploads", ()) if item["Key"].startswith(prefix)]
+                for item in found:
+                    self._client.abort_multipart_upload(Bucket=self._bucket, Key=item["Key"], UploadId=item["UploadId"])
+                aborted += len(found)
+                if not page.get("IsTruncated") or not found:
+                    break
+        return aborted
+
     # --- reading -----------------------------------------------------------------------------------------------
 
     def _whole(self, key: str, max_bytes: int, exact: bool) -> bytes:
@@ -234,7 +257,7 @@ class S3Bucket:
         config = TransferConfig(
             multipart_threshold=PART_BYTES,
             multipart_chunksize=PART_BYTES,
-            max_concurrency=_UPLOAD_THREADS,
+            max_concurrency=UPLOAD_THREADS,
             num_download_attempts=_BREAKS,
             preferred_transfer_client="classic",
         )
@@ -259,6 +282,33 @@ class S3Bucket:
                 yield
         except _failures() as error:
             raise _translated(verb, error) from None
+
+
+class _Parts:
+    """A multipart upload of an S3Bucket (Multipart)."""
+
+    def __init__(self, bucket: S3Bucket, key: str, upload: str) -> None:
+        self._bucket = bucket
+        self._names = {"Bucket": bucket._bucket, "Key": key, "UploadId": upload}
+        self._etags: dict[int, str] = {}
+        """What the server calls each part, by number: the completion has to name them."""
+
+    def put(self, number: int, data: bytes, *, timeout_seconds: float) -> None:
+        with self._bucket._call("upload", timeout_seconds):
+            answer = self._bucket._client.upload_part(**self._names, PartNumber=number, Body=data)
+            self._etags[number] = answer["ETag"]
+
+    def complete(self, *, timeout_seconds: float) -> None:
+        parts = [{"PartNumber": number, "ETag": etag} for number, etag in sorted(self._etags.items())]
+        with self._bucket._call("upload", timeout_seconds):
+            self._bucket._client.complete_multipart_upload(**self._names, MultipartUpload={"Parts": parts})
+
+    def abort(self, *, timeout_seconds: float) -> None:
+        try:
+            with self._bucket._call("abort", timeout_seconds):
+                self._bucket._client.abort_multipart_upload(**self._names)
+        except ObjectMissing:
+            return
 
 
 @contextmanager

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
-from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from protocol.errors import InvalidMessage, InvalidSubmission
-from protocol.merkle import sections_root
+from protocol.merkle import SECTION_BYTES, leaf, root, sections_root
 from protocol.messages import ENVELOPE_BYTES, KEY_BYTES, Envelope, parse_envelope
 from protocol.ports import Signer
 from protocol.types import Digest, PeerId, Reason
@@ -44,15 +44,59 @@ class Sealed:
         return Digest(sha256(self.envelope).digest())
 
 
+class Sealing:
+    """A payload that is encrypted, and hashed by sections, as it comes, so that what is done can travel before the rest
+    is there (storage/upload.py).
+
+    `object` is the sealed object in the making; its first `num_final` bytes are final, but for the envelope, which
+    comes last. `key` opens it.
+    """
+
+    def __init__(
+        self, plaintext_bytes: int, *, key: bytes | None = None, run: Digest, round: int, signer: Signer
+    ) -> None:
+        """plaintext_bytes: all that will be added. key: 32 secret bytes never used before; None draws them."""
+        self.key = secrets.token_bytes(KEY_BYTES) if key is None else key
+        if len(self.key) != KEY_BYTES:
+            raise ValueError(f"a sealing key has {KEY_BYTES} bytes, not {len(self.key)}")
+        self.object = bytearray(ENVELOPE_BYTES + plaintext_bytes)
+        self.num_final = ENVELOPE_BYTES
+        self._run, self._round, self._signer = run, round, signer
+        self._stream = _stream(self.key, run, round, signer.peer)
+        self._leaves: list[Digest] = []
+
+    def add(self, plaintext: bytes | memoryview) -> None:
+        """The next bytes of the payload, as many as there are."""
+        end = self.num_final + len(plaintext)
+        if end > len(self.object):
+            raise ValueError(f"more than the {len(self.object) - ENVELOPE_BYTES} bytes of payload that were announced")
+        self.object[self.num_final : end] = self._stream.update(plaintext)
+        self.num_final = end
+        while len(self._leaves) < (end - ENVELOPE_BYTES) // SECTION_BYTES:
+            self._close_section()
+
+    def finish(self) -> None:
+        """All bytes were added: sign the envelope and put it in front."""
+        if self.num_final != len(self.object):
+            raise ValueError(f"{len(self.object) - self.num_final} bytes of the payload were never added")
+        if (len(self.object) - ENVELOPE_BYTES) % SECTION_BYTES:
+            self._close_section()
+        hashed = Digest(sha256(self.key).digest())
+        envelope = Envelope(self._run, self._round, self._signer.peer, hashed, root(self._leaves))
+        signed = replace(envelope, signature=self._signer.sign(envelope.signed_part))
+        self.object[:ENVELOPE_BYTES] = signed.encode()
+
+    def _close_section(self) -> None:
+        first = ENVELOPE_BYTES + len(self._leaves) * SECTION_BYTES
+        self._leaves.append(leaf(memoryview(self.object)[first : first + SECTION_BYTES]))
+
+
 def seal(plaintext: bytes, *, key: bytes | None = None, run: Digest, round: int, signer: Signer) -> Sealed:
-    """Encrypt and sign a payload. `key`: 32 secret bytes that were never used before; None draws them."""
-    key = secrets.token_bytes(KEY_BYTES) if key is None else key
-    if len(key) != KEY_BYTES:
-        raise ValueError(f"a sealing key has {KEY_BYTES} bytes, not {len(key)}")
-    ciphertext = _cipher(key, run, round, signer.peer, plaintext)
-    envelope = Envelope(run, round, signer.peer, Digest(sha256(key).digest()), sections_root(ciphertext))
-    signed = replace(envelope, signature=signer.sign(envelope.signed_part))
-    return Sealed(signed.encode(), ciphertext, key)
+    """Encrypt and sign a whole payload. `key`: 32 secret bytes that were never used before; None draws them."""
+    sealing = Sealing(len(plaintext), key=key, run=run, round=round, signer=signer)
+    sealing.add(plaintext)
+    sealing.finish()
+    return Sealed(bytes(sealing.object[:ENVELOPE_BYTES]), bytes(sealing.object[ENVELOPE_BYTES:]), sealing.key)
 
 
 def unseal(envelope: Envelope, key: bytes, ciphertext: bytes | memoryview) -> bytes:
@@ -62,7 +106,7 @@ def unseal(envelope: Envelope, key: bytes, ciphertext: bytes | memoryview) -> by
     """
     if len(key) != KEY_BYTES or not hmac.compare_digest(sha256(key).digest(), envelope.key_hash):
         raise InvalidSubmission(Reason.BAD_KEY, "the revealed key does not hash to the envelope's key_hash")
-    return _cipher(key, envelope.run, envelope.round, envelope.peer, ciphertext)
+    return _stream(key, envelope.run, envelope.round, envelope.peer).update(ciphertext)
 
 
 def open_sealed(data: bytes) -> tuple[Envelope, memoryview]:
@@ -89,7 +133,7 @@ def matches(committed: Digest) -> Callable[[bytes], bool]:
     return accept
 
 
-def _cipher(key: bytes, run: Digest, round: int, peer: PeerId, data: bytes | memoryview) -> bytes:
+def _stream(key: bytes, run: Digest, round: int, peer: PeerId) -> CipherContext:
+    """What turns plaintext into ciphertext and back, in order."""
     cipher_key = hmac.digest(key, run + round.to_bytes(4, "little") + peer, "sha256")
-    stream = Cipher(AES(cipher_key), CTR(_NONCE)).encryptor()
-    return stream.update(data) + stream.finalize()
+    return Cipher(AES(cipher_key), CTR(_NONCE)).encryptor()

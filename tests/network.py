@@ -186,6 +186,8 @@ class Member:
     bucket: FakeBucket
     program: Program | None = None
     store: StateStore | None = None
+    life: FakeBucket | None = None
+    """The process's own credential for its bucket: a dead process sends nothing."""
     thread: threading.Thread | None = None
     error: BaseException | None = None
     calls_left: int | None = None
@@ -314,11 +316,12 @@ class FakeNetwork:
         return amendment
 
     def doors(self, member: Member) -> Doors:
+        member.life = self.store.bucket(member.name, reader=member.name)
         return Doors(
             chain=PacedChain(self, member),
             signer=member.signer,
             verify=fake_verify,
-            bucket=member.bucket,
+            bucket=member.life,
             pointer=self.store.pointer(member.name),
             open_pointer=partial(self._open, reader=member.name),
         )
@@ -352,6 +355,8 @@ class FakeNetwork:
         except BaseException as error:  # noqa: BLE001 - a thread's error is raised in the test
             member.error = error
         finally:
+            if member.life is not None:
+                member.life.revoked = True
             if member.store is not None:
                 member.store.close()
 

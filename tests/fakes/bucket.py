@@ -6,13 +6,14 @@ server's owner, and seen by every reader.
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import md5
 from pathlib import Path
+from typing import NamedTuple
 
 from protocol.errors import AccessDenied, ObjectMissing, ObjectTooLarge, StorageError
-from protocol.ports import ObjectFacts
+from protocol.ports import Multipart, ObjectFacts
 from protocol.types import Pointer
 from storage.s3 import ObjectReplaced
 
@@ -35,6 +36,15 @@ class Faults:
     broken_ranges: int = 0
 
 
+class Call(NamedTuple):
+    """A call as the server sees it; `part N` is the verb of a part."""
+
+    bucket: str
+    reader: str
+    verb: str
+    key: str
+
+
 @dataclass(frozen=True, slots=True)
 class _Object:
     data: bytes
@@ -55,6 +65,12 @@ class FakeStore:
         self.now = 1_700_000_000.0
         self.log: list[tuple[str, str, str]] = []
         self.lock = threading.Lock()
+        self.unfinished: dict[str, list[FakeParts]] = {}
+        """Multipart uploads that were neither completed nor aborted, by bucket."""
+        self.min_part_bytes = 5 << 20
+        """Of every part but the last."""
+        self.before: Callable[[Call], None] = lambda call: None
+        """Called before every call is served: it may wait, or raise."""
 
     def bucket(self, name: str, *, read_only: bool = False, reader: str = "owner") -> "FakeBucket":
         """A credential for one bucket, which exists from then on."""
@@ -78,6 +94,8 @@ class FakeBucket:
         self._name = name
         self._read_only = read_only
         self._reader = reader
+        self.revoked = False
+        """From now on nothing is served to this credential: how a process that is dead looks to its server."""
 
     def put(self, key: str, data: bytes | Path, *, timeout_seconds: float) -> None:
         self._enter("put", key, timeout_seconds, writes=True)
@@ -129,6 +147,20 @@ class FakeBucket:
         with self._store.lock:
             self._store.buckets[self._name].pop(key, None)
 
+    def begin(self, key: str, *, timeout_seconds: float) -> Multipart:
+        self._enter("begin", key, timeout_seconds, writes=True)
+        parts = FakeParts(self, self._store, key)
+        with self._store.lock:
+            self._store.unfinished.setdefault(self._name, []).append(parts)
+        return parts
+
+    def abort_unfinished(self, prefix: str, *, timeout_seconds: float) -> int:
+        self._enter("abort_unfinished", prefix, timeout_seconds, writes=True)
+        with self._store.lock:
+            before = self._store.unfinished.get(self._name, [])
+            self._store.unfinished[self._name] = [parts for parts in before if not parts.key.startswith(prefix)]
+            return len(before) - len(self._store.unfinished[self._name])
+
     @property
     def _faults(self) -> Faults:
         return self._store.faults.get(self._name, Faults())
@@ -136,6 +168,9 @@ class FakeBucket:
     def _enter(self, verb: str, key: str, timeout_seconds: float, *, writes: bool = False) -> None:
         with self._store.lock:
             self._store.log.append((self._name, verb, key))
+        self._store.before(Call(self._name, self._reader, verb, key))
+        if self.revoked:
+            raise AccessDenied(f"{verb}: the credential is unknown or may not do this (403)")
         if timeout_seconds <= 0:
             raise StorageError(f"{verb}: out of time")
         if self._faults.down:
@@ -157,3 +192,41 @@ class FakeBucket:
         if found is None:
             raise ObjectMissing("get: there is no such object or bucket")
         return found
+
+
+class FakeParts:
+    """A multipart upload of a FakeBucket (Multipart)."""
+
+    def __init__(self, bucket: FakeBucket, store: FakeStore, key: str) -> None:
+        self.key = key
+        self._bucket, self._store = bucket, store
+        self._data: dict[int, bytes] = {}
+
+    def put(self, number: int, data: bytes, *, timeout_seconds: float) -> None:
+        self._bucket._enter(f"part {number}", self.key, timeout_seconds, writes=True)
+        with self._store.lock:
+            self._require_known()
+            self._data[number] = bytes(data)
+
+    def complete(self, *, timeout_seconds: float) -> None:
+        self._bucket._enter("complete", self.key, timeout_seconds, writes=True)
+        with self._store.lock:
+            self._require_known()
+            parts = [data for _, data in sorted(self._data.items())]
+            if not parts or any(len(data) < self._store.min_part_bytes for data in parts[:-1]):
+                raise StorageError("upload: the server answered with status 400")
+            self._others().remove(self)
+            self._store.buckets[self._bucket._name][self.key] = _Object(b"".join(parts), self._store.now)
+
+    def abort(self, *, timeout_seconds: float) -> None:
+        self._bucket._enter("abort", self.key, timeout_seconds, writes=True)
+        with self._store.lock:
+            if self in self._others():
+                self._others().remove(self)
+
+    def _others(self) -> "list[FakeParts]":
+        return self._store.unfinished.get(self._bucket._name, [])
+
+    def _require_known(self) -> None:
+        if self not in self._others():
+            raise ObjectMissing("upload: there is no such object or bucket")

@@ -20,6 +20,7 @@ from sparseloco.update import Update
 from tests.fakes.bucket import Faults
 from tests.fakes.chain import fake_verify
 from tests.network import OWNER, PLANNED_SECONDS, FakeNetwork
+from training.checkpoint import Saved
 
 Networks = Callable[..., FakeNetwork]
 
@@ -92,17 +93,21 @@ def test_honest_nodes_hold_the_same_theta_and_the_chain_pays_them(networks: Netw
     assert not [secret for secret in secrets if secret in told]
 
 
+def copied(saved: Saved) -> Saved:
+    return replace(saved, tensors={name: tensor.clone() for name, tensor in saved.tensors.items()})
+
+
 def test_a_void_round_loses_nothing(networks: Networks) -> None:
     began: dict[int, tuple[Any, int]] = {}
     sent: dict[int, tuple[Update, Any]] = {}
 
     class Watched(Miner):
         def pages(self, round: int) -> Any:
-            began[round] = self.node.replica.own_state(), self.node.replica.outer.rounds
+            began[round] = copied(self.node.replica.own_state()), self.node.replica.outer.rounds
             return super().pages(round)
 
         def seal(self, round: int, update: Update) -> Any:
-            sent[round] = update, self.node.replica.own_state()
+            sent[round] = update, copied(self.node.replica.own_state())
             return super().seal(round, update)
 
     network = networks()

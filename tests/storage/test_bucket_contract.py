@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from localnet.store import StoreReady
-from protocol.errors import AccessDenied, ObjectMissing, ObjectTooLarge
+from protocol.errors import AccessDenied, ObjectMissing, ObjectTooLarge, StorageError
 from storage.s3 import PART_BYTES, ObjectReplaced, RangedBucket, open_bucket
 from tests.fakes.bucket import FakeStore
 
@@ -151,3 +151,71 @@ def test_only_the_owner_may_write(buckets: Buckets, who: str) -> None:
         other.delete("guarded", timeout_seconds=SECONDS)
     assert buckets.owner.get("guarded", max_bytes=10, timeout_seconds=SECONDS) == b"mine"
     assert buckets.owner.head("new", timeout_seconds=SECONDS) is None
+
+
+LARGEST_SMALL_PART = (5 << 20) - 1
+
+
+def uploaded(buckets: Buckets, key: str) -> bytes | None:
+    if buckets.reader.head(key, timeout_seconds=SECONDS) is None:
+        return None
+    return buckets.reader.get(key, max_bytes=64 << 20, timeout_seconds=SECONDS)
+
+
+def test_parts_in_any_order_are_one_object_and_invisible_before_the_completion(buckets: Buckets) -> None:
+    parts = {number: bytes([number]) * (PART_BYTES if number < 3 else 7) for number in (1, 2, 3)}
+    upload = buckets.owner.begin("parts", timeout_seconds=SECONDS)
+    for number in (3, 2, 1):
+        upload.put(number, parts[number], timeout_seconds=SECONDS)
+        assert uploaded(buckets, "parts") is None
+    upload.complete(timeout_seconds=SECONDS)
+    assert uploaded(buckets, "parts") == b"".join(parts[number] for number in (1, 2, 3))
+    buckets.owner.delete("parts", timeout_seconds=SECONDS)
+
+
+def test_a_part_that_is_put_again_replaces_the_first_try(buckets: Buckets) -> None:
+    upload = buckets.owner.begin("retried", timeout_seconds=SECONDS)
+    upload.put(1, b"broken off", timeout_seconds=SECONDS)
+    upload.put(1, b"whole", timeout_seconds=SECONDS)
+    upload.complete(timeout_seconds=SECONDS)
+    assert uploaded(buckets, "retried") == b"whole"
+
+
+def test_a_part_but_the_last_must_not_be_small(buckets: Buckets) -> None:
+    upload = buckets.owner.begin("small", timeout_seconds=SECONDS)
+    upload.put(1, bytes(LARGEST_SMALL_PART), timeout_seconds=SECONDS)
+    upload.put(2, b"end", timeout_seconds=SECONDS)
+    with pytest.raises(StorageError):
+        upload.complete(timeout_seconds=SECONDS)
+    assert uploaded(buckets, "small") is None
+    upload.abort(timeout_seconds=SECONDS)
+
+
+def test_an_aborted_upload_takes_no_more_parts_and_aborting_again_is_no_error(buckets: Buckets) -> None:
+    upload = buckets.owner.begin("aborted", timeout_seconds=SECONDS)
+    upload.put(1, b"x", timeout_seconds=SECONDS)
+    upload.abort(timeout_seconds=SECONDS)
+    upload.abort(timeout_seconds=SECONDS)
+    # S3 says 404; moto breaks down with a 500, which is tried again.
+    with pytest.raises(StorageError):
+        upload.put(1, b"x", timeout_seconds=1)
+    with pytest.raises(StorageError):
+        upload.complete(timeout_seconds=1)
+    assert uploaded(buckets, "aborted") is None
+
+
+def test_what_a_dead_process_left_unfinished_is_aborted_by_prefix(buckets: Buckets) -> None:
+    for key in ("left/1", "left/1", "left/2", "other/1"):
+        buckets.owner.begin(key, timeout_seconds=SECONDS).put(1, b"x", timeout_seconds=SECONDS)
+    assert buckets.owner.abort_unfinished("left/", timeout_seconds=SECONDS) == 3
+    assert buckets.owner.abort_unfinished("left/", timeout_seconds=SECONDS) == 0
+    assert buckets.owner.abort_unfinished("other/", timeout_seconds=SECONDS) == 1
+
+
+@pytest.mark.parametrize("who", ["reader", "stranger"])
+def test_only_the_owner_may_begin_or_abort_an_upload(buckets: Buckets, who: str) -> None:
+    other: RangedBucket = getattr(buckets, who)
+    with pytest.raises(AccessDenied):
+        other.begin("guarded", timeout_seconds=SECONDS)
+    with pytest.raises(AccessDenied):
+        other.abort_unfinished("", timeout_seconds=SECONDS)

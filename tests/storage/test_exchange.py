@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from protocol.errors import AccessDenied, ConfigError, StorageError
 from protocol.types import PeerId, Pointer
-from storage.exchange import Fault, Source, Wanted, gather, publish
+from storage import resume
+from storage.exchange import Fault, Prefetch, Source, Wanted, cached, gather, publish
 from storage.s3 import PART_BYTES, RangedBucket, open_bucket, open_pointer
-from tests.fakes.bucket import FakeBucket, FakeStore, Faults
+from tests.fakes.bucket import Call, FakeBucket, FakeStore, Faults
 from tests.storage.hostile import hostile, response
 
 SIZE = 100
@@ -220,14 +221,136 @@ def test_a_peer_wanted_twice_is_our_bug() -> None:
         gather([stored(store, 1, "m1"), stored(store, 1, "m2")], timeout_seconds=1, max_threads=1)
 
 
-def test_a_large_object_goes_through_the_cache_and_leaves_nothing_there(tmp_path: Path) -> None:
+LARGE = bytes(PART_BYTES) + b"end"
+
+
+def large(store: FakeStore, *names: str, data: bytes = LARGE) -> Wanted:
+    sources = tuple(Source(partial(store.bucket, name, read_only=True), f"k-{name}") for name in names)
+    for name in names:
+        if name not in store.buckets:
+            store.bucket(name).put(f"k-{name}", data, timeout_seconds=1)
+    return Wanted(peer(1), sources, len(LARGE), is_exactly(LARGE))
+
+
+def test_what_lies_in_the_cache_is_not_asked_for_again(tmp_path: Path) -> None:
     store = FakeStore()
-    data = bytes(PART_BYTES) + b"end"
-    put(store, "m1", data)
-    source = Source(lambda: store.bucket("m1", read_only=True), "k")
-    wanted = [Wanted(peer(1), (source,), len(data), is_exactly(data))]
-    assert gather(wanted, timeout_seconds=10, max_threads=1, cache=tmp_path)[peer(1)] == data
+    put(store, "m2", body(2))
+    wanted = [large(store, "m1"), stored(store, 2, "m2")]
+    for _ in range(2):
+        found = gather(wanted, timeout_seconds=10, max_threads=1, cache=tmp_path)
+        assert found == {peer(1): LARGE, peer(2): body(2)}
+        assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == sorted([LARGE, body(2)])
+        store.log.clear()
+        store.faults.update({name: Faults(down=True) for name in ("m1", "m2")})
+    assert store.log == []
+
+
+@pytest.mark.parametrize("wrong", [LARGE[:-1] + b"x", LARGE[:-1], b""])
+def test_a_cached_file_that_is_not_what_was_committed_is_fetched_anew(tmp_path: Path, wrong: bytes) -> None:
+    store = FakeStore()
+    item = large(store, "m1")
+    path = cached(tmp_path, peer(1), "k-m1")
+    path.write_bytes(wrong)
+    assert gather([item], timeout_seconds=10, max_threads=1, cache=tmp_path) == {peer(1): LARGE}
+    assert path.read_bytes() == LARGE
+
+
+def test_what_was_not_accepted_is_not_left_in_the_cache(tmp_path: Path) -> None:
+    store = FakeStore()
+    put(store, "m2", b"x" * SIZE)
+    wanted = [large(store, "m1", data=bytes(len(LARGE))), stored(store, 2, "m2")]
+    found = gather(wanted, timeout_seconds=10, max_threads=2, cache=tmp_path)
+    assert {fault.kind for fault in found.values() if isinstance(fault, Fault)} == {"mismatch"}
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_a_cache_that_cannot_be_written_costs_nothing_but_the_cache(tmp_path: Path, size: str) -> None:
+    store = FakeStore()
+    put(store, "m1", body(1))
+    item, data = (stored(store, 1, "m1"), body(1)) if size == "small" else (large(store, "m2"), LARGE)
+    (tmp_path / "full").write_bytes(b"no folder")
+    assert gather([item], timeout_seconds=10, max_threads=1, cache=tmp_path / "full") == {peer(1): data}
+
+
+def test_a_prefetch_brings_everything_to_the_cache_and_says_when_it_has_ended(tmp_path: Path) -> None:
+    store = FakeStore()
+    for number in range(2, 8):
+        put(store, f"m{number}", body(number))
+    wanted = [large(store, "m1"), *(stored(store, number, f"m{number}") for number in range(2, 8))]
+    ended = threading.Semaphore(0)
+    Prefetch(wanted, timeout_seconds=30, max_threads=2, cache=tmp_path, ended=ended.release)
+    assert ended.acquire(timeout=20)
+    store.log.clear()
+    found = gather(wanted, timeout_seconds=10, max_threads=4, cache=tmp_path)
+    assert found == {peer(1): LARGE, **{peer(number): body(number) for number in range(2, 8)}}
+    assert store.log == []
+    assert not ended.acquire(blocking=False)
+
+
+def test_peers_that_stall_a_prefetch_use_up_their_own_share(tmp_path: Path) -> None:
+    store = FakeStore()
+    for number in range(12):
+        put(store, f"m{number}", body(number))
+        if number < 8:
+            store.faults[f"m{number}"] = Faults(stalls=True)
+    ended = threading.Semaphore(0)
+    wanted = [stored(store, n, f"m{n}") for n in range(12)]
+    Prefetch(wanted, timeout_seconds=2, max_threads=2, cache=tmp_path, ended=ended.release)
+    assert ended.acquire(timeout=10)
+    assert {path.read_bytes() for path in tmp_path.iterdir()} == {body(n) for n in range(8, 12)}
+
+
+def test_a_prefetch_that_is_stopped_starts_nothing_more_and_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "PART_BYTES", 1 << 20)
+    store = FakeStore()
+    item = large(store, "m1")
+    arrived, released, ended = threading.Event(), threading.Event(), threading.Semaphore(0)
+
+    def slow(call: Call) -> None:
+        if parts_asked(store) == 5:
+            arrived.set()
+            released.wait(20)
+
+    store.before = slow
+    prefetch = Prefetch([item], timeout_seconds=60, max_threads=1, cache=tmp_path, ended=ended.release)
+    assert arrived.wait(20)
+    began = time.monotonic()
+    prefetch.stop()
+    assert time.monotonic() - began < 5
+    assert ended.acquire(blocking=False)
+    released.set()
+    until = time.monotonic() + 20
+    while any(thread.name == "gather-0" for thread in threading.enumerate()):
+        assert time.monotonic() < until, "the thread of a stopped prefetch went on"
+        time.sleep(0.01)
+    assert parts_asked(store) == 5
+    assert gather([item], timeout_seconds=30, max_threads=1, cache=tmp_path) == {peer(1): LARGE}
+    assert parts_asked(store) == 17
+
+
+def test_a_download_that_a_server_holds_on_to_does_not_hold_up_the_next_gather(tmp_path: Path) -> None:
+    store = FakeStore()
+    item = large(store, "m1")
+    arrived, released = threading.Event(), threading.Event()
+
+    def first_is_held(call: Call) -> None:
+        if call.verb == "get" and not arrived.is_set():
+            arrived.set()
+            released.wait(20)
+
+    store.before = first_is_held
+    prefetch = Prefetch([item], timeout_seconds=60, max_threads=1, cache=tmp_path)
+    assert arrived.wait(20)
+    prefetch.stop()
+    assert gather([item], timeout_seconds=30, max_threads=1, cache=tmp_path) == {peer(1): LARGE}
+    released.set()
+
+
+def parts_asked(store: FakeStore) -> int:
+    return sum(verb == "get" for _, verb, _ in store.log)
 
 
 def test_publish_tries_again_until_the_bucket_is_back() -> None:

@@ -6,6 +6,7 @@ from protocol import keys, merkle
 from protocol.errors import StorageError
 from protocol.types import Digest, PeerId
 from storage import mirror as mirror_module
+from storage import seal as seal_module
 from storage.exchange import Source, Wanted, gather
 from storage.mirror import Mirror
 from storage.seal import Sealed, matches, seal
@@ -21,6 +22,7 @@ SIGNER = TestSigner()
 def _small_sections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merkle, "SECTION_BYTES", SECTION)
     monkeypatch.setattr(mirror_module, "SECTION_BYTES", SECTION)
+    monkeypatch.setattr(seal_module, "SECTION_BYTES", SECTION)
 
 
 def sealed(round: int = 3) -> Sealed:

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
+from protocol.ports import Multipart
 from protocol.types import Pointer
 from storage import transport
 from storage.s3 import S3Bucket, open_bucket, open_pointer
@@ -180,8 +181,62 @@ def test_a_misbehaving_server_gives_a_storage_error_in_time_and_little_memory(sc
     assert_says_nothing(caught.value)
 
 
+@pytest.mark.parametrize("script", [silent, endless_header, byte_a_second, not_http, endless_error])
+@pytest.mark.parametrize("verb", ["put", "complete", "abort"])
+def test_every_call_about_parts_is_bounded(script: Script, verb: str) -> None:
+    calls: dict[str, Callable[[Multipart], object]] = {
+        "put": lambda parts: parts.put(1, b"x" * 100_000, timeout_seconds=0.6),
+        "complete": lambda parts: parts.complete(timeout_seconds=0.6),
+        "abort": lambda parts: parts.abort(timeout_seconds=0.6),
+    }
+
+    def begins(connection: socket.socket, head: bytes) -> None:
+        if not head.startswith(b"POST /bucket/key?uploads"):
+            return script(connection, head)
+        body = b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
+        connection.sendall(response("200 OK", f"Content-Length: {len(body)}", body=body))
+
+    with hostile(begins) as server:
+        parts = bucket_at(server).begin("key", timeout_seconds=5)
+        began = time.monotonic()
+        with pytest.raises(StorageError) as caught:
+            calls[verb](parts)
+        assert time.monotonic() - began < 0.6 + SLACK
+    assert_says_nothing(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("verb", "body"),
+    [
+        ("begin", b""),
+        ("begin", b"<InitiateMultipartUploadResult></InitiateMultipartUploadResult>"),
+        ("abort_unfinished", b"<ListMultipartUploadsResult><Upload></Upload></ListMultipartUploadsResult>"),
+    ],
+)
+def test_an_answer_about_uploads_that_lacks_what_it_has_to_say_is_a_storage_error(verb: str, body: bytes) -> None:
+    with hostile(says("200 OK", f"Content-Length: {len(body)}", body=body)) as server, pytest.raises(StorageError):
+        getattr(bucket_at(server), verb)("key", timeout_seconds=2)
+
+
+def test_uploads_that_are_listed_for_ever_are_aborted_for_a_while() -> None:
+    body = (
+        b"<ListMultipartUploadsResult><IsTruncated>true</IsTruncated>"
+        b"<Upload><Key>p/1</Key><UploadId>u</UploadId></Upload>"
+        b"<Upload><Key>other</Key><UploadId>u</UploadId></Upload></ListMultipartUploadsResult>"
+    )
+
+    def script(connection: socket.socket, head: bytes) -> None:
+        if head.startswith(b"DELETE"):
+            return connection.sendall(response("204 No Content"))
+        connection.sendall(response("200 OK", f"Content-Length: {len(body)}", body=body))
+
+    with hostile(script) as server:
+        assert bucket_at(server).abort_unfinished("p/", timeout_seconds=10) == 10
+        assert not [head for head in server.requests if head.startswith(b"DELETE /bucket/other")]
+
+
 @pytest.mark.parametrize("script", [silent, slow_header, endless_header, many_headers, not_http, endless_error])
-@pytest.mark.parametrize("verb", ["put", "head", "list", "delete", "get_range"])
+@pytest.mark.parametrize("verb", ["put", "head", "list", "delete", "get_range", "begin", "abort_unfinished"])
 def test_every_verb_is_bounded(script: Script, verb: str) -> None:
     calls: dict[str, Callable[[S3Bucket], object]] = {
         "put": lambda bucket: bucket.put("key", b"x" * 100_000, timeout_seconds=0.6),
@@ -189,6 +244,8 @@ def test_every_verb_is_bounded(script: Script, verb: str) -> None:
         "list": lambda bucket: bucket.list("p", max_keys=10, timeout_seconds=0.6),
         "delete": lambda bucket: bucket.delete("key", timeout_seconds=0.6),
         "get_range": lambda bucket: bucket.get_range("key", first=0, num_bytes=5, etag='"e"', timeout_seconds=0.6),
+        "begin": lambda bucket: bucket.begin("key", timeout_seconds=0.6),
+        "abort_unfinished": lambda bucket: bucket.abort_unfinished("p", timeout_seconds=0.6),
     }
     with hostile(script) as server:
         bucket = bucket_at(server)

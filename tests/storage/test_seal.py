@@ -13,7 +13,7 @@ from protocol.errors import InvalidMessage, InvalidSubmission
 from protocol.merkle import SECTION_BYTES, sections_root
 from protocol.messages import ENVELOPE_BYTES, parse_envelope
 from protocol.types import Digest, PeerId, Reason
-from storage.seal import Sealed, matches, open_sealed, seal, unseal
+from storage.seal import Sealed, Sealing, matches, open_sealed, seal, unseal
 
 RUN = Digest(bytes(range(32)))
 KEY = bytes(range(100, 132))
@@ -117,3 +117,38 @@ def test_the_key_is_not_in_the_repr() -> None:
     shown = repr(sealed(b"payload"))
     assert repr(KEY) not in shown
     assert KEY.hex() not in shown
+
+
+def in_pieces(pieces: list[bytes], num_bytes: int | None = None) -> Sealing:
+    size = sum(map(len, pieces)) if num_bytes is None else num_bytes
+    sealing = Sealing(size, key=KEY, run=RUN, round=7, signer=TestSigner())
+    for piece in pieces:
+        before = bytes(sealing.object[: sealing.num_final])
+        sealing.add(memoryview(piece))
+        assert sealing.object[: len(before)] == before
+        assert sealing.num_final == len(before) + len(piece)
+    sealing.finish()
+    return sealing
+
+
+@given(st.lists(st.binary(max_size=50), max_size=10))
+def test_a_payload_sealed_in_pieces_is_the_same_object(pieces: list[bytes]) -> None:
+    assert in_pieces(pieces).object == sealed(b"".join(pieces)).object
+
+
+@pytest.mark.parametrize("rest", [0, 1])
+@pytest.mark.parametrize("cut", [1, SECTION_BYTES - 1, SECTION_BYTES, 2 * SECTION_BYTES])
+def test_pieces_need_not_end_where_sections_end(cut: int, rest: int) -> None:
+    data = bytes(2 * SECTION_BYTES + rest)
+    made = in_pieces([data[:cut], data[cut:]])
+    assert parse_envelope(bytes(made.object[:ENVELOPE_BYTES])).root == sections_root(
+        memoryview(made.object)[ENVELOPE_BYTES:]
+    )
+    assert made.object == sealed(data).object
+
+
+def test_more_or_less_than_was_announced_is_our_bug() -> None:
+    with pytest.raises(ValueError, match="announced"):
+        in_pieces([b"abc", b"def"], 5)
+    with pytest.raises(ValueError, match="never added"):
+        in_pieces([b"abc"], 5)

@@ -1,0 +1,71 @@
+"""What a validator keeps of earlier payloads to find copies of them (gauntlet/sketch.py): their records, one file a
+round. Whole, since nobody may know beforehand which chunks a later round compares. The saved book names the payloads;
+one whose records are not here is passed over. May not decide anything.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import sha256
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+from loguru import logger
+
+from gauntlet.sketch import Remembered, Sample, Sketch
+from sparseloco.records import Bytes
+
+
+class Memory:
+    """The files in `folder`. `named`: the payloads that the saved book names; they are read and checked once."""
+
+    def __init__(self, folder: Path, named: Iterable[Remembered]) -> None:
+        self.folder = folder
+        self._records: dict[Remembered, Bytes] = {}
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for round, group in groupby(sorted(named), key=lambda past: past.round):
+            names = list(group)
+            try:
+                rows = zip(names, self._rows(round, len(names)), strict=True)
+                self._records |= {past: row for past, row in rows if sha256(row).digest() == past.payload}
+            except (OSError, ValueError):
+                pass
+            if lost := len(set(names) - self._records.keys()):
+                told = "round {round}: {lost} payloads are lost; copies of them go unseen"
+                logger.warning(told, round=round, lost=lost)
+
+    def keep(self, round: int, payloads: Mapping[Remembered, bytes]) -> None:
+        """Keep the payloads of `round`. A disk that does not take them costs comparisons with them, never a round."""
+        names, temporary = sorted(payloads), self.folder / "writing"
+        try:
+            with temporary.open("wb") as file:
+                file.writelines(payloads[past] for past in names)
+            os.replace(temporary, self._path(round))
+            self._records |= zip(names, self._rows(round, len(names)), strict=True)
+        except OSError as fault:
+            told = "round {round}: the payloads are not kept ({fault}); copies of them go unseen: make room on the disk"
+            logger.warning(told, round=round, fault=fault.strerror)
+
+    def prune(self, named: Iterable[Remembered]) -> None:
+        """Forget every payload that is not `named`."""
+        kept = set(named)
+        self._records = {past: records for past, records in self._records.items() if past in kept}
+        files = {self._path(past.round) for past in kept}
+        for path in self.folder.iterdir():
+            if path not in files:
+                path.unlink(missing_ok=True)
+
+    def sketches(self, named: Iterable[Remembered], sample: Sample) -> Iterator[Sketch]:
+        """Sketches of those of the named payloads that are here."""
+        for past in named:
+            if (records := self._records.get(past)) is not None:
+                yield Sketch(past.peer, past.round, past.payload, sample.excerpt(records))
+
+    def _path(self, round: int) -> Path:
+        return self.folder / str(round)
+
+    def _rows(self, round: int, count: int) -> Bytes:
+        """The records of `count` payloads, without reading them yet. Raises OSError, or ValueError for another size."""
+        if not count:
+            return np.empty((0, 0), dtype=np.uint8)
+        return np.memmap(self._path(round), dtype=np.uint8, mode="r").reshape(count, -1)

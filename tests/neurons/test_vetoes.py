@@ -1,0 +1,68 @@
+"""A record that names peers of no worth is vetoed by validators whose books say so."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from gauntlet.average import Average
+from gauntlet.selection import Ranking
+from neurons.validator import Validator
+from node.node import Node
+from protocol.types import PeerId, hotkey
+from tests.network import FakeNetwork
+from training.shards import Shards
+
+Networks = Callable[..., FakeNetwork]
+
+
+class KnowsBetter(Validator):
+    """Has found one peer's work worthless."""
+
+    worthless: PeerId
+
+    def score(self, *arguments: Any, **named: Any) -> None:
+        super().score(*arguments, **named)
+        record = self.book.peers.get(self.worthless)
+        if record is not None:
+            bad = replace(record, evaluations=9, scores=Average(-1.0, 0.9), usual_scores=Average(1.0, 0.9))
+            self.book = replace(self.book, peers={**self.book.peers, self.worthless: bad})
+
+
+class NamesAFriend(Validator):
+    """Names one peer and nobody else, in whatever slot it leads."""
+
+    friend: PeerId
+
+    def rank(self, round: int, checked: Any) -> Ranking:
+        return replace(super().rank(round, checked), contributing=(self.friend,), reserve=())
+
+    def agrees_so_far(self, *arguments: Any, **named: Any) -> bool:
+        return False
+
+
+def test_a_friend_of_no_worth_is_not_brought_in_by_a_minority(networks: Networks) -> None:
+    network = networks(miners=2, validators={"honest": 101, "liar": 100}, contributors=1)
+    network.start("miner-1", "miner-2")
+    friend = network["miner-1"].peer
+
+    def honest(node: Node, shards: Shards) -> Validator:
+        validator = KnowsBetter(node, shards)
+        validator.worthless = friend
+        return validator
+
+    def liar(node: Node, shards: Shards) -> Validator:
+        validator = NamesAFriend(node, shards)
+        validator.friend = friend
+        return validator
+
+    network.start("honest", role=honest)
+    network.start("liar", role=liar)
+    rounds = 6
+    network.run_until(rounds)
+    network.assert_agreement()
+    first = {e["round"] for e in network["liar"].events("posted") if e["slot"] == 0 and 1 <= e["round"] < rounds}
+    assert first
+    for event in network["miner-2"].events("applied"):
+        if 1 <= event["round"] < rounds:
+            assert not event["void"]
+            assert event["contributing"] == [hotkey(network["miner-2"].peer)]

@@ -1,0 +1,82 @@
+"""The events file and the timeline of a round."""
+
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from node import events
+from node.events import Events, Timeline, read_events
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    time = perf_counter
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(events, "time", clock)
+    return clock
+
+
+def test_phases_are_told_from_the_first_ones_beginning_and_may_overlap(clock: Clock) -> None:
+    timeline = Timeline()
+    upload = timeline.begin("upload")
+    clock.now += 1
+    with timeline.begin("swap") as swap:
+        clock.now += 2
+    clock.now += 4
+    upload.end()
+    assert swap.seconds == 2
+    assert timeline.take() == [
+        {"phase": "upload", "began": 0.0, "seconds": 7.0},
+        {"phase": "swap", "began": 1.0, "seconds": 2.0},
+    ]
+
+
+def test_a_phase_ends_once_also_when_it_fails_and_in_another_thread(clock: Clock) -> None:
+    timeline = Timeline()
+    phase = timeline.begin("prefetch")
+    clock.now += 1
+    ends = threading.Thread(target=phase.end)
+    ends.start()
+    ends.join()
+    clock.now += 1
+    phase.end()
+    with suppress(ZeroDivisionError), timeline.begin("apply"):
+        clock.now += 3
+        raise ZeroDivisionError
+    assert [(told["phase"], told["seconds"]) for told in timeline.take()] == [("prefetch", 1.0), ("apply", 3.0)]
+
+
+def test_what_was_told_what_goes_on_and_what_took_no_time_is_left_out(clock: Clock) -> None:
+    timeline = Timeline()
+    with timeline.begin("told"):
+        clock.now += 1
+    assert [told["phase"] for told in timeline.take()] == ["told"]
+    timeline.begin("goes on")
+    with timeline.begin("wait"):
+        clock.now += 0.0004
+    with timeline.begin("work"):
+        clock.now += 0.5
+    assert timeline.take() == [{"phase": "work", "began": 0.0, "seconds": 0.5}]
+    assert timeline.take() == []
+
+
+def test_events_come_back_and_a_torn_line_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "events.jsonl"
+    Events(path, "cold/hot").emit("phases", 3, phases=[])
+    with path.open("a") as file:
+        file.write('{"torn": ')
+    Events(path, "cold/hot").emit("revealed", 4)
+    assert [(event["event"], event["round"]) for event in read_events(path)] == [("phases", 3), ("revealed", 4)]
