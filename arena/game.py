@@ -148,7 +148,7 @@ class Game:
             digest,
             [item.peer for item in gathered],
             choices,
-            lambda validator, author, named_uids: self._vetoes(validator, author, named_uids, uids, checked),
+            lambda validator, author, named: self._vetoes(rounds[validator], author, named, checked),
         )
         selection = decision.selection
         contributing = frozenset(peer for peer, _ in selection.contributing) if selection else frozenset[PeerId]()
@@ -268,21 +268,14 @@ class Game:
             validator,
         )
 
-    def _vetoes(
-        self,
-        validator: PeerId,
-        author: PeerId,
-        named_uids: Sequence[Uid],
-        uids: Mapping[PeerId, Uid],
-        checked: Checked,
-    ) -> bool:
-        """An honest validator vetoes a record that names a peer whose bytes break a rule."""
-        if validator == author:
+    def _vetoes(self, round: Round, author: PeerId, named_uids: Sequence[Uid], checked: Checked) -> bool:
+        """An honest validator vetoes a record that names a peer whose bytes break a rule, or too many of no worth."""
+        if round.validator == author:
             return False
-        if self.liar and validator == self.validators[-1]:
+        if self.liar and round.validator == self.validators[-1]:
             return self.liar == "vetoing"
-        good = {uids[peer] for peer in checked.passed}
-        return not good.issuperset(named_uids)
+        chosen = {peer for peer, uid in round.uids.items() if uid in named_uids}
+        return not (checked.passed.keys() >= chosen and self.judges[round.validator].tolerates(round, checked, chosen))
 
     def _step(
         self,

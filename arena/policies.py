@@ -1,9 +1,10 @@
 """How a validator judges: our code, and the published formulas, behind one small interface.
 
-A policy is all the memory of one validator. The game calls `check`, `rank`, `learn` and `pay` in this order.
+A policy is all the memory of one validator. The game calls `check`, `rank`, `tolerates`, `learn` and
+`pay` in this order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Protocol
@@ -15,7 +16,8 @@ from gauntlet.checks import Checked, Gathered, commitment, fast_checks
 from gauntlet.loss import bounded, evaluate
 from gauntlet.rating import BETA, FRESH, TAU, Rating
 from gauntlet.sampling import Seed, pick, references, samples
-from gauntlet.selection import Ranking, standing
+from gauntlet.selection import Ranking, standing, tolerable
+from gauntlet.sketch import Remembered, Sample, Sketch
 from gauntlet.weights import weights
 from protocol.errors import InvalidSubmission
 from protocol.messages import ENVELOPE_BYTES, parse_envelope, parse_reveal
@@ -62,6 +64,10 @@ class Policy(Protocol):
         """Who contributes, by what was learned before this round."""
         ...
 
+    def tolerates(self, round: Round, checked: Checked, named: Collection[PeerId]) -> bool:
+        """Whether it lets a record stand that names these peers, all of whom pass."""
+        ...
+
     def learn(self, round: Round, checked: Checked, ranking: Ranking, contributing: frozenset[PeerId]) -> set[PeerId]:
         """Evaluate, and remember; the evaluated peers. `contributing`: whom the agreed record names."""
         ...
@@ -78,8 +84,10 @@ class Ours:
 
     def __init__(self) -> None:
         self.book = ScoreBook()
+        self.records: Mapping[Remembered, bytes] = {}
 
     def check(self, round: Round) -> Checked:
+        sample = Sample(round.spec.layout, round.commit_hash)
         return fast_checks(
             round.spec,
             round.run,
@@ -90,12 +98,19 @@ class Ours:
             clock=round.spec.rounds_clock,
             expected_proof=lambda peer: sync_proof(round.digests[-1], peer),
             outer_state=round.outer,
-            history=self.book.sketches,
+            commit_hash=round.commit_hash,
+            history=[
+                Sketch(past.peer, past.round, past.payload, sample.excerpt(self.records[past]))
+                for past in self.book.remembered
+            ],
             void_rounds=self.book.void_rounds,
         )
 
     def rank(self, round: Round, checked: Checked) -> Ranking:
         return standing(self.book, checked.passed, round.spec.gauntlet, round.number, round.commit_hash)
+
+    def tolerates(self, round: Round, checked: Checked, named: Collection[PeerId]) -> bool:
+        return tolerable(self.book, named, checked.passed, round.spec.gauntlet, round.number)
 
     def learn(self, round: Round, checked: Checked, ranking: Ranking, contributing: frozenset[PeerId]) -> set[PeerId]:
         spec, regulars = round.spec, set(ranking.contributing)
@@ -108,6 +123,8 @@ class Ours:
             references(picked, checked.passed, regulars, spec.gauntlet, round.seed),
         )
         self.book = fold(self.book, RoundOutcome(round.number, checked, evaluations, contributing), spec.gauntlet)
+        known = {**self.records, **checked.remember}
+        self.records = {past: known[past] for past in self.book.remembered}
         return set(evaluations)
 
     def pay(self, round: Round, ranking: Ranking) -> dict[Uid, float]:
@@ -164,7 +181,7 @@ class Published:
                 passed[peer] = ops.parse_submission(peer, round.number, plaintext, round.spec.layout)
             except InvalidSubmission as fault:
                 rejected[peer] = Rejection(peer, fault.reason, fault.detail)
-        return Checked(passed, rejected, frozenset(committed), ())
+        return Checked(passed, rejected, frozenset(committed), {})
 
     def rank(self, round: Round, checked: Checked) -> Ranking:
         def final(peer: PeerId) -> float:
@@ -185,6 +202,9 @@ class Published:
             if peer not in order
         }
         return Ranking(tuple(order), tuple(order), (), standings)
+
+    def tolerates(self, round: Round, checked: Checked, named: Collection[PeerId]) -> bool:
+        return True
 
     def learn(self, round: Round, checked: Checked, ranking: Ranking, contributing: frozenset[PeerId]) -> set[PeerId]:
         for peer in sorted(checked.rejected):

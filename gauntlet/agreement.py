@@ -229,12 +229,11 @@ def _most_staked(votes: Mapping[PeerId, Digest], stakes: Mapping[PeerId, int]) -
 
 
 def _vetoed(author: PeerId, vetoes: Collection[PeerId], stakes: Mapping[PeerId, int]) -> bool:
-    """True when vetoes hold at least half of all counted stake without the author's, and a quarter of all of it: dust
-    must not stop a giant (docs/decisions/0008-vetoes-need-a-quarter.md). Silence is no veto, even where nobody else has
-    stake."""
-    total = sum(stakes.values())
+    """True when vetoes of others than the author hold at least half of all counted stake: whoever has less can neither
+    stop the others' records nor keep its own from being stopped (docs/decisions/0013-vetoes-need-half.md). Silence is
+    no veto, even where nobody has stake."""
     against = sum(stakes[peer] for peer in vetoes if peer != author)
-    return 2 * against >= total - stakes.get(author, 0) and 4 * against >= total and against > 0
+    return 2 * against >= sum(stakes.values()) and against > 0
 
 
 def _fault(

@@ -19,10 +19,10 @@ from gauntlet.book import PeerRecord, RoundOutcome, ScoreBook, fold
 from gauntlet.checks import Checked, Doors, Gathered, commitment, fast_checks, is_judged, is_late
 from gauntlet.difference import body_of, first_difference, same
 from gauntlet.loss import Evaluation, Losses, bounded, evaluate
-from gauntlet.report import Remembered, Report, Row
+from gauntlet.report import Report, Row
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
-from gauntlet.sketch import Sketch
+from gauntlet.sketch import Remembered, Sketch
 from gauntlet.weights import weights
 from protocol.messages import canonical_json, parse_json
 from protocol.spec import GauntletSpec, Run, RunSpec
@@ -126,9 +126,9 @@ class Claim:
 
     `shown`: the table of hotkeys as it stands in the document. `earlier`: its report of the round that its book before
     was made in, None when that is not to be had; `skipped`: a later round before this one that it reported all the
-    same. `sketches`: of `compared`, of the payloads that could be had. `paid`: hotkeys as of `report.paid.block`,
-    `set_weights`: what stood on chain for this validator at `report.paid.set_in` and one block before; None when the
-    chain's node does not have it.
+    same. `sketches`: by the round's sample, of those payloads of `compared` that could be had. `paid`: hotkeys as of
+    `report.paid.block`, `set_weights`: what stood on chain for this validator at `report.paid.set_in` and one block
+    before; None when the chain's node does not have it.
     """
 
     validator: PeerId
@@ -221,6 +221,7 @@ class _Judging:
             clock=facts.run.clock,
             expected_proof=facts.state.sync_proof if facts.state is not None else lambda peer: unknown,
             outer_state=facts.state.outer if facts.state is not None else OuterState.initial(self.spec.layout),
+            commit_hash=facts.commit_hash,
             history=self.claim.sketches,
             void_rounds=self.report.before.void_rounds,
         )
@@ -272,7 +273,7 @@ class _Judging:
     def checks(self) -> Iterator[Finding]:
         """Every rejection, and every pass, follows from the chain and the committed bytes."""
         ours = self.checked.rejected
-        payloads = {sketch.peer: sketch.payload for sketch in self.checked.sketches}
+        payloads = {kept.peer: kept.payload for kept in self.checked.remember}
         for peer, row in self.rows.items():
             if peer not in self.facts.judged:
                 continue
@@ -419,7 +420,7 @@ class _Judging:
                 cast("Mapping[PeerId, Submission]", dict.fromkeys(self.passed)),
                 {p: Rejection(p, row.rejected, "") for p, row in self.rows.items() if row.rejected is not None},
                 frozenset(p for p, peer in self.facts.judged.items() if commitment(peer, self.facts.round, last)),
-                (),
+                {},
             ),
             self.evaluated,
             frozenset(peer for peer, _ in contributing),

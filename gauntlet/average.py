@@ -1,6 +1,7 @@
 """An exponential average without a start value: the first value counts in full (bias corrected by its weight)."""
 
 from dataclasses import dataclass
+from math import sqrt
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +20,10 @@ class Average:
 
 NOTHING = Average()
 """The average of no values."""
+
+
+def error(count: int, decay: float) -> float:
+    """Standard error of an average of `count` independent values, in standard deviations of one: 1 for the first, and
+    falling to sqrt((1 - decay) / (1 + decay)) for very many."""
+    settled = (1 - decay) / (1 + decay)
+    return sqrt(settled * (1 + decay**count) / (1 - decay**count)) if count else 1.0

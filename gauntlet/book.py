@@ -9,19 +9,22 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
-from gauntlet.average import NOTHING, Average
+from gauntlet.average import NOTHING, Average, error
 from gauntlet.checks import Checked
 from gauntlet.loss import Evaluation
-from gauntlet.proof import floor, proof, usual
+from gauntlet.proof import floor, proof, score_floor, usual, usual_variance
 from gauntlet.rating import FRESH, Rating, rate
-from gauntlet.sketch import Sketch, sketch_from_body
+from gauntlet.sketch import Remembered
 from protocol.errors import InvalidMessage
 from protocol.messages import canonical_json, parse_json
 from protocol.spec import GauntletSpec
-from protocol.types import PeerId
+from protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, PeerId
 
 LARGEST_SCORE = 1.0
 """Nats a token: a LossScore counts as at most this to either side, a loss that was not finite as minus this."""
+
+SEEN_ENOUGH = 3
+"""Evaluations after which a proof can make up for a score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,8 @@ class PeerRecord:
     """What is known of one hotkey.
 
     Averages over the same evaluations: `gaps` and `units` its gap and the honest one, in shares of comparisons; in nats
-    a token `scores` and `usual_scores` the LossScore on unassigned data and the honest one, `assigned_scores` for
-    display.
+    a token `scores` and `usual_scores` the LossScore on unassigned data and the honest one, `score_variances` by how
+    much honest ones differ (squared), `assigned_scores` for display.
     `penalty` is taken off the proof in PeerScore: each fault adds, each clean round takes away a quarter of it.
     """
 
@@ -40,6 +43,7 @@ class PeerRecord:
     units: Average = NOTHING
     scores: Average = NOTHING
     usual_scores: Average = NOTHING
+    score_variances: Average = NOTHING
     assigned_scores: Average = NOTHING
     evaluations: int = 0
     last_evaluated: int | None = None
@@ -55,15 +59,17 @@ class PeerRecord:
 
 @dataclass(frozen=True)
 class ScoreBook:
-    """`round` is the last one folded, -1 in a fresh book; `unit` and `usual_score` the running honest gap and honest
-    LossScore on unassigned data, for rounds in which too few are evaluated to tell; `sketches` the payloads of
-    the last `copy_rounds` rounds; `void_rounds` which of those rounds were void."""
+    """`round` is the last one folded, -1 in a fresh book; `unit`, `usual_score` and `score_variance` the running honest
+    gap, honest LossScore on unassigned data and how much honest ones differ (squared), for rounds in which too few are
+    evaluated to tell; `remembered` names the payloads of the last `copy_rounds` rounds, whose records stand elsewhere;
+    `void_rounds` which of those rounds were void."""
 
     round: int = -1
     peers: Mapping[PeerId, PeerRecord] = field(default_factory=dict)
     unit: Average = NOTHING
     usual_score: Average = NOTHING
-    sketches: tuple[Sketch, ...] = ()
+    score_variance: Average = NOTHING
+    remembered: tuple[Remembered, ...] = ()
     void_rounds: frozenset[int] = frozenset()
 
 
@@ -79,11 +85,36 @@ class RoundOutcome:
 
 
 def eligible(record: PeerRecord, spec: GauntletSpec) -> bool:
-    """Evaluated, with averaged unassigned LossScore above 0 and `score_floor` of the honest one, and averaged gap above
-    the floor."""
-    if not record.evaluations or record.scores.value <= max(0.0, spec.score_floor * record.usual_scores.value):
+    """Evaluated, with averaged unassigned LossScore and averaged gap above their floors."""
+    if not record.evaluations or record.scores.value <= least_score(record, spec):
         return False
-    return record.gaps.value > floor(record.units, record.evaluations, spec)
+    return record.gaps.value > least_gap(record, spec)
+
+
+def least_score(record: PeerRecord, spec: GauntletSpec) -> float:
+    """What an eligible peer's averaged LossScore on unassigned data exceeds, nats a token: `score_floor` of the honest
+    one, and 0. Less where honest scores differ so much that this says little, for a peer seen a few times whose gap is
+    above the whole of its floor: what the score does not show, the proof has to."""
+    lenient = score_floor(record.usual_scores, record.score_variances, record.evaluations, spec)
+    clear = record.gaps.value > spec.proof_floor * record.units.value > 0
+    if clear and record.evaluations >= SEEN_ENOUGH:
+        return lenient
+    return max(0.0, lenient, spec.score_floor * record.usual_scores.value)
+
+
+def least_gap(record: PeerRecord, spec: GauntletSpec) -> float:
+    """What an eligible peer's averaged gap exceeds, in shares of comparisons."""
+    return floor(record.units, record.evaluations, spec)
+
+
+def in_doubt(record: PeerRecord, spec: GauntletSpec) -> bool:
+    """Whether the next evaluation may well change what `eligible` says: the averaged gap is nearer to its floor than it
+    errs, or the score's average is below its floor while the gap's is not."""
+    if not record.evaluations:
+        return False
+    errs = spec.proof_allowance * error(record.evaluations, spec.proof_decay)
+    margin = record.gaps.value - least_gap(record, spec)
+    return abs(margin) < errs or (margin > 0 and record.scores.value <= least_score(record, spec))
 
 
 def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBook:
@@ -98,7 +129,9 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
     scores = {peer: _score(evaluation.score.unassigned) for peer, evaluation in evaluated.items()}
     trusted = [peer for peer in evaluated if peer in book.peers and eligible(book.peers[peer], spec)]
     unit = usual([gaps[peer] for peer in trusted], gaps.values(), book.unit)
-    usual_score = usual([scores[peer] for peer in trusted], scores.values(), book.usual_score)
+    trusted_scores = [scores[peer] for peer in trusted]
+    usual_score = usual(trusted_scores, scores.values(), book.usual_score)
+    score_variance = usual_variance(trusted_scores, book.score_variance)
 
     seen = sorted({*checked.passed, *checked.committed, *evaluated, *outcome.contributing})
     peers = dict(book.peers) | {p: PeerRecord(first_seen=outcome.round) for p in seen if p not in book.peers}
@@ -121,6 +154,7 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
                 units=record.units.push(unit, spec.proof_decay),
                 scores=record.scores.push(scores[peer], spec.score_decay),
                 usual_scores=record.usual_scores.push(usual_score, spec.score_decay),
+                score_variances=record.score_variances.push(score_variance, spec.score_decay),
                 assigned_scores=record.assigned_scores.push(_score(evaluated[peer].score.assigned), spec.score_decay),
                 evaluations=record.evaluations + 1,
                 last_evaluated=outcome.round,
@@ -133,14 +167,15 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
         peers[peer] = record
 
     kept_from = outcome.round + 1 - spec.copy_rounds
-    sketches = sorted((*book.sketches, *checked.sketches), key=lambda sketch: (sketch.round, sketch.peer))
+    remembered = sorted({*book.remembered, *checked.remember})
     void_rounds = book.void_rounds if outcome.contributing else book.void_rounds | {outcome.round}
     return ScoreBook(
         outcome.round,
         {peer: peers[peer] for peer in sorted(peers)},
         book.unit.push(unit, spec.unit_decay) if evaluated else book.unit,
         book.usual_score.push(usual_score, spec.unit_decay) if evaluated else book.usual_score,
-        tuple(sketch for sketch in sketches if sketch.round >= kept_from),
+        book.score_variance.push(score_variance, spec.unit_decay) if evaluated else book.score_variance,
+        tuple(past for past in remembered if past.round >= kept_from),
         frozenset(round for round in void_rounds if round >= kept_from),
     )
 
@@ -151,7 +186,9 @@ def _score(value: float) -> float:
 
 # --- JSON ----------------------------------------------------------------------------------------------------
 
-_VERSION = 2
+_VERSION = 3
+_MOST_REMEMBERED = 32 * MAX_UIDS
+"""All hotkeys in the most rounds that a spec can ask for."""
 
 
 def to_json(book: ScoreBook) -> bytes:
@@ -162,8 +199,9 @@ def to_json(book: ScoreBook) -> bytes:
             "round": book.round,
             "unit": _average_body(book.unit),
             "usual_score": _average_body(book.usual_score),
+            "score_variance": _average_body(book.score_variance),
             "peers": {peer.hex(): _record_body(record) for peer, record in book.peers.items()},
-            "sketches": [sketch.to_body() for sketch in book.sketches],
+            "remembered": [[past.round, past.peer.hex(), past.payload.hex()] for past in book.remembered],
             "void_rounds": sorted(book.void_rounds),
         }
     )
@@ -180,7 +218,8 @@ def from_json(data: bytes) -> ScoreBook:
             {_peer(key): _record(value) for key, value in body["peers"].items()},
             _average(body["unit"]),
             _average(body["usual_score"]),
-            tuple(sketch_from_body(value) for value in body["sketches"]),
+            _average(body["score_variance"]),
+            _remembered(body["remembered"]),
             frozenset(_integer(value) for value in body["void_rounds"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -208,6 +247,7 @@ def _record_body(record: PeerRecord) -> dict[str, Any]:
         "units": _average_body(record.units),
         "scores": _average_body(record.scores),
         "usual_scores": _average_body(record.usual_scores),
+        "score_variances": _average_body(record.score_variances),
         "assigned_scores": _average_body(record.assigned_scores),
         "evaluations": record.evaluations,
         "last_evaluated": record.last_evaluated,
@@ -226,6 +266,7 @@ def _record(body: Any) -> PeerRecord:
         units=_average(body["units"]),
         scores=_average(body["scores"]),
         usual_scores=_average(body["usual_scores"]),
+        score_variances=_average(body["score_variances"]),
         assigned_scores=_average(body["assigned_scores"]),
         evaluations=_integer(body["evaluations"]),
         last_evaluated=None if last is None else _integer(last),
@@ -233,6 +274,22 @@ def _record(body: Any) -> PeerRecord:
         faults=_integer(body["faults"]),
         penalty=_number(body["penalty"]),
     )
+
+
+def _remembered(body: Any) -> tuple[Remembered, ...]:
+    if len(body) > _MOST_REMEMBERED:
+        raise ValueError(len(body))
+    found = [Remembered(_integer(round), _peer(peer), _digest(payload)) for round, peer, payload in body]
+    if found != sorted(set(found)):
+        raise ValueError(found)
+    return tuple(found)
+
+
+def _digest(text: str) -> Digest:
+    digest = bytes.fromhex(text)
+    if len(digest) != DIGEST_BYTES:
+        raise ValueError(text)
+    return Digest(digest)
 
 
 def _peer(text: str) -> PeerId:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from gauntlet.sketch import Sketch, find_copies, sketch
+from gauntlet.sketch import Remembered, Sample, Sketch, find_copies
 from protocol.clock import Clock
 from protocol.errors import InvalidMessage, InvalidSubmission
 from protocol.merkle import sections_root
@@ -52,12 +52,12 @@ class Doors:
 @dataclass(frozen=True, slots=True)
 class Checked:
     """`committed`: peers that had committed by D, passed or not: a fault of theirs was not a mere absence.
-    `sketches`: of this round's payloads, for the comparison in later rounds."""
+    `remember`: this round's payloads with their records, to compare those of later rounds with."""
 
     passed: Mapping[PeerId, Submission]
     rejected: Mapping[PeerId, Rejection]
     committed: frozenset[PeerId]
-    sketches: tuple[Sketch, ...]
+    remember: Mapping[Remembered, bytes]
 
 
 def commitment(peer: Peer, round: int, commit_by: int) -> Commitment | None:
@@ -94,11 +94,13 @@ def fast_checks(
     clock: Clock,
     expected_proof: Callable[[PeerId], Digest],
     outer_state: OuterState,
+    commit_hash: Digest,
     history: Iterable[Sketch] = (),
     void_rounds: Collection[int] = (),
 ) -> Checked:
     """Judge every peer of the round. `theta` is our digest at the round's start, `expected_proof` gives the proof of
-    being in sync that follows from our theta. Nothing that a peer sent raises or changes another peer's result."""
+    being in sync that follows from our theta. `commit_hash`: of block D. `history`: earlier payloads, by the sample
+    that this hash draws. Nothing that a peer sent raises or changes another peer's result."""
     opened: dict[PeerId, Submission] = {}
     rejected: dict[PeerId, Rejection] = {}
     by_hotkey = sorted(gathered, key=lambda item: item.peer.id)
@@ -117,8 +119,10 @@ def fast_checks(
     for peer, detail in _out_of_bounds(opened, outer_state.whole, spec.gauntlet.norm_factor).items():
         rejected[peer] = Rejection(peer, Reason.NORM, detail)
     valid = {peer: submission for peer, submission in opened.items() if peer not in rejected}
-    sketches = {peer: sketch(peer, round, submission.update) for peer, submission in valid.items()}
-    copies = find_copies(sketches, history, void_rounds, spec.gauntlet)
+    sample = Sample(spec.layout, commit_hash)
+    updates = {peer: submission.update for peer, submission in valid.items()}
+    sketches = {p: Sketch(p, round, update.digest, sample.excerpt(update.records)) for p, update in updates.items()}
+    copies = find_copies(sample, sketches, history, void_rounds, spec.gauntlet)
     for peer, detail in copies.details.items():
         rejected[peer] = Rejection(peer, Reason.COPY, detail)
     return Checked(
@@ -128,7 +132,9 @@ def fast_checks(
             item.peer.id for item in gathered if commitment(item.peer, round, clock.commit_by(round)) is not None
         ),
         # A re-posted payload is known already; kept under a second name it would accuse its owner after a void round.
-        sketches=tuple(kept for peer, kept in sketches.items() if peer not in copies.reposted),
+        remember={
+            sketch.name: updates[peer].records for peer, sketch in sketches.items() if peer not in copies.reposted
+        },
     )
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from math import isfinite, sqrt
 from statistics import fmean, median
 
-from gauntlet.average import Average
+from gauntlet.average import Average, error
+from gauntlet.rating import DEVIATIONS
 from protocol.spec import GauntletSpec
 
 LARGEST_PROOF = 4.0
@@ -44,10 +45,20 @@ def usual(trusted: Iterable[float], everyone: Iterable[float], before: Average) 
     """What honest peers show in a round: the median of those in good standing, while fewer than three of them were
     evaluated that of everyone evaluated; with fewer than three values at all, what rounds `before` showed."""
     standing = [value for value in trusted if isfinite(value)]
-    finite = standing if len(standing) >= ENOUGH else [value for value in everyone if isfinite(value)]
-    if finite and (len(finite) >= ENOUGH or not before.weight):
-        return median(finite)
+    values = standing if len(standing) >= ENOUGH else [value for value in everyone if isfinite(value)]
+    if values and (len(values) >= ENOUGH or not before.weight):
+        return median(values)
     return before.value
+
+
+def usual_variance(trusted: Iterable[float], before: Average) -> float:
+    """By how much peers in good standing differ in a round: the variance that belongs to their median absolute
+    deviation; with fewer than three of them what rounds `before` showed, 0 at first."""
+    values = [value for value in trusted if isfinite(value)]
+    if len(values) < ENOUGH:
+        return before.value
+    middle = median(values)
+    return (DEVIATIONS * median(abs(value - middle) for value in values)) ** 2
 
 
 def proof(gaps: Average, units: Average) -> float | None:
@@ -69,7 +80,16 @@ def floor(units: Average, evaluations: int, spec: GauntletSpec) -> float:
     `proof_allowance` is about one and a half standard deviations of one honest gap. Ranks spread alike whatever there
     is to learn, so in rounds with a small honest gap nobody is judged by noise.
     """
-    decay = spec.proof_decay
-    settled = (1 - decay) / (1 + decay)
-    now = settled * (1 + decay**evaluations) / (1 - decay**evaluations) if evaluations else 1.0
-    return spec.proof_floor * max(0.0, units.value) - spec.proof_allowance * (sqrt(now) - sqrt(settled))
+    wider = error(evaluations, spec.proof_decay) - sqrt((1 - spec.proof_decay) / (1 + spec.proof_decay))
+    return spec.proof_floor * max(0.0, units.value) - spec.proof_allowance * wider
+
+
+def score_floor(usual: Average, variances: Average, evaluations: int, spec: GauntletSpec) -> float:
+    """What the averaged unassigned LossScore has to exceed, in nats a token: the share `score_floor` of the honest one,
+    or `score_allowance` standard errors below the honest one where that is less.
+
+    The longer a run learns, the less a round's update changes the loss, while honest scores keep differing
+    (docs/decisions/0017-doubt-in-standard-errors.md).
+    """
+    deviation = sqrt(variances.value) * error(evaluations, spec.score_decay)
+    return min(spec.score_floor * usual.value, usual.value - spec.score_allowance * deviation)

@@ -17,7 +17,7 @@ MU = 25.0
 SIGMA = 25.0 / 3.0
 BETA = 7.0
 TAU = 0.1
-_DEVIATIONS = 1.4826
+DEVIATIONS = 1.4826
 """Standard deviations in a median absolute deviation, for a normal distribution."""
 
 
@@ -38,7 +38,7 @@ def bands(scores: Mapping[PeerId, float], band: float) -> list[list[PeerId]]:
     if not finite:
         return []
     middle = median(finite.values())
-    reach = band * _DEVIATIONS * median(abs(score - middle) for score in finite.values())
+    reach = band * DEVIATIONS * median(abs(score - middle) for score in finite.values())
     found: list[list[PeerId]] = []
     best = 0.0
     for peer in sorted(finite, key=lambda peer: (-finite[peer], peer)):

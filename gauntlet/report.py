@@ -14,6 +14,7 @@ from gauntlet.book import PeerRecord, ScoreBook, eligible, from_json, to_json
 from gauntlet.checks import Checked, Gathered
 from gauntlet.loss import Evaluation
 from gauntlet.selection import Ranking, peer_score
+from gauntlet.sketch import Remembered
 from protocol.errors import InvalidMessage
 from protocol.messages import REVEAL_BYTES, canonical_json, parse_json
 from protocol.spec import GauntletSpec
@@ -37,7 +38,7 @@ class Row:
 
     `contributing`: in this validator's own order, whatever the chain agreed on. `weight`: its share of the pay that the
     validator computed. `reveal`: the signed key that the validator read, whatever came of it. `payload`: sha256 of the
-    records, where a sketch of them is kept for later rounds.
+    records, where they are remembered for later rounds.
     """
 
     uid: Uid
@@ -49,15 +50,6 @@ class Row:
     evaluation: Evaluation | None = None
     reveal: bytes | None = None
     payload: Digest | None = None
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Remembered:
-    """A payload of an earlier round with which this round's were compared: `payload` is the sha256 of its records."""
-
-    round: int
-    peer: PeerId
-    payload: Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +67,8 @@ class Report:
     """One round of one validator.
 
     `rows`: every hotkey registered at D. `before`, `after`: the book by which the round was judged and the one after
-    its fold; of these hotkeys only, and without sketches. `gone`: how many hotkeys of the book that were ever evaluated
-    are not registered any more. `history`: the book's sketches before the round, named.
+    its fold; of these hotkeys only, and without `remembered`. `gone`: how many hotkeys of the book that were ever
+    evaluated are not registered any more. `history`: what the book before remembered.
     """
 
     round: int
@@ -120,7 +112,7 @@ def round_report(
 ) -> Report:
     """The report of a round as it was played. `peers`: everyone registered at D; `before` and `after` its fold."""
     reveals = {item.peer.id: item.reveal for item in gathered}
-    payloads = {sketch.peer: sketch.payload for sketch in checked.sketches}
+    payloads = {kept.peer: kept.payload for kept in checked.remember}
     rows: dict[PeerId, Row] = {}
     for peer in sorted(peers, key=lambda peer: peer.uid):
         rejection = checked.rejected.get(peer.id)
@@ -136,12 +128,11 @@ def round_report(
             payload=payloads.get(peer.id),
         )
     gone = sum(record.evaluations > 0 for peer, record in before.peers.items() if peer not in rows)
-    history = tuple(sorted(Remembered(sketch.round, sketch.peer, sketch.payload) for sketch in before.sketches))
-    return Report(round, rows, _of(before, rows), _of(after, rows), gone, history, paid)
+    return Report(round, rows, _of(before, rows), _of(after, rows), gone, before.remembered, paid)
 
 
 def _of(book: ScoreBook, peers: Collection[PeerId]) -> ScoreBook:
-    return replace(book, peers={p: record for p, record in book.peers.items() if p in peers}, sketches=())
+    return replace(book, peers={p: record for p, record in book.peers.items() if p in peers}, remembered=())
 
 
 def _row_body(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> dict[str, Any]:
@@ -249,8 +240,8 @@ def _prints(text: str) -> bool:
 def _book(body: Any, peers: Collection[PeerId]) -> ScoreBook:
     """A book whose numbers are in range, of these hotkeys only."""
     book = from_json(canonical_json(_table(body)))
-    if book.sketches or not book.peers.keys() <= set(peers) or book.round < -1:
-        raise InvalidMessage("report: a book with sketches, or with hotkeys that the report does not list")
+    if book.remembered or not book.peers.keys() <= set(peers) or book.round < -1:
+        raise InvalidMessage("report: a book that remembers payloads, or with hotkeys that the report does not list")
     for average in (book.unit, book.usual_score):
         _check(average)
     for record in book.peers.values():

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from gauntlet.book import PeerRecord, ScoreBook
+from gauntlet.book import PeerRecord, ScoreBook, in_doubt
 from gauntlet.loss import Samples
 from protocol.assignment import Draw, assigned, page_at
 from protocol.spec import GauntletSpec, RunSpec
@@ -35,19 +35,31 @@ def pick(
     """At most `evaluations` passing peers, sorted; all of them when they fit.
 
     Of the contributors ceil(contributor_share * number) are drawn, so each has at least that probability. The other
-    places are drawn among all the rest, the more likely the longer a peer was not evaluated; once 2G peers are rated,
-    peers never evaluated get at most a quarter of the places, so that a flood of them displaces nobody.
+    places are drawn among all the rest, the more likely the longer a peer was not evaluated, and half of them among
+    those in doubt first: an honest peer that looked bad once is soon seen again. Once 2G peers are rated, peers never
+    evaluated get at most a quarter of the places, so that a flood of them displaces nobody.
     """
     if len(passed) <= spec.evaluations:
         return tuple(sorted(passed))
     draw = seed.draw("evaluate")
     regulars = sorted(set(contributing) & set(passed))
     picked = draw.sample(regulars, min(spec.evaluations, ceil(spec.contributor_share * len(regulars))))
-    rest = sorted(set(passed) - set(picked))
+    rest = set(passed) - set(picked)
+    doubtful = {peer for peer in rest if (record := book.peers.get(peer)) is not None and in_doubt(record, spec)}
+    picked += _drawn(book, doubtful, (spec.evaluations - len(picked)) // 2, 0, draw, seed.round)
     rated = sum(record.evaluations > 0 for record in book.peers.values())
-    newcomers_left = spec.evaluations // 4 if rated >= 2 * spec.contributors else spec.evaluations
-    while rest and len(picked) < spec.evaluations:
-        weights = [_weight(book.peers.get(peer), seed.round) for peer in rest]
+    newcomers = max(1, spec.evaluations // 4) if rated >= 2 * spec.contributors else spec.evaluations
+    picked += _drawn(book, rest - set(picked), spec.evaluations - len(picked), newcomers, draw, seed.round)
+    return tuple(sorted(picked))
+
+
+def _drawn(
+    book: ScoreBook, peers: Collection[PeerId], places: int, newcomers: int, draw: Draw, round: int
+) -> list[PeerId]:
+    """At most `places` peers, of them at most `newcomers` never evaluated, drawn by the rounds since they were."""
+    rest, picked = sorted(peers), list[PeerId]()
+    while rest and len(picked) < places:
+        weights = [_weight(book.peers.get(peer), round) for peer in rest]
         point = draw.below(sum(weights))
         index = 0
         while point >= weights[index]:
@@ -56,10 +68,10 @@ def pick(
         peer = rest.pop(index)
         picked.append(peer)
         if _is_new(book.peers.get(peer)):
-            newcomers_left -= 1
-            if not newcomers_left:
+            newcomers -= 1
+            if not newcomers:
                 rest = [other for other in rest if not _is_new(book.peers.get(other))]
-    return tuple(sorted(picked))
+    return picked
 
 
 def references(

@@ -42,8 +42,8 @@ def standing(
     peers not evaluated come after the eligible ones instead of being left out.
     """
     records = {peer: book.peers.get(peer) for peer in passed}
-    rated = {peer for peer, record in records.items() if record is not None and record.evaluations > 0}
-    open_to_all = round < spec.opening_rounds or len(rated) < RATED_NEEDED
+    rated = _rated(book, passed)
+    open_to_all = _is_open(rated, spec, round)
     good = {peer for peer in rated if (record := records[peer]) is not None and eligible(record, spec)}
 
     def place(peer: PeerId) -> tuple[bool, float, int, PeerId]:
@@ -69,3 +69,36 @@ def select(
 ) -> tuple[PeerId, ...]:
     """The contributing set that this validator proposes, sorted; at most G."""
     return tuple(sorted(standing(book, passed, spec, round, commit_hash).contributing))
+
+
+def doubted(
+    book: ScoreBook, named: Collection[PeerId], passed: Collection[PeerId], spec: GauntletSpec, round: int
+) -> set[PeerId]:
+    """Of the peers that a record names, those that no validator with this book would name: evaluated and not eligible,
+    and hotkeys that appeared in this very round, which nobody can have evaluated.
+
+    A peer that we only have not evaluated yet is not doubted: another validator evaluates others. Strangers are
+    doubted by a book that followed the last round, where it would not name unevaluated peers itself.
+    """
+    low = {p for p in named if (r := book.peers.get(p)) is not None and r.evaluations and not eligible(r, spec)}
+    if book.round != round - 1 or _is_open(_rated(book, passed), spec, round):
+        return low
+    return low | {peer for peer in named if peer not in book.peers}
+
+
+def tolerable(
+    book: ScoreBook, named: Collection[PeerId], passed: Collection[PeerId], spec: GauntletSpec, round: int
+) -> bool:
+    """Whether a validator with this book lets a record stand that names these peers: at most `veto_share` of them are
+    doubted, or one where that is less; never all of them (docs/decisions/0016-vetoes-by-the-book.md)."""
+    allowed = min(len(named) - 1, max(1, int(spec.veto_share * len(named))))
+    return len(doubted(book, named, passed, spec, round)) <= allowed
+
+
+def _rated(book: ScoreBook, passed: Collection[PeerId]) -> set[PeerId]:
+    return {peer for peer in passed if (record := book.peers.get(peer)) is not None and record.evaluations > 0}
+
+
+def _is_open(rated: Collection[PeerId], spec: GauntletSpec, round: int) -> bool:
+    """Whether peers not evaluated may contribute."""
+    return round < spec.opening_rounds or len(rated) < RATED_NEEDED

@@ -1,84 +1,191 @@
-"""Sketches of payloads, and who copied whom (docs/protocol.md section 5, COPY).
+"""Who copied whom (docs/protocol.md section 5, COPY; docs/decisions/0012-sampled-sketches.md).
 
-A sketch holds the positions and signs of an update's values, hashed to 32 bits, in at most `SKETCH_VALUES` values of
-evenly spaced chunks: everything in a model of a million parameters. In a larger model the compared chunks are public,
-so a copier could change just those; what it then re-posts is a round old and has to pass the proof of computation.
+What two payloads have in common is looked at in some chunks, drawn from the hash of block D: everybody has committed
+by then, so no copier can know them and change just those. A `Sketch` is what a payload holds in the drawn chunks.
+Every pair goes through a screen of a fixed small cost first; what may be a copy is then counted exactly.
 """
 
-from base64 import b64decode, b64encode
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from hashlib import shake_256
+from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
 
-from protocol.errors import InvalidMessage
-from protocol.layout import CHUNK
+from protocol.assignment import Draw
+from protocol.layout import Layout, Region
 from protocol.spec import GauntletSpec
-from protocol.types import DIGEST_BYTES, Digest, PeerId, hotkey
-from sparseloco.update import Update
+from protocol.types import Digest, PeerId, hotkey
+from sparseloco.records import Bytes, indices, signs
 
-SKETCH_VALUES = 1 << 14
+Integers = npt.NDArray[np.int64]
 
-_SCREEN_BITS = 20
-_MULTIPLIER = 0x9E3779B97F4A7C15
-_MASK = (1 << 64) - 1
+COMPARED_VALUES = 4096
+"""So many chunks are compared as hold about so many values: 64 full ones. All of them in a small model."""
+
+SCREENED_VALUES = 1024
+"""Of those, in the first chunks drawn, the screen looks at so many."""
+
+SCREEN_BUCKETS = 1024
+SCREEN_SHARE = 0.75
+"""The screen lets through pairs that seem to overlap by more than this share of the limit."""
+
+_BLOCK = 32
+"""Payloads that are decoded together: more leave the processor's cache."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True, slots=True)
+class Remembered:
+    """A payload of an earlier round with which later ones are compared: `payload` is the sha256 of its records."""
+
+    round: int
+    peer: PeerId
+    payload: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class Sketch:
-    """What is remembered of a payload: `payload` is the sha256 of its records, `values` the hashed positions."""
+    """A payload's name, and its records of the chunks that a `Sample` drew, as `Sample.excerpt` gives them."""
 
     peer: PeerId
     round: int
     payload: Digest
-    values: frozenset[int]
+    excerpt: bytes
+
+    @property
+    def name(self) -> Remembered:
+        return Remembered(self.round, self.peer, self.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Drawn chunks of one size. `offsets` int64 [chunks]: where their records begin among all records of a payload.
+    `start`: where they begin in an excerpt. `first`: number of the first chunk's first element, counted over all drawn
+    chunks."""
+
+    n: int
+    k: int
+    record_bytes: int
+    offsets: Integers
+    start: int
+    first: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.offsets.size * self.record_bytes
+
+    def records(self, records: bytes | Bytes) -> npt.NDArray[np.void]:
+        """The drawn chunks' records out of all `records` of a payload, [chunks], each one element."""
+        starts = len(records) - self.record_bytes + 1
+        each = np.ndarray((starts,), dtype=f"V{self.record_bytes}", buffer=records, strides=(1,))
+        return each[self.offsets]
+
+    def places(self, excerpts: Bytes, *, signed: bool) -> npt.NDArray[np.uint32]:
+        """Of P payloads [P, bytes of an excerpt]: numbers of their values' elements, counted over all drawn chunks;
+        `signed`: twice that, plus the sign. uint32 [P, chunks * k], ascending."""
+        chunks = self.offsets.size
+        records = excerpts[:, self.start : self.end].reshape(-1, self.record_bytes)
+        found = indices(records, self.n, self.k).reshape(-1, chunks, self.k)
+        found += (self.first + self.n * np.arange(chunks, dtype=np.uint32))[:, None]
+        if signed:
+            found <<= np.uint32(1)
+            found |= signs(records, self.n, self.k).reshape(found.shape)
+        return found.reshape(-1, chunks * self.k)
+
+
+class Sample:
+    """The chunks of a layout that are compared in the round whose block D has `commit_hash`."""
+
+    def __init__(self, layout: Layout, commit_hash: Digest) -> None:
+        num_values = sum(region.down * region.across * region.k for tensor in layout for region in tensor.regions)
+        compared, screened = (
+            min(layout.num_chunks, -(-wanted * layout.num_chunks // max(1, num_values)))
+            for wanted in (COMPARED_VALUES, SCREENED_VALUES)
+        )
+        drawn = [_located(layout, chunk) for chunk in Draw("copies", commit_hash).distinct(layout.num_chunks, compared)]
+        self._seed = commit_hash
+        self._screened = _groups(drawn[:screened], 0, 0)
+        last = self._screened[-1] if self._screened else None
+        start, first = (last.end, last.first + last.n * last.offsets.size) if last else (0, 0)
+        self._groups = (*self._screened, *_groups(drawn[screened:], start, first))
+        self._bytes = self._groups[-1].end if self._groups else 0
+        self.num_values = sum(group.offsets.size * group.k for group in self._groups)
+        self.num_elements = sum(group.offsets.size * group.n for group in self._groups)
+
+    def excerpt(self, records: bytes | Bytes) -> bytes:
+        """The records of the drawn chunks, from all `records` of a payload of this layout."""
+        return b"".join(group.records(records).tobytes() for group in self._groups)
+
+    def places(self, sketches: Sequence[Sketch]) -> npt.NDArray[np.uint32]:
+        """Twice the element's number plus the sign, for every value of every sketch, uint32 [sketches, values]."""
+        excerpts = _stacked(sketches, self._bytes)
+        parts = [group.places(excerpts, signed=True) for group in self._groups]
+        return np.concatenate([np.empty((len(sketches), 0), dtype=np.uint32), *parts], axis=1)
+
+    def near(self, sketches: Sequence[Sketch], count: int, limit: float) -> npt.NDArray[np.bool_]:
+        """The screen, [count, sketches]: which of the first `count` may have a share of more than `limit` in common
+        with which of all.
+
+        An element of the screened chunks goes to a bucket and has a factor of 1 or -1, both from the hash of block D.
+        With the sums of factors in each bucket as a vector, the product of two vectors is on average the number of
+        common elements; its standard deviation is about 1 / sqrt(buckets) of a payload's. Exact in float32, in any
+        order: small integers.
+        """
+        least = SCREEN_SHARE * limit * sum(group.offsets.size * group.k for group in self._screened)
+        vectors = self.vectors(sketches)
+        common: npt.NDArray[np.float32] = vectors[:count] @ vectors.T
+        return common > least
 
     @cached_property
-    def coarse(self) -> npt.NDArray[np.uint32]:
-        """The values with fewer bits, in any order."""
-        return np.fromiter(self.values, dtype=np.uint32, count=len(self.values)) >> np.uint32(32 - _SCREEN_BITS)
+    def _columns(self) -> Integers:
+        """Of every element of the screened chunks: its bucket, plus SCREEN_BUCKETS where its factor is -1."""
+        count = sum(group.offsets.size * group.n for group in self._screened)
+        stream = shake_256(b"copies screen" + self._seed).digest(2 * count)
+        return np.frombuffer(stream, dtype="<u2").astype(np.int64) % (2 * SCREEN_BUCKETS)
 
-    def overlap(self, other: "Sketch") -> float:
-        """Share of this sketch's values that `other` has too, 0 to 1."""
-        return len(self.values & other.values) / len(self.values) if self.values else 0.0
-
-    def to_body(self) -> dict[str, Any]:
-        packed = b"".join(value.to_bytes(4, "little") for value in sorted(self.values))
-        return {
-            "peer": self.peer.hex(),
-            "round": self.round,
-            "payload": self.payload.hex(),
-            "values": b64encode(packed).decode(),
-        }
-
-
-def sketch_from_body(body: Mapping[str, Any]) -> Sketch:
-    """Inverse of `Sketch.to_body`. Raises InvalidMessage for anything else."""
-    try:
-        peer, payload = bytes.fromhex(body["peer"]), bytes.fromhex(body["payload"])
-        packed, round = b64decode(body["values"], validate=True), body["round"]
-    except (KeyError, TypeError, ValueError):
-        raise InvalidMessage("book: a sketch has a missing or wrong field") from None
-    if len(peer) != 32 or len(payload) != DIGEST_BYTES or len(packed) % 4 or type(round) is not int:
-        raise InvalidMessage("book: a sketch has a field of the wrong size")
-    values = frozenset(int.from_bytes(packed[at : at + 4], "little") for at in range(0, len(packed), 4))
-    return Sketch(PeerId(peer), round, Digest(payload), values)
+    def vectors(self, sketches: Sequence[Sketch]) -> npt.NDArray[np.float32]:
+        """The vectors that the screen multiplies, float32 [sketches, SCREEN_BUCKETS]."""
+        found = np.empty((len(sketches), SCREEN_BUCKETS), dtype=np.float32)
+        rows = (np.arange(_BLOCK) * 2 * SCREEN_BUCKETS)[:, None]
+        for first in range(0, len(sketches), _BLOCK):
+            block = sketches[first : first + _BLOCK]
+            excerpts = _stacked(block, self._bytes)
+            sums = np.zeros((len(block), 2, SCREEN_BUCKETS), dtype=np.int64)
+            for group in self._screened:
+                columns = self._columns.take(group.places(excerpts, signed=False))
+                columns += rows[: len(block)]
+                sums += np.bincount(columns.ravel(), minlength=sums.size).reshape(sums.shape)
+            found[first : first + len(block)] = sums[:, 0] - sums[:, 1]
+        return found
 
 
-def sketch(peer: PeerId, round: int, update: Update) -> Sketch:
-    """Sketch of a valid update."""
-    positions: list[int] = update.positions.tolist()
-    if len(positions) > SKETCH_VALUES:
-        chunks = sorted({position // (2 * CHUNK) for position in positions})
-        per_chunk = -(-len(positions) // len(chunks))
-        step = -(-len(chunks) * per_chunk // SKETCH_VALUES)
-        compared = set(chunks[::step])
-        positions = [position for position in positions if position // (2 * CHUNK) in compared]
-    values = frozenset(((position + 1) * _MULTIPLIER & _MASK) >> 32 for position in positions)
-    return Sketch(peer, round, update.digest, values)
+def _located(layout: Layout, chunk: int) -> tuple[Region, int]:
+    """The region of chunk number `chunk`, and where its record begins."""
+    tensor = layout.tensors[bisect_right(layout.tensors, chunk, key=lambda tensor: tensor.first_chunk) - 1]
+    for region in tensor.regions:
+        row, column = divmod(chunk - tensor.first_chunk - region.first, region.chunk_stride)
+        if 0 <= row < region.down and column < region.across:
+            return region, tensor.offset + region.offset + row * region.stride + column * region.record_bytes
+    raise ValueError(f"the layout has no chunk {chunk}")
+
+
+def _groups(drawn: Sequence[tuple[Region, int]], start: int, first: int) -> tuple[_Group, ...]:
+    """Located chunks by size, the first one's records from byte `start`, its elements from number `first` on."""
+    by_size: dict[tuple[int, int, int], list[int]] = {}
+    for region, offset in drawn:
+        by_size.setdefault((region.n, region.k, region.record_bytes), []).append(offset)
+    groups: list[_Group] = []
+    for (n, k, record_bytes), offsets in by_size.items():
+        groups.append(_Group(n, k, record_bytes, np.array(offsets, dtype=np.int64), start, first))
+        start, first = groups[-1].end, first + n * len(offsets)
+    return tuple(groups)
+
+
+def _stacked(sketches: Sequence[Sketch], size: int) -> Bytes:
+    return np.frombuffer(b"".join(sketch.excerpt for sketch in sketches), dtype=np.uint8).reshape(len(sketches), size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,45 +198,106 @@ class Copies:
 
 
 def find_copies(
-    current: Mapping[PeerId, Sketch], history: Iterable[Sketch], void_rounds: Collection[int], spec: GauntletSpec
+    sample: Sample,
+    current: Mapping[PeerId, Sketch],
+    history: Iterable[Sketch],
+    void_rounds: Collection[int],
+    spec: GauntletSpec,
 ) -> Copies:
-    """Copies among this round's payloads and those of the last `copy_rounds` rounds.
+    """Copies among this round's payloads and those of the last `copy_rounds` rounds; all sketches are by `sample`.
 
+    More than `copy_overlap` in common, and one standard deviation of a share among so few values, is a copy.
     An earlier payload has an owner, so only who posts it again is at fault. Two of this round were both sealed until
     D, so both are. What a peer sent in a void round went back into its error feedback and mostly comes again: it is
-    compared with the peer's own payload for equality only.
+    compared with the peer's own payload for equality only, and what two payloads have from their owners' void ones is
+    nothing that one took from the other.
     """
-    past = sorted(history, key=lambda sketch: (sketch.round, sketch.peer))
+    mine = [current[peer] for peer in sorted(current)]
+    first_round = mine[0].round - spec.copy_rounds if mine else 0
+    past = sorted((old for old in history if old.round >= first_round), key=lambda old: (old.round, old.peer))
+    limit = spec.copy_overlap + 0.5 / sqrt(max(1, sample.num_values))
+    pairs = _Pairs(sample, mine, past, void_rounds, limit)
     details: dict[PeerId, str] = {}
-    for peer, mine in current.items():
-        for old in _near(mine, past, spec.copy_overlap):
-            if not mine.round - spec.copy_rounds <= old.round < mine.round or peer in details:
-                continue
-            own_void = old.peer == peer and old.round in void_rounds
-            if mine.payload == old.payload:
-                details[peer] = f"equals the payload of {hotkey(old.peer)} in round {old.round}"
-            elif not own_void and (share := mine.overlap(old)) > spec.copy_overlap:
-                details[peer] = f"overlaps {share:.2f} with the payload of {hotkey(old.peer)} in round {old.round}"
+    for index, one in enumerate(mine):
+        for old, share in pairs.earlier(index):
+            equal = one.payload == old.payload
+            if equal or (share > limit and not (old.peer == one.peer and old.round in void_rounds)):
+                how = "equals" if equal else f"overlaps {share:.2f} with"
+                details[one.peer] = f"{how} the payload of {hotkey(old.peer)} in round {old.round}"
+                break
     reposted = frozenset(details)
-    # A re-poster is left out here: after a void round the owner's new payload rightly resembles the one re-posted.
-    left = [current[peer] for peer in sorted(set(current) - reposted)]
-    for index, one in enumerate(left):
-        for two in _near(one, left[index + 1 :], spec.copy_overlap):
-            share = 1.0 if one.payload == two.payload else one.overlap(two)
-            if share > spec.copy_overlap:
-                for mine, other in ((one, two), (two, one)):
-                    told = f"overlaps {share:.2f} with the payload of {hotkey(other.peer)} in this round"
-                    details.setdefault(mine.peer, told)
+    for index, one in enumerate(mine):
+        # A re-poster is left out here: after a void round the owner's new payload rightly resembles the one re-posted.
+        # One who is known to be a copy needs no second witness: a crowd of equal payloads costs a pair each.
+        known = details.keys() if one.peer in details else reposted
+        for other, share in pairs.beside(index, but=known) if one.peer not in reposted else ():
+            if share == 1.0 or share > limit:
+                for copy, two in ((one, mine[other]), (mine[other], one)):
+                    told = f"overlaps {share:.2f} with the payload of {hotkey(two.peer)} in this round"
+                    details.setdefault(copy.peer, told)
     return Copies(details, reposted)
 
 
-def _near(mine: Sketch, others: Sequence[Sketch], limit: float) -> list[Sketch]:
-    """Those of `others`, in order, that equal `mine` or may overlap it by more than `limit`.
+class _Pairs:
+    """The pairs that the screen lets through, of this round's payloads `mine` with one another and with `past`; both
+    are sorted. Shares are of the values in the drawn chunks."""
 
-    Comparing sets took two minutes for 256 peers and their history, this takes twenty seconds. Coarser hashes can only
-    add to an overlap, so nothing that a peer chooses hides a copy.
-    """
-    table = np.zeros(1 << _SCREEN_BITS, dtype=np.bool_)
-    table[mine.coarse] = True
-    enough = limit * len(mine.values)
-    return [old for old in others if mine.payload == old.payload or np.count_nonzero(table.take(old.coarse)) > enough]
+    def __init__(
+        self, sample: Sample, mine: list[Sketch], past: list[Sketch], void_rounds: Collection[int], limit: float
+    ) -> None:
+        self.all, self.count, self.num_values = [*mine, *past], len(mine), max(1, sample.num_values)
+        self.near = sample.near(self.all, self.count, limit)
+        equals: dict[Digest, list[int]] = {}
+        for index, one in enumerate(self.all):
+            equals.setdefault(one.payload, []).append(index)
+        for index, one in enumerate(mine):
+            self.near[index, equals[one.payload]] = True
+        self.near[:, : self.count] &= ~np.tri(self.count, dtype=np.bool_)
+        between = self.near[:, : self.count].any(axis=0) | self.near[:, : self.count].any(axis=1)
+        peers = {mine[index].peer for index in np.flatnonzero(between)}
+        self.void: dict[PeerId, list[int]] = {}
+        for index, old in enumerate(past, self.count):
+            if old.round in void_rounds and old.peer in peers:
+                self.void.setdefault(old.peer, []).append(index)
+        looked_at = np.array(self.near.any(axis=0))
+        looked_at[: self.count] |= self.near.any(axis=1)
+        looked_at[[index for void in self.void.values() for index in void]] = True
+        self.row = np.cumsum(looked_at) - 1
+        self.places = sample.places([self.all[index] for index in np.flatnonzero(looked_at)])
+        self.table = np.zeros(2 * sample.num_elements, dtype=np.bool_)
+
+    def earlier(self, index: int) -> list[tuple[Sketch, float]]:
+        """Earlier payloads near number `index` of this round, by round and hotkey, and the share in common."""
+        others = np.flatnonzero(self.near[index, self.count :]) + self.count
+        return [(self.all[other], share) for other, share in zip(others, self._shares(index, others), strict=True)]
+
+    def beside(self, index: int, but: Collection[PeerId]) -> list[tuple[int, float]]:
+        """Later ones of this round near number `index`, `but` those, and the share in common: 1 when equal, else
+        without what stands in a void payload of either one's owner."""
+        others: list[int] = np.flatnonzero(self.near[index, : self.count]).tolist()
+        near = [other for other in others if self.all[other].peer not in but]
+        found: list[tuple[int, float]] = []
+        for other, share in zip(near, self._shares(index, near), strict=True):
+            one, two = self.all[index], self.all[other]
+            void = self.void.get(one.peer, []) + self.void.get(two.peer, [])
+            if one.payload == two.payload:
+                share = 1.0
+            elif void:
+                share = self._fresh_share(index, other, void)
+            found.append((other, share))
+        return found
+
+    def _shares(self, index: int, others: Sequence[int] | Integers) -> list[float]:
+        if not len(others):
+            return []
+        mine, theirs = self.places[self.row[index]], self.places[self.row[others]]
+        self.table[mine] = True
+        common = self.table[theirs].sum(axis=1)
+        self.table[mine] = False
+        shares: list[float] = (common / self.num_values).tolist()
+        return shares
+
+    def _fresh_share(self, index: int, other: int, void: list[int]) -> float:
+        old = self.places[self.row[void]]
+        one, two = (np.setdiff1d(self.places[self.row[which]], old) for which in (index, other))
+        return np.intersect1d(one, two, assume_unique=True).size / max(1, one.size, two.size)

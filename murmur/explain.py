@@ -117,17 +117,17 @@ def outcome(row: "Row") -> str:
 
 def _reasons(peer: PeerId, row: "Row", report: "Report", spec: GauntletSpec) -> Iterator[str]:
     """Why the standing is what it is, by the book that the round was judged with."""
-    from gauntlet.proof import floor
+    from gauntlet.book import least_gap, least_score
     from gauntlet.selection import peer_score
 
     record = report.before.peers.get(peer)
     if row.standing is Standing.NOT_ELIGIBLE:
         yield "it was never evaluated"
     if row.standing is Standing.LOW_SCORE and record is not None:
-        needed = max(0.0, spec.score_floor * record.usual_scores.value)
+        needed = least_score(record, spec)
         if record.scores.value <= needed:
             yield f"its LossScore on unassigned data averages {record.scores.value:.4f}, needed is over {needed:.4f}"
-        least = floor(record.units, record.evaluations, spec)
+        least = least_gap(record, spec)
         if record.gaps.value <= least:
             yield f"its gap averages {record.gaps.value:.3f} (its proof of computation), needed is over {least:.3f}"
     if row.standing is Standing.NOT_SELECTED:

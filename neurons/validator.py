@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from node.config import home, load
-from node.events import Stopwatch, round_seconds
+from node.events import round_seconds
 from node.program import log_to_stderr, run_program
 from protocol import keys
 from protocol.errors import ChainError, ConfigError, InvalidMessage, StorageError
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from gauntlet.loss import Evaluation
     from gauntlet.report import Paid
     from gauntlet.selection import Ranking
+    from node.config import NodeConfig
     from node.node import Node
+    from training.parallel import Ranks
     from training.shards import Shards
 
 SUMMARY = "Judge a Murmuration run: check and score submissions, select contributors on chain, set weights."
@@ -44,6 +46,7 @@ class Validator:
 
     def __init__(self, node: "Node", shards: "Shards") -> None:
         from gauntlet import book
+        from node.memory import Memory
         from storage.mirror import Mirror
 
         self.node, self.shards = node, shards
@@ -59,6 +62,7 @@ class Validator:
                 f"the ratings saved in {node.store.folder} cannot be used ({fault}): run the release that wrote them, "
                 "or remove this folder and start again: the node catches up, and every rating starts afresh"
             ) from None
+        self.memory = Memory(node.store.folder / "payloads", self.book.remembered)
 
     def run(self) -> None:
         """Judge every round whose commit window is open when we get there, until stopped."""
@@ -122,7 +126,7 @@ class Validator:
         promised = {p.id: c.envelope for p in at_commit if (c := commitment(p, round, last)) is not None}
         sources = Sources(at_commit, node.doors.open_pointer)
         # Beside each other: a server that holds on to its payload until V must not keep us from the others' keys.
-        with Stopwatch() as watch, ThreadPoolExecutor(1) as beside:
+        with node.timeline.begin("gather") as watch, ThreadPoolExecutor(1) as beside:
             fetching = beside.submit(
                 fetch_pinned,
                 node.run.spec_at(round),
@@ -131,6 +135,7 @@ class Validator:
                 list(promised.items()),
                 sources,
                 max(POLL_SECONDS, node.seconds_until(reveal_by)),
+                node.cache,  # what is selected is not fetched again
             )
             reveals = self.reveals(round, list(promised), sources)
             sealed = fetching.result()
@@ -196,7 +201,7 @@ class Validator:
         from loguru import logger
 
         node = self.node
-        with Stopwatch() as watch:
+        with node.timeline.begin("check") as watch:
             checked = self.judge(round, gathered)
         rejected = {hotkey(peer): str(rejection.reason) for peer, rejection in checked.rejected.items()}
         for peer, rejection in checked.rejected.items():
@@ -220,13 +225,14 @@ class Validator:
     def judge(self, round: int, gathered: "Sequence[Gathered]") -> "Checked":
         """The fast checks of these bytes."""
         from gauntlet.checks import Doors, fast_checks, is_judged
+        from gauntlet.sketch import Sample
         from storage.seal import unseal
 
         node = self.node
-        commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
+        commit_hash, spec = node.doors.chain.header(node.clock.commit_by(round)).hash, node.run.spec_at(round)
         candidates = [item for item in gathered if is_judged(item.peer, node.run.first.owner_id)]
         return fast_checks(
-            node.run.spec_at(round),
+            spec,
             node.run.id,
             round,
             node.replica.digest(),
@@ -235,7 +241,8 @@ class Validator:
             clock=node.clock,
             expected_proof=lambda peer: node.replica.sync_proof(commit_hash, peer),
             outer_state=node.replica.outer,
-            history=self.book.sketches,
+            commit_hash=commit_hash,
+            history=self.memory.sketches(self.book.remembered, Sample(spec.layout, commit_hash)),
             void_rounds=self.book.void_rounds,
         )
 
@@ -264,7 +271,7 @@ class Validator:
         node = self.node
         self.mirrored = {}
         items = self.seen = {item.peer.id: item for item in gathered}
-        with Stopwatch() as watch:
+        with node.timeline.begin("mirror") as watch:
             for peer in (*ranking.contributing, *ranking.reserve):
                 item = items[peer]
                 assert item.payload is not None  # it has passed the checks
@@ -309,7 +316,7 @@ class Validator:
             return
         uids = {peer.id: peer.uid for peer in at_commit}
         record = record_for(round, [uids[peer] for peer in held], node.replica.digest(), node.saved.link)
-        with Stopwatch() as watch:
+        with node.timeline.begin("post") as watch:
             block = self.state(round, record)
         if block is not None:
             node.events.emit("posted", round, slot=slot, block=block, seconds={"select": round_seconds(watch.seconds)})
@@ -344,7 +351,8 @@ class Validator:
 
     def attest(self, round: int, gathered: "Sequence[Gathered]", checked: "Checked") -> None:
         """After the last slot: say which theta we hold, and veto records whose bytes break a rule or cannot be had from
-        their leader. A record of our own has said it already, when there is nothing to veto."""
+        their leader, and those that name too many peers of no worth. A record of our own has said it already, when
+        there is nothing to veto."""
         node, clock = self.node, self.node.clock
         last_slot = clock.slot(round, clock.leader_slots - 1)[1]
         node.wait_for(last_slot, f"the leader slots of round {round}")
@@ -405,18 +413,23 @@ class Validator:
         *,
         by: int,
     ) -> bool:
-        """Whether everybody whom a record names passes: with the bytes that we have, or else with those that its leader
-        mirrors. A peer that served only the leader can so be repaired, and does not cost the round.
+        """Whether our book tolerates whom a record names, and everybody named passes: with the bytes that we have, or
+        else with those that its leader mirrors. A peer that served only the leader can so be repaired, and does not
+        cost the round.
 
         `by`: the block by which the answer is needed.
         """
         from dataclasses import replace
 
+        from gauntlet.selection import tolerable
         from node.payloads import MAX_THREADS, Sources
         from storage.exchange import Source, Wanted, gather
         from storage.seal import matches
 
         node = self.node
+        named, rules = {peer for peer, _ in selection.contributing}, node.run.spec_at(round).gauntlet
+        if not tolerable(self.book, named, checked.passed, rules, round):
+            return False
         doubted = {peer: envelope for peer, envelope in selection.contributing if peer not in checked.passed}
         if not doubted:
             return True
@@ -477,7 +490,7 @@ class Validator:
         miners = {peer.id for peer in at_commit if is_judged(peer, spec.owner_id)}
         sampled = samples(spec, page_hash, picked, miners, seed)
         prober = Prober(node.replica, self.shards.train, spec.gauntlet.probe_step)
-        with Stopwatch() as watch, prober:
+        with node.timeline.begin("evaluate") as watch, prober:
             evaluations = evaluate(
                 prober.losses,
                 checked.passed,
@@ -500,8 +513,10 @@ class Validator:
             return  # folded before a restart
         contributing = decision.selection.contributing if decision.selection else ()
         outcome = RoundOutcome(round, checked, evaluations, frozenset(peer for peer, _ in contributing))
+        self.memory.keep(round, checked.remember)
         self.book = fold(self.book, outcome, node.run.spec_at(round).gauntlet)
         node.save(book=node.store.write(book.to_json(self.book)), scored=round)
+        self.memory.prune(self.book.remembered)
 
     def pay(self, round: int, ranking: "Ranking") -> "Paid":
         """Set weights when they are due; what was computed is returned either way. A refusal costs a round's pay, never
@@ -585,9 +600,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Configure, connect, catch up and validate until stopped."""
     config = load("neurons/validator.py", SUMMARY, sys.argv[1:] if argv is None else argv, os.environ)
     log_to_stderr(config.log_level)
+    from node.build import on_ranks
+
+    on_ranks(config, lambda ranks: validate(config, ranks))
+
+
+def validate(config: "NodeConfig", ranks: "Ranks") -> None:
+    """Everything between configuration and the end, on the first rank."""
     from node.build import build
 
-    built = build(config, "validator", home(config))
+    built = build(config, "validator", home(config), ranks)
     Validator(built.node, built.shards).run()
 
 

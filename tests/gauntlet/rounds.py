@@ -1,6 +1,6 @@
 """Rounds of an honest validator as pure functions play them: what it reports, and the facts that everybody can see."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -13,13 +13,14 @@ from gauntlet.loss import bounded, evaluate
 from gauntlet.report import Paid, Report, round_report
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import standing
+from gauntlet.sketch import Remembered
 from gauntlet.weights import weights
 from protocol.messages import canonical_json, parse_json
 from protocol.spec import Run
 from protocol.types import Digest, Page, Peer, Selection, Uid
 from sparseloco.outer import OuterState, Scales
 from sparseloco.update import Update
-from tests.gauntlet.world import COMMIT_HASH, DOORS, OWNER, THETA, Miner, digest, make_spec, peer_id, proof_of
+from tests.gauntlet.world import COMMIT_HASH, DOORS, OWNER, THETA, Miner, digest, make_spec, peer_id, proof_of, sketches
 
 SPEC = make_spec(contributors=3, reserve=1, evaluations=4, references=2, sample_sequences=8, proof_allowance=1.0)
 RUN = Run(SPEC)
@@ -43,6 +44,7 @@ class Played:
     facts: Facts
     claim: Claim
     book: ScoreBook
+    remembered: Mapping[Remembered, bytes]
 
     @property
     def body(self) -> dict[str, Any]:
@@ -54,7 +56,13 @@ def miner(number: int, round: int) -> Miner:
     return Miner(number, round=round)
 
 
-def play(round: int, book: ScoreBook, earlier: Report | None, faults: Sequence[int] = (5, 6, 7)) -> Played:
+def play(
+    round: int,
+    book: ScoreBook,
+    earlier: Report | None,
+    records: Mapping[Remembered, bytes],
+    faults: Sequence[int] = (5, 6, 7),
+) -> Played:
     """Miners 1 to 7. Of those in `faults` one does not commit, one withholds its key, and one serves nothing."""
     gathered = []
     for number in range(1, 8):
@@ -72,6 +80,7 @@ def play(round: int, book: ScoreBook, earlier: Report | None, faults: Sequence[i
     others = [Peer(VALIDATOR, Uid(100), 10, True), Peer(OWNER, Uid(101), 0, False)]
     peers = (*(item.peer for item in gathered), *others)
     state = State(proof_of, OuterState.initial(SPEC.layout), losses)
+    history = tuple(sketches({past: records[past] for past in book.remembered}))
     checked = fast_checks(
         SPEC,
         RUN.id,
@@ -82,7 +91,8 @@ def play(round: int, book: ScoreBook, earlier: Report | None, faults: Sequence[i
         clock=RUN.clock,
         expected_proof=proof_of,
         outer_state=state.outer,
-        history=book.sketches,
+        commit_hash=COMMIT_HASH,
+        history=history,
         void_rounds=book.void_rounds,
     )
     gauntlet = SPEC.gauntlet
@@ -124,16 +134,18 @@ def play(round: int, book: ScoreBook, earlier: Report | None, faults: Sequence[i
         block + 50,
         state,
     )
-    claim = Claim(VALIDATOR, report, {}, earlier, None, book.sketches, peers, (chain_weights, {}))
+    claim = Claim(VALIDATOR, report, {}, earlier, None, history, peers, (chain_weights, {}))
     claim = replace(claim, shown=parse_json(canonical_json(report.to_body(gauntlet)))["peers"])
-    return Played(facts, claim, after)
+    return Played(facts, claim, after, checked.remember)
 
 
 def play_rounds(count: int) -> list[Played]:
     """Rounds from the first on, each with the book that the one before left."""
     played: list[Played] = []
     book = ScoreBook()
+    records: dict[Remembered, bytes] = {}
     for round in range(count):
-        played.append(play(round, book, played[-1].claim.report if played else None))
+        played.append(play(round, book, played[-1].claim.report if played else None, records))
         book = played[-1].book
+        records |= played[-1].remembered
     return played

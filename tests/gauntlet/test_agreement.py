@@ -1,5 +1,6 @@
 """The agreed selection from chain snapshots: who may speak, what makes a record void, and what two validators do."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pytest
@@ -52,10 +53,10 @@ def record(uids=(0, 1), theta=THETA, previous=LINK, round=ROUND) -> Record:
 class Chain:
     """Posts of validators by block, and the snapshots that follow from them."""
 
-    def __init__(self, *validators: Peer, run=RUN, miners=(*MINERS, NO_COMMITMENT, LATE)):
-        self.run, self.validators, self.miners = run, validators, miners
+    def __init__(self, *validators: Peer, run=RUN, miners=(*MINERS, NO_COMMITMENT, LATE), commit_hash=COMMIT_HASH):
+        self.run, self.validators, self.miners, self.commit_hash = run, validators, miners, commit_hash
         self.posts: list[tuple[int, PeerId, object]] = []
-        self.order = leader_order(run, ROUND, COMMIT_HASH, validators)
+        self.order = leader_order(run, ROUND, commit_hash, validators)
 
     def post(self, who: PeerId, block: int, statement) -> "Chain":
         self.posts.append((block, who, statement))
@@ -73,7 +74,7 @@ class Chain:
 
     def agreed(self, height: int = X) -> Agreed:
         views = Views(self.at(D), [self.at(last) for _, last in SLOTS], self.at(X))
-        return agreed(self.run, ROUND, LINK, COMMIT_HASH, views, height)
+        return agreed(self.run, ROUND, LINK, self.commit_hash, views, height)
 
 
 A, B, C = validator(1, 60), validator(2, 30), validator(3, 10)
@@ -165,19 +166,53 @@ def test_the_theta_with_most_counted_stake_decides_and_ties_go_to_the_lowest_dig
     assert (chain.agreed().selection is not None) == (THETA < OTHER)
 
 
-def test_vetoes_need_half_of_the_stake_beside_the_authors():
-    chain = Chain(A, B, C)
-    slot = chain.order.index(A.id)
+def is_void(stakes: Sequence[int], author: int, vetoes: Collection[int]) -> bool:
+    """Whether the author's record is void, when these validators (by place) veto it."""
+    validators = [validator(place, stake) for place, stake in enumerate(stakes)]
+    chains = (Chain(*validators, commit_hash=digest(f"hash {number}")) for number in range(1000))
+    chain = next(chain for chain in chains if validators[author].id in chain.order)
+    slot = chain.order.index(validators[author].id)
+    chain.lead(slot, record())
+    for place in vetoes:
+        chain.post(validators[place].id, AFTER_SLOTS, attest([slot]))
+    return chain.agreed().selection is None
 
-    def with_vetoes(*validators):
-        voting = Chain(A, B, C).lead(slot, record())
-        for peer in validators:
-            voting.post(peer.id, AFTER_SLOTS, attest([slot]))
-        return voting.agreed().selection
 
-    assert with_vetoes(C) is not None
-    assert with_vetoes(B) is None
-    assert with_vetoes(B, C) is None
+@pytest.mark.parametrize(
+    ("stakes", "hostile", "offline", "is_stopped", "stops"),
+    [
+        ([50, 50], 0, (), True, True),
+        ([33, 33, 33], 0, (), True, False),
+        ([33, 33, 33], 0, (1,), False, False),
+        ([25, 25, 25, 25], 0, (), True, False),
+        ([25, 25, 25, 25], 0, (1,), True, False),
+        ([20, 20, 20, 20, 20], 0, (), True, False),
+        ([20, 20, 20, 20, 20], 0, (1,), True, False),
+        ([34, 33, 33], 0, (), True, False),
+        ([40, 30, 30], 0, (), True, False),
+        ([40, 30, 30], 1, (), True, False),
+        ([50, 25, 25], 0, (), True, True),
+        ([50, 25, 25], 1, (), True, False),
+        ([60, 40], 0, (), False, True),
+        ([60, 40], 1, (), True, False),
+        ([10**15, 1], 1, (), True, False),
+    ],
+)
+def test_one_hostile_validator(stakes, hostile, offline, is_stopped, stops):
+    """`is_stopped`: the others that are online can void its record; `stops`: it can void an honest one alone. The table
+    of docs/decisions/0013-vetoes-need-half.md."""
+    honest = [place for place in range(len(stakes)) if place != hostile and place not in offline]
+    assert is_void(stakes, hostile, honest) == is_stopped
+    assert any(is_void(stakes, author, [hostile]) for author in honest) == stops
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.sets(st.integers(0, 4)), st.integers(0, 4))
+@settings(max_examples=50, deadline=None)
+def test_less_than_half_of_the_stake_never_voids_and_half_always_does(stakes, vetoes, author):
+    author %= len(stakes)
+    against = {place for place in vetoes if place < len(stakes)} - {author}
+    held = sum(stakes[place] for place in against)
+    assert is_void(stakes, author, against | {author}) == (held >= sum(stakes) / 2)
 
 
 def test_a_veto_of_another_slot_or_by_the_author_itself_does_not_count():

@@ -15,7 +15,7 @@ from gauntlet.loss import Evaluation
 from gauntlet.proof import LARGEST_PROOF, NO_PROOF
 from gauntlet.rating import Rating
 from gauntlet.selection import peer_score, select
-from gauntlet.sketch import sketch
+from gauntlet.sketch import Remembered
 from protocol.errors import InvalidMessage
 from protocol.messages import canonical_json
 from protocol.spec import GauntletSpec
@@ -97,13 +97,34 @@ def test_a_peer_that_turns_lazy_goes_and_comes_back_after_honest_work():
     assert eligible(book.peers[peers[3]], SPEC)
 
 
+def test_what_a_score_does_not_show_the_proof_has_to():
+    """Honest scores of this round differ by more than their mean."""
+    record = PeerRecord(
+        0,
+        gaps=Average(0.2, 0.9),
+        units=Average(0.2, 0.9),
+        scores=Average(-0.01, 0.9),
+        usual_scores=Average(0.05, 0.9),
+        score_variances=Average(0.06**2, 0.9),
+        evaluations=8,
+    )
+    assert eligible(record, SPEC)
+    assert not eligible(replace(record, evaluations=2), SPEC)
+    assert not eligible(replace(record, gaps=Average(0.6 * 0.2, 0.9)), SPEC)
+    assert not eligible(replace(record, score_variances=Average(0.01**2, 0.9)), SPEC)
+    assert not eligible(replace(record, scores=Average(-0.05, 0.9)), SPEC)
+    # Without an honest gap there is nothing to make up for a score with.
+    assert not eligible(replace(record, units=Average(-0.1, 0.9)), SPEC)
+
+
 def outcomes(seed, rounds=4):
     random = Random(seed)
     peers = [peer_id(i) for i in range(5)]
     for round in range(rounds):
         passed, failed = peers[:4], Rejection(peers[4], random.choice([Reason.UNREVEALED, Reason.COPY]), "test")
         result = checked(passed, [failed])
-        result = replace(result, sketches=(sketch(peers[0], round, make_update(round)),))
+        update = make_update(round)
+        result = replace(result, remember={Remembered(round, peers[0], update.digest): update.records})
         scores = {peer: evaluation(random.gauss(0.2, 0.1), random.gauss(0.02, 0.01)) for peer in passed}
         yield RoundOutcome(round, result, scores, frozenset(passed[: round % 3]))
 
@@ -146,9 +167,9 @@ def test_a_round_is_never_folded_twice():
         fold(book, RoundOutcome(book.round, checked([]), {}), SPEC)
 
 
-def test_sketches_and_void_rounds_are_kept_as_long_as_they_are_compared():
+def test_payloads_and_void_rounds_are_remembered_as_long_as_they_are_compared():
     book = replayed(2)
-    assert [kept.round for kept in book.sketches] == [2, 3]
+    assert [past.round for past in book.remembered] == [2, 3]
     assert book.void_rounds == {3}
 
 
@@ -160,7 +181,12 @@ def test_sketches_and_void_rounds_are_kept_as_long_as_they_are_compared():
         {"unit": [1.0]},
         {"peers": []},
         {"peers": {"00": {}}},
-        {"sketches": [{"peer": "00"}]},
+        {"remembered": [[1, "00", "00" * 32]]},
+        {"remembered": [[1, "00" * 32, "00" * 31]]},
+        {"remembered": [[1.0, "00" * 32, "00" * 32]]},
+        {"remembered": [[2, "00" * 32, "00" * 32], [1, "00" * 32, "00" * 32]]},
+        {"remembered": [[1, "00" * 32, "00" * 32]] * 2},
+        {"remembered": [[1, f"{peer:064x}", "00" * 32] for peer in range(32 * 256 + 1)]},
         {"void_rounds": [1.5]},
         {"more": 1},
     ],

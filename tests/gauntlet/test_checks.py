@@ -24,6 +24,7 @@ from tests.gauntlet.world import (
     check,
     digest,
     proof_of,
+    sketches,
     verify,
 )
 
@@ -189,7 +190,7 @@ def test_a_repost_of_anothers_last_payload_under_todays_theta_is_a_copy_and_the_
     for update in (HONEST[0].update, perturbed(HONEST[0].update, make_other(), 0.8)):
         copycat = Miner(9, round=1)
         item = copycat.gathered(copycat.sealed(encode(THETA, update)))
-        result = check([*(miner.gathered() for miner in now), item], round=1, history=first.sketches)
+        result = check([*(miner.gathered() for miner in now), item], round=1, history=sketches(first.remember))
         assert {peer: r.reason for peer, r in result.rejected.items()} == {copycat.id: Reason.COPY}
 
 
@@ -205,7 +206,7 @@ def test_a_void_rounds_payload_may_come_again_mostly_but_not_exactly():
     others = [replace(miner, round=1).gathered() for miner in HONEST[1:]]
 
     def reasons(item, void_rounds):
-        result = check([*others, item], round=1, history=first.sketches, void_rounds=void_rounds)
+        result = check([*others, item], round=1, history=sketches(first.remember), void_rounds=void_rounds)
         return {peer: r.reason for peer, r in result.rejected.items()}
 
     assert reasons(mostly, {0}) == {}
@@ -223,11 +224,11 @@ def test_a_reposter_after_a_void_round_takes_its_victim_down_in_no_round():
         thief.gathered(thief.sealed(encode(THETA, HONEST[0].update))),
         *(replace(miner, round=1).gathered() for miner in HONEST[1:]),
     ]
-    second = check(items, round=1, history=first.sketches, void_rounds={0})
+    second = check(items, round=1, history=sketches(first.remember), void_rounds={0})
     assert set(second.rejected) == {thief.id}
     later = replace(HONEST[0], round=2)
     item = later.gathered(later.sealed(encode(THETA, perturbed(again, make_update_of_round_two(), 0.8))))
-    third = check([item], round=2, history=(*first.sketches, *second.sketches), void_rounds={0, 1})
+    third = check([item], round=2, history=sketches({**first.remember, **second.remember}), void_rounds={0, 1})
     assert third.rejected == {}
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gauntlet.average import NOTHING, Average
-from gauntlet.proof import floor, gap, leads, usual
+from gauntlet.average import NOTHING, Average, error
+from gauntlet.proof import floor, gap, leads, score_floor, usual, usual_variance
 from protocol.spec import GauntletSpec
 
 SPEC = GauntletSpec()
@@ -70,3 +70,40 @@ def test_the_honest_gap_comes_from_peers_in_good_standing_where_there_are_enough
     assert usual([1.0], [1.0, 5.0, 6.0], NOTHING) == 5.0
     assert usual([], [4.0], Average(2.0, 0.5)) == 2.0
     assert usual([], [4.0, 6.0], NOTHING) == 5.0
+
+
+@given(st.integers(1, 40), st.floats(0.0, 0.99))
+def test_the_error_of_an_average_is_that_of_its_weights(count, decay):
+    averages = [NOTHING] * count
+    for place in range(count):
+        # One value of 1 at a place of its own shows the weight of that place.
+        averages = [average.push(float(place == own), decay) for own, average in enumerate(averages)]
+    assert error(count, decay) == pytest.approx(sum(average.value**2 for average in averages) ** 0.5)
+
+
+def test_the_honest_variance_is_that_of_a_normal_distribution_and_a_third_of_outliers_hardly_moves_it():
+    random = Random(3)
+    honest = [random.gauss(0.1, 0.02) for _ in range(2000)]
+    assert usual_variance(honest, NOTHING) ** 0.5 == pytest.approx(0.02, rel=0.1)
+    assert usual_variance([*honest, *[-5.0] * 1000], NOTHING) ** 0.5 < 0.06
+    assert usual_variance([1.0, 2.0], Average(0.3, 0.5)) == 0.3
+    assert usual_variance([], NOTHING) == 0.0
+
+
+def test_the_score_floor_is_a_share_where_scores_agree_and_errors_below_where_they_do_not():
+    usual_score, agree, differ = Average(0.1, 0.9), Average(0.01**2, 0.9), Average(0.1**2, 0.9)
+    assert score_floor(usual_score, agree, 1, SPEC) == pytest.approx(SPEC.score_floor * 0.1)
+    assert score_floor(usual_score, differ, 1, SPEC) == pytest.approx(0.1 - SPEC.score_allowance * 0.1)
+    floors = [score_floor(usual_score, differ, count, SPEC) for count in range(1, 40)]
+    assert floors == sorted(floors)
+
+
+def test_honest_scores_that_differ_more_than_they_are_worth_are_hardly_ever_below_the_floor():
+    """Late in a run: one score's deviation is 1.3 of the honest mean."""
+    random, low = Random(8), 0
+    for _ in range(1000):
+        scores = NOTHING
+        for count in range(1, 9):
+            scores = scores.push(random.gauss(1.0, 1.3), SPEC.score_decay)
+            low += scores.value <= score_floor(Average(1.0, 0.9), Average(1.3**2, 0.9), count, SPEC)
+    assert low <= 0.025 * 8000

@@ -60,7 +60,7 @@ def test_people_find_every_hotkey_with_its_outcome_and_numbers() -> None:
         lambda body: body.update(gone=True),
         lambda body: body["before"].update(round=ROUND),
         lambda body: body["after"].update(round=ROUND - 1),
-        lambda body: body["before"].update(sketches=[{}]),
+        lambda body: body["before"].update(remembered=[[0, "00" * 32, "00" * 32]]),
         lambda body: body["before"]["peers"].update({"00" * 32: first(body["before"]["peers"])}),
         lambda body: first(body["before"]["peers"]).update(evaluations=-1),
         lambda body: first(body["before"]["peers"]).update(mu=1e9),

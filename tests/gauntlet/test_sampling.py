@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from gauntlet.book import PeerRecord, ScoreBook
+from gauntlet.average import Average
+from gauntlet.book import PeerRecord, ScoreBook, in_doubt
 from gauntlet.sampling import Seed, pick, references, samples
 from protocol.assignment import assigned
 from protocol.spec import GauntletSpec
@@ -54,6 +55,38 @@ def test_the_longer_unevaluated_the_likelier():
     stale, fresh = PEERS[10:20], PEERS[20:30]
     rates = picks(book_of(dict.fromkeys(stale, 40) | dict.fromkeys(fresh, 49)), stale + fresh, [], spec)
     assert sum(rates[peer] for peer in stale) > 2 * sum(rates[peer] for peer in fresh)
+
+
+def record(gap, evaluations=40, score=0.2):
+    """A peer last evaluated in round 49; the honest gap is 0.2, the honest score 0.2."""
+    one = Average(gap, 0.9)
+    units, scores, usual = Average(0.2, 0.9), Average(score, 0.9), Average(0.2, 0.9)
+    return PeerRecord(
+        0, gaps=one, units=units, scores=scores, usual_scores=usual, evaluations=evaluations, last_evaluated=49
+    )
+
+
+def test_in_doubt_is_who_the_next_evaluation_may_judge_otherwise():
+    spec = GauntletSpec()
+    assert in_doubt(record(0.11), spec)
+    assert in_doubt(record(0.13), spec)
+    assert in_doubt(record(0.0, evaluations=1), spec)
+    assert in_doubt(record(0.2, score=0.01), spec)
+    assert not in_doubt(record(0.2), spec)
+    assert not in_doubt(record(0.0), spec)
+    assert not in_doubt(record(0.0, score=-0.1), spec)
+    assert not in_doubt(PeerRecord(first_seen=0), spec)
+
+
+def test_half_of_the_places_beside_the_contributors_go_to_those_in_doubt_first():
+    spec = GauntletSpec(contributors=4, evaluations=8)
+    clear, doubtful = PEERS[4:34], PEERS[34:]
+    book = ScoreBook(peers={p: record(0.2) for p in clear} | {p: record(0.11) for p in doubtful})
+    rates = picks(book, PEERS, PEERS[:4], spec)
+    # Two places go to contributors, three to those in doubt, three to anybody.
+    assert sum(rates[peer] for peer in doubtful) > 3.0
+    assert min(rates[peer] for peer in clear) > 0.0
+    assert max(rates.values()) < 1.0
 
 
 def test_a_flood_of_newcomers_gets_a_quarter_of_the_places_once_2g_are_rated():

@@ -1,5 +1,7 @@
 """Who contributes and what it earns."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from gauntlet.average import Average
 from gauntlet.book import PeerRecord, ScoreBook
 from gauntlet.rating import Rating
-from gauntlet.selection import Ranking, peer_score, select, standing
+from gauntlet.selection import Ranking, doubted, peer_score, select, standing, tolerable
 from gauntlet.weights import weights
 from protocol.spec import GauntletSpec
 from protocol.types import Standing, Uid
@@ -152,3 +154,49 @@ def test_peer_score_is_zero_without_a_proof_and_falls_with_penalties():
     assert peer_score(rated(1.0, mu=-4.0)) == 0.0
     assert peer_score(rated(1.0, penalty=0.25)) == pytest.approx(0.75 * 25.0)
     assert peer_score(rated(0.1, penalty=0.25)) == 0.0
+
+
+GOOD, WORTHLESS, UNSEEN = rated(), rated(score=-0.1), PeerRecord(first_seen=3)
+
+
+def test_doubted_are_the_ineligible_and_those_that_appeared_in_this_very_round():
+    book = replace(book_of(GOOD, GOOD, GOOD, WORTHLESS, UNSEEN), round=LATER - 1)
+    assert doubted(book, PEERS[:6], PEERS[:6], SPEC, LATER) == {PEERS[3], PEERS[5]}
+    # A book that missed the last round does not know who appeared in it.
+    missed = replace(book, round=LATER - 2)
+    assert doubted(missed, PEERS[:6], PEERS[:6], SPEC, LATER) == {PEERS[3]}
+
+
+def test_strangers_are_not_doubted_while_peers_not_evaluated_may_contribute():
+    for records, round in (((GOOD, GOOD, GOOD), SPEC.opening_rounds - 1), ((GOOD, GOOD), LATER)):
+        book = replace(book_of(*records), round=round - 1)
+        assert doubted(book, PEERS[:5], PEERS[:5], SPEC, round) == set()
+        assert tolerable(book, PEERS[:5], PEERS[:5], SPEC, round)
+
+
+@pytest.mark.parametrize(
+    ("worthless", "named", "stands"),
+    [
+        (0, 1, True),
+        (1, 1, False),
+        (1, 2, True),
+        (2, 2, False),
+        (1, 4, True),
+        (2, 4, False),
+        (4, 20, True),
+        (5, 20, False),
+    ],
+)
+def test_a_record_stands_while_few_of_those_it_names_are_worthless(worthless, named, stands):
+    peers = [peer_id(i) for i in range(named)]
+    records = {peer: WORTHLESS if place < worthless else GOOD for place, peer in enumerate(peers)}
+    book = ScoreBook(round=LATER - 1, peers=records)
+    assert tolerable(book, peers, peers, SPEC, LATER) == stands
+
+
+@given(st.lists(st.sampled_from([GOOD, WORTHLESS, UNSEEN, None]), min_size=1, max_size=8), st.integers(0, 9))
+def test_what_a_book_would_name_itself_it_never_vetoes(records, round):
+    book = replace(book_of(*records), round=round - 1)
+    named = standing(book, PEERS, SPEC, round, COMMIT_HASH).contributing
+    if named:
+        assert tolerable(book, named, PEERS, SPEC, round)

@@ -1,5 +1,6 @@
 """A small run and its peers: miners that really seal real updates, and the chain's snapshots around them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256, sha512
@@ -8,6 +9,7 @@ import torch
 
 from gauntlet.checks import Checked, Doors, Gathered, fast_checks
 from gauntlet.loss import Evaluation
+from gauntlet.sketch import Remembered, Sample, Sketch
 from protocol.layout import Layout
 from protocol.messages import Envelope, Reveal, parse_envelope
 from protocol.spec import ClockSpec, CompressionSpec, DataSpec, GauntletSpec, InnerSpec, ModelSpec, Run, RunSpec
@@ -144,15 +146,22 @@ def check(items, round: int = 0, outer: OuterState | None = None, **options) -> 
         "clock": CLOCK,
         "expected_proof": proof_of,
         "outer_state": outer or OuterState.initial(SPEC.layout),
+        "commit_hash": COMMIT_HASH,
     }
     return fast_checks(SPEC, RUN.id, round, THETA, items, **(given | options))
+
+
+def sketches(remembered: Mapping[Remembered, bytes], commit_hash: Digest = COMMIT_HASH) -> list[Sketch]:
+    """What a validator that remembers these payloads compares with in the round of that block D."""
+    sample = Sample(SPEC.layout, commit_hash)
+    return [Sketch(p.peer, p.round, p.payload, sample.excerpt(records)) for p, records in remembered.items()]
 
 
 def checked(passed, rejected=(), committed=None) -> Checked:
     """A Checked of peers without submissions, for the fold."""
     everyone = frozenset(passed) | {rejection.peer for rejection in rejected}
     return Checked(
-        dict.fromkeys(passed), {r.peer: r for r in rejected}, everyone if committed is None else committed, ()
+        dict.fromkeys(passed), {r.peer: r for r in rejected}, everyone if committed is None else committed, {}
     )
 
 
