@@ -20,6 +20,7 @@ from node.run import blob_fetcher
 from node.state import Saved
 from protocol import keys
 from protocol.errors import (
+    ChainError,
     CheckpointCorrupt,
     ConfigError,
     InvalidMessage,
@@ -129,6 +130,9 @@ def catch_up(node: "Node") -> None:
                 node.load_consensus(node.saved.consensus)
                 node.store.commit(node.saved)  # and sweeps what the refused start left on the disk
                 logger.warning("catch-up from {origin} failed: {fault}", origin=start.origin, fault=str(fault))
+            except ChainError:
+                node.load_consensus(node.saved.consensus)
+                raise
         logger.warning("no source had all that round {round} needs: trying again in the next round", round=target)
         node.wait_for(node.clock.attest_by(newest + 1), f"the statements of round {newest + 1}")
 

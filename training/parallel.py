@@ -10,9 +10,11 @@ A rank that fails ends, with its own message; torchrun then ends the others. A r
 
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
@@ -27,7 +29,10 @@ from protocol.errors import MurmurError
 
 COLLECTIVE_SECONDS = 600.0
 """A rank that another one waits for longer than this inside one operation is taken for dead."""
-_POLL_SECONDS = 1.0
+_PARENT_SECONDS = 1.0
+_JOIN_SECONDS = 10.0
+_CALL_SECONDS = 0.05
+"""Between two looks for a call of the first rank, at most; right after a call far less."""
 _END = "end"
 _OPEN = "open"
 
@@ -41,7 +46,7 @@ class Calls(Protocol):
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
-    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
+    def check(self, keys: list[str]) -> bool: ...
     def delete_key(self, key: str) -> bool: ...
 
 
@@ -54,6 +59,8 @@ class Ranks:
         self.index, self.size, self.device = index, size, torch.device(device)
         self._calls = calls
         self._count = 0
+        self.in_step = True
+        """First rank: no call is under way, nor was one broken off. After that the others do not know what is next."""
 
     def rows(self, total: int) -> slice:
         """This rank's rows of a tensor of `total` rows, as torch.chunk cuts: the last ranks may have fewer or none."""
@@ -112,20 +119,30 @@ class Ranks:
         self.any(False)
 
     def announce(self, name: str, arguments: dict[str, Any]) -> None:
-        """First rank: have the others call the same; on the others, nothing."""
+        """First rank: have the others call the same; on the others, nothing. Raises RankLost out of step."""
         if self.size > 1 and self.index == 0:
+            if not self.in_step:
+                raise RankLost("an earlier call broke off: the ranks are out of step, and all have to start again")
+            self.in_step = False
             cast(Calls, self._calls).set(str(self._count), json.dumps([name, arguments]))
 
+    def end(self) -> None:
+        """First rank: have the others end. Where a call was broken off, they may have settled it or not."""
+        with suppress(dist.DistError):  # torchrun is gone, and with it the others
+            for count in (self._count, self._count + 1):
+                cast(Calls, self._calls).set(str(count), json.dumps([_END, {}]))
+
     def await_call(self) -> tuple[str, dict[str, Any]]:
-        """Other ranks: the next call of the first one."""
-        calls, key = cast(Calls, self._calls), str(self._count)
-        while True:
-            try:
-                calls.wait([key], timedelta(seconds=_POLL_SECONDS))
-            except dist.DistStoreError:
-                continue
+        """Other ranks: the next call of the first one. Raises RankLost."""
+        calls, key, pause = cast(Calls, self._calls), str(self._count), _CALL_SECONDS / 64
+        try:
+            while not calls.check([key]):  # its `wait` writes two lines to the log each time that nothing has come
+                time.sleep(pause)
+                pause = min(2 * pause, _CALL_SECONDS)
             name, arguments = json.loads(calls.get(key))
-            return name, arguments
+        except dist.DistError as fault:
+            raise RankLost(f"rank {self.index} has lost torchrun, which carries the calls: start it again") from fault
+        return name, arguments
 
     def settle(self) -> None:
         """End of a call: every rank has done it, so what it read may be changed."""
@@ -134,6 +151,7 @@ class Ranks:
             if self.index == 0:
                 cast(Calls, self._calls).delete_key(str(self._count))
             self._count += 1
+            self.in_step = True
 
 
 ALONE = Ranks()
@@ -205,7 +223,7 @@ def run(program: Callable[[Ranks], None], make: Callable[..., Worker], device: t
             try:
                 program(ranks)
             finally:
-                ranks.announce(_END, {})
+                ranks.end()
         else:
             _serve(ranks, make)
     finally:
@@ -232,9 +250,12 @@ def _join(device: torch.device) -> Ranks:
     if size == 1:
         return Ranks(device=device)
     _end_with(os.getppid())
+    _require_launcher()
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
+        # torchrun leaves one thread to each; what the host does, the first rank does while the others wait.
+        torch.set_num_threads(os.cpu_count() or 1)
     prefixed = cast(Any, dist).PrefixStore
     store, index, size = next(rendezvous("env://"))
     dist.init_process_group(
@@ -247,12 +268,24 @@ def _join(device: torch.device) -> Ranks:
     return Ranks(index, size, device, prefixed("calls", store))
 
 
+def _require_launcher() -> None:
+    """Raise RankLost when torchrun ended while this process was starting: nothing watched it then, and torch's own
+    rendezvous waits for it for many minutes."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        socket.create_connection(place, timeout=_JOIN_SECONDS).close()
+    except OSError as fault:
+        raise RankLost(f"torchrun does not answer ({fault}): it ended while this rank was starting") from None
+
+
 def _end_with(parent: int) -> None:
     """End this process when torchrun is gone, however that went: nothing may stay behind on the accelerators."""
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_PARENT_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

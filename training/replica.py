@@ -181,7 +181,8 @@ class Replica:
             self._trainer.load(area=self._spare)
             yield
         finally:
-            self.reset()
+            if self._trainer.ranks.in_step:  # else a call broke off: no other would be answered, and this process ends
+                self.reset()
 
     def consensus_state(self) -> Saved:
         """theta and the outer state: what every replica shares and a checkpoint holds. Tensors are not copied."""
@@ -197,26 +198,24 @@ class Replica:
     def load_consensus(self, saved: Saved) -> None:
         """Take another consensus state. Raises CheckpointCorrupt when it is not one of this layout; whether it is the
         run's is for the caller to decide by `digest`."""
+        _require_shapes(saved.tensors, self.spec.model.shapes())
         self.outer = parse_outer(saved.facts, self.layout)
-        copy(self.theta, _of_shapes(saved.tensors, self.spec.model.shapes()))
+        copy(self.theta, saved.tensors)
         self._moved()
 
     def own_state(self) -> Saved:
         """Error feedback and the optimizer's state: what one miner needs to go on exactly where it was. Tensors are not
         copied."""
-        moments = {area: self._trainer.tensors(area) for area in self._trainer.moment_areas}
-        num_steps = self._trainer.store_moments()
-        return Saved({n: self._own(n, moments) for n in self.own_shapes()}, {"adam_steps": num_steps})
+        own = self._own()
+        return Saved(own, {"adam_steps": self._trainer.store_moments()})
 
     def load_own(self, saved: Saved) -> None:
         """Inverse of `own_state`. Raises CheckpointCorrupt."""
-        tensors = _of_shapes(saved.tensors, self.own_shapes())
+        _require_shapes(saved.tensors, self.own_shapes())
         num_steps = saved.facts.get("adam_steps")
         if type(num_steps) is not int or num_steps < 0:
             raise CheckpointCorrupt("saved optimizer state lacks its number of steps")
-        moments = {area: self._trainer.tensors(area) for area in self._trainer.moment_areas}
-        for name, tensor in tensors.items():
-            self._own(name, moments).copy_(tensor)
+        copy(self._own(), saved.tensors)
         self._has_error = True
         self._trainer.load_moments(num_steps=num_steps)
 
@@ -225,10 +224,12 @@ class Replica:
         errors = {ERROR + tensor.name: tensor.shape for tensor in self.layout}
         return errors | state_shapes(self.spec.model, self.spec.inner)
 
-    def _own(self, name: str, moments: Mapping[str, Mapping[str, Tensor]]) -> Tensor:
-        """The tensor of `own_state` with this name."""
-        area, tensor = split_name(name)
-        return self._errors()[tensor] if area + "/" == ERROR else moments[area][tensor]
+    def _own(self) -> dict[str, Tensor]:
+        """The tensors of `own_state`, where they lie."""
+        areas = {area: self._trainer.tensors(area) for area in self._trainer.moment_areas}
+        moments = {name: split_name(name) for name in state_shapes(self.spec.model, self.spec.inner)}
+        own = {ERROR + name: error for name, error in self._errors().items()}
+        return own | {name: areas[area][tensor] for name, (area, tensor) in moments.items()}
 
     def _errors(self) -> dict[str, Tensor]:
         # A validator never compresses: its zeros take no memory until somebody writes to them.
@@ -258,11 +259,10 @@ def parse_outer(facts: Mapping[str, Any], layout: Layout) -> OuterState:
     return OuterState(rounds, tuple(values[:-1]), values[-1])
 
 
-def _of_shapes(tensors: Mapping[str, Tensor], shapes: Shapes) -> dict[str, Tensor]:
-    """fp32 CPU copies in layout order. Raises CheckpointCorrupt for other names, shapes or dtypes."""
+def _require_shapes(tensors: Mapping[str, Tensor], shapes: Shapes) -> None:
+    """Raise CheckpointCorrupt for other names, shapes or dtypes than fp32."""
     if tensors.keys() != shapes.keys():
         raise CheckpointCorrupt("saved state has other tensors than this model")
     for name, shape in shapes.items():
         if tuple(tensors[name].shape) != shape or tensors[name].dtype != torch.float32:
             raise CheckpointCorrupt(f"saved tensor {name!r} is not fp32 of shape {shape}")
-    return {name: tensors[name].detach().to("cpu", copy=True) for name in sorted(shapes)}

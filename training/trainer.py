@@ -73,7 +73,8 @@ class Trainer:
     @together
     def attach(self, *, name: str, num_bytes: int, path: str | None) -> None:
         """See an area that the first rank has made."""
-        if name not in self._areas or self._areas[name].path != path:
+        # Not by the path: a descriptor's number comes back once it is closed.
+        if name not in self._areas or self._areas[name].num_bytes != num_bytes:
             self._areas[name] = Area(num_bytes, path)
 
     # --- weights ---------------------------------------------------------------------------------------------

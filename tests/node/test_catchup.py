@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from hashlib import sha256
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node import catchup
 from node.catchup import LINK_MAX_BYTES, encode_link, parse_link
 from protocol import keys
-from protocol.errors import InvalidMessage
+from protocol.errors import ChainError, InvalidMessage
 from protocol.messages import encode_document, encode_statement, parse_document, record_link
 from protocol.types import Attestation, Digest, PeerId, Record
 from tests.fakes.chain import fake_verify
@@ -207,3 +209,32 @@ def test_a_validator_deletes_the_checkpoints_that_no_joiner_tries_any_more(netwo
         named |= set(parse_document(document, "state", network.run.id, round, peer, fake_verify)["files"])
     blobs = {key.removeprefix("blob/") for key in network.store.buckets["validator"] if key.startswith("blob/")}
     assert blobs == named
+
+
+def test_a_chain_that_fails_in_the_middle_of_a_replay_leaves_our_own_state_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The caller may go on after a ChainError, and must not do so with another model than its saved round's."""
+    in_place: list[str] = []
+
+    def replay(node: SimpleNamespace, *_: object) -> None:
+        node.load_consensus("theta_0")
+        raise ChainError("gone")
+
+    monkeypatch.setattr(catchup, "_newest_decided", lambda node: 5)
+    monkeypatch.setattr(catchup, "_newest_stated", lambda *_: 5)
+    monkeypatch.setattr(catchup, "claimed_start", lambda *_: ("theta", "previous"))
+    monkeypatch.setattr(catchup, "_starts", lambda *_: iter([SimpleNamespace(origin="genesis")]))
+    monkeypatch.setattr(catchup, "_replay", replay)
+    monkeypatch.setattr(catchup.runs, "refreshed", lambda run, *_: run)
+    node = SimpleNamespace(
+        doors=SimpleNamespace(chain=SimpleNamespace(peers=lambda block: ()), open_pointer=None),
+        clock=SimpleNamespace(attest_by=lambda round: round),
+        run=None,
+        head=lambda: 9,
+        saved=SimpleNamespace(round=1, consensus="our own"),
+        load_consensus=in_place.append,
+    )
+    with pytest.raises(ChainError):
+        catchup.catch_up(node)  # type: ignore[arg-type]
+    assert in_place[-1] == "our own"

@@ -1,6 +1,7 @@
 """Run by torchrun in tests/training/test_parallel.py: what a node does with its model, on any number of ranks.
 
-`on_ranks.py OUT [idle | lose RANK]`: writes what came out as JSON; with `lose`, that rank is killed in the middle.
+`on_ranks.py OUT [idle | stop | lose RANK]`: writes what came out as JSON; with `lose`, that rank is killed in the
+middle; with `stop`, the first one is interrupted inside a call and a probe.
 """
 
 import json
@@ -83,7 +84,8 @@ def play(ranks: Ranks) -> dict[str, Any]:
     scales = replica.outer_step([update, update], alpha=0.5, aggregate="mean")
     found["theta"] = [replica.digest().hex(), bits(replica.theta)]
     found["proof"] = replica.sync_proof(Digest(bytes(32)), PeerId(bytes(32))).hex()
-    found["losses"] = replica.losses(tokens(4, 71))
+    found["fewer losses"] = replica.losses(tokens(4, 3))
+    found["losses"] = replica.losses(tokens(4, 71))  # more tokens than the ranks share memory for
     with replica.probe(update, scales[0], 0.5):
         found["probed"] = replica.losses(tokens(4, 3))
     found["losses again"] = replica.losses(tokens(4, 71))
@@ -101,6 +103,17 @@ def idle(ranks: Ranks, out: Path) -> None:
     Replica(SPEC, genesis_theta(SPEC.model, 1), ranks=ranks)
     out.touch()
     time.sleep(300)
+
+
+def stop(ranks: Ranks) -> None:
+    """Be interrupted in the middle of what all ranks do, between a probe and its end."""
+    replica = Replica(SPEC, genesis_theta(SPEC.model, 1), ranks=ranks)
+
+    def on_step(step: int, loss: float) -> None:
+        raise KeyboardInterrupt
+
+    with replica.probe(replica.compress(), (1.0,) * len(SPEC.layout.tensors), 0.5):
+        replica.inner_round(tokens(5, 15), on_step=on_step)
 
 
 def lose(ranks: Ranks, out: Path, rank: int) -> None:
@@ -122,6 +135,8 @@ def main() -> None:
     def program(ranks: Ranks) -> None:
         if what == ["idle"]:
             idle(ranks, out)
+        elif what == ["stop"]:
+            stop(ranks)
         elif what == ["lose"]:
             lose(ranks, out, int(sys.argv[3]))
         else:

@@ -35,6 +35,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]
         out = tmp_path_factory.mktemp(f"ranks-{size}") / "out.json"
         done = torchrun(size, out)
         assert done.returncode == 0, done.stderr[-4000:]
+        assert "timed out" not in done.stderr  # waiting is nothing to report
         results[size] = json.loads(out.read_text())
     return results
 
@@ -52,6 +53,7 @@ def test_nothing_is_lost_on_the_way(played: dict[int, dict[str, Any]], size: int
     assert found["own"] == [True, 7]
     assert found["error kept"] == found["error"] != found["given back"]
     assert found["losses again"] == found["losses"] != found["probed"]
+    assert found["fewer losses"] == found["losses"][:3]
     assert found["probed"] != found["losses"][:3]
 
 
@@ -95,6 +97,17 @@ def test_ranks_whose_launcher_is_killed_end_themselves(tmp_path: Path) -> None:
     process.kill()
     process.wait()
     until(lambda: not any(map(alive, pids(tmp_path))), seconds=20.0)
+
+
+def test_a_first_rank_interrupted_in_the_middle_of_a_call_ends_all(tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = torchrun(2, tmp_path / "out.json", "stop")
+    assert done.returncode != 0
+    assert time.monotonic() - began < 60
+    assert "KeyboardInterrupt" in done.stderr
+    assert "the ranks are out of step" not in done.stderr
+    assert len(pids(tmp_path)) == 2
+    assert not any(map(alive, pids(tmp_path)))
 
 
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
