@@ -80,7 +80,11 @@ def _bound(norms: list[float], average: float) -> tuple[float, float]:
 
 
 def scales(norms: Norms, limit: Norms) -> Scales:
-    """s_{p,t} = min(1, b_t / n_{p,t}) * min(1, b / n_p) in float64; 0 where a norm is 0."""
+    """s_{p,t} = min(1, b_t / n_{p,t}) * min(1, b / n_p) in float64; 0 where a norm is 0.
+
+    That a larger update is cut by both is meant: with one cut only, inflating an update would pay
+    (docs/decisions/0019-bounded-once.md).
+    """
     whole = min(1.0, limit.whole / norms.whole) if norms.whole else 0.0
     return tuple(
         min(1.0, b / norm) * whole if norm else 0.0 for b, norm in zip(limit.tensors, norms.tensors, strict=True)

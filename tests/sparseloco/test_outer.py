@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protocol.layout import Layout
 from sparseloco.outer import OuterState, apply_probe, bound, bounds, outer_step, scales
@@ -86,6 +88,30 @@ def test_scales_multiply_the_bound_of_the_tensor_and_of_the_whole():
     assert scales(Norms((4.0, 1.0, 0.0), 8.0), Norms((1.0, 2.0, 3.0), 4.0)) == (0.25 * 0.5, 0.5, 0.0)
     assert scales(Norms((0.0,), 0.0), Norms((1.0,), 1.0)) == (0.0,)
     assert scales(Norms((1.0,), 1.0), Norms((0.0,), 1.0)) == (0.0,)
+
+
+SIZES = st.lists(st.floats(0.001, 1000.0) | st.just(0.0), min_size=3, max_size=3)
+AVERAGES = st.lists(st.floats(0.001, 1000.0) | st.just(0.0), min_size=4, max_size=4)
+
+
+@given(st.lists(SIZES, min_size=1, max_size=7), AVERAGES)
+def test_no_tensor_and_no_whole_is_above_its_bound(peers, averages):
+    state = OuterState(3, tuple(averages[:3]), averages[3])
+    everyone = [norms(*sizes) for sizes in peers]
+    limit, _ = bound(everyone, state)
+    for sizes, factors in zip(peers, bounds(everyone, state)[0], strict=True):
+        kept = [s * n for s, n in zip(factors, sizes, strict=True)]
+        assert all(0 <= s <= 1 for s in factors)
+        assert all(k <= b * (1 + 1e-12) for k, b in zip(kept, limit.tensors, strict=True))
+        assert sum(k**2 for k in kept) ** 0.5 <= limit.whole * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("times", [1.5, 2.0, 10.0])
+def test_inflating_an_update_beyond_its_bounds_makes_it_count_for_less(times):
+    limit = norms(3.0, 4.0, 12.0)
+    own = [times * size for size in limit.tensors]
+    kept = [s * n for s, n in zip(scales(norms(*own), limit), own, strict=True)]
+    assert kept == pytest.approx([size / times for size in limit.tensors])
 
 
 def test_a_thousandfold_update_moves_theta_no_further_than_an_honest_one():
