@@ -5,6 +5,7 @@ one whose records are not here is passed over. May not decide anything.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
@@ -43,6 +44,8 @@ class Memory:
             os.replace(temporary, self._path(round))
             self._records |= zip(names, self._rows(round, len(names)), strict=True)
         except OSError as fault:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)  # the disk is needed for what must be saved
             told = "round {round}: the payloads are not kept ({fault}); copies of them go unseen: make room on the disk"
             logger.warning(told, round=round, fault=fault.strerror)
 
@@ -53,7 +56,8 @@ class Memory:
         files = {self._path(past.round) for past in kept}
         for path in self.folder.iterdir():
             if path not in files:
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
 
     def sketches(self, named: Iterable[Remembered], sample: Sample) -> Iterator[Sketch]:
         """Sketches of those of the named payloads that are here."""

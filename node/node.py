@@ -154,6 +154,9 @@ class Node:
                     self.wait_for(self.clock.attest_by(later), f"the statements of round {later}")
                 failed = current
                 catchup.catch_up(self)
+                if self.saved.round != current:
+                    self.stop_prefetch()
+                    rmtree(self.cache, ignore_errors=True)
         return applied
 
     def agreed_selection(self, round: int) -> Agreed:
@@ -191,9 +194,10 @@ class Node:
         self.before_apply(decision)
         with self.timeline.begin("download") as download:
             opened = self.gather(decision) if decision.selection else []
+        # Before the new state is written: downloads must not take the room that it needs.
+        rmtree(self.cache, ignore_errors=True)
         with self.timeline.begin("apply") as apply:
             self.apply(round, decision, opened)
-        rmtree(self.cache, ignore_errors=True)
         self.events.emit(
             "applied",
             round,

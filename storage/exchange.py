@@ -238,7 +238,7 @@ class _Gathering:
         if path is not None and (found := read(path)) is not None:
             if item.accept(found):
                 return found if self._hold else b""
-            path.unlink(missing_ok=True)
+            _remove(path)
         try:
             with deadline(seconds):  # opening resolves a stranger's host name
                 bucket = source.open()
@@ -246,6 +246,10 @@ class _Gathering:
             return Fault("unavailable", str(error))
         try:
             data = self._read(bucket, source.key, item, path, seconds_until(until))
+            if path is not None and item.size > PART_BYTES and not item.accept(data):
+                # Parts from before, of a server that lied or torn by a power cut, may be in it: not the fault of this one.
+                _remove(path)
+                data = bucket.get(source.key, max_bytes=item.size, timeout_seconds=seconds_until(until), exact=True)
         except ObjectMissing as error:
             return Fault("missing", str(error))
         except ObjectTooLarge as error:
@@ -254,7 +258,7 @@ class _Gathering:
             return Fault("unavailable", str(error))
         if not item.accept(data):
             if path is not None:
-                path.unlink(missing_ok=True)
+                _remove(path)
             return Fault("mismatch", "right size, but not the bytes that were committed to")
         if path is not None:
             with suppress(ConfigError):  # a disk that takes no more costs a download, not the round
@@ -273,3 +277,9 @@ class _Gathering:
                 # reason to wait.
                 pass
         return bucket.get(key, max_bytes=item.size, timeout_seconds=seconds_until(until), exact=True)
+
+
+def _remove(path: Path) -> None:
+    """A disk that has become read-only costs the cache, not the gather."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)

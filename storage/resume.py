@@ -46,18 +46,25 @@ def download_to(
                 return _download(bucket, key, path, size, until, stopped)
             except ObjectReplaced:
                 _forget(path)
+            except OSError:
+                _forget(path)  # a full disk is needed for what must be saved
+                raise
     raise StorageError(f"get: the object was replaced {_VERSIONS} times while it was read")
 
 
 def keep(path: Path, data: bytes) -> None:
     """Leave bytes that came another way as `path`, whole or not at all. Raises ConfigError."""
-    if path.exists():
-        return
     with _writing(path.parent):
+        if path.exists():
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{threading.get_ident()}")
-        partial.write_bytes(data)
-        os.replace(partial, path)
+        try:
+            partial.write_bytes(data)
+            os.replace(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)  # a full disk is needed for what must be saved
+            raise
 
 
 def read(path: Path) -> bytes | None:

@@ -1,5 +1,6 @@
 """Publish and gather: a peer's bucket hurts that peer alone, and only digests decide."""
 
+import json
 import socket
 import threading
 import time
@@ -251,6 +252,19 @@ def test_a_cached_file_that_is_not_what_was_committed_is_fetched_anew(tmp_path: 
     item = large(store, "m1")
     path = cached(tmp_path, peer(1), "k-m1")
     path.write_bytes(wrong)
+    assert gather([item], timeout_seconds=10, max_threads=1, cache=tmp_path) == {peer(1): LARGE}
+    assert path.read_bytes() == LARGE
+
+
+def test_parts_of_another_server_or_of_before_a_power_cut_are_not_this_sources_fault(tmp_path: Path) -> None:
+    """Mirrors of one peer share a place in the cache, and a server chooses the ETag that it tells."""
+    store = FakeStore()
+    item = large(store, "m1")
+    path = cached(tmp_path, peer(1), "k-m1")
+    facts = store.bucket("m1", read_only=True).head("k-m1", timeout_seconds=1)
+    assert facts is not None
+    path.with_name(path.name + ".part").write_bytes(b"x" * PART_BYTES)
+    path.with_name(path.name + ".etag").write_text(json.dumps({"etag": facts.etag, "size": len(LARGE)}))
     assert gather([item], timeout_seconds=10, max_threads=1, cache=tmp_path) == {peer(1): LARGE}
     assert path.read_bytes() == LARGE
 
