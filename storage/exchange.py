@@ -247,7 +247,7 @@ class _Gathering:
         try:
             data = self._read(bucket, source.key, item, path, seconds_until(until))
             if path is not None and item.size > PART_BYTES and not item.accept(data):
-                # Parts from before, of a server that lied or torn by a power cut, may be in it: not the fault of this one.
+                # Parts from before, of a server that lied or torn by a power cut, may be in it: not its fault.
                 _remove(path)
                 data = bucket.get(source.key, max_bytes=item.size, timeout_seconds=seconds_until(until), exact=True)
         except ObjectMissing as error:
