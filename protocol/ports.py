@@ -1,15 +1,63 @@
-"""The two doors to the outside, Chain and Bucket, and the signing port. Everything behind them can be replaced by an
-in-memory fake (tests/fakes.py), and one contract suite runs on every implementation.
+"""The two doors to the outside, Chain and Bucket, the signing port, and the time that a node lives in. Everything behind
+them can be replaced by an in-memory fake, and one contract suite runs on every implementation.
 
 All calls block; every one has a hard time-out and raises ChainError or StorageError instead of hanging.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol
 
 from protocol.types import Header, Peer, PeerId, Uid
+
+
+class Condition(Protocol):
+    """A lock that can be waited on, as threading.Condition: wait and notify inside its with block only."""
+
+    def __enter__(self) -> bool: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until notified; False when `timeout` seconds have passed first."""
+        ...
+
+    def notify_all(self) -> None: ...
+
+
+class Task(Protocol):
+    """What runs beside its starter."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Until it has ended, at most `timeout` seconds."""
+        ...
+
+    def is_alive(self) -> bool: ...
+
+
+class Time(Protocol):
+    """How a node waits and runs things beside each other. A node is given one and knows no other clock, so that whole
+    networks can live in a modelled time: there, nothing but these calls lets time pass."""
+
+    def now(self) -> float:
+        """Seconds of a clock that never goes back. Its zero means nothing."""
+        ...
+
+    def wall(self) -> float:
+        """Unix seconds of this machine, for people: it may jump, and no decision reads it."""
+        ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+    def condition(self) -> Condition: ...
+
+    def start(self, work: Callable[[], None], name: str) -> Task:
+        """Begin `work` in a daemon thread of this name. What it raises must be kept by `work` itself."""
+        ...
 
 
 class Signer(Protocol):
