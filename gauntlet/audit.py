@@ -25,7 +25,8 @@ from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Remembered, Sketch
 from gauntlet.weights import weights
 from protocol.messages import canonical_json, parse_json
-from protocol.spec import GauntletSpec, Run, RunSpec
+from protocol.run import Run
+from protocol.spec import GauntletSpec, RunSpec
 from protocol.types import Attestation, Digest, Peer, PeerId, Reason, Record, Rejection, Uid, hotkey
 from sparseloco.outer import OuterState
 from sparseloco.wire import Submission

@@ -12,7 +12,7 @@ from protocol.types import hotkey
 
 if TYPE_CHECKING:
     from node.evidence import Audited
-    from protocol.spec import Run
+    from protocol.run import Run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

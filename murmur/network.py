@@ -12,7 +12,7 @@ from protocol.types import PeerId, peer_id
 if TYPE_CHECKING:
     from node.adapters import Doors
     from node.config import NetworkConfig
-    from protocol.spec import Run
+    from protocol.run import Run
 
 _NAMES = ("config", "network", "netuid", "owner", "spec", "data", "home")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from protocol.spec import Run
+    from protocol.run import Run
     from training.plan import Part, Plan
 
 GB = 10**9

@@ -33,7 +33,8 @@ from protocol.messages import (
     parse_envelope,
     parse_reveal,
 )
-from protocol.spec import Run, RunSpec
+from protocol.run import Run
+from protocol.spec import RunSpec
 from protocol.types import MAX_UIDS, Digest, Peer, PeerId
 from sparseloco import ops
 from storage.exchange import Wanted, gather

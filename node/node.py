@@ -24,7 +24,7 @@ from node.state import Saved, StateStore
 from protocol import keys
 from protocol.errors import ChainError, CheckpointCorrupt, OutOfSync, StorageError
 from protocol.messages import ENVELOPE_BYTES, encode_slot, parse_envelope
-from protocol.spec import Run
+from protocol.run import Run
 from protocol.types import Attestation, Commitment, Digest, Header, Peer, PeerId, Record, Selection, hotkey
 from sparseloco import ops
 from sparseloco.update import Update

@@ -29,7 +29,8 @@ from node.state import Saved, StateStore
 from protocol import keys
 from protocol.errors import ChainError, ConfigError
 from protocol.messages import encode_slot
-from protocol.spec import Amendment, Run, RunSpec
+from protocol.run import Amendment, Run
+from protocol.spec import RunSpec
 from protocol.types import Digest, Header, Peer, PeerId, Pointer, Uid, hotkey
 from tests.fakes.bucket import FakeBucket, FakeStore
 from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify

@@ -16,7 +16,7 @@ from gauntlet.selection import standing
 from gauntlet.sketch import Remembered
 from gauntlet.weights import weights
 from protocol.messages import canonical_json, parse_json
-from protocol.spec import Run
+from protocol.run import Run
 from protocol.types import Digest, Page, Peer, Selection, Uid
 from sparseloco.outer import OuterState, Scales
 from sparseloco.update import Update
