@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 import time
-from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from arena.kinds import KINDS
 from protocol.errors import ConfigError
 from protocol.types import MAX_UIDS
+from storage.folder import new_folder
 
 if TYPE_CHECKING:
     from arena.suite import Table
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(
             "the arena draws its tables with matplotlib, which is not here: pip install 'murmuration[arena]'"
         )
-    folder = _new_folder(options.folder)
+    folder = new_folder(options.folder)
     from rich.console import Console
     from rich.text import Text
 
@@ -143,15 +143,3 @@ def _check(options: argparse.Namespace) -> None:
         )
     if alone and options.suite == "together":
         raise ConfigError(f"--attack {min(alone)} is not in the suite together: who judges is a fact about a whole run")
-
-
-def _new_folder(wanted: Path | None) -> Path:
-    """The run folder, made and empty."""
-    folder = (wanted or Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")).absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise ConfigError(f"{folder} is not empty: choose another --folder")
-    except OSError as fault:
-        raise ConfigError(f"cannot make the run folder {folder}: {fault.strerror}; choose another --folder") from None
-    return folder
