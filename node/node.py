@@ -19,7 +19,7 @@ from node.follower import Follower
 from node.held import Held
 from node.payloads import Opened, Sources, gather_pinned, prefetch_pinned
 from protocol.errors import ChainError, OutOfSync, StorageError
-from protocol.spec import Run
+from protocol.run import Run
 from protocol.types import Digest, PeerId, hotkey
 from storage.exchange import Prefetch
 

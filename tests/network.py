@@ -26,7 +26,8 @@ from node.state import Saved, StateStore
 from protocol import keys
 from protocol.errors import ChainError, ConfigError
 from protocol.messages import encode_slot
-from protocol.spec import Amendment, Run, RunSpec
+from protocol.run import Amendment, Run
+from protocol.spec import RunSpec
 from protocol.types import Digest, Header, Peer, PeerId, Pointer, Uid, hotkey
 from rounds import collect
 from rounds import miner as miners
