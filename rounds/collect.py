@@ -96,7 +96,7 @@ class Collector:
                 for peer in peers
                 if peer not in found
             ]
-            got = gather(wanted, timeout_seconds=min(REVEAL_SECONDS, left / 4), max_threads=MAX_THREADS)
+            got = gather(wanted, timeout_seconds=min(REVEAL_SECONDS, left / 4), max_threads=MAX_THREADS, time=node.time)
             found |= {peer: data for peer, data in got.items() if isinstance(data, bytes)}
             if len(found) < len(peers):
                 node.time.sleep(POLL_SECONDS)

@@ -29,7 +29,7 @@ class Validator:
 
     def __init__(self, node: Node, shards: Shards) -> None:
         self.node = node
-        mirror = Mirror(node.doors.bucket, node.run.id)
+        mirror = Mirror(node.doors.bucket, node.run.id, node.time)
         self.collector = self.collecting(node)
         self.scores = self.scoring(node, shards)
         self.vote = self.voting(node, self.scores, mirror)

@@ -195,6 +195,7 @@ class Vote:
             ],
             timeout_seconds=patience,
             max_threads=MAX_THREADS,
+            time=node.time,
         )
         reveals = gather(
             [
@@ -203,6 +204,7 @@ class Vote:
             ],
             timeout_seconds=patience,
             max_threads=MAX_THREADS,
+            time=node.time,
         )
         mirrored = []
         for item in gathered:
