@@ -49,6 +49,18 @@ class Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+class Published(Table):
+    """A table that stands on chain by its digest."""
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON of every field, defaults included."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    @property
+    def digest(self) -> Digest:
+        return Digest(sha256(self.to_bytes()).digest())
+
+
 class ModelSpec(Table):
     """Llama-3 style decoder. `width` is d_model, `ffn` the SwiGLU inner width, `context` T in tokens."""
 
@@ -203,7 +215,7 @@ class GauntletSpec(Table):
     burn_share: Share = 0.0
 
 
-class RunSpec(Table):
+class RunSpec(Published):
     """A whole run. `owner` is the SS58 hotkey that may amend it and publishes theta_0; `genesis_checkpoint` the digest
     of theta_0's checkpoint (the sha256 of its manifest, which names its files); `chain` the chain's genesis hash."""
 
@@ -333,14 +345,6 @@ class RunSpec(Table):
             clock.leader_slot,
             clock.attest,
         )
-
-    def to_bytes(self) -> bytes:
-        """Canonical JSON of every field, defaults included."""
-        return canonical_json(self.model_dump(mode="json"))
-
-    @property
-    def digest(self) -> Digest:
-        return Digest(sha256(self.to_bytes()).digest())
 
 
 def parse_toml(text: str, source: str) -> RunSpec:
