@@ -171,7 +171,8 @@ class _Rehearsal:
 
     def _fetch(self) -> int:
         from node.payloads import MAX_THREADS, Sources
-        from storage.exchange import Source, Wanted, gather
+        from storage.collect import gather
+        from storage.exchange import Source, Wanted
 
         chain = self.doors.chain
         peers = chain.peers(chain.finalized().block)

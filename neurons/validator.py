@@ -7,7 +7,7 @@ docs/protocol.md sections 5, 6 and 9, and every decision is a pure function of g
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from node.config import home, load
@@ -15,7 +15,7 @@ from node.events import round_seconds
 from node.program import log_to_stderr, run_program
 from protocol import keys
 from protocol.errors import ChainError, ConfigError, InvalidMessage, StorageError
-from protocol.messages import REVEAL_BYTES, encode_document, parse_reveal
+from protocol.messages import REVEAL_BYTES, encode_document
 from protocol.types import Attestation, Peer, PeerId, Record, Selection, hotkey
 
 if TYPE_CHECKING:
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 
 SUMMARY = "Judge a Murmuration run: check and score submissions, select contributors on chain, set weights."
 
-POLL_SECONDS = 0.25
-REVEAL_SECONDS = 5.0
-"""Longest time that one round of polls for keys waits for slow servers: those that have published meanwhile are asked
-again after it."""
 PAUSE_SECONDS = 1.0
 """After a round that broke off: what refuses at once must not be asked without end."""
 RETAINED_ROUNDS = 8
@@ -114,40 +110,48 @@ class Validator:
         return self.node.doors.chain.peers(last)
 
     def gather(self, round: int, at_commit: Sequence[Peer]) -> "list[Gathered]":
-        """What every peer left: its sealed bytes, and its key if one was readable before block V was final."""
-        from concurrent.futures import ThreadPoolExecutor
-
+        """What every peer left: its sealed bytes, and its key if one was readable before block V was final. Whom our
+        disk has no room for is not among them: nothing is known of it."""
         from gauntlet.checks import Gathered, commitment, is_late
-        from node.payloads import Sources, fetch_pinned
+        from gauntlet.selection import in_order
+        from node.payloads import Sources, collect_keys, collect_pinned
         from storage.exchange import Fault
 
         node, clock = self.node, self.node.clock
         last, reveal_by = clock.commit_by(round), clock.reveal_by(round)
         promised = {p.id: c.envelope for p in at_commit if (c := commitment(p, round, last)) is not None}
-        sources = Sources(at_commit, node.doors.open_pointer)
-        # Beside each other: a server that holds on to its payload until V must not keep us from the others' keys.
-        with node.timeline.begin("gather") as watch, ThreadPoolExecutor(1) as beside:
-            fetching = beside.submit(
-                fetch_pinned,
+        order = in_order(self.book, promised, node.doors.chain.header(last).hash)
+        sources, run = Sources(at_commit, node.doors.open_pointer), node.run.id
+
+        def seconds_left() -> float:
+            return node.seconds_until(reveal_by)
+
+        with node.timeline.begin("gather") as watch:
+            fetching = collect_pinned(
                 node.run.spec_at(round),
-                node.run.id,
+                run,
                 round,
-                list(promised.items()),
+                [(peer, promised[peer]) for peer in order],
                 sources,
-                max(POLL_SECONDS, node.seconds_until(reveal_by)),
-                node.cache,  # what is selected is not fetched again
+                seconds_left=seconds_left,
+                cache=node.cache,  # what is selected is not fetched again
             )
-            reveals = self.reveals(round, list(promised), sources)
-            sealed = fetching.result()
+            try:
+                reveals = collect_keys(run, round, order, sources, node.doors.verify, seconds_left=seconds_left)
+                sealed = fetching.outcome()
+            finally:
+                fetching.stop()
         node.wait_for(reveal_by, f"the keys of round {round}")
         at_reveal = {peer.id: peer for peer in node.doors.chain.peers(reveal_by)}
         gathered = []
         for peer in at_commit:
             found = sealed.get(peer.id)
+            if isinstance(found, Fault) and found.kind == "left_out":
+                continue
             gathered.append(
                 Gathered(
                     peer,
-                    payload=found if isinstance(found, bytes) else None,
+                    payload=None if isinstance(found, Fault) else found,
                     wrong_size=found.size_bytes if isinstance(found, Fault) else None,
                     reveal=reveals.get(peer.id),
                     late=is_late(peer, at_reveal.get(peer.id), round, last, reveal_by),
@@ -161,40 +165,6 @@ class Validator:
             seconds={"gather": round_seconds(watch.seconds)},
         )
         return gathered
-
-    def reveals(self, round: int, peers: Sequence[PeerId], sources: object) -> dict[PeerId, bytes]:
-        """Keys as they appear, until all are there or our finalised head reaches V: being late is our observation. Only
-        what the peer has signed for this round counts: a mirror that answers with anything else is passed over."""
-        from node.payloads import MAX_THREADS, Sources
-        from protocol.errors import InvalidMessage
-        from storage.exchange import Wanted, gather
-
-        assert isinstance(sources, Sources)
-        node, clock = self.node, self.node.clock
-
-        def signed_by(peer: PeerId) -> Callable[[bytes], bool]:
-            def accept(data: bytes) -> bool:
-                try:
-                    reveal = parse_reveal(data)
-                except InvalidMessage:
-                    return False
-                meant = (reveal.run, reveal.round, reveal.peer) == (node.run.id, round, peer)
-                return meant and node.doors.verify(peer, reveal.signed_part, reveal.signature)
-
-            return accept
-
-        found: dict[PeerId, bytes] = {}
-        while len(found) < len(peers) and (left := node.seconds_until(clock.reveal_by(round))) > 0:
-            wanted = [
-                Wanted(peer, sources.reveal(node.run.id, round, peer), REVEAL_BYTES, signed_by(peer))
-                for peer in peers
-                if peer not in found
-            ]
-            got = gather(wanted, timeout_seconds=min(REVEAL_SECONDS, left / 4), max_threads=MAX_THREADS)
-            found |= {peer: data for peer, data in got.items() if isinstance(data, bytes)}
-            if len(found) < len(peers):
-                time.sleep(POLL_SECONDS)
-        return found
 
     def check(self, round: int, gathered: "Sequence[Gathered]") -> "Checked":
         """The fast checks (docs/protocol.md section 5), told to the log."""
@@ -423,7 +393,8 @@ class Validator:
 
         from gauntlet.selection import tolerable
         from node.payloads import MAX_THREADS, Sources
-        from storage.exchange import Source, Wanted, gather
+        from storage.collect import gather
+        from storage.exchange import Fault, Wanted
         from storage.seal import matches
 
         node = self.node
@@ -433,14 +404,12 @@ class Validator:
         doubted = {peer: envelope for peer, envelope in selection.contributing if peer not in checked.passed}
         if not doubted:
             return True
-        opener = Sources(node.doors.chain.peers(node.head()), node.doors.open_pointer).bucket_of(author)
-        if opener is None:
-            return False
+        sources = Sources(node.doors.chain.peers(node.head()), node.doors.open_pointer)
         run, size = node.run.id, node.run.first.object_bytes
         patience = node.seconds_until(by) / 4
         payloads = gather(
             [
-                Wanted(peer, (Source(opener, keys.mirror(run, round, peer)),), size, matches(envelope))
+                Wanted(peer, sources.own(author, keys.mirror(run, round, peer)), size, matches(envelope))
                 for peer, envelope in doubted.items()
             ],
             timeout_seconds=patience,
@@ -448,7 +417,12 @@ class Validator:
         )
         reveals = gather(
             [
-                Wanted(peer, (Source(opener, keys.mirror_reveal(run, round, peer)),), REVEAL_BYTES, lambda data: True)
+                Wanted(
+                    peer,
+                    sources.own(author, keys.mirror_reveal(run, round, peer)),
+                    REVEAL_BYTES,
+                    lambda data: True,
+                )
                 for peer in doubted
             ],
             timeout_seconds=patience,
@@ -457,7 +431,7 @@ class Validator:
         mirrored = []
         for item in gathered:
             payload, reveal = payloads.get(item.peer.id), reveals.get(item.peer.id)
-            if isinstance(payload, bytes) and isinstance(reveal, bytes):
+            if payload is not None and not isinstance(payload, Fault) and isinstance(reveal, bytes):
                 item = replace(item, payload=payload, wrong_size=None, reveal=reveal)
             mirrored.append(item)
         if not doubted.keys() <= self.judge(round, mirrored).passed.keys():

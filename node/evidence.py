@@ -36,7 +36,8 @@ from protocol.messages import (
 from protocol.spec import Run, RunSpec
 from protocol.types import MAX_UIDS, Digest, Peer, PeerId
 from sparseloco import ops
-from storage.exchange import Wanted, gather
+from storage.collect import gather
+from storage.exchange import Data, Wanted
 from storage.seal import unseal
 from storage.transport import deadline
 from training.parallel import Ranks
@@ -131,8 +132,8 @@ class Archive:
                 if update.digest == past.payload:
                     yield Sketch(past.peer, round, update.digest, sample.excerpt(update.records))
 
-    def _sealed_by(self, round: int, peer: PeerId) -> Callable[[bytes], bool]:
-        def accept(data: bytes) -> bool:
+    def _sealed_by(self, round: int, peer: PeerId) -> Callable[[Data], bool]:
+        def accept(data: Data) -> bool:
             try:
                 envelope: Envelope = parse_envelope(data[:ENVELOPE_BYTES])
             except InvalidMessage:

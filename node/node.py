@@ -28,7 +28,8 @@ from protocol.spec import Run
 from protocol.types import Attestation, Commitment, Digest, Header, Peer, PeerId, Record, Selection, hotkey
 from sparseloco import ops
 from sparseloco.update import Update
-from storage.exchange import Prefetch, cached
+from storage.collect import Collector
+from storage.exchange import cached
 from storage.seal import unseal
 from training import checkpoint
 from training.replica import Replica
@@ -65,7 +66,7 @@ class Node:
         """Sealed objects of the round that is next to be applied, emptied with it."""
         self._likely: frozenset[PeerId] = frozenset()
         """Who was selected last."""
-        self._prefetch: Prefetch | None = None
+        self._prefetch: Collector | None = None
         self.before_apply: Callable[[Agreed], None] = lambda decision: None
         """Called with every agreed selection before our state moves past it: what it does survives a crash, because a
         restart comes here again. May raise StorageError or ChainError: then the state stays where it is."""

@@ -485,7 +485,6 @@ def networks(
 ) -> Iterator[Callable[..., FakeNetwork]]:
     """networks(**options): a FakeNetwork that is stopped after the test."""
     # Pauses that spare a real network; here everything answers at once.
-    monkeypatch.setattr(validators, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(validators, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(miners, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(nodes, "STALL_SECONDS", 0.02)
