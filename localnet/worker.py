@@ -34,7 +34,8 @@ from rounds.miner import Miner
 from rounds.validator import Validator
 from sparseloco import ops, wire
 from sparseloco.update import Update
-from storage.exchange import Source, Wanted, gather
+from storage.collect import gather
+from storage.exchange import Source, Wanted
 from storage.seal import seal, unseal
 from training import checkpoint
 from training.loader import sequences

@@ -39,7 +39,8 @@ from protocol.run import Run
 from protocol.spec import RunSpec
 from protocol.types import MAX_UIDS, Digest, Peer, PeerId
 from sparseloco import ops
-from storage.exchange import Wanted, gather
+from storage.collect import gather
+from storage.exchange import Data, Wanted
 from storage.seal import unseal
 from storage.transport import deadline
 from training.parallel import Ranks
@@ -134,8 +135,8 @@ class Archive:
                 if update.digest == past.payload:
                     yield Sketch(past.peer, round, update.digest, sample.excerpt(update.records))
 
-    def _sealed_by(self, round: int, peer: PeerId) -> Callable[[bytes], bool]:
-        def accept(data: bytes) -> bool:
+    def _sealed_by(self, round: int, peer: PeerId) -> Callable[[Data], bool]:
+        def accept(data: Data) -> bool:
             try:
                 envelope: Envelope = parse_envelope(data[:ENVELOPE_BYTES])
             except InvalidMessage:

@@ -59,7 +59,7 @@ class Validator:
         if node.held.saved.round != round:
             return  # catch-up went further: `round` is over
         at_commit = self.collector.commitments(round)
-        gathered = self.collector.collect(round, at_commit)
+        gathered = self.collector.collect(round, at_commit, scores.book)
         checked = scores.check(round, gathered)
         ranking = scores.rank(round, checked)
         vote.mirror_selected(round, gathered, ranking)

@@ -29,7 +29,6 @@ from protocol.messages import encode_slot
 from protocol.run import Amendment, Run
 from protocol.spec import RunSpec
 from protocol.types import Digest, Header, Peer, PeerId, Pointer, Uid, hotkey
-from rounds import collect
 from rounds import miner as miners
 from rounds import validator as validators
 from rounds.collect import Collector
@@ -497,7 +496,6 @@ def networks(
 ) -> Iterator[Callable[..., FakeNetwork]]:
     """networks(**options): a FakeNetwork that is stopped after the test."""
     # Pauses that spare a real network; here everything answers at once.
-    monkeypatch.setattr(collect, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(validators, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(miners, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(follower, "STALL_SECONDS", 0.02)
