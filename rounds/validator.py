@@ -37,11 +37,12 @@ class Validator:
         node.before_apply = self.keeper.publish_link
 
     def run(self) -> None:
-        """Judge every round whose commit window is open when we get there, until stopped."""
+        """Judge every round that is not decided yet when we get there, until stopped: block D's state can be read
+        afterwards, keys count until V, and others' records can be looked at until X."""
         while True:
             try:
                 self.announce()
-                self.play(self.node.next_round())
+                self.play(self.node.next_round(self.node.clock.attest_by))
             except (ChainError, StorageError) as fault:
                 logger.warning("round {round} broke off: {fault}", round=self.node.held.saved.round, fault=str(fault))
                 self.node.time.sleep(PAUSE_SECONDS)
