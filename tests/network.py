@@ -240,13 +240,29 @@ class Member:
 
 
 class NodeTime(RealTime):
-    """Real time, in which a node that pauses does not keep the others from their next block."""
+    """Real time, in which a node that pauses, or waits for what others are to publish, does not keep the others from
+    their next block."""
 
     def __init__(self, network: "FakeNetwork") -> None:
         self._network = network
 
     def sleep(self, seconds: float) -> None:
         self._network.sleep(seconds)
+
+    def condition(self) -> "NodeCondition":
+        return NodeCondition(self._network)
+
+
+class NodeCondition(threading.Condition):
+    def __init__(self, network: "FakeNetwork") -> None:
+        super().__init__()
+        self._network = network
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not any(member.thread is threading.current_thread() for member in self._network.members.values()):
+            return super().wait(timeout)  # a helper's wait is not the node's
+        with self._network.waiting():
+            return super().wait(timeout)
 
 
 class FakeNetwork:
