@@ -26,6 +26,9 @@ LARGEST_SCORE = 1.0
 SEEN_ENOUGH = 3
 """Evaluations after which a proof can make up for a score."""
 
+REGAINED = 0.125
+"""Of a round's patience (gauntlet/observed.py): what an observed round gives back."""
+
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord:
@@ -62,7 +65,8 @@ class ScoreBook:
     """`round` is the last one folded, -1 in a fresh book; `unit`, `usual_score` and `score_variance` the running honest
     gap, honest LossScore on unassigned data and how much honest ones differ (squared), for rounds in which too few are
     evaluated to tell; `remembered` names the payloads of the last `copy_rounds` rounds, whose records stand elsewhere;
-    `void_rounds` which of those rounds were void."""
+    `void_rounds` which of those rounds were void; `unobserved` how many rounds were passed over because peers were
+    unreadable, less what the observed ones since gave back (gauntlet/observed.py)."""
 
     round: int = -1
     peers: Mapping[PeerId, PeerRecord] = field(default_factory=dict)
@@ -71,6 +75,7 @@ class ScoreBook:
     score_variance: Average = NOTHING
     remembered: tuple[Remembered, ...] = ()
     void_rounds: frozenset[int] = frozenset()
+    unobserved: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +182,7 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
         book.score_variance.push(score_variance, spec.unit_decay) if evaluated else book.score_variance,
         tuple(past for past in remembered if past.round >= kept_from),
         frozenset(round for round in void_rounds if round >= kept_from),
+        max(0.0, book.unobserved - REGAINED),
     )
 
 
@@ -186,7 +192,7 @@ def _score(value: float) -> float:
 
 # --- JSON ----------------------------------------------------------------------------------------------------
 
-_VERSION = 3
+_VERSION = 4
 _MOST_REMEMBERED = 32 * MAX_UIDS
 """All hotkeys in the most rounds that a spec can ask for."""
 
@@ -203,6 +209,7 @@ def to_json(book: ScoreBook) -> bytes:
             "peers": {peer.hex(): _record_body(record) for peer, record in book.peers.items()},
             "remembered": [[past.round, past.peer.hex(), past.payload.hex()] for past in book.remembered],
             "void_rounds": sorted(book.void_rounds),
+            "unobserved": book.unobserved,
         }
     )
 
@@ -221,6 +228,7 @@ def from_json(data: bytes) -> ScoreBook:
             _average(body["score_variance"]),
             _remembered(body["remembered"]),
             frozenset(_integer(value) for value in body["void_rounds"]),
+            _number(body["unobserved"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InvalidMessage("book: a field is missing or of a wrong type") from None

@@ -59,20 +59,24 @@ class Validator:
         node.advance(round)
         if node.held.saved.round != round:
             return  # catch-up went further: `round` is over
-        at_commit = self.collector.commitments(round)
-        gathered = self.collector.collect(round, at_commit, scores.book)
+        seen = self.collector.look(round, scores.book)
+        at_commit, gathered = seen.at_commit, seen.gathered
         checked = scores.check(round, gathered)
+        unobserved = scores.unobserved(round, seen, checked)
         ranking = scores.rank(round, checked)
         vote.mirror_selected(round, gathered, ranking)
         vote.propose(round, ranking, at_commit, gathered, checked)
         vote.attest(round, gathered, checked)
-        evaluations = scores.evaluate(round, checked, ranking, at_commit)
+        evaluations = scores.evaluate(round, checked, ranking, at_commit) if unobserved is None else {}
         decision = self.decision(round)
         before = scores.book
-        scores.fold(round, checked, evaluations, decision)
-        paid = scores.pay(round, ranking)
-        if scores.book is not before:  # else folded, and judged by another book, before a restart
-            scores.report(round, at_commit, gathered, checked, ranking, evaluations, before, paid)
+        if before.round < round:  # else folded before a restart, and judged by another book
+            if unobserved is None:
+                scores.fold(round, checked, evaluations, decision)
+                paid = scores.pay(round, ranking)
+            else:
+                paid = scores.pass_over(unobserved)
+            scores.report(round, at_commit, gathered, checked, ranking, evaluations, before, paid, unobserved)
         node.advance(round + 1)
         self.keeper.keep(round)
 

@@ -1,12 +1,21 @@
 """A validator that comes late, was stopped, or cannot see: it does what it still can, and blames nobody for it."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from gauntlet.audit import Topic, Verdict
+from gauntlet.book import from_json, to_json
 from protocol.types import hotkey
 from rounds.collect import Collector
 from rounds.keep import Keeper
+from rounds.score import Scores
 from rounds.validator import Validator
 from tests.network import FakeNetwork, Killed, with_parts
+from tests.neurons.test_audit import audits
 
 Networks = Callable[..., FakeNetwork]
 
@@ -14,10 +23,10 @@ Networks = Callable[..., FakeNetwork]
 class DiesAtBlockD(Collector):
     """Dead in round 1, as soon as block D is final."""
 
-    def collect(self, round: int, *rest: object) -> object:  # type: ignore[override]
+    def collect(self, round: int, *rest: Any) -> Any:
         if round == 1:
             raise Killed
-        return super().collect(round, *rest)  # type: ignore[arg-type]
+        return super().collect(round, *rest)
 
 
 def restarted_in_round_1(network: FakeNetwork, block: int) -> None:
@@ -54,3 +63,64 @@ def test_a_lone_validator_whose_rounds_overrun_loses_none(networks: Networks) ->
     assert network["validator"].voids() == []
     assert [event["round"] for event in network["validator"].events("reported")] == [0, 1, 2, 3]
     network.assert_agreement()
+
+
+def books(network: FakeNetwork) -> list[bytes]:
+    """The validator's book as each of its rounds found it, and as it is now."""
+    program = network["validator"].program
+    assert isinstance(program, Validator)
+    return [*getattr(program.scores, "found", []), to_json(program.scores.book)]
+
+
+class Watched(Scores):
+    """Keeps every book by which it judged."""
+
+    def check(self, round: int, gathered: Any) -> Any:
+        self.found = [*getattr(self, "found", []), to_json(self.book)]
+        return super().check(round, gathered)
+
+
+class Blind(Collector):
+    """Our link is dead from round 2 to round 3: nothing of anybody can be read."""
+
+    def collect(self, round: int, *rest: Any) -> Any:
+        found = super().collect(round, *rest)
+        return [replace(item, payload=None, reveal=None) for item in found] if round in (2, 3) else found
+
+
+class Stopped(Collector):
+    """Our process is stopped in round 2 from D until long after V."""
+
+    def collect(self, round: int, *rest: Any) -> Any:
+        if round == 2:
+            self.node.wait_for(2 * self.node.clock.reveal_by(round) - self.node.clock.commit_by(round) + 1, "nothing")
+        return super().collect(round, *rest)
+
+
+@pytest.mark.parametrize(("part", "rounds", "why"), [(Blind, [2, 3], "unreadable"), (Stopped, [2], "late")])
+def test_what_a_validator_could_not_see_is_nobodys_fault_and_changes_no_weights(
+    networks: Networks, tmp_path: Path, part: type[Collector], rounds: list[int], why: str
+) -> None:
+    network = networks(miners=4)
+    network.start("miner-1", "miner-2", "miner-3", "miner-4")
+    network.start("validator", role=with_parts(part, Watched))
+    network.run_until(6)
+    network.close()
+    validator = network["validator"]
+    assert [(e["round"], e["why"]) for e in validator.events("unobserved")] == [(round, why) for round in rounds]
+    assert [e["round"] for e in validator.events("weights")] == [r for r in range(6) if r not in rounds]
+    found = [from_json(book) for book in books(network)]
+    first = rounds[0]
+    for book in found[first + 1 : first + 1 + len(rounds)]:
+        assert replace(book, unobserved=0.0) == replace(found[first], unobserved=0.0)
+    last = found[6]
+    assert all(record.faults == record.penalty == 0 for record in last.peers.values())
+    assert {record.evaluations for record in last.peers.values()} == {6 - len(rounds)}
+    network.assert_agreement()
+    for round in range(6):
+        (audited,) = audits(network, round, tmp_path).values()
+        assert not audited.differs, (round, audited.findings)
+        assert audited.report is not None
+        assert (audited.report.unobserved is not None) == (round in rounds)
+        told = [f for f in audited.findings if f.topic is Topic.BOOK]
+        assert [f.verdict for f in told] == ([Verdict.OBSERVED] if round in rounds else []), told
