@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from node import follower
+from node import follower, patient
 from node.adapters import Doors
 from node.events import Events, read_events
 from node.held import Held
@@ -515,6 +515,7 @@ def networks(
     monkeypatch.setattr(validators, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(miners, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(follower, "STALL_SECONDS", 0.02)
+    monkeypatch.setattr(patient, "PAUSE_SECONDS", 0.02)
     made: list[FakeNetwork] = []
 
     def make(**options: Any) -> FakeNetwork:

@@ -124,3 +124,39 @@ def test_what_a_validator_could_not_see_is_nobodys_fault_and_changes_no_weights(
         assert (audited.report.unobserved is not None) == (round in rounds)
         told = [f for f in audited.findings if f.topic is Topic.BOOK]
         assert [f.verdict for f in told] == ([Verdict.OBSERVED] if round in rounds else []), told
+
+
+STEPS = {
+    "collector": ["commitments", "collect"],
+    "scores": ["check", "rank", "evaluate", "fold", "pay", "report"],
+    "vote": ["mirror_selected", "propose", "attest"],
+    "keeper": ["keep"],
+}
+
+
+@pytest.mark.parametrize("step", [f"{part}.{name}" for part, names in STEPS.items() for name in names])
+def test_a_chain_that_fails_for_a_moment_costs_a_lone_validator_nothing(networks: Networks, step: str) -> None:
+    network = networks(miners=2)
+    network.start("miner-1", "miner-2")
+
+    def role(node: Any, shards: Any) -> Validator:
+        validator = Validator(node, shards)
+        part, _, name = step.partition(".")
+        original = getattr(getattr(validator, part), name)
+
+        def unlucky(round: int, *rest: Any) -> Any:
+            if round == 1:
+                network.world.fail(node.me, 1)
+            return original(round, *rest)
+
+        setattr(getattr(validator, part), name, unlucky)
+        return validator
+
+    network.start("validator", role=role)
+    network.run_until(3)
+    validator = network["validator"]
+    assert validator.voids() == []
+    assert validator.events("unobserved") == []
+    assert [event["round"] for event in validator.events("reported")] == [0, 1, 2]
+    assert [event["round"] for event in validator.events("weights")] == [0, 1, 2]
+    network.assert_agreement()
