@@ -93,7 +93,7 @@ class Validator:
         checked = self.check(round, gathered)
         ranking = self.rank(round, checked)
         self.copy(round, gathered, ranking)
-        self.lead(round, ranking, at_commit, gathered, checked)
+        self.lead(round, ranking, at_commit)
         self.attest(round, gathered, checked)
         evaluations = self.evaluate(round, checked, ranking, at_commit)
         decision = self.decision(round)
@@ -284,14 +284,7 @@ class Validator:
                     break
         node.events.emit("mirrored", round, copies=len(self.mirrored), seconds={"mirror": round_seconds(watch.seconds)})
 
-    def lead(
-        self,
-        round: int,
-        ranking: "Ranking",
-        at_commit: Sequence[Peer],
-        gathered: "Sequence[Gathered]",
-        checked: "Checked",
-    ) -> None:
+    def lead(self, round: int, ranking: "Ranking", at_commit: Sequence[Peer]) -> None:
         """In our leader slot, if we have one: post the record, unless a valid one stands already."""
         from loguru import logger
 
@@ -305,7 +298,7 @@ class Validator:
         slot = order.index(node.me)
         first, last = clock.slot(round, slot)
         node.wait_for(first - 1, f"our leader slot of round {round}")
-        if slot > 0 and self.agrees_so_far(round, slot, gathered, checked):
+        if slot > 0 and self.agrees_so_far(round, slot):
             return
         held = [p for p in ranking.contributing if p in self.mirrored and self.holds(p)]
         if not held:
@@ -339,41 +332,30 @@ class Validator:
         assert isinstance(copied, Copied)
         return self.mirror.holds(copied, timeout_seconds=self.node.transfer_seconds(1))
 
-    def agrees_so_far(self, round: int, slots: int, gathered: "Sequence[Gathered]", checked: "Checked") -> bool:
-        """Whether a record of the first `slots` slots is valid, by the newest final block, and we can stand by it. One
-        with another theta is valid only until the others have said theirs: then there has to be a record after it."""
-        decision = self.node.provisional_selection(round, slots)
-        selection, author = decision.selection, decision.author
-        if selection is None or author is None or selection.theta != self.node.replica.digest():
-            return False
-        by = self.node.clock.slot(round, slots)[1]
-        return self.stands(round, selection, author, gathered, checked, by=by)
+    def agrees_so_far(self, round: int, slots: int) -> bool:
+        """Whether a record of the first `slots` slots is agreed already, by the newest final block. As long as none is,
+        there has to be one after them: others may not approve those."""
+        return self.node.provisional_selection(round, slots).selection is not None
 
     def attest(self, round: int, gathered: "Sequence[Gathered]", checked: "Checked") -> None:
-        """After the last slot: say which theta we hold, and veto records whose bytes break a rule or cannot be had from
-        their leader, and those that name too many peers of no worth. A record of our own has said it already, when
-        there is nothing to veto."""
+        """After the last slot: say which theta we hold, and approve the records of which we have all bytes, that keep
+        every rule and name few peers of no worth. A record of our own has said it, when there is nothing to approve."""
         node, clock = self.node, self.node.clock
         last_slot = clock.slot(round, clock.leader_slots - 1)[1]
         node.wait_for(last_slot, f"the leader slots of round {round}")
-        vetoed: list[int] = []
-        approved: list[Selection] = []
-        # All of them: a veto of one slot makes the next one agreed, whatever that one names.
+        approved: dict[int, Selection] = {}
+        # All of them: where too few approve of one slot, the next one is agreed, whatever that one names.
         for place, proposal in enumerate(node.proposals(round)):
             if proposal is None or proposal[0] == node.me:
                 continue
             author, selection = proposal
-            by = clock.attest_by(round)
-            ours = selection.theta == node.replica.digest()
-            if ours and self.stands(round, selection, author, gathered, checked, by=by):
-                approved.append(selection)
-            else:
-                vetoed.append(place)
-        self.say(round, vetoed, last_slot)
-        for selection in approved:
+            if self.stands(round, selection, author, gathered, checked, by=clock.attest_by(round)):
+                approved[place] = selection
+        self.say(round, list(approved), last_slot)
+        for selection in approved.values():
             self.secure(round, selection)
 
-    def say(self, round: int, vetoed: Sequence[int], last_slot: int) -> None:
+    def say(self, round: int, approved: Sequence[int], last_slot: int) -> None:
         """Attest, unless a record of our own has said the same."""
         from gauntlet.agreement import attestation_for
 
@@ -381,11 +363,11 @@ class Validator:
         me = node.registered()
         slot = me.slot if me is not None else None
         recorded = slot is not None and isinstance(slot.statement, Record)
-        if recorded and slot is not None and clock.reveal_by(round) < slot.block <= last_slot and not vetoed:
+        if recorded and slot is not None and clock.reveal_by(round) < slot.block <= last_slot and not approved:
             return
         if node.head() >= clock.attest_by(round):
             return
-        self.state(round, attestation_for(round, vetoed, node.replica.digest(), node.saved.link))
+        self.state(round, attestation_for(round, approved, node.replica.digest(), node.saved.link))
 
     def secure(self, round: int, selection: Selection) -> None:
         """Mirror whom a record names and we have not mirrored yet: its leader's and its miners' copies may be gone by

@@ -116,9 +116,9 @@ def catch_up(node: "Node") -> None:
                 # Nobody has stated anything since: those rounds have no record, so they changed nothing.
                 node.save(round=newest, own=_given_back(node, newest, set()))
             return
-        claim = claimed_start(node.run, target, peers)
-        assert claim is not None
-        theta, previous = claim
+        theta, previous = claimed_start(node.run, target, node.doors.chain.peers(node.clock.commit_by(target)), peers)[
+            0
+        ]
         newcomers = node.doors.chain.peers(node.head())
         node.run = runs.refreshed(node.run, newcomers, node.doors)
         sources = Sources(newcomers, node.doors.open_pointer)
@@ -189,7 +189,7 @@ def _newest_stated(node: "Node", newest: int, peers: Sequence[Peer]) -> int:
         for peer in peers
         if peer.slot is not None and isinstance(peer.slot.statement, Record | Attestation)
     }
-    good = (r for r in sorted(stated, reverse=True) if r <= newest and claimed_start(node.run, r, peers) is not None)
+    good = (r for r in sorted(stated, reverse=True) if r <= newest and claimed_start(node.run, r, (), peers))
     return next(good, -1)
 
 

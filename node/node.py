@@ -13,7 +13,7 @@ from shutil import rmtree
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed, Views, agreed, claimed_start, electorate, leader_order, proposals
+from gauntlet.agreement import Agreed, Views, agreed, contradicted, leader_order, proposals
 from gauntlet.checks import commitment
 from node import catchup
 from node import run as runs
@@ -171,12 +171,12 @@ class Node:
         """Every slot's leader and what its record would make agreed, once all slots have passed."""
         views, commit_hash = self._views(round, self.clock.leader_slots, self.head())
         order = leader_order(self.run, round, commit_hash, views.commit)
-        found = proposals(self.run, round, self.saved.link, commit_hash, views)
+        found = proposals(self.run, round, self.replica.digest(), self.saved.link, commit_hash, views)
         return [None if selection is None else (order[slot], selection) for slot, selection in enumerate(found)]
 
     def _read(self, round: int, slots: int, height: int) -> Agreed:
         views, commit_hash = self._views(round, slots, height)
-        return agreed(self.run, round, self.saved.link, commit_hash, views, self.head())
+        return agreed(self.run, round, self.replica.digest(), self.saved.link, commit_hash, views, self.head())
 
     def _views(self, round: int, slots: int, height: int) -> tuple[Views, Digest]:
         chain, clock = self.doors.chain, self.clock
@@ -214,16 +214,10 @@ class Node:
         return Applied(round, decision, self.replica.digest())
 
     def _disowned(self, round: int) -> bool:
-        """True when validators with more than half of the counted stake say that they start `round` from another state
-        than ours. A record of theirs is void in our eyes then, and without this look it would be for ever."""
-        chain, clock = self.doors.chain, self.clock
-        stakes = electorate(self.run, round, chain.peers(clock.commit_by(round)))
-        voters = [peer for peer in chain.peers(clock.attest_by(round)) if peer.id in stakes]
-        claims = {peer.id: claimed_start(self.run, round, [peer]) for peer in voters}
-        ours = (self.replica.digest(), self.saved.link)
-        others = {claim for claim in claims.values() if claim is not None and claim != ours}
-        most = max((sum(stakes[p] for p, c in claims.items() if c == claim) for claim in others), default=0)
-        return 2 * most > sum(stakes.values())
+        """True when validators with more than half of the counted stake say that they start `round` from one other
+        state than ours: then nothing is agreed for ours, and without this look that would be so for ever."""
+        views, _ = self._views(round, self.clock.leader_slots, self.clock.attest_by(round))
+        return contradicted(self.run, round, (self.replica.digest(), self.saved.link), views) is not None
 
     def gather(self, decision: Agreed) -> list[Opened]:
         """Every selected submission of an agreed record, opened. Waits and repairs from any source; gives up with
