@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from loguru import logger
 
-from gauntlet.agreement import Claim, claimed_start
+from gauntlet.agreement import Claim, claims
 from node.checkpoints import CHECKPOINTS_TRIED, FETCH_SECONDS, Start, fetch_checkpoint, fetcher
 from node.follower import Follower
 from node.held import Held
@@ -64,8 +64,8 @@ def parse_link(data: bytes, link: Digest) -> tuple[Record, tuple[tuple[PeerId, D
 
 
 def join(follower: Follower, held: Held) -> bool:
-    """Give a fresh folder a state: theta_0, and then what catch-up reaches. False when others have moved on from theta_0
-    and we could not follow."""
+    """Give a fresh folder a state: theta_0, and then what catch-up reaches. False when others have moved on from
+    theta_0 and we could not follow."""
     start = _genesis(follower, held)
     held.begin(start.state, start.link)
     return _newest_decided(follower) < 0 or catch_up(follower, held)
@@ -75,14 +75,15 @@ def catch_up(follower: Follower, held: Held) -> bool:
     """Bring the node to the start of the newest decided round that any validator has stated something for: whether that
     succeeded, with the state saved, or nobody claims another state than ours. Otherwise our own state is in place.
 
-    One pass over every claim, the one with most counted stake first, and every state to start from. What is claimed may
-    be false, so the caller goes on with what it has and tries again in a later round.
+    One pass over every state to start from, towards what at least half of the stake claims that claims anything: less
+    may be anybody's invention, records and payloads included. The claim may be false all the same, so the caller goes
+    on with what it has and tries again in a later round.
     """
     newest = _newest_decided(follower)
     if newest < 0:
         return True
     chain = follower.doors.chain
-    target, claims = _newest_claims(follower, newest)
+    target, followed = _newest_claims(follower, newest)
     if target < held.saved.round:
         # Nobody has stated anything since: those rounds have no record, so they changed nothing.
         if held.saved.round < newest:
@@ -91,7 +92,7 @@ def catch_up(follower: Follower, held: Held) -> bool:
     newcomers = chain.peers(follower.head())
     follower.refresh_run(newcomers)
     sources = Sources(newcomers, follower.doors.open_pointer)
-    for claim in claims:
+    for claim in followed:
         for start in _starts(follower, held, target, sources):
             try:
                 _replay(follower, held, start, target, *claim, sources)
@@ -115,8 +116,9 @@ def _newest_decided(follower: Follower) -> int:
 
 
 def _newest_claims(follower: Follower, newest: int) -> tuple[int, tuple[Claim, ...]]:
-    """The newest round up to `newest` with a statement made in time, and what was claimed of its start; -1 for none. A
-    slot keeps its last statement, however long its author has been silent, so one look at the newest round's X does."""
+    """The newest round up to `newest` with a statement made in time, and what is worth following of the claims for its
+    start, the most staked first; -1 for none. A slot keeps its last statement, however long its author has been silent,
+    so one look at the newest round's X does."""
     peers = follower.doors.chain.peers(follower.clock.attest_by(newest))
     stated = {
         peer.slot.statement.round
@@ -124,8 +126,9 @@ def _newest_claims(follower: Follower, newest: int) -> tuple[int, tuple[Claim, .
         if peer.slot is not None and isinstance(peer.slot.statement, Record | Attestation)
     }
     for round in sorted(stated, reverse=True):
-        if round <= newest and (claims := claimed_start(follower.run, round, _at_commit(follower, round), peers)):
-            return round, claims
+        if round <= newest and (found := claims(follower.run, round, _at_commit(follower, round), peers)):
+            total = sum(found.values())
+            return round, tuple(claim for claim, stake in found.items() if 2 * stake >= total)[: 2 if total else 1]
     return -1, ()
 
 

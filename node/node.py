@@ -46,8 +46,8 @@ class Node(Follower):
         """Called with every agreed selection before our state moves past it: what it does survives a crash, because a
         restart comes here again. May raise StorageError or ChainError: then the state stays where it is."""
         self.behind = not held.resume() and not join(self, held)
-        """True while we hold nothing but theta_0 of a run that others have moved on: then our word would speak for a state
-        that nobody has any more."""
+        """True while we hold nothing but theta_0 of a run that others have moved on: then our word would speak for a
+        state that nobody has any more."""
 
     def next_round(self) -> int:
         """The first round whose commit window is still open, at least the round that our state stands at."""

@@ -16,7 +16,7 @@ from node.payloads import MAX_THREADS
 from protocol import keys
 from protocol.errors import ChainError, StorageError
 from protocol.messages import REVEAL_BYTES
-from protocol.types import Attestation, Peer, PeerId, Record, Selection
+from protocol.types import Attestation, Digest, Peer, PeerId, Record, Selection
 from rounds.score import Scores
 from storage.collect import gather
 from storage.exchange import Fault, Wanted
@@ -77,7 +77,9 @@ class Vote:
                 node.wait_for(first - 1, f"our leader slot of round {round}")
                 if self.approved:
                     # What others lead to is as good; should it not come to that, our own record is still in time.
-                    node.wait_for(last - node.run.first.clock.finality_blocks - 2, f"the approval of a record of round {round}")
+                    node.wait_for(
+                        last - node.run.first.clock.finality_blocks - 2, f"the approval of a record of round {round}"
+                    )
                 self.propose(round, slot, ranking, at_commit)
             node.wait_for(last, f"leader slot {slot} of round {round}")
             self.look(round, checked)
@@ -164,7 +166,7 @@ class Vote:
         self.seen |= {item.peer.id: item for item in repaired}
         return True
 
-    def _from_mirror(self, round: int, author: PeerId, pairs: Sequence[tuple[PeerId, bytes]]) -> list[Gathered]:
+    def _from_mirror(self, round: int, author: PeerId, pairs: Sequence[tuple[PeerId, Digest]]) -> list[Gathered]:
         """What the leader's mirror has of these peers, of those that we know; the digests on chain decide."""
         node = self.node
         sources, run, size = node.sources(), node.run.id, node.run.first.object_bytes
@@ -191,10 +193,9 @@ class Vote:
         """Mirror whom a record names and we have not mirrored yet: its leader's and its miners' copies may be gone by
         the time that it is agreed, and then nobody could follow."""
         for peer, _ in selection.contributing:
-            item = self.seen.get(peer)
-            if peer not in self.mirrored and item is not None and item.payload is not None:
-                if not self._mirror(round, item):
-                    return
+            item = None if peer in self.mirrored else self.seen.get(peer)
+            if item is not None and item.payload is not None and not self._mirror(round, item):
+                return
 
     def attest(self, round: int) -> None:
         """Say which state we hold, and which records we approve, unless our last word was just that."""
