@@ -48,7 +48,7 @@ class _Turn:
         return self.stalls, self.asked, self.rank
 
 
-class Collector:
+class Collection:
     """Brings one object of every peer until all are there or the time is over. An answer counts that arrives before.
 
     `wanted`: in the order in which they are to be asked first. `seconds_left`: what remains, asked twice a second; 0
@@ -117,7 +117,7 @@ class Collector:
         with self._changed:
             return dict(self._found)
 
-    def start(self, ended: Callable[[], None] = lambda: None) -> "Collector":
+    def start(self, ended: Callable[[], None] = lambda: None) -> "Collection":
         """`run` in a thread of its own. `ended` is called there when no more will come."""
 
         def beside() -> None:
@@ -297,6 +297,6 @@ def gather(
 ) -> Mapping[PeerId, Data | Fault]:
     """Fetch what must be there by now; returns within `timeout_seconds` with bytes or a Fault for every peer."""
     until = time.now() + timeout_seconds
-    return Collector(
+    return Collection(
         wanted, seconds_left=lambda: seconds_until(until, time), max_threads=max_threads, cache=cache, time=time
     ).run()

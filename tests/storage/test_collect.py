@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from protocol.errors import ConfigError, StorageError
 from protocol.types import PeerId, Pointer
 from storage import resume
-from storage.collect import Collector, gather
+from storage.collect import Collection, gather
 from storage.exchange import Data, Fault, Source, Wanted, cached
 from storage.s3 import PART_BYTES, RangedBucket, open_bucket, open_pointer
 from tests.fakes.bucket import Call, FakeBucket, FakeStore, Faults
@@ -288,10 +288,10 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_the_cache(tmp_path: Pa
     assert gather([item], timeout_seconds=10, max_threads=1, cache=tmp_path / "full") == {peer(1): data}
 
 
-def ahead(wanted: list[Wanted], *, seconds: float, max_threads: int, cache: Path) -> Collector:
+def ahead(wanted: list[Wanted], *, seconds: float, max_threads: int, cache: Path) -> Collection:
     """A collection into the cache, for later."""
     until = time.monotonic() + seconds
-    return Collector(
+    return Collection(
         wanted, seconds_left=lambda: until - time.monotonic(), max_threads=max_threads, cache=cache, room=1 << 30
     )
 
