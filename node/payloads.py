@@ -26,7 +26,8 @@ from storage.seal import matches, unseal
 
 MAX_THREADS = 16
 KEY_THREADS = 128
-"""Many: a key is small, and half of all hotkeys may be there to hold us up (docs/decisions/0022)."""
+"""Many: a key is small, and half of all hotkeys may be there to hold us up. Source:
+docs/decisions/0022-keys-fairly-collected.md."""
 PREFETCH_THREADS = 3
 """Few: what is fetched early should arrive whole, and leave the link to what the round waits for."""
 

@@ -7,7 +7,7 @@ know what the bytes mean, nor what follows for a peer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protocol.errors import ConfigError
@@ -29,13 +29,17 @@ _QUESTIONS_PER_SECOND = 100
 """.. our processor would be busy with asking."""
 
 
+_NOT_ASKED = Fault("left_out", "its turn did not come in time")
+_NO_ANSWER = Fault("unavailable", "no answer in time")
+
+
 @dataclass(slots=True, eq=False)
 class _Turn:
     """A peer that is still to be asked. `rank`: its place in the caller's order."""
 
     item: Wanted
     rank: int
-    fault: Fault = field(default=Fault("unavailable", "no answer in time"))
+    fault: Fault = _NOT_ASKED
     due: float = 0.0
     """Not before then."""
     asked: int = 0
@@ -234,6 +238,8 @@ class Collection:
                 share = left * self._num_threads / self._num_open
                 if self._lasting:
                     share = min(left, share * _FIRST_SHARE * 2**turn.stalls)
+            if turn.fault is _NOT_ASKED:
+                turn.fault = _NO_ANSWER
             self._waiting.remove(turn)
             self._busy.add(turn)
             return turn, share
