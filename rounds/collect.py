@@ -25,8 +25,8 @@ class Collector:
         return self.node.doors.chain.peers(last)
 
     def collect(self, round: int, at_commit: Sequence[Peer], book: ScoreBook) -> list[Gathered]:
-        """What every peer left: its sealed bytes, and its key if one was readable before block V was final; the best
-        of the book are asked first. Whom our disk has no room for is not among them: we know nothing of it."""
+        """What every peer left: its sealed bytes, and its key if one was readable before block V was final; the book's
+        best first. Whom our disk has no room for is not among them: nothing is known of it."""
         node, clock = self.node, self.node.clock
         last, reveal_by = clock.commit_by(round), clock.reveal_by(round)
         promised = {p.id: c.envelope for p in at_commit if (c := commitment(p, round, last)) is not None}
@@ -37,7 +37,7 @@ class Collector:
             return node.seconds_until(reveal_by)
 
         with node.held.timeline.begin("gather") as watch:
-            payloads = collect_pinned(
+            fetching = collect_pinned(
                 node.run.spec_at(round),
                 run,
                 round,
@@ -51,9 +51,9 @@ class Collector:
                 reveals = collect_keys(
                     run, round, order, sources, node.doors.verify, seconds_left=seconds_left, time=node.time
                 )
-                sealed = payloads.outcome()
+                sealed = fetching.outcome()
             finally:
-                payloads.stop()
+                fetching.stop()
         node.wait_for(reveal_by, f"the keys of round {round}")
         at_reveal = {peer.id: peer for peer in node.doors.chain.peers(reveal_by)}
         gathered = []
