@@ -21,7 +21,7 @@ from node.payloads import Opened, Sources, gather_pinned, prefetch_pinned
 from protocol.errors import ChainError, OutOfSync, StorageError
 from protocol.run import Run
 from protocol.types import Digest, PeerId, hotkey
-from storage.collect import Collector
+from storage.collect import Collection
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Node(Follower):
         self.held = held
         self._likely: frozenset[PeerId] = frozenset()
         """Who was selected last."""
-        self._prefetch: Collector | None = None
+        self._prefetch: Collection | None = None
         self.before_apply: Callable[[Agreed], None] = lambda decision: None
         """Called with every agreed selection before our state moves past it: what it does survives a crash, because a
         restart comes here again. May raise StorageError or ChainError: then the state stays where it is."""
