@@ -48,14 +48,18 @@ def open_network(program: str, options: argparse.Namespace) -> Opened:
     folder = home(config)
     if options.folder is not None:
         os.environ.setdefault("BITTENSOR_RUNTIME_CACHE_DIR", str(options.folder / "runtime-cache"))
-    from node import reader
+    from node import adapters, reader
     from node import run as runs
+    from node.amendments import settled
     from node.program import log_to_stderr
+    from node.runfile import RunFile, folder_of
 
     log_to_stderr("WARNING")
-    doors = reader.connect(config)
+    line = reader.connect(config)
     try:
-        run = runs.find_run(config, doors)
+        run = runs.find_run(config, line.chain, adapters.owner_opener(config), folder)
+        doors = reader.reading(line.chain, line.verify, adapters.opener(local=run.first.local))
+        run = settled(run, 0, doors, RunFile(folder_of(folder, run.id)))
     except ChainError as fault:
         if options.folder is None:
             raise

@@ -15,7 +15,7 @@ from node.events import round_seconds
 from node.program import log_to_stderr, run_program
 from protocol import keys
 from protocol.errors import ChainError, ConfigError, InvalidMessage, StorageError
-from protocol.messages import REVEAL_BYTES, encode_document, parse_reveal
+from protocol.messages import REVEAL_BYTES, encode_document, encode_link, parse_reveal
 from protocol.types import Attestation, Peer, PeerId, Record, Selection, hotkey
 
 if TYPE_CHECKING:
@@ -574,11 +574,10 @@ class Validator:
     def link(self, decision: "Agreed") -> None:
         """The agreed record under its link, for joiners; before our state moves past it, or a crash would tear a hole
         into the chain that they follow."""
-        from node import catchup
-
         node = self.node
         if decision.selection is not None and decision.record is not None:
-            link = catchup.encode_link(decision.record, decision.selection.contributing)
+            head = node.run.head_at(decision.selection.round)
+            link = encode_link(decision.record, decision.selection.contributing, head)
             key = keys.statement(node.run.id, decision.link)
             node.doors.bucket.put(key, link, timeout_seconds=node.transfer_seconds(1))
 

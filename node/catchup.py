@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from gauntlet.agreement import claimed_start
-from node import run as runs
+from node.amendments import adopted, settled
 from node.payloads import Sources, gather_pinned
 from node.run import blob_fetcher
 from node.state import Saved
@@ -29,7 +29,7 @@ from protocol.errors import (
     OutOfSync,
     StorageError,
 )
-from protocol.messages import encode_document, first_link, parse_document, parse_statement, record_link
+from protocol.messages import LINK_MAX_BYTES, Link, encode_document, first_link, parse_document, parse_link
 from protocol.ports import Bucket
 from protocol.types import DIGEST_BYTES, Attestation, Digest, Peer, PeerId, Record
 from storage.exchange import publish
@@ -39,10 +39,7 @@ from training.shards import Fetch
 if TYPE_CHECKING:
     from node.node import Node
 
-RECORD_BYTES = 101
-PAIR_BYTES = 2 * DIGEST_BYTES
 MANIFEST_MAX_BYTES = 1 << 16
-LINK_MAX_BYTES = RECORD_BYTES + 256 * PAIR_BYTES
 CHECKPOINTS_TRIED = 3
 FETCH_SECONDS = 30.0
 
@@ -62,31 +59,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One agreed record on the way: its round and the pairs it pins."""
+    """One agreed record on the way: its round, the head of the amendments in force in it, and the pairs it pins."""
 
     round: int
     link: Digest
+    head: Digest
     pairs: tuple[tuple[PeerId, Digest], ...]
-
-
-def encode_link(statement: bytes, pairs: Sequence[tuple[PeerId, Digest]]) -> bytes:
-    """An agreed record as validators store it under its link: the record as posted, then its sorted pairs."""
-    return statement + b"".join(peer + envelope for peer, envelope in sorted(pairs))
-
-
-def parse_link(data: bytes, link: Digest) -> tuple[Record, tuple[tuple[PeerId, Digest], ...]]:
-    """Inverse of `encode_link`, checked against the link. Raises InvalidMessage."""
-    statement, rest = data[:RECORD_BYTES], data[RECORD_BYTES:]
-    if len(rest) % PAIR_BYTES:
-        raise InvalidMessage("an agreed record with a torn list of peers")
-    pairs = tuple(
-        (PeerId(rest[at : at + DIGEST_BYTES]), Digest(rest[at + DIGEST_BYTES : at + PAIR_BYTES]))
-        for at in range(0, len(rest), PAIR_BYTES)
-    )
-    record = parse_statement(statement)
-    if not isinstance(record, Record) or record_link(statement, pairs) != link:
-        raise InvalidMessage("an agreed record that does not hash to its link")
-    return record, pairs
 
 
 def genesis(node: "Node") -> Saved:
@@ -120,7 +98,7 @@ def catch_up(node: "Node") -> None:
         assert claim is not None
         theta, previous = claim
         newcomers = node.doors.chain.peers(node.head())
-        node.run = runs.refreshed(node.run, newcomers, node.doors)
+        node.run = settled(node.run, node.saved.round, node.doors, node.store.run)
         sources = Sources(newcomers, node.doors.open_pointer)
         for start in _starts(node, target, sources):
             try:
@@ -271,6 +249,19 @@ def _checkpoint(node: "Node", bucket: Bucket, holder: PeerId, round: int) -> Sta
 def _replay(node: "Node", start: Start, newest: int, theta: Digest, previous: Digest, sources: Sources) -> None:
     """Apply the records between `start` and `newest`; commits only a state that hashes to `theta`."""
     steps = _walk(node, start, previous, sources)
+    run = node.run
+    node.run = adopted(run, [(step.round, step.head) for step in steps], node.doors, node.store.run)
+    try:
+        _apply_all(node, start, newest, theta, previous, steps, sources)
+    except MurmurError:
+        node.run = run
+        raise
+    node.store.run.save(node.run)
+
+
+def _apply_all(
+    node: "Node", start: Start, newest: int, theta: Digest, previous: Digest, steps: Sequence[Step], sources: Sources
+) -> None:
     node.load_consensus(start.state, start.fetch)
     began = time.monotonic()
     for done, step in enumerate(steps):
@@ -317,15 +308,16 @@ def _walk(node: "Node", start: Start, previous: Digest, sources: Sources) -> lis
     steps: list[Step] = []
     link, below = previous, node.clock.round_at(node.head()) + 1
     while link != start.link:
-        record, pairs = _record(node, link, sources)
+        found = _record(node, link, sources)
+        record = found.record
         if not start.round <= record.round < below:
             raise OutOfSync(f"the chain of records does not lead back to {start.origin} (round {start.round})")
-        steps.append(Step(record.round, link, pairs))
+        steps.append(Step(record.round, link, found.head, found.pairs))
         link, below = record.previous, record.round
     return steps[::-1]
 
 
-def _record(node: "Node", link: Digest, sources: Sources) -> tuple[Record, tuple[tuple[PeerId, Digest], ...]]:
+def _record(node: "Node", link: Digest, sources: Sources) -> Link:
     faults: list[str] = []
     for holder in sources.validators():
         opener = sources.bucket_of(holder)

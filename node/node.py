@@ -18,6 +18,7 @@ from gauntlet.checks import commitment
 from node import catchup
 from node import run as runs
 from node.adapters import Doors
+from node.amendments import settled
 from node.events import Events, Timeline, round_seconds
 from node.payloads import Opened, Sources, gather_pinned, prefetch_pinned
 from node.state import Saved, StateStore
@@ -142,7 +143,7 @@ class Node:
             if self.head() < self.clock.attest_by(current):
                 self.wait_for(self.clock.attest_by(current), f"the selection of round {current}")
             # As of now, not of `current`: a round that nobody can finish is declared void only later.
-            self.run = runs.refreshed(self.run, self.doors.chain.peers(self.head()), self.doors)
+            self.run = settled(self.run, current, self.doors, self.store.run)
             runs.require_protocol(self.run, current + 1)
             try:
                 applied.append(self._apply(current))

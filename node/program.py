@@ -6,6 +6,7 @@ Bugs crash with a traceback.
 
 import errno
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ _DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 def run_program(main: Callable[[], None]) -> int:
     """Run a node's main function; the process's exit status."""
     signal.signal(signal.SIGTERM, _stop)
+    os.umask(0o077)  # what a node writes is its owner's alone: among it are keys of payloads that are still sealed
     try:
         main()
     except UpdateNeeded as fault:
