@@ -14,7 +14,6 @@ from loguru import logger
 
 from node.adapters import Doors, Opener
 from node.payloads import Sources
-from node.runfile import RunFile
 from protocol import keys
 from protocol.errors import STATE_PRUNED, ChainError, ConfigError, InvalidMessage, OutOfSync, StorageError
 from protocol.ports import Bucket, Chain, Time
@@ -91,13 +90,13 @@ class Reader:
         raise StorageError(str(fault))
 
 
-def settled(run: Run, undecided: int, doors: Doors, file: RunFile, time: Time = REAL) -> Run:
-    """The run with the amendments that are settled by now, which are saved before they are followed.
+def settled(run: Run, undecided: int, doors: Doors, read: dict[Digest, bytes], time: Time = REAL) -> Run:
+    """The run with the amendments that are settled by now. To be saved (`RunFile.save`) before it is followed.
 
     `undecided`: the first round that this node has not decided; what it decided stays as it was, so an amendment whose
     bytes came only later waits for the chain of records (`adopted`). One that cannot be read or is not valid changes
     nothing: what one account writes must not stop every node. Raises ChainError when the chain does not answer: then
-    nothing is known, and nothing is taken up.
+    nothing is known, and nothing is taken up. `read`: see Reader.
     """
     owner, clock = run.first.owner_id, run.clock
     head = doors.chain.finalized().block
@@ -114,7 +113,7 @@ def settled(run: Run, undecided: int, doors: Doors, file: RunFile, time: Time = 
         return run
     if named is None or named in known:
         return run
-    reader = Reader(owner, peers, doors.open_pointer, file.read, FETCHES_A_LOOK, time)
+    reader = Reader(owner, peers, doors.open_pointer, read, FETCHES_A_LOOK, time)
     try:
         previous, fresh = reader.chain(named, known)
     except (StorageError, InvalidMessage) as fault:
@@ -124,8 +123,8 @@ def settled(run: Run, undecided: int, doors: Doors, file: RunFile, time: Time = 
         logger.warning("the owner's slot does not follow on from the run known; going on with the spec known")
         return run
     followed = run
-    for at, amendment in enumerate(fresh):
-        refusal = _refusal(run, undecided, last, amendment, fresh[at:], peers, doors.chain)
+    for amendment in fresh:
+        refusal = _refusal(run, undecided, last, amendment, reader, peers, doors.chain)
         if refusal is None:
             try:
                 followed = followed.amended([amendment])
@@ -139,13 +138,13 @@ def settled(run: Run, undecided: int, doors: Doors, file: RunFile, time: Time = 
     # Until its block has come the owner may take one back, unless one that builds on it is settled.
     while followed.head not in known and followed.settled_by(followed.amendments[-1]) > last:
         followed = Run(followed.first, followed.amendments[:-1])
-    if followed.head != run.head:
-        file.save(followed)
-        _mirror(followed.amendments[len(run.amendments) :], doors)
+    _mirror(followed.amendments[len(run.amendments) :], doors)
     return followed
 
 
-def adopted(run: Run, heads: Sequence[tuple[int, Digest]], doors: Doors, file: RunFile, time: Time = REAL) -> Run:
+def adopted(
+    run: Run, heads: Sequence[tuple[int, Digest]], doors: Doors, read: dict[Digest, bytes], time: Time = REAL
+) -> Run:
     """The run as the chain of agreed records says, given (round, head) of its links, oldest first: ours, where it
     agrees. To be saved (`RunFile.save`) once the state that follows from it has been reproduced.
 
@@ -157,8 +156,8 @@ def adopted(run: Run, heads: Sequence[tuple[int, Digest]], doors: Doors, file: R
     owner, first = run.first.owner_id, Run(run.first)
     head = doors.chain.finalized().block
     peers = doors.chain.peers(head)
-    file.read.update({amendment.digest: amendment.to_bytes() for amendment in run.amendments})
-    reader = Reader(owner, peers, doors.open_pointer, file.read, MAX_AMENDMENTS, time)
+    read.update({amendment.digest: amendment.to_bytes() for amendment in run.amendments})
+    reader = Reader(owner, peers, doors.open_pointer, read, MAX_AMENDMENTS, time)
     try:
         _, chain = reader.chain(heads[-1][1], [run.id])
         told = first.amended(chain)
@@ -166,8 +165,8 @@ def adopted(run: Run, heads: Sequence[tuple[int, Digest]], doors: Doors, file: R
         raise OutOfSync(f"the chain of records names amendments that are not the run's: {fault}") from None
     if any(told.head_at(round) != head for round, head in heads):
         raise OutOfSync("the chain of records names other amendments than hold in its rounds")
-    for at, amendment in enumerate(chain):
-        if run.settled_by(amendment) <= head and _stood(run, amendment, chain[at:], peers, doors.chain) is False:
+    for amendment in chain:
+        if run.settled_by(amendment) <= head and _stood(run, amendment, reader, peers, doors.chain) is False:
             raise OutOfSync(f"the chain of records names an amendment for round {amendment.from_round} that came late")
     logger.info("the chain of records says which amendments are in force: {count}", count=len(chain))
     return told
@@ -179,39 +178,34 @@ def owner_slot(owner: PeerId, peers: Iterable[Peer]) -> Slot | None:
 
 
 def _refusal(
-    run: Run,
-    undecided: int,
-    last: int,
-    amendment: Amendment,
-    onwards: Sequence[Amendment],
-    peers: Sequence[Peer],
-    chain: Chain,
+    run: Run, undecided: int, last: int, amendment: Amendment, reader: Reader, peers: Sequence[Peer], chain: Chain
 ) -> str | None:
-    """Why an amendment that the owner's slot names as of block `last`, itself or by the last of `onwards`, is not taken
-    up."""
+    """Why an amendment to which the owner's slot leads as of block `last` is not taken up."""
     if amendment.from_round < undecided:
         return "its bytes were not to be had before that round was decided"
     block = run.settled_by(amendment)
     if block >= last:
         return None
-    stood = _stood(run, amendment, onwards, peers, chain)
+    stood = _stood(run, amendment, reader, peers, chain)
     if stood is None:
-        return f"this chain node no longer knows whether it stood in block {block}; the chain of records will tell"
+        return f"it cannot be known here whether it stood in block {block}; the chain of records will tell"
     return None if stood else f"it came after block {block}"
 
 
-def _stood(
-    run: Run, amendment: Amendment, onwards: Sequence[Amendment], peers: Sequence[Peer], chain: Chain
-) -> bool | None:
-    """Whether the owner's slot named the amendment, or one of those that build on it, as of the block that decides;
-    None when this chain node has pruned that block."""
+def _stood(run: Run, amendment: Amendment, reader: Reader, peers: Sequence[Peer], chain: Chain) -> bool | None:
+    """Whether the owner's slot, as of the block that decides, named the amendment or one that builds on it; None when
+    this chain node has pruned that block, or when what was named is not to be had."""
     try:
         named = _named(run.first.owner_id, run.settled_by(amendment), peers, chain)
+        return named is not None and reader.chain(named, [amendment.digest, run.id])[0] == amendment.digest
     except ChainError as fault:
         if fault.code != STATE_PRUNED:
             raise
         return None
-    return named in {later.digest for later in onwards}
+    except StorageError:
+        return None
+    except InvalidMessage:
+        return False
 
 
 def _named(owner: PeerId, block: int, peers: Sequence[Peer], chain: Chain) -> Digest | None:

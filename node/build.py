@@ -48,7 +48,8 @@ def build(config: NodeConfig, name: str, home: Path, ranks: Ranks) -> Built:
     doors = open_doors(config, line, local=run.first.local)
     store = StateStore(home, run.id)
     saved = store.load()
-    run = settled(run, saved.round if saved is not None else 0, doors, store.run)
+    run = settled(run, saved.round if saved is not None else 0, doors, store.run.read)
+    store.run.save(run)
     head = doors.chain.finalized().block
     round = max(0, run.clock.round_at(head))
     runs.require_protocol(run, round)

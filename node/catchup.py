@@ -98,7 +98,7 @@ def catch_up(node: "Node") -> None:
         assert claim is not None
         theta, previous = claim
         newcomers = node.doors.chain.peers(node.head())
-        node.run = settled(node.run, node.saved.round, node.doors, node.store.run)
+        node.follow(settled(node.run, node.saved.round, node.doors, node.store.run.read))
         sources = Sources(newcomers, node.doors.open_pointer)
         for start in _starts(node, target, sources):
             try:
@@ -249,23 +249,11 @@ def _checkpoint(node: "Node", bucket: Bucket, holder: PeerId, round: int) -> Sta
 def _replay(node: "Node", start: Start, newest: int, theta: Digest, previous: Digest, sources: Sources) -> None:
     """Apply the records between `start` and `newest`; commits only a state that hashes to `theta`."""
     steps = _walk(node, start, previous, sources)
-    run = node.run
-    node.run = adopted(run, [(step.round, step.head) for step in steps], node.doors, node.store.run)
-    try:
-        _apply_all(node, start, newest, theta, previous, steps, sources)
-    except MurmurError:
-        node.run = run
-        raise
-    node.store.run.save(node.run)
-
-
-def _apply_all(
-    node: "Node", start: Start, newest: int, theta: Digest, previous: Digest, steps: Sequence[Step], sources: Sources
-) -> None:
+    run = adopted(node.run, [(step.round, step.head) for step in steps], node.doors, node.store.run.read)
     node.load_consensus(start.state, start.fetch)
     began = time.monotonic()
     for done, step in enumerate(steps):
-        spec = node.run.spec_at(step.round)
+        spec = run.spec_at(step.round)
         opened = gather_pinned(
             spec,
             node.run.id,
@@ -288,6 +276,7 @@ def _apply_all(
         raise OutOfSync(f"replayed state does not hash to the theta that round {newest} names on chain")
     # Of rounds before a checkpoint's nobody tells us which were void. What may have been applied is not sent twice.
     own = _given_back(node, newest, {*range(start.round), *(step.round for step in steps)})
+    node.follow(run)
     node.save(round=newest, consensus=node.save_consensus(), link=previous, own=own)
     node.events.emit("caught_up", newest, origin=start.origin, applied=len(steps), theta=theta.hex())
 

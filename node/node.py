@@ -143,7 +143,7 @@ class Node:
             if self.head() < self.clock.attest_by(current):
                 self.wait_for(self.clock.attest_by(current), f"the selection of round {current}")
             # As of now, not of `current`: a round that nobody can finish is declared void only later.
-            self.run = settled(self.run, current, self.doors, self.store.run)
+            self.follow(settled(self.run, current, self.doors, self.store.run.read))
             runs.require_protocol(self.run, current + 1)
             try:
                 applied.append(self._apply(current))
@@ -159,6 +159,12 @@ class Node:
                     self.stop_prefetch()
                     rmtree(self.cache, ignore_errors=True)
         return applied
+
+    def follow(self, run: Run) -> None:
+        """Take up what `settled` or `adopted` gave: saved first, so that a restart follows it too."""
+        if run.head != self.run.head:
+            self.store.run.save(run)
+        self.run = run
 
     def agreed_selection(self, round: int) -> Agreed:
         """The round's agreed record, or that it is void: a predicate over finalised chain state only."""

@@ -4,27 +4,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Never
 
-from node.adapters import Doors, Line, Opener
+from node import run as runs
+from node.adapters import Doors, Opener, opener, owner_opener
+from node.amendments import settled
 from node.config import NetworkConfig
 from protocol.errors import AccessDenied, OutOfSync
 from protocol.ports import Chain, Multipart, ObjectFacts, Verify
+from protocol.run import Run
 from protocol.types import Header, Peer, PeerId, Pointer, Uid
 
 _NOWHERE = Pointer("https://nowhere.invalid", "none", "none", "none")
 
 
-def connect(config: NetworkConfig) -> Line:
-    """The chain as somebody sees it who only reads. Raises ConfigError for what the operator has to fix."""
+def open_run(config: NetworkConfig, home: Path) -> tuple[Doors, Run]:
+    """The run that the configuration names, and the doors of somebody who only reads it. What is saved in `home` is
+    used, and left as it is: a node may live there. Raises what runs.find_run raises."""
     from chain.adapter import open_chain
     from chain.keys import verify
 
     chain = open_chain(config.network, config.netuid, None, call_timeout_seconds=config.call_timeout_seconds)
-    return Line(chain, _Nobody(), verify)
+    run = runs.find_run(config, chain, owner_opener(config), home)
+    doors = reading(chain, verify, opener(local=run.first.local))
+    return doors, settled(run, 0, doors, {})
 
 
-def reading(chain: Chain, verify: Verify, opener: Opener) -> Doors:
+def reading(chain: Chain, verify: Verify, open_pointer: Opener) -> Doors:
     """Doors without anything of one's own behind them."""
-    return Doors(chain, _Nobody(), verify, _NoBucket(), _NOWHERE, opener)
+    return Doors(chain, _Nobody(), verify, _NoBucket(), _NOWHERE, open_pointer)
 
 
 class AsOf:

@@ -139,11 +139,11 @@ def _published_run(
     read: dict[Digest, bytes],
 ) -> Run:
     """The saved run that the owner's digest leads to, else the first spec that it leads back to."""
+    peers = chain.peers(chain.finalized().block)
     try:
         owner_id = peer_id(owner)
     except ValueError as fault:
         raise ConfigError(f"--owner: {fault}") from None
-    peers = chain.peers(chain.finalized().block)
     slot = owner_slot(owner_id, peers)
     named = slot.amendment if slot is not None else None
     genesis = chain.genesis().hex()

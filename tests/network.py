@@ -365,7 +365,8 @@ class FakeNetwork:
         doors = self.doors(member)
         first = Run(self.spec)
         saved = store.load()
-        run = settled(store.run.load() or first, saved.round if saved else 0, doors, store.run)
+        run = settled(store.run.load() or first, saved.round if saved else 0, doors, store.run.read)
+        store.run.save(run)
         zeros = {name: torch.zeros(shape) for name, shape in first.first.model.shapes().items()}
         replica = Replica(first.first, zeros)
         return Node(run, doors, replica, store, Events(member.home / "events.jsonl", member.name))
