@@ -11,7 +11,7 @@ from protocol.errors import ChainError
 from protocol.messages import encode_document, encode_link, encode_statement, parse_document
 from protocol.types import Digest, Record
 from tests.fakes.chain import fake_verify
-from tests.network import FakeNetwork
+from tests.network import OWNER, FakeNetwork
 from training import checkpoint
 from training.replica import Replica, genesis_theta
 
@@ -117,6 +117,25 @@ def test_a_forged_record_is_refused_and_the_true_one_of_the_next_validator_is_us
         lie = encode_link(encode_statement(Record(3, 1, Digest(bytes(32)), Digest(bytes(32)))), (), network.run.id)
         forger.put(key, lie, timeout_seconds=1)
     assert join(network).startswith("the checkpoint of round")
+
+
+def test_a_joiner_whose_chain_node_has_pruned_it_learns_an_amendment_from_the_chain_of_records(
+    networks: Networks,
+) -> None:
+    network = networks(miners=2, keep_blocks=45)
+    network.start("validator", "miner-1")
+    network.run_until(1)
+    amendment = network.amend(from_round=3, changes={"outer": {"alpha": 0.25}})
+    network.run_until(5)
+    # Written again, so that the slot itself no longer says since when it names this amendment.
+    network._publish(OWNER.peer, "owner", amendment.digest)
+    network.world.step(1)
+    network.start("miner-2")
+    network.run_until(7)
+    joiner = network["miner-2"]
+    assert joiner.node.run.head == amendment.digest
+    assert joiner.events("caught_up")
+    assert joiner.thetas()[6] == network["miner-1"].thetas()[6]
 
 
 def test_a_joiner_in_a_round_that_nobody_speaks_for_starts_at_the_last_that_somebody_did(networks: Networks) -> None:
