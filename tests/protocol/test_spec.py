@@ -297,10 +297,48 @@ def test_amendments_can_be_added_one_by_one_or_together(run: Run) -> None:
 
 def test_amendments_that_do_not_follow_one_another_are_refused(run: Run) -> None:
     first, second = chain_of(run, {"from_round": 3}, {"from_round": 4})
-    (backwards,) = chain_of(run.amended([first]), {"from_round": 2})
-    for broken in ([second], [second, first], [first, first], [first, backwards]):
+    for broken in ([second], [second, first], [first, first]):
         with pytest.raises(ConfigError, match="do not follow one another"):
             run.amended(broken)
+
+
+def test_one_for_a_far_round_shuts_out_none_that_follow(run: Run) -> None:
+    far = {"from_round": 2**32 - 1, "changes": {"outer": {"alpha": 0.1}, "gauntlet": {"burn_share": 1.0}}}
+    near = {"from_round": 4, "changes": {"outer": {"alpha": 0.5}}}
+    amended = run.amended(chain_of(run, far, near))
+    assert [amended.spec_at(r).outer.alpha for r in (3, 4, 2**32 - 2)] == [1.0, 0.5, 0.5]
+    last = amended.spec_at(2**32 - 1)
+    assert (last.outer.alpha, last.gauntlet.burn_share) == (0.5, 1.0), "in the order of publication"
+
+
+@given(rounds=st.lists(st.integers(1, 6), max_size=6), values=st.lists(st.integers(1, 9), min_size=6, max_size=6))
+def test_a_rounds_spec_is_the_first_one_with_all_that_hold_by_then_in_order(
+    rounds: list[int], values: list[int]
+) -> None:
+    run = Run(toy_spec())
+    fields = ("peak_lr", "final_lr", "clip")
+    changes = [{fields[at % 3]: values[at] / 10} for at in range(len(rounds))]
+    amended = run.amended(
+        chain_of(run, *({"from_round": r, "changes": {"inner": c}} for r, c in zip(rounds, changes, strict=True)))
+    )
+    for round in range(8):
+        table = run.first.model_dump(mode="json")
+        head = run.id
+        for amendment in amended.amendments:
+            if amendment.from_round <= round:
+                table["inner"] |= amendment.changes["inner"]
+                head = amendment.digest
+        assert amended.spec_at(round) == RunSpec.model_validate(table)
+        assert amended.head_at(round) == head
+
+
+def test_an_amendment_cannot_void_from_a_block_before_its_own_round(run: Run) -> None:
+    starts = run.clock.start(8)
+    (good,) = chain_of(run, {"from_round": 8, "void_round": 7, "void_from_block": starts})
+    assert run.amended([good]).voided(7, starts)
+    (early,) = chain_of(run, {"from_round": 8, "void_round": 7, "void_from_block": starts - 1})
+    with pytest.raises(ConfigError, match="holds only from block"):
+        run.amended([early])
 
 
 @pytest.mark.parametrize("table", ["clock", "model", "compression", "data", "name", "owner"])
@@ -327,7 +365,7 @@ def test_an_amendment_that_makes_no_valid_spec_is_refused(run: Run, changes: dic
 
 
 def test_a_record_is_void_from_the_stated_height_on_and_no_other_round_is(run: Run) -> None:
-    amended = run.amended(chain_of(run, {"from_round": 8, "void_round": 7, "void_from_block": 400}))
+    amended = run.amended(chain_of(run, {"from_round": 9, "void_round": 7, "void_from_block": 400}))
     assert [amended.voided(7, block) for block in (0, 399, 400, 10**6)] == [False, False, True, True]
     assert not amended.voided(6, 10**6)
     assert not amended.voided(8, 10**6)
