@@ -116,9 +116,8 @@ def catch_up(node: "Node") -> None:
                 # Nobody has stated anything since: those rounds have no record, so they changed nothing.
                 node.save(round=newest, own=_given_back(node, newest, set()))
             return
-        theta, previous = claimed_start(node.run, target, node.doors.chain.peers(node.clock.commit_by(target)), peers)[
-            0
-        ]
+        commit = node.doors.chain.peers(node.clock.commit_by(target))
+        theta, previous = claimed_start(node.run, target, commit, peers)[0]
         newcomers = node.doors.chain.peers(node.head())
         node.run = runs.refreshed(node.run, newcomers, node.doors)
         sources = Sources(newcomers, node.doors.open_pointer)

@@ -223,13 +223,13 @@ def test_a_chain_that_fails_in_the_middle_of_a_replay_leaves_our_own_state_in_pl
 
     monkeypatch.setattr(catchup, "_newest_decided", lambda node: 5)
     monkeypatch.setattr(catchup, "_newest_stated", lambda *_: 5)
-    monkeypatch.setattr(catchup, "claimed_start", lambda *_: ("theta", "previous"))
+    monkeypatch.setattr(catchup, "claimed_start", lambda *_: (("theta", "previous"),))
     monkeypatch.setattr(catchup, "_starts", lambda *_: iter([SimpleNamespace(origin="genesis")]))
     monkeypatch.setattr(catchup, "_replay", replay)
     monkeypatch.setattr(catchup.runs, "refreshed", lambda run, *_: run)
     node = SimpleNamespace(
         doors=SimpleNamespace(chain=SimpleNamespace(peers=lambda block: ()), open_pointer=None),
-        clock=SimpleNamespace(attest_by=lambda round: round),
+        clock=SimpleNamespace(attest_by=lambda round: round, commit_by=lambda round: round),
         run=None,
         head=lambda: 9,
         saved=SimpleNamespace(round=1, consensus="our own"),
