@@ -195,7 +195,7 @@ def test_a_record_stands_while_few_of_those_it_names_are_worthless(worthless, na
 
 
 @given(st.lists(st.sampled_from([GOOD, WORTHLESS, UNSEEN, None]), min_size=1, max_size=8), st.integers(0, 9))
-def test_what_a_book_would_name_itself_it_never_vetoes(records, round):
+def test_what_a_book_would_name_itself_it_always_approves(records, round):
     book = replace(book_of(*records), round=round - 1)
     named = standing(book, PEERS, SPEC, round, COMMIT_HASH).contributing
     if named:
