@@ -57,7 +57,6 @@ def catch_up(follower: Follower, held: Held) -> bool:
     may be anybody's invention, records and payloads included. The claim may be false all the same, so the caller goes
     on with what it has and tries again in a later round.
     """
-<<<<<<< HEAD
     newest = _newest_decided(follower)
     if newest < 0:
         return True
@@ -71,23 +70,6 @@ def catch_up(follower: Follower, held: Held) -> bool:
     sources = follower.sources()
     for claim in followed:
         for start in _starts(follower, held, target, sources):
-=======
-    while True:
-        newest = _newest_decided(node)
-        peers = node.doors.chain.peers(node.clock.attest_by(newest)) if newest >= 0 else ()
-        target = _newest_stated(node, newest, peers)
-        if target < node.saved.round:
-            if node.saved.round < newest:
-                # Nobody has stated anything since: those rounds have no record, so they changed nothing.
-                node.save(round=newest, own=_given_back(node, newest, set()))
-            return
-        commit = node.doors.chain.peers(node.clock.commit_by(target))
-        theta, previous = claimed_start(node.run, target, commit, peers)[0]
-        newcomers = node.doors.chain.peers(node.head())
-        node.run = runs.refreshed(node.run, newcomers, node.doors)
-        sources = Sources(newcomers, node.doors.open_pointer)
-        for start in _starts(node, target, sources):
->>>>>>> h2
             try:
                 _replay(follower, held, start, target, *claim, sources)
                 return True

@@ -53,13 +53,8 @@ class KeepsNothing(Keeper):
         pass
 
 
-<<<<<<< HEAD
 class RanksTheLastFirst(Scores):
     """Selects the peer that others rank last, and mirrors it, so that there is no reason for a veto."""
-=======
-class NamesTheLast(Validator):
-    """Selects the peer that others rank last, and mirrors it, so that there is no reason not to approve."""
->>>>>>> h2
 
     def rank(self, round: int, checked: Any) -> Ranking:
         ranking = super().rank(round, checked)
@@ -69,24 +64,11 @@ class NamesTheLast(Validator):
 class ApprovesNothing(Vote):
     """Leads nothing and approves nothing."""
 
-<<<<<<< HEAD
     def propose(self, *arguments: Any, **named: Any) -> None:
         pass
 
     def approves(self, *arguments: Any, **named: Any) -> bool:
         return False
-=======
-class ApprovesNothing(Validator):
-    """Leads nothing and approves no slot."""
-
-    def lead(self, *arguments: Any, **named: Any) -> None:
-        pass
-
-    def attest(self, round: int, gathered: Any, checked: Any) -> None:
-        clock = self.node.clock
-        self.node.wait_for(clock.slot(round, clock.leader_slots - 1)[1], "the slots")
-        self.state(round, attestation_for(round, (), self.node.replica.digest(), self.node.saved.link))
->>>>>>> h2
 
 
 def led(network: FakeNetwork, names: Sequence[str], round: int) -> Mapping[int, str]:
@@ -140,17 +122,10 @@ def test_bytes_that_only_the_leader_selects_outlive_the_leaders_copies(networks:
     assert network["miner-1"].round > round + 1
 
 
-<<<<<<< HEAD
 def test_dust_cannot_keep_a_giant_from_agreeing(networks: Networks) -> None:
     network = networks(miners=2, validators={"big": 10**15, "dust": 1})
     network.start("big", "miner-1", "miner-2")
     network.start("dust", role=with_parts(ApprovesNothing))
-=======
-def test_dust_that_approves_nothing_stops_no_giant(networks: Networks) -> None:
-    network = networks(miners=2, validators={"big": 10**15, "dust": 1})
-    network.start("big", "miner-1", "miner-2")
-    network.start("dust", role=ApprovesNothing)
->>>>>>> h2
     network.run_until(5)
     assert not set(range(1, 5)) & set(network["big"].voids())
     assert network.assert_agreement()

@@ -5,11 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from gauntlet.agreement import STATEMENT_ROUNDS
-<<<<<<< HEAD
-=======
-from neurons.validator import Validator
-from node.node import Node
->>>>>>> h2
 from protocol import keys
 from protocol.types import Attestation, Digest, PeerId, Record, hotkey
 from rounds.collect import Collector
@@ -39,18 +34,10 @@ def test_of_two_equal_validators_one_goes_on_alone_once_the_word_of_the_other_is
     network.start()
     network.run_until(1)
     network.kill("first")
-<<<<<<< HEAD
     network.run_until(STATEMENT_ROUNDS + 4)
     assert_one_branch(network, STATEMENT_ROUNDS + 3)
     # It has half of the stake, and counts for so many rounds after its last word.
     assert all(1 <= round <= STATEMENT_ROUNDS + 1 for round in network["second"].voids())
-=======
-    last = 2 + STATEMENT_ROUNDS
-    network.run_until(last + 1)
-    assert_one_branch(network, last)
-    assert 1 <= len(network["second"].voids()) <= STATEMENT_ROUNDS + 1
-    assert last not in network["second"].voids()
->>>>>>> h2
 
 
 class Liar(Vote):
