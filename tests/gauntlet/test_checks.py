@@ -160,6 +160,16 @@ def test_norms_are_judged_against_the_slow_average_once_there_is_one():
     assert check([miner.gathered() for miner in HONEST], outer=inside).rejected == {}
 
 
+def test_a_majority_of_dust_is_out_of_bounds_in_a_first_round_whose_norms_were_measured():
+    dust = [Miner(20 + number, scale=1e-3) for number in range(4)]
+    items = [miner.gathered() for miner in (*HONEST, *dust)]
+    norms = Miner(7, seed=77).update.norms
+    result = check(items, outer=OuterState(0, norms.tensors, norms.whole))
+    assert {peer: r.reason for peer, r in result.rejected.items()} == {miner.id: Reason.NORM for miner in dust}
+    # What the measurement is for: the median of whoever is registered is the crowd's.
+    assert set(check(items).rejected) == {miner.id for miner in HONEST}
+
+
 def test_two_equal_payloads_of_a_round_are_both_copies():
     twin = Miner(4, seed=1)
     result = check([*(miner.gathered() for miner in HONEST), twin.gathered()])
