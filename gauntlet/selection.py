@@ -114,11 +114,11 @@ def tolerable(
     round: int,
     twins: Twins = NO_TWINS,
 ) -> bool:
-    """Whether a validator with this book lets a record stand that names these peers: no two twins; at most `veto_share`
+    """Whether a validator with this book approves a record that names these peers: no two twins; at most `doubt_share`
     of them doubted, or one where that is less; never all of them (docs/decisions/0016-vetoes-by-the-book.md)."""
     if any(not twins.get(peer, frozenset()).isdisjoint(named) for peer in named):
         return False
-    allowed = min(len(named) - 1, max(1, int(spec.veto_share * len(named))))
+    allowed = min(len(named) - 1, max(1, int(spec.doubt_share * len(named))))
     return len(doubted(book, named, passed, spec, round)) <= allowed
 
 
