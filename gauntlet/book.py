@@ -29,6 +29,9 @@ SHOWN = 0.5
 SEEN_ENOUGH = 3
 """Evaluations after which a proof can make up for a score."""
 
+REGAINED = 0.125
+"""Of a round's patience (gauntlet/observed.py): what an observed round gives back."""
+
 
 @dataclass(frozen=True, slots=True)
 class PeerRecord:
@@ -64,8 +67,9 @@ class PeerRecord:
 class ScoreBook:
     """`round` is the last one folded, -1 in a fresh book; `unit`, `usual_score` and `score_variance` the running honest
     gap, honest LossScore on unassigned data and how much honest ones differ (squared), for rounds in which too few are
-    evaluated to tell; `remembered` names the payloads of the last `copy_rounds` rounds, whose records stand
-    elsewhere."""
+    evaluated to tell; `remembered` names the payloads of the last `copy_rounds` rounds, whose records stand elsewhere;
+    `unobserved` how many rounds were passed over because peers were unreadable, less what the observed ones since gave
+    back (gauntlet/observed.py)."""
 
     round: int = -1
     peers: Mapping[PeerId, PeerRecord] = field(default_factory=dict)
@@ -73,6 +77,7 @@ class ScoreBook:
     usual_score: Average = NOTHING
     score_variance: Average = NOTHING
     remembered: tuple[Remembered, ...] = ()
+    unobserved: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +186,7 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
         book.usual_score.push(usual_score, spec.unit_decay) if evaluated else book.usual_score,
         book.score_variance.push(score_variance, spec.unit_decay) if evaluated else book.score_variance,
         tuple(past for past in remembered if past.round >= kept_from),
+        max(0.0, book.unobserved - REGAINED),
     )
 
 
@@ -206,6 +212,7 @@ def to_json(book: ScoreBook) -> bytes:
             "score_variance": _average_body(book.score_variance),
             "peers": {peer.hex(): _record_body(record) for peer, record in book.peers.items()},
             "remembered": [[past.round, past.peer.hex(), past.payload.hex()] for past in book.remembered],
+            "unobserved": book.unobserved,
         }
     )
 
@@ -223,6 +230,7 @@ def from_json(data: bytes) -> ScoreBook:
             _average(body["usual_score"]),
             _average(body["score_variance"]),
             _remembered(body["remembered"]),
+            _number(body["unobserved"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InvalidMessage("book: a field is missing or of a wrong type") from None

@@ -13,6 +13,7 @@ from gauntlet.average import Average
 from gauntlet.book import PeerRecord, ScoreBook, eligible, from_json, to_json
 from gauntlet.checks import Checked, Gathered
 from gauntlet.loss import Evaluation
+from gauntlet.observed import PATIENCE_ROUNDS, Unobserved
 from gauntlet.selection import Ranking, peer_score
 from gauntlet.sketch import Remembered
 from protocol.errors import InvalidMessage
@@ -32,7 +33,7 @@ from protocol.types import (
     peer_id,
 )
 
-E = TypeVar("E", Reason, Standing)
+E = TypeVar("E", Reason, Standing, Unobserved)
 
 MAX_DETAIL_CHARACTERS = 300
 _LARGEST = 1e6
@@ -83,7 +84,8 @@ class Report:
 
     `rows`: every hotkey registered at D. `before`, `after`: the book by which the round was judged and the one after
     its fold; of these hotkeys only, and without `remembered`. `gone`: how many hotkeys of the book that were ever
-    evaluated are not registered any more. `history`: what the book before remembered.
+    evaluated are not registered any more. `history`: what the book before remembered. `unobserved`: why nothing was
+    evaluated, folded and paid, None in an observed round.
     """
 
     round: int
@@ -93,6 +95,7 @@ class Report:
     gone: int
     history: tuple[Remembered, ...]
     paid: Paid
+    unobserved: Unobserved | None = None
 
     def named(self, spec: GauntletSpec) -> dict[str, Any]:
         """What people look at: hotkey -> uid, outcome and numbers after the round. Losses in nats a token, the proof in
@@ -114,6 +117,7 @@ class Report:
             "reveals": {hotkey(peer): row.reveal.hex() for peer, row in self.rows.items() if row.reveal is not None},
             "payloads": {hotkey(p): row.payload.hex() for p, row in self.rows.items() if row.payload is not None},
             "paid": {"block": self.paid.block, "set_in": self.paid.set_in},
+            "unobserved": self.unobserved,
         }
 
 
@@ -127,6 +131,7 @@ def round_report(
     before: ScoreBook,
     after: ScoreBook,
     paid: Paid,
+    unobserved: Unobserved | None = None,
 ) -> Report:
     """The report of a round as it was played. `peers`: everyone registered at D; `before` and `after` its fold."""
     reveals = {item.peer.id: item.reveal for item in gathered}
@@ -147,7 +152,7 @@ def round_report(
             twins=tuple(sorted(checked.twins.get(peer.id, ()))),
         )
     gone = sum(record.evaluations > 0 for peer, record in before.peers.items() if peer not in rows)
-    return Report(round, rows, _of(before, rows), _of(after, rows), gone, before.remembered, paid)
+    return Report(round, rows, _of(before, rows), _of(after, rows), gone, before.remembered, paid, unobserved)
 
 
 def _of(book: ScoreBook, peers: Collection[PeerId]) -> ScoreBook:
@@ -204,7 +209,7 @@ def parse_report(body: Any, round: int) -> Report:
     """
     try:
         fields = _table(body)
-        names = {"round", "peers", "before", "after", "gone", "history", "reveals", "payloads", "paid"}
+        names = {"round", "peers", "before", "after", "gone", "history", "reveals", "payloads", "paid", "unobserved"}
         if fields.keys() != names or fields["round"] != round:
             raise InvalidMessage("report: other fields, or another round, than a report of this round has")
         reveals = {_peer(name): _bytes(value, REVEAL_BYTES) for name, value in _table(fields["reveals"]).items()}
@@ -214,7 +219,8 @@ def parse_report(body: Any, round: int) -> Report:
         if not {*reveals, *payloads} <= rows.keys():
             raise InvalidMessage("report: a key or payload of a hotkey that it does not list")
         before, after = _book(fields["before"], rows), _book(fields["after"], rows)
-        if not before.round < round or after.round != round:
+        unobserved = None if fields["unobserved"] is None else _one_of(Unobserved, fields["unobserved"])
+        if not before.round < round or after.round != (round if unobserved is None else before.round):
             raise InvalidMessage("report: its books are not those before and after the round")
         history = tuple(_remembered(value, round) for value in _list(fields["history"]))
         if list(history) != sorted(set(history)):
@@ -223,7 +229,14 @@ def parse_report(body: Any, round: int) -> Report:
         set_in = None if paid["set_in"] is None else _count(paid["set_in"])
         shares = {peer: row.weight for peer, row in rows.items() if row.weight}
         return Report(
-            round, rows, before, after, _count(fields["gone"]), history, Paid(_count(paid["block"]), set_in, shares)
+            round,
+            rows,
+            before,
+            after,
+            _count(fields["gone"]),
+            history,
+            Paid(_count(paid["block"]), set_in, shares),
+            unobserved,
         )
     except (KeyError, TypeError, ValueError):
         raise InvalidMessage("report: a field is missing, of a wrong type or out of range") from None
@@ -270,6 +283,7 @@ def _book(body: Any, peers: Collection[PeerId]) -> ScoreBook:
         raise InvalidMessage("report: a book that remembers payloads, or with hotkeys that the report does not list")
     for average in (book.unit, book.usual_score):
         _check(average)
+    _number(book.unobserved, 0.0, PATIENCE_ROUNDS)
     for record in book.peers.values():
         for average in (record.gaps, record.units, record.scores, record.usual_scores, record.assigned_scores):
             _check(average)

@@ -277,7 +277,8 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
         return Audited(validator, None, (Finding(Topic.REPORT, Verdict.UNCHECKED, text),))
     earlier = _report(archive, validator, report.before.round)
     since = max(report.before.round + 1, facts.round - LOOK_BACK_ROUNDS)
-    skipped = (r for r in range(facts.round - 1, since - 1, -1) if _report(archive, validator, r) is not None)
+    later = ((r, _report(archive, validator, r)) for r in range(facts.round - 1, since - 1, -1))
+    skipped = (r for r, found in later if found is not None and found.unobserved is None)
     claim = Claim(
         validator,
         report,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from node import follower
+from node import follower, patient
 from node.adapters import Doors
 from node.amendments import settled
 from node.events import Events, read_events
@@ -242,7 +242,8 @@ class Member:
 
 
 class NodeTime(RealTime):
-    """Real time, in which a node that pauses does not keep the others from their next block."""
+    """Real time, in which a node that pauses, or waits for what others are to publish, does not keep the others from
+    their next block."""
 
     def __init__(self, network: "FakeNetwork") -> None:
         self._network = network
@@ -549,6 +550,7 @@ def networks(
     monkeypatch.setattr(validators, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(miners, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(follower, "STALL_SECONDS", 0.02)
+    monkeypatch.setattr(patient, "PAUSE_SECONDS", 0.02)
     made: list[FakeNetwork] = []
 
     def make(**options: Any) -> FakeNetwork:
