@@ -49,7 +49,7 @@ PLANNED_SECONDS = 0.12
 BUSY_SECONDS = 3.0
 """A node that works longer than this without waiting for a block is not waited for."""
 BESIDE_SECONDS = 0.1
-"""A node's own thread that works longer than this waits for something."""
+"""A node's own thread that works longer than this waits for something: blocks go on, no faster than planned."""
 START_BLOCK = 12
 TIME_OUT = 40.0
 OWNER = FakeSigner("owner")
@@ -276,7 +276,8 @@ class _Condition(threading.Condition):
         if super().wait(min(BESIDE_SECONDS, BESIDE_SECONDS if timeout is None else timeout)):
             return True
         with self._network.waiting():
-            return super().wait(0.01 if until is None else min(0.01, max(0.0, until - time.monotonic())))
+            left = PLANNED_SECONDS if until is None else max(0.0, until - time.monotonic())
+            return super().wait(min(PLANNED_SECONDS, left))
 
 
 class _Beside(threading.Thread):
@@ -290,7 +291,7 @@ class _Beside(threading.Thread):
         super().join(BESIDE_SECONDS if timeout is None else timeout)
         while timeout is None and self.is_alive():
             with self._network.waiting():
-                super().join(0.01)
+                super().join(PLANNED_SECONDS)
 
 
 class FakeNetwork:
