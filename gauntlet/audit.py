@@ -120,6 +120,9 @@ def _checks(again: Replay) -> Iterator[Finding]:
             yield Finding(Topic.CHECKS, Verdict.OBSERVED, "UNREVEALED: no key was readable by block V", peer)
         elif row.payload != payloads.get(peer):
             yield _differs(Topic.CHECKS, "another payload is remembered than the committed one", peer)
+        elif again.twins.get(peer) != again.checked.twins.get(peer):
+            text = "other hotkeys are said to have sent the same than have by the public bytes"
+            yield _differs(Topic.CHECKS, text, peer) if again.whole else _unchecked(Topic.CHECKS, text, peer)
     lost = len(again.compared) - len(again.claim.sketches)
     if lost:
         yield _unchecked(Topic.CHECKS, f"{lost} payloads of earlier rounds are gone: copies of them go unseen")
@@ -222,7 +225,7 @@ def _before(again: Replay) -> Iterator[Finding]:
         text = f"the report of round {report.before.round} is not to be had: the book before is taken as stated"
         yield _unchecked(Topic.BOOK, text)
         return
-    for name in ("unit", "usual_score", "void_rounds"):
+    for name in ("unit", "usual_score"):
         if getattr(report.before, name) != getattr(earlier.after, name):
             yield _differs(Topic.BOOK, f"{name} before the round is not what round {earlier.round} left")
     for peer in sorted(report.rows.keys()):
@@ -277,6 +280,7 @@ def _after(again: Replay) -> Iterator[Finding]:
             cast("Mapping[PeerId, Submission]", dict.fromkeys(again.passed)),
             {p: Rejection(p, row.rejected, "") for p, row in again.rows.items() if row.rejected is not None},
             frozenset(p for p, peer in again.facts.judged.items() if commitment(peer, again.facts.round, last)),
+            again.twins,
             {},
         ),
         again.evaluated,
@@ -290,8 +294,6 @@ def _after(again: Replay) -> Iterator[Finding]:
         theirs, ours = getattr(stated, name), getattr(expected, name)
         if not same([theirs.value, theirs.weight], [ours.value, ours.weight]):
             yield _differs(Topic.BOOK, f"{name} {theirs.value:.6g} stated, {ours.value:.6g} by the fold")
-    if stated.void_rounds != expected.void_rounds:
-        yield _differs(Topic.BOOK, "its void rounds are not those of the chain")
     if stated.unobserved != expected.unobserved:
         yield _differs(Topic.BOOK, f"patience {stated.unobserved:.6g} stated, {expected.unobserved:.6g} follows")
     for peer in sorted(expected.peers.keys() | stated.peers.keys()):

@@ -21,7 +21,7 @@ OBSERVED_BYTES = (Reason.MISSING, Reason.WRONG_SIZE)
 class Replay:
     """One round of one validator. What its audit's steps need is worked out once, at the start.
 
-    `passed`: the judged peers that the report rejects for nothing. `evaluated`: stated evaluations. `drawn`,
+    `passed`: the judged peers that the report rejects for nothing. `twins`, `evaluated`: as stated. `drawn`,
     `references`: of the round's sample. `examined`: what the fast checks were given again, `checked`: their outcome.
     `ours`: our own evaluations of the drawn peers; `unscored`: why there are none.
     """
@@ -35,13 +35,16 @@ class Replay:
         self.compared = compared(claim.report, self.spec.gauntlet)
         self.passed = sorted(p for p, row in self.rows.items() if p in facts.judged and row.rejected is None)
         self.book = _with_gone(claim.report.before, claim.report.gone)
-        self.ranking: Ranking = standing(self.book, self.passed, self.spec.gauntlet, facts.round, facts.commit_hash)
+        self.twins = {peer: frozenset(row.twins) for peer, row in self.rows.items() if row.twins}
+        self.ranking: Ranking = standing(
+            self.book, self.passed, self.spec.gauntlet, facts.round, facts.commit_hash, self.twins
+        )
         self.evaluated = {p: row.evaluation for p, row in self.rows.items() if row.evaluation is not None}
         seed = Seed(facts.run.id, facts.sample_hash, facts.round, claim.validator)
         contributing = set(self.ranking.contributing)
         self.seed = seed
-        self.drawn = pick(self.book, self.passed, contributing, self.spec.gauntlet, seed)
-        self.references = references(self.drawn, self.passed, contributing, self.spec.gauntlet, seed)
+        self.drawn = pick(self.book, self.passed, contributing, self.spec.gauntlet, seed, self.twins)
+        self.references = references(self.drawn, self.passed, contributing, self.spec.gauntlet, seed, self.twins)
         self.examined = self._examined()
         self.checked = self._checked()
         self.ours, self.unscored = self._evaluations()
@@ -79,7 +82,6 @@ class Replay:
             outer_state=facts.state.outer if facts.state is not None else OuterState.initial(self.spec.layout),
             commit_hash=facts.commit_hash,
             history=self.claim.sketches,
-            void_rounds=self.report.before.void_rounds,
         )
 
     @property

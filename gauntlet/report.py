@@ -19,7 +19,19 @@ from gauntlet.sketch import Remembered
 from protocol.errors import InvalidMessage
 from protocol.messages import REVEAL_BYTES, canonical_json, parse_json
 from protocol.spec import GauntletSpec
-from protocol.types import DIGEST_BYTES, Digest, LossScore, Peer, PeerId, Reason, Standing, Uid, hotkey, peer_id
+from protocol.types import (
+    DIGEST_BYTES,
+    MAX_UIDS,
+    Digest,
+    LossScore,
+    Peer,
+    PeerId,
+    Reason,
+    Standing,
+    Uid,
+    hotkey,
+    peer_id,
+)
 
 E = TypeVar("E", Reason, Standing, Unobserved)
 
@@ -37,6 +49,8 @@ class Row:
     """What the round brought one hotkey. At most one of `rejected`, `standing` and `contributing`; none of them for a
     hotkey that is not judged.
 
+    `twins`: others that passed with (nearly) the same payload.
+
     `contributing`: in this validator's own order, whatever the chain agreed on. `weight`: its share of the pay that the
     validator computed. `reveal`: the signed key that the validator read, whatever came of it. `payload`: sha256 of the
     records, where they are remembered for later rounds.
@@ -51,6 +65,7 @@ class Row:
     evaluation: Evaluation | None = None
     reveal: bytes | None = None
     payload: Digest | None = None
+    twins: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +100,10 @@ class Report:
     def named(self, spec: GauntletSpec) -> dict[str, Any]:
         """What people look at: hotkey -> uid, outcome and numbers after the round. Losses in nats a token, the proof in
         units of the honest gap; what was not finite or not measured is null."""
-        return {hotkey(peer): _row_body(row, self.after.peers.get(peer), spec) for peer, row in self.rows.items()}
+        return {
+            hotkey(peer): _row_body(row, self.before.peers.get(peer), self.after.peers.get(peer), spec)
+            for peer, row in self.rows.items()
+        }
 
     def to_body(self, spec: GauntletSpec) -> dict[str, Any]:
         """Body for protocol.messages.encode_document."""
@@ -131,6 +149,7 @@ def round_report(
             evaluation=evaluations.get(peer.id),
             reveal=reveals.get(peer.id),
             payload=payloads.get(peer.id),
+            twins=tuple(sorted(checked.twins.get(peer.id, ()))),
         )
     gone = sum(record.evaluations > 0 for peer, record in before.peers.items() if peer not in rows)
     return Report(round, rows, _of(before, rows), _of(after, rows), gone, before.remembered, paid, unobserved)
@@ -140,7 +159,7 @@ def _of(book: ScoreBook, peers: Collection[PeerId]) -> ScoreBook:
     return replace(book, peers={p: record for p, record in book.peers.items() if p in peers}, remembered=())
 
 
-def _row_body(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> dict[str, Any]:
+def _row_body(row: Row, before: PeerRecord | None, record: PeerRecord | None, spec: GauntletSpec) -> dict[str, Any]:
     body: dict[str, Any] = {"uid": row.uid, "weight": row.weight}
     if row.rejected is not None:
         body |= {"rejected": str(row.rejected), "detail": row.detail}
@@ -148,6 +167,9 @@ def _row_body(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> dict[s
         body["standing"] = str(row.standing)
     elif row.contributing:
         body["contributing"] = True
+    if row.twins:
+        body["twins"] = [hotkey(peer) for peer in row.twins]
+        body["copied"] = record is not None and record.faults > (before.faults if before is not None else 0)
     if record is not None:
         body |= {
             "mu": record.rating.mu,
@@ -233,6 +255,9 @@ def _row(body: Mapping[str, Any], reveal: bytes | None, payload: Digest | None) 
         scores = _table(body["loss_score"])
         score = LossScore(*(_nan(scores[kind]) for kind in ("assigned", "unassigned")))
         evaluation = Evaluation(score, _number(body["gap"], -0.5, 0.5), _count(scores["references"]))
+    twins = tuple(_peer(name) for name in _list(body["twins"])) if "twins" in body else ()
+    if len(twins) > MAX_UIDS or list(twins) != sorted(set(twins)):
+        raise InvalidMessage("report: a hotkey's twins are not sorted, or one comes twice")
     return Row(
         Uid(_count(body["uid"])),
         _number(body["weight"], 0.0, 2.0),
@@ -243,6 +268,7 @@ def _row(body: Mapping[str, Any], reveal: bytes | None, payload: Digest | None) 
         evaluation,
         reveal,
         payload,
+        twins,
     )
 
 

@@ -10,7 +10,7 @@ from shutil import rmtree
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed
+from gauntlet.agreement import Agreed, Claim
 from node.events import Events, Timeline
 from node.payloads import Opened
 from node.state import Saved, StateStore
@@ -96,6 +96,11 @@ class Held:
         start = Saved(0, consensus, link)
         self.saved = start if self._kept is None else replace(self._kept, round=0, consensus=consensus, link=link)
         self.store.commit(self.saved)
+
+    @property
+    def claim(self) -> Claim:
+        """What we say of the start of this round: our theta, and the link to the last agreed record."""
+        return self.replica.digest(), self.saved.link
 
     # --- rounds ----------------------------------------------------------------------------------------------
 

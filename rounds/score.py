@@ -87,7 +87,6 @@ class Scores:
             outer_state=node.held.replica.outer,
             commit_hash=commit_hash,
             history=self.memory.sketches(self.book.remembered, Sample(spec.layout, commit_hash)),
-            void_rounds=self.book.void_rounds,
         )
 
     def unobserved(self, round: int, seen: Seen, checked: Checked) -> Unobserved | None:
@@ -112,7 +111,8 @@ class Scores:
         """Our order of the peers that passed, by the book of the round before."""
         node = self.node
         commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
-        ranking = standing(self.book, checked.passed, node.run.spec_at(round).gauntlet, round, commit_hash)
+        rules = node.run.spec_at(round).gauntlet
+        ranking = standing(self.book, checked.passed, rules, round, commit_hash, checked.twins)
         node.held.events.emit(
             "ranked",
             round,
@@ -132,7 +132,8 @@ class Scores:
         sample_hash = node.wait_for(clock.sample_block(round), f"the samples of round {round}").hash
         page_hash = node.doors.chain.header(clock.page_block(round)).hash
         seed = Seed(node.run.id, sample_hash, round, node.me)
-        picked = pick(self.book, set(checked.passed), set(ranking.contributing), spec.gauntlet, seed)
+        passed, contributing = set(checked.passed), set(ranking.contributing)
+        picked = pick(self.book, passed, contributing, spec.gauntlet, seed, checked.twins)
         miners = {peer.id for peer in at_commit if is_judged(peer, spec.owner_id)}
         sampled = samples(spec, page_hash, picked, miners, seed)
         prober = Prober(node.held.replica, self.shards.train, spec.gauntlet.probe_step)
@@ -142,7 +143,7 @@ class Scores:
                 checked.passed,
                 bounded(checked.passed, node.held.replica.outer),
                 sampled,
-                references(picked, set(checked.passed), set(ranking.contributing), spec.gauntlet, seed),
+                references(picked, passed, contributing, spec.gauntlet, seed, checked.twins),
             )
         node.held.events.emit(
             "evaluated", round, peers=len(evaluations), seconds={"evaluate": round_seconds(watch.seconds)}

@@ -7,7 +7,7 @@ because a machine is busy. Between two `run_until` no blocks are made, so a test
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,10 @@ import torch
 
 from node import follower, patient
 from node.adapters import Doors
+from node.amendments import settled
 from node.events import Events, read_events
 from node.held import Held
 from node.node import Node
-from node.run import refreshed
 from node.state import Saved, StateStore
 from protocol import keys
 from protocol.errors import ChainError, ConfigError
@@ -48,6 +48,8 @@ PLANNED_SECONDS = 0.12
 """What the spec says of a block; time-outs follow from it."""
 BUSY_SECONDS = 3.0
 """A node that works longer than this without waiting for a block is not waited for."""
+BESIDE_SECONDS = 0.1
+"""A node's own thread that works longer than this waits for something: blocks go on, no faster than planned."""
 START_BLOCK = 12
 TIME_OUT = 40.0
 OWNER = FakeSigner("owner")
@@ -249,20 +251,47 @@ class NodeTime(RealTime):
     def sleep(self, seconds: float) -> None:
         self._network.sleep(seconds)
 
-    def condition(self) -> "NodeCondition":
-        return NodeCondition(self._network)
+    def condition(self) -> threading.Condition:
+        return _Condition(self._network)
+
+    def start(self, work: Callable[[], None], name: str) -> threading.Thread:
+        def quietly() -> None:
+            with suppress(Killed):  # with its node
+                work()
+
+        thread = _Beside(self._network, quietly, name)
+        thread.start()
+        return thread
 
 
-class NodeCondition(threading.Condition):
+class _Condition(threading.Condition):
+    """One that a node waits on for long waits for the chain."""
+
     def __init__(self, network: "FakeNetwork") -> None:
         super().__init__()
         self._network = network
 
     def wait(self, timeout: float | None = None) -> bool:
-        if not any(member.thread is threading.current_thread() for member in self._network.members.values()):
-            return super().wait(timeout)  # a helper's wait is not the node's
+        until = None if timeout is None else time.monotonic() + timeout
+        if super().wait(min(BESIDE_SECONDS, BESIDE_SECONDS if timeout is None else timeout)):
+            return True
         with self._network.waiting():
-            return super().wait(timeout)
+            left = PLANNED_SECONDS if until is None else max(0.0, until - time.monotonic())
+            return super().wait(min(PLANNED_SECONDS, left))
+
+
+class _Beside(threading.Thread):
+    """A thread of a node. One that goes on for long waits for the chain itself: so does whoever waits for it."""
+
+    def __init__(self, network: "FakeNetwork", work: Callable[[], None], name: str) -> None:
+        super().__init__(target=work, name=name, daemon=True)
+        self._network = network
+
+    def join(self, timeout: float | None = None) -> None:
+        super().join(BESIDE_SECONDS if timeout is None else timeout)
+        while timeout is None and self.is_alive():
+            with self._network.waiting():
+                super().join(PLANNED_SECONDS)
 
 
 class FakeNetwork:
@@ -389,7 +418,9 @@ class FakeNetwork:
     def _node(self, member: Member, store: StateStore) -> Node:
         doors = self.doors(member)
         first = Run(self.spec)
-        run = refreshed(first, doors.chain.peers(doors.chain.finalized().block), doors)
+        saved = store.load()
+        run = settled(store.run.load() or first, saved.round if saved else 0, doors, store.run.read)
+        store.run.save(run)
         zeros = {name: torch.zeros(shape) for name, shape in first.first.model.shapes().items()}
         replica = Replica(first.first, zeros)
         events = Events(member.home / "events.jsonl", member.name)
@@ -425,6 +456,9 @@ class FakeNetwork:
     def waiting(self, block: int | None = None) -> Iterator[None]:
         """Inside, the calling node has nothing to do before this block (default: the next) is made."""
         thread = threading.get_ident()
+        if not any(member.thread is not None and member.thread.ident == thread for member in self.members.values()):
+            yield  # a thread beside a node's own: who waits for it says so
+            return
         self._waits[thread] = self.world.head + 1 if block is None else block
         try:
             yield
@@ -438,9 +472,11 @@ class FakeNetwork:
         return sum(block > head for block in list(self._waits.values()))
 
     def sleep(self, seconds: float) -> None:
-        """A node's pause between two looks at something: it looks at least once a block."""
-        with self.waiting():
-            time.sleep(seconds)
+        """A node's pause: over when so many seconds are, or the blocks that are planned for them."""
+        until, block = time.monotonic() + seconds, self.world.head + max(1, round(seconds / PLANNED_SECONDS))
+        with self.waiting(block):
+            while time.monotonic() < until and self.world.head < block:
+                time.sleep(0.002)
 
     def run_blocks(self, done: Callable[[], bool], time_out: float = TIME_OUT, *, expected: bool = False) -> None:
         """Make blocks until `done`. A node that fails on its own fails the test, with its error, unless `expected`."""
