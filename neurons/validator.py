@@ -524,12 +524,12 @@ class Validator:
         from loguru import logger
 
         from gauntlet.report import Paid
-        from gauntlet.weights import weights
+        from gauntlet.weights import lasting, weights
 
         node, spec = self.node, self.node.run.spec_at(round)
         head = node.head()
         peers = node.doors.chain.peers(head)
-        uids = {peer.id: peer.uid for peer in peers}
+        uids = lasting(node.doors.chain.peers(node.clock.commit_by(round)), peers)
         by_uid = weights(self.book, ranking, uids, spec.owner_id, spec.gauntlet)
         shares = {peer.id: by_uid[peer.uid] for peer in peers if peer.uid in by_uid}
         if not by_uid or round % spec.gauntlet.weight_rounds:
