@@ -33,6 +33,16 @@ def peer_score(record: PeerRecord | None) -> float:
     return max(0.0, record.proof - record.penalty) * max(0.0, record.rating.mu)
 
 
+def in_order(book: ScoreBook, peers: Collection[PeerId], commit_hash: Digest) -> tuple[PeerId, ...]:
+    """Best first, those of equal score by SHAKE(hash of block D, hotkey): in which order to fetch what they left, so
+    that newcomers' garbage comes after everybody who ever did good work, and no newcomer is always the last."""
+
+    def place(peer: PeerId) -> tuple[float, int, PeerId]:
+        return -peer_score(book.peers.get(peer)), Draw("tie", commit_hash, peer).words(8), peer
+
+    return tuple(sorted(peers, key=place))
+
+
 def standing(
     book: ScoreBook, passed: Collection[PeerId], spec: GauntletSpec, round: int, commit_hash: Digest
 ) -> Ranking:
@@ -89,9 +99,9 @@ def doubted(
 def tolerable(
     book: ScoreBook, named: Collection[PeerId], passed: Collection[PeerId], spec: GauntletSpec, round: int
 ) -> bool:
-    """Whether a validator with this book lets a record stand that names these peers: at most `veto_share` of them are
+    """Whether a validator with this book approves a record that names these peers: at most `doubt_share` of them are
     doubted, or one where that is less; never all of them (docs/decisions/0016-vetoes-by-the-book.md)."""
-    allowed = min(len(named) - 1, max(1, int(spec.veto_share * len(named))))
+    allowed = min(len(named) - 1, max(1, int(spec.doubt_share * len(named))))
     return len(doubted(book, named, passed, spec, round)) <= allowed
 
 

@@ -9,13 +9,14 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from neurons.miner import SUMMARY, Miner
-from node.build import build, on_ranks
-from node.config import NodeConfig, home, load
+from neurons.miner import SUMMARY
+from node.build import on_ranks
+from node.config import load
 from node.payloads import Sources, gather_pinned
 from node.program import log_to_stderr, run_program
 from node.state import SealedRound
@@ -23,9 +24,10 @@ from protocol.assignment import Draw, page_at
 from protocol.errors import ConfigError, StorageError
 from protocol.messages import ENVELOPE_BYTES
 from protocol.types import SIGNATURE_BYTES, Commitment, Page
+from rounds import start
+from rounds.miner import Miner
 from sparseloco import ops
 from sparseloco.update import Update
-from training.parallel import Ranks
 
 
 class Garbage(Miner):
@@ -91,7 +93,7 @@ class Desynced(Miner):
     """Trains from, and proves, a theta of its own."""
 
     def train(self, round: int, pages: Sequence[Page]) -> None:
-        replica = self.node.replica
+        replica = self.node.held.replica
         state = replica.consensus_state()
         generator = torch.Generator().manual_seed(1)
         moved = {n: t + 1e-3 * torch.randn(t.shape, generator=generator) for n, t in state.tensors.items()}
@@ -100,7 +102,7 @@ class Desynced(Miner):
 
     def reveal(self, round: int, sealed: SealedRound) -> None:
         super().reveal(round, sealed)
-        self.node.load_consensus(self.node.saved.consensus)
+        self.node.held.load_consensus(self.node.held.saved.consensus)
 
 
 class Copycat(Miner):
@@ -112,7 +114,7 @@ class Copycat(Miner):
 
     def _stolen(self) -> Update | None:
         node = self.node
-        round = node.saved.round - 1
+        round = node.held.saved.round - 1
         if round < 0:
             return None
         chain = node.doors.chain
@@ -138,7 +140,7 @@ class Noise(Miner):
 
     def compress(self) -> Update:
         honest = super().compress()
-        replica = self.node.replica
+        replica = self.node.held.replica
         generator = torch.Generator().manual_seed(secrets.randbits(62))
         moved = {}
         for tensor in replica.layout:
@@ -183,8 +185,8 @@ def _with_signature(data: bytes, signature: bytes) -> bytes:
 
 def _resealed(miner: Miner, sealed: SealedRound, change: Any) -> SealedRound:
     node = miner.node
-    changed = replace(sealed, object=node.store.write(change(node.store.read(sealed.object))))
-    node.save(sealed=changed)
+    changed = replace(sealed, object=node.held.store.write(change(node.held.store.read(sealed.object))))
+    node.held.save(sealed=changed)
     return changed
 
 
@@ -204,13 +206,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigError(f"the first argument has to be one of {', '.join(KINDS)}")
     config = load("neurons/miner.py", SUMMARY, words[1:], os.environ)
     log_to_stderr(config.log_level)
-    on_ranks(config, lambda ranks: misbehave(words[0], config, ranks))
-
-
-def misbehave(kind: str, config: NodeConfig, ranks: Ranks) -> None:
-    """Run the faulty miner of this kind, on the first rank."""
-    built = build(config, kind, home(config), ranks)
-    KINDS[kind](built.node, built.shards).run()
+    on_ranks(config, partial(start.play, config, words[0], KINDS[words[0]]))
 
 
 if __name__ == "__main__":

@@ -18,8 +18,7 @@ from pathlib import Path
 import torch
 
 from gauntlet.sketch import Sample, Sketch
-from localnet.faults import misbehave
-from neurons import miner, validator
+from localnet.faults import KINDS
 from node.adapters import Doors, connect, open_doors
 from node.build import on_ranks
 from node.config import NodeConfig, load
@@ -30,9 +29,13 @@ from protocol.assignment import page_at
 from protocol.messages import REVEAL_BYTES, encode_slot, parse_envelope
 from protocol.spec import RunSpec, parse_toml
 from protocol.types import Digest, Page, PeerId
+from rounds import start
+from rounds.miner import Miner
+from rounds.validator import Validator
 from sparseloco import ops, wire
 from sparseloco.update import Update
-from storage.exchange import Source, Wanted, gather
+from storage.collect import gather
+from storage.exchange import Source, Wanted
 from storage.seal import seal, unseal
 from training import checkpoint
 from training.loader import sequences
@@ -67,16 +70,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.replace(partial, options.ready)
         while not options.go.exists():
             time.sleep(POLL_SECONDS)
-        program(options.role, options.fault)(config, ranks)
+        start.play(config, options.fault or options.role, program(options.role, options.fault), ranks)
 
     on_ranks(config, live)
 
 
-def program(role: str, fault: str | None) -> Callable[[NodeConfig, Ranks], None]:
-    """What a role does once it is configured; a faulty miner when a fault is given."""
+def program(role: str, fault: str | None) -> start.Role:
+    """What plays a role's rounds; a faulty miner when a fault is given."""
     if fault is not None:
-        return lambda config, ranks: misbehave(fault, config, ranks)
-    return miner.mine if role == "miner" else validator.validate
+        return KINDS[fault]
+    return Miner if role == "miner" else Validator
 
 
 def rehearse(role: str, config: NodeConfig, draft: Path, ranks: Ranks) -> dict[str, list[float]]:

@@ -1,4 +1,4 @@
-"""A miner's account, from validators' newest signed reports: claims, of which `murmur audit` tells whether they hold."""
+"""A miner's account, from validators' newest signed reports: claims, which `murmur audit` checks."""
 
 import argparse
 import sys

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
 
+from chain.adapter import open_chain
+from chain.keys import HotkeySigner, open_wallet, verify
 from node.config import NetworkConfig, NodeConfig
 from protocol.errors import ConfigError
 from protocol.messages import encode_pointer
-from protocol.ports import Chain, Signer, Verify
+from protocol.ports import Chain, Signer, Time, Verify
 from protocol.types import Pointer
+from storage.realtime import REAL
 from storage.s3 import RangedBucket, open_bucket, open_pointer
 
 Opener = Callable[[Pointer], RangedBucket]
@@ -29,7 +32,7 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class Doors:
     """All connections of a node in a run. `pointer` is what the node publishes of its own bucket; `open_pointer` opens
-    a peer's bucket by what that peer published."""
+    a peer's bucket by what that peer published; `time` is the only clock that it knows."""
 
     chain: Chain
     signer: Signer
@@ -37,6 +40,7 @@ class Doors:
     bucket: RangedBucket
     pointer: Pointer
     open_pointer: Opener
+    time: Time = REAL
 
 
 def is_local(network: str) -> bool:
@@ -59,9 +63,6 @@ def owner_opener(config: NetworkConfig) -> Opener:
 
 def connect(config: NodeConfig) -> Line:
     """Open wallet and chain. Raises ConfigError for what the operator has to fix."""
-    from chain.adapter import open_chain
-    from chain.keys import HotkeySigner, open_wallet, verify
-
     wallet = open_wallet(config.wallet.name, config.wallet.hotkey, str(config.wallet.path.expanduser()))
     chain = open_chain(config.network, config.netuid, wallet, call_timeout_seconds=config.call_timeout_seconds)
     return Line(chain, HotkeySigner(wallet.hotkey), verify)

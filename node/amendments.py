@@ -13,6 +13,8 @@ from hashlib import sha256
 from loguru import logger
 
 from node.adapters import Doors, Opener
+from node.follower import Follower
+from node.held import Held
 from node.payloads import Sources
 from protocol import keys
 from protocol.errors import STATE_PRUNED, ChainError, ConfigError, InvalidMessage, OutOfSync, StorageError
@@ -170,6 +172,19 @@ def adopted(
             raise OutOfSync(f"the chain of records names an amendment for round {amendment.from_round} that came late")
     logger.info("the chain of records says which amendments are in force: {count}", count=len(chain))
     return told
+
+
+def settle(follower: Follower, held: Held) -> None:
+    """Take up what is settled by now."""
+    read = held.store.run.read
+    follow(follower, held, settled(follower.run, held.saved.round, follower.doors, read, follower.time))
+
+
+def follow(follower: Follower, held: Held, run: Run) -> None:
+    """Take up what `settled` or `adopted` gave: saved first, so that a restart follows it too."""
+    if run.head != follower.run.head:
+        held.store.run.save(run)
+    follower.run = run
 
 
 def owner_slot(owner: PeerId, peers: Iterable[Peer]) -> Slot | None:

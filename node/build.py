@@ -14,6 +14,7 @@ from node.adapters import connect, open_doors, owner_opener
 from node.amendments import settled
 from node.config import NodeConfig
 from node.events import Events
+from node.held import Held
 from node.node import Node
 from node.state import StateStore
 from protocol.errors import ConfigError
@@ -79,7 +80,7 @@ def build(config: NodeConfig, name: str, home: Path, ranks: Ranks) -> Built:
     shards = runs.open_data(config, run, doors, home)
     replica = Replica(run.first, _zeros(run.first.model.shapes()), ranks=ranks)
     events = Events(home / "events.jsonl", f"{config.wallet.name}/{config.wallet.hotkey}")
-    return Built(Node(run, doors, replica, store, events), shards)
+    return Built(Node(run, doors, Held(run.first, run.id, replica, store, events, doors.time)), shards)
 
 
 def choose_device(wish: str) -> torch.device:

@@ -20,6 +20,7 @@ from gauntlet.report import Report, parse_report
 from gauntlet.sketch import Remembered, Sample, Sketch
 from node.adapters import Doors
 from node.events import Events
+from node.held import Held
 from node.node import Node
 from node.payloads import MAX_THREADS, Sources, fetch_keys, fetch_pinned
 from node.reader import AsOf
@@ -38,7 +39,8 @@ from protocol.run import Run
 from protocol.spec import RunSpec
 from protocol.types import MAX_UIDS, Digest, Peer, PeerId
 from sparseloco import ops
-from storage.exchange import Wanted, gather
+from storage.collect import gather
+from storage.exchange import Data, Wanted
 from storage.seal import unseal
 from storage.transport import deadline
 from training.parallel import Ranks
@@ -133,8 +135,8 @@ class Archive:
                 if update.digest == past.payload:
                     yield Sketch(past.peer, round, update.digest, sample.excerpt(update.records))
 
-    def _sealed_by(self, round: int, peer: PeerId) -> Callable[[bytes], bool]:
-        def accept(data: bytes) -> bool:
+    def _sealed_by(self, round: int, peer: PeerId) -> Callable[[Data], bool]:
+        def accept(data: Data) -> bool:
             try:
                 envelope: Envelope = parse_envelope(data[:ENVELOPE_BYTES])
             except InvalidMessage:
@@ -208,10 +210,10 @@ def _facts(
     commit, at_reveal = chain.peers(last), chain.peers(clock.reveal_by(round))
     slots = [chain.peers(clock.slot(round, index)[1]) for index in range(clock.leader_slots)]
     views = Views(commit, slots, chain.peers(clock.attest_by(round)))
-    start = claimed_start(run, round, views.attest)
-    if start is None:
+    starts = claimed_start(run, round, commit, views.attest)
+    if not starts:
         raise ConfigError(f"round {round} cannot be audited: no validator stated anything for it on chain")
-    theta, previous = start
+    theta, previous = starts[0]
     head = chain.finalized().block
     commit_hash = chain.header(last).hash
     archive = Archive(run, doors, views.attest, chain.peers(head))
@@ -226,7 +228,7 @@ def _facts(
         at_reveal,
         theta,
         previous,
-        agreed(run, round, previous, commit_hash, views, clock.attest_by(round)),
+        agreed(run, round, theta, previous, commit_hash, views, clock.attest_by(round)),
         archive.payloads(spec, round, pairs),
         CheckDoors(doors.verify, lambda envelope, key, data: unseal(envelope, key, data)),
         head,
@@ -241,7 +243,7 @@ def _facts(
             )
             return
         try:
-            replica = node.replica
+            replica = node.held.replica
             state = State(lambda peer: replica.sync_proof(commit_hash, peer), replica.outer, None)
             if shards is None:
                 yield replace(facts, state=state), archive
@@ -249,7 +251,7 @@ def _facts(
             with Prober(replica, shards.train, spec.gauntlet.probe_step) as prober:
                 yield replace(facts, state=replace(state, losses=prober.losses)), archive
         finally:
-            node.store.close()
+            node.held.store.close()
 
 
 def _node(run: Run, doors: Doors, round: int, folder: Path, device: torch.device) -> Node:
@@ -258,13 +260,8 @@ def _node(run: Run, doors: Doors, round: int, folder: Path, device: torch.device
     then = replace(doors, chain=AsOf(doors.chain, run.clock.attest_by(round)))
     store = StateStore(folder, run.id)
     try:
-        return Node(
-            run,
-            then,
-            Replica(run.first, zeros, ranks=Ranks(device=device)),
-            store,
-            Events(folder / "events.jsonl", "audit"),
-        )
+        replica = Replica(run.first, zeros, ranks=Ranks(device=device))
+        return Node(run, then, Held(run.first, run.id, replica, store, Events(folder / "events.jsonl", "audit")))
     except BaseException:
         store.close()
         raise

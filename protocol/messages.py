@@ -45,7 +45,7 @@ _COMMITMENT = struct.Struct("<BB2xI32s")
 _STATEMENT = struct.Struct("<BI32s32s32s")
 _KIND_SHIFT = 6
 """A statement's first byte: version in the low 6 bits, record (1) or attestation (2) in the high 2, so that a record
-that lands late can never be read as a veto (docs/decisions/0001-statement-kind.md)."""
+that lands late can never be read as an approval (docs/decisions/0001-statement-kind.md)."""
 
 # --- pointer -------------------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class Envelope:
         return self.encode()[:-SIGNATURE_BYTES]
 
 
-def parse_envelope(data: bytes) -> Envelope:
+def parse_envelope(data: bytes | memoryview) -> Envelope:
     if len(data) != ENVELOPE_BYTES:
         raise InvalidMessage(f"envelope: {len(data)} bytes, expected {ENVELOPE_BYTES}")
     magic, version, run, round, peer, key_hash, root, signature = _ENVELOPE.unpack(data)
@@ -294,7 +294,7 @@ class Reveal:
         return self.encode()[:-SIGNATURE_BYTES]
 
 
-def parse_reveal(data: bytes) -> Reveal:
+def parse_reveal(data: bytes | memoryview) -> Reveal:
     if len(data) != REVEAL_BYTES:
         raise InvalidMessage(f"reveal: {len(data)} bytes, expected {REVEAL_BYTES}")
     magic, version, run, round, peer, key, proof, signature = _REVEAL.unpack(data)

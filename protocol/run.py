@@ -13,12 +13,12 @@ from pydantic import Field, ValidationError, model_validator
 from protocol.clock import Clock
 from protocol.errors import ConfigError, InvalidMessage
 from protocol.layout import Layout
-from protocol.messages import canonical_json, parse_json
-from protocol.spec import Count, HexDigest, Positive, RunSpec, Table, build, fault_lines
+from protocol.messages import parse_json
+from protocol.spec import Count, HexDigest, Positive, Published, RunSpec, build, fault_lines
 from protocol.types import Digest
 
 
-class Amendment(Table):
+class Amendment(Published):
     """A change by the run's owner, in force from `from_round` on. `changes` replaces fields of the named tables (never
     clock, model or compression: they fix clock and layout). `void_round` declares that round's record void as seen from
     chain height `void_from_block` on, which is not before `from_round` starts. `previous` is the digest of the
@@ -36,13 +36,6 @@ class Amendment(Table):
         if (self.void_round is None) != (self.void_from_block is None):
             raise ValueError("void_round and void_from_block are given together or not at all")
         return self
-
-    def to_bytes(self) -> bytes:
-        return canonical_json(self.model_dump(mode="json"))
-
-    @property
-    def digest(self) -> Digest:
-        return Digest(sha256(self.to_bytes()).digest())
 
 
 def parse_amendment(data: bytes, digest: Digest) -> Amendment:

@@ -2,20 +2,21 @@
 
 boto3 starts again from nothing; here the ETag and the number of whole parts on disk are enough to go on with Range and
 If-Match. A file is never trusted for having been resumed: whoever asked for it checks its digest (docs/protocol.md
-section 8), so nothing is synced to disk on the way. May not delete a finished file.
+section 8), so nothing is synced to disk on the way.
 """
 
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from protocol.errors import ConfigError, ObjectMissing, ObjectTooLarge, StorageError
+from protocol.ports import Time
+from storage.realtime import REAL, seconds_until
 from storage.s3 import PART_BYTES, ObjectReplaced, RangedBucket
-from storage.transport import seconds_until
 
 _VERSIONS = 3
 
@@ -32,6 +33,7 @@ def download_to(
     *,
     timeout_seconds: float,
     stopped: Callable[[], bool] = lambda: False,
+    time: Time = REAL,
 ) -> None:
     """Bring the object's `size` bytes to `path`, in parts of 16 MiB, going on from what an earlier call left.
 
@@ -39,11 +41,11 @@ def download_to(
     before every part. Raises what Bucket.get raises, Busy at once when another thread is at it, and ConfigError when
     the disk is full or not writable.
     """
-    until = time.monotonic() + timeout_seconds
+    until = time.now() + timeout_seconds
     with _claimed(path), _writing(path.parent):
         for _ in range(_VERSIONS):
             try:
-                return _download(bucket, key, path, size, until, stopped)
+                return _download(bucket, key, path, size, until, stopped, time)
             except ObjectReplaced:
                 _forget(path)
             except OSError:
@@ -67,12 +69,29 @@ def keep(path: Path, data: bytes) -> None:
             raise
 
 
-def read(path: Path) -> bytes | None:
-    """The bytes of a file that was kept or downloaded, None when there is none or it cannot be read."""
+def mapped(path: Path) -> memoryview | None:
+    """The bytes of a file that was kept or downloaded, read from the disk when they are looked at; None when there is
+    no such file or it cannot be read. They stay when the file is deleted."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return memoryview(mmap(file.fileno(), size, access=ACCESS_READ) if size else b"")
     except OSError:
         return None
+
+
+def whole_parts(path: Path) -> int:
+    """Bytes that an unfinished download to `path` has brought so far, in whole parts."""
+    try:
+        return _part(path).stat().st_size // PART_BYTES * PART_BYTES
+    except OSError:
+        return 0
+
+
+def remove(path: Path) -> None:
+    """Delete a finished file. A disk that has become read-only costs the cache, not the round."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -102,8 +121,10 @@ def _claimed(path: Path) -> Iterator[None]:
             _busy.remove(path)
 
 
-def _download(bucket: RangedBucket, key: str, path: Path, size: int, until: float, stopped: Callable[[], bool]) -> None:
-    facts = bucket.head(key, timeout_seconds=seconds_until(until))
+def _download(
+    bucket: RangedBucket, key: str, path: Path, size: int, until: float, stopped: Callable[[], bool], time: Time
+) -> None:
+    facts = bucket.head(key, timeout_seconds=seconds_until(until, time))
     if facts is None:
         raise ObjectMissing("get: there is no such object or bucket")
     if facts.size_bytes != size:
@@ -130,7 +151,7 @@ def _download(bucket: RangedBucket, key: str, path: Path, size: int, until: floa
                 first=have,
                 num_bytes=min(PART_BYTES, size - have),
                 etag=facts.etag,
-                timeout_seconds=seconds_until(until),
+                timeout_seconds=seconds_until(until, time),
             )
             file.write(block)
             file.flush()

@@ -42,7 +42,7 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("netuid", -1, "netuid: Input should be greater than or equal to 0"),
     ("netuid", "1", "netuid: Input should be a valid integer"),
     ("local", 1, "local: Input should be a valid boolean"),
-    ("min_protocol", 2, "min_protocol 2 is above max_protocol 1"),
+    ("min_protocol", 3, "min_protocol 3 is above max_protocol 2"),
     ("extra_field", 1, "extra_field: Extra inputs are not permitted"),
     ("model.extra_field", 1, "model.extra_field: Extra inputs are not permitted"),
     ("model.width", 30, "model: width must be a multiple of heads with an even quotient"),
@@ -72,7 +72,9 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("clock.attest", 40, "attest 40, round_blocks 40"),
     ("clock.leader_slots", 9, "clock.leader_slots: Input should be less than or equal to 8"),
     ("clock.finality_blocks", 24, "not final before the next round's commit window closes"),
-    ("clock.finality_blocks", 4, "leader_slot (4) and attest - end of the leader slots (4) above finality_blocks (4)"),
+    ("clock.finality_blocks", 2, "end of the leader slots (4) at least 2 * finality_blocks + 2 = 6, which leaves 2 s"),
+    ("clock.leader_slot", 1, "leader_slot (1) and attest - end of the leader slots (10) at least 2"),
+    ("clock.attest", 33, "leader_slot (4) and attest - end of the leader slots (1) at least 2"),
     ("clock.reveal", 21, "needs reveal - commit >= 2 (got 1)"),
     ("clock.start_block", 5, "start_block must be at least 6, whose hash assigns pages"),
     ("clock.tempo", 201, "too short for the chain's quota: an epoch of 201 blocks carries 5 rounds of statements"),
@@ -271,7 +273,7 @@ def test_a_spec_holds_until_the_round_that_an_amendment_names_and_the_run_keeps_
     )
     assert [amended.spec_at(r).outer.alpha for r in (0, 4, 5, 8, 9, 10**6)] == [1.0, 1.0, 0.65, 0.65, 0.65, 0.65]
     assert [amended.spec_at(r).inner.peak_lr for r in (8, 9)] == [3e-3, 1e-3]
-    assert [amended.spec_at(r).max_protocol for r in (8, 9)] == [1, 3]
+    assert [amended.spec_at(r).max_protocol for r in (8, 9)] == [2, 3]
     assert amended.id == run.id
     assert amended.head == amended.amendments[-1].digest != run.head == run.id
     assert (amended.clock, amended.layout) == (run.clock, run.layout)
@@ -352,7 +354,7 @@ def test_an_amendment_cannot_touch_what_fixes_clock_and_layout(run: Run, table: 
         ({"protocol": {"netuid": 3}}, r"unknown fields of protocol: \['netuid'\]"),
         ({"inner": {"optimizer": "muon"}}, "inner.optimizer, which stays"),
         ({"outer": {"alpha": "Legal winner"}}, "amended from round 1 is not a valid run spec:\n  outer.alpha: "),
-        ({"protocol": {"min_protocol": 2}}, "min_protocol 2 is above max_protocol 1"),
+        ({"protocol": {"min_protocol": 3}}, "min_protocol 3 is above max_protocol 2"),
         ({"inner": {"steps": 10**6}}, "a peer needs 500000 a round"),
     ],
 )

@@ -1,0 +1,155 @@
+"""What follows the chain: waiting for its blocks, reading what was agreed on it, writing our own slot. Of the run's
+state it knows the amendments only; what is done with a decision is node/node.py's business.
+"""
+
+from loguru import logger
+
+from gauntlet.agreement import Agreed, Claim, Views, agreed, contradicted, leader_order, proposals
+from node.adapters import Doors
+from node.events import Timeline
+from node.payloads import Sources
+from protocol.errors import ChainError
+from protocol.messages import encode_slot
+from protocol.run import Run
+from protocol.types import Attestation, Commitment, Digest, Header, Peer, PeerId, Record, Selection
+
+QUIET_SECONDS = 2.0
+"""Waits that are expected to last longer are announced."""
+PATIENCE = 1.25
+"""A wait for a block is given up after this many times its planned length plus the chain's time-out: then the chain
+stands still, which is told, and the wait goes on."""
+STALL_SECONDS = 1.0
+"""Pause between two tries to reach a chain that does not answer."""
+
+
+class Follower:
+    """One node's view of a run's chain. Everything that blocks has a deadline from the round clock."""
+
+    def __init__(self, run: Run, doors: Doors, timeline: Timeline) -> None:
+        self.run, self.doors, self.timeline = run, doors, timeline
+        self.clock = run.clock
+        self.me = doors.signer.peer
+        self.time = doors.time
+
+    # --- time ------------------------------------------------------------------------------------------------
+
+    def head(self) -> int:
+        """The finalised head's block number."""
+        return self.doors.chain.finalized().block
+
+    def seconds_until(self, block: int) -> float:
+        """Planned seconds from the finalised head to `block`, at least 0."""
+        return max(0, block - self.head()) * self.run.first.clock.block_seconds
+
+    def seconds_to_post(self, block: int) -> float:
+        """Planned seconds in which a post is still included by `block`, at least 0: the chain is ahead of its finalised
+        head."""
+        clock = self.run.first.clock
+        return max(0, block - self.head() - clock.finality_blocks - 1) * clock.block_seconds
+
+    def wait_for(self, block: int, why: str) -> Header:
+        """Wait until `block` is final. A chain that stands still delays us; it never changes a decision.
+
+        Raises ChainError only when the block is final and yet not to be had (the chain's node has pruned it).
+        """
+        with self.timeline.begin("wait"):
+            return self._wait_for(block, why)
+
+    def _wait_for(self, block: int, why: str) -> Header:
+        began = self.time.now()
+        told = False
+        while True:
+            try:
+                expected = self.seconds_until(block)
+                if expected > QUIET_SECONDS and not told:
+                    logger.info(
+                        "waiting for {why}: block {block}, about {seconds} s",
+                        why=why,
+                        block=block,
+                        seconds=int(expected),
+                    )
+                    told = True
+                return self.doors.chain.wait(block, PATIENCE * expected + 30)
+            except ChainError as fault:
+                if self._passed(block):
+                    # Final, so it is not the chain that keeps us waiting. One more try, then the caller has to know.
+                    self.time.sleep(STALL_SECONDS)
+                    return self.doors.chain.header(block)
+                logger.warning(
+                    "still waiting for {why}: block {block} is not final after {seconds} s ({fault}); retrying",
+                    why=why,
+                    block=block,
+                    seconds=int(self.time.now() - began),
+                    fault=str(fault),
+                )
+                self.time.sleep(STALL_SECONDS)
+
+    def _passed(self, block: int) -> bool:
+        try:
+            return self.head() >= block
+        except ChainError:
+            return False
+
+    # --- decisions ------------------------------------------------------------------------------------------
+
+    def agreed_selection(self, round: int, ours: Claim) -> Agreed:
+        """The round's agreed record, or that it is void, for whoever starts it from `ours`: a predicate over finalised
+        chain state only."""
+        views, commit_hash = self._views(round, self.clock.leader_slots, self.clock.attest_by(round))
+        return agreed(self.run, round, *ours, commit_hash, views, self.head())
+
+    def provisional_selection(self, round: int, ours: Claim) -> Agreed:
+        """The same as far as it can be known now."""
+        views, commit_hash = self._views(round, self.passed_slots(round), self.head())
+        return agreed(self.run, round, *ours, commit_hash, views, self.head())
+
+    def proposals(self, round: int, ours: Claim) -> dict[int, tuple[PeerId, Selection]]:
+        """By slot that has passed: its leader, and what its record would make agreed if it were approved."""
+        views, commit_hash = self._views(round, self.passed_slots(round), self.head())
+        order = leader_order(self.run, round, commit_hash, views.commit)
+        found = enumerate(proposals(self.run, round, *ours, commit_hash, views))
+        return {slot: (order[slot], selection) for slot, selection in found if selection is not None}
+
+    def contradicted(self, round: int, ours: Claim) -> Claim | None:
+        """The pair other than `ours` from which more than half of the counted stake starts `round`."""
+        views, _ = self._views(round, 0, self.clock.attest_by(round))
+        return contradicted(self.run, round, ours, views)
+
+    def passed_slots(self, round: int) -> int:
+        """How many of the round's leader slots are over, as of the finalised head."""
+        head = self.head()
+        return sum(head >= self.clock.slot(round, index)[1] for index in range(self.clock.leader_slots))
+
+    def _views(self, round: int, slots: int, height: int) -> tuple[Views, Digest]:
+        chain, clock = self.doors.chain, self.clock
+        commit = clock.commit_by(round)
+        passed = [chain.peers(clock.slot(round, index)[1]) for index in range(slots)]
+        views = Views(chain.peers(commit), [*passed, *[()] * (clock.leader_slots - slots)], chain.peers(height))
+        return views, chain.header(commit).hash
+
+    # --- others, and our own slot ------------------------------------------------------------------------------
+
+    def sources(self) -> Sources:
+        """Where objects may be, as of the finalised head."""
+        return Sources(self.doors.chain.peers(self.head()), self.doors.open_pointer)
+
+    def transfer_seconds(self, num_payloads: int) -> float:
+        """Time-out of a transfer of that many payloads: four times what the spec's slowest planned link needs, and
+        never less than a few blocks."""
+        spec = self.run.first
+        slowest = min(spec.clock.upload_mbps, spec.clock.download_mbps)
+        return max(5.0, 4 * spec.clock.block_seconds) + 4 * num_payloads * spec.object_bytes * 8e-6 / slowest
+
+    def post(self, statement: Commitment | Record | Attestation | None) -> int:
+        """Overwrite our commitment slot: pointer, statement, and the run's digest when we own the run."""
+        amendment = None
+        if self.me == self.run.first.owner_id:
+            # The slot may name an amendment that we have not read yet; it must not be taken back.
+            me = self.registered()
+            named = me.slot.amendment if me is not None and me.slot is not None else None
+            amendment = named or self.run.head
+        return self.doors.chain.publish(encode_slot(self.doors.pointer, statement, amendment))
+
+    def registered(self) -> Peer | None:
+        """Ourselves as the chain sees us, None when the hotkey is not registered."""
+        return next((peer for peer in self.doors.chain.peers(self.head()) if peer.id == self.me), None)

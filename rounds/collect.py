@@ -1,0 +1,80 @@
+"""Collecting: what every peer left by block V, its sealed bytes and its key (docs/protocol.md section 4)."""
+
+from collections.abc import Sequence
+
+from gauntlet.book import ScoreBook
+from gauntlet.checks import Gathered, commitment, is_late
+from gauntlet.selection import in_order
+from node.events import round_seconds
+from node.node import Node
+from node.payloads import Sources, collect_keys, collect_pinned
+from protocol.types import Peer
+from storage.exchange import Fault
+
+
+class Collector:
+    """Collects for one validator."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def commitments(self, round: int) -> tuple[Peer, ...]:
+        """Every registered hotkey as of block D."""
+        last = self.node.clock.commit_by(round)
+        self.node.wait_for(last, f"the commitments of round {round}")
+        return self.node.doors.chain.peers(last)
+
+    def collect(self, round: int, at_commit: Sequence[Peer], book: ScoreBook) -> list[Gathered]:
+        """What every peer left: its sealed bytes, and its key if one was readable before block V was final; the book's
+        best first. Whom our disk has no room for is not among them: nothing is known of it."""
+        node, clock = self.node, self.node.clock
+        last, reveal_by = clock.commit_by(round), clock.reveal_by(round)
+        promised = {p.id: c.envelope for p in at_commit if (c := commitment(p, round, last)) is not None}
+        order = in_order(book, promised, node.doors.chain.header(last).hash)
+        sources, run = Sources(at_commit, node.doors.open_pointer), node.run.id
+
+        def seconds_left() -> float:
+            return node.seconds_until(reveal_by)
+
+        with node.held.timeline.begin("gather") as watch:
+            fetching = collect_pinned(
+                node.run.spec_at(round),
+                run,
+                round,
+                [(peer, promised[peer]) for peer in order],
+                sources,
+                seconds_left=seconds_left,
+                cache=node.held.cache,  # what is selected is not fetched again
+                time=node.time,
+            )
+            try:
+                reveals = collect_keys(
+                    run, round, order, sources, node.doors.verify, seconds_left=seconds_left, time=node.time
+                )
+                sealed = fetching.outcome()
+            finally:
+                fetching.stop()
+        node.wait_for(reveal_by, f"the keys of round {round}")
+        at_reveal = {peer.id: peer for peer in node.doors.chain.peers(reveal_by)}
+        gathered = []
+        for peer in at_commit:
+            found = sealed.get(peer.id)
+            if isinstance(found, Fault) and found.kind == "left_out":
+                continue
+            gathered.append(
+                Gathered(
+                    peer,
+                    payload=None if isinstance(found, Fault) else found,
+                    wrong_size=found.size_bytes if isinstance(found, Fault) else None,
+                    reveal=reveals.get(peer.id),
+                    late=is_late(peer, at_reveal.get(peer.id), round, last, reveal_by),
+                )
+            )
+        node.held.events.emit(
+            "gathered",
+            round,
+            committed=len(promised),
+            revealed=len(reveals),
+            seconds={"gather": round_seconds(watch.seconds)},
+        )
+        return gathered
