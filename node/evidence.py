@@ -263,8 +263,8 @@ def _facts(
 
 
 def _node(run: Run, doors: Doors, round: int, start: tuple[Digest, Digest], folder: Path, device: torch.device) -> Node:
-    """A node that stands at the start of `round`, with the state that most claimed: nothing later is on its chain. Raises
-    MurmurError."""
+    """A node that stands at the start of `round`, with the state that most claimed: nothing later is on its chain.
+    Raises MurmurError."""
     zeros = {name: torch.zeros(shape) for name, shape in run.first.model.shapes().items()}
     then = replace(doors, chain=AsOf(doors.chain, run.clock.attest_by(round)))
     store = StateStore(folder, run.id)
