@@ -30,6 +30,8 @@ START_SECONDS = 180.0
 NODE_SECONDS = 30.0
 """What each further node may add to the start: they all rehearse at once."""
 
+STORE, DEVNET = SERVERS = ("store", "devnet")
+
 Say = Callable[[str], None]
 
 
@@ -60,10 +62,6 @@ class Network:
         """What the node has written so far."""
         return self._logs.setdefault(member.name, EventLog(member.events)).read()
 
-    def watch(self) -> list[str]:
-        """Restart nodes that died; names of the processes that are dead for good."""
-        return self.processes.watch() + (["devnet"] if self.devnet.process.poll() is not None else [])
-
     def join(self) -> Member:
         """Start the next newcomer; it has to catch up by itself."""
         member = self.waiting.pop(0)
@@ -73,7 +71,7 @@ class Network:
 
     def close(self) -> None:
         """Stop every process."""
-        _stop(self.processes, self.devnet)
+        stop(self.processes)
 
 
 class EventLog:
@@ -102,13 +100,13 @@ def open_network(plan: Plan, say: Say) -> Network:
     logs = plan.folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     processes = Processes(logs, environment)
-    devnet: Devnet | None = None
     try:
         names = plan.names()
         say("starting the chain and the object store")
         store_ready = _start_store(plan, processes, names)
         wallets = make_wallets(plan, names)
         devnet = start_devnet(plan, wallets)
+        processes.adopt(DEVNET, devnet.process, devnet.again)
         data = text_data(say)
         store = _store(store_ready, processes)
         everybody = {
@@ -138,24 +136,24 @@ def open_network(plan: Plan, say: Say) -> Network:
         waiting = [member for name, member in everybody.items() if name not in members]
         return Network(plan, processes, devnet, store, spec, members, waiting)
     except BaseException:
-        _stop(processes, devnet)
+        stop(processes)
         raise
 
 
-def _stop(processes: Processes, devnet: Devnet | None) -> None:
-    """Nodes first: they still talk to the chain."""
+def stop(processes: Processes) -> None:
+    """Nodes first: they still talk to the store and the chain."""
     with undisturbed():
         try:
-            processes.stop()
+            processes.stop(spared=SERVERS)
         finally:
-            if devnet is not None:
-                devnet.stop()
+            processes.stop()
 
 
 def _start_store(plan: Plan, processes: Processes, names: Iterable[str]) -> Path:
     users, ready = plan.folder / "store-users.json", plan.folder / "store-ready.json"
     users.write_text(json.dumps(list(names)))
-    processes.start("store", ["-m", "localnet.store", "--port", "0", "--ready-file", str(ready), "--users", str(users)])
+    program = ["-m", "localnet.store", "--port", "0", "--ready-file", str(ready), "--users", str(users)]
+    processes.start(STORE, program, program)
     return ready
 
 

@@ -52,7 +52,7 @@ class Table:
         with self.status("round 0") as status:
             while True:
                 restarts = _restarts(network.processes.children.values())
-                dead = network.watch()
+                dead = network.processes.watch()
                 for name, count in _restarts(network.processes.children.values()).items():
                     if count != restarts[name]:
                         self.say(f"{name} died and was started again", "yellow")

@@ -3,7 +3,6 @@
 import io
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -157,8 +156,7 @@ def test_a_stuck_network_and_a_dead_process_are_told_with_where_to_look(
     table = Table(screen(monkeypatch, None))
     with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "logs"))):
         table.follow(run.network, stall_rounds=-1e9)
-    dead: Any = run.network.devnet
-    dead.process.poll = lambda: 1
-    (tmp_path / "logs" / "devnet.log").write_text("the disk is full\n")
+    dead = run.network.processes.start("devnet", ["-c", "print('the disk is full')"])
+    dead.process.wait()
     with pytest.raises(ConfigError, match="devnet ended for good:\n  the disk is full"):
         table.follow(run.network, stall_rounds=3.0)
