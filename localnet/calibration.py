@@ -11,9 +11,9 @@ from protocol.spec import POSTS_PER_EPOCH
 
 MARGIN = 4.0
 MIN_BLOCKS = 4
-HICCUP_SECONDS = 2.0
+HICCUP_SECONDS = 4.0
 """Least length of the reveal window. What happens in it takes milliseconds, so four times that says little: a loaded
-machine holds a process up for a second now and then, and an honest miner would count as UNREVEALED."""
+machine holds a process up for a second or two now and then, and an honest miner would count as UNREVEALED."""
 
 FINISH_MARGIN = 1.5
 """Scoring is on nobody's critical path; it only has to be done when the next round's commitments are read."""

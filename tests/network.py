@@ -422,9 +422,11 @@ class FakeNetwork:
         return sum(block > head for block in list(self._waits.values()))
 
     def sleep(self, seconds: float) -> None:
-        """A node's pause between two looks at something: it looks at least once a block."""
-        with self.waiting():
-            time.sleep(seconds)
+        """A node's pause: over when so many seconds are, or the blocks that are planned for them."""
+        until, block = time.monotonic() + seconds, self.world.head + max(1, round(seconds / PLANNED_SECONDS))
+        with self.waiting(block):
+            while time.monotonic() < until and self.world.head < block:
+                time.sleep(0.002)
 
     def run_blocks(self, done: Callable[[], bool], time_out: float = TIME_OUT, *, expected: bool = False) -> None:
         """Make blocks until `done`. A node that fails on its own fails the test, with its error, unless `expected`."""
