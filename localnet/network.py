@@ -8,13 +8,16 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from chain import operator
 from chain.devnet.launch import Devnet
 from localnet import calibration
+from localnet.inject import Injector
+from localnet.links import Links
 from localnet.members import Member, configured, first_program, make_wallets, program
 from localnet.plan import BLOCK_SECONDS, NEWCOMER, Plan
 from localnet.processes import Processes, undisturbed
@@ -23,7 +26,7 @@ from localnet.store import StoreReady, read_ready
 from localnet.subnet import open_subnet, register, start_devnet
 from localnet.text import text_data
 from node.events import read_events
-from protocol.errors import ConfigError
+from protocol.errors import ChainError, ConfigError
 from protocol.spec import RunSpec
 
 START_SECONDS = 180.0
@@ -47,6 +50,9 @@ class Network:
     members: dict[str, Member] = field(default_factory=dict)
     waiting: list[Member] = field(default_factory=list)
     """Registered, but not running yet."""
+    links: Links | None = None
+    chaos: Injector | None = None
+    _progress: float = 0.0
     _logs: dict[str, "EventLog"] = field(default_factory=dict)
 
     @property
@@ -62,6 +68,16 @@ class Network:
         """What the node has written so far."""
         return self._logs.setdefault(member.name, EventLog(member.events)).read()
 
+    def disturb(self) -> list[str]:
+        """Do what the plan's chaos says for now; a line for each thing that was done."""
+        if self.chaos is None:
+            return []
+        if not self.chaos.frozen(DEVNET):  # which would answer late, and hold up whatever is to be done meanwhile
+            with suppress(ChainError):
+                clock, head = self.spec.clock, self.devnet.admin().info()["head"]
+                self._progress = (head - clock.start_block) / clock.round_blocks
+        return self.chaos.step(self._progress)
+
     def join(self) -> Member:
         """Start the next newcomer; it has to catch up by itself."""
         member = self.waiting.pop(0)
@@ -72,6 +88,8 @@ class Network:
     def close(self) -> None:
         """Stop every process."""
         stop(self.processes)
+        if self.links is not None:
+            self.links.close()
 
 
 class EventLog:
@@ -109,8 +127,9 @@ def open_network(plan: Plan, say: Say) -> Network:
         processes.adopt(DEVNET, devnet.process, devnet.again)
         data = text_data(say)
         store = _store(store_ready, processes)
+        links = None if plan.chaos is None else Links(store.endpoint, [name for name in names if name != "owner"])
         everybody = {
-            name: configured(plan, name, role, fault, wallets[name], devnet.url, store, data)
+            name: configured(plan, name, role, fault, wallets[name], devnet.url, _seen(store, links, name), data)
             for name, (role, fault) in names.items()
             if role != "owner"
         }
@@ -134,10 +153,19 @@ def open_network(plan: Plan, say: Say) -> Network:
             f"{plan.rounds} rounds take about {plan.rounds * clock.round_blocks * BLOCK_SECONDS / 60:.1f} minutes"
         )
         waiting = [member for name, member in everybody.items() if name not in members]
-        return Network(plan, processes, devnet, store, spec, members, waiting)
+        network = Network(plan, processes, devnet, store, spec, members, waiting, links)
+        if links is not None:
+            seconds, homes = clock.round_blocks * BLOCK_SECONDS, {name: m.home for name, m in everybody.items()}
+            network.chaos = Injector(plan.injections(), seconds, processes, links, homes, network.join)
+        return network
     except BaseException:
         stop(processes)
         raise
+
+
+def _seen(store: StoreReady, links: Links | None, name: str) -> StoreReady:
+    """The store as this member, and whoever reads its bucket, reaches it."""
+    return store if links is None else replace(store, endpoint=links.endpoint(name))
 
 
 def stop(processes: Processes) -> None:

@@ -15,6 +15,8 @@ from rich.status import Status
 from rich.table import Table as Grid
 from rich.text import Text
 
+from localnet.aftermath import survived
+from localnet.chaos import KINDS
 from localnet.members import Member, address
 from localnet.network import Network
 from localnet.plan import BLOCK_SECONDS
@@ -51,6 +53,8 @@ class Table:
         moved = time.monotonic()
         with self.status("round 0") as status:
             while True:
+                for line in network.disturb():
+                    self.say(f"chaos: {line}", "magenta")
                 restarts = _restarts(network.processes.children.values())
                 dead = network.processes.watch()
                 for name, count in _restarts(network.processes.children.values()).items():
@@ -131,9 +135,41 @@ class Table:
             )
         )
         self._print(Text(f"a payload is {summary['payload_ratio']:.0f} times smaller than the model in fp32"))
+        if report["chaos"] is not None:
+            self._aftermath(report["chaos"])
         self._print(Text(f"report {folder / 'report.json'}"))
         self._print(Text(f"logs   {folder / 'logs'}"))
         self._print(Text(f"events {folder / 'nodes'}"))
+
+    def _aftermath(self, chaos: dict[str, Any]) -> None:
+        """What was done, and what became of it."""
+        grid = Grid(box=box.SIMPLE, pad_edge=False, show_edge=False)
+        for title in ("round", "node", "what was done", "for", "back after"):
+            grid.add_column(title, no_wrap=True)
+        for entry in chaos["injected"]:
+            seconds, back = entry["seconds"], entry["back_after_rounds"]
+            grid.add_row(
+                Text(str(entry["round"])),
+                Text(entry["node"]),
+                Text(KINDS[entry["kind"]]),
+                Text(f"{seconds:.1f} s" if seconds else ""),
+                Text("never", "red") if back is None else Text(f"{back} rounds" if back != 1 else "1 round"),
+            )
+        self._print(Text())
+        self._console.print(grid)
+        self._print(Text())
+        sound = survived(chaos)
+        self._print(
+            Text.assemble(
+                ("chaos did no lasting harm" if sound else "CHAOS DID HARM", "green" if sound else "red"),
+                f": {chaos['void_rounds']} rounds void, {chaos['void_unexplained']} of them unexplained, "
+                f"{chaos['ended_for_good']} processes ended for good, {chaos['honest_faults_booked']} faults booked on "
+                f"honest peers, at most {chaos['longest_absence_rounds']} rounds away",
+            )
+        )
+        for blame in chaos["blames"]:
+            line = f"round {blame['round']}: {blame['validator']} booked {blame['reason']} on {blame['peer']}"
+            self._print(Text(line, "yellow"))
 
 
 def _has_passed(member: Member, events: list[dict[str, Any]], index: int) -> bool:
