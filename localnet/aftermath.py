@@ -4,8 +4,9 @@ Only what was done counts as an explanation, and only for a while: a node that d
 nothing. Rounds are numbered; round r's window is the time from its start to that of round r + 1.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from math import floor
 from typing import Any
 
@@ -51,15 +52,10 @@ class Aftermath:
         was not void. None when there was none."""
         if injected.over is None or injected.ended is None:
             return None
-        role = self.roles.get(injected.node)
-        if role is None:
+        over = injected.over
+        if injected.node not in self.roles:
             return min((r for r, void in self.void.items() if not void and r >= floor(injected.began)), default=None)
-        worked = (
-            event["round"]
-            for event in self.events[injected.node]
-            if event["event"] == WORKS[role] and event["time"] > injected.over and event.get("in_time", True)
-        )
-        return next(worked, None)
+        return next((event["round"] for event in self._works(injected.node) if event["time"] > over), None)
 
     def back_after(self, injected: Injected) -> int | None:
         """Rounds from the injection's to that in which the node worked again."""
@@ -133,12 +129,20 @@ class Aftermath:
             "ended_for_good": ended_for_good,
             "honest_faults_booked": len(blames),
             "blames": [asdict(blame) for blame in blames],
-            "longest_absence_rounds": self.longest_absence(max(self.void, default=-1) + 1),
+            "longest_absence_rounds": self.longest_absence(),
         }
 
-    def longest_absence(self, rounds: int) -> int:
-        """The most rounds on end that an honest node did not apply itself, from its first one on."""
-        return max((_longest_gap(_applied(self.events[name]), rounds) for name in self.roles), default=0)
+    def longest_absence(self) -> int:
+        """The most rounds on end, from its first one on, in which an honest node did not do its part."""
+        return max((_longest_gap(self._worked(name), len(self.void)) for name in self.roles), default=0)
+
+    def _worked(self, node: str) -> list[int]:
+        """The decided rounds that the node did its part of."""
+        return sorted({event["round"] for event in self._works(node)} & set(self.void))
+
+    def _works(self, node: str) -> Iterator[Event]:
+        wanted = WORKS[self.roles[node]]
+        return (event for event in self.events[node] if event["event"] == wanted and event.get("in_time", True))
 
 
 def survived(chaos: Mapping[str, Any]) -> bool:
@@ -149,10 +153,6 @@ def survived(chaos: Mapping[str, Any]) -> bool:
     return not bad and all(rounds is not None and rounds <= PATIENCE_ROUNDS["wipe"] for rounds in back)
 
 
-def _applied(events: Iterable[Event]) -> list[int]:
-    return sorted({event["round"] for event in events if event["event"] == "applied"})
-
-
-def _longest_gap(applied: Sequence[int], rounds: int) -> int:
-    """Most missing numbers on end between the first one and `rounds`."""
-    return max((later - sooner - 1 for sooner, later in zip(applied, [*applied[1:], rounds], strict=True)), default=0)
+def _longest_gap(numbers: Sequence[int], end: int) -> int:
+    """Most missing numbers on end between the first one and `end`; all of them when there is none."""
+    return max((later - sooner - 1 for sooner, later in pairwise([*numbers, end])), default=end)

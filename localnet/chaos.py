@@ -62,6 +62,11 @@ class Injection:
     rounds: float
 
 
+def done(kind: str, node: str, seconds: float) -> str:
+    """An injection as people read it."""
+    return f"{node} {KINDS[kind]}" + (f" for {seconds:.1f} s" if seconds else "")
+
+
 def draw(
     seed: int, rounds: int, validators: Sequence[str], miners: Sequence[str], newcomers: Sequence[str] = ()
 ) -> tuple[Injection, ...]:

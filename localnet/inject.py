@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localnet.chaos import KINDS, Injection
+from localnet.chaos import Injection, done
 from localnet.links import Links
 from localnet.processes import Processes
 
@@ -76,7 +76,7 @@ class Injector:
         else:
             self.join()
         self.done.append(injected)
-        return f"{node} {KINDS[kind]}" + (f" for {seconds:.1f} s" if seconds else "")
+        return done(kind, node, seconds)
 
     def _is_over(self, injected: Injected) -> bool:
         if injected._restarts >= 0:

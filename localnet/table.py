@@ -16,7 +16,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from localnet.aftermath import survived
-from localnet.chaos import KINDS
+from localnet.chaos import done
 from localnet.members import Member, address
 from localnet.network import Network
 from localnet.plan import BLOCK_SECONDS
@@ -143,20 +143,15 @@ class Table:
 
     def _aftermath(self, chaos: dict[str, Any]) -> None:
         """What was done, and what became of it."""
-        grid = Grid(box=box.SIMPLE, pad_edge=False, show_edge=False)
-        for title in ("round", "node", "what was done", "for", "back after"):
-            grid.add_column(title, no_wrap=True)
-        for entry in chaos["injected"]:
-            seconds, back = entry["seconds"], entry["back_after_rounds"]
-            grid.add_row(
-                Text(str(entry["round"])),
-                Text(entry["node"]),
-                Text(KINDS[entry["kind"]]),
-                Text(f"{seconds:.1f} s" if seconds else ""),
-                Text("never", "red") if back is None else Text(f"{back} rounds" if back != 1 else "1 round"),
-            )
         self._print(Text())
-        self._console.print(grid)
+        for entry in chaos["injected"]:
+            what, back = done(entry["kind"], entry["node"], entry["seconds"]), entry["back_after_rounds"]
+            self._print(
+                Text.assemble(
+                    f"round {entry['round']:>3}  {what}, ",
+                    ("never back", "red") if back is None else f"back after {back} round{'' if back == 1 else 's'}",
+                )
+            )
         self._print(Text())
         sound = survived(chaos)
         self._print(
