@@ -47,7 +47,7 @@ def windows(phases: Mapping[str, Sequence[float]], block_seconds: float, leader_
     reveal = commit + max(blocks("reveal"), blocks("check") // 2, ceil(HICCUP_SECONDS / block_seconds))
     slot = blocks("check", "commit")
     slots_end = reveal + leader_slots * slot
-    attest = slots_end + blocks("commit")
+    attest = slots_end + blocks("check", "commit")
     scoring = reveal + blocks("evaluate", "advance", margin=FINISH_MARGIN) - commit
     round_blocks = max(attest + 2, scoring)
     return {

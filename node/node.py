@@ -13,6 +13,7 @@ from gauntlet.agreement import Agreed
 from gauntlet.checks import commitment
 from node import run as runs
 from node.adapters import Doors
+from node.amendments import settle
 from node.catchup import catch_up, join
 from node.events import round_seconds
 from node.follower import Follower
@@ -68,7 +69,7 @@ class Node(Follower):
             if self.head() < self.clock.attest_by(current):
                 self.wait_for(self.clock.attest_by(current), f"the selection of round {current}")
             # As of now, not of `current`: a round that nobody can finish is declared void only later.
-            self.refresh_run(self.doors.chain.peers(self.head()))
+            settle(self, self.held)
             runs.require_protocol(self.run, current + 1)
             try:
                 if self.contradicted(current, self.held.claim) is not None:

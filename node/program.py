@@ -6,6 +6,7 @@ Bugs crash with a traceback.
 
 import errno
 import logging
+import os
 import resource
 import signal
 import sys
@@ -30,6 +31,7 @@ def run_program(main: Callable[[], None]) -> int:
     """Run a node's main function; the process's exit status."""
     signal.signal(signal.SIGTERM, _stop)
     _allow_open_files()
+    os.umask(0o077)  # what a node writes is its owner's alone: among it are keys of payloads that are still sealed
     try:
         main()
     except UpdateNeeded as fault:

@@ -237,7 +237,7 @@ def test_the_owners_amendment_is_in_force_everywhere_from_the_same_round(network
     network.run_until(1)
     network.amend(from_round=3, changes={"outer": {"alpha": 0.25}})
     network.run_until(3)
-    network.amend(from_round=5, changes={"protocol": {"min_protocol": 2, "max_protocol": 2}})
+    network.amend(from_round=5, changes={"protocol": {"min_protocol": 3, "max_protocol": 3}})
     faults = network.until_dead("miner-1", "miner-2", "validator")
     for fault in faults:
         assert isinstance(fault, UpdateNeeded)
