@@ -131,6 +131,8 @@ def _checks(again: Replay) -> Iterator[Finding]:
 def _unexamined(again: Replay, peer: PeerId, row: Row) -> Finding:
     if row.rejected is Reason.LATE:
         return _differs(Topic.CHECKS, "LATE stated, but its commitment stood on chain at block D", peer)
+    if row.unseen:
+        return Finding(Topic.CHECKS, Verdict.OBSERVED, "not looked at: there was no time, or no room for it", peer)
     if row.rejected in OBSERVED_BYTES:
         text = f"{row.rejected}: its committed object could not be read as it should be"
         return Finding(Topic.CHECKS, Verdict.OBSERVED, text, peer)
