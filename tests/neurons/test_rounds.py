@@ -145,7 +145,7 @@ def test_a_server_that_stalls_costs_only_its_owner(networks: Networks) -> None:
 
 
 def test_a_pointer_that_may_not_be_followed_costs_only_its_owner(networks: Networks) -> None:
-    network = networks(miners=2, validators={"validator": 100, "stranger": 200})
+    network = networks(miners=2, validators={"validator": 100, "stranger": 99})
     network.refused = {"miner-2", "stranger"}
     network.start("validator", "miner-1", "miner-2")
     network.run_until(2)
@@ -154,7 +154,7 @@ def test_a_pointer_that_may_not_be_followed_costs_only_its_owner(networks: Netwo
 
 
 def test_a_mirror_that_answers_with_garbage_takes_nobodys_key(networks: Networks) -> None:
-    network = networks(miners=2, validators={"validator": 100, "stranger": 200})
+    network = networks(miners=2, validators={"validator": 100, "stranger": 99})
     for name in ("miner-1", "miner-2"):
         for round in range(2):
             key = keys.mirror_reveal(network.run.id, round, network[name].peer)
