@@ -22,8 +22,8 @@ class Replay:
     """One round of one validator. What its audit's steps need is worked out once, at the start.
 
     `passed`: the judged peers that the report rejects for nothing, and has seen. `twins`, `evaluated`: as stated.
-    `drawn`, `references`: of the round's sample. `examined`: what the fast checks were given again, `checked`: their outcome.
-    `ours`: our own evaluations of the drawn peers; `unscored`: why there are none.
+    `drawn`, `references`: of the round's sample. `examined`: what the fast checks were given again, `checked`: their
+    outcome. `ours`: our own evaluations of the drawn peers; `unscored`: why there are none.
     """
 
     def __init__(self, facts: Facts, claim: Claim) -> None:
