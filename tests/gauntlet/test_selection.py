@@ -208,11 +208,28 @@ def test_a_record_stands_while_few_of_those_it_names_are_worthless(worthless, na
 
 
 @given(st.lists(st.sampled_from([GOOD, WORTHLESS, UNSEEN, None]), min_size=1, max_size=8), st.integers(0, 9))
-def test_what_a_book_would_name_itself_it_never_vetoes(records, round):
+def test_what_a_book_would_name_itself_it_always_approves(records, round):
     book = replace(book_of(*records), round=round - 1)
     named = standing(book, PEERS, SPEC, round, COMMIT_HASH).contributing
     if named:
         assert tolerable(book, named, PEERS, SPEC, round)
+
+
+def test_of_twins_only_the_best_by_the_book_may_contribute_or_wait_in_reserve():
+    book = book_of(rated(1.0), rated(1.5), rated(1.0, mu=40.0), rated(0.9), rated(1.2))
+    twins = {PEERS[1]: frozenset([PEERS[2]]), PEERS[2]: frozenset([PEERS[1]])}
+    ranking = standing(book, PEERS[:5], SPEC, LATER, COMMIT_HASH, twins)
+    assert ranking.order == (PEERS[2], PEERS[4], PEERS[0], PEERS[3])
+    assert ranking.standing[PEERS[1]] is Standing.NOT_SELECTED
+    assert PEERS[1] not in {*ranking.contributing, *ranking.reserve}
+
+
+def test_a_record_that_names_two_twins_does_not_stand():
+    book = book_of(*[rated()] * 6)
+    twins = {PEERS[1]: frozenset([PEERS[2]]), PEERS[2]: frozenset([PEERS[1]])}
+    assert tolerable(book, PEERS[:3], PEERS[:6], SPEC, LATER)
+    assert not tolerable(book, PEERS[:3], PEERS[:6], SPEC, LATER, twins)
+    assert tolerable(book, [PEERS[0], PEERS[2]], PEERS[:6], SPEC, LATER, twins)
 
 
 def test_what_peers_left_is_fetched_best_first_and_newcomers_in_another_order_every_round():

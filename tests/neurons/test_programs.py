@@ -61,7 +61,7 @@ def test_help_is_instant_and_names_every_flag(program: str) -> None:
     ("fault", "status"),
     [
         (ConfigError("fix this"), 2),
-        (CheckpointCorrupt("fix this"), 2),
+        (CheckpointCorrupt("fix this"), 1),
         (UpdateNeeded("fix this"), 75),
         (ChainError("fix this"), 1),
         (OSError(errno.ENOSPC, "fix this", "/state"), 2),
