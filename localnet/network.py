@@ -144,7 +144,7 @@ def open_network(plan: Plan, say: Say) -> Network:
         owner = open_subnet(devnet.url, wallets["owner"])
         tempo = int(calibration.windows(phases, BLOCK_SECONDS, plan.validators)["tempo"])
         operator.set_hyperparameter(owner, wallets["owner"], "tempo", tempo, root=True)
-        spec = seal(plan, drafted, phases, owner, store)
+        spec = seal(plan, drafted, phases, owner, store, data)
         owner.close()
         go.touch()
         clock = spec.clock
