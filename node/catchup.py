@@ -6,40 +6,47 @@ record under its link names the one before; the chain of links has to end at a s
 results has to hash to the theta that the chain names.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from loguru import logger
 
 from gauntlet.agreement import Claim, claims
-from node.checkpoints import CHECKPOINTS_TRIED, FETCH_SECONDS, Start, fetch_checkpoint, fetcher
-from node.follower import Follower
+from node.checkpoints import FETCH_SECONDS, Start, fetcher, published_starts, shown_by_all
+from node.follower import QUIET_SECONDS, Follower
 from node.held import Held
-from node.payloads import Sources, gather_pinned
+from node.payloads import MAX_THREADS, Sources, gather_pinned
 from protocol import keys
 from protocol.errors import (
     ChainError,
     CheckpointCorrupt,
     ConfigError,
     InvalidMessage,
-    MurmurError,
     OutOfSync,
     StorageError,
 )
 from protocol.messages import first_link, parse_statement, record_link
 from protocol.types import DIGEST_BYTES, Attestation, Digest, Peer, PeerId, Record
+from storage.collect import first
+from storage.exchange import Data, Wanted
 
 RECORD_BYTES = 101
 PAIR_BYTES = 2 * DIGEST_BYTES
 LINK_MAX_BYTES = RECORD_BYTES + 256 * PAIR_BYTES
+LINK_SECONDS = 1.0
+"""What a walk along the links may take for each on average, beside FETCH_SECONDS."""
+DOWNLOADS_TRIED = 4
+"""Checkpoints in one pass: each is as large as the model, and may be anybody's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One agreed record on the way: its round and the pairs it pins."""
+    """One agreed record on the way: its round, the theta at its start, the link before it and the pairs it pins."""
 
     round: int
-    link: Digest
+    theta: Digest
+    previous: Digest
     pairs: tuple[tuple[PeerId, Digest], ...]
 
 
@@ -89,13 +96,14 @@ def catch_up(follower: Follower, held: Held) -> bool:
         if held.saved.round < newest:
             held.save(round=newest, own=_given_back(held, newest, set()))
         return True
-    newcomers = chain.peers(follower.head())
-    follower.refresh_run(newcomers)
-    sources = Sources(newcomers, follower.doors.open_pointer)
+    peers = chain.peers(follower.head())
+    follower.refresh_run(peers)
+    sources = Sources(peers, follower.doors.open_pointer)
     for claim in followed:
-        for start in _starts(follower, held, target, sources):
+        records = _Records(follower, claim, target, sources)
+        for start, steps in _starts(follower, held, records, peers, sources):
             try:
-                _replay(follower, held, start, target, *claim, sources)
+                _replay(follower, held, start, steps, target, claim, sources)
                 return True
             except (StorageError, OutOfSync, InvalidMessage, CheckpointCorrupt) as fault:
                 held.load_consensus(held.saved.consensus)
@@ -151,7 +159,7 @@ def _genesis(follower: Follower, held: Held) -> Start:
         if opener is None:
             continue
         try:
-            held.load_consensus(digest, fetcher(follower, opener()))
+            held.load_consensus(digest, fetcher(follower, [opener]))
             return Start(0, first_link(follower.run.id), digest, "genesis")
         except (StorageError, CheckpointCorrupt, ConfigError) as fault:
             faults.append(str(fault))
@@ -161,61 +169,150 @@ def _genesis(follower: Follower, held: Held) -> Start:
     )
 
 
-def _starts(follower: Follower, held: Held, newest: int, sources: Sources) -> Iterator[Start]:
-    """Candidate starting points, best first: our own state while it is fresh (the payloads since are fewer bytes than a
-    model), checkpoints from the newest on, our own older state, genesis. Each only when those before it have failed."""
-    saved = held.saved
-    own = Start(saved.round, saved.link, saved.consensus, "our own state")
-    fresh = saved.round <= newest <= saved.round + follower.run.first.checkpoint_rounds
-    if fresh:
-        yield own
-    yield from _checkpoints(follower, newest, sources)
-    if not fresh and saved.round <= newest:
-        yield own
-    if saved.round > 0:
+class _Records:
+    """The agreed records that lead to a claim, from the newest back, read as far as anybody asks. Each is authenticated
+    by the one after it, so whoever has one will do: all validators are asked beside each other."""
+
+    def __init__(self, follower: Follower, claim: Claim, round: int, sources: Sources) -> None:
+        self._follower, self._claim, self._sources = follower, claim, sources
+        self._below = round
+        self._steps: list[Step] = []
+        """The newest first."""
+        self._ended = False
+        """Whether nobody gives us more."""
+        self._giver: PeerId | None = None
+        """Who had the last one; asked alone at first for the next."""
+        self._began = self._told = follower.time.now()
+
+    def links(self) -> Iterator[tuple[Digest, list[Step]]]:
+        """Every link on the way back, from the claimed one to the run's first, and the records after it, the oldest
+        first. Ends early where nobody has the next record, or where it cannot be of this run."""
+        link, depth = self._claim[1], 0
+        while True:
+            yield link, self._steps[:depth][::-1]
+            if link == first_link(self._follower.run.id):
+                return
+            if depth == len(self._steps):
+                try:
+                    if self._ended:
+                        return
+                    self._steps.append(self._read(link))
+                except (StorageError, OutOfSync) as fault:
+                    self._ended = True
+                    logger.warning("the agreed records cannot be followed further back: {fault}", fault=str(fault))
+                    return
+            link, depth = self._steps[depth].previous, depth + 1
+
+    def _read(self, link: Digest) -> Step:
+        time = self._follower.time
+        left = self._began + FETCH_SECONDS + LINK_SECONDS * len(self._steps) - time.now()
+        if left <= 0:
+            raise StorageError(f"only {len(self._steps)} agreed records could be had in time")
+        if time.now() - self._told > QUIET_SECONDS:
+            self._told = time.now()
+            logger.info(
+                "catching up: reading the agreed records back, at round {round}, {count} so far",
+                round=self._below,
+                count=len(self._steps),
+            )
+        record, pairs = self._ask(link, left)
+        if record.round >= self._below:
+            raise OutOfSync(f"the chain of records does not lead back: round {record.round} before {self._below}")
+        self._below = record.round
+        return Step(record.round, record.theta, record.previous, pairs)
+
+    def _ask(self, link: Digest, left: float) -> tuple[Record, tuple[tuple[PeerId, Digest], ...]]:
+        """The record under this link, from whoever gives it first."""
+        key, validators = keys.statement(self._follower.run.id, link), self._sources.validators()
+        rest = [holder for holder in validators if holder != self._giver]
+        for holders in ([self._giver] if self._giver is not None else [], rest):
+            found = first(
+                [
+                    Wanted(holder, self._sources.own(holder, key), LINK_MAX_BYTES, _is_link(link), exact=False)
+                    for holder in holders
+                ],
+                timeout_seconds=left if holders is rest else min(left, QUIET_SECONDS),
+                max_threads=MAX_THREADS,
+                time=self._follower.time,
+            )
+            if found is not None:
+                self._giver = found[0]
+                return parse_link(bytes(found[1]), link)
+        raise StorageError(
+            f"the agreed record {link.hex()[:16]} before round {self._below} is in none of {len(validators)} "
+            "validators' buckets"
+        )
+
+
+def _is_link(link: Digest) -> Callable[[Data], bool]:
+    def check(data: Data) -> bool:
         try:
-            yield _genesis(follower, held)
-        except ConfigError as fault:
-            logger.warning("{fault}", fault=str(fault))
+            parse_link(bytes(data), link)
+        except InvalidMessage:
+            return False
+        return True
+
+    return check
 
 
-def _checkpoints(follower: Follower, newest: int, sources: Sources) -> Iterator[Start]:
-    every = follower.run.first.checkpoint_rounds
-    last = newest - newest % every
-    # Older ones than our own state too: ours may be wrong.
-    for round in (r for r in range(last, last - CHECKPOINTS_TRIED * every, -every) if r > 0):
-        for holder in sources.validators():
-            opener = sources.bucket_of(holder)
-            assert opener is not None
-            try:
-                start = fetch_checkpoint(follower, opener(), holder, round)
-            except (StorageError, InvalidMessage, ConfigError) as fault:
-                logger.debug("no checkpoint of round {round}: {fault}", round=round, fault=str(fault))
-            else:
-                # Tried and refused, it may still be had right from the next validator.
-                yield start
+def _starts(
+    follower: Follower, held: Held, records: _Records, peers: Sequence[Peer], sources: Sources
+) -> Iterator[tuple[Start, list[Step]]]:
+    """States from which the agreed records lead on, with those records, the oldest first; the best state first, each
+    only when those before it have failed.
+
+    Our own while few records follow it (their payloads are fewer bytes than a model); then back along the links the
+    published ones, the newest first, and our own older one; then those for whose link more stake names another state;
+    then genesis. What is on none of the links on the way is never tried: it may be of a state that only a minority
+    held, ours too. Ours stands at a link and not at a round: rounds that we passed over have not moved it.
+    """
+    saved, genesis = held.saved, first_link(follower.run.id)
+    own = Start(saved.round, saved.link, saved.consensus, "our own state")
+    tried_own = False
+    for link, steps in islice(records.links(), follower.run.first.checkpoint_rounds + 1):
+        if link == own.link:
+            tried_own = True
+            yield own, steps
+    logger.info("catching up: asking {count} validators for checkpoints", count=len(sources.validators()))
+    likely, unlikely = published_starts(follower, peers, sources, shown_by_all(follower, sources, FETCH_SECONDS))
+    if not likely:
+        logger.warning("catching up: no validator shows a checkpoint that can be read")
+    sought = {start.link for start in (*likely, *unlikely, own)}
+    doubted: list[tuple[Start, list[Step]]] = []
+    downloads = 0
+    for link, steps in records.links():
+        for start in (start for start in likely if start.link == link and downloads < DOWNLOADS_TRIED):
+            downloads += 1
+            yield start, steps
+        doubted += [(start, steps) for start in unlikely if start.link == link]
+        if link == own.link and not tried_own:
+            yield own, steps
+        sought.discard(link)
+        if not sought:
+            break
+    yield from doubted[: DOWNLOADS_TRIED - downloads]
+    if own.link != genesis:
+        for link, steps in records.links():
+            if link == genesis:
+                try:
+                    yield _genesis(follower, held), steps
+                except ConfigError as fault:
+                    logger.warning("{fault}", fault=str(fault))
 
 
 def _replay(
-    follower: Follower, held: Held, start: Start, newest: int, theta: Digest, previous: Digest, sources: Sources
+    follower: Follower, held: Held, start: Start, steps: Sequence[Step], newest: int, claim: Claim, sources: Sources
 ) -> None:
-    """Apply the records between `start` and `newest`; commits only a state that hashes to `theta`."""
-    steps = _walk(follower, start, previous, sources)
-    held.load_consensus(start.state, start.fetch)
+    """Apply these records to `start`; commits only a state that hashes to the theta which is claimed for `newest`."""
+    theta, previous = claim
     began = follower.time.now()
+    if start.fetch is not None:
+        logger.info("catching up from {origin}, and {count} rounds", origin=start.origin, count=len(steps))
+    held.load_consensus(start.state, start.fetch)
+    if held.replica.digest() != (steps[0].theta if steps else theta):
+        raise OutOfSync("its theta is another than the next agreed record names")
     for done, step in enumerate(steps):
-        spec = follower.run.spec_at(step.round)
-        opened = gather_pinned(
-            spec,
-            follower.run.id,
-            step.round,
-            step.pairs,
-            sources,
-            follower.doors.verify,
-            follower.transfer_seconds(len(step.pairs)),
-            time=follower.time,
-        )
-        held.replica.outer_step([o.update for o in opened], alpha=spec.outer.alpha, aggregate=spec.outer.aggregate)
+        _apply(follower, held, step, sources)
         left = (follower.time.now() - began) / (done + 1) * (len(steps) - done - 1)
         logger.info(
             "catching up: applied round {round}, {done} of {total}, about {left} s left",
@@ -232,6 +329,25 @@ def _replay(
     held.events.emit("caught_up", newest, origin=start.origin, applied=len(steps), theta=theta.hex())
 
 
+def _apply(follower: Follower, held: Held, step: Step, sources: Sources) -> None:
+    """One round's outer step. Its payloads are held no longer than that, and lie on the disk until they are opened: a
+    pass that breaks off leaves the next one those that it has."""
+    spec = follower.run.spec_at(step.round)
+    opened = gather_pinned(
+        spec,
+        follower.run.id,
+        step.round,
+        step.pairs,
+        sources,
+        follower.doors.verify,
+        follower.transfer_seconds(len(step.pairs)),
+        held.cache,
+        follower.time,
+    )
+    held.clear_cache()
+    held.replica.outer_step([o.update for o in opened], alpha=spec.outer.alpha, aggregate=spec.outer.aggregate)
+
+
 def _given_back(held: Held, newest: int, decided: Collection[int]) -> Digest | None:
     """Our own state after the rounds up to `newest`: where the one that we sealed for was void, with what we sent."""
     sealed = held.saved.sealed
@@ -241,31 +357,3 @@ def _given_back(held: Held, newest: int, decided: Collection[int]) -> Digest | N
     assert mine is not None
     held.replica.give_back(mine)
     return held.save_own()
-
-
-def _walk(follower: Follower, start: Start, previous: Digest, sources: Sources) -> list[Step]:
-    """The agreed records from just after `start` to the one that `previous` names, oldest first."""
-    steps: list[Step] = []
-    link, below = previous, follower.clock.round_at(follower.head()) + 1
-    while link != start.link:
-        record, pairs = _record(follower, link, sources)
-        if record.round >= below:
-            raise OutOfSync(f"the chain of records does not lead back to {start.origin}")
-        steps.append(Step(record.round, link, pairs))
-        link, below = record.previous, record.round
-    return steps[::-1]
-
-
-def _record(follower: Follower, link: Digest, sources: Sources) -> tuple[Record, tuple[tuple[PeerId, Digest], ...]]:
-    faults: list[str] = []
-    for holder in sources.validators():
-        opener = sources.bucket_of(holder)
-        assert opener is not None
-        try:
-            data = opener().get(
-                keys.statement(follower.run.id, link), max_bytes=LINK_MAX_BYTES, timeout_seconds=FETCH_SECONDS
-            )
-            return parse_link(data, link)
-        except (MurmurError, ConfigError) as fault:
-            faults.append(str(fault))
-    raise StorageError(f"the agreed record {link.hex()[:16]} is in no validator's bucket ({'; '.join(faults[:2])})")
