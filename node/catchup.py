@@ -6,14 +6,15 @@ record under its link names the one before; the chain of links has to end at a s
 results has to hash to the theta that the chain names.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from hashlib import sha256
 from itertools import islice
 
 from loguru import logger
 
 from gauntlet.agreement import Claim, claims
-from node.checkpoints import FETCH_SECONDS, Start, fetcher, published_starts, shown_by_all
+from node.amendments import adopted, follow, settle
+from node.checkpoints import FETCH_SECONDS, Start, counted_stakes, fetcher, published_starts, shown_by_all
 from node.follower import QUIET_SECONDS, Follower
 from node.held import Held
 from node.payloads import MAX_THREADS, Sources, gather_pinned
@@ -26,48 +27,17 @@ from protocol.errors import (
     OutOfSync,
     StorageError,
 )
-from protocol.messages import first_link, parse_statement, record_link
-from protocol.types import DIGEST_BYTES, Attestation, Digest, Peer, PeerId, Record
+from protocol.messages import LINK_MAX_BYTES, Link, first_link, parse_link
+from protocol.spec import RunSpec
+from protocol.types import Attestation, Digest, Peer, PeerId, Record
 from storage.collect import first
 from storage.exchange import Data, Wanted
+from training.checkpoint import MAX_MANIFEST_BYTES
 
-RECORD_BYTES = 101
-PAIR_BYTES = 2 * DIGEST_BYTES
-LINK_MAX_BYTES = RECORD_BYTES + 256 * PAIR_BYTES
 LINK_SECONDS = 1.0
 """What a walk along the links may take for each on average, beside FETCH_SECONDS."""
 DOWNLOADS_TRIED = 4
 """Checkpoints in one pass: each is as large as the model, and may be anybody's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One agreed record on the way: its round, the theta at its start, the link before it and the pairs it pins."""
-
-    round: int
-    theta: Digest
-    previous: Digest
-    pairs: tuple[tuple[PeerId, Digest], ...]
-
-
-def encode_link(statement: bytes, pairs: Sequence[tuple[PeerId, Digest]]) -> bytes:
-    """An agreed record as validators store it under its link: the record as posted, then its sorted pairs."""
-    return statement + b"".join(peer + envelope for peer, envelope in sorted(pairs))
-
-
-def parse_link(data: bytes, link: Digest) -> tuple[Record, tuple[tuple[PeerId, Digest], ...]]:
-    """Inverse of `encode_link`, checked against the link. Raises InvalidMessage."""
-    statement, rest = data[:RECORD_BYTES], data[RECORD_BYTES:]
-    if len(rest) % PAIR_BYTES:
-        raise InvalidMessage("an agreed record with a torn list of peers")
-    pairs = tuple(
-        (PeerId(rest[at : at + DIGEST_BYTES]), Digest(rest[at + DIGEST_BYTES : at + PAIR_BYTES]))
-        for at in range(0, len(rest), PAIR_BYTES)
-    )
-    record = parse_statement(statement)
-    if not isinstance(record, Record) or record_link(statement, pairs) != link:
-        raise InvalidMessage("an agreed record that does not hash to its link")
-    return record, pairs
 
 
 def join(follower: Follower, held: Held) -> bool:
@@ -89,19 +59,17 @@ def catch_up(follower: Follower, held: Held) -> bool:
     newest = _newest_decided(follower)
     if newest < 0:
         return True
-    chain = follower.doors.chain
     target, followed = _newest_claims(follower, newest)
     if target < held.saved.round:
         # Nobody has stated anything since: those rounds have no record, so they changed nothing.
         if held.saved.round < newest:
             held.save(round=newest, own=_given_back(held, newest, set()))
         return True
-    peers = chain.peers(follower.head())
-    follower.refresh_run(peers)
-    sources = Sources(peers, follower.doors.open_pointer)
+    settle(follower, held)
+    sources, stakes = follower.sources(), counted_stakes(follower, target, _at_commit(follower, target))
     for claim in followed:
         records = _Records(follower, claim, target, sources)
-        for start, steps in _starts(follower, held, records, peers, sources):
+        for start, steps in _starts(follower, held, records, stakes, sources):
             try:
                 _replay(follower, held, start, steps, target, claim, sources)
                 return True
@@ -154,7 +122,7 @@ def _genesis(follower: Follower, held: Held) -> Start:
     digest = Digest(bytes.fromhex(spec.genesis_checkpoint))
     sources = Sources(follower.doors.chain.peers(follower.head()), follower.doors.open_pointer)
     faults: list[str] = []
-    for holder in (spec.owner_id, *sources.validators()):
+    for holder in _holders_of_genesis(follower, digest, sources):
         opener = sources.bucket_of(holder)
         if opener is None:
             continue
@@ -169,6 +137,23 @@ def _genesis(follower: Follower, held: Held) -> Start:
     )
 
 
+def _holders_of_genesis(follower: Follower, digest: Digest, sources: Sources) -> Iterator[PeerId]:
+    """The owner, and the validator that is the first to give theta_0's manifest when all are asked."""
+    yield follower.run.first.owner_id
+    key = keys.blob(digest)
+    found = first(
+        [
+            Wanted(holder, sources.own(holder, key), MAX_MANIFEST_BYTES, _hashes_to(digest), exact=False)
+            for holder in sources.validators()
+        ],
+        timeout_seconds=FETCH_SECONDS,
+        max_threads=MAX_THREADS,
+        time=follower.time,
+    )
+    if found is not None:
+        yield found[0]
+
+
 class _Records:
     """The agreed records that lead to a claim, from the newest back, read as far as anybody asks. Each is authenticated
     by the one after it, so whoever has one will do: all validators are asked beside each other."""
@@ -176,7 +161,7 @@ class _Records:
     def __init__(self, follower: Follower, claim: Claim, round: int, sources: Sources) -> None:
         self._follower, self._claim, self._sources = follower, claim, sources
         self._below = round
-        self._steps: list[Step] = []
+        self._links: list[Link] = []
         """The newest first."""
         self._ended = False
         """Whether nobody gives us more."""
@@ -184,44 +169,44 @@ class _Records:
         """Who had the last one; asked alone at first for the next."""
         self._began = self._told = follower.time.now()
 
-    def links(self) -> Iterator[tuple[Digest, list[Step]]]:
+    def links(self) -> Iterator[tuple[Digest, list[Link]]]:
         """Every link on the way back, from the claimed one to the run's first, and the records after it, the oldest
         first. Ends early where nobody has the next record, or where it cannot be of this run."""
         link, depth = self._claim[1], 0
         while True:
-            yield link, self._steps[:depth][::-1]
+            yield link, self._links[:depth][::-1]
             if link == first_link(self._follower.run.id):
                 return
-            if depth == len(self._steps):
+            if depth == len(self._links):
                 try:
                     if self._ended:
                         return
-                    self._steps.append(self._read(link))
+                    self._links.append(self._read(link))
                 except (StorageError, OutOfSync) as fault:
                     self._ended = True
                     logger.warning("the agreed records cannot be followed further back: {fault}", fault=str(fault))
                     return
-            link, depth = self._steps[depth].previous, depth + 1
+            link, depth = self._links[depth].record.previous, depth + 1
 
-    def _read(self, link: Digest) -> Step:
+    def _read(self, link: Digest) -> Link:
         time = self._follower.time
-        left = self._began + FETCH_SECONDS + LINK_SECONDS * len(self._steps) - time.now()
+        left = self._began + FETCH_SECONDS + LINK_SECONDS * len(self._links) - time.now()
         if left <= 0:
-            raise StorageError(f"only {len(self._steps)} agreed records could be had in time")
+            raise StorageError(f"only {len(self._links)} agreed records could be had in time")
         if time.now() - self._told > QUIET_SECONDS:
             self._told = time.now()
             logger.info(
                 "catching up: reading the agreed records back, at round {round}, {count} so far",
                 round=self._below,
-                count=len(self._steps),
+                count=len(self._links),
             )
-        record, pairs = self._ask(link, left)
-        if record.round >= self._below:
-            raise OutOfSync(f"the chain of records does not lead back: round {record.round} before {self._below}")
-        self._below = record.round
-        return Step(record.round, record.theta, record.previous, pairs)
+        found = self._ask(link, left)
+        if found.record.round >= self._below:
+            raise OutOfSync(f"the chain of records does not lead back: round {found.record.round} before {self._below}")
+        self._below = found.record.round
+        return found
 
-    def _ask(self, link: Digest, left: float) -> tuple[Record, tuple[tuple[PeerId, Digest], ...]]:
+    def _ask(self, link: Digest, left: float) -> Link:
         """The record under this link, from whoever gives it first."""
         key, validators = keys.statement(self._follower.run.id, link), self._sources.validators()
         rest = [holder for holder in validators if holder != self._giver]
@@ -244,6 +229,10 @@ class _Records:
         )
 
 
+def _hashes_to(digest: Digest) -> Callable[[Data], bool]:
+    return lambda data: sha256(data).digest() == digest
+
+
 def _is_link(link: Digest) -> Callable[[Data], bool]:
     def check(data: Data) -> bool:
         try:
@@ -256,8 +245,8 @@ def _is_link(link: Digest) -> Callable[[Data], bool]:
 
 
 def _starts(
-    follower: Follower, held: Held, records: _Records, peers: Sequence[Peer], sources: Sources
-) -> Iterator[tuple[Start, list[Step]]]:
+    follower: Follower, held: Held, records: _Records, stakes: Mapping[PeerId, int], sources: Sources
+) -> Iterator[tuple[Start, list[Link]]]:
     """States from which the agreed records lead on, with those records, the oldest first; the best state first, each
     only when those before it have failed.
 
@@ -274,11 +263,11 @@ def _starts(
             tried_own = True
             yield own, steps
     logger.info("catching up: asking {count} validators for checkpoints", count=len(sources.validators()))
-    likely, unlikely = published_starts(follower, peers, sources, shown_by_all(follower, sources, FETCH_SECONDS))
+    likely, unlikely = published_starts(follower, stakes, sources, shown_by_all(follower, sources, FETCH_SECONDS))
     if not likely:
         logger.warning("catching up: no validator shows a checkpoint that can be read")
     sought = {start.link for start in (*likely, *unlikely, own)}
-    doubted: list[tuple[Start, list[Step]]] = []
+    doubted: list[tuple[Start, list[Link]]] = []
     downloads = 0
     for link, steps in records.links():
         for start in (start for start in likely if start.link == link and downloads < DOWNLOADS_TRIED):
@@ -301,42 +290,44 @@ def _starts(
 
 
 def _replay(
-    follower: Follower, held: Held, start: Start, steps: Sequence[Step], newest: int, claim: Claim, sources: Sources
+    follower: Follower, held: Held, start: Start, steps: Sequence[Link], newest: int, claim: Claim, sources: Sources
 ) -> None:
     """Apply these records to `start`; commits only a state that hashes to the theta which is claimed for `newest`."""
     theta, previous = claim
+    heads = [(step.record.round, step.head) for step in steps]
+    run = adopted(follower.run, heads, follower.doors, held.store.run.read, follower.time)
     began = follower.time.now()
     if start.fetch is not None:
         logger.info("catching up from {origin}, and {count} rounds", origin=start.origin, count=len(steps))
     held.load_consensus(start.state, start.fetch)
-    if held.replica.digest() != (steps[0].theta if steps else theta):
+    if held.replica.digest() != (steps[0].record.theta if steps else theta):
         raise OutOfSync("its theta is another than the next agreed record names")
     for done, step in enumerate(steps):
-        _apply(follower, held, step, sources)
+        _apply(follower, held, run.spec_at(step.record.round), step, sources)
         left = (follower.time.now() - began) / (done + 1) * (len(steps) - done - 1)
         logger.info(
             "catching up: applied round {round}, {done} of {total}, about {left} s left",
-            round=step.round,
+            round=step.record.round,
             done=done + 1,
             total=len(steps),
             left=int(left),
         )
     if held.replica.digest() != theta:
         raise OutOfSync(f"replayed state does not hash to the theta that round {newest} names on chain")
+    follow(follower, held, run)
     # Of rounds before a checkpoint's nobody tells us which were void. What may have been applied is not sent twice.
-    own = _given_back(held, newest, {*range(start.round), *(step.round for step in steps)})
+    own = _given_back(held, newest, {*range(start.round), *(step.record.round for step in steps)})
     held.save(round=newest, consensus=held.save_consensus(), link=previous, own=own)
     held.events.emit("caught_up", newest, origin=start.origin, applied=len(steps), theta=theta.hex())
 
 
-def _apply(follower: Follower, held: Held, step: Step, sources: Sources) -> None:
+def _apply(follower: Follower, held: Held, spec: RunSpec, step: Link, sources: Sources) -> None:
     """One round's outer step. Its payloads are held no longer than that, and lie on the disk until they are opened: a
     pass that breaks off leaves the next one those that it has."""
-    spec = follower.run.spec_at(step.round)
     opened = gather_pinned(
         spec,
         follower.run.id,
-        step.round,
+        step.record.round,
         step.pairs,
         sources,
         follower.doors.verify,

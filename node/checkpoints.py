@@ -158,14 +158,11 @@ class Start:
 
 
 def published_starts(
-    follower: Follower, peers: Sequence[Peer], sources: Sources, shown: Mapping[PeerId, Shown]
+    follower: Follower, stakes: Mapping[PeerId, int], sources: Sources, shown: Mapping[PeerId, Shown]
 ) -> tuple[list[Start], list[Start]]:
     """Every checkpoint that is shown, whoever shows it, once; and those of them for whose link more stake names another
     state. Both by the stake that names their state, the most first: a joiner must not download the model from every
-    liar before it comes to those who are of one mind. `peers` and `sources` as of now."""
-    stakes = {peer.id: peer.stake for peer in peers if peer.id in shown}
-    if not any(stakes.values()):
-        stakes = dict.fromkeys(stakes, 1)
+    liar before it comes to those who are of one mind. `stakes`: of those who count."""
     backing: dict[Digest, dict[Digest, int]] = {}
     holders: dict[tuple[Digest, Digest], list[PeerId]] = {}
     rounds: dict[tuple[Digest, Digest], int] = {}
@@ -196,17 +193,21 @@ def fetcher(follower: Follower, buckets: Sequence[Callable[[], RangedBucket]]) -
     spec, time = follower.run.first, follower.time
     seconds = FETCH_SECONDS + 4 * state_bytes(follower) * 8e-6 / spec.clock.download_mbps
     began: list[float] = []
+    order = list(buckets)
+    """Those that failed last."""
 
     def fetch(digest: Digest, max_bytes: int, path: Path) -> None:
         began.append(time.now())
         faults: list[str] = []
-        for opener in buckets:
+        for opener in tuple(order):
             if time.now() > began[0] + seconds:
                 raise StorageError(f"a checkpoint is not to be had within {seconds:.0f} s")
             try:
                 return blob_fetcher(opener(), spec.clock.download_mbps * 1e6 / 8 / 4)(digest, max_bytes, path)
             except (StorageError, ConfigError) as fault:
                 faults.append(str(fault))
+                order.remove(opener)
+                order.append(opener)
         raise StorageError(f"a file of a checkpoint is in none of {len(buckets)} buckets ({'; '.join(faults[:2])})")
 
     return fetch
@@ -229,13 +230,17 @@ def kept_from(spec: RunSpec, round: int, published: int) -> int:
     return max(0, wanted, round - RETAINED_INTERVALS * every - RETAINED_ROUNDS)
 
 
+def counted_stakes(follower: Follower, round: int, peers: Sequence[Peer]) -> Mapping[PeerId, int]:
+    """Who counts how much in `round`, by heads where nobody has stake. `peers` as of its D."""
+    stakes = electorate(follower.run, round, peers)
+    return stakes if any(stakes.values()) else dict.fromkeys(stakes, 1)
+
+
 def published_by_most(follower: Follower, round: int, seconds: float) -> int:
     """The newest round of which validators with more than half of the counted stake show a checkpoint, or a newer one:
     what fewer say may be untrue. 0 when they do not. Takes at most `seconds`; raises ChainError."""
     peers = follower.doors.chain.peers(follower.clock.commit_by(round))
-    stakes = electorate(follower.run, round, peers)
-    if not any(stakes.values()):
-        stakes = dict.fromkeys(stakes, 1)
+    stakes = counted_stakes(follower, round, peers)
     shown = shown_by_all(follower, Sources(peers, follower.doors.open_pointer), seconds)
     behind = 0
     for newest, stake in sorted(((shown[peer].newest, stakes.get(peer, 0)) for peer in shown), reverse=True):

@@ -3,11 +3,11 @@
 from loguru import logger
 
 from gauntlet.agreement import Agreed
-from node.catchup import encode_link
 from node.checkpoints import kept_from
 from node.node import Node
 from protocol import keys
 from protocol.errors import StorageError
+from protocol.messages import encode_link
 from rounds.checkpoints import Checkpoints
 from storage.mirror import Mirror
 from training.evaluate import held_out_loss
@@ -27,7 +27,8 @@ class Keeper:
         node = self.node
         self.checkpoints.look()
         if decision.selection is not None and decision.record is not None:
-            link = encode_link(decision.record, decision.selection.contributing)
+            head = node.run.head_at(decision.selection.round)
+            link = encode_link(decision.record, decision.selection.contributing, head)
             key = keys.statement(node.run.id, decision.link)
             node.doors.bucket.put(key, link, timeout_seconds=node.transfer_seconds(1))
 

@@ -1,34 +1,34 @@
 """A node that joins late, from what strangers keep: only what the chain authenticates is believed."""
 
 from collections.abc import Callable
-from hashlib import sha256
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from node import catchup
-from node.catchup import LINK_MAX_BYTES, encode_link, parse_link
+from node.checkpoints import Checkpoint, Shown, encode_shown, parse_shown
 from protocol import keys
 from protocol.errors import ChainError, InvalidMessage
-from protocol.messages import encode_document, encode_statement, parse_document, record_link
-from protocol.types import Attestation, Digest, PeerId, Record
+from protocol.messages import encode_document, encode_link, encode_statement
+from protocol.types import Digest, Record
+from storage.realtime import REAL
 from tests.fakes.chain import fake_verify
-from tests.network import FakeNetwork
+from tests.network import OWNER, FakeNetwork
 from training import checkpoint
 from training.replica import Replica, genesis_theta
 
 Networks = Callable[..., FakeNetwork]
 
-FORGER = {"validator": 100, "forger": 200}
+FORGER = {"validator": 150, "second": 150, "forger": 200}
 """Joiners ask the validator with most stake first; this one never says a true word and does not take part."""
+HONEST = ("validator", "second", "miner-1")
 
 
 def run_four_rounds(networks: Networks, **options: object) -> FakeNetwork:
     """Rounds 0 to 3 by a validator and a miner, on a chain that has forgotten the first of them; miner-2 stays away."""
     network = networks(miners=2, keep_blocks=45, **options)
-    network.start("validator", "miner-1")
+    network.start(*(name for name in HONEST if name in network.members))
     network.run_until(4)
     return network
 
@@ -46,14 +46,32 @@ def statements(network: FakeNetwork, bucket: str) -> list[str]:
     return sorted(key for key in network.store.buckets[bucket] if "/statement/" in key)
 
 
-def checkpoints(network: FakeNetwork, bucket: str) -> list[str]:
-    return sorted(key for key in network.store.buckets[bucket] if "/checkpoint/" in key)
+def shown(network: FakeNetwork, name: str) -> Shown:
+    """What this validator's bucket shows of its states; nothing when there is no such document."""
+    found = network.store.buckets[name].get(keys.checkpoints(network.run.id))
+    return Shown() if found is None else parse_shown(found.data, network.run.id, network[name].peer, fake_verify)
 
 
-def forge(network: FakeNetwork, round: int, body: dict[str, str], forger: str = "forger") -> None:
-    document = encode_document("state", network.run.id, round, body, network[forger].signer)
-    key = keys.checkpoint(network.run.id, round)
-    network.store.bucket(forger).put(key, document, timeout_seconds=1)
+def show(network: FakeNetwork, name: str, *checkpoints: Checkpoint, told: bool = True) -> None:
+    """Let this validator show these checkpoints; `told`: and say that it stood there."""
+    states = tuple((entry.link, entry.state) for entry in checkpoints) if told else ()
+    document = encode_shown(Shown(checkpoints, states), network.run.id, network[name].signer)
+    network.store.bucket(name).put(keys.checkpoints(network.run.id), document, timeout_seconds=1)
+
+
+def hide_checkpoints(network: FakeNetwork, name: str = "validator") -> None:
+    network.store.buckets[name].pop(keys.checkpoints(network.run.id), None)
+
+
+def put_up(network: FakeNetwork, name: str, seed: int) -> tuple[Digest, tuple[Digest, ...]]:
+    """A state that nobody else holds, whole in this bucket: its digest and its files."""
+    other = Replica(network.spec, genesis_theta(network.spec.model, seed))
+    folder = network.folder / f"forged-{seed}"
+    state = checkpoint.save(folder, other.consensus_state())
+    files = checkpoint.blobs(folder, state)
+    for digest, path in files:
+        network.store.bucket(name).put(keys.blob(digest), path, timeout_seconds=1)
+    return state, tuple(digest for digest, _ in files)
 
 
 def test_a_joiner_on_a_pruned_chain_starts_from_a_checkpoint(networks: Networks) -> None:
@@ -63,8 +81,7 @@ def test_a_joiner_on_a_pruned_chain_starts_from_a_checkpoint(networks: Networks)
 
 def test_without_checkpoints_a_joiner_replays_the_run_from_its_first_round(networks: Networks) -> None:
     network = run_four_rounds(networks)
-    for key in checkpoints(network, "validator"):
-        del network.store.buckets["validator"][key]
+    hide_checkpoints(network)
     # Round 1 is to be had from a miner only, round 2 from the mirror only.
     for key in list(network.store.buckets["validator"]):
         if "/mirror/00000001" in key:
@@ -76,36 +93,37 @@ def test_without_checkpoints_a_joiner_replays_the_run_from_its_first_round(netwo
 
 def test_a_forged_checkpoint_is_refused_and_the_true_one_of_the_next_validator_is_used(networks: Networks) -> None:
     network = run_four_rounds(networks, validators=FORGER)
-    other = Replica(network.spec, genesis_theta(network.spec.model, 7))
-    folder = network.folder / "forged"
-    state = checkpoint.save(folder, other.consensus_state())
-    forger = network.store.bucket("forger")
-    for digest, path in checkpoint.blobs(folder, state):
-        forger.put(keys.blob(digest), path, timeout_seconds=1)
-    true = network["miner-1"].node.held.saved.link
-    forge(network, 6, {"link": true.hex(), "state": state.hex()})
-    forge(network, 4, {"link": true.hex(), "state": state.hex()})
-    forge(network, 2, {"link": "00" * 32, "state": state.hex()})
+    state, files = put_up(network, "forger", 7)
+    true, nowhere = network["miner-1"].node.held.saved.link, Digest(bytes(32))
+    show(network, "forger", Checkpoint(6, true, state, files), Checkpoint(2, nowhere, state, files))
     assert join(network).startswith("the checkpoint of round")
 
 
-def test_malformed_checkpoint_documents_harm_no_joiner(networks: Networks) -> None:
-    forgers = {f"forger-{number}": 200 + number for number in range(6)}
+def test_malformed_documents_of_states_harm_no_joiner(networks: Networks) -> None:
+    link = "ab" * 32
+    state = {"round": 2, "link": link, "state": link, "files": [link]}
+    whole = {"checkpoints": [state], "states": [[link, link]], "loose": []}
+    malformed: tuple[dict[str, Any], ...] = (
+        {},
+        whole | {"checkpoints": 5},
+        whole | {"checkpoints": [state | {"link": "zz"}]},
+        whole | {"checkpoints": [state | {"state": "ab" * 20_000}]},
+        whole | {"checkpoints": [state | {"round": -1}]},
+        whole | {"checkpoints": [state | {"round": "2"}]},
+        whole | {"checkpoints": [state] * 4},
+        whole | {"states": [[link]]},
+        whole | {"states": [[link, link]] * 65},
+        whole | {"files": [None], "loose": [None]},
+    )
+    forgers = {f"forger-{number}": 200 + number for number in range(len(malformed))}
     network = networks(miners=2, validators={"validator": 100} | forgers)
     network.start("validator", "miner-1")
-    network.run_until(2)
-    link = network["miner-1"].node.held.saved.link.hex()
     network.run_until(4)
-    malformed = (
-        {},
-        {"link": "zz", "state": "00" * 32},
-        {"link": link, "state": "ab" * 20_000},
-        {"link": link, "state": "00" * 32},
-        {"link": "00" * 20_000, "state": "00" * 32},
-        {"link": "00", "state": ""},
-    )
     for name, body in zip(forgers, malformed, strict=True):
-        forge(network, 2, body, name)
+        document = encode_document("states", network.run.id, 0, body, network[name].signer)
+        with pytest.raises(InvalidMessage):
+            parse_shown(document, network.run.id, network[name].peer, fake_verify)
+        network.store.bucket(name).put(keys.checkpoints(network.run.id), document, timeout_seconds=1)
     network.start("miner-2")
     network.run_until(5)
     network.assert_agreement()
@@ -116,11 +134,30 @@ def test_a_forged_record_is_refused_and_the_true_one_of_the_next_validator_is_us
     network = run_four_rounds(networks, validators=FORGER)
     forger = network.store.bucket("forger")
     kept = statements(network, "validator")
-    assert len(kept) == 4
+    assert kept
     for key in kept:
-        lie = encode_link(encode_statement(Record(3, 1, Digest(bytes(32)), Digest(bytes(32)))), ())
+        lie = encode_link(encode_statement(Record(3, 1, Digest(bytes(32)), Digest(bytes(32)))), (), network.run.id)
         forger.put(key, lie, timeout_seconds=1)
     assert join(network).startswith("the checkpoint of round")
+
+
+def test_a_joiner_whose_chain_node_has_pruned_it_learns_an_amendment_from_the_chain_of_records(
+    networks: Networks,
+) -> None:
+    network = networks(miners=2, keep_blocks=45)
+    network.start("validator", "miner-1")
+    network.run_until(1)
+    amendment = network.amend(from_round=3, changes={"outer": {"alpha": 0.25}})
+    network.run_until(5)
+    # Written again, so that the slot itself no longer says since when it names this amendment.
+    network._publish(OWNER.peer, "owner", amendment.digest)
+    network.world.step(1)
+    network.start("miner-2")
+    network.run_until(7)
+    joiner = network["miner-2"]
+    assert joiner.node.run.head == amendment.digest
+    assert joiner.events("caught_up")
+    assert joiner.thetas()[6] == network["miner-1"].thetas()[6]
 
 
 def test_a_joiner_in_a_round_that_nobody_speaks_for_starts_at_the_last_that_somebody_did(networks: Networks) -> None:
@@ -156,59 +193,26 @@ def test_a_node_whose_theta_is_wrong_outlives_that_nobody_can_help_it_for_a_whil
     network.kill("miner-2")
     spoil(network, "miner-2")
     network.store.buckets["owner"].clear()
-    for key in checkpoints(network, "validator"):
-        del network.store.buckets["validator"][key]
+    hide_checkpoints(network)
     network.start("miner-2")
     network.run_until(6)
     assert network["miner-2"].events("caught_up")[-1]["origin"].startswith("the checkpoint")
     assert network["miner-2"].thetas()[5] == network["miner-1"].thetas()[5]
 
 
-def pair(number: int) -> tuple[PeerId, Digest]:
-    return PeerId(sha256(b"peer %d" % number).digest()), Digest(sha256(b"envelope %d" % number).digest())
-
-
-@given(
-    count=st.integers(0, 256),
-    round=st.integers(0, 2**32 - 1),
-    bitmap=st.integers(0, 2**256 - 1),
-    theta=st.binary(min_size=32, max_size=32),
-)
-def test_a_record_reads_back_from_under_its_link(count: int, round: int, bitmap: int, theta: bytes) -> None:
-    record = Record(round, bitmap, Digest(theta), Digest(theta[::-1]))
-    pairs = tuple(sorted(pair(number) for number in range(count)))
-    statement = encode_statement(record)
-    data = encode_link(statement, pairs[::-1])
-    assert len(data) <= LINK_MAX_BYTES
-    assert parse_link(data, record_link(statement, pairs)) == (record, pairs)
-
-
-@given(data=st.binary(max_size=300))
-def test_no_bytes_pass_for_a_record_under_a_link_that_is_not_theirs(data: bytes) -> None:
-    with pytest.raises(InvalidMessage):
-        parse_link(data, Digest(sha256(b"another").digest()))
-
-
-def test_an_attestation_is_no_agreed_record() -> None:
-    statement = encode_statement(Attestation(1, 0, Digest(bytes(32)), Digest(bytes(32))))
-    with pytest.raises(InvalidMessage):
-        parse_link(statement, record_link(statement, ()))
-
-
 def test_a_validator_deletes_the_checkpoints_that_no_joiner_tries_any_more(networks: Networks) -> None:
     network = networks(miners=1)
     network.start()
     network.run_until(10)
-    network.wait_for(lambda: len(checkpoints(network, "validator")) == 4)
-    kept = checkpoints(network, "validator")
-    assert [int(key[-8:]) for key in kept] == [4, 6, 8, 10]
-    named: set[str] = set()
-    for key in kept:
-        document = network.store.bucket("validator").get(key, max_bytes=1 << 16, timeout_seconds=1)
-        peer, round = network["validator"].peer, int(key[-8:])
-        named |= set(parse_document(document, "state", network.run.id, round, peer, fake_verify)["files"])
-    blobs = {key.removeprefix("blob/") for key in network.store.buckets["validator"] if key.startswith("blob/")}
-    assert blobs == named
+    network.wait_for(lambda: shown(network, "validator").newest == 10 and not shown(network, "validator").loose)
+    kept = shown(network, "validator").checkpoints
+    assert [entry.round for entry in kept] == [10, 8, 6]
+    named = {file.hex() for entry in kept for file in entry.files}
+
+    def lying() -> set[str]:
+        return {key.removeprefix("blob/") for key in network.store.buckets["validator"] if key.startswith("blob/")}
+
+    network.wait_for(lambda: lying() == named)
 
 
 def test_a_chain_that_fails_in_the_middle_of_a_replay_leaves_our_own_state_in_place(
@@ -222,17 +226,13 @@ def test_a_chain_that_fails_in_the_middle_of_a_replay_leaves_our_own_state_in_pl
         raise ChainError("gone")
 
     monkeypatch.setattr(catchup, "_newest_decided", lambda node: 5)
-    monkeypatch.setattr(catchup, "_newest_stated", lambda *_: 5)
-    monkeypatch.setattr(catchup, "claimed_start", lambda *_: ("theta", "previous"))
-    monkeypatch.setattr(catchup, "_starts", lambda *_: iter([SimpleNamespace(origin="genesis")]))
+    monkeypatch.setattr(catchup, "_newest_claims", lambda *_: (5, [("theta", "previous")]))
+    monkeypatch.setattr(catchup, "_starts", lambda *_: iter([(SimpleNamespace(origin="genesis"), [])]))
     monkeypatch.setattr(catchup, "_replay", replay)
-    follower = SimpleNamespace(
-        doors=SimpleNamespace(chain=SimpleNamespace(peers=lambda block: ()), open_pointer=None),
-        clock=SimpleNamespace(attest_by=lambda round: round),
-        run=None,
-        head=lambda: 9,
-        refresh_run=lambda peers: None,
-    )
+    monkeypatch.setattr(catchup, "settle", lambda *_: None)
+    monkeypatch.setattr(catchup, "_at_commit", lambda *_: ())
+    monkeypatch.setattr(catchup, "counted_stakes", lambda *_: {})
+    follower = SimpleNamespace(sources=lambda: None, time=REAL)
     held = SimpleNamespace(saved=SimpleNamespace(round=1, consensus="our own"), load_consensus=in_place.append)
     with pytest.raises(ChainError):
         catchup.catch_up(follower, held)  # type: ignore[arg-type]
