@@ -34,17 +34,21 @@ class Vote:
         self.node, self.scores, self.mirror = node, scores, mirror
         self.mirrored: dict[PeerId, Copied] = {}
         self.seen: dict[PeerId, Gathered] = {}
+        """What every peer registered at D left, as far as we know by now."""
         self.approved: set[int] = set()
         """Slots of this round whose records we approve."""
         self.posted: Record | Attestation | None = None
         """Our last word in this round."""
 
-    def mirror_selected(self, round: int, gathered: Sequence[Gathered], ranking: Ranking) -> None:
+    def mirror_selected(
+        self, round: int, at_commit: Sequence[Peer], gathered: Sequence[Gathered], ranking: Ranking
+    ) -> None:
         """Mirror the bytes of the best-rated, so that whoever is selected can be repaired from us. What our bucket does
         not take we do not select; the round goes on."""
         node = self.node
         self.mirrored = {}
-        items = self.seen = {item.peer.id: item for item in gathered}
+        items = {item.peer.id: item for item in gathered}
+        self.seen = {peer.id: Gathered(peer) for peer in at_commit} | items
         with node.held.timeline.begin("mirror") as watch:
             for peer in (*ranking.contributing, *ranking.reserve):
                 if not self._mirror(round, items[peer]):
@@ -153,7 +157,7 @@ class Vote:
         cost the round."""
         node = self.node
         named, rules = {peer for peer, _ in selection.contributing}, node.run.spec_at(round).gauntlet
-        if not tolerable(self.scores.book, named, checked.passed, rules, round):
+        if not tolerable(self.scores.book, named, checked.passed, rules, round, checked.twins):
             return False
         doubted = [pair for pair in selection.contributing if pair[0] not in checked.passed]
         if not doubted:

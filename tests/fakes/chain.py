@@ -70,6 +70,7 @@ class FakeWorld:
         self.finality_lag = finality_lag
         self.down = False
         """While True every call fails as if the chain's node were unreachable."""
+        self._failing: dict[PeerId, int] = {}
         self._seed = seed
         self._epoch_blocks = epoch_blocks
         self._max_space = max_space_bytes
@@ -176,9 +177,16 @@ class FakeWorld:
     def genesis(self) -> bytes:
         return self._blocks[0].hash
 
-    def check(self) -> None:
+    def fail(self, peer: PeerId, num_calls: int) -> None:
+        """The next calls by this hotkey's views fail, but for waits."""
+        self._failing[peer] = num_calls
+
+    def check(self, peer: PeerId) -> None:
         if self.down:
             raise ChainError("the connection to the chain failed")
+        if self._failing.get(peer, 0) > 0:
+            self._failing[peer] -= 1
+            raise ChainError("the connection to the chain was lost")
 
     def wait(self, block: int, timeout_seconds: float) -> Header:
         with self._changed:
@@ -261,22 +269,22 @@ class FakeChain:
         self.peer = peer
 
     def genesis(self) -> bytes:
-        self.world.check()
+        self.world.check(self.peer)
         return self.world.genesis()
 
     def finalized(self) -> Header:
-        self.world.check()
+        self.world.check(self.peer)
         return self.world.header(self.world.final)
 
     def header(self, block: int) -> Header:
-        self.world.check()
+        self.world.check(self.peer)
         return self.world.header(block)
 
     def wait(self, block: int, timeout_seconds: float) -> Header:
         return self.world.wait(block, timeout_seconds)
 
     def peers(self, block: int) -> tuple[Peer, ...]:
-        self.world.check()
+        self.world.check(self.peer)
         state = self.world.state(block)
         slots = {peer: parse_slot(*slot) for peer, slot in state.slots.items()}
         return tuple(
@@ -284,15 +292,15 @@ class FakeChain:
         )
 
     def publish(self, fields: tuple[bytes, ...]) -> int:
-        self.world.check()
+        self.world.check(self.peer)
         return self.world.publish(self.peer, fields)
 
     def set_weights(self, weights: Mapping[Uid, float]) -> int:
-        self.world.check()
+        self.world.check(self.peer)
         return self.world.set_weights(self.peer, weights)
 
     def weights(self, block: int, uid: Uid) -> Mapping[Uid, int]:
-        self.world.check()
+        self.world.check(self.peer)
         return dict(self.world.state(block).weights.get(uid, {}))
 
 
