@@ -5,8 +5,6 @@ right is decided by `accept`, a digest from the chain; never by a server's time,
 (docs/protocol.md sections 5, 8 and 10). May not know what the bytes mean.
 """
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,11 +14,12 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
-from protocol.ports import Bucket
+from protocol.ports import Bucket, Time
 from protocol.types import PeerId
+from storage.realtime import REAL, seconds_until
 from storage.resume import Busy, download_to, keep, read
 from storage.s3 import PART_BYTES, RangedBucket
-from storage.transport import deadline, seconds_until
+from storage.transport import deadline
 
 _PUBLISH_WAIT_SECONDS = 0.2
 _PUBLISH_WAIT_MAX_SECONDS = 10.0
@@ -60,17 +59,22 @@ class Fault:
     size_bytes: int | None = None
 
 
-def publish(bucket: Bucket, key: str, data: bytes | Path, *, timeout_seconds: float) -> None:
+def publish(bucket: Bucket, key: str, data: bytes | Path, *, timeout_seconds: float, time: Time = REAL) -> None:
     """Store an object, trying again until the deadline. Raises AccessDenied at once, StorageError at the deadline."""
-    until = time.monotonic() + timeout_seconds
-    persist(lambda left: bucket.put(key, data, timeout_seconds=left), until, final=(AccessDenied,))
+    until = time.now() + timeout_seconds
+    persist(lambda left: bucket.put(key, data, timeout_seconds=left), until, final=(AccessDenied,), time=time)
 
 
 def persist(
-    call: Callable[[float], T], until: float, *, final: tuple[type[StorageError], ...], tries: int | None = None
+    call: Callable[[float], T],
+    until: float,
+    *,
+    final: tuple[type[StorageError], ...],
+    tries: int | None = None,
+    time: Time = REAL,
 ) -> T:
-    """`call(seconds left)`, again after every StorageError, with growing pauses, until `until` (`time.monotonic()`) and
-    at most `tries` times.
+    """`call(seconds left)`, again after every StorageError, with growing pauses, until `until` (`time.now()`) and at
+    most `tries` times.
 
     Raises what is `final` at once, any other StorageError when there is no time or try left.
     """
@@ -79,19 +83,24 @@ def persist(
     while True:
         tried += 1
         try:
-            return call(seconds_until(until))
+            return call(seconds_until(until, time))
         except final:
             raise
         except StorageError:
             # stamina, like boto3's own retries, would sleep past the deadline.
-            if tried == tries or time.monotonic() + pause >= until:
+            if tried == tries or time.now() + pause >= until:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, _PUBLISH_WAIT_MAX_SECONDS)
 
 
 def gather(
-    wanted: Sequence[Wanted], *, timeout_seconds: float, max_threads: int, cache: Path | None = None
+    wanted: Sequence[Wanted],
+    *,
+    timeout_seconds: float,
+    max_threads: int,
+    cache: Path | None = None,
+    time: Time = REAL,
 ) -> dict[PeerId, bytes | Fault]:
     """Fetch one object per peer; returns within `timeout_seconds` with bytes or a Fault for every peer.
 
@@ -102,7 +111,7 @@ def gather(
     `cache`: a folder where accepted objects are left, as files, and found by the next gather, which asks no server for
     them; those over 16 MiB are resumed there. The caller empties it. Nothing is lost where it cannot be written.
     """
-    return _Gathering(wanted, timeout_seconds, max_threads, cache).outcome()
+    return _Gathering(wanted, timeout_seconds, max_threads, cache, time).outcome()
 
 
 class Prefetch:
@@ -117,17 +126,17 @@ class Prefetch:
         max_threads: int,
         cache: Path,
         ended: Callable[[], None] = lambda: None,
+        time: Time = REAL,
     ) -> None:
         """ended: called once, in a thread of ours, when no more will come."""
-        self._gathering = _Gathering(wanted, timeout_seconds, max_threads, cache, hold=False)
+        self._gathering = _Gathering(wanted, timeout_seconds, max_threads, cache, time, hold=False)
         self._ended = ended
-        self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
-        self._thread.start()
+        self._task = time.start(self._run, "prefetch")
 
     def stop(self) -> None:
         """Fetch nothing more. Returns at once: a part that is on its way (at most 16 MiB) may still come."""
         self._gathering.close()
-        self._thread.join()
+        self._task.join()
 
     def _run(self) -> None:
         try:
@@ -151,12 +160,14 @@ class _Gathering:
         timeout_seconds: float,
         max_threads: int,
         cache: Path | None,
+        time: Time,
         *,
         hold: bool = True,
     ) -> None:
         if len({item.peer for item in wanted}) != len(wanted):
             raise ValueError("a peer is wanted twice; gather once per kind of object")
-        self._until = time.monotonic() + timeout_seconds
+        self._time = time
+        self._until = time.now() + timeout_seconds
         self._num_threads = min(max_threads, len(wanted))
         self._cache = cache
         self._hold = hold
@@ -167,14 +178,14 @@ class _Gathering:
         self._open = len(wanted)
         self._failure: Exception | None = None
         self._closed = False
-        self._changed = threading.Condition()
+        self._changed = time.condition()
 
     def outcome(self) -> dict[PeerId, bytes | Fault]:
         for number in range(self._num_threads):
-            threading.Thread(target=self._work, name=f"gather-{number}", daemon=True).start()
+            self._time.start(self._work, f"gather-{number}")
         with self._changed:
             while self._open and self._failure is None and not self._closed:
-                left = self._until - time.monotonic()
+                left = self._until - self._time.now()
                 if left <= 0:
                     break
                 self._changed.wait(left)
@@ -192,7 +203,7 @@ class _Gathering:
     def _work(self) -> None:
         while True:
             with self._changed:
-                left = self._until - time.monotonic()
+                left = self._until - self._time.now()
                 if self._closed or not self._queue or left <= 0:
                     # Whoever still works may queue its peer again and then goes on with it itself.
                     return
@@ -219,21 +230,21 @@ class _Gathering:
         """Try the sources in order; each may use a third of the time that is left, the last two all of it. Equal parts
         would leave the owner's bucket a sixtieth beside sixty mirrors, too little for any large object. Also tells
         whether one of them ran out of its part, so that more time might still bring the object."""
-        until = time.monotonic() + seconds
+        until = self._time.now() + seconds
         faults: list[Fault] = []
         cut_short = False
         for index, source in enumerate(item.sources):
-            share = seconds_until(until) / min(_SOURCES_PLANNED, len(item.sources) - index)
-            began = time.monotonic()
+            share = seconds_until(until, self._time) / min(_SOURCES_PLANNED, len(item.sources) - index)
+            began = self._time.now()
             found = self._fetch_from(source, item, share)
             if not isinstance(found, Fault):
                 return found, False
-            cut_short = cut_short or (found.kind == "unavailable" and time.monotonic() - began >= share)
+            cut_short = cut_short or (found.kind == "unavailable" and self._time.now() - began >= share)
             faults.append(found)
         return faults[0] if faults else Fault("missing", "no source is known"), cut_short
 
     def _fetch_from(self, source: Source, item: Wanted, seconds: float) -> bytes | Fault:
-        until = time.monotonic() + seconds
+        until = self._time.now() + seconds
         path = None if self._cache is None else cached(self._cache, item.peer, source.key)
         if path is not None and (found := read(path)) is not None:
             if item.accept(found):
@@ -245,11 +256,13 @@ class _Gathering:
         except (ConfigError, StorageError) as error:
             return Fault("unavailable", str(error))
         try:
-            data = self._read(bucket, source.key, item, path, seconds_until(until))
+            data = self._read(bucket, source.key, item, path, seconds_until(until, self._time))
             if path is not None and item.size > PART_BYTES and not item.accept(data):
                 # Parts from before, of a server that lied or torn by a power cut, may be in it: not its fault.
                 _remove(path)
-                data = bucket.get(source.key, max_bytes=item.size, timeout_seconds=seconds_until(until), exact=True)
+                data = bucket.get(
+                    source.key, max_bytes=item.size, timeout_seconds=seconds_until(until, self._time), exact=True
+                )
         except ObjectMissing as error:
             return Fault("missing", str(error))
         except ObjectTooLarge as error:
@@ -266,17 +279,19 @@ class _Gathering:
         return data if self._hold else b""
 
     def _read(self, bucket: RangedBucket, key: str, item: Wanted, path: Path | None, seconds: float) -> bytes:
-        until = time.monotonic() + seconds
+        until = self._time.now() + seconds
         if path is not None and item.size > PART_BYTES:
             try:
-                download_to(bucket, key, path, item.size, timeout_seconds=seconds, stopped=lambda: self._closed)
+                download_to(
+                    bucket, key, path, item.size, timeout_seconds=seconds, stopped=lambda: self._closed, time=self._time
+                )
                 if (data := read(path)) is not None:
                     return data
             except (Busy, ConfigError):
                 # Left behind by an earlier gather, whose server holds on to it; or the disk takes no more. Neither is a
                 # reason to wait.
                 pass
-        return bucket.get(key, max_bytes=item.size, timeout_seconds=seconds_until(until), exact=True)
+        return bucket.get(key, max_bytes=item.size, timeout_seconds=seconds_until(until, self._time), exact=True)
 
 
 def _remove(path: Path) -> None:

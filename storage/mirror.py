@@ -5,17 +5,17 @@ May not decide who is mirrored or selected, and trusts nothing it has not read b
 """
 
 import secrets
-import time
 from dataclasses import dataclass
 
 from protocol import keys
 from protocol.errors import StorageError
 from protocol.merkle import SECTION_BYTES, leaf, root
 from protocol.messages import ENVELOPE_BYTES, parse_envelope
+from protocol.ports import Time
 from protocol.types import Digest, PeerId
 from storage.exchange import publish
+from storage.realtime import REAL, seconds_until
 from storage.s3 import RangedBucket
-from storage.transport import seconds_until
 
 _LISTED = 1000
 
@@ -37,6 +37,7 @@ class Mirror:
 
     bucket: RangedBucket
     run: Digest
+    time: Time = REAL
 
     def copy(
         self, round: int, peer: PeerId, sealed: bytes, reveal: bytes | None = None, *, timeout_seconds: float
@@ -49,23 +50,35 @@ class Mirror:
         leaves = tuple(leaf(ciphertext[at : at + SECTION_BYTES]) for at in range(0, len(ciphertext), SECTION_BYTES))
         if root(leaves) != parse_envelope(envelope).root:
             raise ValueError("only accepted objects are mirrored, and this one's root differs from its envelope's")
-        until = time.monotonic() + timeout_seconds
-        publish(self.bucket, keys.mirror(self.run, round, peer), sealed, timeout_seconds=seconds_until(until))
+        until = self.time.now() + timeout_seconds
+        publish(
+            self.bucket,
+            keys.mirror(self.run, round, peer),
+            sealed,
+            timeout_seconds=seconds_until(until, self.time),
+            time=self.time,
+        )
         if reveal is not None:
-            self.copy_reveal(round, peer, reveal, timeout_seconds=seconds_until(until))
+            self.copy_reveal(round, peer, reveal, timeout_seconds=seconds_until(until, self.time))
         return Copied(round, peer, len(sealed), envelope, leaves)
 
     def copy_reveal(self, round: int, peer: PeerId, reveal: bytes, *, timeout_seconds: float) -> None:
         """Store the reveal that belongs to a copy."""
-        publish(self.bucket, keys.mirror_reveal(self.run, round, peer), reveal, timeout_seconds=timeout_seconds)
+        publish(
+            self.bucket,
+            keys.mirror_reveal(self.run, round, peer),
+            reveal,
+            timeout_seconds=timeout_seconds,
+            time=self.time,
+        )
 
     def holds(self, copied: Copied, *, timeout_seconds: float) -> bool:
         """Whether the bucket holds the copy, by its size and by one randomly drawn section that is read back, with the
         envelope, and hashed. False as well when the bucket does not answer: a leader posts only what it has seen."""
         key = keys.mirror(self.run, copied.round, copied.peer)
-        until = time.monotonic() + timeout_seconds
+        until = self.time.now() + timeout_seconds
         try:
-            facts = self.bucket.head(key, timeout_seconds=seconds_until(until))
+            facts = self.bucket.head(key, timeout_seconds=seconds_until(until, self.time))
             if facts is None or facts.size_bytes != copied.size_bytes or not facts.etag:
                 return False
             envelope = self._read(key, 0, ENVELOPE_BYTES, facts.etag, until)
@@ -82,7 +95,7 @@ class Mirror:
 
     def _read(self, key: str, first: int, num_bytes: int, etag: str, until: float) -> bytes:
         return self.bucket.get_range(
-            key, first=first, num_bytes=num_bytes, etag=etag, timeout_seconds=seconds_until(until)
+            key, first=first, num_bytes=num_bytes, etag=etag, timeout_seconds=seconds_until(until, self.time)
         )
 
     def prune(self, before_round: int, *, timeout_seconds: float) -> int:
@@ -90,14 +103,14 @@ class Mirror:
 
         Raises StorageError.
         """
-        until = time.monotonic() + timeout_seconds
+        until = self.time.now() + timeout_seconds
         pruned = 0
         for key_of in (keys.mirror, keys.mirror_reveal):
             # Keys sort by round, so everything older sorts before the first possible key of `before_round`.
             end = key_of(self.run, before_round, PeerId(b""))
             prefix = key_of(self.run, 0, PeerId(b"")).removesuffix("00000000/")
-            for key in self.bucket.list(prefix, max_keys=_LISTED, timeout_seconds=seconds_until(until)):
+            for key in self.bucket.list(prefix, max_keys=_LISTED, timeout_seconds=seconds_until(until, self.time)):
                 if key < end:
-                    self.bucket.delete(key, timeout_seconds=seconds_until(until))
+                    self.bucket.delete(key, timeout_seconds=seconds_until(until, self.time))
                     pruned += 1
         return pruned

@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from protocol.ports import Time
+
 
 class RealTime:
     """Time, as the operating system has it."""
@@ -20,3 +22,8 @@ class RealTime:
 
 
 REAL = RealTime()
+
+
+def seconds_until(until: float, time: Time) -> float:
+    """Seconds left until `until` (`time.now()`), not below 0: the time-out for the next of several calls."""
+    return max(0.0, until - time.now())

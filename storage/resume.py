@@ -8,14 +8,14 @@ section 8), so nothing is synced to disk on the way. May not delete a finished f
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from protocol.errors import ConfigError, ObjectMissing, ObjectTooLarge, StorageError
+from protocol.ports import Time
+from storage.realtime import REAL, seconds_until
 from storage.s3 import PART_BYTES, ObjectReplaced, RangedBucket
-from storage.transport import seconds_until
 
 _VERSIONS = 3
 
@@ -32,6 +32,7 @@ def download_to(
     *,
     timeout_seconds: float,
     stopped: Callable[[], bool] = lambda: False,
+    time: Time = REAL,
 ) -> None:
     """Bring the object's `size` bytes to `path`, in parts of 16 MiB, going on from what an earlier call left.
 
@@ -39,11 +40,11 @@ def download_to(
     before every part. Raises what Bucket.get raises, Busy at once when another thread is at it, and ConfigError when
     the disk is full or not writable.
     """
-    until = time.monotonic() + timeout_seconds
+    until = time.now() + timeout_seconds
     with _claimed(path), _writing(path.parent):
         for _ in range(_VERSIONS):
             try:
-                return _download(bucket, key, path, size, until, stopped)
+                return _download(bucket, key, path, size, until, stopped, time)
             except ObjectReplaced:
                 _forget(path)
             except OSError:
@@ -102,8 +103,10 @@ def _claimed(path: Path) -> Iterator[None]:
             _busy.remove(path)
 
 
-def _download(bucket: RangedBucket, key: str, path: Path, size: int, until: float, stopped: Callable[[], bool]) -> None:
-    facts = bucket.head(key, timeout_seconds=seconds_until(until))
+def _download(
+    bucket: RangedBucket, key: str, path: Path, size: int, until: float, stopped: Callable[[], bool], time: Time
+) -> None:
+    facts = bucket.head(key, timeout_seconds=seconds_until(until, time))
     if facts is None:
         raise ObjectMissing("get: there is no such object or bucket")
     if facts.size_bytes != size:
@@ -130,7 +133,7 @@ def _download(bucket: RangedBucket, key: str, path: Path, size: int, until: floa
                 first=have,
                 num_bytes=min(PART_BYTES, size - have),
                 etag=facts.etag,
-                timeout_seconds=seconds_until(until),
+                timeout_seconds=seconds_until(until, time),
             )
             file.write(block)
             file.flush()

@@ -32,6 +32,8 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
+from storage.realtime import REAL, seconds_until
+
 CONNECT_SECONDS = 5.0
 RESOLVE_SECONDS = 10.0
 READ_SECONDS = 30.0
@@ -108,11 +110,6 @@ def remaining_seconds() -> float:
     return left
 
 
-def seconds_until(until: float) -> float:
-    """Seconds left until `until` (`time.monotonic()`), not below 0: the time-out for the next of several calls."""
-    return max(0.0, until - time.monotonic())
-
-
 def _bound(sock: socket.socket) -> None:
     """Give the next call on this socket what is left of the thread's time. TimeoutError, as sockets raise it, because
     urllib3 and ssl know how to end an exchange on it."""
@@ -184,7 +181,7 @@ def resolve(host: str, port: int) -> list[tuple[int, str, tuple[Any, ...]]]:
             lookup = _lookups[name] = Future()
             threading.Thread(target=_look_up, args=(name, lookup), name="resolve", daemon=True).start()
     until = current_deadline()
-    left = RESOLVE_SECONDS if until is None else min(RESOLVE_SECONDS, seconds_until(until))
+    left = RESOLVE_SECONDS if until is None else min(RESOLVE_SECONDS, seconds_until(until, REAL))
     return [(int(family), str(where[0]), tuple(where)) for family, _, _, _, where in lookup.result(left)]
 
 

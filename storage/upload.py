@@ -6,16 +6,14 @@ process left behind is not resumed but aborted at the next start (Bucket.abort_u
 whole. May not decide what to do when it fails: the caller still has the bytes.
 """
 
-import threading
-import time
 from collections import deque
 from contextlib import suppress
 
 from protocol.errors import AccessDenied, ObjectMissing, StorageError
-from protocol.ports import Multipart
+from protocol.ports import Multipart, Time
 from storage.exchange import persist
+from storage.realtime import REAL, seconds_until
 from storage.s3 import PART_BYTES, UPLOAD_THREADS, RangedBucket
-from storage.transport import seconds_until
 
 ABORT_SECONDS = 5.0
 _TRIES = 5
@@ -38,9 +36,11 @@ class Upload:
     not declared `ready` may change, and those of the first part until `finish`.
     """
 
-    def __init__(self, bucket: RangedBucket, key: str, data: bytearray, *, timeout_seconds: float) -> None:
-        self._bucket, self._key, self._data = bucket, key, data
-        self._until = time.monotonic() + timeout_seconds
+    def __init__(
+        self, bucket: RangedBucket, key: str, data: bytearray, *, timeout_seconds: float, time: Time = REAL
+    ) -> None:
+        self._bucket, self._key, self._data, self._time = bucket, key, data, time
+        self._until = time.now() + timeout_seconds
         self._num_parts = -(-len(data) // PART_BYTES)
         self._queue: deque[int] = deque()
         self._queued = 1
@@ -49,8 +49,8 @@ class Upload:
         self._multipart: Multipart | None = None
         self._failure: Exception | None = None
         self._closed = False
-        self._changed = threading.Condition()
-        threading.Thread(target=self._begin, name="upload-0", daemon=True).start()
+        self._changed = time.condition()
+        time.start(self._begin, "upload-0")
 
     def ready(self, end: int) -> None:
         """The bytes before `end` are final (but for the first part's). Returns at once."""
@@ -65,12 +65,18 @@ class Upload:
 
         Raises StorageError when that did not succeed in time; the upload is given up then.
         """
-        until = time.monotonic() + timeout_seconds
+        until = self._time.now() + timeout_seconds
         self.ready(len(self._data))
         try:
             multipart = self._all_sent(until)
             try:
-                persist(lambda left: multipart.complete(timeout_seconds=left), until, final=_FINAL, tries=_TRIES)
+                persist(
+                    lambda left: multipart.complete(timeout_seconds=left),
+                    until,
+                    final=_FINAL,
+                    tries=_TRIES,
+                    time=self._time,
+                )
             except StorageError:
                 # An answer may be lost, and asked again the server no longer knows the upload that it completed.
                 if not self._stands(until):
@@ -100,7 +106,7 @@ class Upload:
         with self._changed:
             self._queue.append(1)
             self._changed.notify_all()
-            while self._open and self._failure is None and (left := seconds_until(until)) > 0:
+            while self._open and self._failure is None and (left := seconds_until(until, self._time)) > 0:
                 self._changed.wait(left)
             if self._failure is not None:
                 raise self._failure
@@ -112,11 +118,15 @@ class Upload:
         """Whether the object is there, by its size and its first bytes: an envelope is of one sealing only, and an
         object becomes visible whole or not at all."""
         with suppress(StorageError):
-            facts = self._bucket.head(self._key, timeout_seconds=seconds_until(until))
+            facts = self._bucket.head(self._key, timeout_seconds=seconds_until(until, self._time))
             if facts is not None and facts.size_bytes == len(self._data):
                 num_bytes = min(_PROBE_BYTES, len(self._data))
                 found = self._bucket.get_range(
-                    self._key, first=0, num_bytes=num_bytes, etag=facts.etag, timeout_seconds=seconds_until(until)
+                    self._key,
+                    first=0,
+                    num_bytes=num_bytes,
+                    etag=facts.etag,
+                    timeout_seconds=seconds_until(until, self._time),
                 )
                 return found == self._data[:num_bytes]
         return False
@@ -130,6 +140,7 @@ class Upload:
                 self._until,
                 final=_FINAL,
                 tries=_TRIES,
+                time=self._time,
             )
         except Exception as error:  # noqa: BLE001 - raised where the upload is finished
             return self._fail(error)
@@ -139,7 +150,7 @@ class Upload:
         if closed:
             return self._abort()  # abandoned meanwhile
         for number in range(1, UPLOAD_THREADS):
-            threading.Thread(target=self._work, args=(multipart,), name=f"upload-{number}", daemon=True).start()
+            self._time.start(lambda: self._work(multipart), f"upload-{number}")
         self._work(multipart)
 
     def _work(self, multipart: Multipart) -> None:
@@ -155,7 +166,7 @@ class Upload:
     def _next(self) -> int | None:
         """The next part that is ready; None when there is nothing more to do. Raises StorageError at the deadline."""
         with self._changed:
-            while not self._queue and self._goes_on and (left := seconds_until(self._until)) > 0:
+            while not self._queue and self._goes_on and (left := seconds_until(self._until, self._time)) > 0:
                 self._changed.wait(left)
             if not self._goes_on:
                 return None
@@ -170,7 +181,13 @@ class Upload:
     def _send(self, multipart: Multipart, number: int) -> None:
         first = (number - 1) * PART_BYTES
         data = bytes(memoryview(self._data)[first : first + PART_BYTES])
-        persist(lambda left: multipart.put(number, data, timeout_seconds=left), self._until, final=_FINAL, tries=_TRIES)
+        persist(
+            lambda left: multipart.put(number, data, timeout_seconds=left),
+            self._until,
+            final=_FINAL,
+            tries=_TRIES,
+            time=self._time,
+        )
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
