@@ -1,6 +1,7 @@
 """Digests of the consensus state: theta's Merkle root, and the proof of being in sync (docs/protocol.md section 5)."""
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from hashlib import sha256
 
 import numpy as np
@@ -32,8 +33,7 @@ def sync_proof(theta: Mapping[str, Tensor], layout: Layout, block_hash: Digest, 
     Positions are drawn independently (one may come twice) from Draw("sync", block_hash), below the number of
     parameters (at least 1); they count through the tensors in layout order, row-major in each.
     """
-    draw = Draw("sync", block_hash)
-    positions = np.array([draw.below(layout.num_parameters) for _ in range(SYNC_POSITIONS)], dtype=np.int64)
+    positions = _sync_positions(layout.num_parameters, block_hash)
     values = np.empty(SYNC_POSITIONS, dtype="<f4")
     start = 0
     for tensor in layout:
@@ -43,6 +43,15 @@ def sync_proof(theta: Mapping[str, Tensor], layout: Layout, block_hash: Digest, 
             values[inside] = flat[torch.from_numpy(positions[inside] - start).to(flat.device)].cpu().numpy()
         start += tensor.numel
     return Digest(sha256(values.tobytes() + peer).digest())
+
+
+@lru_cache(maxsize=4)
+def _sync_positions(num_parameters: int, block_hash: Digest) -> npt.NDArray[np.int64]:
+    """A validator needs them once for every peer of a round; drawing them takes longer than all the rest."""
+    draw = Draw("sync", block_hash)
+    positions = np.array([draw.below(num_parameters) for _ in range(SYNC_POSITIONS)], dtype=np.int64)
+    positions.flags.writeable = False
+    return positions
 
 
 def _leaves(values: Tensor, tensor: TensorLayout) -> list[Digest]:
