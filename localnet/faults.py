@@ -9,20 +9,22 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from neurons.miner import SUMMARY, Miner
-from node.config import home, load
+from neurons.miner import SUMMARY
+from node.build import on_ranks
+from node.config import load
 from node.program import log_to_stderr, run_program
 from protocol.assignment import Draw, page_at
 from protocol.errors import ConfigError
 from protocol.types import Page
+from rounds import start
+from rounds.miner import Miner
 
 if TYPE_CHECKING:
-    from node.config import NodeConfig
     from node.state import SealedRound
     from sparseloco.update import Update
-    from training.parallel import Ranks
 
 
 class Garbage(Miner):
@@ -94,7 +96,7 @@ class Desynced(Miner):
     def train(self, round: int, pages: Sequence[Page]) -> None:
         import torch
 
-        replica = self.node.replica
+        replica = self.node.held.replica
         state = replica.consensus_state()
         generator = torch.Generator().manual_seed(1)
         moved = {n: t + 1e-3 * torch.randn(t.shape, generator=generator) for n, t in state.tensors.items()}
@@ -103,7 +105,7 @@ class Desynced(Miner):
 
     def reveal(self, round: int, sealed: "SealedRound") -> None:
         super().reveal(round, sealed)
-        self.node.load_consensus(self.node.saved.consensus)
+        self.node.held.load_consensus(self.node.held.saved.consensus)
 
 
 class Copycat(Miner):
@@ -119,7 +121,7 @@ class Copycat(Miner):
         from protocol.types import Commitment
 
         node = self.node
-        round = node.saved.round - 1
+        round = node.held.saved.round - 1
         if round < 0:
             return None
         chain = node.doors.chain
@@ -149,7 +151,7 @@ class Noise(Miner):
         from sparseloco import ops
 
         honest = super().compress()
-        replica = self.node.replica
+        replica = self.node.held.replica
         generator = torch.Generator().manual_seed(secrets.randbits(62))
         moved = {}
         for tensor in replica.layout:
@@ -196,8 +198,8 @@ def _with_signature(data: bytes, signature: bytes) -> bytes:
 
 def _resealed(miner: Miner, sealed: "SealedRound", change: Any) -> "SealedRound":
     node = miner.node
-    changed = replace(sealed, object=node.store.write(change(node.store.read(sealed.object))))
-    node.save(sealed=changed)
+    changed = replace(sealed, object=node.held.store.write(change(node.held.store.read(sealed.object))))
+    node.held.save(sealed=changed)
     return changed
 
 
@@ -221,17 +223,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigError(f"the first argument has to be one of {', '.join(KINDS)}")
     config = load("neurons/miner.py", SUMMARY, words[1:], os.environ)
     log_to_stderr(config.log_level)
-    from node.build import on_ranks
-
-    on_ranks(config, lambda ranks: misbehave(words[0], config, ranks))
-
-
-def misbehave(kind: str, config: "NodeConfig", ranks: "Ranks") -> None:
-    """Run the faulty miner of this kind, on the first rank."""
-    from node.build import build
-
-    built = build(config, kind, home(config), ranks)
-    KINDS[kind](built.node, built.shards).run()
+    on_ranks(config, partial(start.play, config, words[0], KINDS[words[0]]))
 
 
 if __name__ == "__main__":

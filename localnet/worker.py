@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from node.adapters import Doors
     from protocol.spec import RunSpec
     from protocol.types import PeerId
+    from rounds.start import Role
     from sparseloco.update import Update
     from training.parallel import Ranks
     from training.replica import Replica
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = load("worker", "", ["--config", options.config], os.environ)
     log_to_stderr(config.log_level)
     from node.build import on_ranks
+    from rounds import start
 
     def live(ranks: "Ranks") -> None:
         measured = rehearse(options.role, config, options.draft, ranks)
@@ -56,24 +58,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.replace(partial, options.ready)
         while not options.go.exists():
             time.sleep(POLL_SECONDS)
-        program(options.role, options.fault)(config, ranks)
+        start.play(config, options.fault or options.role, program(options.role, options.fault), ranks)
 
     on_ranks(config, live)
 
 
-def program(role: str, fault: str | None) -> Callable[[NodeConfig, "Ranks"], None]:
-    """What a role does once it is configured; a faulty miner when a fault is given."""
+def program(role: str, fault: str | None) -> "Role":
+    """What plays a role's rounds; a faulty miner when a fault is given."""
+    from localnet.faults import KINDS
+    from rounds.miner import Miner
+    from rounds.validator import Validator
+
     if fault is not None:
-        from localnet import faults
-
-        return lambda config, ranks: faults.misbehave(fault, config, ranks)
-    if role == "miner":
-        from neurons import miner
-
-        return miner.mine
-    from neurons import validator
-
-    return validator.validate
+        return KINDS[fault]
+    return Miner if role == "miner" else Validator
 
 
 def rehearse(role: str, config: NodeConfig, draft: Path, ranks: "Ranks") -> dict[str, list[float]]:

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
 
+from chain.adapter import open_chain
+from chain.keys import HotkeySigner, open_wallet, verify
 from node.config import NodeConfig
 from protocol.errors import ConfigError
 from protocol.messages import encode_pointer
-from protocol.ports import Chain, Signer, Verify
+from protocol.ports import Chain, Signer, Time, Verify
 from protocol.types import Pointer
+from storage.realtime import REAL
 from storage.s3 import RangedBucket, open_bucket, open_pointer
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
@@ -18,7 +21,7 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 @dataclass(frozen=True, slots=True)
 class Doors:
     """A node's connections. `pointer` is what the node publishes of its own bucket; `open_pointer` opens a peer's
-    bucket by what that peer published."""
+    bucket by what that peer published; `time` is the only clock that it knows."""
 
     chain: Chain
     signer: Signer
@@ -26,6 +29,7 @@ class Doors:
     bucket: RangedBucket
     pointer: Pointer
     open_pointer: Callable[[Pointer], RangedBucket]
+    time: Time = REAL
 
 
 def is_local(network: str) -> bool:
@@ -36,9 +40,6 @@ def is_local(network: str) -> bool:
 def connect(config: NodeConfig) -> Doors:
     """Open wallet, chain and bucket. Raises ConfigError for what the operator has to fix, ChainError when the chain
     does not answer."""
-    from chain.adapter import open_chain
-    from chain.keys import HotkeySigner, open_wallet, verify
-
     local = is_local(config.network)
     wallet = open_wallet(config.wallet.name, config.wallet.hotkey, str(config.wallet.path.expanduser()))
     own = config.bucket

@@ -13,6 +13,7 @@ from node import run as runs
 from node.adapters import connect
 from node.config import NodeConfig
 from node.events import Events
+from node.held import Held
 from node.node import Node
 from node.state import StateStore
 from protocol.errors import ConfigError
@@ -73,7 +74,7 @@ def build(config: NodeConfig, name: str, home: Path, ranks: Ranks) -> Built:
     replica = Replica(run.first, _zeros(run.first.model.shapes()), ranks=ranks)
     store = StateStore(home, run.id)
     events = Events(home / "events.jsonl", f"{config.wallet.name}/{config.wallet.hotkey}")
-    return Built(Node(run, doors, replica, store, events), shards)
+    return Built(Node(run, doors, Held(run.first, run.id, replica, store, events)), shards)
 
 
 def choose_device(wish: str) -> torch.device:

@@ -6,11 +6,13 @@ torn last line, which readers skip.
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from protocol.ports import Time
+from storage.realtime import REAL
 
 SHORTEST_SECONDS = 1e-3
 
@@ -18,7 +20,8 @@ SHORTEST_SECONDS = 1e-3
 class Events:
     """Writer of one node's events file."""
 
-    def __init__(self, path: Path, node: str) -> None:
+    def __init__(self, path: Path, node: str, time: Time = REAL) -> None:
+        self._time = time
         path.parent.mkdir(parents=True, exist_ok=True)
         self._node = node
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -27,7 +30,7 @@ class Events:
 
     def emit(self, event: str, round: int, **fields: Any) -> None:
         """Append one event. Field values are JSON values; `time` (Unix seconds of this machine) is added."""
-        line = {"time": round_seconds(time.time()), "node": self._node, "event": event, "round": round, **fields}
+        line = {"time": round_seconds(self._time.wall()), "node": self._node, "event": event, "round": round, **fields}
         os.write(self._file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
 
 
@@ -36,22 +39,26 @@ class Stopwatch:
 
     seconds: float = 0.0
 
+    def __init__(self, time: Time = REAL) -> None:
+        self._time = time
+
     def __enter__(self) -> Self:
-        self._began = time.perf_counter()
+        self._began = self._time.now()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.seconds = time.perf_counter() - self._began
+        self.seconds = self._time.now() - self._began
 
 
 class Phase(Stopwatch):
     """A stretch of a round that has a name. It may end in another thread than it began in: `end`, or a with block."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, time: Time = REAL) -> None:
+        super().__init__(time)
         self.name = name
-        self.began = time.perf_counter()
+        self.began = time.now()
         self.ended = False
 
     def __enter__(self) -> Self:
@@ -65,19 +72,20 @@ class Phase(Stopwatch):
     def end(self) -> None:
         """It ends now, unless it has ended."""
         if not self.ended:
-            self.seconds = time.perf_counter() - self.began
+            self.seconds = self._time.now() - self.began
             self.ended = True
 
 
 class Timeline:
     """What a node spent a round's time on. Phases may overlap: that is what it is there to show."""
 
-    def __init__(self) -> None:
+    def __init__(self, time: Time = REAL) -> None:
+        self._time = time
         self._phases: list[Phase] = []
 
     def begin(self, name: str) -> Phase:
         """A phase begins now; whoever began it ends it."""
-        phase = Phase(name)
+        phase = Phase(name, self._time)
         self._phases.append(phase)
         return phase
 

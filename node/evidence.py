@@ -19,6 +19,7 @@ from gauntlet.report import Report, parse_report
 from gauntlet.sketch import Remembered, Sample, Sketch
 from node.adapters import Doors
 from node.events import Events
+from node.held import Held
 from node.node import Node
 from node.payloads import MAX_THREADS, Sources, fetch_keys, fetch_pinned
 from node.reader import AsOf
@@ -239,7 +240,7 @@ def _facts(
             )
             return
         try:
-            replica = node.replica
+            replica = node.held.replica
             state = State(lambda peer: replica.sync_proof(commit_hash, peer), replica.outer, None)
             if shards is None:
                 yield replace(facts, state=state), archive
@@ -247,7 +248,7 @@ def _facts(
             with Prober(replica, shards.train, spec.gauntlet.probe_step) as prober:
                 yield replace(facts, state=replace(state, losses=prober.losses)), archive
         finally:
-            node.store.close()
+            node.held.store.close()
 
 
 def _node(run: Run, doors: Doors, round: int, folder: Path, device: torch.device) -> Node:
@@ -256,13 +257,8 @@ def _node(run: Run, doors: Doors, round: int, folder: Path, device: torch.device
     then = replace(doors, chain=AsOf(doors.chain, run.clock.attest_by(round)))
     store = StateStore(folder, run.id)
     try:
-        return Node(
-            run,
-            then,
-            Replica(run.first, zeros, ranks=Ranks(device=device)),
-            store,
-            Events(folder / "events.jsonl", "audit"),
-        )
+        replica = Replica(run.first, zeros, ranks=Ranks(device=device))
+        return Node(run, then, Held(run.first, run.id, replica, store, Events(folder / "events.jsonl", "audit")))
     except BaseException:
         store.close()
         raise

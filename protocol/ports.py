@@ -1,5 +1,5 @@
-"""The two doors to the outside, Chain and Bucket, the signing port, and the time that a node lives in. Everything behind
-them can be replaced by an in-memory fake, and one contract suite runs on every implementation.
+"""The two doors to the outside, Chain and Bucket, the signing port, and the time that a node lives in. Everything
+behind them can be replaced by an in-memory fake, and one contract suite runs on every implementation.
 
 All calls block; every one has a hard time-out and raises ChainError or StorageError instead of hanging.
 """

@@ -10,10 +10,17 @@ from protocol.ports import Time
 class RealTime:
     """Time, as the operating system has it."""
 
-    now = staticmethod(time.monotonic)
-    wall = staticmethod(time.time)
-    sleep = staticmethod(time.sleep)
-    condition = staticmethod(threading.Condition)
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def condition(self) -> threading.Condition:
+        return threading.Condition()
 
     def start(self, work: Callable[[], None], name: str) -> threading.Thread:
         thread = threading.Thread(target=work, name=name, daemon=True)

@@ -16,13 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from neurons import miner as miners
-from neurons import validator as validators
-from neurons.miner import Miner
-from neurons.validator import Validator
-from node import node as nodes
+from node import follower
 from node.adapters import Doors
 from node.events import Events, read_events
+from node.held import Held
 from node.node import Node
 from node.run import refreshed
 from node.state import Saved, StateStore
@@ -31,6 +28,16 @@ from protocol.errors import ChainError, ConfigError
 from protocol.messages import encode_slot
 from protocol.spec import Amendment, Run, RunSpec
 from protocol.types import Digest, Header, Peer, PeerId, Pointer, Uid, hotkey
+from rounds import collect
+from rounds import miner as miners
+from rounds import validator as validators
+from rounds.collect import Collector
+from rounds.keep import Keeper
+from rounds.miner import Miner
+from rounds.score import Scores
+from rounds.validator import Validator
+from rounds.vote import Vote
+from storage.realtime import RealTime
 from tests.fakes.bucket import FakeBucket, FakeStore
 from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
 from training import checkpoint, shards
@@ -46,6 +53,13 @@ TIME_OUT = 40.0
 OWNER = FakeSigner("owner")
 
 Program = Miner | Validator
+
+
+def with_parts(*parts: type) -> type[Validator]:
+    """A validator some of whose four parts are these."""
+    names = {Collector: "collecting", Scores: "scoring", Vote: "voting", Keeper: "keeping"}
+    own = {name: part for part in parts for kind, name in names.items() if issubclass(part, kind)}
+    return type("Dishonest", (Validator,), own)
 
 
 class Killed(BaseException):
@@ -205,7 +219,7 @@ class Member:
     @property
     def round(self) -> int:
         """The round at whose start its saved state stands; -1 while it starts."""
-        return -1 if self.program is None else self.program.node.saved.round
+        return -1 if self.program is None else self.program.node.held.saved.round
 
     @property
     def alive(self) -> bool:
@@ -225,18 +239,14 @@ class Member:
         return next(e["contributing"] for e in self.events("applied") if e["round"] == round)
 
 
-NETWORKS: "dict[int, FakeNetwork]" = {}
-"""By the node's thread."""
+class NodeTime(RealTime):
+    """Real time, in which a node that pauses does not keep the others from their next block."""
 
+    def __init__(self, network: "FakeNetwork") -> None:
+        self._network = network
 
-class NodeTime:
-    """The module `time` as nodes see it."""
-
-    monotonic = staticmethod(time.monotonic)
-
-    @staticmethod
-    def sleep(seconds: float) -> None:
-        NETWORKS[threading.get_ident()].sleep(seconds)
+    def sleep(self, seconds: float) -> None:
+        self._network.sleep(seconds)
 
 
 class FakeNetwork:
@@ -324,6 +334,7 @@ class FakeNetwork:
             bucket=member.life,
             pointer=self.store.pointer(member.name),
             open_pointer=partial(self._open, reader=member.name),
+            time=NodeTime(self),
         )
 
     def _open(self, pointer: Pointer, *, reader: str) -> FakeBucket:
@@ -344,7 +355,6 @@ class FakeNetwork:
             member.thread.start()
 
     def _live(self, member: Member, role: Callable[[Node, Shards], Program] | None) -> None:
-        NETWORKS[threading.get_ident()] = self
         try:
             member.store = StateStore(member.home, self.run.id)
             node = self._node(member, member.store)
@@ -366,7 +376,8 @@ class FakeNetwork:
         run = refreshed(first, doors.chain.peers(doors.chain.finalized().block), doors)
         zeros = {name: torch.zeros(shape) for name, shape in first.first.model.shapes().items()}
         replica = Replica(first.first, zeros)
-        return Node(run, doors, replica, store, Events(member.home / "events.jsonl", member.name))
+        events = Events(member.home / "events.jsonl", member.name)
+        return Node(run, doors, Held(first.first, run.id, replica, store, events))
 
     def kill(self, *names: str) -> None:
         """The named nodes do nothing from their next look at the chain on."""
@@ -485,12 +496,10 @@ def networks(
 ) -> Iterator[Callable[..., FakeNetwork]]:
     """networks(**options): a FakeNetwork that is stopped after the test."""
     # Pauses that spare a real network; here everything answers at once.
-    monkeypatch.setattr(validators, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(collect, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(validators, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(miners, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(nodes, "STALL_SECONDS", 0.02)
-    for module in (nodes, miners, validators):
-        monkeypatch.setattr(module, "time", NodeTime)
+    monkeypatch.setattr(follower, "STALL_SECONDS", 0.02)
     made: list[FakeNetwork] = []
 
     def make(**options: Any) -> FakeNetwork:

@@ -6,14 +6,14 @@ from typing import Any
 
 from gauntlet.agreement import attestation_for
 from gauntlet.selection import Ranking
-from neurons.miner import Miner
-from neurons.validator import Validator
-from node.node import Node
 from node.state import SealedRound
 from protocol import keys
 from protocol.types import PeerId
-from tests.network import FakeNetwork
-from training.shards import Shards
+from rounds.keep import Keeper
+from rounds.miner import Miner
+from rounds.score import Scores
+from rounds.vote import Vote
+from tests.network import FakeNetwork, with_parts
 
 Networks = Callable[..., FakeNetwork]
 
@@ -25,52 +25,62 @@ class Mute(Miner):
         self.node.wait_for(self.node.clock.commit_by(round) + 1, "nothing")
 
 
-class NamesTheMute(Validator):
-    """Selects the peer whose key nobody has, in whatever slot it leads, and lets everything pass."""
+class RanksTheMute(Scores):
+    """Selects the peer whose key nobody has."""
 
     mute: PeerId
 
     def rank(self, round: int, checked: Any) -> Ranking:
         return replace(super().rank(round, checked), contributing=(self.mute,), reserve=())
 
-    def copy(self, round: int, gathered: Any, ranking: Ranking) -> None:
-        self.mirrored = {self.mute: None}
 
-    def holds(self, peer: PeerId) -> bool:
+class NamesTheMute(Vote):
+    """Names it in whatever slot it leads, and lets everything pass."""
+
+    mute: PeerId
+
+    def mirror_selected(self, round: int, gathered: Any, ranking: Ranking) -> None:
+        self.mirrored = {self.mute: None}  # type: ignore[dict-item]
+
+    def mirror_holds(self, peer: PeerId) -> bool:
         return True
 
     def agrees_so_far(self, *arguments: Any, **named: Any) -> bool:
         return False
 
-    def stands(self, *arguments: Any, **named: Any) -> bool:
+    def approves(self, *arguments: Any, **named: Any) -> bool:
         return True
 
+
+class KeepsNothing(Keeper):
     def keep(self, round: int) -> None:
         pass
 
 
-class NamesTheLast(Validator):
+class RanksTheLastFirst(Scores):
     """Selects the peer that others rank last, and mirrors it, so that there is no reason for a veto."""
 
     def rank(self, round: int, checked: Any) -> Ranking:
         ranking = super().rank(round, checked)
         return replace(ranking, contributing=ranking.order[-1:], reserve=())
 
+
+class PostsAnyway(Vote):
     def agrees_so_far(self, *arguments: Any, **named: Any) -> bool:
         return False
 
 
-class VetoesEverything(Validator):
+class VetoesEverything(Vote):
     """Leads nothing and vetoes every slot."""
 
-    def lead(self, *arguments: Any, **named: Any) -> None:
+    def propose(self, *arguments: Any, **named: Any) -> None:
         pass
 
     def attest(self, round: int, gathered: Any, checked: Any) -> None:
         clock = self.node.clock
         self.node.wait_for(clock.slot(round, clock.leader_slots - 1)[1], "the slots")
         every = range(clock.leader_slots)
-        self.state(round, attestation_for(round, every, self.node.replica.digest(), self.node.saved.link))
+        self.post(round, attestation_for(round, every, self.node.held.replica.digest(), self.node.held.saved.link))
 
 
 def led(network: FakeNetwork, names: Sequence[str], round: int) -> Mapping[int, str]:
@@ -83,19 +93,15 @@ def test_the_second_of_two_bad_records_is_not_agreed_either(networks: Networks) 
     network.start("honest", "miner-1", "miner-2")
     network.start("miner-3", role=Mute)
 
-    def role(node: Node, shards: Shards) -> Validator:
-        validator = NamesTheMute(node, shards)
-        validator.mute = network["miner-3"].peer
-        return validator
-
-    network.start("a", "b", role=role)
+    RanksTheMute.mute = NamesTheMute.mute = network["miner-3"].peer
+    network.start("a", "b", role=with_parts(RanksTheMute, NamesTheMute, KeepsNothing))
     for round in range(20):
         network.run_to_block(network.clock.attest_by(round))
         if set(led(network, ("a", "b"), round)) == {0, 1}:
             break
     else:
         raise AssertionError("the two never led both slots")
-    assert network["honest"].node.agreed_selection(round).selection is None
+    assert network["honest"].node.agreed_selection(round, network["honest"].node.held.saved.link).selection is None
     network.run_to_block(network.clock.start(round + 4))
     assert network["honest"].round > round + 1
     assert network["miner-1"].round > round + 1
@@ -104,12 +110,13 @@ def test_the_second_of_two_bad_records_is_not_agreed_either(networks: Networks) 
 def test_bytes_that_only_the_leader_selects_outlive_the_leaders_copies(networks: Networks) -> None:
     network = networks(miners=3, validators={"honest": 100, "evil": 99}, contributors=1, reserve=0)
     network.start("honest", "miner-1", "miner-2", "miner-3")
-    network.start("evil", role=NamesTheLast)
+    network.start("evil", role=with_parts(RanksTheLastFirst, PostsAnyway))
     for round in range(20):
         network.run_to_block(network.clock.attest_by(round) - 1)
         if led(network, ["evil"], round).get(0) is None:
             continue
-        selection = network["honest"].node.provisional_selection(round, network.clock.leader_slots).selection
+        node = network["honest"].node
+        selection = node.provisional_selection(round, node.held.saved.link, network.clock.leader_slots).selection
         if selection is not None:
             break
     else:
@@ -130,7 +137,7 @@ def test_bytes_that_only_the_leader_selects_outlive_the_leaders_copies(networks:
 def test_dust_cannot_veto_a_giant(networks: Networks) -> None:
     network = networks(miners=2, validators={"big": 10**15, "dust": 1})
     network.start("big", "miner-1", "miner-2")
-    network.start("dust", role=VetoesEverything)
+    network.start("dust", role=with_parts(VetoesEverything))
     network.run_until(5)
     assert not set(range(1, 5)) & set(network["big"].voids())
     assert network.assert_agreement()

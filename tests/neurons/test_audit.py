@@ -14,16 +14,19 @@ from gauntlet.rating import Rating
 from gauntlet.report import Paid
 from gauntlet.selection import Ranking
 from localnet.faults import BadKey, Garbage, Late, Silent, Unrevealed, WrongKey
-from neurons.validator import Validator
 from node.evidence import Audited, audit_round, auditable
 from node.reader import reading
 from protocol import keys
 from protocol.errors import ConfigError
 from protocol.messages import canonical_json, encode_document, parse_document, parse_json
 from protocol.types import LossScore, PeerId, Reason, Rejection, Standing, hotkey
+from rounds.collect import Collector
+from rounds.score import Scores
+from rounds.validator import Validator
+from rounds.vote import Vote
 from tests.fakes.bucket import _Object
 from tests.fakes.chain import FakeChain, fake_verify
-from tests.network import FakeNetwork, Killed
+from tests.network import FakeNetwork, Killed, with_parts
 from training.shards import Shards
 
 Networks = Callable[..., FakeNetwork]
@@ -143,7 +146,7 @@ def test_a_chain_node_that_has_pruned_a_round_is_told_with_the_rounds_that_it_ha
     assert audited.findings == ()
 
 
-class DiesAfterTheFold(Validator):
+class DiesAfterTheFold(Scores):
     def pay(self, round: int, ranking: Ranking) -> Paid:
         if round == 2:
             raise Killed
@@ -156,7 +159,7 @@ def test_a_validator_that_died_between_fold_and_report_states_nothing_false_late
     network = networks(miners=3)
     network.busy_seconds = 30.0
     network.start("miner-1", "miner-2", "miner-3")
-    network.start("validator", role=DiesAfterTheFold)
+    network.start("validator", role=with_parts(DiesAfterTheFold))
     network.until_dead("validator")
     network.start("validator")
     network.run_until(5)
@@ -175,13 +178,13 @@ def test_a_validator_that_died_between_fold_and_report_states_nothing_false_late
 # --- lies ----------------------------------------------------------------------------------------------------
 
 
-class Friendly(Validator):
+class Friendly:
     """Lies in one place for a friend, and is consistent about it from there on."""
 
     friend: PeerId
 
 
-class RaisesAScore(Friendly):
+class RaisesAScore(Friendly, Scores):
     def evaluate(self, *arguments: Any, **named: Any) -> Any:
         found = dict(super().evaluate(*arguments, **named))
         if self.friend in found:
@@ -192,15 +195,15 @@ class RaisesAScore(Friendly):
         return found
 
 
-class FoldsOtherwise(Friendly):
-    def score(self, *arguments: Any, **named: Any) -> None:
-        super().score(*arguments, **named)
+class FoldsOtherwise(Friendly, Scores):
+    def fold(self, *arguments: Any, **named: Any) -> None:
+        super().fold(*arguments, **named)
         record = self.book.peers[self.friend]
         raised = replace(record, rating=Rating(record.rating.mu + 1.0, record.rating.sigma))
         self.book = replace(self.book, peers={**self.book.peers, self.friend: raised})
 
 
-class RanksOtherwise(Friendly):
+class RanksOtherwise(Friendly, Scores):
     """The worst come first, and it pays them so."""
 
     def rank(self, *arguments: Any, **named: Any) -> Ranking:
@@ -210,7 +213,7 @@ class RanksOtherwise(Friendly):
         return Ranking(order, order[:count], order[count : count + len(ranking.reserve)], standing)
 
 
-class PaysOtherwise(Friendly):
+class PaysOtherwise(Friendly, Scores):
     """On chain; the report says what would be right."""
 
     def pay(self, round: int, ranking: Ranking) -> Paid:
@@ -219,13 +222,13 @@ class PaysOtherwise(Friendly):
         return replace(paid, set_in=self.node.doors.chain.set_weights({uids[self.friend]: 1.0}))
 
 
-class SaysOtherPay(Friendly):
+class SaysOtherPay(Friendly, Scores):
     def pay(self, round: int, ranking: Ranking) -> Paid:
         paid = super().pay(round, ranking)
         return replace(paid, shares={**paid.shares, self.friend: 0.9})
 
 
-class EvaluatesOthers(Friendly):
+class EvaluatesOthers(Friendly, Scores):
     """Gives the friend's place away, so that a bad score is not seen."""
 
     def evaluate(self, *arguments: Any, **named: Any) -> Any:
@@ -234,7 +237,7 @@ class EvaluatesOthers(Friendly):
         return found
 
 
-class Rejects(Friendly):
+class Rejects(Friendly, Scores):
     reason: Reason
 
     def check(self, *arguments: Any, **named: Any) -> Any:
@@ -256,22 +259,22 @@ class RejectsAsUnrevealed(Rejects):
     reason = Reason.UNREVEALED
 
 
-class IgnoresAKey(Friendly):
-    def gather(self, *arguments: Any, **named: Any) -> Any:
-        found = super().gather(*arguments, **named)
+class IgnoresAKey(Friendly, Collector):
+    def collect(self, *arguments: Any, **named: Any) -> Any:
+        found = super().collect(*arguments, **named)
         return [replace(item, reveal=None) if item.peer.id == self.friend else item for item in found]
 
 
-class ForgetsItsBook(Friendly):
-    def play(self, round: int) -> None:
+class ForgetsItsBook(Friendly, Scores):
+    def check(self, round: int, gathered: Any) -> Any:
         if round == LIE:
             self.book = ScoreBook()
-        super().play(round)
+        return super().check(round, gathered)
 
 
-class SelectsOthers(Friendly):
-    def lead(self, round: int, ranking: Ranking, *others: Any) -> None:
-        super().lead(round, replace(ranking, contributing=ranking.reserve), *others)
+class SelectsOthers(Friendly, Vote):
+    def propose(self, round: int, ranking: Ranking, *others: Any) -> None:
+        super().propose(round, replace(ranking, contributing=ranking.reserve), *others)
 
     def agrees_so_far(self, *arguments: Any, **named: Any) -> bool:
         return False
@@ -295,13 +298,9 @@ LIES: Mapping[type[Friendly], set[Topic]] = {
 }
 
 
-def friends_of(network: FakeNetwork, kind: type[Friendly], friend: PeerId) -> Callable[..., Validator]:
-    def make(*arguments: Any) -> Validator:
-        validator = kind(*arguments)
-        validator.friend = friend
-        return validator
-
-    return make
+def friends_of(kind: type[Friendly], friend: PeerId) -> type[Validator]:
+    kind.friend = friend
+    return with_parts(kind)
 
 
 def test_every_lie_of_a_validator_is_named_and_only_what_follows_from_it(networks: Networks, tmp_path: Path) -> None:
@@ -312,7 +311,7 @@ def test_every_lie_of_a_validator_is_named_and_only_what_follows_from_it(network
     friend = network["miner-4"].peer
     network.start("honest", "miner-1", "miner-2", "miner-3", "miner-4")
     for kind, name in names.items():
-        network.start(name, role=friends_of(network, kind, friend))
+        network.start(name, role=friends_of(kind, friend))
     network.run_until(LIE + 2, time_out=120)
     network.close()
     found = audits(network, LIE, tmp_path)
@@ -333,7 +332,7 @@ def test_a_record_on_chain_of_peers_that_do_not_contribute_is_named(networks: Ne
     network = networks(miners=4, contributors=2, reserve=2)
     network.busy_seconds = 30.0
     network.start("miner-1", "miner-2", "miner-3", "miner-4")
-    network.start("validator", role=friends_of(network, SelectsOthers, network["miner-4"].peer))
+    network.start("validator", role=friends_of(SelectsOthers, network["miner-4"].peer))
     network.run_until(2)
     network.close()
     (audited,) = audits(network, 1, tmp_path).values()

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from gauntlet.book import from_json
-from neurons.miner import Miner
-from neurons.validator import Validator
 from node.node import Node
 from protocol import keys
 from protocol.errors import ConfigError
 from protocol.types import hotkey
+from rounds.miner import Miner
+from rounds.validator import Validator
 from tests.network import FakeNetwork, Killed, saved_state
 from training.shards import Shards
 
@@ -24,7 +24,9 @@ def killed(program: type[Any], step: str, round: int, *, after: bool = False) ->
 
     def role(node: Node, shards: Shards) -> Any:
         player = program(node, shards)
-        original = getattr(player, step)
+        part, _, name = step.rpartition(".")
+        owner = getattr(player, part) if part else player
+        original = getattr(owner, name)
 
         def deadly(at: int, *rest: Any) -> Any:
             if at == round and not after:
@@ -34,7 +36,7 @@ def killed(program: type[Any], step: str, round: int, *, after: bool = False) ->
                 raise Killed
             return result
 
-        setattr(player, step, deadly)
+        setattr(owner, name, deadly)
         return player
 
     return role
@@ -108,7 +110,7 @@ def test_a_miner_killed_at_any_call_of_the_chain_resumes(networks: Networks) -> 
     assert hotkey(miner.peer) in network["validator"].contributing(last)
 
 
-@pytest.mark.parametrize(("step", "folded"), [("pay", 1), ("score", 0)])
+@pytest.mark.parametrize(("step", "folded"), [("scores.pay", 1), ("scores.fold", 0)])
 def test_a_validator_killed_in_a_round_keeps_every_rating_and_folds_no_round_twice(
     networks: Networks, step: str, folded: int
 ) -> None:
@@ -129,7 +131,7 @@ def test_a_validator_killed_in_a_round_keeps_every_rating_and_folds_no_round_twi
             super().__init__(node, shards)
             from gauntlet.book import to_json
 
-            books.append(to_json(self.book))
+            books.append(to_json(self.scores.book))
 
     network.start("validator", role=Watched)
     network.run_until(3)
@@ -139,10 +141,10 @@ def test_a_validator_killed_in_a_round_keeps_every_rating_and_folds_no_round_twi
     program = network["validator"].program
     assert isinstance(program, Validator)
     known = {round for round in range(3) if round <= folded or round >= 2}
-    for record in program.book.peers.values():
+    for record in program.scores.book.peers.values():
         assert record.evaluations == record.contributed == len(known)
     # The record of the round that broke off is there for joiners.
-    links = [keys.statement(network.run.id, network["miner-1"].node.saved.link)]
+    links = [keys.statement(network.run.id, network["miner-1"].node.held.saved.link)]
     assert all(link in network.store.buckets["validator"] for link in links)
     stored = [key for key in network.store.buckets["validator"] if "/statement/" in key]
     assert len(stored) == 3

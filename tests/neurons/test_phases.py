@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from localnet.faults import Oversized
-from neurons.miner import Miner
-from neurons.validator import Validator
 from node import events
 from node.node import Node
 from protocol import keys
 from protocol.errors import AccessDenied, StorageError
 from protocol.types import hotkey
+from rounds.miner import Miner
+from rounds.validator import Validator
 from storage import exchange, upload
 from storage.exchange import cached
 from tests.fakes.bucket import Call, Faults
@@ -87,7 +87,7 @@ def test_sections_travel_while_own_state_is_copied_and_saved_and_the_envelope_do
     class Watched(Miner):
         def seal(self, round: int, update: Any) -> Any:
             node = self.node
-            own_state, save = node.replica.own_state, node.save
+            own_state, save = node.held.replica.own_state, node.held.save
 
             def watched_state() -> Any:
                 if round == 1:
@@ -101,11 +101,11 @@ def test_sections_travel_while_own_state_is_copied_and_saved_and_the_envelope_do
                     order.append("saved")
                     saved.set()
 
-            node.replica.own_state, node.save = watched_state, watched_save
+            node.held.replica.own_state, node.held.save = watched_state, watched_save
             try:
                 return super().seal(round, update)
             finally:
-                node.replica.own_state, node.save = own_state, save
+                node.held.replica.own_state, node.held.save = own_state, save
 
     network.store.before = slow
     network.start("validator", "miner-2")
@@ -238,7 +238,7 @@ def test_a_miner_killed_while_it_saves_seals_anew_and_what_travelled_is_never_se
             travelled.set()
 
     def dies(node: Node, shards: Shards) -> Miner:
-        save = node.save
+        save = node.held.save
 
         def deadly(**changes: Any) -> None:
             sealed = changes.get("sealed")
@@ -248,7 +248,7 @@ def test_a_miner_killed_while_it_saves_seals_anew_and_what_travelled_is_never_se
                 raise Killed
             save(**changes)
 
-        node.save = deadly  # type: ignore[method-assign]
+        node.held.save = deadly  # type: ignore[method-assign]
         return Miner(node, shards)
 
     network.store.before = seen
@@ -265,7 +265,7 @@ def test_a_miner_killed_while_it_saves_seals_anew_and_what_travelled_is_never_se
     network.start("miner-1")
     network.run_until(2)
     assert unfinished(network, "miner-1", 1) == 0
-    sealed = network["miner-1"].node.saved.sealed
+    sealed = network["miner-1"].node.held.saved.sealed
     assert sealed is not None
     if sealed.round == 1:
         assert sealed.key != first_key[0]
@@ -286,7 +286,7 @@ def test_likely_contributors_are_fetched_before_the_selection_and_only_once(netw
     network.start()
     network.run_until(1)
     network.run_to_block(network.clock.commit_by(1) + 1)
-    cache = network["miner-1"].node.cache
+    cache = network["miner-1"].node.held.cache
     others = [cached(cache, network[name].peer, keys.payload(run, 1)) for name in ("miner-2", "miner-3")]
     network.wait_for(lambda: all(path.exists() for path in others))
     network.run_until(2)
@@ -340,7 +340,7 @@ def test_a_bucket_that_stalls_a_prefetch_does_not_delay_the_round(networks: Netw
     run = network.run.id
     network.start()
     network.run_until(1)
-    cache = network["miner-1"].node.cache
+    cache = network["miner-1"].node.held.cache
     good = cached(cache, network["miner-3"].peer, keys.payload(run, 1))
     network.run_to_block(network.clock.commit_by(1))
     network.store.faults["miner-2"] = Faults(stalls=True)

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from loguru import logger
 
-from neurons.miner import Miner
-from neurons.validator import Validator
 from node.program import EXIT_UPDATE, run_program
 from protocol import keys
 from protocol.errors import UpdateNeeded
 from protocol.messages import encode_slot, parse_document
 from protocol.spec import Amendment
 from protocol.types import PeerId, hotkey
+from rounds.miner import Miner
+from rounds.validator import Validator
 from sparseloco.update import Update
 from tests.fakes.bucket import Faults
 from tests.fakes.chain import fake_verify
@@ -86,10 +86,10 @@ def test_honest_nodes_hold_the_same_theta_and_the_chain_pays_them(networks: Netw
     assert "round 1" in told
     secrets = [network.store.pointer("validator").secret_key]
     for name in miners:
-        sealed = network[name].node.saved.sealed
+        sealed = network[name].node.held.saved.sealed
         assert sealed is not None
         secrets += [sealed.key.hex(), repr(sealed.key)]
-        told += repr(network[name].node.saved) + repr(network[name].node.doors)
+        told += repr(network[name].node.held.saved) + repr(network[name].node.doors)
     assert not [secret for secret in secrets if secret in told]
 
 
@@ -103,11 +103,11 @@ def test_a_void_round_loses_nothing(networks: Networks) -> None:
 
     class Watched(Miner):
         def pages(self, round: int) -> Any:
-            began[round] = copied(self.node.replica.own_state()), self.node.replica.outer.rounds
+            began[round] = copied(self.node.held.replica.own_state()), self.node.held.replica.outer.rounds
             return super().pages(round)
 
         def seal(self, round: int, update: Update) -> Any:
-            sent[round] = update, copied(self.node.replica.own_state())
+            sent[round] = update, copied(self.node.held.replica.own_state())
             return super().seal(round, update)
 
     network = networks()

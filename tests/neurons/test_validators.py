@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from neurons.validator import Validator
-from node.node import Node
 from protocol import keys
 from protocol.types import Attestation, Digest, PeerId, Record, hotkey
-from tests.network import FakeNetwork
-from training.shards import Shards
+from rounds.collect import Collector
+from rounds.validator import Validator
+from rounds.vote import Vote
+from tests.network import FakeNetwork, with_parts
 
 Networks = Callable[..., FakeNetwork]
 
@@ -38,7 +38,7 @@ def test_when_the_leader_disappears_the_other_leads(networks: Networks) -> None:
     assert len([round for round in network["second"].voids() if round >= 1]) <= 1
 
 
-class Liar(Validator):
+class Liar(Vote):
     """Says something else in every round, in a leader slot of its own, valid record before it or not."""
 
     lies: dict[int, str]
@@ -46,9 +46,9 @@ class Liar(Validator):
     def agrees_so_far(self, *anything: Any) -> bool:
         return False
 
-    def state(self, round: int, statement: Record | Attestation) -> int | None:
+    def post(self, round: int, statement: Record | Attestation) -> int | None:
         if not isinstance(statement, Record):
-            return super().state(round, statement)
+            return super().post(round, statement)
         node = self.node
         everyone = sum(1 << p.uid for p in node.doors.chain.peers(node.head()) if not p.validates and p.uid)
         match round:
@@ -64,14 +64,14 @@ class Liar(Validator):
                 last = node.clock.slot(round, node.clock.leader_slots - 1)[1]
                 node.wait_for(last, "the slots to pass")
             case 5:
-                super().state(round, replace(statement, bitmap=everyone & -everyone))
-        return super().state(round, statement)
+                super().post(round, replace(statement, bitmap=everyone & -everyone))
+        return super().post(round, statement)
 
 
 def test_a_leader_that_lies_moves_nobody_apart(networks: Networks) -> None:
     network = networks(miners=2, validators={"honest": 200, "liar": 100}, contributors=1)
     network.start("honest", "miner-1", "miner-2")
-    network.start("liar", role=Liar)
+    network.start("liar", role=with_parts(Liar))
     network.run_until(6)
     assert_one_branch(network, 5)
     posted = {event["round"]: event["slot"] for event in network["liar"].events("posted")}
@@ -82,33 +82,29 @@ def test_a_leader_that_lies_moves_nobody_apart(networks: Networks) -> None:
         assert len(network["miner-1"].contributing(round)) == 1
 
 
-class Withholder(Validator):
+class Withholder(Vote):
     """Posts without having mirrored anything, first if it can."""
 
-    def copy(self, round: int, gathered: Any, ranking: Any) -> None:
-        self.mirrored = dict.fromkeys((*ranking.contributing, *ranking.reserve))
+    def mirror_selected(self, round: int, gathered: Any, ranking: Any) -> None:
+        self.mirrored = dict.fromkeys((*ranking.contributing, *ranking.reserve), None)  # type: ignore[arg-type]
 
-    def holds(self, peer: PeerId) -> bool:
+    def mirror_holds(self, peer: PeerId) -> bool:
         return True
 
 
-class SeesNoPayloadOfFirstMiner(Validator):
+class SeesNoPayloadOfFirstMiner(Collector):
     """Its view of miner-1's bucket is empty: it was not served."""
 
     hidden: PeerId
 
-    def gather(self, round: int, at_commit: Any) -> Any:
-        found = super().gather(round, at_commit)
+    def collect(self, round: int, at_commit: Any) -> Any:
+        found = super().collect(round, at_commit)
         return [replace(item, payload=None, reveal=None) if item.peer.id == self.hidden else item for item in found]
 
 
-def hiding(network: FakeNetwork) -> Callable[[Node, Shards], Validator]:
-    def role(node: Node, shards: Shards) -> Validator:
-        program = SeesNoPayloadOfFirstMiner(node, shards)
-        program.hidden = network["miner-1"].peer
-        return program
-
-    return role
+def hiding(network: FakeNetwork) -> type[Validator]:
+    SeesNoPayloadOfFirstMiner.hidden = network["miner-1"].peer
+    return with_parts(SeesNoPayloadOfFirstMiner)
 
 
 def leads_first(network: FakeNetwork, name: str, rounds: int) -> set[int]:
@@ -133,7 +129,7 @@ def test_a_contributor_that_served_only_the_leader_does_not_cost_the_round(netwo
 def test_a_leader_that_holds_nothing_is_vetoed_by_those_who_cannot_have_the_bytes(networks: Networks) -> None:
     network = networks(miners=2, validators={"first": 100, "second": 100})
     network.start("miner-1", "miner-2")
-    network.start("first", role=Withholder)
+    network.start("first", role=with_parts(Withholder))
     network.start("second", role=hiding(network))
     network.run_until(4)
     assert_one_branch(network, 3)
@@ -146,7 +142,7 @@ def test_a_leader_that_holds_nothing_is_vetoed_by_those_who_cannot_have_the_byte
 def test_bytes_that_vanish_after_the_deadline_are_repaired_from_another_validators_mirror(networks: Networks) -> None:
     network = networks(miners=2, validators={"first": 100, "second": 100})
     network.start("miner-1", "miner-2", "second")
-    network.start("first", role=Withholder)
+    network.start("first", role=with_parts(Withholder))
     mirror = keys.mirror_reveal(network.run.id, 0, network["miner-1"].peer)
     network.run_blocks(lambda: mirror in network.store.buckets["second"])
     network.store.buckets["miner-1"].clear()

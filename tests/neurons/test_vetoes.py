@@ -6,35 +6,41 @@ from typing import Any
 
 from gauntlet.average import Average
 from gauntlet.selection import Ranking
-from neurons.validator import Validator
 from node.node import Node
 from protocol.types import PeerId, hotkey
-from tests.network import FakeNetwork
+from rounds.score import Scores
+from rounds.validator import Validator
+from rounds.vote import Vote
+from tests.network import FakeNetwork, with_parts
 from training.shards import Shards
 
 Networks = Callable[..., FakeNetwork]
 
 
-class KnowsBetter(Validator):
+class KnowsBetter(Scores):
     """Has found one peer's work worthless."""
 
     worthless: PeerId
 
-    def score(self, *arguments: Any, **named: Any) -> None:
-        super().score(*arguments, **named)
+    def fold(self, *arguments: Any, **named: Any) -> None:
+        super().fold(*arguments, **named)
         record = self.book.peers.get(self.worthless)
         if record is not None:
             bad = replace(record, evaluations=9, scores=Average(-1.0, 0.9), usual_scores=Average(1.0, 0.9))
             self.book = replace(self.book, peers={**self.book.peers, self.worthless: bad})
 
 
-class NamesAFriend(Validator):
-    """Names one peer and nobody else, in whatever slot it leads."""
+class RanksAFriend(Scores):
+    """Names one peer and nobody else."""
 
     friend: PeerId
 
     def rank(self, round: int, checked: Any) -> Ranking:
         return replace(super().rank(round, checked), contributing=(self.friend,), reserve=())
+
+
+class PostsAnyway(Vote):
+    """In whatever slot it leads."""
 
     def agrees_so_far(self, *arguments: Any, **named: Any) -> bool:
         return False
@@ -46,14 +52,12 @@ def test_a_friend_of_no_worth_is_not_brought_in_by_a_minority(networks: Networks
     friend = network["miner-1"].peer
 
     def honest(node: Node, shards: Shards) -> Validator:
-        validator = KnowsBetter(node, shards)
-        validator.worthless = friend
-        return validator
+        KnowsBetter.worthless = friend
+        return with_parts(KnowsBetter)(node, shards)
 
     def liar(node: Node, shards: Shards) -> Validator:
-        validator = NamesAFriend(node, shards)
-        validator.friend = friend
-        return validator
+        RanksAFriend.friend = friend
+        return with_parts(RanksAFriend, PostsAnyway)(node, shards)
 
     network.start("honest", role=honest)
     network.start("liar", role=liar)

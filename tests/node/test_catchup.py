@@ -82,7 +82,7 @@ def test_a_forged_checkpoint_is_refused_and_the_true_one_of_the_next_validator_i
     forger = network.store.bucket("forger")
     for digest, path in checkpoint.blobs(folder, state):
         forger.put(keys.blob(digest), path, timeout_seconds=1)
-    true = network["miner-1"].node.saved.link
+    true = network["miner-1"].node.held.saved.link
     forge(network, 6, {"link": true.hex(), "state": state.hex()})
     forge(network, 4, {"link": true.hex(), "state": state.hex()})
     forge(network, 2, {"link": "00" * 32, "state": state.hex()})
@@ -94,7 +94,7 @@ def test_malformed_checkpoint_documents_harm_no_joiner(networks: Networks) -> No
     network = networks(miners=2, validators={"validator": 100} | forgers)
     network.start("validator", "miner-1")
     network.run_until(2)
-    link = network["miner-1"].node.saved.link.hex()
+    link = network["miner-1"].node.held.saved.link.hex()
     network.run_until(4)
     malformed = (
         {},
@@ -217,8 +217,8 @@ def test_a_chain_that_fails_in_the_middle_of_a_replay_leaves_our_own_state_in_pl
     """The caller may go on after a ChainError, and must not do so with another model than its saved round's."""
     in_place: list[str] = []
 
-    def replay(node: SimpleNamespace, *_: object) -> None:
-        node.load_consensus("theta_0")
+    def replay(follower: object, held: SimpleNamespace, *_: object) -> None:
+        held.load_consensus("theta_0")
         raise ChainError("gone")
 
     monkeypatch.setattr(catchup, "_newest_decided", lambda node: 5)
@@ -226,15 +226,14 @@ def test_a_chain_that_fails_in_the_middle_of_a_replay_leaves_our_own_state_in_pl
     monkeypatch.setattr(catchup, "claimed_start", lambda *_: ("theta", "previous"))
     monkeypatch.setattr(catchup, "_starts", lambda *_: iter([SimpleNamespace(origin="genesis")]))
     monkeypatch.setattr(catchup, "_replay", replay)
-    monkeypatch.setattr(catchup.runs, "refreshed", lambda run, *_: run)
-    node = SimpleNamespace(
+    follower = SimpleNamespace(
         doors=SimpleNamespace(chain=SimpleNamespace(peers=lambda block: ()), open_pointer=None),
         clock=SimpleNamespace(attest_by=lambda round: round),
         run=None,
         head=lambda: 9,
-        saved=SimpleNamespace(round=1, consensus="our own"),
-        load_consensus=in_place.append,
+        refresh_run=lambda peers: None,
     )
+    held = SimpleNamespace(saved=SimpleNamespace(round=1, consensus="our own"), load_consensus=in_place.append)
     with pytest.raises(ChainError):
-        catchup.catch_up(node)  # type: ignore[arg-type]
+        catchup.catch_up(follower, held)  # type: ignore[arg-type]
     assert in_place[-1] == "our own"

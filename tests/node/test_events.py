@@ -6,36 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from node import events
 from node.events import Events, Timeline, read_events
+from storage.realtime import RealTime
 
 
-class Clock:
+class Clock(RealTime):
     """A clock that a test sets."""
 
     def __init__(self) -> None:
-        self.now = 100.0
+        self.seconds = 100.0
 
-    def perf_counter(self) -> float:
-        return self.now
-
-    time = perf_counter
+    def now(self) -> float:
+        return self.seconds
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(events, "time", clock)
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 def test_phases_are_told_from_the_first_ones_beginning_and_may_overlap(clock: Clock) -> None:
-    timeline = Timeline()
+    timeline = Timeline(clock)
     upload = timeline.begin("upload")
-    clock.now += 1
+    clock.seconds += 1
     with timeline.begin("swap") as swap:
-        clock.now += 2
-    clock.now += 4
+        clock.seconds += 2
+    clock.seconds += 4
     upload.end()
     assert swap.seconds == 2
     assert timeline.take() == [
@@ -45,30 +41,30 @@ def test_phases_are_told_from_the_first_ones_beginning_and_may_overlap(clock: Cl
 
 
 def test_a_phase_ends_once_also_when_it_fails_and_in_another_thread(clock: Clock) -> None:
-    timeline = Timeline()
+    timeline = Timeline(clock)
     phase = timeline.begin("prefetch")
-    clock.now += 1
+    clock.seconds += 1
     ends = threading.Thread(target=phase.end)
     ends.start()
     ends.join()
-    clock.now += 1
+    clock.seconds += 1
     phase.end()
     with suppress(ZeroDivisionError), timeline.begin("apply"):
-        clock.now += 3
+        clock.seconds += 3
         raise ZeroDivisionError
     assert [(told["phase"], told["seconds"]) for told in timeline.take()] == [("prefetch", 1.0), ("apply", 3.0)]
 
 
 def test_what_was_told_what_goes_on_and_what_took_no_time_is_left_out(clock: Clock) -> None:
-    timeline = Timeline()
+    timeline = Timeline(clock)
     with timeline.begin("told"):
-        clock.now += 1
+        clock.seconds += 1
     assert [told["phase"] for told in timeline.take()] == ["told"]
     timeline.begin("goes on")
     with timeline.begin("wait"):
-        clock.now += 0.0004
+        clock.seconds += 0.0004
     with timeline.begin("work"):
-        clock.now += 0.5
+        clock.seconds += 0.5
     assert timeline.take() == [{"phase": "work", "began": 0.0, "seconds": 0.5}]
     assert timeline.take() == []
 

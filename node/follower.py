@@ -1,0 +1,146 @@
+"""What follows the chain: waiting for its blocks, reading what was agreed on it, writing our own slot. Of the run's
+state it knows the amendments only; what is done with a decision is node/node.py's business.
+"""
+
+from loguru import logger
+
+from gauntlet.agreement import Agreed, Views, agreed, leader_order, proposals
+from node import run as runs
+from node.adapters import Doors
+from node.events import Timeline
+from node.payloads import Sources
+from protocol.errors import ChainError
+from protocol.messages import encode_slot
+from protocol.spec import Run
+from protocol.types import Attestation, Commitment, Digest, Header, Peer, PeerId, Record, Selection
+
+QUIET_SECONDS = 2.0
+"""Waits that are expected to last longer are announced."""
+PATIENCE = 1.25
+"""A wait for a block is given up after this many times its planned length plus the chain's time-out: then the chain
+stands still, which is told, and the wait goes on."""
+STALL_SECONDS = 1.0
+"""Pause between two tries to reach a chain that does not answer."""
+
+
+class Follower:
+    """One node's view of a run's chain. Everything that blocks has a deadline from the round clock."""
+
+    def __init__(self, run: Run, doors: Doors, timeline: Timeline) -> None:
+        self.run, self.doors, self.timeline = run, doors, timeline
+        self.clock = run.clock
+        self.me = doors.signer.peer
+        self.time = doors.time
+
+    # --- time ------------------------------------------------------------------------------------------------
+
+    def head(self) -> int:
+        """The finalised head's block number."""
+        return self.doors.chain.finalized().block
+
+    def seconds_until(self, block: int) -> float:
+        """Planned seconds from the finalised head to `block`, at least 0."""
+        return max(0, block - self.head()) * self.run.first.clock.block_seconds
+
+    def wait_for(self, block: int, why: str) -> Header:
+        """Wait until `block` is final. A chain that stands still delays us; it never changes a decision.
+
+        Raises ChainError only when the block is final and yet not to be had (the chain's node has pruned it).
+        """
+        with self.timeline.begin("wait"):
+            return self._wait_for(block, why)
+
+    def _wait_for(self, block: int, why: str) -> Header:
+        began = self.time.now()
+        told = False
+        while True:
+            try:
+                expected = self.seconds_until(block)
+                if expected > QUIET_SECONDS and not told:
+                    logger.info(
+                        "waiting for {why}: block {block}, about {seconds} s",
+                        why=why,
+                        block=block,
+                        seconds=int(expected),
+                    )
+                    told = True
+                return self.doors.chain.wait(block, PATIENCE * expected + 30)
+            except ChainError as fault:
+                if self._passed(block):
+                    # Final, so it is not the chain that keeps us waiting. One more try, then the caller has to know.
+                    self.time.sleep(STALL_SECONDS)
+                    return self.doors.chain.header(block)
+                logger.warning(
+                    "still waiting for {why}: block {block} is not final after {seconds} s ({fault}); retrying",
+                    why=why,
+                    block=block,
+                    seconds=int(self.time.now() - began),
+                    fault=str(fault),
+                )
+                self.time.sleep(STALL_SECONDS)
+
+    def _passed(self, block: int) -> bool:
+        try:
+            return self.head() >= block
+        except ChainError:
+            return False
+
+    # --- decisions ------------------------------------------------------------------------------------------
+
+    def agreed_selection(self, round: int, link: Digest) -> Agreed:
+        """The round's agreed record, or that it is void: a predicate over finalised chain state only. `link`: what
+        the last agreed record left."""
+        return self._read(round, link, self.clock.leader_slots, self.clock.attest_by(round))
+
+    def provisional_selection(self, round: int, link: Digest, slots: int) -> Agreed:
+        """The same as far as it can be known now: the first `slots` leader slots have passed."""
+        return self._read(round, link, slots, self.head())
+
+    def proposals(self, round: int, link: Digest) -> list[tuple[PeerId, Selection] | None]:
+        """Every slot's leader and what its record would make agreed, once all slots have passed."""
+        views, commit_hash = self._views(round, self.clock.leader_slots, self.head())
+        order = leader_order(self.run, round, commit_hash, views.commit)
+        found = proposals(self.run, round, link, commit_hash, views)
+        return [None if selection is None else (order[slot], selection) for slot, selection in enumerate(found)]
+
+    def _read(self, round: int, link: Digest, slots: int, height: int) -> Agreed:
+        views, commit_hash = self._views(round, slots, height)
+        return agreed(self.run, round, link, commit_hash, views, self.head())
+
+    def _views(self, round: int, slots: int, height: int) -> tuple[Views, Digest]:
+        chain, clock = self.doors.chain, self.clock
+        commit = clock.commit_by(round)
+        passed = [chain.peers(clock.slot(round, index)[1]) for index in range(slots)]
+        views = Views(chain.peers(commit), [*passed, *[()] * (clock.leader_slots - slots)], chain.peers(height))
+        return views, chain.header(commit).hash
+
+    # --- others, and our own slot ------------------------------------------------------------------------------
+
+    def refresh_run(self, peers: tuple[Peer, ...]) -> None:
+        """Take over the amendments that the owner's slot names by now. `peers` as of the finalised head."""
+        self.run = runs.refreshed(self.run, peers, self.doors)
+
+    def sources(self) -> Sources:
+        """Where objects may be, as of the finalised head."""
+        return Sources(self.doors.chain.peers(self.head()), self.doors.open_pointer)
+
+    def transfer_seconds(self, num_payloads: int) -> float:
+        """Time-out of a transfer of that many payloads: four times what the spec's slowest planned link needs, and
+        never less than a few blocks."""
+        spec = self.run.first
+        slowest = min(spec.clock.upload_mbps, spec.clock.download_mbps)
+        return max(5.0, 4 * spec.clock.block_seconds) + 4 * num_payloads * spec.object_bytes * 8e-6 / slowest
+
+    def post(self, statement: Commitment | Record | Attestation | None) -> int:
+        """Overwrite our commitment slot: pointer, statement, and the run's digest when we own the run."""
+        amendment = None
+        if self.me == self.run.first.owner_id:
+            # The slot may name an amendment that we have not read yet; it must not be taken back.
+            me = self.registered()
+            named = me.slot.amendment if me is not None and me.slot is not None else None
+            amendment = named or self.run.head
+        return self.doors.chain.publish(encode_slot(self.doors.pointer, statement, amendment))
+
+    def registered(self) -> Peer | None:
+        """Ourselves as the chain sees us, None when the hotkey is not registered."""
+        return next((peer for peer in self.doors.chain.peers(self.head()) if peer.id == self.me), None)

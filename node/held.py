@@ -1,0 +1,129 @@
+"""What a node holds: its model at the start of one round, what a miner has sealed, and the files and the row that make
+them last. Knows nothing of the chain: who decides what is applied is not its business (node/follower.py).
+"""
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+from shutil import rmtree
+
+from loguru import logger
+
+from gauntlet.agreement import Agreed
+from node.events import Events, Timeline
+from node.payloads import Opened
+from node.state import Saved, StateStore
+from protocol import keys
+from protocol.errors import CheckpointCorrupt
+from protocol.messages import ENVELOPE_BYTES, parse_envelope
+from protocol.ports import Time
+from protocol.spec import RunSpec
+from protocol.types import Digest, PeerId
+from sparseloco import ops
+from sparseloco.update import Update
+from storage.exchange import cached
+from storage.realtime import REAL
+from storage.seal import unseal
+from training import checkpoint
+from training.replica import Replica
+from training.shards import Fetch
+
+
+class Held:
+    """The state of one node. Not thread-safe. `first`: the run's first spec. `saved` is None on a fresh folder, until
+    `begin` or `resume`."""
+
+    saved: Saved
+
+    def __init__(
+        self, first: RunSpec, run: Digest, replica: Replica, store: StateStore, events: Events, time: Time = REAL
+    ) -> None:
+        self.first, self.run_id = first, run
+        self.replica, self.store, self.events = replica, store, events
+        self.timeline = Timeline(time)
+        """What the time since the last applied round went into."""
+        self.cache = store.folder / "cache"
+        """Sealed objects of the round that is next to be applied, emptied with it."""
+
+    def resume(self) -> bool:
+        """Load the saved state into the replica; False on a fresh folder. Raises CheckpointCorrupt."""
+        saved = self.store.load()
+        if saved is None:
+            return False
+        try:
+            self.load_consensus(saved.consensus)
+            if saved.own is not None:
+                self.replica.load_own(checkpoint.load(self.store.files, saved.own, self.replica.own_shapes()))
+        except CheckpointCorrupt as fault:
+            raise CheckpointCorrupt(
+                f"the saved state is damaged: {fault}. Restore {self.store.folder} from a backup, or remove it and "
+                "start again: the node catches up (a miner then begins with empty error feedback)"
+            ) from None
+        self.saved = saved
+        logger.info("resuming at the start of round {round}", round=saved.round)
+        return True
+
+    def begin(self, consensus: Digest, link: Digest, fetch: Fetch | None = None) -> None:
+        """Stand at the start of round 0, with theta_0 from disk or through `fetch`."""
+        self.load_consensus(consensus, fetch)
+        self.saved = Saved(0, consensus, link)
+        self.store.commit(self.saved)
+
+    # --- rounds ----------------------------------------------------------------------------------------------
+
+    def apply(self, round: int, spec: RunSpec, decision: Agreed, opened: list[Opened]) -> None:
+        """The outer step (or, in a void round, giving our own update back to the error feedback), then save. `spec`: in
+        force in `round`."""
+        own = self.saved.own
+        if decision.selection is not None:
+            self.replica.outer_step(
+                [submission.update for submission in opened], alpha=spec.outer.alpha, aggregate=spec.outer.aggregate
+            )
+        elif (mine := self.own_update(round)) is not None:
+            self.replica.give_back(mine)
+            own = self.save_own()
+        consensus = self.save_consensus() if decision.selection is not None else self.saved.consensus
+        self.save(round=round + 1, consensus=consensus, link=decision.link, own=own)
+
+    def own_update(self, round: int) -> Update | None:
+        """What we sealed in `round`, opened again from the saved bytes."""
+        sealed = self.saved.sealed
+        if sealed is None or sealed.round != round:
+            return None
+        data = self.store.read(sealed.object)
+        plaintext = unseal(parse_envelope(data[:ENVELOPE_BYTES]), sealed.key, data[ENVELOPE_BYTES:])
+        return ops.parse(plaintext, self.first.layout)
+
+    def lay_out_own(self, me: PeerId, round: int) -> None:
+        """Put our own submission into the cache: it need not be fetched."""
+        sealed = self.saved.sealed
+        if sealed is not None and sealed.round == round:
+            with suppress(OSError):  # it is there already, or this disk knows no links: then it is fetched
+                self.cache.mkdir(exist_ok=True)
+                os.link(self.store.path(sealed.object), cached(self.cache, me, keys.payload(self.run_id, round)))
+
+    def clear_cache(self) -> None:
+        rmtree(self.cache, ignore_errors=True)
+
+    # --- disk ------------------------------------------------------------------------------------------------
+
+    def save(self, **changes: object) -> None:
+        """Commit a new saved state: the node's only commit point."""
+        self.saved = replace(self.saved, **changes)  # type: ignore[arg-type]
+        self.store.commit(self.saved)
+
+    def save_consensus(self) -> Digest:
+        """Write theta and the outer state to disk; not part of the state until a commit names it."""
+        return checkpoint.save(self.store.files, self.replica.consensus_state())
+
+    def load_consensus(self, digest: Digest, fetch: Fetch | None = None) -> None:
+        """Take theta and the outer state from disk, or through `fetch`."""
+        self.replica.load_consensus(checkpoint.load(self.store.files, digest, self.first.model.shapes(), fetch=fetch))
+
+    def save_own(self) -> Digest:
+        """Copy error feedback and the optimizer's state off the accelerator and write them to disk; not part of the
+        state until a commit names them."""
+        with self.timeline.begin("swap"):
+            own = self.replica.own_state()
+        with self.timeline.begin("save"):
+            return checkpoint.save(self.store.files, own)

@@ -1,0 +1,322 @@
+"""A miner's rounds: train on the assigned pages, compress, seal and publish what was learned, follow what is agreed.
+
+One round reads top to bottom in `Miner.play`; what a round consists of is docs/protocol.md section 2.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from math import isfinite
+from typing import Any
+
+from loguru import logger
+
+from gauntlet.checks import commitment
+from node.events import Phase, round_seconds
+from node.node import Node
+from node.state import SealedRound
+from protocol import keys
+from protocol.assignment import assigned
+from protocol.errors import ChainError, MurmurError, StorageError
+from protocol.merkle import SECTION_BYTES
+from protocol.messages import ENVELOPE_BYTES, Reveal, encode_document
+from protocol.types import Commitment, Digest, Page
+from rounds.keep import RETAINED_ROUNDS
+from sparseloco import wire
+from sparseloco.floats import NonFinite
+from sparseloco.update import Update
+from storage.exchange import publish
+from storage.seal import Sealing
+from storage.upload import Upload, has_parts
+from training.loader import sequences
+from training.shards import Shards
+
+ABORT_SECONDS = 10.0
+PAUSE_SECONDS = 1.0
+"""After a round that broke off: what refuses at once must not be asked without end."""
+
+
+class Diverged(MurmurError):
+    """Inner training left finite numbers: nothing can be sent this round; the next one starts from theta again."""
+
+
+@dataclass
+class Ahead:
+    """An upload that was begun before its object was saved. `object`: the saved file that it is of, None until then."""
+
+    upload: Upload
+    phase: Phase
+    object: Digest | None = None
+
+
+class Miner:
+    """One miner's rounds over a node."""
+
+    def __init__(self, node: Node, shards: Shards) -> None:
+        self.node, self.shards = node, shards
+        self.claims: dict[str, Any] = {}
+        self.finished = -1
+        """The last round that we have nothing more to say in."""
+        self.ahead: Ahead | None = None
+        """The upload of what we have sealed, begun before it was saved."""
+
+    def run(self) -> None:
+        """Play every round whose commit window is open when we get there, until stopped."""
+
+        self.abort_unfinished()
+        while True:
+            try:
+                self.play(self.open_round())
+            except Diverged as fault:
+                round = self.node.held.saved.round
+                logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
+                self.node.wait_for(self.node.clock.commit_by(round), "the round to pass")
+            except (ChainError, StorageError) as fault:
+                # Saved and sealed work is not lost: the next pass takes it up if the round is still open.
+                logger.warning("round {round} broke off: {fault}", round=self.node.held.saved.round, fault=str(fault))
+                self.node.time.sleep(PAUSE_SECONDS)
+
+    def open_round(self) -> int:
+        """The round to play: the one that we have sealed for while its key may still be published, else the first whose
+        commit window is open."""
+        node, sealed = self.node, self.node.held.saved.sealed
+        unfinished = sealed is not None and self.finished < sealed.round == node.held.saved.round
+        if unfinished and node.head() < node.clock.reveal_by(node.held.saved.round):
+            return node.held.saved.round
+        return node.next_round()
+
+    def play(self, round: int) -> None:
+        """One round. Anything that was saved before a crash is taken up where it was."""
+        node = self.node
+        node.advance(round)
+        if node.held.saved.round != round:
+            return  # catch-up went further: `round` is over
+        sealed = node.held.saved.sealed
+        if sealed is None or sealed.round != round:
+            self.train(round, self.pages(round))
+            sealed = self.seal(round, self.compress())
+        self.publish(round, sealed)
+        self.commit(round, sealed)
+        counts = self.counts(round, sealed)
+        node.prefetch(round)
+        if counts:
+            self.reveal(round, sealed)
+        self.finished = round
+        if counts:
+            self.report(round)
+        self.clean_up(round)
+
+    def pages(self, round: int) -> tuple[Page, ...]:
+        """The pages assigned to us, drawn from the hash of a block before the round's start."""
+        node, spec = self.node, self.node.run.spec_at(round)
+        header = node.wait_for(node.clock.page_block(round), f"the pages of round {round}")
+        return assigned(
+            node.run.id,
+            header.hash,
+            node.me,
+            num_pages=spec.num_pages,
+            page_tokens=spec.page_tokens,
+            count=spec.pages_per_round,
+            first_page=spec.inner.first_page,
+        )
+
+    def train(self, round: int, pages: Sequence[Page]) -> None:
+        """H inner steps from theta; the replica's weights become theta_r."""
+
+        node, spec = self.node, self.node.run.spec_at(round)
+        with node.held.timeline.begin("compute") as watch:
+            batch = sequences(self.shards.train, pages, spec.model.context)
+            meter = node.held.replica.meter(spec.inner, lambda reading: logger.info("{reading}", reading=str(reading)))
+            report = node.held.replica.inner_round(batch, inner=spec.inner, on_step=meter)
+        self.claims = {
+            "loss": report.mean_loss if isfinite(report.mean_loss) else None,
+            "tokens": report.num_tokens,
+            "seconds": {"compute": round_seconds(watch.seconds)},
+        }
+        node.held.events.emit("trained", round, **self.claims)
+        logger.info(
+            "round {round}: loss {loss:.4f}, {rate:.0f} tokens/s, {left:.0f} s before the deadline",
+            round=round,
+            loss=report.mean_loss,
+            rate=report.num_tokens / watch.seconds,
+            left=node.seconds_until(node.clock.commit_by(round)),
+        )
+
+    def compress(self) -> Update:
+        """Error feedback, Top-k, 2-bit: the update that we send; the error feedback keeps the rest."""
+
+        try:
+            with self.node.held.timeline.begin("compress"):
+                return self.node.held.replica.compress()
+        except NonFinite as fault:
+            raise Diverged(f"training has diverged ({fault})") from None
+
+    def seal(self, round: int, update: Update) -> SealedRound:
+        """Encrypt, sign and save: the one commit point of the round. A restart publishes these very bytes.
+
+        What is sealed travels at once, while our own state is copied and written, but for the part with the envelope
+        and the completion. Those are left to `publish`, so nobody can see anything that is not saved.
+        """
+
+        node = self.node
+        with node.held.timeline.begin("seal"):
+            plaintext = memoryview(wire.encode(node.held.replica.digest(), update))
+            sealing = Sealing(len(plaintext), run=node.run.id, round=round, signer=node.doors.signer)
+            upload = self.begin_upload(round, sealing.object)
+            for first in range(0, len(plaintext), SECTION_BYTES):
+                sealing.add(plaintext[first : first + SECTION_BYTES])
+                if upload is not None:
+                    upload.ready(sealing.num_final)
+            sealing.finish()
+        own = node.held.save_own()
+        with node.held.timeline.begin("save"):
+            saved = SealedRound(round, node.held.store.write(sealing.object), sealing.key)
+            node.held.save(sealed=saved, own=own)
+        if self.ahead is not None:
+            self.ahead.object = saved.object
+        return saved
+
+    def begin_upload(self, round: int, data: bytearray) -> Upload | None:
+        """Begin to upload an object in the making; None where that gains nothing or cannot be."""
+
+        node = self.node
+        self.abandon_upload()
+        try:
+            deadline = node.seconds_until(node.clock.commit_by(round))
+        except ChainError:
+            return None  # not a reason to lose work that is not saved yet
+        if not has_parts(len(data)) or deadline <= 0:
+            return None
+        upload = Upload(node.doors.bucket, keys.payload(node.run.id, round), data, timeout_seconds=deadline)
+        self.ahead = Ahead(upload, node.held.timeline.begin("upload"))
+        return upload
+
+    def abandon_upload(self) -> None:
+        """What was sent ahead is not what we publish, or comes too late."""
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None:
+            ahead.upload.abandon()
+            ahead.phase.end()
+
+    def abort_unfinished(self) -> None:
+        """Of uploads that we did not live to finish, the server keeps the parts: they are of no use to anybody."""
+
+        node = self.node
+        prefix = keys.payload(node.run.id, 0).removesuffix(f"{0:08d}")
+        try:
+            node.doors.bucket.abort_unfinished(prefix, timeout_seconds=ABORT_SECONDS)
+        except StorageError as fault:
+            logger.warning("unfinished uploads of an earlier start may stay in our bucket: {fault}", fault=str(fault))
+
+    def publish(self, round: int, sealed: SealedRound) -> None:
+        """Make the sealed bytes visible before block D: finish the upload that was begun, or, when that is not of these
+        bytes or has failed, upload them whole."""
+
+        node = self.node
+        if self.ahead is not None and self.ahead.object != sealed.object:
+            self.abandon_upload()
+        deadline = node.seconds_until(node.clock.commit_by(round))
+        if deadline <= 0:
+            self.abandon_upload()
+            return  # it went up before we committed, or it is worthless
+        phase = self.ahead.phase if self.ahead is not None else node.held.timeline.begin("upload")
+        with phase:
+            if not self.finish_upload(round, deadline):
+                data = node.held.store.read(sealed.object)
+                deadline = max(1.0, node.seconds_until(node.clock.commit_by(round)))
+                publish(node.doors.bucket, keys.payload(node.run.id, round), data, timeout_seconds=deadline)
+        node.held.events.emit(
+            "published",
+            round,
+            payload_bytes=node.held.store.path(sealed.object).stat().st_size,
+            seconds={"upload": round_seconds(phase.seconds)},
+        )
+
+    def finish_upload(self, round: int, deadline: float) -> bool:
+        """Whether the upload that was begun is now visible, whole."""
+
+        ahead, self.ahead = self.ahead, None
+        if ahead is None:
+            return False
+        try:
+            ahead.upload.finish(timeout_seconds=deadline)
+        except StorageError as fault:
+            logger.warning(
+                "round {round}: the upload that was begun early failed ({fault}); starting it again",
+                round=round,
+                fault=str(fault),
+            )
+            return False
+        return True
+
+    def commit(self, round: int, sealed: SealedRound) -> None:
+        """Put the digest of our envelope on chain, unless it stands there or block D has passed."""
+
+        node = self.node
+        last = node.clock.commit_by(round)
+        statement = Commitment(round, self.envelope_digest(sealed))
+        me = node.registered()
+        if me is not None and me.slot is not None and me.slot.statement == statement:
+            return
+        if node.head() >= last:
+            logger.warning("round {round}: finished after block {last}, too late to commit", round=round, last=last)
+            return
+        with node.held.timeline.begin("commit"):
+            block = node.post(statement)
+        logger.info(
+            "round {round}: committed in block {block}, {margin} blocks before the deadline",
+            round=round,
+            block=block,
+            margin=last - block,
+        )
+        node.held.events.emit("committed", round, block=block, in_time=block <= last)
+
+    def counts(self, round: int, sealed: SealedRound) -> bool:
+        """Whether our commitment stands in the state of block D, which is what everybody reads: a second post of ours
+        after a restart, or a fork, may have moved it."""
+
+        node, last = self.node, self.node.clock.commit_by(round)
+        node.wait_for(last, f"the end of round {round}'s commit window")
+        promises = (commitment(peer, round, last) for peer in node.doors.chain.peers(last) if peer.id == node.me)
+        return Commitment(round, self.envelope_digest(sealed)) in promises
+
+    def envelope_digest(self, sealed: SealedRound) -> Digest:
+        """sha256 of the sealed object's envelope: what the chain pins."""
+
+        return Digest(sha256(self.node.held.store.read(sealed.object)[:ENVELOPE_BYTES]).digest())
+
+    def reveal(self, round: int, sealed: SealedRound) -> None:
+        """After block D has a child, publish the key and the proof that we hold theta, before block V."""
+
+        node = self.node
+        last = node.clock.commit_by(round)
+        node.wait_for(last + 1, f"the block after round {round}'s commit window")
+        with node.held.timeline.begin("reveal"):
+            proof = node.held.replica.sync_proof(node.doors.chain.header(last).hash, node.me)
+            unsigned = Reveal(node.run.id, round, node.me, sealed.key, proof)
+            reveal = replace(unsigned, signature=node.doors.signer.sign(unsigned.signed_part))
+            deadline = max(1.0, node.seconds_until(node.clock.reveal_by(round)))
+            publish(node.doors.bucket, keys.reveal(node.run.id, round), reveal.encode(), timeout_seconds=deadline)
+        node.held.events.emit("revealed", round)
+
+    def report(self, round: int) -> None:
+        """Our signed claims about the round, in our bucket: shown to people, decided on never."""
+
+        node = self.node
+        if not self.claims:
+            return  # we came back with the work already sealed: nothing was measured
+        document = encode_document("peer", node.run.id, round, self.claims, node.doors.signer)
+        key = keys.peer_report(node.run.id, round)
+        publish(node.doors.bucket, key, document, timeout_seconds=node.transfer_seconds(1))
+
+    def clean_up(self, round: int) -> None:
+        """Delete our objects of the round that just left the retention window."""
+        node = self.node
+        old = round - node.run.first.checkpoint_rounds - RETAINED_ROUNDS
+        if old >= 0:
+            for key in (
+                keys.payload(node.run.id, old),
+                keys.reveal(node.run.id, old),
+                keys.peer_report(node.run.id, old),
+            ):
+                node.doors.bucket.delete(key, timeout_seconds=10.0)

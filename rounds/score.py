@@ -1,0 +1,183 @@
+"""Scoring: fast checks, ranking, LossScores, the fold into the book, weights on chain and the report (docs/protocol.md
+sections 5 and 9). Every decision is a pure function of gauntlet/.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from loguru import logger
+
+from gauntlet import book
+from gauntlet.agreement import Agreed
+from gauntlet.book import RoundOutcome, ScoreBook, fold
+from gauntlet.checks import Checked, Doors, Gathered, fast_checks, is_judged
+from gauntlet.loss import Evaluation, bounded, evaluate
+from gauntlet.report import Paid, round_report
+from gauntlet.sampling import Seed, pick, references, samples
+from gauntlet.selection import Ranking, standing
+from gauntlet.sketch import Sample
+from gauntlet.weights import weights
+from node.events import round_seconds
+from node.memory import Memory
+from node.node import Node
+from protocol import keys
+from protocol.errors import ChainError, ConfigError, InvalidMessage, StorageError
+from protocol.messages import encode_document
+from protocol.types import Peer, PeerId, hotkey
+from storage.exchange import publish
+from storage.seal import unseal
+from training.probe import Prober
+from training.shards import Shards
+
+
+class Scores:
+    """One validator's judgement: its book, and the payloads that copies are found by."""
+
+    def __init__(self, node: Node, shards: Shards) -> None:
+        self.node, self.shards = node, shards
+        store, saved = node.held.store, node.held.saved.book
+        try:
+            self.book = book.from_json(store.read(saved)) if saved is not None else ScoreBook()
+        except InvalidMessage as fault:
+            raise ConfigError(
+                f"the ratings saved in {store.folder} cannot be used ({fault}): run the release that wrote them, "
+                "or remove this folder and start again: the node catches up, and every rating starts afresh"
+            ) from None
+        self.memory = Memory(store.folder / "payloads", self.book.remembered)
+
+    def check(self, round: int, gathered: Sequence[Gathered]) -> Checked:
+        """The fast checks (docs/protocol.md section 5), told to the log."""
+        node = self.node
+        with node.held.timeline.begin("check") as watch:
+            checked = self.judge(round, gathered)
+        rejected = {hotkey(peer): str(rejection.reason) for peer, rejection in checked.rejected.items()}
+        for peer, rejection in checked.rejected.items():
+            logger.info(
+                "round {round}: {hotkey} rejected, {reason}: {detail}",
+                round=round,
+                hotkey=hotkey(peer),
+                reason=str(rejection.reason),
+                detail=rejection.detail,
+            )
+        node.held.events.emit(
+            "checked",
+            round,
+            active=len(checked.committed),
+            passed=[hotkey(peer) for peer in checked.passed],
+            rejected=rejected,
+            seconds={"check": round_seconds(watch.seconds)},
+        )
+        return checked
+
+    def judge(self, round: int, gathered: Sequence[Gathered]) -> Checked:
+        """The fast checks of these bytes."""
+        node = self.node
+        commit_hash, spec = node.doors.chain.header(node.clock.commit_by(round)).hash, node.run.spec_at(round)
+        candidates = [item for item in gathered if is_judged(item.peer, node.run.first.owner_id)]
+        return fast_checks(
+            spec,
+            node.run.id,
+            round,
+            node.held.replica.digest(),
+            candidates,
+            doors=Doors(node.doors.verify, lambda envelope, key, data: unseal(envelope, key, data)),
+            clock=node.clock,
+            expected_proof=lambda peer: node.held.replica.sync_proof(commit_hash, peer),
+            outer_state=node.held.replica.outer,
+            commit_hash=commit_hash,
+            history=self.memory.sketches(self.book.remembered, Sample(spec.layout, commit_hash)),
+            void_rounds=self.book.void_rounds,
+        )
+
+    def rank(self, round: int, checked: Checked) -> Ranking:
+        """Our order of the peers that passed, by the book of the round before."""
+        node = self.node
+        commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
+        ranking = standing(self.book, checked.passed, node.run.spec_at(round).gauntlet, round, commit_hash)
+        node.held.events.emit(
+            "ranked",
+            round,
+            contributing=[hotkey(peer) for peer in ranking.contributing],
+            standing={hotkey(peer): str(standing) for peer, standing in ranking.standing.items()},
+        )
+        return ranking
+
+    # --- score and pay ---------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, round: int, checked: Checked, ranking: Ranking, at_commit: Sequence[Peer]
+    ) -> Mapping[PeerId, Evaluation]:
+        """LossScore of the sampled peers on their own pages and on nobody's, with reference peers."""
+        node, clock = self.node, self.node.clock
+        spec = node.run.spec_at(round)
+        sample_hash = node.wait_for(clock.sample_block(round), f"the samples of round {round}").hash
+        page_hash = node.doors.chain.header(clock.page_block(round)).hash
+        seed = Seed(node.run.id, sample_hash, round, node.me)
+        picked = pick(self.book, set(checked.passed), set(ranking.contributing), spec.gauntlet, seed)
+        miners = {peer.id for peer in at_commit if is_judged(peer, spec.owner_id)}
+        sampled = samples(spec, page_hash, picked, miners, seed)
+        prober = Prober(node.held.replica, self.shards.train, spec.gauntlet.probe_step)
+        with node.held.timeline.begin("evaluate") as watch, prober:
+            evaluations = evaluate(
+                prober.losses,
+                checked.passed,
+                bounded(checked.passed, node.held.replica.outer),
+                sampled,
+                references(picked, set(checked.passed), set(ranking.contributing), spec.gauntlet, seed),
+            )
+        node.held.events.emit(
+            "evaluated", round, peers=len(evaluations), seconds={"evaluate": round_seconds(watch.seconds)}
+        )
+        return evaluations
+
+    def fold(self, round: int, checked: Checked, evaluations: Mapping[PeerId, Evaluation], decision: Agreed) -> None:
+        """Fold the round into the book and save it: ratings survive anything from here on."""
+        node = self.node
+        if self.book.round >= round:
+            return  # folded before a restart
+        contributing = decision.selection.contributing if decision.selection else ()
+        outcome = RoundOutcome(round, checked, evaluations, frozenset(peer for peer, _ in contributing))
+        self.memory.keep(round, checked.remember)
+        self.book = fold(self.book, outcome, node.run.spec_at(round).gauntlet)
+        node.held.save(book=node.held.store.write(book.to_json(self.book)), scored=round)
+        self.memory.prune(self.book.remembered)
+
+    def pay(self, round: int, ranking: Ranking) -> Paid:
+        """Set weights when they are due; what was computed is returned either way. A refusal costs a round's pay, never
+        the round."""
+        node, spec = self.node, self.node.run.spec_at(round)
+        head = node.head()
+        peers = node.doors.chain.peers(head)
+        uids = {peer.id: peer.uid for peer in peers}
+        by_uid = weights(self.book, ranking, uids, spec.owner_id, spec.gauntlet)
+        shares = {peer.id: by_uid[peer.uid] for peer in peers if peer.uid in by_uid}
+        if not by_uid or round % spec.gauntlet.weight_rounds:
+            return Paid(head, None, shares)
+        try:
+            block = node.doors.chain.set_weights(by_uid)
+        except ChainError as fault:
+            logger.warning("round {round}: weights were not set: {fault}", round=round, fault=str(fault))
+            return Paid(head, None, shares)
+        node.held.events.emit("weights", round, block=block, weights={str(uid): w for uid, w in by_uid.items()})
+        return Paid(head, block, shares)
+
+    def report(
+        self,
+        round: int,
+        at_commit: Sequence[Peer],
+        gathered: Sequence[Gathered],
+        checked: Checked,
+        ranking: Ranking,
+        evaluations: Mapping[PeerId, Evaluation],
+        before: ScoreBook,
+        paid: Paid,
+    ) -> None:
+        """The signed report in our bucket: what became of every hotkey, and what an audit needs to judge us. A round
+        goes on without it."""
+        node, spec = self.node, self.node.run.spec_at(round)
+        report = round_report(round, at_commit, gathered, checked, ranking, evaluations, before, self.book, paid)
+        data = encode_document("report", node.run.id, round, report.to_body(spec.gauntlet), node.doors.signer)
+        try:
+            publish(node.doors.bucket, keys.report(node.run.id, round), data, timeout_seconds=node.transfer_seconds(1))
+        except StorageError as fault:
+            logger.warning("round {round}: no report: {fault}", round=round, fault=str(fault))
+        node.held.events.emit("reported", round, peers=report.named(spec.gauntlet))
