@@ -1,6 +1,7 @@
 """A simulated network: the chain, the store, and members that run the real programs in modelled time."""
 
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 
 from node.adapters import Doors
 from node.events import Events
+from node.held import Held
 from node.node import Node
 from node.run import refreshed
 from node.state import Saved, StateStore
@@ -18,8 +20,11 @@ from protocol.errors import ConfigError, MurmurError
 from protocol.messages import encode_slot
 from protocol.spec import ClockSpec, DataSpec, GauntletSpec, InnerSpec, Run, RunSpec
 from protocol.types import Digest, PeerId, Pointer, hotkey
+from rounds.miner import Miner
+from rounds.validator import Validator
 from simulation.chain import BLOCK_SECONDS, Blocks, Connection, NodeChain
 from simulation.clock import Clock, Life
+from simulation.hostile import HostileValidator
 from simulation.learner import MODEL, NUM_PAGES, PAGE_SEQUENCES, PAGE_TOKENS, Costs, Learner, NoText, Problem
 from simulation.store import Store, StoreBucket
 from simulation.world import HashSigner, World, hash_verify
@@ -53,7 +58,19 @@ KEEP_BLOCKS = 400
 """What a chain node that keeps no archive still has."""
 
 Told = Callable[["Member", str, int, dict[str, Any]], None]
-Program = Any
+Program = Miner | Validator
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What members run."""
+
+    miner: type[Miner] = Miner
+    validator: type[Validator] = Validator
+    hostile: type[Validator] = HostileValidator
+
+
+HONEST = Programs()
 
 
 class Recorder(Events):
@@ -98,6 +115,8 @@ class Member:
     pace: float
     """What its inner steps take, as a share of what was planned."""
     hostile: bool = False
+    gone: bool = False
+    """It has left the run for good."""
     connection: Connection = field(default_factory=Connection)
     disk_full: int = 0
     wall_offset: float = 0.0
@@ -120,14 +139,25 @@ class Member:
     @property
     def round(self) -> int:
         """The round at whose start its state stands; -1 while it starts."""
-        return self.program.node.saved.round if self.up and self.program is not None else -1
+        return self.program.node.held.saved.round if self.up and self.program is not None else -1
 
 
 class Network:
     """All members of a run, on one clock. `tell` hears every event of every node, in order."""
 
-    def __init__(self, folder: Path, seed: int, *, validators: int, miners: int, tell: Told) -> None:
-        self.folder, self.seed, self.tell = folder, seed, tell
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        *,
+        validators: int,
+        miners: int,
+        tell: Told,
+        hostile_stake: float = 0.0,
+        programs: Programs = HONEST,
+    ) -> None:
+        """`hostile_stake`: share of all stake that hostile validators hold, the last ones of all; at least one."""
+        self.folder, self.seed, self.tell, self.programs = folder, seed, tell, programs
         self.random = random.Random(f"network {seed}")
         self.clock = Clock(seed)
         self.outside = self.clock.life("world")
@@ -142,6 +172,7 @@ class Network:
         self.blocks = Blocks(self.clock, self.world, seed)
         self.store = Store()
         self.members: dict[str, Member] = {}
+        self.by_hotkey: dict[str, Member] = {}
         owner = self.store.bucket("owner", reader="owner")
         self.problem = Problem(seed, sum(_numel(shape) for shape in MODEL.shapes().values()))
         provisional = _spec(self.world, Digest(bytes(32)))
@@ -152,28 +183,37 @@ class Network:
         self.spec = _spec(self.world, genesis)
         self.run = Run(self.spec)
         self.world.register(OWNER.peer)
+        num_hostile = max(1, int(hostile_stake * validators)) if hostile_stake else 0
         for number in range(1, validators + 1):
-            self.add(f"validator-{number}", validates=True, stake=STAKE)
+            bad = number > validators - num_hostile
+            stake = STAKE * hostile_stake / num_hostile if bad else STAKE * (1 - hostile_stake) / (validators - num_hostile)
+            self.add(f"validator-{number}", validates=True, stake=int(stake), hostile=bad)
         for number in range(1, miners + 1):
             self.add(f"miner-{number}", validates=False, stake=0)
         self.world.publish(OWNER.peer, encode_slot(self.store.pointer("owner"), None, self.run.id))
         self.world.step(1 + FINALITY_LAG)
 
-    def add(self, name: str, *, validates: bool, stake: int) -> Member:
-        """Register a new member, which is not started."""
-        member = Member(
-            name, validates, self.folder / name, HashSigner(name), stake, pace=self.random.uniform(0.8, 1.2)
-        )
-        self.members[name] = member
+    def add(self, name: str, *, validates: bool, stake: int, hostile: bool = False, uid: int | None = None) -> Member:
+        """Register a new member, at the next free uid or in place of whoever holds `uid`. It is not started."""
+        pace = self.random.uniform(0.8, 1.2)
+        member = Member(name, validates, self.folder / name, HashSigner(name), stake, pace, hostile)
+        self.members[name] = self.by_hotkey[hotkey(member.peer)] = member
         self.store.bucket(name)
-        self.world.register(member.peer, stake=stake, validates=validates)
+        self.world.register(member.peer, stake=stake, validates=validates, uid=uid)
         return member
 
     # --- processes ---------------------------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """Blocks are made from now on, and everybody starts."""
+        self.store.log = deque(maxlen=0)
+        self.blocks.begin()
+        for member in list(self.members.values()):
+            self.start(member)
+
     def start(self, member: Member) -> None:
         """Start its program on what is in its home, unless it runs."""
-        if member.up or member.down:
+        if member.up or member.down or member.gone:
             return
         member.lives += 1
         member.life = life = self.clock.life(member.name)
@@ -219,16 +259,15 @@ class Network:
                 disk.close()
 
     def _program(self, member: Member, life: Life, disk: StateStore) -> Program:
-        from neurons.miner import Miner
-        from neurons.validator import Validator
-
         draw = random.Random(f"{self.seed} {member.name} {member.lives}")
         doors = self._doors(member, life, draw)
         run = refreshed(Run(self.spec), doors.chain.peers(doors.chain.finalized().block), doors)
         learner = Learner(self.spec, self.problem, life, Costs(INNER_SECONDS * member.pace), draw)
         events = Recorder(partial(self._told, member))
-        node = Node(run, doors, learner, disk, events)
-        return (Validator if member.validates else Miner)(node, NoText())
+        node = Node(run, doors, Held(self.spec, self.run.id, learner, disk, events, life))
+        if not member.validates:
+            return self.programs.miner(node, NoText())
+        return (self.programs.hostile if member.hostile else self.programs.validator)(node, NoText())
 
     def _doors(self, member: Member, life: Life, draw: random.Random) -> Doors:
         def link(key: str, num_bytes: int, *, up: bool) -> float:
@@ -245,6 +284,7 @@ class Network:
             bucket=self.store.bucket(member.name, reader=member.name, time=life, link=link),
             pointer=self.store.pointer(member.name),
             open_pointer=open_pointer,
+            time=life,
         )
 
     def _told(self, member: Member, event: str, round: int, fields: dict[str, Any]) -> None:

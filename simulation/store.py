@@ -5,7 +5,7 @@ bucket, by the server's owner, and seen by every reader. Tests use it as their f
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableSequence
 from dataclasses import dataclass, field, replace
 from hashlib import md5
 from pathlib import Path
@@ -77,7 +77,7 @@ class Store:
         self.buckets: dict[str, dict[str, _Object]] = {}
         self.faults: dict[str, Faults] = {}
         self.now = 1_700_000_000.0
-        self.log: list[tuple[str, str, str]] = []
+        self.log: MutableSequence[tuple[str, str, str]] = []
         self.lock = threading.Lock()
         self.unfinished: dict[str, list[StoreParts]] = {}
         """Multipart uploads that were neither completed nor aborted, by bucket."""

@@ -181,6 +181,11 @@ class World:
             producer.join()
 
     @property
+    def pending_peers(self) -> tuple[Peer, ...]:
+        """Every hotkey as the block that is being built has it, without slots."""
+        return tuple(self._pending.neurons.values())
+
+    @property
     def final(self) -> int:
         lagging = max(0, self.head - self.finality_lag)
         return lagging if self.finality_stops is None else min(lagging, self.finality_stops)
