@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from arena.stage import POINTER
 from gauntlet.agreement import Agreed, Views, agreed, attestation_for, leader_order, record_for, selected
 from protocol.messages import first_link
-from protocol.spec import Run
+from protocol.run import Run
 from protocol.types import Attestation, Digest, Peer, PeerId, Record, Slot, Uid
 
 Veto = Callable[[PeerId, PeerId, Sequence[Uid]], bool]

@@ -18,7 +18,7 @@ from gauntlet.checks import Checked, Gathered
 from protocol.assignment import Draw
 from protocol.merkle import sections_root
 from protocol.messages import Envelope, Reveal, parse_envelope
-from protocol.spec import Run
+from protocol.run import Run
 from protocol.types import Commitment, Digest, Peer, PeerId, Reason, Slot, Standing, Uid
 from sparseloco import ops
 from sparseloco.digest import theta_digest

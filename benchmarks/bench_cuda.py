@@ -95,7 +95,7 @@ class Launches:
     def __init__(self, device: torch.device, layout: Layout) -> None:
         self.device = device
         self.sizes = len(layout.tensors)
-        self.regions, _ = cuda._tables(layout, device)
+        self.regions, _ = native._tables(layout, device)
         self.fault = torch.full((1,), -1, dtype=torch.int64, device=device)
         self.kept: list[Tensor] = []
 

@@ -29,7 +29,8 @@ from gauntlet.sketch import Sample, Sketch, find_copies
 from protocol.layout import Layout
 from protocol.merkle import sections_root
 from protocol.messages import ENVELOPE_BYTES, Reveal, parse_envelope, parse_reveal
-from protocol.spec import ClockSpec, DataSpec, InnerSpec, ModelSpec, Run, RunSpec
+from protocol.run import Run
+from protocol.spec import ClockSpec, DataSpec, InnerSpec, ModelSpec, RunSpec
 from protocol.types import Commitment, Digest, Peer, PeerId, Pointer, Slot, Uid, hotkey
 from sparseloco import ops
 from sparseloco.outer import OuterState

@@ -21,7 +21,8 @@ from gauntlet.checks import Checked
 from gauntlet.loss import bounded, evaluate
 from gauntlet.sampling import Seed, references, samples
 from gauntlet.selection import standing
-from localnet.network import PRESET, text_data
+from localnet.spec import PRESET
+from localnet.text import text_data
 from protocol.assignment import Draw, assigned, page_at
 from protocol.spec import RunSpec
 from protocol.types import Digest, Page, PeerId

@@ -14,10 +14,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from math import isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from loguru import logger
 
+from chain.extrinsics import Call, included, refused, send_call, send_weights
 from chain.session import Session
 from chain.slots import decode_fields, decode_slot, encode_fields
 from protocol.errors import ChainError, ConfigError
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 T = TypeVar("T")
-
-U16_MAX = 65535
 
 _HEADERS_KEPT = 1024
 _PEERS_KEPT = 8
@@ -48,38 +47,6 @@ _METAGRAPH = ("SubnetInfoRuntimeApi", "get_metagraph")
 _SELECTIVE_METAGRAPH = ("SubnetInfoRuntimeApi", "get_selective_metagraph")
 _COLUMNS = [52, 57, 59, 69]
 """SelectiveMetagraphIndex of hotkeys, validator_permit, last_update and total_stake: a twentieth of a metagraph."""
-
-_PALLET_NAMES = {
-    "rate_limited": "SettingWeightsTooFast",
-    "RateLimitExceeded": "SettingWeightsTooFast",
-    "not_registered": "HotKeyNotRegisteredInSubNet",
-    "not_authorized": "NeuronNoValidatorPermit",
-}
-"""The SDK checks some conditions of set_weights before signing and the transaction pool others. Both name the same
-refusals differently from the pallet, whose names are what callers compare `code` with."""
-
-_FATE_UNKNOWN = frozenset(
-    {
-        "Usurped",
-        "Retracted",
-        "FinalityTimeout",
-        "Dropped",
-        "Invalid",
-        "Stale",
-        "Future",
-        "AlreadyImported",
-        "PriorityTooLow",
-    }
-)
-"""What the pool says of a submission that, or an earlier copy of which, may stand in a block all the same."""
-
-
-class Call(NamedTuple):
-    """An extrinsic by name, in the shape that the SDK composes."""
-
-    module: str
-    function: str
-    params: dict[str, Any]
 
 
 def open_chain(
@@ -234,7 +201,7 @@ class SubtensorChain:
             return now[0] if now[0] > before[0] and now[1] == fields else None
 
         async def send(session: Session) -> "ExtrinsicResult":
-            return await _send_call(session, call, wallet.hotkey)
+            return await send_call(session, call, wallet.hotkey)
 
         return self.submit(send, written)
 
@@ -250,7 +217,7 @@ class SubtensorChain:
             return now if now > before else None
 
         async def send(session: Session) -> "ExtrinsicResult":
-            return await _send_weights(session, self.netuid, targets, wallet.hotkey)
+            return await send_weights(session, self.netuid, targets, wallet.hotkey)
 
         self.submit(send, written)
         block = written()
@@ -272,7 +239,7 @@ class SubtensorChain:
             while True:
                 seconds = min(_ATTEMPT_TIMEOUTS * self._timeout, deadline - time.monotonic())
                 try:
-                    return _included(self.call(send, timeout_seconds=seconds))
+                    return included(self.call(send, timeout_seconds=seconds))
                 except ChainError as error:
                     if error.code is not None:
                         raise
@@ -325,7 +292,7 @@ class SubtensorChain:
             self._drop(session)
             raise ChainError(f"the connection to the chain at {self._network} failed: {error}") from error
         except Refusal as error:
-            raise _refused(error, block) from error
+            raise refused(error, block) from error
         except BittensorError as error:
             raise ChainError(f"the chain at {self._network} could not be used: {error}") from error
 
@@ -446,63 +413,6 @@ class SubtensorChain:
         if self._wallet is None:
             raise ConfigError("this chain was opened without a wallet, to read only")
         return self._wallet
-
-
-async def _send_weights(session: Session, netuid: int, targets: dict[int, float], keypair: Any) -> "ExtrinsicResult":
-    """The SDK's intent knows about commit-reveal and the subnet's limits. On a runtime without the call that it makes,
-    the older, plain extrinsic does the same."""
-    from bittensor import SetWeights
-
-    try:
-        return await session.client.execute(
-            SetWeights(netuid=netuid, weights=targets), keypair, wait_for_finalization=False
-        )
-    except ValueError as error:
-        logger.info("set_weights by the plain extrinsic: the intent does not fit this runtime", error=str(error))
-    top = max(targets.values())
-    scaled = [(uid, round(weight / top * U16_MAX)) for uid, weight in targets.items()]
-    kept = [(uid, weight) for uid, weight in scaled if weight]
-    call = Call(
-        "SubtensorModule",
-        "set_weights",
-        {"netuid": netuid, "dests": [u for u, _ in kept], "weights": [w for _, w in kept], "version_key": 0},
-    )
-    return await _send_call(session, call, keypair)
-
-
-async def _send_call(session: Session, call: Call, keypair: Any) -> "ExtrinsicResult":
-    return await session.client.submit_call(call, keypair, wait_for_inclusion=True, wait_for_finalization=False)
-
-
-def _included(result: "ExtrinsicResult") -> int:
-    """Block number of a successful submission. Otherwise ChainError: with `code` when the chain refused, without one
-    when the outcome is unknown."""
-    if result.success and result.extrinsic_id is not None:
-        return int(result.extrinsic_id.split("-")[0])
-    code = _code(result.error) if result.error is not None else None
-    if not result.success and code is not None and code not in _FATE_UNKNOWN:
-        raise ChainError(f"the chain refused: {code}: {result.message}", code=code)
-    if not result.success and result.block_hash is not None:
-        raise ChainError(f"the chain refused: {result.message}", code="ExtrinsicFailed")
-    raise ChainError(f"the submission's outcome is unknown: {result.message}")
-
-
-def _refused(error: Any, block: int | None) -> ChainError:
-    """A bittensor ChainError as ours."""
-    if "discarded" in str(error).lower():
-        where = f"block {block}" if block is not None else "that block"
-        return ChainError(
-            f"{where} is below the pruning horizon of this chain node: its state is gone there; "
-            "use an archive endpoint, or take what is needed from a peer's checkpoint"
-        )
-    code = _code(error)
-    return ChainError(f"the chain refused: {code or 'unnamed'}: {error}", code=code)
-
-
-def _code(error: Any) -> str | None:
-    """The chain's name of an error; a pallet's name where the SDK has only its own class of errors to offer."""
-    name = error.name or (error.code.value if error.code.value != "unknown" else None)
-    return _PALLET_NAMES.get(name, name) if name else None
 
 
 def _hash_bytes(text: str) -> bytes:

@@ -8,7 +8,8 @@ SubtensorModule, Balances, AdminUtils and Sudo.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from chain.adapter import Call, SubtensorChain
+from chain.adapter import SubtensorChain
+from chain.extrinsics import Call, send_call
 from chain.session import Session
 from protocol.errors import ChainError
 from protocol.types import PeerId, Uid, hotkey
@@ -79,10 +80,8 @@ def _submit(chain: SubtensorChain, keypair: Any, call: Call, *, root: bool = Fal
         return chain.head() if nonce(chain, keypair.ss58_address) > before else None
 
     async def send(session: Session) -> "ExtrinsicResult":
-        outer: Any = call
-        if root:
-            outer = Call("Sudo", "sudo", {"call": await session.substrate.compose(call)})
-        return await session.client.submit_call(outer, keypair, wait_for_inclusion=True, wait_for_finalization=False)
+        outer = Call("Sudo", "sudo", {"call": await session.substrate.compose(call)}) if root else call
+        return await send_call(session, outer, keypair)
 
     return chain.submit(send, written)
 

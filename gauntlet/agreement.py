@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gauntlet.checks import commitment
 from protocol.assignment import leaders
 from protocol.messages import encode_statement, record_link
-from protocol.spec import Run
+from protocol.run import Run
 from protocol.types import MAX_UIDS, Attestation, Commitment, Digest, Peer, PeerId, Record, Selection, Uid
 
 STATEMENT_ROUNDS = 8

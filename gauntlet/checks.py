@@ -20,7 +20,7 @@ from sparseloco import ops
 from sparseloco.outer import OuterState
 from sparseloco.wire import Submission
 
-Unseal = Callable[[Envelope, bytes, bytes], bytes]
+Unseal = Callable[[Envelope, bytes, bytes | memoryview], bytes]
 """(envelope, key, ciphertext) -> plaintext of the same length (storage/seal.py)."""
 
 
@@ -29,13 +29,14 @@ class Gathered:
     """What one peer left for us.
 
     `peer` as of block D. `late`: its slot had no commitment for this round at D, but one at V. `payload`: the object
-    whose envelope it committed to, from any source, None when it could not be had. `wrong_size`: the size its server
-    claims, when that differs from the only right one (nothing was read then). `reveal`: None when no key could be
-    read while our finalised head was below V.
+    whose envelope it committed to, from any source, None when it could not be had; it may be a
+    view of a file, and is not read as a whole but by the section. `wrong_size`: the size its server claims, when that
+    differs from the only right one (nothing was read then). `reveal`: None when no key could be read while our
+    finalised head was below V.
     """
 
     peer: Peer
-    payload: bytes | None = None
+    payload: bytes | memoryview | None = None
     wrong_size: int | None = None
     reveal: bytes | None = None
     late: bool = False
@@ -184,7 +185,7 @@ def _unsealed(
     reveal = _reveal(item, run, round, doors)
     if sha256(reveal.key).digest() != envelope.key_hash:
         raise InvalidSubmission(Reason.BAD_KEY, "the revealed key is not the one that the envelope names")
-    plaintext = doors.unseal(envelope, reveal.key, bytes(ciphertext))
+    plaintext = doors.unseal(envelope, reveal.key, ciphertext)
     if plaintext[:DIGEST_BYTES] != theta:
         raise InvalidSubmission(Reason.OUT_OF_SYNC, f"trained from theta {plaintext[:4].hex()}, not {theta[:4].hex()}")
     if reveal.proof != expected_proof(item.peer.id):

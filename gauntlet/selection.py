@@ -33,6 +33,16 @@ def peer_score(record: PeerRecord | None) -> float:
     return max(0.0, record.proof - record.penalty) * max(0.0, record.rating.mu)
 
 
+def in_order(book: ScoreBook, peers: Collection[PeerId], commit_hash: Digest) -> tuple[PeerId, ...]:
+    """Best first, those of equal score by SHAKE(hash of block D, hotkey): in which order to fetch what they left, so
+    that newcomers' garbage comes after everybody who ever did good work, and no newcomer is always the last."""
+
+    def place(peer: PeerId) -> tuple[float, int, PeerId]:
+        return -peer_score(book.peers.get(peer)), Draw("tie", commit_hash, peer).words(8), peer
+
+    return tuple(sorted(peers, key=place))
+
+
 def standing(
     book: ScoreBook, passed: Collection[PeerId], spec: GauntletSpec, round: int, commit_hash: Digest
 ) -> Ranking:

@@ -1,24 +1,14 @@
-"""`murmur localnet`: build the network, show its rounds as they happen, stop it, write the report."""
+"""`murmur localnet`: its words, and a wish to stop at any moment."""
 
 import argparse
-import json
 import signal
-import sys
-import time
-from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
 
 from localnet.kinds import FAULTS
+from localnet.plan import Plan
 from protocol.errors import ConfigError
-
-if TYPE_CHECKING:
-    from localnet.network import Network
-
-STALL_ROUNDS = 3.0
-"""A network that has not moved for this many rounds' length is stuck: stop, and say where to look."""
+from storage.folder import new_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,9 +38,9 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; the exit status is 0 when all rounds were played and every replica agrees, 130 when it was
     stopped on request."""
     _check(options)
-    folder = _new_folder(options.folder)
-    from localnet.network import Plan, open_network
-    from localnet.table import Table
+    folder = new_folder(options.folder)
+    stop = _Stop()
+    from localnet.play import play
 
     plan = Plan(
         folder,
@@ -61,36 +51,7 @@ def run(options: argparse.Namespace) -> int:
         options.seed,
         ranks=options.ranks,
     )
-    stop = _Stop()
-    began = time.monotonic()
-    table = Table(sys.stderr)
-
-    def say(line: str) -> None:
-        stop.check()
-        table.say(line)
-
-    try:
-        with table.status("starting"):
-            network = open_network(plan, say)
-        try:
-            table.follow(network, STALL_ROUNDS)
-            report = _write_report(network, time.monotonic() - began)
-        except BaseException as fault:
-            if isinstance(fault, KeyboardInterrupt):
-                table.say("stopping")
-            # Whatever the report of a broken run stumbles over must not hide why the run broke.
-            with suppress(Exception):
-                _write_report(network, time.monotonic() - began)
-                table.say(f"the report as far as it goes: {folder / 'report.json'}")
-            raise
-        finally:
-            network.close()
-    except KeyboardInterrupt:
-        table.say("stopped")
-        return 130
-    table.close(report, folder)
-    whole = len(report["rounds"]) == options.rounds
-    return 0 if whole and report["summary"]["replicas_identical"] else 1
+    return play(plan, stop.check)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -109,31 +70,11 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(","))
 
 
-def _new_folder(wanted: Path | None) -> Path:
-    """The run folder, made and empty."""
-    folder = (wanted or Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")).absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise ConfigError(f"{folder} is not empty: choose another --folder")
-    except OSError as fault:
-        raise ConfigError(f"cannot make the run folder {folder}: {fault.strerror}; choose another --folder") from None
-    return folder
-
-
-def _write_report(network: "Network", wall_seconds: float) -> dict[str, Any]:
-    from localnet.report import build_report
-
-    report = build_report(network, wall_seconds)
-    (network.plan.folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    return report
-
-
 class _Stop:
     """Ctrl-C, and SIGTERM, which containers and service managers send, as KeyboardInterrupt.
 
-    Python drops an exception that is raised while an import tidies up behind itself, and the start imports for
-    seconds: so the wish is remembered, and `check` raises it again.
+    Python drops an exception that is raised while an import tidies up behind itself, and we import for seconds: so the
+    wish is remembered, and `check` raises it again.
     """
 
     def __init__(self) -> None:

@@ -10,27 +10,30 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from neurons.miner import SUMMARY
 from node.build import on_ranks
 from node.config import load
+from node.payloads import Sources, gather_pinned
 from node.program import log_to_stderr, run_program
+from node.state import SealedRound
 from protocol.assignment import Draw, page_at
-from protocol.errors import ConfigError
-from protocol.types import Page
+from protocol.errors import ConfigError, StorageError
+from protocol.messages import ENVELOPE_BYTES
+from protocol.types import SIGNATURE_BYTES, Commitment, Page
 from rounds import start
 from rounds.miner import Miner
-
-if TYPE_CHECKING:
-    from node.state import SealedRound
-    from sparseloco.update import Update
+from sparseloco import ops
+from sparseloco.update import Update
 
 
 class Garbage(Miner):
     """Random records in a valid envelope."""
 
-    def compress(self) -> "Update":
+    def compress(self) -> Update:
         honest = super().compress()
         return replace(honest, records=secrets.token_bytes(len(honest.records)))
 
@@ -38,32 +41,28 @@ class Garbage(Miner):
 class WrongKey(Miner):
     """An envelope that another key has signed."""
 
-    def seal(self, round: int, update: "Update") -> "SealedRound":
-        from protocol.types import SIGNATURE_BYTES
-
+    def seal(self, round: int, update: Update) -> SealedRound:
         return _resealed(self, super().seal(round, update), lambda data: _with_signature(data, bytes(SIGNATURE_BYTES)))
 
 
 class Unrevealed(Miner):
     """Commits and keeps the key."""
 
-    def reveal(self, round: int, sealed: "SealedRound") -> None:
+    def reveal(self, round: int, sealed: SealedRound) -> None:
         self.node.wait_for(self.node.clock.reveal_by(round), "the moment when keys no longer count")
 
 
 class BadKey(Miner):
     """Publishes a key that opens nothing."""
 
-    def reveal(self, round: int, sealed: "SealedRound") -> None:
+    def reveal(self, round: int, sealed: SealedRound) -> None:
         super().reveal(round, replace(sealed, key=secrets.token_bytes(32)))
 
 
 class Late(Miner):
     """Commits after block D."""
 
-    def commit(self, round: int, sealed: "SealedRound") -> None:
-        from protocol.types import Commitment
-
+    def commit(self, round: int, sealed: SealedRound) -> None:
         self.node.wait_for(self.node.clock.commit_by(round), "the commit window to close")
         self.node.post(Commitment(round, self.envelope_digest(sealed)))
 
@@ -79,14 +78,14 @@ class Silent(Miner):
 class Oversized(Miner):
     """Puts another kilobyte behind the ciphertext."""
 
-    def seal(self, round: int, update: "Update") -> "SealedRound":
+    def seal(self, round: int, update: Update) -> SealedRound:
         return _resealed(self, super().seal(round, update), lambda data: data + bytes(1024))
 
 
 class Huge(Miner):
     """Values a thousand times as large."""
 
-    def compress(self) -> "Update":
+    def compress(self) -> Update:
         return _scaled(super().compress(), 1000.0)
 
 
@@ -94,8 +93,6 @@ class Desynced(Miner):
     """Trains from, and proves, a theta of its own."""
 
     def train(self, round: int, pages: Sequence[Page]) -> None:
-        import torch
-
         replica = self.node.held.replica
         state = replica.consensus_state()
         generator = torch.Generator().manual_seed(1)
@@ -103,7 +100,7 @@ class Desynced(Miner):
         replica.load_consensus(replace(state, tensors=moved))
         super().train(round, pages)
 
-    def reveal(self, round: int, sealed: "SealedRound") -> None:
+    def reveal(self, round: int, sealed: SealedRound) -> None:
         super().reveal(round, sealed)
         self.node.held.load_consensus(self.node.held.saved.consensus)
 
@@ -111,15 +108,11 @@ class Desynced(Miner):
 class Copycat(Miner):
     """Re-posts the payload that another miner revealed in the round before."""
 
-    def compress(self) -> "Update":
+    def compress(self) -> Update:
         honest = super().compress()
         return self._stolen() or honest
 
-    def _stolen(self) -> "Update | None":
-        from node.payloads import Sources, gather_pinned
-        from protocol.errors import StorageError
-        from protocol.types import Commitment
-
+    def _stolen(self) -> Update | None:
         node = self.node
         round = node.held.saved.round - 1
         if round < 0:
@@ -145,11 +138,7 @@ class Copycat(Miner):
 class Noise(Miner):
     """Random positions and signs at the norm of an honest update."""
 
-    def compress(self) -> "Update":
-        import torch
-
-        from sparseloco import ops
-
+    def compress(self) -> Update:
         honest = super().compress()
         replica = self.node.held.replica
         generator = torch.Generator().manual_seed(secrets.randbits(62))
@@ -191,24 +180,18 @@ KINDS: Mapping[str, type[Miner]] = {
 
 
 def _with_signature(data: bytes, signature: bytes) -> bytes:
-    from protocol.messages import ENVELOPE_BYTES
-
     return data[: ENVELOPE_BYTES - len(signature)] + signature + data[ENVELOPE_BYTES:]
 
 
-def _resealed(miner: Miner, sealed: "SealedRound", change: Any) -> "SealedRound":
+def _resealed(miner: Miner, sealed: SealedRound, change: Any) -> SealedRound:
     node = miner.node
     changed = replace(sealed, object=node.held.store.write(change(node.held.store.read(sealed.object))))
     node.held.save(sealed=changed)
     return changed
 
 
-def _scaled(update: "Update", factor: float) -> "Update":
+def _scaled(update: Update, factor: float) -> Update:
     """The update with all values multiplied, as far as the levels reach."""
-    import torch
-
-    from sparseloco import ops
-
     layout = update.layout
     dense = {tensor.name: update.dense(tensor.name) * factor for tensor in layout}
     zeros = {name: torch.zeros_like(values) for name, values in dense.items()}

@@ -4,8 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from localnet.network import CALL_SECONDS, NETUID, Member, Network, address
+from chain.adapter import open_chain
+from localnet.members import Member, address
+from localnet.network import Network
+from localnet.plan import CALL_SECONDS, NETUID
 from protocol.errors import ChainError, ConfigError
+from protocol.types import hotkey
 
 Event = Mapping[str, Any]
 
@@ -21,7 +25,7 @@ def build_report(network: Network, wall_seconds: float) -> dict[str, Any]:
         for index in range(network.plan.rounds)
         if (row := round_report(network, by_round.get(index, {}), index)) is not None
     ]
-    contributed = [hotkey for row in rounds for hotkey in row["contributing"]]
+    contributed = [peer for row in rounds for peer in row["contributing"]]
     weights = _weights(network)
     peers = {
         address(member): {
@@ -112,9 +116,6 @@ def _seconds(honest: Iterable[Member], mine: Mapping[str, Mapping[str, Any]]) ->
 def _weights(network: Network) -> dict[str, float]:
     """Each hotkey's share of the validators' weights as they stand on chain, averaged over the validators; empty when
     the chain does not answer (any more)."""
-    from chain.adapter import open_chain
-    from protocol.types import hotkey
-
     try:
         chain = open_chain(network.devnet.url, NETUID, None, call_timeout_seconds=CALL_SECONDS)
     except (ChainError, ConfigError):

@@ -15,7 +15,9 @@ from rich.status import Status
 from rich.table import Table as Grid
 from rich.text import Text
 
-from localnet.network import BLOCK_SECONDS, Member, Network, address
+from localnet.members import Member, address
+from localnet.network import Network
+from localnet.plan import BLOCK_SECONDS
 from localnet.processes import Child
 from localnet.report import PHASES, round_report
 from protocol.errors import ConfigError

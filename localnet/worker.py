@@ -14,21 +14,35 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+
+from gauntlet.sketch import Sample, Sketch
+from localnet.faults import KINDS
+from node.adapters import Doors, connect
+from node.build import on_ranks
 from node.config import NodeConfig, load
 from node.events import Stopwatch
+from node.payloads import MAX_THREADS, Sources
 from node.program import log_to_stderr, run_program
-
-if TYPE_CHECKING:
-    from node.adapters import Doors
-    from protocol.spec import RunSpec
-    from protocol.types import PeerId
-    from rounds.start import Role
-    from sparseloco.update import Update
-    from training.parallel import Ranks
-    from training.replica import Replica
-    from training.shards import Shards
+from protocol.assignment import page_at
+from protocol.messages import REVEAL_BYTES, encode_slot, parse_envelope
+from protocol.spec import RunSpec, parse_toml
+from protocol.types import Digest, Page, PeerId
+from rounds import start
+from rounds.miner import Miner
+from rounds.validator import Validator
+from sparseloco import ops, wire
+from sparseloco.update import Update
+from storage.collect import gather
+from storage.exchange import Source, Wanted
+from storage.seal import seal, unseal
+from training import checkpoint
+from training.loader import sequences
+from training.parallel import Ranks
+from training.probe import Prober
+from training.replica import Replica, genesis_theta
+from training.shards import Shards
 
 REPEATS = 3
 ROLES = ("miner", "validator")
@@ -48,10 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     config = load("worker", "", ["--config", options.config], os.environ)
     log_to_stderr(config.log_level)
-    from node.build import on_ranks
-    from rounds import start
 
-    def live(ranks: "Ranks") -> None:
+    def live(ranks: Ranks) -> None:
         measured = rehearse(options.role, config, options.draft, ranks)
         partial = options.ready.with_suffix(".partial")
         partial.write_text(json.dumps(measured))
@@ -63,27 +75,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     on_ranks(config, live)
 
 
-def program(role: str, fault: str | None) -> "Role":
+def program(role: str, fault: str | None) -> start.Role:
     """What plays a role's rounds; a faulty miner when a fault is given."""
-    from localnet.faults import KINDS
-    from rounds.miner import Miner
-    from rounds.validator import Validator
-
     if fault is not None:
         return KINDS[fault]
     return Miner if role == "miner" else Validator
 
 
-def rehearse(role: str, config: NodeConfig, draft: Path, ranks: "Ranks") -> dict[str, list[float]]:
+def rehearse(role: str, config: NodeConfig, draft: Path, ranks: Ranks) -> dict[str, list[float]]:
     """Seconds of each phase of a round, measured beside all other processes."""
-    import torch
-
-    from node.adapters import connect
-    from protocol.spec import parse_toml
-    from protocol.types import Digest
-    from training.replica import Replica, genesis_theta
-    from training.shards import Shards
-
     spec = parse_toml(draft.read_text(), str(draft))
     doors = connect(config)
     assert config.data is not None
@@ -101,9 +101,7 @@ def rehearse(role: str, config: NodeConfig, draft: Path, ranks: "Ranks") -> dict
 class _Rehearsal:
     """What one round asks of a node, without a network that agrees on anything yet."""
 
-    def __init__(
-        self, role: str, spec: "RunSpec", doors: "Doors", shards: "Shards", replica: "Replica", home: Path
-    ) -> None:
+    def __init__(self, role: str, spec: RunSpec, doors: Doors, shards: Shards, replica: Replica, home: Path) -> None:
         self.role, self.spec, self.doors, self.shards, self.replica = role, spec, doors, shards, replica
         self.folder = home / KEY
         self.seconds: dict[str, list[float]] = {}
@@ -111,8 +109,6 @@ class _Rehearsal:
 
     def warm_up(self) -> None:
         """Publish the pointer and something to fetch, and wait for somebody else's: first calls are slow."""
-        from protocol.messages import encode_slot
-
         self.doors.chain.publish(encode_slot(self.doors.pointer))
         self._compute()
         self._upload()
@@ -125,8 +121,6 @@ class _Rehearsal:
 
     def round(self) -> None:
         """One round's work, phase by phase."""
-        from protocol.messages import encode_slot
-
         self._measured("compute", self._compute)
         self._measured("upload", self._upload)
         self._measured("commit", lambda: self.doors.chain.publish(encode_slot(self.doors.pointer)))
@@ -142,12 +136,6 @@ class _Rehearsal:
         self.seconds.setdefault(phase, []).append(watch.seconds)
 
     def _compute(self) -> None:
-        from protocol.assignment import page_at
-        from sparseloco import wire
-        from storage.seal import seal
-        from training import checkpoint
-        from training.loader import sequences
-
         spec = self.spec
         pages = [page_at(index, spec.page_tokens) for index in range(spec.pages_per_round)]
         if self.role == "miner":
@@ -162,15 +150,10 @@ class _Rehearsal:
         self.doors.bucket.put(KEY, self.sealed.object, timeout_seconds=30.0)
 
     def _reveal(self) -> None:
-        from protocol.messages import REVEAL_BYTES
-
         self.replica.sync_proof(self.doors.chain.finalized().hash, self.doors.signer.peer)
         self.doors.bucket.put(f"{KEY}-key", bytes(REVEAL_BYTES), timeout_seconds=30.0)
 
     def _fetch(self) -> int:
-        from node.payloads import MAX_THREADS, Sources
-        from storage.exchange import Source, Wanted, gather
-
         chain = self.doors.chain
         peers = chain.peers(chain.finalized().block)
         sources = Sources(peers, self.doors.open_pointer)
@@ -183,8 +166,6 @@ class _Rehearsal:
         return sum(isinstance(data, bytes) for data in found.values())
 
     def _advance(self) -> None:
-        from training import checkpoint
-
         for _ in range(2):
             self.doors.chain.peers(self.doors.chain.finalized().block)
         self._fetch()
@@ -194,11 +175,6 @@ class _Rehearsal:
         checkpoint.save(self.folder, self.replica.consensus_state())
 
     def _check(self) -> None:
-        from gauntlet.sketch import Sample, Sketch
-        from protocol.messages import parse_envelope
-        from sparseloco import ops
-        from storage.seal import unseal
-
         count = self._fetch()
         envelope = parse_envelope(self.sealed.envelope)
         sample, sketches = Sample(self.spec.layout, self.sealed.digest), []
@@ -212,9 +188,6 @@ class _Rehearsal:
         sample.near(sketches, count, self.spec.gauntlet.copy_overlap)
 
     def _evaluate(self) -> None:
-        from protocol.types import Page
-        from training.probe import Prober
-
         spec = self.spec
         context = spec.model.context
         registered = self.doors.chain.peers(self.doors.chain.finalized().block)

@@ -5,13 +5,22 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, astuple
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from murmur import presets
 from protocol.errors import ConfigError
-
-if TYPE_CHECKING:
-    from protocol.spec import Run
-    from training.plan import Part, Plan
+from protocol.run import Run
+from training.plan import (
+    COVENANT,
+    RESERVE,
+    STEP_PARTS,
+    SUSTAINED_FLOPS,
+    Part,
+    Plan,
+    milestones,
+    transfer_seconds,
+    utilization,
+)
 
 GB = 10**9
 
@@ -39,9 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan; the exit status is 0 also for one that does not fit."""
-    from murmur import presets
-    from training.plan import SUSTAINED_FLOPS, Plan
-
     network = presets.read(options.spec)
     clock = network.first.clock
     for name in ("gpus", "gpu_memory", "gpu_tflops", "up", "down"):
@@ -70,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _as_json(plan: "Plan") -> dict[str, Any]:
+def _as_json(plan: Plan) -> dict[str, Any]:
     return {
         "spec": plan.spec.name,
         "gpus": plan.gpus,
@@ -98,7 +104,7 @@ def _as_json(plan: "Plan") -> dict[str, Any]:
 # --- what a person sees --------------------------------------------------------------------------------------
 
 
-def _lines(plan: "Plan", run: "Run") -> Iterator[str]:
+def _lines(plan: Plan, run: Run) -> Iterator[str]:
     yield from _size(plan)
     yield ""
     yield from _time(plan)
@@ -110,7 +116,7 @@ def _lines(plan: "Plan", run: "Run") -> Iterator[str]:
     yield from _assumptions(plan)
 
 
-def _size(plan: "Plan") -> Iterator[str]:
+def _size(plan: Plan) -> Iterator[str]:
     spec, model = plan.spec, plan.spec.model
     dense = 4 * plan.parameters / plan.payload_bytes
     yield (
@@ -127,7 +133,7 @@ def _size(plan: "Plan") -> Iterator[str]:
     yield f"payload        {plan.payload_bytes:,} bytes, {dense:.1f} times smaller than dense fp32"
 
 
-def _time(plan: "Plan") -> Iterator[str]:
+def _time(plan: Plan) -> Iterator[str]:
     clock = plan.spec.clock
     rate = f"{plan.gpus} x {plan.gpu_flops / 1e12:,.0f} TFLOP/s"
     up = f"{plan.up_mbps:,g} Mb/s"
@@ -145,14 +151,12 @@ def _time(plan: "Plan") -> Iterator[str]:
     )
 
 
-def _memory(plan: "Plan") -> Iterator[str]:
-    from training.plan import RESERVE, STEP_PARTS
-
+def _memory(plan: Plan) -> Iterator[str]:
     total = plan.memory_total
     unit, symbol = (GB, "GB") if max(astuple(total)) >= GB else (10**6, "MB")
     each = "the GPU" if plan.gpus == 1 else f"each of {plan.gpus} GPUs"
 
-    def row(name: str, part: "Part") -> str:
+    def row(name: str, part: Part) -> str:
         cells = [f"{value / unit:,.1f}" if value else "-" for value in astuple(part)]
         return f"{name:<18}{cells[0]:>11}{cells[1]:>15}{cells[2]:>12}{cells[3]:>15}"
 
@@ -169,23 +173,19 @@ def _memory(plan: "Plan") -> Iterator[str]:
     )
 
 
-def _too_big(plan: "Plan") -> str:
+def _too_big(plan: Plan) -> str:
     if plan.gpus_needed is None:
         return "DOES NOT FIT on any number of them: take GPUs with more memory."
     return f"DOES NOT FIT: it needs {plan.gpus_needed} of them, or GPUs with more memory."
 
 
-def _schedule(run: "Run") -> Iterator[str]:
-    from training.plan import milestones
-
+def _schedule(run: Run) -> Iterator[str]:
     yield f"{'from round':>10}{'inner step':>13}{'inner LR':>12}{'outer LR':>11}"
     for at in milestones(run):
         yield f"{at.round:>10,}{at.inner_step:>13,}{at.lr:>12.3g}{at.alpha:>11g}   {at.begins}"
 
 
-def _assumptions(plan: "Plan") -> Iterator[str]:
-    from training.plan import COVENANT, SUSTAINED_FLOPS, transfer_seconds, utilization
-
+def _assumptions(plan: Plan) -> Iterator[str]:
     rate = f"{plan.gpu_flops / 1e12:,.0f} TFLOP/s"
     if plan.gpu_flops == SUSTAINED_FLOPS:
         rate += ", like the published 72B run's"

@@ -11,7 +11,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from protocol.errors import ConfigError
-from protocol.spec import Amendment, Run, RunSpec, fault_lines
+from protocol.run import Amendment, Run
+from protocol.spec import RunSpec, fault_lines
 from protocol.types import PeerId, hotkey
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"

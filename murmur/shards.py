@@ -27,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Build and print the index's digest, which the run spec names."""
-    from training.shards import build
-
     if options.limit_bytes is not None and options.limit_bytes < 1:
         raise ConfigError(f"--limit-bytes is {options.limit_bytes}, expected at least 1")
+    from training.shards import build
+
     shown = 0
 
     def progress(num_bytes: int) -> None:

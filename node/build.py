@@ -74,7 +74,7 @@ def build(config: NodeConfig, name: str, home: Path, ranks: Ranks) -> Built:
     replica = Replica(run.first, _zeros(run.first.model.shapes()), ranks=ranks)
     store = StateStore(home, run.id)
     events = Events(home / "events.jsonl", f"{config.wallet.name}/{config.wallet.hotkey}")
-    return Built(Node(run, doors, Held(run.first, run.id, replica, store, events)), shards)
+    return Built(Node(run, doors, Held(run.first, run.id, replica, store, events, doors.time)), shards)
 
 
 def choose_device(wish: str) -> torch.device:

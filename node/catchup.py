@@ -200,6 +200,7 @@ def _replay(
             sources,
             follower.doors.verify,
             follower.transfer_seconds(len(step.pairs)),
+            time=follower.time,
         )
         held.replica.outer_step([o.update for o in opened], alpha=spec.outer.alpha, aggregate=spec.outer.aggregate)
         left = (follower.time.now() - began) / (done + 1) * (len(steps) - done - 1)

@@ -44,11 +44,11 @@ def publish_checkpoint(follower: Follower, held: Held) -> None:
     seconds = follower.transfer_seconds(1) + run.layout.num_parameters * 32e-6 / run.first.clock.upload_mbps
     files = checkpoint.blobs(held.store.files, saved.consensus)
     for digest, path in files:
-        publish(bucket, keys.blob(digest), path, timeout_seconds=seconds)
+        publish(bucket, keys.blob(digest), path, timeout_seconds=seconds, time=follower.time)
     names = [digest.hex() for digest, _ in files]
     body = {"link": saved.link.hex(), "state": saved.consensus.hex(), "files": names}
     document = encode_document("state", run.id, saved.round, body, follower.doors.signer)
-    publish(bucket, keys.checkpoint(run.id, saved.round), document, timeout_seconds=seconds)
+    publish(bucket, keys.checkpoint(run.id, saved.round), document, timeout_seconds=seconds, time=follower.time)
     _forget_checkpoint(follower, saved.round - (CHECKPOINTS_TRIED + 1) * run.first.checkpoint_rounds, set(names))
 
 

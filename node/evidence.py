@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from gauntlet.agreement import Views, agreed, claimed_start
-from gauntlet.audit import Claim, Facts, Finding, State, Topic, Verdict, audit, compared
+from gauntlet.audit import Finding, Topic, Verdict, audit
 from gauntlet.checks import Doors as CheckDoors
 from gauntlet.checks import commitment
+from gauntlet.facts import Claim, Facts, State, compared
 from gauntlet.report import Report, parse_report
 from gauntlet.sketch import Remembered, Sample, Sketch
 from node.adapters import Doors
@@ -34,10 +35,12 @@ from protocol.messages import (
     parse_envelope,
     parse_reveal,
 )
-from protocol.spec import Run, RunSpec
+from protocol.run import Run
+from protocol.spec import RunSpec
 from protocol.types import MAX_UIDS, Digest, Peer, PeerId
 from sparseloco import ops
-from storage.exchange import Wanted, gather
+from storage.collect import gather
+from storage.exchange import Data, Wanted
 from storage.seal import unseal
 from storage.transport import deadline
 from training.parallel import Ranks
@@ -132,8 +135,8 @@ class Archive:
                 if update.digest == past.payload:
                     yield Sketch(past.peer, round, update.digest, sample.excerpt(update.records))
 
-    def _sealed_by(self, round: int, peer: PeerId) -> Callable[[bytes], bool]:
-        def accept(data: bytes) -> bool:
+    def _sealed_by(self, round: int, peer: PeerId) -> Callable[[Data], bool]:
+        def accept(data: Data) -> bool:
             try:
                 envelope: Envelope = parse_envelope(data[:ENVELOPE_BYTES])
             except InvalidMessage:

@@ -11,7 +11,7 @@ from node.events import Timeline
 from node.payloads import Sources
 from protocol.errors import ChainError
 from protocol.messages import encode_slot
-from protocol.spec import Run
+from protocol.run import Run
 from protocol.types import Attestation, Commitment, Digest, Header, Peer, PeerId, Record, Selection
 
 QUIET_SECONDS = 2.0

@@ -19,9 +19,9 @@ from node.follower import Follower
 from node.held import Held
 from node.payloads import Opened, Sources, gather_pinned, prefetch_pinned
 from protocol.errors import ChainError, OutOfSync, StorageError
-from protocol.spec import Run
+from protocol.run import Run
 from protocol.types import Digest, PeerId, hotkey
-from storage.exchange import Prefetch
+from storage.collect import Collector
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Node(Follower):
         self.held = held
         self._likely: frozenset[PeerId] = frozenset()
         """Who was selected last."""
-        self._prefetch: Prefetch | None = None
+        self._prefetch: Collector | None = None
         self.before_apply: Callable[[Agreed], None] = lambda decision: None
         """Called with every agreed selection before our state moves past it: what it does survives a crash, because a
         restart comes here again. May raise StorageError or ChainError: then the state stays where it is."""
@@ -149,6 +149,7 @@ class Node(Follower):
                     self.doors.verify,
                     self.transfer_seconds(len(selection.contributing)),
                     self.held.cache,
+                    self.time,
                 )
             except StorageError as fault:
                 if self.time.now() > give_up:
@@ -180,6 +181,7 @@ class Node(Follower):
                 timeout,
                 self.held.cache,
                 self.timeline.begin("prefetch").end,
+                self.time,
             )
 
     def stop_prefetch(self) -> None:

@@ -8,20 +8,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from shutil import disk_usage
 
 from protocol import keys
 from protocol.errors import InvalidMessage, InvalidSubmission, StorageError
 from protocol.messages import ENVELOPE_BYTES, REVEAL_BYTES, Envelope, parse_envelope, parse_reveal
-from protocol.ports import Verify
+from protocol.ports import Time, Verify
 from protocol.spec import RunSpec
 from protocol.types import Digest, Peer, PeerId, Pointer
 from sparseloco import ops
 from sparseloco.update import Update
-from storage.exchange import Fault, Prefetch, Source, Wanted, gather
+from storage.collect import Collector, gather
+from storage.exchange import Data, Fault, Source, Wanted
+from storage.realtime import REAL, seconds_until
 from storage.s3 import RangedBucket
 from storage.seal import matches, unseal
 
 MAX_THREADS = 16
+KEY_THREADS = 128
+"""Many: a key is small, and half of all hotkeys may be there to hold us up (docs/decisions/0022)."""
 PREFETCH_THREADS = 3
 """Few: what is fetched early should arrive whole, and leave the link to what the round waits for."""
 
@@ -54,6 +59,11 @@ class Sources:
         """Validators with a published bucket, by stake."""
         return [peer.id for peer in self._mirrors if self.bucket_of(peer.id) is not None]
 
+    def own(self, peer: PeerId, key: str) -> tuple[Source, ...]:
+        """The peer's own bucket as the only source."""
+        opener = self.bucket_of(peer)
+        return () if opener is None else (Source(opener, key),)
+
     def of(self, peer: PeerId, own_key: str, mirror_key: str) -> tuple[Source, ...]:
         """Sources of one object, the peer's own bucket first."""
         places = [(self.bucket_of(peer), own_key)] + [(self.bucket_of(v), mirror_key) for v in self.validators()]
@@ -74,14 +84,86 @@ def fetch_pinned(
     sources: Sources,
     timeout: float,
     cache: Path | None = None,
-) -> Mapping[PeerId, bytes | Fault]:
+    time: Time = REAL,
+) -> Mapping[PeerId, Data | Fault]:
     """Sealed objects of the pinned submissions; a Fault for each that no source had within `timeout` seconds. What lies
     in `cache` already is checked like the rest (storage/exchange.py)."""
-    wanted = [
+    wanted = _sealed(spec, run, round, pairs, sources)
+    return gather(wanted, timeout_seconds=timeout, max_threads=MAX_THREADS, cache=cache, time=time)
+
+
+def collect_pinned(
+    spec: RunSpec,
+    run: Digest,
+    round: int,
+    pairs: Sequence[tuple[PeerId, Digest]],
+    sources: Sources,
+    *,
+    seconds_left: Callable[[], float],
+    cache: Path,
+    time: Time = REAL,
+) -> Collector:
+    """Begin to fetch what many peers committed to, in this order (best first), into `cache` and no further than its
+    disk has room: those at the end may be left out. What has come is a view of a file: nobody's garbage fills our
+    memory."""
+    return Collector(
+        _sealed(spec, run, round, pairs, sources),
+        seconds_left=seconds_left,
+        max_threads=MAX_THREADS,
+        lasting=True,
+        cache=cache,
+        room=_room(cache),
+        time=time,
+    ).start()
+
+
+def collect_keys(
+    run: Digest,
+    round: int,
+    peers: Sequence[PeerId],
+    sources: Sources,
+    verify: Verify,
+    *,
+    seconds_left: Callable[[], float],
+    time: Time = REAL,
+) -> dict[PeerId, bytes]:
+    """Keys as they appear, in this order (best first), until all are there or no time is left. Only what the peer has
+    signed for this round counts, and only from its own bucket: mirrors have nothing before V, and asking them too
+    would cost the others their turn."""
+
+    def signed_by(peer: PeerId) -> Callable[[Data], bool]:
+        def accept(data: Data) -> bool:
+            try:
+                reveal = parse_reveal(data)
+            except InvalidMessage:
+                return False
+            meant = (reveal.run, reveal.round, reveal.peer) == (run, round, peer)
+            return meant and verify(peer, reveal.signed_part, reveal.signature)
+
+        return accept
+
+    key = keys.reveal(run, round)
+    wanted = [Wanted(peer, sources.own(peer, key), REVEAL_BYTES, signed_by(peer)) for peer in peers]
+    found = Collector(wanted, seconds_left=seconds_left, max_threads=KEY_THREADS, lasting=True, time=time).run()
+    return {peer: bytes(data) for peer, data in found.items() if not isinstance(data, Fault)}
+
+
+def _sealed(
+    spec: RunSpec, run: Digest, round: int, pairs: Sequence[tuple[PeerId, Digest]], sources: Sources
+) -> list[Wanted]:
+    return [
         Wanted(peer, sources.payload(run, round, peer), spec.object_bytes, matches(envelope))
         for peer, envelope in pairs
     ]
-    return gather(wanted, timeout_seconds=timeout, max_threads=MAX_THREADS, cache=cache)
+
+
+def _room(cache: Path) -> int:
+    """Bytes that a round's downloads may take: half of what the disk has free, since the state is saved to it too."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        return disk_usage(cache).free // 2
+    except OSError:
+        return 0
 
 
 def prefetch_pinned(
@@ -93,30 +175,38 @@ def prefetch_pinned(
     timeout: float,
     cache: Path,
     ended: Callable[[], None],
-) -> Prefetch:
+    time: Time = REAL,
+) -> Collector:
     """Begin to fetch sealed objects that may be selected, from their own buckets: nobody mirrors them yet. At most as
     many as a round may select and keep in reserve, each of exactly the size that the spec says."""
+    until = time.now() + timeout
     wanted = [
-        Wanted(peer, (Source(opener, keys.payload(run, round)),), spec.object_bytes, matches(envelope))
+        Wanted(peer, own, spec.object_bytes, matches(envelope))
         for peer, envelope in pairs
-        if (opener := sources.bucket_of(peer)) is not None
+        if (own := sources.own(peer, keys.payload(run, round)))
     ]
-    return Prefetch(
+    return Collector(
         wanted[: spec.gauntlet.contributors + spec.gauntlet.reserve],
-        timeout_seconds=timeout,
+        seconds_left=lambda: seconds_until(until, time),
         max_threads=PREFETCH_THREADS,
         cache=cache,
-        ended=ended,
-    )
+        room=_room(cache),
+        time=time,
+    ).start(ended)
 
 
 def fetch_keys(
-    run: Digest, round: int, envelopes: Sequence[tuple[PeerId, Envelope]], sources: Sources, timeout: float
-) -> Mapping[PeerId, bytes | Fault]:
+    run: Digest,
+    round: int,
+    envelopes: Sequence[tuple[PeerId, Envelope]],
+    sources: Sources,
+    timeout: float,
+    time: Time = REAL,
+) -> Mapping[PeerId, Data | Fault]:
     """Reveals whose key hashes to the envelope's key_hash. Signatures do not matter: the envelope pins the key."""
 
-    def accept(envelope: Envelope) -> Callable[[bytes], bool]:
-        def check(data: bytes) -> bool:
+    def accept(envelope: Envelope) -> Callable[[Data], bool]:
+        def check(data: Data) -> bool:
             try:
                 return sha256(parse_reveal(data).key).digest() == envelope.key_hash
             except InvalidMessage:
@@ -125,7 +215,7 @@ def fetch_keys(
         return check
 
     wanted = [Wanted(p, sources.reveal(run, round, p), REVEAL_BYTES, accept(envelope)) for p, envelope in envelopes]
-    return gather(wanted, timeout_seconds=timeout, max_threads=MAX_THREADS)
+    return gather(wanted, timeout_seconds=timeout, max_threads=MAX_THREADS, time=time)
 
 
 def gather_pinned(
@@ -137,13 +227,14 @@ def gather_pinned(
     verify: Verify,
     timeout: float,
     cache: Path | None = None,
+    time: Time = REAL,
 ) -> list[Opened]:
     """All pinned submissions of a selection, opened, in PeerId order: all or nothing. `cache` as in `fetch_pinned`.
 
     Raises StorageError when one of them (or its key) could not be had from any source within about `timeout` seconds:
     the caller waits and tries again, it never applies a part.
     """
-    sealed = fetch_pinned(spec, run, round, pairs, sources, timeout, cache)
+    sealed = fetch_pinned(spec, run, round, pairs, sources, timeout, cache, time)
     lacking = [fault.detail for fault in sealed.values() if isinstance(fault, Fault)]
     if lacking:
         raise StorageError(
@@ -151,7 +242,7 @@ def gather_pinned(
         )
     envelopes: dict[PeerId, Envelope] = {}
     for peer, data in sealed.items():
-        assert isinstance(data, bytes)
+        assert not isinstance(data, Fault)
         try:
             envelope = parse_envelope(data[:ENVELOPE_BYTES])
         except InvalidMessage:
@@ -160,7 +251,7 @@ def gather_pinned(
             peer, envelope.signed_part, envelope.signature
         ):
             envelopes[peer] = envelope
-    revealed = fetch_keys(run, round, list(envelopes.items()), sources, timeout)
+    revealed = fetch_keys(run, round, list(envelopes.items()), sources, timeout, time)
     lacking = [fault.detail for fault in revealed.values() if isinstance(fault, Fault)]
     if lacking:
         raise StorageError(f"round {round}: {len(lacking)} keys of selected payloads not to be had ({lacking[0]})")
@@ -168,8 +259,8 @@ def gather_pinned(
     for peer, _ in sorted(pairs):
         update: Update | None = None
         data, reveal = sealed[peer], revealed.get(peer)
-        if isinstance(data, bytes) and isinstance(reveal, bytes):
-            plaintext = unseal(envelopes[peer], parse_reveal(reveal).key, data[ENVELOPE_BYTES:])
+        if reveal is not None and not isinstance(data, Fault) and not isinstance(reveal, Fault):
+            plaintext = unseal(envelopes[peer], parse_reveal(reveal).key, memoryview(data)[ENVELOPE_BYTES:])
             try:
                 update = ops.parse_submission(peer, round, plaintext, spec.layout).update
             except InvalidSubmission:

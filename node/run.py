@@ -12,7 +12,8 @@ from node.config import NetworkConfig
 from protocol import keys
 from protocol.errors import ChainError, ConfigError, InvalidMessage, MurmurError, StorageError, UpdateNeeded
 from protocol.ports import Bucket
-from protocol.spec import PROTOCOL_VERSION, Amendment, Run, RunSpec, parse_amendment, parse_spec, parse_toml
+from protocol.run import Amendment, Run, parse_amendment
+from protocol.spec import PROTOCOL_VERSION, RunSpec, parse_spec, parse_toml
 from protocol.types import Digest, Peer, PeerId, hotkey, peer_id
 from training.shards import Fetch, Shards
 

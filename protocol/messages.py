@@ -227,7 +227,7 @@ class Envelope:
         return self.encode()[:-SIGNATURE_BYTES]
 
 
-def parse_envelope(data: bytes) -> Envelope:
+def parse_envelope(data: bytes | memoryview) -> Envelope:
     if len(data) != ENVELOPE_BYTES:
         raise InvalidMessage(f"envelope: {len(data)} bytes, expected {ENVELOPE_BYTES}")
     magic, version, run, round, peer, key_hash, root, signature = _ENVELOPE.unpack(data)
@@ -257,7 +257,7 @@ class Reveal:
         return self.encode()[:-SIGNATURE_BYTES]
 
 
-def parse_reveal(data: bytes) -> Reveal:
+def parse_reveal(data: bytes | memoryview) -> Reveal:
     if len(data) != REVEAL_BYTES:
         raise InvalidMessage(f"reveal: {len(data)} bytes, expected {REVEAL_BYTES}")
     magic, version, run, round, peer, key, proof, signature = _REVEAL.unpack(data)

@@ -1,19 +1,18 @@
-"""RunSpec: every constant of a run that all nodes must agree on, and its amendments.
+"""RunSpec: every constant of a run that all nodes must agree on.
 
 A field that only concerns one node (wallet, device, paths) belongs in node/config.py; a field in the wrong one of the
 two is a fault. The spec is written as TOML (configs/*.toml) and hashed as canonical JSON; the digest of a run's
-first spec is its run id (docs/protocol.md section 0). All code asks `Run.spec_at(r)`.
+first spec is its run id (docs/protocol.md section 0). All code asks `Run.spec_at(r)` (protocol/run.py).
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from hashlib import sha256
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from protocol.clock import PAGE_LEAD_BLOCKS, Clock
 from protocol.errors import ConfigError, InvalidMessage
@@ -35,11 +34,34 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 
-class _Table(BaseModel):
+def _hex_digest(value: str) -> str:
+    if len(value) != 2 * DIGEST_BYTES or any(c not in "0123456789abcdef" for c in value):
+        raise ValueError("expected a sha256 digest as 64 lower-case hex digits")
+    return value
+
+
+HexDigest = Annotated[str, AfterValidator(_hex_digest)]
+
+
+class Table(BaseModel):
+    """A table of a spec or an amendment: no field but those that are known, of exactly their types."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class ModelSpec(_Table):
+class Published(Table):
+    """A table that stands on chain by its digest."""
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON of every field, defaults included."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    @property
+    def digest(self) -> Digest:
+        return Digest(sha256(self.to_bytes()).digest())
+
+
+class ModelSpec(Table):
     """Llama-3 style decoder. `width` is d_model, `ffn` the SwiGLU inner width, `context` T in tokens."""
 
     vocabulary: Positive
@@ -79,14 +101,14 @@ class ModelSpec(_Table):
         return shapes
 
 
-class CompressionSpec(_Table):
+class CompressionSpec(Table):
     """k values kept of a full chunk of 4096; `decay` is the error feedback's beta."""
 
     k: Annotated[int, Field(ge=1, le=CHUNK)] = 64
     decay: Share = 0.95
 
 
-class InnerSpec(_Table):
+class InnerSpec(Table):
     """The H inner steps of a round, and the learning rate over the run's inner steps (training/schedule.py).
 
     `optimizer` is AdamW, or Muon for the layers' matrices and AdamW for the rest, with one learning rate and weight
@@ -120,29 +142,24 @@ class InnerSpec(_Table):
     clip: Rate = 1.0
 
 
-class OuterSpec(_Table):
+class OuterSpec(Table):
     """`alpha` is the outer learning rate; `aggregate` the rule of docs/protocol.md section 7."""
 
     alpha: Rate = 1.0
     aggregate: Literal["mean", "contributor_mean", "filtered_mean"] = "mean"
 
 
-class DataSpec(_Table):
+class DataSpec(Table):
     """Pre-tokenised shards: sha256 of index.json, and its counts. A page is `page_sequences` sequences of the
     model's context, contiguous in the training split of `num_tokens` tokens; `held_out_sequences` are evaluated."""
 
-    index: str
+    index: HexDigest
     num_tokens: Annotated[int, Field(gt=0, le=2**53)]
     page_sequences: Positive
     held_out_sequences: Positive = 64
 
-    @field_validator("index")
-    @classmethod
-    def _hex(cls, value: str) -> str:
-        return _hex_digest(value)
 
-
-class ClockSpec(_Table):
+class ClockSpec(Table):
     """Windows of a round as offsets in blocks (protocol/clock.py). `tempo` is the subnet's epoch in blocks;
     `block_seconds` and the megabits a second are what the windows were planned for."""
 
@@ -160,7 +177,7 @@ class ClockSpec(_Table):
     download_mbps: Rate = 500.0
 
 
-class GauntletSpec(_Table):
+class GauntletSpec(Table):
     """Constants of checks, scoring, selection and pay (docs/protocol.md sections 5, 6, 9).
 
     `proof_decay`, `score_decay`, `unit_decay`: what earlier values keep in the running averages of a peer's proof, of
@@ -198,18 +215,18 @@ class GauntletSpec(_Table):
     burn_share: Share = 0.0
 
 
-class RunSpec(_Table):
+class RunSpec(Published):
     """A whole run. `owner` is the SS58 hotkey that may amend it and publishes theta_0; `genesis_checkpoint` the digest
     of theta_0's checkpoint (the sha256 of its manifest, which names its files); `chain` the chain's genesis hash."""
 
     version: Literal[1] = 1
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
-    chain: str
+    chain: HexDigest
     netuid: Count
     owner: str
     min_protocol: Count = PROTOCOL_VERSION
     max_protocol: Count = PROTOCOL_VERSION
-    genesis_checkpoint: str
+    genesis_checkpoint: HexDigest
     checkpoint_rounds: Positive = 8
     local: bool = False
     model: ModelSpec
@@ -219,11 +236,6 @@ class RunSpec(_Table):
     data: DataSpec
     clock: ClockSpec
     gauntlet: GauntletSpec = GauntletSpec()
-
-    @field_validator("chain", "genesis_checkpoint")
-    @classmethod
-    def _hex(cls, value: str) -> str:
-        return _hex_digest(value)
 
     @field_validator("owner")
     @classmethod
@@ -334,14 +346,6 @@ class RunSpec(_Table):
             clock.attest,
         )
 
-    def to_bytes(self) -> bytes:
-        """Canonical JSON of every field, defaults included."""
-        return canonical_json(self.model_dump(mode="json"))
-
-    @property
-    def digest(self) -> Digest:
-        return Digest(sha256(self.to_bytes()).digest())
-
 
 def parse_toml(text: str, source: str) -> RunSpec:
     """A spec from TOML; `source` names it in errors. Raises ConfigError with one line per fault."""
@@ -349,7 +353,7 @@ def parse_toml(text: str, source: str) -> RunSpec:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as fault:
         raise ConfigError(f"{source} is not valid TOML: {fault}") from None
-    return _build(table, source)
+    return build(table, source)
 
 
 def parse_spec(data: bytes, digest: Digest) -> RunSpec:
@@ -357,7 +361,7 @@ def parse_spec(data: bytes, digest: Digest) -> RunSpec:
     bytes and ConfigError for a spec that is not valid here."""
     if sha256(data).digest() != digest:
         raise InvalidMessage("spec: its bytes do not hash to the digest on chain")
-    spec = _build(parse_json(data), "the published run spec")
+    spec = build(parse_json(data), "the published run spec")
     if spec.digest != digest:
         raise ConfigError(
             "this release writes the published run spec in other bytes, so it would take it for another run: "
@@ -366,7 +370,8 @@ def parse_spec(data: bytes, digest: Digest) -> RunSpec:
     return spec
 
 
-def _build(table: Mapping[str, Any], source: str) -> RunSpec:
+def build(table: Mapping[str, Any], source: str) -> RunSpec:
+    """A spec from a table; `source` names it in errors. Raises ConfigError with one line per fault."""
     try:
         return RunSpec.model_validate(table)
     except ValidationError as fault:
@@ -381,119 +386,3 @@ def fault_lines(fault: ValidationError) -> str:
         where = ".".join(ascii(str(part)[:80])[1:-1] for part in error["loc"]) or "(whole)"
         lines.append(f"  {where}: {error['msg'].removeprefix('Value error, ')}")
     return "\n".join(lines)
-
-
-def _hex_digest(value: str) -> str:
-    if len(value) != 2 * DIGEST_BYTES or any(c not in "0123456789abcdef" for c in value):
-        raise ValueError("expected a sha256 digest as 64 lower-case hex digits")
-    return value
-
-
-class Amendment(_Table):
-    """A change by the run's owner. `changes` replaces fields of the named tables from `from_round` on (never clock,
-    model or compression: they fix clock and layout). `void_round` declares that round's record void as seen from
-    chain height `void_from_block` on. `previous` is the digest of the amendment before (hex), or of the first spec."""
-
-    previous: str
-    from_round: Positive
-    changes: dict[Literal["inner", "outer", "gauntlet", "protocol"], dict[str, Any]] = {}
-    void_round: Count | None = None
-    void_from_block: Count | None = None
-
-    @field_validator("previous")
-    @classmethod
-    def _hex(cls, value: str) -> str:
-        return _hex_digest(value)
-
-    @model_validator(mode="after")
-    def _void_has_height(self) -> Self:
-        """Without a height, nodes that applied the record before and nodes that replay it later would differ."""
-        if (self.void_round is None) != (self.void_from_block is None):
-            raise ValueError("void_round and void_from_block are given together or not at all")
-        return self
-
-    def to_bytes(self) -> bytes:
-        return canonical_json(self.model_dump(mode="json"))
-
-    @property
-    def digest(self) -> Digest:
-        return Digest(sha256(self.to_bytes()).digest())
-
-
-def parse_amendment(data: bytes, digest: Digest) -> Amendment:
-    """An amendment from its canonical bytes, checked against its digest."""
-    if sha256(data).digest() != digest:
-        raise InvalidMessage("amendment: its bytes do not hash to the digest on chain")
-    try:
-        amendment = Amendment.model_validate(parse_json(data))
-    except ValidationError as fault:
-        raise InvalidMessage("amendment: " + fault_lines(fault)) from None
-    if amendment.digest != digest:
-        raise InvalidMessage("amendment: not in canonical form")
-    return amendment
-
-
-@dataclass(frozen=True)
-class Run:
-    """A first spec with its amendments in order. `id` never changes."""
-
-    first: RunSpec
-    amendments: tuple[Amendment, ...] = ()
-
-    @cached_property
-    def id(self) -> Digest:
-        return self.first.digest
-
-    @property
-    def clock(self) -> Clock:
-        return self.first.rounds_clock
-
-    @property
-    def layout(self) -> Layout:
-        return self.first.layout
-
-    @property
-    def head(self) -> Digest:
-        """What the owner's slot names: the latest amendment's digest, or the first spec's."""
-        return self.amendments[-1].digest if self.amendments else self.id
-
-    def spec_at(self, round: int) -> RunSpec:
-        """The spec in force in `round`."""
-        return self._specs[sum(amendment.from_round <= round for amendment in self.amendments)]
-
-    def voided(self, round: int, block: int) -> bool:
-        """True when the owner has declared the round's record void, as seen at chain height `block`."""
-        return any(
-            a.void_round == round and a.void_from_block is not None and block >= a.void_from_block
-            for a in self.amendments
-        )
-
-    def amended(self, amendments: Sequence[Amendment]) -> "Run":
-        """This run with `amendments` (oldest first) appended; raises ConfigError when they do not follow on."""
-        run = Run(self.first, self.amendments + tuple(amendments))
-        previous, from_round = run.id, 0
-        for amendment in run.amendments:
-            if bytes.fromhex(amendment.previous) != previous or amendment.from_round < from_round:
-                raise ConfigError("amendments of the run do not follow one another: ask the run's owner")
-            previous, from_round = amendment.digest, amendment.from_round
-        assert run._specs
-        return run
-
-    @cached_property
-    def _specs(self) -> tuple[RunSpec, ...]:
-        specs = [self.first]
-        for amendment in self.amendments:
-            table = specs[-1].model_dump(mode="json")
-            for name, fields in amendment.changes.items():
-                target = table if name == "protocol" else table[name]
-                allowed = {"min_protocol", "max_protocol"} if name == "protocol" else set(target)
-                if unknown := set(fields) - allowed:
-                    raise ConfigError(f"an amendment changes unknown fields of {name}: {sorted(unknown)}")
-                if name == "inner" and fields.get("optimizer", target["optimizer"]) != target["optimizer"]:
-                    raise ConfigError(
-                        "an amendment changes inner.optimizer, which stays for the whole run: what miners have saved "
-                        "is the state of the first one"
-                    )
-                target.update(fields)
-            specs.append(_build(table, f"the run spec amended from round {amendment.from_round}"))
-        return tuple(specs)

@@ -1,21 +1,15 @@
 """Collecting: what every peer left by block V, its sealed bytes and its key (docs/protocol.md section 4)."""
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 
+from gauntlet.book import ScoreBook
 from gauntlet.checks import Gathered, commitment, is_late
+from gauntlet.selection import in_order
 from node.events import round_seconds
 from node.node import Node
-from node.payloads import MAX_THREADS, Sources, fetch_pinned
-from protocol.errors import InvalidMessage
-from protocol.messages import REVEAL_BYTES, parse_reveal
-from protocol.types import Peer, PeerId
-from storage.exchange import Fault, Wanted, gather
-
-POLL_SECONDS = 0.25
-REVEAL_SECONDS = 5.0
-"""Longest time that one round of polls for keys waits for slow servers: those that have published meanwhile are asked
-again after it."""
+from node.payloads import Sources, collect_keys, collect_pinned
+from protocol.types import Peer
+from storage.exchange import Fault
 
 
 class Collector:
@@ -30,35 +24,47 @@ class Collector:
         self.node.wait_for(last, f"the commitments of round {round}")
         return self.node.doors.chain.peers(last)
 
-    def collect(self, round: int, at_commit: Sequence[Peer]) -> list[Gathered]:
-        """What every peer left: its sealed bytes, and its key if one was readable before block V was final."""
+    def collect(self, round: int, at_commit: Sequence[Peer], book: ScoreBook) -> list[Gathered]:
+        """What every peer left: its sealed bytes, and its key if one was readable before block V was final; the book's
+        best first. Whom our disk has no room for is not among them: nothing is known of it."""
         node, clock = self.node, self.node.clock
         last, reveal_by = clock.commit_by(round), clock.reveal_by(round)
         promised = {p.id: c.envelope for p in at_commit if (c := commitment(p, round, last)) is not None}
-        sources = Sources(at_commit, node.doors.open_pointer)
-        # Beside each other: a server that holds on to its payload until V must not keep us from the others' keys.
-        with node.held.timeline.begin("gather") as watch, ThreadPoolExecutor(1) as beside:
-            fetching = beside.submit(
-                fetch_pinned,
+        order = in_order(book, promised, node.doors.chain.header(last).hash)
+        sources, run = Sources(at_commit, node.doors.open_pointer), node.run.id
+
+        def seconds_left() -> float:
+            return node.seconds_until(reveal_by)
+
+        with node.held.timeline.begin("gather") as watch:
+            fetching = collect_pinned(
                 node.run.spec_at(round),
-                node.run.id,
+                run,
                 round,
-                list(promised.items()),
+                [(peer, promised[peer]) for peer in order],
                 sources,
-                max(POLL_SECONDS, node.seconds_until(reveal_by)),
-                node.held.cache,  # what is selected is not fetched again
+                seconds_left=seconds_left,
+                cache=node.held.cache,  # what is selected is not fetched again
+                time=node.time,
             )
-            reveals = self.reveals(round, list(promised), sources)
-            sealed = fetching.result()
+            try:
+                reveals = collect_keys(
+                    run, round, order, sources, node.doors.verify, seconds_left=seconds_left, time=node.time
+                )
+                sealed = fetching.outcome()
+            finally:
+                fetching.stop()
         node.wait_for(reveal_by, f"the keys of round {round}")
         at_reveal = {peer.id: peer for peer in node.doors.chain.peers(reveal_by)}
         gathered = []
         for peer in at_commit:
             found = sealed.get(peer.id)
+            if isinstance(found, Fault) and found.kind == "left_out":
+                continue
             gathered.append(
                 Gathered(
                     peer,
-                    payload=found if isinstance(found, bytes) else None,
+                    payload=None if isinstance(found, Fault) else found,
                     wrong_size=found.size_bytes if isinstance(found, Fault) else None,
                     reveal=reveals.get(peer.id),
                     late=is_late(peer, at_reveal.get(peer.id), round, last, reveal_by),
@@ -72,32 +78,3 @@ class Collector:
             seconds={"gather": round_seconds(watch.seconds)},
         )
         return gathered
-
-    def reveals(self, round: int, peers: Sequence[PeerId], sources: Sources) -> dict[PeerId, bytes]:
-        """Keys as they appear, until all are there or our finalised head reaches V: being late is our observation. Only
-        what the peer has signed for this round counts: a mirror that answers with anything else is passed over."""
-        node, clock = self.node, self.node.clock
-
-        def signed_by(peer: PeerId) -> Callable[[bytes], bool]:
-            def accept(data: bytes) -> bool:
-                try:
-                    reveal = parse_reveal(data)
-                except InvalidMessage:
-                    return False
-                meant = (reveal.run, reveal.round, reveal.peer) == (node.run.id, round, peer)
-                return meant and node.doors.verify(peer, reveal.signed_part, reveal.signature)
-
-            return accept
-
-        found: dict[PeerId, bytes] = {}
-        while len(found) < len(peers) and (left := node.seconds_until(clock.reveal_by(round))) > 0:
-            wanted = [
-                Wanted(peer, sources.reveal(node.run.id, round, peer), REVEAL_BYTES, signed_by(peer))
-                for peer in peers
-                if peer not in found
-            ]
-            got = gather(wanted, timeout_seconds=min(REVEAL_SECONDS, left / 4), max_threads=MAX_THREADS)
-            found |= {peer: data for peer, data in got.items() if isinstance(data, bytes)}
-            if len(found) < len(peers):
-                node.time.sleep(POLL_SECONDS)
-        return found

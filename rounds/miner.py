@@ -187,7 +187,9 @@ class Miner:
             return None  # not a reason to lose work that is not saved yet
         if not has_parts(len(data)) or deadline <= 0:
             return None
-        upload = Upload(node.doors.bucket, keys.payload(node.run.id, round), data, timeout_seconds=deadline)
+        upload = Upload(
+            node.doors.bucket, keys.payload(node.run.id, round), data, timeout_seconds=deadline, time=node.time
+        )
         self.ahead = Ahead(upload, node.held.timeline.begin("upload"))
         return upload
 
@@ -224,7 +226,9 @@ class Miner:
             if not self.finish_upload(round, deadline):
                 data = node.held.store.read(sealed.object)
                 deadline = max(1.0, node.seconds_until(node.clock.commit_by(round)))
-                publish(node.doors.bucket, keys.payload(node.run.id, round), data, timeout_seconds=deadline)
+                publish(
+                    node.doors.bucket, keys.payload(node.run.id, round), data, timeout_seconds=deadline, time=node.time
+                )
         node.held.events.emit(
             "published",
             round,
@@ -296,7 +300,13 @@ class Miner:
             unsigned = Reveal(node.run.id, round, node.me, sealed.key, proof)
             reveal = replace(unsigned, signature=node.doors.signer.sign(unsigned.signed_part))
             deadline = max(1.0, node.seconds_until(node.clock.reveal_by(round)))
-            publish(node.doors.bucket, keys.reveal(node.run.id, round), reveal.encode(), timeout_seconds=deadline)
+            publish(
+                node.doors.bucket,
+                keys.reveal(node.run.id, round),
+                reveal.encode(),
+                timeout_seconds=deadline,
+                time=node.time,
+            )
         node.held.events.emit("revealed", round)
 
     def report(self, round: int) -> None:
@@ -307,7 +317,7 @@ class Miner:
             return  # we came back with the work already sealed: nothing was measured
         document = encode_document("peer", node.run.id, round, self.claims, node.doors.signer)
         key = keys.peer_report(node.run.id, round)
-        publish(node.doors.bucket, key, document, timeout_seconds=node.transfer_seconds(1))
+        publish(node.doors.bucket, key, document, timeout_seconds=node.transfer_seconds(1), time=node.time)
 
     def clean_up(self, round: int) -> None:
         """Delete our objects of the round that just left the retention window."""

@@ -177,7 +177,13 @@ class Scores:
         report = round_report(round, at_commit, gathered, checked, ranking, evaluations, before, self.book, paid)
         data = encode_document("report", node.run.id, round, report.to_body(spec.gauntlet), node.doors.signer)
         try:
-            publish(node.doors.bucket, keys.report(node.run.id, round), data, timeout_seconds=node.transfer_seconds(1))
+            publish(
+                node.doors.bucket,
+                keys.report(node.run.id, round),
+                data,
+                timeout_seconds=node.transfer_seconds(1),
+                time=node.time,
+            )
         except StorageError as fault:
             logger.warning("round {round}: no report: {fault}", round=round, fault=str(fault))
         node.held.events.emit("reported", round, peers=report.named(spec.gauntlet))

@@ -29,7 +29,7 @@ class Validator:
 
     def __init__(self, node: Node, shards: Shards) -> None:
         self.node = node
-        mirror = Mirror(node.doors.bucket, node.run.id)
+        mirror = Mirror(node.doors.bucket, node.run.id, node.time)
         self.collector = self.collecting(node)
         self.scores = self.scoring(node, shards)
         self.vote = self.voting(node, self.scores, mirror)
@@ -59,7 +59,7 @@ class Validator:
         if node.held.saved.round != round:
             return  # catch-up went further: `round` is over
         at_commit = self.collector.commitments(round)
-        gathered = self.collector.collect(round, at_commit)
+        gathered = self.collector.collect(round, at_commit, scores.book)
         checked = scores.check(round, gathered)
         ranking = scores.rank(round, checked)
         vote.mirror_selected(round, gathered, ranking)

@@ -18,7 +18,8 @@ from protocol.errors import ChainError, StorageError
 from protocol.messages import REVEAL_BYTES
 from protocol.types import Attestation, Peer, PeerId, Record, Selection
 from rounds.score import Scores
-from storage.exchange import Source, Wanted, gather
+from storage.collect import gather
+from storage.exchange import Fault, Source, Wanted
 from storage.mirror import Copied, Mirror
 from storage.seal import matches
 
@@ -195,6 +196,7 @@ class Vote:
             ],
             timeout_seconds=patience,
             max_threads=MAX_THREADS,
+            time=node.time,
         )
         reveals = gather(
             [
@@ -203,11 +205,12 @@ class Vote:
             ],
             timeout_seconds=patience,
             max_threads=MAX_THREADS,
+            time=node.time,
         )
         mirrored = []
         for item in gathered:
             payload, reveal = payloads.get(item.peer.id), reveals.get(item.peer.id)
-            if isinstance(payload, bytes) and isinstance(reveal, bytes):
+            if payload is not None and not isinstance(payload, Fault) and isinstance(reveal, bytes):
                 item = replace(item, payload=payload, wrong_size=None, reveal=reveal)
             mirrored.append(item)
         if not doubted.keys() <= self.scores.judge(round, mirrored).passed.keys():

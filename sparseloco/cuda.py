@@ -5,21 +5,20 @@ sparseloco/native.py answer CUDA tensors through it. May not decide whether it i
 """
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from protocol.layout import Layout, TensorLayout
 from sparseloco import native
-from sparseloco.floats import NonFinite, tensor_of
+from sparseloco.floats import NonFinite
 from sparseloco.native import Unavailable
 from sparseloco.spectral import exact_products
 from sparseloco.update import LEVELS, Update
@@ -34,20 +33,12 @@ _FINE = -1
 @cache
 def library() -> ctypes.CDLL:
     """The loaded library. Raises Unavailable."""
-    if not LIBRARY.exists():
-        raise Unavailable(f"{LIBRARY.name} is not built; install the CUDA toolkit (nvcc) and run: make native")
     return load(LIBRARY)
 
 
 def load(path: Path) -> ctypes.CDLL:
     """The library in a file, its functions declared. Raises Unavailable."""
-    try:
-        loaded = ctypes.CDLL(str(path))
-        abi = loaded.murmur_cuda_abi()
-    except (OSError, AttributeError) as fault:
-        raise Unavailable(f"{path.name} cannot be loaded ({fault}); build it again: make native") from None
-    if abi != _ABI:
-        raise Unavailable(f"{path.name} has interface {abi}, this release needs {_ABI}; build it again: make native")
+    loaded = native.load(path, "the CUDA toolkit (nvcc)", "murmur_cuda_abi", _ABI)
     pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
     begin = (ctypes.c_int, pointer, pointer, u32)  # device, stream, regions
     loaded.murmur_cuda_compress.argtypes = (
@@ -103,8 +94,8 @@ def _compress(
     beta: float,
     new_error: Sequence[Tensor],
     records: Tensor,
-    threads: int = 0,
-    isa: int = 0,
+    threads: int,
+    isa: int,
 ) -> None:
     if not error:  # zeros, which their successors then replace
         for value in new_error:
@@ -116,7 +107,7 @@ def _compress(
 
 
 def _validate(
-    regions: Tensor, sizes: Tensor, records: Sequence[Tensor], threads: int = 0, isa: int = 0
+    regions: Tensor, sizes: Tensor, records: Sequence[Tensor], threads: int, isa: int
 ) -> tuple[Tensor, Tensor]:
     counts = torch.zeros(len(records), sizes.numel(), LEVELS, dtype=torch.int64, device=regions.device)
     statuses = [_status("murmur_cuda_validate", regions, *pair) for pair in zip(records, counts, strict=True)]
@@ -131,8 +122,8 @@ def _aggregate(
     rule: int,
     theta: Sequence[Tensor],
     out: Sequence[Tensor],
-    threads: int = 0,
-    isa: int = 0,
+    threads: int,
+    isa: int,
 ) -> None:
     payloads, start, end = (_pointers(group, regions.device) for group in (records, theta, out))
     count = (len(records), sizes.numel())
@@ -145,12 +136,6 @@ native.aggregate_operator.register_kernel("cuda", _aggregate)
 
 
 # --- what ops.py calls -------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=16)
-def _tables(layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
-    regions, sizes = native._tables(layout)
-    return regions.to(device), sizes.to(device)
 
 
 def _uploaded(update: Update, device: torch.device) -> Tensor:
@@ -168,48 +153,7 @@ class Codec(native.Codec):
     """native.Codec for tensors on one GPU: same arguments, results and errors. `isa` is its architecture ("sm_90");
     `threads` says nothing here. Every method waits for its result."""
 
-    device: torch.device = field(kw_only=True)
-
-    def compress(
-        self,
-        theta: Mapping[str, Tensor],
-        theta_r: Mapping[str, Tensor],
-        error: Mapping[str, Tensor] | None,
-        layout: Layout,
-        beta: float,
-        out: Mapping[str, Tensor] | None = None,
-    ) -> tuple[Update, dict[str, Tensor]]:
-        """As native.Codec.compress."""
-        starts = [self._given(theta, tensor, torch.float32) for tensor in layout]
-        ends = [self._given(theta_r, tensor, torch.float32, torch.bfloat16) for tensor in layout]
-        if len({end.dtype for end in ends}) > 1:
-            ends = [end.to(torch.float32) for end in ends]
-        carried = [] if error is None else [self._given(error, tensor, torch.float32) for tensor in layout]
-        new_error = self._destination(out, layout)
-        records = torch.empty(layout.records_bytes, dtype=torch.uint8, device=self.device)
-        _compress(*_tables(layout, self.device), starts, ends, carried, beta, list(new_error.values()), records)
-        return Update(layout, records.cpu().numpy().tobytes()), new_error
-
-    def _validated(self, layout: Layout, updates: list[Update]) -> tuple[npt.NDArray[np.int64], list[int]]:
-        records = [_uploaded(update, self.device) for update in updates]
-        counts, statuses = _validate(*_tables(layout, self.device), records)
-        return counts.cpu().numpy(), statuses.tolist()
-
-    def _move(
-        self,
-        theta: Mapping[str, Tensor],
-        updates: list[Update],
-        weights: npt.NDArray[np.float64],
-        rule: int,
-        out: Mapping[str, Tensor] | None,
-    ) -> dict[str, Tensor]:
-        layout, rounded = native.common_layout(updates), native.prepared(weights)
-        before = [self._given(theta, tensor, torch.float32) for tensor in layout]
-        new = self._destination(out, layout)
-        records = [_uploaded(update, self.device) for update in updates]
-        tables = _tables(layout, self.device)
-        _aggregate(*tables, records, rounded.to(self.device), rule, before, list(new.values()))
-        return new
+    kernels: ClassVar[native.Kernels] = native.Kernels(_compress, _validate, _aggregate)
 
     def products(self, updates: Sequence[Update], numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """As native.Codec.products, on the CPU, where the records are."""
@@ -222,18 +166,11 @@ class Codec(native.Codec):
     def _require_denormals(self) -> None:
         """A GPU's kernels were built not to flush them, whatever the thread that starts them does."""
 
-    def _given(self, tensors: Mapping[str, Tensor], tensor: TensorLayout, *dtypes: torch.dtype) -> Tensor:
-        found = tensor_of(tensors, tensor, *dtypes)
-        if found.device != self.device:
-            raise ValueError(f"tensor {tensor.name!r} is on {found.device}, this codec works on {self.device}")
-        return found.contiguous()
+    def _records(self, update: Update) -> Tensor:
+        return _uploaded(update, self.device)
 
-    def _destination(self, out: Mapping[str, Tensor] | None, layout: Layout) -> dict[str, Tensor]:
-        if out is None:
-            return {tensor.name: torch.empty(tensor.shape, device=self.device) for tensor in layout}
-        for tensor in layout:
-            self._given(out, tensor, torch.float32)
-        return native._destination(out, layout)
+    def _how(self) -> tuple[int, int]:
+        return 0, 0
 
 
 @cache

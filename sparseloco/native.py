@@ -7,11 +7,11 @@ sparseloco/ops.py's.
 """
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from protocol.errors import ConfigError, InvalidSubmission
-from protocol.layout import Layout
+from protocol.layout import Layout, TensorLayout
 from protocol.types import DIGEST_BYTES, Digest, PeerId, Reason
 from sparseloco.floats import FLUSHES, NonFinite, destination, tensor_of
 from sparseloco.outer import SMALLEST_WEIGHT, Aggregate, OuterState, Scales, bounds, peer_weights, unchanged
@@ -43,6 +43,7 @@ _RULES = {"mean": 0, "contributor_mean": 1, "filtered_mean": 0}
 _PROBE = 2
 _REGION_FIELDS = 11
 _ALIGNMENT = 64
+_CPU = torch.device("cpu")
 
 
 class Unavailable(RuntimeError):
@@ -63,18 +64,25 @@ class _Plan(ctypes.Structure):
     )
 
 
+def load(path: Path, builder: str, version: str, needed: int) -> ctypes.CDLL:
+    """The library in a file, whose function `version` has to answer `needed`. `builder`: what it takes to make it, for
+    people. Raises Unavailable."""
+    if not path.exists():
+        raise Unavailable(f"{path.name} is not built; install {builder} and run: make native")
+    try:
+        loaded = ctypes.CDLL(str(path))
+        abi = getattr(loaded, version)()
+    except (OSError, AttributeError) as fault:
+        raise Unavailable(f"{path.name} cannot be loaded ({fault}); build it again: make native") from None
+    if abi != needed:
+        raise Unavailable(f"{path.name} has interface {abi}, this release needs {needed}; build it again: make native")
+    return loaded
+
+
 @cache
 def library() -> ctypes.CDLL:
     """The loaded library. Raises Unavailable."""
-    if not LIBRARY.exists():
-        raise Unavailable(f"{LIBRARY.name} is not built; install a C++ compiler (g++) and run: make native")
-    try:
-        loaded = ctypes.CDLL(str(LIBRARY))
-        abi = loaded.murmur_abi()
-    except (OSError, AttributeError) as fault:
-        raise Unavailable(f"{LIBRARY.name} cannot be loaded ({fault}); build it again: make native") from None
-    if abi != _ABI:
-        raise Unavailable(f"{LIBRARY.name} has interface {abi}, this release needs {_ABI}; build it again: make native")
+    loaded = load(LIBRARY, "a C++ compiler (g++)", "murmur_abi", _ABI)
     pointer, u32, u64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
     plan = ctypes.POINTER(_Plan)
     loaded.murmur_scratch_bytes.restype = u64
@@ -95,7 +103,7 @@ def supported() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=16)
-def _tables(layout: Layout) -> tuple[Tensor, Tensor]:
+def _tables(layout: Layout, device: torch.device = _CPU) -> tuple[Tensor, Tensor]:
     """(regions int64 [num, 11] as struct murmur_region has them, elements of each tensor int64 [num])."""
     rows: list[tuple[int, ...]] = []
     first = 0
@@ -107,8 +115,9 @@ def _tables(layout: Layout) -> tuple[Tensor, Tensor]:
                 (number, first, start, tensor.columns, r.down, r.across, r.height, r.width, r.k, record, r.stride)
             )
             first += r.down * r.across
+    regions = torch.tensor(rows, dtype=torch.int64).reshape(-1, _REGION_FIELDS)
     sizes = torch.tensor([tensor.numel for tensor in layout], dtype=torch.int64)
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, _REGION_FIELDS), sizes
+    return regions.to(device), sizes.to(device)
 
 
 class _Call:
@@ -272,16 +281,26 @@ def _tensor(data: bytes) -> Tensor:
     return torch.from_numpy(np.asarray(_View(data))) if data else torch.empty(0, dtype=torch.uint8)
 
 
+class Kernels(NamedTuple):
+    """The library's functions on tensors of one kind of device, as the operators call them."""
+
+    compress: Callable[..., None]
+    validate: Callable[..., tuple[Tensor, Tensor]]
+    aggregate: Callable[..., None]
+
+
 @dataclass(frozen=True, slots=True)
 class Codec:
     """The native codec for one instruction set (a name of `supported()`) and number of threads (0: torch's own).
 
     Its methods mirror the reference's functions: same arguments, results and errors. `out` tensors, contiguous fp32
-    of the layout's shapes, receive a result in place of new ones.
+    of the layout's shapes, receive a result in place of new ones. All tensors are on `device`.
     """
 
     isa: str
     threads: int = 0
+    device: torch.device = _CPU
+    kernels: ClassVar[Kernels] = Kernels(_compress, _validate, _aggregate)
 
     def compress(
         self,
@@ -294,16 +313,16 @@ class Codec:
     ) -> tuple[Update, dict[str, Tensor]]:
         """As reference.compress. `out` may be `error` itself; after NonFinite its contents are undefined."""
         self._require_denormals()
-        starts = [tensor_of(theta, tensor, torch.float32).contiguous() for tensor in layout]
-        ends = [tensor_of(theta_r, tensor, torch.float32, torch.bfloat16).contiguous() for tensor in layout]
+        starts = [self._given(theta, tensor, torch.float32) for tensor in layout]
+        ends = [self._given(theta_r, tensor, torch.float32, torch.bfloat16) for tensor in layout]
         if len({end.dtype for end in ends}) > 1:
             ends = [end.to(torch.float32) for end in ends]
-        carried = [] if error is None else [tensor_of(error, tensor, torch.float32).contiguous() for tensor in layout]
-        new_error = _destination(out, layout)
-        records = np.empty(layout.records_bytes, dtype=np.uint8)
-        target = torch.from_numpy(records)
-        _compress(*_tables(layout), starts, ends, carried, beta, list(new_error.values()), target, *self._how())
-        return Update(layout, records.tobytes()), new_error
+        carried = [] if error is None else [self._given(error, tensor, torch.float32) for tensor in layout]
+        new_error = self._destination(out, layout)
+        records = torch.empty(layout.records_bytes, dtype=torch.uint8, device=self.device)
+        values = (starts, ends, carried, beta, list(new_error.values()), records)
+        self.kernels.compress(*_tables(layout, self.device), *values, *self._how())
+        return Update(layout, records.cpu().numpy().tobytes()), new_error
 
     def parse(self, plaintext: bytes, layout: Layout) -> Update:
         """As wire.parse; the update knows its level counts. Of several faults, the one named is the first chunk's."""
@@ -333,8 +352,9 @@ class Codec:
 
     def _validated(self, layout: Layout, updates: list[Update]) -> tuple[npt.NDArray[np.int64], list[int]]:
         """Level counts [payloads, tensors, 256] and statuses of payloads."""
-        counts, statuses = _validate(*_tables(layout), [_tensor(update.records) for update in updates], *self._how())
-        return counts.numpy(), statuses.tolist()
+        records = [self._records(update) for update in updates]
+        counts, statuses = self.kernels.validate(*_tables(layout, self.device), records, *self._how())
+        return counts.cpu().numpy(), statuses.tolist()
 
     def outer_step(
         self,
@@ -385,11 +405,29 @@ class Codec:
         out: Mapping[str, Tensor] | None,
     ) -> dict[str, Tensor]:
         layout, rounded = common_layout(updates), prepared(weights)
-        before = [tensor_of(theta, tensor, torch.float32).contiguous() for tensor in layout]
-        new = _destination(out, layout)
-        records = [_tensor(update.records) for update in updates]
-        _aggregate(*_tables(layout), records, rounded, rule, before, list(new.values()), *self._how())
+        before = [self._given(theta, tensor, torch.float32) for tensor in layout]
+        new = self._destination(out, layout)
+        records = [self._records(update) for update in updates]
+        values = (records, rounded.to(self.device), rule, before, list(new.values()))
+        self.kernels.aggregate(*_tables(layout, self.device), *values, *self._how())
         return new
+
+    def _records(self, update: Update) -> Tensor:
+        """An update's records where the kernels read them."""
+        return _tensor(update.records)
+
+    def _given(self, tensors: Mapping[str, Tensor], tensor: TensorLayout, *dtypes: torch.dtype) -> Tensor:
+        found = tensor_of(tensors, tensor, *dtypes)
+        if found.device != self.device:
+            raise ValueError(f"tensor {tensor.name!r} is on {found.device}, this codec works on {self.device}")
+        return found.contiguous()
+
+    def _destination(self, out: Mapping[str, Tensor] | None, layout: Layout) -> dict[str, Tensor]:
+        if out is None:
+            return {t.name: torch.empty(t.shape, dtype=torch.float32, device=self.device) for t in layout}
+        for tensor in layout:
+            self._given(out, tensor, torch.float32)
+        return {tensor.name: destination(out, tensor) for tensor in layout}
 
     def _require_denormals(self) -> None:
         """Raise ConfigError when the calling thread flushes denormals to zero: those of the library inherit that."""
@@ -417,9 +455,3 @@ def common_layout(updates: Sequence[Update]) -> Layout:
 def prepared(weights: npt.NDArray[np.float64]) -> Tensor:
     """Weights as kernels take them: fp32, 0 below SMALLEST_WEIGHT."""
     return torch.from_numpy(np.where(weights >= SMALLEST_WEIGHT, weights, 0.0).astype(np.float32))
-
-
-def _destination(out: Mapping[str, Tensor] | None, layout: Layout) -> dict[str, Tensor]:
-    if out is None:
-        return {tensor.name: torch.empty(tensor.shape, dtype=torch.float32) for tensor in layout}
-    return {tensor.name: destination(out, tensor) for tensor in layout}

@@ -40,13 +40,19 @@ class Mirror:
     time: Time = REAL
 
     def copy(
-        self, round: int, peer: PeerId, sealed: bytes, reveal: bytes | None = None, *, timeout_seconds: float
+        self,
+        round: int,
+        peer: PeerId,
+        sealed: bytes | memoryview,
+        reveal: bytes | None = None,
+        *,
+        timeout_seconds: float,
     ) -> Copied:
         """Store an accepted sealed object (and its reveal, when it is known). What `holds` needs is returned.
 
         Raises StorageError at the deadline, InvalidMessage when there is no envelope in front.
         """
-        envelope, ciphertext = sealed[:ENVELOPE_BYTES], memoryview(sealed)[ENVELOPE_BYTES:]
+        envelope, ciphertext = bytes(sealed[:ENVELOPE_BYTES]), memoryview(sealed)[ENVELOPE_BYTES:]
         leaves = tuple(leaf(ciphertext[at : at + SECTION_BYTES]) for at in range(0, len(ciphertext), SECTION_BYTES))
         if root(leaves) != parse_envelope(envelope).root:
             raise ValueError("only accepted objects are mirrored, and this one's root differs from its envelope's")
@@ -54,7 +60,7 @@ class Mirror:
         publish(
             self.bucket,
             keys.mirror(self.run, round, peer),
-            sealed,
+            bytes(sealed),
             timeout_seconds=seconds_until(until, self.time),
             time=self.time,
         )

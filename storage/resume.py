@@ -2,14 +2,15 @@
 
 boto3 starts again from nothing; here the ETag and the number of whole parts on disk are enough to go on with Range and
 If-Match. A file is never trusted for having been resumed: whoever asked for it checks its digest (docs/protocol.md
-section 8), so nothing is synced to disk on the way. May not delete a finished file.
+section 8), so nothing is synced to disk on the way.
 """
 
 import json
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from protocol.errors import ConfigError, ObjectMissing, ObjectTooLarge, StorageError
@@ -68,12 +69,29 @@ def keep(path: Path, data: bytes) -> None:
             raise
 
 
-def read(path: Path) -> bytes | None:
-    """The bytes of a file that was kept or downloaded, None when there is none or it cannot be read."""
+def mapped(path: Path) -> memoryview | None:
+    """The bytes of a file that was kept or downloaded, read from the disk when they are looked at; None when there is
+    no such file or it cannot be read. They stay when the file is deleted."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return memoryview(mmap(file.fileno(), size, access=ACCESS_READ) if size else b"")
     except OSError:
         return None
+
+
+def whole_parts(path: Path) -> int:
+    """Bytes that an unfinished download to `path` has brought so far, in whole parts."""
+    try:
+        return _part(path).stat().st_size // PART_BYTES * PART_BYTES
+    except OSError:
+        return 0
+
+
+def remove(path: Path) -> None:
+    """Delete a finished file. A disk that has become read-only costs the cache, not the round."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

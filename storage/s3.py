@@ -82,22 +82,21 @@ def open_pointer(pointer: Pointer, *, local: bool) -> "S3Bucket":
     Raises ConfigError for a pointer that may not be followed. A host name that does not resolve is no error here;
     the first call raises StorageError.
     """
-    opened = S3Bucket(pointer, local=local, public_only=not local)
     if not local:
-        opened.check_address()
-    return opened
+        # Before the client: making one costs tens of milliseconds under a lock, and a stranger may point anywhere.
+        _require_public(*_plain_endpoint(pointer.endpoint, local=False))
+    return S3Bucket(pointer, local=local, public_only=not local)
 
 
 class S3Bucket:
     """One bucket with one credential (RangedBucket). Thread-safe; keeps up to 32 connections."""
 
     def __init__(self, pointer: Pointer, *, local: bool, public_only: bool) -> None:
-        parts = _plain_endpoint(pointer.endpoint, local=local)
+        _plain_endpoint(pointer.endpoint, local=local)
         if not _BUCKET_NAME.fullmatch(pointer.bucket) or pointer.bucket.endswith(_RESERVED_ENDINGS):
             raise ConfigError(
                 "a bucket name must be 3 to 63 of a-z, 0-9, '.' and '-', and none of the names that S3 reserves"
             )
-        self._host, self._port = parts
         self._bucket = pointer.bucket
         self._endpoint = pointer.endpoint
         self._public_only = public_only
@@ -106,15 +105,6 @@ class S3Bucket:
 
     def __repr__(self) -> str:
         return f"S3Bucket({self._endpoint!r}, {self._bucket!r})"
-
-    def check_address(self) -> None:
-        """Refuse (ConfigError) a host that resolves to an address that is not public."""
-        try:
-            addresses = transport.resolve(self._host, self._port)
-        except (OSError, UnicodeError):
-            return
-        if not all(transport.is_public(ip) for _, ip, _ in addresses):
-            raise ConfigError("the pointer's endpoint leads to an address that is not public; it was not followed")
 
     # --- the port ----------------------------------------------------------------------------------------------
 
@@ -466,6 +456,16 @@ def _delay(attempt: int) -> float:
 
 def _pause(attempt: int) -> None:
     time.sleep(min(_delay(attempt), transport.remaining_seconds()))
+
+
+def _require_public(host: str, port: int) -> None:
+    """Refuse (ConfigError) a host that resolves to an address that is not public."""
+    try:
+        addresses = transport.resolve(host, port)
+    except (OSError, UnicodeError):
+        return
+    if not all(transport.is_public(ip) for _, ip, _ in addresses):
+        raise ConfigError("the pointer's endpoint leads to an address that is not public; it was not followed")
 
 
 def _plain_endpoint(endpoint: str, *, local: bool) -> tuple[str, int]:

@@ -109,7 +109,7 @@ def unseal(envelope: Envelope, key: bytes, ciphertext: bytes | memoryview) -> by
     return _stream(key, envelope.run, envelope.round, envelope.peer).update(ciphertext)
 
 
-def open_sealed(data: bytes) -> tuple[Envelope, memoryview]:
+def open_sealed(data: bytes | memoryview) -> tuple[Envelope, memoryview]:
     """Envelope and ciphertext of a sealed object; the ciphertext is a view of `data`.
 
     Raises InvalidMessage when there is no envelope in front. The signature is the caller's to verify.
@@ -117,11 +117,11 @@ def open_sealed(data: bytes) -> tuple[Envelope, memoryview]:
     return parse_envelope(data[:ENVELOPE_BYTES]), memoryview(data)[ENVELOPE_BYTES:]
 
 
-def matches(committed: Digest) -> Callable[[bytes], bool]:
+def matches(committed: Digest) -> Callable[[bytes | memoryview], bool]:
     """The test for gather: are these the bytes whose envelope digest was committed on chain? Committed bytes that are
     no envelope pass: what they are is judged by the checks, alike on every node."""
 
-    def accept(data: bytes) -> bool:
+    def accept(data: bytes | memoryview) -> bool:
         if sha256(data[:ENVELOPE_BYTES]).digest() != committed:
             return False
         try:

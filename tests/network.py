@@ -26,9 +26,9 @@ from node.state import Saved, StateStore
 from protocol import keys
 from protocol.errors import ChainError, ConfigError
 from protocol.messages import encode_slot
-from protocol.spec import Amendment, Run, RunSpec
+from protocol.run import Amendment, Run
+from protocol.spec import RunSpec
 from protocol.types import Digest, Header, Peer, PeerId, Pointer, Uid, hotkey
-from rounds import collect
 from rounds import miner as miners
 from rounds import validator as validators
 from rounds.collect import Collector
@@ -496,7 +496,6 @@ def networks(
 ) -> Iterator[Callable[..., FakeNetwork]]:
     """networks(**options): a FakeNetwork that is stopped after the test."""
     # Pauses that spare a real network; here everything answers at once.
-    monkeypatch.setattr(collect, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(validators, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(miners, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(follower, "STALL_SECONDS", 0.02)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from protocol.spec import InnerSpec, ModelSpec, Run, RunSpec
+from protocol.run import Run
+from protocol.spec import InnerSpec, ModelSpec, RunSpec
 from training.schedule import lr_at
 
 LOGITS_PER_CHUNK = 1 << 26

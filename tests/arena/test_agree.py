@@ -4,7 +4,7 @@ import pytest
 
 from arena.agree import Statements, pooled
 from arena.stage import POINTER, make_spec, named
-from protocol.spec import Run
+from protocol.run import Run
 from protocol.types import Commitment, Peer, PeerId, Slot, Uid
 
 RUN = Run(make_spec(0))

@@ -6,9 +6,9 @@ from hashlib import sha256
 from typing import Any
 
 from gauntlet.agreement import Agreed, Views
-from gauntlet.audit import Claim, Facts, State
 from gauntlet.book import RoundOutcome, ScoreBook, fold
 from gauntlet.checks import Gathered, fast_checks
+from gauntlet.facts import Claim, Facts, State
 from gauntlet.loss import bounded, evaluate
 from gauntlet.report import Paid, Report, round_report
 from gauntlet.sampling import Seed, pick, references, samples
@@ -16,7 +16,7 @@ from gauntlet.selection import standing
 from gauntlet.sketch import Remembered
 from gauntlet.weights import weights
 from protocol.messages import canonical_json, parse_json
-from protocol.spec import Run
+from protocol.run import Run
 from protocol.types import Digest, Page, Peer, Selection, Uid
 from sparseloco.outer import OuterState, Scales
 from sparseloco.update import Update

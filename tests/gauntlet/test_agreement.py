@@ -20,7 +20,7 @@ from gauntlet.agreement import (
     selected,
 )
 from protocol.messages import encode_statement, first_link, record_link
-from protocol.spec import Amendment
+from protocol.run import Amendment
 from protocol.types import Commitment, Peer, PeerId, Record, Selection, Slot, Uid
 from tests.gauntlet.world import COMMIT_HASH, POINTER, RUN, THETA, digest, make_spec, peer_id
 

@@ -12,7 +12,8 @@ from gauntlet.loss import Evaluation
 from gauntlet.sketch import Remembered, Sample, Sketch
 from protocol.layout import Layout
 from protocol.messages import Envelope, Reveal, parse_envelope
-from protocol.spec import ClockSpec, CompressionSpec, DataSpec, GauntletSpec, InnerSpec, ModelSpec, Run, RunSpec
+from protocol.run import Run
+from protocol.spec import ClockSpec, CompressionSpec, DataSpec, GauntletSpec, InnerSpec, ModelSpec, RunSpec
 from protocol.types import Commitment, Digest, LossScore, Peer, PeerId, Pointer, Slot, Uid, hotkey
 from sparseloco.outer import OuterState
 from sparseloco.reference import compress

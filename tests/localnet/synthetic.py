@@ -5,7 +5,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from localnet.network import Member, Network, Plan, address
+from localnet.members import Member, address
+from localnet.network import Network
+from localnet.plan import Plan
 from localnet.processes import Processes
 from localnet.store import StoreReady
 from protocol.types import PeerId

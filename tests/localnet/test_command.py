@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from localnet import command, network, report
+from localnet import command, play, report
+from localnet.plan import Plan
 from localnet.table import Table
 from protocol.errors import ConfigError
 from tests.localnet.synthetic import Synthetic
@@ -30,7 +31,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Synthetic:
     run = Synthetic(tmp_path / "network")
     run.round(0)
     run.round(1)
-    monkeypatch.setattr(network, "open_network", lambda plan, say: run.network)
+    monkeypatch.setattr(play, "open_network", lambda plan, say: run.network)
     monkeypatch.setattr(report, "_weights", lambda network: {})
     return run
 
@@ -40,7 +41,7 @@ def start(run: Synthetic) -> int:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     folder = run.folder.with_name("run")
-    run.network.plan = network.Plan(folder, rounds=2)
+    run.network.plan = Plan(folder, rounds=2)
     return command.run(parser.parse_args(["--rounds", "2", "--folder", str(folder)]))
 
 
@@ -117,6 +118,6 @@ def test_a_request_to_stop_that_is_lost_while_the_network_starts_is_heard_at_the
         say("next step")
         steps.append("went on again")
 
-    monkeypatch.setattr(network, "open_network", opening)
+    monkeypatch.setattr(play, "open_network", opening)
     assert start(ran) == 130
     assert steps == ["went on"]

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from localnet.kinds import FAULTS
-from localnet.network import Plan, address, open_network
+from localnet.members import address
+from localnet.network import open_network
+from localnet.plan import Plan
 from localnet.report import build_report
 from localnet.table import Table
 from protocol.types import Reason

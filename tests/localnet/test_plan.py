@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from localnet.kinds import FAULTS
-from localnet.network import NEWCOMER, Plan, _names
+from localnet.plan import NEWCOMER, Plan
 from localnet.store import _NAME
 
 
 def test_every_member_has_a_name_of_its_own_that_tells_its_role(tmp_path: Path) -> None:
     plan = Plan(tmp_path, miners=3, validators=2, faults=(*FAULTS, "noise", "noise"), newcomers=2)
-    names = _names(plan)
+    names = plan.names()
     assert len(names) == 1 + 3 + 2 + len(FAULTS) + 2 + 2
     assert next(iter(names)) == "owner"
     assert [name for name, (role, _) in names.items() if role == "validator"] == ["validator-1", "validator-2"]

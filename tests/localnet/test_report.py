@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from chain import adapter
+from localnet import report as reporting
 from localnet.report import build_report
 from protocol.errors import ChainError
 from protocol.types import Header, Peer, PeerId, Reason, Standing, Uid
@@ -38,7 +38,7 @@ def no_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise ChainError("the chain does not answer")
 
-    monkeypatch.setattr(adapter, "open_chain", refuse)
+    monkeypatch.setattr(reporting, "open_chain", refuse)
 
 
 def test_the_schema_knows_every_reason() -> None:
@@ -166,7 +166,7 @@ def test_weights_are_the_mean_share_over_the_validators_that_have_set_any(
         [(member.peer, member.role == "validator") for member in members],
         {0: {3: 10, 4: 30}, 1: {3: 65535}, 3: {5: 1}},  # the third validator has set none; a miner's do not count
     )
-    monkeypatch.setattr(adapter, "open_chain", lambda *_, **__: chain)
+    monkeypatch.setattr(reporting, "open_chain", lambda *_, **__: chain)
     peers = build_report(run.network, 1.0)["peers"]
     assert {peer["name"]: peer["weight"] for peer in peers.values()} == {
         "miner-1": pytest.approx(0.625),

@@ -10,7 +10,7 @@ import pytest
 
 from gauntlet.report import Row
 from localnet.faults import Garbage
-from murmur import audit, explain, network
+from murmur import account, audit, explain, network, where
 from murmur.command import main
 from node.config import NetworkConfig
 from node.reader import reading
@@ -100,7 +100,7 @@ def test_a_miner_is_told_how_it_stands_why_and_what_to_do(played: FakeNetwork, m
     assert lines[0].startswith(f"{hotkey(played['miner-4'].peer)}, uid 6, in run small (round ")
     assert f"validator {hotkey(played['one'].peer)} (75 % of the validators' stake), round 2:" in lines
     assert "rejected, MALFORMED: a chunk does not hold exactly k' indices; pay 0.00 %" in lines
-    assert f"next: {explain.ADVICE[Reason.MALFORMED]}" in lines
+    assert f"next: {account.ADVICE[Reason.MALFORMED]}" in lines
     assert any(line.startswith("changed: ") and "penalty 0.50 -> 0.75" in line for line in lines)
     assert any(line.startswith("evaluated never; contributed 0 times, 3 faults") for line in lines)
 
@@ -111,8 +111,8 @@ def test_a_miner_is_told_how_it_stands_why_and_what_to_do(played: FakeNetwork, m
     left_out = now["NOT_SELECTED"]
     assert "because its PeerScore was" in left_out
     assert "evaluated in this round: LossScore" in left_out
-    assert f"next: {explain.ADVICE[Standing.NOT_SELECTED]}" in left_out
-    assert f"next: {explain.CONTRIBUTING}" in now["contributing"]
+    assert f"next: {account.ADVICE[Standing.NOT_SELECTED]}" in left_out
+    assert f"next: {account.CONTRIBUTING}" in now["contributing"]
 
 
 def test_a_hotkey_that_nobody_knows_is_refused_with_what_to_check(murmur: Murmur) -> None:
@@ -123,9 +123,9 @@ def test_a_hotkey_that_nobody_knows_is_refused_with_what_to_check(murmur: Murmur
 
 
 def test_every_outcome_has_an_advice() -> None:
-    assert explain.ADVICE.keys() == {*Reason, *Standing}
-    assert explain.advice(Row(Uid(1), contributing=True)) == explain.CONTRIBUTING
-    assert explain.advice(Row(Uid(1))) == explain.NOT_JUDGED
+    assert account.ADVICE.keys() == {*Reason, *Standing}
+    assert account.advice(Row(Uid(1), contributing=True)) == account.CONTRIBUTING
+    assert account.advice(Row(Uid(1))) == account.NOT_JUDGED
 
 
 # --- where the network is ------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def test_every_outcome_has_an_advice() -> None:
 
 def options(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    network.add_arguments(parser)
+    where.add_arguments(parser)
     return parser.parse_args(words)
 
 

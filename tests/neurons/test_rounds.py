@@ -12,7 +12,7 @@ from node.program import EXIT_UPDATE, run_program
 from protocol import keys
 from protocol.errors import UpdateNeeded
 from protocol.messages import encode_slot, parse_document
-from protocol.spec import Amendment
+from protocol.run import Amendment
 from protocol.types import PeerId, hotkey
 from rounds.miner import Miner
 from rounds.validator import Validator

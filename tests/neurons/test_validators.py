@@ -97,8 +97,8 @@ class SeesNoPayloadOfFirstMiner(Collector):
 
     hidden: PeerId
 
-    def collect(self, round: int, at_commit: Any) -> Any:
-        found = super().collect(round, at_commit)
+    def collect(self, round: int, at_commit: Any, book: Any) -> Any:
+        found = super().collect(round, at_commit, book)
         return [replace(item, payload=None, reveal=None) if item.peer.id == self.hidden else item for item in found]
 
 

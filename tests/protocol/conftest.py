@@ -2,7 +2,8 @@
 
 import pytest
 
-from protocol.spec import Run, RunSpec
+from protocol.run import Run
+from protocol.spec import RunSpec
 from tests.specs import toy_spec
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from protocol.errors import ConfigError, InvalidMessage
-from protocol.spec import Amendment, ModelSpec, Run, RunSpec, parse_amendment, parse_spec, parse_toml
+from protocol.run import Amendment, Run, parse_amendment
+from protocol.spec import ModelSpec, RunSpec, parse_spec, parse_toml
 from protocol.types import Digest
 from tests.specs import to_toml, toy_spec, toy_table
 

@@ -313,7 +313,7 @@ def test_on_a_gpu_the_operators_pass_torchs_own_check_and_ops_uses_them():
     codec, layout = cuda.codec(torch.device("cuda", 0)), Layout.of(RAGGED, 64)
     given = [on(codec, tensors(values)) for values in inputs("normal")]
     theta, theta_r, error = ([group[tensor.name] for tensor in layout] for group in given)
-    regions, sizes = cuda._tables(layout, codec.device)
+    regions, sizes = native._tables(layout, codec.device)
     records = torch.zeros(layout.records_bytes, dtype=torch.uint8, device=codec.device)
     new = [torch.empty_like(value) for value in theta]
     library = torch.ops.murmuration

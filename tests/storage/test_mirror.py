@@ -7,7 +7,8 @@ from protocol.errors import StorageError
 from protocol.types import Digest, PeerId
 from storage import mirror as mirror_module
 from storage import seal as seal_module
-from storage.exchange import Source, Wanted, gather
+from storage.collect import gather
+from storage.exchange import Source, Wanted
 from storage.mirror import Mirror
 from storage.seal import Sealed, matches, seal
 from tests.fakes.bucket import FakeStore, Faults

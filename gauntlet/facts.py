@@ -1,0 +1,87 @@
+"""What an audit of a round is given (gauntlet/audit.py): the round as everybody can see it, and what one validator
+states of it. Whoever calls has fetched everything."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gauntlet.agreement import Agreed, Views
+from gauntlet.checks import Doors, is_judged
+from gauntlet.loss import Losses
+from gauntlet.report import Report
+from gauntlet.sketch import Remembered, Sketch
+from protocol.run import Run
+from protocol.spec import GauntletSpec, RunSpec
+from protocol.types import Digest, Peer, PeerId, Uid
+from sparseloco.outer import OuterState
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What follows from theta at the start of the round: the proof that a peer in sync gives, the slow averages, and
+    losses as the validator evaluates them (None without the run's data)."""
+
+    sync_proof: Callable[[PeerId], Digest]
+    outer: OuterState
+    losses: Losses | None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A round as the chain and the buckets show it to everybody.
+
+    `views` as for gauntlet.agreement; `at_reveal` as of V. `theta` and `previous`: at the round's start, by most stake
+    of the statements. `payloads`: sealed objects that hash to what was committed to, of those that could be had.
+    `height`: the final block from which we look. `state`: None when theta could not be rebuilt; `stateless` says why.
+    """
+
+    run: Run
+    round: int
+    commit_hash: Digest
+    page_hash: Digest
+    sample_hash: Digest
+    views: Views
+    at_reveal: Sequence[Peer]
+    theta: Digest
+    previous: Digest
+    decision: Agreed
+    payloads: Mapping[PeerId, bytes]
+    doors: Doors
+    height: int
+    state: State | None = None
+    stateless: str = ""
+
+    @property
+    def spec(self) -> RunSpec:
+        return self.run.spec_at(self.round)
+
+    @property
+    def judged(self) -> dict[PeerId, Peer]:
+        """Who counts as a miner."""
+        return {peer.id: peer for peer in self.views.commit if is_judged(peer, self.spec.owner_id)}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one validator states, and what belongs to it.
+
+    `shown`: the table of hotkeys as it stands in the document. `earlier`: its report of the round that its book before
+    was made in, None when that is not to be had; `skipped`: a later round before this one that it reported all the
+    same. `sketches`: by the round's sample, of those payloads of `compared` that could be had. `paid`: hotkeys as of
+    `report.paid.block`, `set_weights`: what stood on chain for this validator at `report.paid.set_in` and one block
+    before; None when the chain's node does not have it.
+    """
+
+    validator: PeerId
+    report: Report
+    shown: Mapping[str, Any]
+    earlier: Report | None = None
+    skipped: int | None = None
+    sketches: tuple[Sketch, ...] = ()
+    paid: Sequence[Peer] | None = None
+    set_weights: tuple[Mapping[Uid, int], Mapping[Uid, int]] | None = None
+
+
+def compared(report: Report, spec: GauntletSpec) -> tuple[Remembered, ...]:
+    """The payloads of earlier rounds with which this round's were compared."""
+    return tuple(past for past in report.history if past.round >= report.round - spec.copy_rounds)

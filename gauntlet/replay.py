@@ -1,0 +1,120 @@
+"""A reported round worked out again from public objects, as far as they reach: by the report's own statements of the
+steps before each step (docs/protocol.md section 9)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
+
+from gauntlet.book import PeerRecord, ScoreBook
+from gauntlet.checks import Checked, Gathered, commitment, fast_checks, is_late
+from gauntlet.facts import Claim, Facts, compared
+from gauntlet.loss import Evaluation, bounded, evaluate
+from gauntlet.sampling import Seed, pick, references, samples
+from gauntlet.selection import Ranking, standing
+from protocol.types import Digest, PeerId, Reason
+from sparseloco.outer import OuterState
+
+OBSERVED_BYTES = (Reason.MISSING, Reason.WRONG_SIZE)
+"""Reasons that only the validator could see: its committed object could not be read as it should be."""
+
+
+class Replay:
+    """One round of one validator. What its audit's steps need is worked out once, at the start.
+
+    `passed`: the judged peers that the report rejects for nothing. `evaluated`: stated evaluations. `drawn`,
+    `references`: of the round's sample. `examined`: what the fast checks were given again, `checked`: their outcome.
+    `ours`: our own evaluations of the drawn peers; `unscored`: why there are none.
+    """
+
+    def __init__(self, facts: Facts, claim: Claim) -> None:
+        self.facts, self.claim, self.report = facts, claim, claim.report
+        self.spec = facts.spec
+        registered = {peer.id: peer for peer in facts.views.commit}
+        self.registered = registered
+        self.rows = {peer: row for peer, row in claim.report.rows.items() if peer in registered}
+        self.compared = compared(claim.report, self.spec.gauntlet)
+        self.passed = sorted(p for p, row in self.rows.items() if p in facts.judged and row.rejected is None)
+        self.book = _with_gone(claim.report.before, claim.report.gone)
+        self.ranking: Ranking = standing(self.book, self.passed, self.spec.gauntlet, facts.round, facts.commit_hash)
+        self.evaluated = {p: row.evaluation for p, row in self.rows.items() if row.evaluation is not None}
+        seed = Seed(facts.run.id, facts.sample_hash, facts.round, claim.validator)
+        contributing = set(self.ranking.contributing)
+        self.seed = seed
+        self.drawn = pick(self.book, self.passed, contributing, self.spec.gauntlet, seed)
+        self.references = references(self.drawn, self.passed, contributing, self.spec.gauntlet, seed)
+        self.examined = self._examined()
+        self.checked = self._checked()
+        self.ours, self.unscored = self._evaluations()
+
+    def _examined(self) -> dict[PeerId, Gathered]:
+        """Peers whose verdict follows from what we hold: without a commitment from the chain alone, else from the
+        bytes, together with the key that the validator says it read."""
+        facts = self.facts
+        at_reveal = {peer.id: peer for peer in facts.at_reveal}
+        last, reveal_by = facts.run.clock.commit_by(facts.round), facts.run.clock.reveal_by(facts.round)
+        examined: dict[PeerId, Gathered] = {}
+        for peer in facts.judged.values():
+            row = self.rows.get(peer.id)
+            if row is None:
+                continue
+            if commitment(peer, facts.round, last) is None:
+                late = is_late(peer, at_reveal.get(peer.id), facts.round, last, reveal_by)
+                examined[peer.id] = Gathered(peer, late=late)
+            elif facts.state is not None and row.rejected not in OBSERVED_BYTES and peer.id in facts.payloads:
+                examined[peer.id] = Gathered(peer, facts.payloads[peer.id], reveal=row.reveal)
+        return examined
+
+    def _checked(self) -> Checked:
+        facts = self.facts
+        unknown = Digest(bytes(32))
+        return fast_checks(
+            self.spec,
+            facts.run.id,
+            facts.round,
+            facts.theta,
+            list(self.examined.values()),
+            doors=facts.doors,
+            clock=facts.run.clock,
+            expected_proof=facts.state.sync_proof if facts.state is not None else lambda peer: unknown,
+            outer_state=facts.state.outer if facts.state is not None else OuterState.initial(self.spec.layout),
+            commit_hash=facts.commit_hash,
+            history=self.claim.sketches,
+            void_rounds=self.report.before.void_rounds,
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether every payload that the validator compared others with is in our hands."""
+        have = {(sketch.round, sketch.peer) for sketch in self.claim.sketches}
+        return all((past.round, past.peer) in have for past in self.compared) and all(
+            peer in self.examined or row.rejected in OBSERVED_BYTES
+            for peer, row in self.rows.items()
+            if peer in self.facts.judged
+        )
+
+    def _evaluations(self) -> tuple[Mapping[PeerId, Evaluation], str]:
+        """Our own evaluation of the drawn peers; none, and why, when it cannot be made."""
+        facts = self.facts
+        if facts.state is None:
+            return {}, facts.stateless
+        if facts.state.losses is None:
+            return {}, "the run's data are not here (--data)"
+        submissions = {peer: self.checked.passed[peer] for peer in self.passed if peer in self.checked.passed}
+        if lacking := set(self.passed) - submissions.keys():
+            return {}, f"{len(lacking)} of the payloads that passed are not to be had, or do not pass here"
+        drawn = samples(self.spec, facts.page_hash, self.drawn, facts.judged.keys(), self.seed)
+        try:
+            return evaluate(
+                facts.state.losses, submissions, bounded(submissions, facts.state.outer), drawn, self.references
+            ), ""
+        except ValueError as fault:
+            return {}, str(fault)
+
+
+def _with_gone(book: ScoreBook, gone: int) -> ScoreBook:
+    """The book as `pick` needs it, with so many evaluated hotkeys that are not registered any more: it counts them."""
+    absent = {
+        PeerId(sha256(b"gone %d" % number).digest()): PeerRecord(first_seen=0, evaluations=1)
+        for number in range(min(gone, 1024))
+    }
+    return replace(book, peers={**absent, **book.peers})

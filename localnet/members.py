@@ -1,0 +1,109 @@
+"""The members of a local network: wallets, a configuration as an operator would write it, and how each is started."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chain.keys import create_wallet, open_wallet
+from localnet.plan import CALL_SECONDS, NETUID, Plan
+from localnet.store import StoreReady
+from protocol.types import PeerId, hotkey
+
+if TYPE_CHECKING:
+    from bittensor.wallet import Wallet
+
+
+@dataclass(slots=True)
+class Member:
+    """One node: its wallet, its files, how it misbehaves and the number of its processes."""
+
+    name: str
+    role: str
+    fault: str | None
+    home: Path
+    config: Path
+    peer: PeerId
+    ranks: int = 1
+
+    @property
+    def events(self) -> Path:
+        return self.home / "events.jsonl"
+
+    @property
+    def measured(self) -> Path:
+        """Where its rehearsal writes the seconds down."""
+        return self.home / "measured.json"
+
+
+def address(member: Member) -> str:
+    """The member's hotkey as people see it."""
+    return hotkey(member.peer)
+
+
+def make_wallets(plan: Plan, names: Iterable[str]) -> "dict[str, Wallet]":
+    """A wallet for everybody."""
+    return {name: create_wallet(name, "default", str(plan.folder / "wallets")) for name in names}
+
+
+def configured(
+    plan: Plan, name: str, role: str, fault: str | None, wallet: "Wallet", url: str, store: StoreReady, data: Path
+) -> Member:
+    """Write the node's configuration, as an operator would."""
+    home = plan.folder / "nodes" / name
+    home.mkdir(parents=True, exist_ok=True)
+    user = store.users[name]
+    owner = PeerId(bytes(wallet.hotkey.public_key))
+    lines = [
+        f'network = "{url}"',
+        f"netuid = {NETUID}",
+        f'owner = "{_owner_address(plan)}"',
+        f"call_timeout_seconds = {CALL_SECONDS}",
+        f"data = {json.dumps(str(data))}",
+        f"home = {json.dumps(str(home))}",
+        "[wallet]",
+        f'name = "{name}"',
+        f"path = {json.dumps(str(plan.folder / 'wallets'))}",
+        "[bucket]",
+        f'endpoint = "{store.endpoint}"',
+        f'name = "{user.bucket}"',
+        f'access_key = "{user.write_access_key}"',
+        f'secret_key = "{user.write_secret_key}"',
+        f'read_access_key = "{user.read_access_key}"',
+        f'read_secret_key = "{user.read_secret_key}"',
+    ]
+    config = home / "node.toml"
+    config.touch(mode=0o600)
+    config.write_text("\n".join(lines) + "\n")
+    return Member(name, role, fault, home, config, owner, plan.ranks_of(name))
+
+
+def _owner_address(plan: Plan) -> str:
+    wallet = open_wallet("owner", "default", str(plan.folder / "wallets"))
+    return str(wallet.hotkey.ss58_address)
+
+
+def first_program(member: Member, draft: Path, go: Path) -> list[str]:
+    """Arguments to python for a node's first start: a rehearsal by the spec's draft, and the program once `go` is
+    there."""
+    rehearsal = [*_module(member, "localnet.worker"), member.role, "--config", str(member.config)]
+    rehearsal += ["--draft", str(draft), "--ready", str(member.measured), "--go", str(go)]
+    return rehearsal + (["--fault", member.fault] if member.fault else [])
+
+
+def program(member: Member) -> list[str]:
+    """Arguments to python for a node that finds its run on chain, without a rehearsal."""
+    what = (
+        [*_module(member, "localnet.faults"), member.fault]
+        if member.fault
+        else _module(member, f"neurons.{member.role}")
+    )
+    return [*what, "--config", str(member.config)]
+
+
+def _module(member: Member, name: str) -> list[str]:
+    """Arguments to python that run a module in the member's number of processes."""
+    if member.ranks == 1:
+        return ["-m", name]
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(member.ranks), "--module", name]

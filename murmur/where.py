@@ -1,0 +1,43 @@
+"""Which network and which peer are meant, in the same words as a node's configuration."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import ConfigError
+from protocol.types import PeerId, peer_id
+
+_NAMES = ("config", "network", "netuid", "owner", "spec", "data", "home")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags that say where the network is; the environment and files mean the same as for a node."""
+    parser.add_argument("--folder", type=Path, help="run folder of a local network that is running")
+    parser.add_argument("--config", metavar="FILE", help="TOML file of a node (its wallet and bucket are not read)")
+    parser.add_argument("--network", help="finney, test, local or a ws(s):// URL; older rounds need an archive node")
+    parser.add_argument("--netuid", help="the subnet of the run")
+    parser.add_argument("--owner", help="SS58 hotkey of the run's owner, whose slot on chain names the run")
+    parser.add_argument("--spec", help="the run's spec as a TOML file, instead of --owner")
+    parser.add_argument("--data", help="folder of tokenised shards; default: fetched into home from the run's owner")
+    parser.add_argument("--home", help="folder for what is fetched (default ~/.murmur)")
+
+
+def named_peer(address: str, what: str) -> PeerId:
+    """The peer of an SS58 address that somebody typed. Raises ConfigError."""
+    try:
+        return peer_id(address)
+    except ValueError as fault:
+        raise ConfigError(f"{what}: {fault}") from None
+
+
+def flags_of(options: argparse.Namespace) -> dict[str, Any]:
+    """What the options say, as a node's flags. Raises ConfigError."""
+    flags = {name: value for name in _NAMES if (value := getattr(options, name)) is not None}
+    if options.folder is None:
+        return flags
+    if flags.keys() - {"home"}:
+        raise ConfigError("--folder says everything about a local network: leave out the other flags")
+    nodes = sorted(options.folder.glob("nodes/*/node.toml"))
+    if not nodes:
+        raise ConfigError(f"{options.folder} is no run folder of a local network: it has no nodes/NAME/node.toml")
+    return {"home": str(options.folder), **flags, "config": str(nodes[0])}

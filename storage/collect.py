@@ -1,0 +1,302 @@
+"""Many objects at once, from strangers' buckets: one for each peer, and every peer gets its turn.
+
+Half of all hotkeys may be there only to hold us up: servers that stall, that have nothing, that lead nowhere. So the
+peers are asked in turns, in the caller's order; one whose server held on to a request waits behind all others; and a
+thread that a server holds on to is left behind when the time is over (docs/protocol.md sections 4 and 10). May not
+know what the bytes mean, nor what follows for a peer.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from protocol.errors import ConfigError
+from protocol.ports import Task, Time
+from protocol.types import PeerId
+from storage.exchange import Data, Fault, Shelf, Source, Wanted, fetch
+from storage.realtime import REAL, seconds_until
+from storage.s3 import RangedBucket
+
+_LOOK_SECONDS = 0.5
+"""So often the caller is asked how much time is left: its answer may change with every block."""
+_FIRST_SHARE = 0.25
+"""Of what everybody could have if all waited to the end: who stalls at first costs the others that much."""
+_PAUSES = 40
+"""An object that was not there is asked for so often in a window .."""
+_PAUSE_SECONDS = 0.25, 5.0
+""".. within these bounds, and more seldom when there are so many that .."""
+_QUESTIONS_PER_SECOND = 100
+""".. our processor would be busy with asking."""
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A peer that is still to be asked. `rank`: its place in the caller's order."""
+
+    item: Wanted
+    rank: int
+    fault: Fault = field(default=Fault("unavailable", "no answer in time"))
+    due: float = 0.0
+    """Not before then."""
+    asked: int = 0
+    stalls: int = 0
+    """Times that it used up its share and brought nothing."""
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Stallers last; then whoever was asked least; then the caller's order."""
+        return self.stalls, self.asked, self.rank
+
+
+class Collector:
+    """Brings one object of every peer until all are there or the time is over. An answer counts that arrives before.
+
+    `wanted`: in the order in which they are to be asked first. `seconds_left`: what remains, asked twice a second; 0
+    ends the collection. `lasting`: what is not there (or not right) yet is asked for again, at a gentle interval;
+    otherwise only stallers have another turn. A pointer that may not be followed is never tried twice.
+
+    At most `max_threads` at once. While there are as many as open peers, each has all the time that is left; otherwise
+    a share of it, four times as long at the third stall as at the first, and stallers hold half of the threads at most.
+
+    `cache`: a folder where accepted objects are left and found again (storage/exchange.py, Shelf); an unfinished one
+    that grows has not stalled and keeps its place. `room`: bytes of new files that may come there. What does not fit,
+    from the end of the order, is LEFT OUT, and nothing is held in memory then.
+    """
+
+    def __init__(
+        self,
+        wanted: Sequence[Wanted],
+        *,
+        seconds_left: Callable[[], float],
+        max_threads: int,
+        lasting: bool = False,
+        cache: Path | None = None,
+        room: int | None = None,
+        time: Time = REAL,
+    ) -> None:
+        if len({item.peer for item in wanted}) != len(wanted):
+            raise ValueError("a peer is wanted twice; collect once per kind of object")
+        self._seconds_left, self._lasting, self._time = seconds_left, lasting, time
+        self._num_threads = min(max_threads, len(wanted))
+        self._shelf = None if cache is None else Shelf(cache, only=room is not None)
+        self._waiting = [_Turn(_remembering(item), rank) for rank, item in enumerate(wanted)]
+        self._found: dict[PeerId, Data] = {}
+        self._faults: dict[PeerId, Fault] = {}
+        """Final ones."""
+        self._busy: set[_Turn] = set()
+        self._num_started = 0
+        self._num_running = 0
+        self._until = self._began = time.now()
+        self._failure: Exception | None = None
+        self._closed = False
+        self._changed = time.condition()
+        self._task: Task | None = None
+        self._outcome: Mapping[PeerId, Data | Fault] = {}
+        if self._shelf is not None and room is not None:
+            self._leave_out(self._shelf, room)
+
+    def run(self) -> Mapping[PeerId, Data | Fault]:
+        """Collect; bytes or a Fault for every peer. Called once. Raises what `accept` or `seconds_left` raised."""
+        try:
+            while (left := self._seconds_left()) > 0:
+                with self._changed:
+                    now = self._time.now()
+                    self._until, look = now + left, now + min(left, _LOOK_SECONDS)
+                    while not self._over and (now := self._time.now()) < look:
+                        self._changed.wait(min(self._begin_due(now), look) - now)
+                    if self._over:
+                        break
+        finally:
+            outcome = self._close()
+        if self._failure is not None:
+            raise self._failure
+        return outcome
+
+    def found(self) -> dict[PeerId, Data]:
+        """What has come so far."""
+        with self._changed:
+            return dict(self._found)
+
+    def start(self, ended: Callable[[], None] = lambda: None) -> "Collector":
+        """`run` in a thread of its own. `ended` is called there when no more will come."""
+
+        def beside() -> None:
+            try:
+                self._outcome = self.run()
+            except Exception as error:  # noqa: BLE001 - raised where the outcome is asked for
+                self._failure = error
+            finally:
+                ended()
+
+        self._task = self._time.start(beside, "collect")
+        return self
+
+    def outcome(self) -> Mapping[PeerId, Data | Fault]:
+        """What `run` returns or raises, once what `start` began has ended."""
+        if self._task is not None:
+            self._task.join()
+        if self._failure is not None:
+            raise self._failure
+        return self._outcome
+
+    def stop(self) -> None:
+        """No more is wanted. Returns at once: a request that is on its way (at most a part of 16 MiB) may still end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._task is not None:
+            self._task.join()
+
+    @property
+    def _over(self) -> bool:
+        return self._closed or self._failure is not None or not self._num_open
+
+    @property
+    def _num_open(self) -> int:
+        return len(self._waiting) + len(self._busy)
+
+    def _leave_out(self, shelf: Shelf, room: int) -> None:
+        kept = []
+        for turn in self._waiting:
+            new = 0 if shelf.has(turn.item) else turn.item.size
+            if new <= room:
+                room -= new
+                kept.append(turn)
+            else:
+                self._faults[turn.item.peer] = Fault("left_out", "our disk has no room for it beside better-rated ones")
+        self._waiting = kept
+
+    def _close(self) -> dict[PeerId, Data | Fault]:
+        """A thread that is left behind keeps nothing of this but the one request that it is at."""
+        with self._changed:
+            self._closed = True
+            outcome: dict[PeerId, Data | Fault] = {t.item.peer: t.fault for t in (*self._waiting, *self._busy)}
+            outcome |= self._faults
+            outcome |= self._found
+            self._found, self._waiting = {}, []
+            return outcome
+
+    # --- turns -------------------------------------------------------------------------------------------------
+
+    def _begin_due(self, now: float) -> float:
+        """Start threads for whoever's turn it is; when the next turn is due."""
+        for _ in range(min(len(self._ready(now)), self._num_threads - self._num_running)):
+            self._num_started += 1
+            self._num_running += 1
+            self._time.start(self._work, f"collect-{self._num_started}")
+        return min((turn.due for turn in self._waiting if turn.due > now), default=self._until)
+
+    @property
+    def _crowded(self) -> bool:
+        return self._num_open > self._num_threads
+
+    def _ready(self, now: float) -> list[_Turn]:
+        held = sum(turn.stalls > 0 for turn in self._busy)
+        may_hold = not self._crowded or held < max(1, self._num_threads // 2)
+        return [turn for turn in self._waiting if turn.due <= now and (may_hold or not turn.stalls)]
+
+    def _work(self) -> None:
+        while (taken := self._take()) is not None:
+            turn, share = taken
+            try:
+                before = 0 if self._shelf is None else self._shelf.progress(turn.item)
+                found, cut_short = fetch(
+                    turn.item,
+                    timeout_seconds=share,
+                    shelf=self._shelf,
+                    stopped=lambda: self._closed,
+                    time=self._time,
+                )
+                grew = cut_short and self._shelf is not None and self._shelf.progress(turn.item) > before
+            except Exception as error:  # noqa: BLE001 - our fault, not the peer's: raised where `run` was called
+                with self._changed:
+                    self._failure = self._failure or error
+                    self._changed.notify_all()
+                    return
+            with self._changed:
+                if self._closed:
+                    return
+                self._settle(turn, found, cut_short, grew)
+
+    def _take(self) -> tuple[_Turn, float] | None:
+        """The next turn and the seconds that it may take. None ends the thread; `run` starts others."""
+        with self._changed:
+            now = self._time.now()
+            left = self._until - now
+            ready = self._ready(now)
+            if self._closed or not ready or left <= 0:
+                self._num_running -= 1
+                self._changed.notify_all()
+                return None
+            turn = min(ready, key=lambda turn: turn.place)
+            share = left
+            if self._crowded:
+                share = left * self._num_threads / self._num_open
+                if self._lasting:
+                    share = min(left, share * _FIRST_SHARE * 2**turn.stalls)
+            self._waiting.remove(turn)
+            self._busy.add(turn)
+            return turn, share
+
+    def _settle(self, turn: _Turn, found: Data | Fault, cut_short: bool, grew: bool) -> None:
+        self._busy.remove(turn)
+        if not isinstance(found, Fault):
+            self._found[turn.item.peer] = found
+        elif found.kind == "left_out" or not (cut_short or self._lasting) or _leads_nowhere(turn.item, found):
+            self._faults[turn.item.peer] = found
+        else:
+            if not grew:
+                turn.asked += 1
+                turn.stalls += cut_short
+            turn.fault = found
+            turn.due = self._time.now() if cut_short else self._time.now() + self._pause()
+            self._waiting.append(turn)
+        if self._over:
+            self._changed.notify_all()
+
+    def _pause(self) -> float:
+        """Seconds until what was not there is asked for again."""
+        shortest, longest = _PAUSE_SECONDS
+        questions = sum(len(turn.item.sources) for turn in (*self._waiting, *self._busy))
+        window = self._until - self._began
+        return max(min(max(window / _PAUSES, shortest), longest), questions / _QUESTIONS_PER_SECOND)
+
+
+def _leads_nowhere(item: Wanted, fault: Fault) -> bool:
+    """Whether there is nobody to ask again."""
+    return not item.sources or (fault.kind == "refused" and len(item.sources) == 1)
+
+
+def _remembering(item: Wanted) -> Wanted:
+    """The same, with pointers that are looked at no more once they were refused."""
+
+    def once(open: Callable[[], RangedBucket]) -> Callable[[], RangedBucket]:
+        refusals: list[ConfigError] = []
+
+        def opened() -> RangedBucket:
+            if refusals:
+                raise refusals[0]
+            try:
+                return open()
+            except ConfigError as refusal:
+                refusals.append(refusal)
+                raise
+
+        return opened
+
+    return replace(item, sources=tuple(Source(once(source.open), source.key) for source in item.sources))
+
+
+def gather(
+    wanted: Sequence[Wanted],
+    *,
+    timeout_seconds: float,
+    max_threads: int,
+    cache: Path | None = None,
+    time: Time = REAL,
+) -> Mapping[PeerId, Data | Fault]:
+    """Fetch what must be there by now; returns within `timeout_seconds` with bytes or a Fault for every peer."""
+    until = time.now() + timeout_seconds
+    return Collector(
+        wanted, seconds_left=lambda: seconds_until(until, time), max_threads=max_threads, cache=cache, time=time
+    ).run()

@@ -1,0 +1,417 @@
+"""Collecting: a peer's bucket hurts that peer alone, only digests decide, and every peer gets its turn."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.errors import ConfigError, StorageError
+from protocol.types import PeerId, Pointer
+from storage import resume
+from storage.collect import Collector, gather
+from storage.exchange import Data, Fault, Source, Wanted, cached
+from storage.s3 import PART_BYTES, RangedBucket, open_bucket, open_pointer
+from tests.fakes.bucket import Call, FakeBucket, FakeStore, Faults
+from tests.storage.hostile import hostile, response
+
+SIZE = 100
+
+
+def peer(number: int) -> PeerId:
+    return PeerId(sha256(bytes([number])).digest())
+
+
+def body(number: int) -> bytes:
+    return bytes([number]) * SIZE
+
+
+def is_exactly(data: bytes) -> Callable[[Data], bool]:
+    digest = sha256(data).digest()
+    return lambda found: sha256(found).digest() == digest
+
+
+def stored(store: FakeStore, number: int, *names: str, reader: str = "somebody") -> Wanted:
+    """A peer's object, wanted from the named buckets."""
+
+    def opener(name: str) -> Callable[[], RangedBucket]:
+        return lambda: store.bucket(name, read_only=True, reader=reader)
+
+    return Wanted(peer(number), tuple(Source(opener(name), "k") for name in names), SIZE, is_exactly(body(number)))
+
+
+def put(store: FakeStore, name: str, data: bytes) -> None:
+    store.bucket(name).put("k", data, timeout_seconds=1)
+
+
+def test_every_peers_bytes_are_gathered() -> None:
+    store = FakeStore()
+    for number in range(20):
+        put(store, f"m{number}", body(number))
+    wanted = [stored(store, number, f"m{number}") for number in range(20)]
+    assert gather(wanted, timeout_seconds=5, max_threads=4) == {peer(number): body(number) for number in range(20)}
+
+
+def test_nothing_wanted_is_nothing_gathered() -> None:
+    assert gather([], timeout_seconds=5, max_threads=4) == {}
+
+
+def test_each_fault_has_its_kind_and_touches_no_other_peer() -> None:
+    store = FakeStore()
+    for number in range(7):
+        put(store, f"m{number}", body(number))
+    store.bucket("m1").delete("k", timeout_seconds=1)
+    put(store, "m2", b"x" * (SIZE + 1))
+    put(store, "m3", b"x" * SIZE)
+    store.faults["m4"] = Faults(down=True)
+    store.faults["m5"] = Faults(denied=True)
+    found = gather([stored(store, n, f"m{n}") for n in range(7)], timeout_seconds=5, max_threads=3)
+    kinds = [fault.kind if isinstance(fault, Fault) else "ok" for fault in (found[peer(n)] for n in range(7))]
+    assert kinds == ["ok", "missing", "wrong_size", "mismatch", "unavailable", "unavailable", "ok"]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.sampled_from(["ok", "missing", "larger", "other", "down", "denied"]), min_size=1, max_size=12))
+def test_a_peers_outcome_is_what_it_would_be_alone(kinds: list[str]) -> None:
+    store = FakeStore()
+    for number, kind in enumerate(kinds):
+        data = {"larger": body(number) + b"x", "other": b"\xff" * SIZE}.get(kind, body(number))
+        if kind != "missing":
+            put(store, f"m{number}", data)
+        store.faults[f"m{number}"] = Faults(down=kind == "down", denied=kind == "denied")
+    wanted = [stored(store, number, f"m{number}") for number in range(len(kinds))]
+    alone = {item.peer: gather([item], timeout_seconds=5, max_threads=1)[item.peer] for item in wanted}
+    assert gather(wanted, timeout_seconds=5, max_threads=3) == alone
+
+
+def test_stalled_peers_hold_up_nobody_even_when_they_outnumber_the_threads() -> None:
+    store = FakeStore()
+    for number in range(12):
+        put(store, f"m{number}", body(number))
+        if number < 8:
+            store.faults[f"m{number}"] = Faults(stalls=True)
+    began = time.monotonic()
+    found = gather([stored(store, n, f"m{n}") for n in range(12)], timeout_seconds=2, max_threads=2)
+    assert time.monotonic() - began < 4
+    assert [isinstance(found[peer(n)], bytes) for n in range(12)] == [False] * 8 + [True] * 4
+
+
+def test_a_bucket_that_ignores_its_time_out_cannot_delay_the_return() -> None:
+    class Hung(FakeBucket):
+        def get(self, key: str, *, max_bytes: int, timeout_seconds: float, exact: bool = False) -> bytes:
+            released.wait(30)
+            raise StorageError("get: out of time")
+
+    released = threading.Event()
+    store = FakeStore()
+    put(store, "good", body(1))
+    hung = Hung(store, "hung", read_only=True, reader="")
+    wanted = [Wanted(peer(0), (Source(lambda: hung, "k"),), SIZE, bool), stored(store, 1, "good")]
+    began = time.monotonic()
+    found = gather(wanted, timeout_seconds=0.5, max_threads=2)
+    assert time.monotonic() - began < 3
+    assert found == {peer(0): Fault("unavailable", "no answer in time"), peer(1): body(1)}
+    released.set()
+
+
+def test_a_trickling_server_delays_nobody_over_real_http() -> None:
+    def trickle(connection: object, head: bytes) -> None:
+        connection.sendall(response("200 OK", f"Content-Length: {SIZE}", 'ETag: "e"'))  # type: ignore[attr-defined]
+        while True:
+            connection.sendall(b"x")  # type: ignore[attr-defined]
+            time.sleep(0.2)
+
+    def honest(connection: object, head: bytes) -> None:
+        answer = response("200 OK", f"Content-Length: {SIZE}", 'ETag: "e"', body=body(1))
+        connection.sendall(answer)  # type: ignore[attr-defined]
+
+    with hostile(trickle) as slow, hostile(honest) as good:
+
+        def wanted(number: int, endpoint: str) -> Wanted:
+            source = Source(lambda: open_bucket(endpoint, "bucket", "access", "secret", local=True), "k")
+            return Wanted(peer(number), (source,), SIZE, is_exactly(body(number)))
+
+        began = time.monotonic()
+        items = [wanted(0, slow.endpoint), wanted(1, good.endpoint)]
+        found = gather(items, timeout_seconds=1.5, max_threads=1)
+        assert time.monotonic() - began < 4
+    assert found[peer(1)] == body(1)
+    assert isinstance(found[peer(0)], Fault)
+
+
+def test_any_source_repairs_what_another_lacks() -> None:
+    store = FakeStore()
+    put(store, "lies", b"x" * SIZE)
+    put(store, "short", b"x")
+    put(store, "mirror", body(1))
+    store.faults["stalls"] = Faults(stalls=True)
+    put(store, "stalls", body(1))
+    for bad in ("lies", "short", "empty", "stalls"):
+        assert gather([stored(store, 1, bad, "mirror")], timeout_seconds=1, max_threads=1)[peer(1)] == body(1)
+    assert gather([stored(store, 1, "mirror", "lies")], timeout_seconds=1, max_threads=1)[peer(1)] == body(1)
+
+
+def test_the_fault_that_is_told_is_the_owners() -> None:
+    store = FakeStore()
+    put(store, "short", b"x")
+    found = gather([stored(store, 1, "short", "empty")], timeout_seconds=1, max_threads=1)[peer(1)]
+    assert isinstance(found, Fault)
+    assert found.kind == "wrong_size"
+
+
+def test_a_forged_clock_changes_nothing() -> None:
+    outcomes = []
+    for claimed in (None, 0.0, 4e9):
+        store = FakeStore()
+        put(store, "m1", body(1))
+        put(store, "m2", b"x" * SIZE)
+        store.faults.update({name: Faults(modified=claimed) for name in ("m1", "m2")})
+        wanted = [stored(store, 1, "m1"), stored(store, 2, "m2")]
+        outcomes.append(gather(wanted, timeout_seconds=1, max_threads=2))
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert outcomes[0][peer(1)] == body(1)
+
+
+def test_a_bucket_that_answers_each_reader_differently_gives_the_committed_bytes_or_a_fault() -> None:
+    store = FakeStore()
+    put(store, "m1", body(1))
+    store.faults["m1"] = Faults(answers={"leader": body(1), "follower": b"x" * SIZE, "late": body(1) + b"x"})
+    put(store, "mirror", body(1))
+    for reader in ("leader", "follower", "late"):
+        alone = gather([stored(store, 1, "m1", reader=reader)], timeout_seconds=1, max_threads=1)[peer(1)]
+        assert alone == body(1) if reader == "leader" else isinstance(alone, Fault)
+        wanted = [stored(store, 1, "m1", "mirror", reader=reader)]
+        assert gather(wanted, timeout_seconds=1, max_threads=1)[peer(1)] == body(1)
+
+
+def test_head_that_disagrees_with_get_decides_nothing_about_small_objects() -> None:
+    store = FakeStore()
+    put(store, "m1", body(1))
+    store.faults["m1"] = Faults(head_size=1)
+    assert gather([stored(store, 1, "m1")], timeout_seconds=1, max_threads=1)[peer(1)] == body(1)
+
+
+def test_a_pointer_that_may_not_be_followed_is_that_peers_fault() -> None:
+    def refused() -> RangedBucket:
+        raise ConfigError("the pointer's endpoint leads to an address that is not public")
+
+    found = gather([Wanted(peer(1), (Source(refused, "k"),), SIZE, bool)], timeout_seconds=1, max_threads=1)
+    assert isinstance(found[peer(1)], Fault)
+
+
+def test_a_bug_of_ours_is_raised_and_not_blamed_on_a_peer() -> None:
+    def buggy(data: Data) -> bool:
+        raise ZeroDivisionError
+
+    store = FakeStore()
+    put(store, "m1", body(1))
+    item = stored(store, 1, "m1")
+    with pytest.raises(ZeroDivisionError):
+        gather([Wanted(item.peer, item.sources, SIZE, buggy)], timeout_seconds=1, max_threads=1)
+
+
+def test_a_peer_wanted_twice_is_our_bug() -> None:
+    store = FakeStore()
+    with pytest.raises(ValueError, match="twice"):
+        gather([stored(store, 1, "m1"), stored(store, 1, "m2")], timeout_seconds=1, max_threads=1)
+
+
+LARGE = bytes(PART_BYTES) + b"end"
+
+
+def large(store: FakeStore, *names: str, data: bytes = LARGE) -> Wanted:
+    sources = tuple(Source(partial(store.bucket, name, read_only=True), f"k-{name}") for name in names)
+    for name in names:
+        if name not in store.buckets:
+            store.bucket(name).put(f"k-{name}", data, timeout_seconds=1)
+    return Wanted(peer(1), sources, len(LARGE), is_exactly(LARGE))
+
+
+def test_what_lies_in_the_cache_is_not_asked_for_again(tmp_path: Path) -> None:
+    store = FakeStore()
+    put(store, "m2", body(2))
+    wanted = [large(store, "m1"), stored(store, 2, "m2")]
+    for _ in range(2):
+        found = gather(wanted, timeout_seconds=10, max_threads=1, cache=tmp_path)
+        assert found == {peer(1): LARGE, peer(2): body(2)}
+        assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == sorted([LARGE, body(2)])
+        store.log.clear()
+        store.faults.update({name: Faults(down=True) for name in ("m1", "m2")})
+    assert store.log == []
+
+
+@pytest.mark.parametrize("wrong", [LARGE[:-1] + b"x", LARGE[:-1], b""])
+def test_a_cached_file_that_is_not_what_was_committed_is_fetched_anew(tmp_path: Path, wrong: bytes) -> None:
+    store = FakeStore()
+    item = large(store, "m1")
+    path = cached(tmp_path, peer(1), "k-m1")
+    path.write_bytes(wrong)
+    assert gather([item], timeout_seconds=10, max_threads=1, cache=tmp_path) == {peer(1): LARGE}
+    assert path.read_bytes() == LARGE
+
+
+def test_parts_of_another_server_or_of_before_a_power_cut_are_not_this_sources_fault(tmp_path: Path) -> None:
+    """Mirrors of one peer share a place in the cache, and a server chooses the ETag that it tells."""
+    store = FakeStore()
+    item = large(store, "m1")
+    path = cached(tmp_path, peer(1), "k-m1")
+    facts = store.bucket("m1", read_only=True).head("k-m1", timeout_seconds=1)
+    assert facts is not None
+    path.with_name(path.name + ".part").write_bytes(b"x" * PART_BYTES)
+    path.with_name(path.name + ".etag").write_text(json.dumps({"etag": facts.etag, "size": len(LARGE)}))
+    assert gather([item], timeout_seconds=10, max_threads=1, cache=tmp_path) == {peer(1): LARGE}
+    assert path.read_bytes() == LARGE
+
+
+def test_what_was_not_accepted_is_not_left_in_the_cache(tmp_path: Path) -> None:
+    store = FakeStore()
+    put(store, "m2", b"x" * SIZE)
+    wanted = [large(store, "m1", data=bytes(len(LARGE))), stored(store, 2, "m2")]
+    found = gather(wanted, timeout_seconds=10, max_threads=2, cache=tmp_path)
+    assert {fault.kind for fault in found.values() if isinstance(fault, Fault)} == {"mismatch"}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_a_cache_that_cannot_be_written_costs_nothing_but_the_cache(tmp_path: Path, size: str) -> None:
+    store = FakeStore()
+    put(store, "m1", body(1))
+    item, data = (stored(store, 1, "m1"), body(1)) if size == "small" else (large(store, "m2"), LARGE)
+    (tmp_path / "full").write_bytes(b"no folder")
+    assert gather([item], timeout_seconds=10, max_threads=1, cache=tmp_path / "full") == {peer(1): data}
+
+
+def ahead(wanted: list[Wanted], *, seconds: float, max_threads: int, cache: Path) -> Collector:
+    """A collection into the cache, for later."""
+    until = time.monotonic() + seconds
+    return Collector(
+        wanted, seconds_left=lambda: until - time.monotonic(), max_threads=max_threads, cache=cache, room=1 << 30
+    )
+
+
+def test_a_prefetch_brings_everything_to_the_cache_and_says_when_it_has_ended(tmp_path: Path) -> None:
+    store = FakeStore()
+    for number in range(2, 8):
+        put(store, f"m{number}", body(number))
+    wanted = [large(store, "m1"), *(stored(store, number, f"m{number}") for number in range(2, 8))]
+    ended = threading.Semaphore(0)
+    ahead(wanted, seconds=30, max_threads=2, cache=tmp_path).start(ended.release)
+    assert ended.acquire(timeout=20)
+    store.log.clear()
+    found = gather(wanted, timeout_seconds=10, max_threads=4, cache=tmp_path)
+    assert found == {peer(1): LARGE, **{peer(number): body(number) for number in range(2, 8)}}
+    assert store.log == []
+    assert not ended.acquire(blocking=False)
+
+
+def test_peers_that_stall_a_prefetch_use_up_their_own_share(tmp_path: Path) -> None:
+    store = FakeStore()
+    for number in range(12):
+        put(store, f"m{number}", body(number))
+        if number < 8:
+            store.faults[f"m{number}"] = Faults(stalls=True)
+    ended = threading.Semaphore(0)
+    wanted = [stored(store, n, f"m{n}") for n in range(12)]
+    ahead(wanted, seconds=2, max_threads=2, cache=tmp_path).start(ended.release)
+    assert ended.acquire(timeout=10)
+    assert {path.read_bytes() for path in tmp_path.iterdir()} == {body(n) for n in range(8, 12)}
+
+
+def test_a_prefetch_that_is_stopped_starts_nothing_more_and_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "PART_BYTES", 1 << 20)
+    store = FakeStore()
+    item = large(store, "m1")
+    arrived, released, ended = threading.Event(), threading.Event(), threading.Semaphore(0)
+
+    def slow(call: Call) -> None:
+        if parts_asked(store) == 5:
+            arrived.set()
+            released.wait(20)
+
+    store.before = slow
+    prefetch = ahead([item], seconds=60, max_threads=1, cache=tmp_path).start(ended.release)
+    assert arrived.wait(20)
+    began = time.monotonic()
+    prefetch.stop()
+    assert time.monotonic() - began < 5
+    assert ended.acquire(blocking=False)
+    released.set()
+    until = time.monotonic() + 20
+    while any(thread.name.startswith("collect") for thread in threading.enumerate()):
+        assert time.monotonic() < until, "the thread of a stopped prefetch went on"
+        time.sleep(0.01)
+    assert parts_asked(store) == 5
+    assert gather([item], timeout_seconds=30, max_threads=1, cache=tmp_path) == {peer(1): LARGE}
+    assert parts_asked(store) == 17
+
+
+def test_a_download_that_a_server_holds_on_to_does_not_hold_up_the_next_gather(tmp_path: Path) -> None:
+    store = FakeStore()
+    item = large(store, "m1")
+    arrived, released = threading.Event(), threading.Event()
+
+    def first_is_held(call: Call) -> None:
+        if call.verb == "get" and not arrived.is_set():
+            arrived.set()
+            released.wait(20)
+
+    store.before = first_is_held
+    prefetch = ahead([item], seconds=60, max_threads=1, cache=tmp_path).start()
+    assert arrived.wait(20)
+    prefetch.stop()
+    assert gather([item], timeout_seconds=30, max_threads=1, cache=tmp_path) == {peer(1): LARGE}
+    released.set()
+
+
+def parts_asked(store: FakeStore) -> int:
+    return sum(verb == "get" for _, verb, _ in store.log)
+
+
+def test_a_name_server_that_never_answers_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: object, **options: object) -> list[object]:
+        released.wait(30)
+        raise OSError("no such name")
+
+    released = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", never)
+    store = FakeStore()
+    wanted = []
+    for number in range(12):
+        put(store, f"m{number}", body(number))
+        wanted.append(stored(store, number, f"m{number}"))
+    for number in range(8):
+        pointer = Pointer(f"https://stalls-{number}.example", "bucket", "a", "s")
+        opener = partial(open_pointer, pointer, local=False)
+        wanted[number] = Wanted(peer(number), (Source(opener, "k"),), SIZE, bool)
+    found = gather(wanted, timeout_seconds=3, max_threads=2)
+    released.set()
+    assert [isinstance(found[peer(n)], bytes) for n in range(12)] == [False] * 8 + [True] * 4
+
+
+def test_many_mirrors_do_not_use_up_the_owners_time() -> None:
+    asked: list[float] = []
+
+    class Watched(FakeBucket):
+        def get(self, key: str, *, max_bytes: int, timeout_seconds: float, exact: bool = False) -> bytes:
+            asked.append(timeout_seconds)
+            raise StorageError("get: broken")
+
+    store = FakeStore()
+    bucket = Watched(store, "any", read_only=True, reader="")
+    found = gather(
+        [Wanted(peer(0), tuple(Source(lambda: bucket, "k") for _ in range(64)), SIZE, bool)],
+        timeout_seconds=6,
+        max_threads=1,
+    )
+    assert found == {peer(0): Fault("unavailable", "get: broken")}
+    assert len(asked) == 64
+    assert asked[0] > 1.5
