@@ -110,7 +110,7 @@ class Witness:
         elif event == "ended":
             seen.down_since = seen.down_since if seen.down_since is not None else self._now
             seen.started = None
-            if not self._excused(member, self._now - 900.0, self._now):
+            if not self._excused(member, self._now - 900.0, self._now) and fields["times"] == 1:
                 self._broke(f"{member.name} ended by itself: {fields['fault']}")
         elif event == "started":
             seen.started = self._now

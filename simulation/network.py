@@ -18,7 +18,8 @@ from node.state import Saved, StateStore
 from protocol import keys
 from protocol.errors import ConfigError, MurmurError
 from protocol.messages import encode_slot
-from protocol.spec import ClockSpec, DataSpec, GauntletSpec, InnerSpec, Run, RunSpec
+from protocol.run import Run
+from protocol.spec import ClockSpec, DataSpec, GauntletSpec, InnerSpec, RunSpec
 from protocol.types import Digest, PeerId, Pointer, hotkey
 from rounds.miner import Miner
 from rounds.validator import Validator
@@ -125,8 +126,8 @@ class Member:
     lives: int = 0
     life: Life | None = None
     program: Program | None = None
-    ended: list[tuple[float, str]] = field(default_factory=list)
-    """When and why the program ended by itself."""
+    failures: int = 0
+    """How often its program ended by itself, one time after the other, before it stood anywhere."""
 
     @property
     def peer(self) -> PeerId:
@@ -233,8 +234,9 @@ class Network:
         rmtree(member.home, ignore_errors=True)
 
     def start_later(self, member: Member) -> None:
-        """As a service manager does."""
-        self.clock.at(self.clock.now + self.random.uniform(*RESTART_SECONDS), lambda: self.start(member))
+        """As a service manager does, which waits longer and longer for what does not start."""
+        seconds = self.random.uniform(*RESTART_SECONDS) * min(2 ** max(0, member.failures - 1), 64)
+        self.clock.at(self.clock.now + seconds, lambda: self.start(member))
 
     def close(self) -> None:
         """kill -9 for all, and the end of their threads."""
@@ -250,8 +252,9 @@ class Network:
             member.program = self._program(member, life, disk)
             member.program.run()
         except (MurmurError, OSError) as fault:
-            member.ended.append((self.clock.now, f"{type(fault).__name__}: {fault}"))
-            self._told(member, "ended", -1, {"fault": str(fault)})
+            member.failures = 1 if member.program is not None else member.failures + 1
+            text = str(fault).replace(str(self.folder), "")
+            self._told(member, "ended", -1, {"fault": f"{type(fault).__name__}: {text}", "times": member.failures})
             self.start_later(member)
         finally:
             life.dead = True
