@@ -258,7 +258,7 @@ class Witness:
         if age > retained:
             self._broke(f"round {number}: the newest checkpoint is {age} rounds old, payloads are kept for {retained}")
         calm = all(self.calm(round) for round in range(number - CALM_ROUNDS + 1, number + 1))
-        if calm and number >= CALM_ROUNDS:
+        if calm and number >= CALM_ROUNDS and not (self.calm(number + 1) and number + 1 < self.rounds):
             self._after_calm(number)
 
     def _after_calm(self, number: int) -> None:
@@ -267,7 +267,7 @@ class Witness:
             if not member.hostile and not member.gone and member.round < number:
                 self.result.halted += 1
                 self._broke(f"{member.name} stands at round {member.round} at the end of the calm round {number}")
-        for round in range(number - CALM_ROUNDS + 1 + RETURN_ROUNDS, number):
+        for round in range(number - CALM_ROUNDS + 1 + RETURN_ROUNDS, number + 1):
             if round in self._void:
                 self.result.halted += 1
                 self._broke(f"round {round} is void in calm weather")
