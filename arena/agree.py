@@ -9,8 +9,8 @@ from protocol.messages import first_link
 from protocol.run import Run
 from protocol.types import Attestation, Digest, Peer, PeerId, Record, Slot, Uid
 
-Veto = Callable[[PeerId, PeerId, Sequence[Uid]], bool]
-"""(validator, author of a record, the uids it names) -> whether the validator vetoes it."""
+Approve = Callable[[PeerId, PeerId, Sequence[Uid]], bool]
+"""(validator, author of a record, the uids it names) -> whether the validator approves it."""
 
 
 class Statements:
@@ -28,7 +28,7 @@ class Statements:
         theta: Digest,
         miners: Sequence[Peer],
         choices: Mapping[PeerId, Sequence[Uid]],
-        vetoes: Veto,
+        approves: Approve,
     ) -> Agreed:
         """What the round's chain state says after every leader has posted the record of its choice in its slot, and
         every validator its attestation."""
@@ -45,11 +45,12 @@ class Statements:
             views.append(self._peers(miners))
         views += [self._peers(miners)] * (clock.leader_slots - len(views))
         for validator in self._stakes:
-            against = [place for place, author, uids in records if vetoes(validator, author, uids)]
-            self._state(validator, clock.attest_by(round), attestation_for(round, against, theta, self._link))
+            approved = [place for place, author, uids in records if approves(validator, author, uids)]
+            self._state(validator, clock.attest_by(round), attestation_for(round, approved, theta, self._link))
         decision = agreed(
             self._run,
             round,
+            theta,
             self._link,
             commit_hash,
             Views(at_commit, views, self._peers(miners)),

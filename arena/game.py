@@ -148,7 +148,7 @@ class Game:
             digest,
             [item.peer for item in gathered],
             choices,
-            lambda validator, author, named: self._vetoes(rounds[validator], author, named, checked),
+            lambda validator, author, named: self._approves(rounds[validator], author, named, checked),
         )
         selection = decision.selection
         contributing = frozenset(peer for peer, _ in selection.contributing) if selection else frozenset[PeerId]()
@@ -268,14 +268,15 @@ class Game:
             validator,
         )
 
-    def _vetoes(self, round: Round, author: PeerId, named_uids: Sequence[Uid], checked: Checked) -> bool:
-        """An honest validator vetoes a record that names a peer whose bytes break a rule, or too many of no worth."""
+    def _approves(self, round: Round, author: PeerId, named_uids: Sequence[Uid], checked: Checked) -> bool:
+        """An honest validator approves a record unless it names a peer whose bytes break a rule, or too many of no
+        worth."""
         if round.validator == author:
-            return False
+            return True
         if self.liar and round.validator == self.validators[-1]:
-            return self.liar == "vetoing"
+            return self.liar == "lying"
         chosen = {peer for peer, uid in round.uids.items() if uid in named_uids}
-        return not (checked.passed.keys() >= chosen and self.judges[round.validator].tolerates(round, checked, chosen))
+        return checked.passed.keys() >= chosen and self.judges[round.validator].tolerates(round, checked, chosen)
 
     def _step(
         self,

@@ -1,6 +1,6 @@
-"""How often honest validators would veto each other's records by their books: arena runs with five honest validators,
-of which one joins late and one misses a fifth of the rounds (docs/decisions/0016-vetoes-by-the-book.md). Prints a JSON
-line an attack, and one each kind of validator and author.
+"""How often honest validators would not approve each other's records by their books: arena runs with five honest
+validators, of which one joins late and one misses a fifth of the rounds
+(docs/decisions/0016-vetoes-by-the-book.md). Prints a JSON line an attack, and one each kind of validator and author.
 
     python benchmarks/veto_rates.py --seeds 2 --attacks half-work,wrong-data
 """
@@ -73,15 +73,17 @@ class Watched(Game):
         self.judges |= {late: Late(), flaky: Flaky()}
         self.looks: list[Look] = []
 
-    def _vetoes(self, round: Round, author: PeerId, named_uids: Sequence[Uid], checked: Checked) -> bool:
-        vetoed = super()._vetoes(round, author, named_uids, checked)
+    def _approves(self, round: Round, author: PeerId, named_uids: Sequence[Uid], checked: Checked) -> bool:
+        approved = super()._approves(round, author, named_uids, checked)
         judge = self.judges[round.validator]
         is_there = not (isinstance(judge, Late) and judge.is_away(round))
         if round.validator != author and is_there and isinstance(judge, Ours):
             named = {peer for peer, uid in round.uids.items() if uid in named_uids}
             doubts = doubted(judge.book, named, checked.passed, round.spec.gauntlet, round.number)
-            self.looks.append(Look(self.kinds[round.validator], self.kinds[author], len(named), len(doubts), vetoed))
-        return vetoed
+            self.looks.append(
+                Look(self.kinds[round.validator], self.kinds[author], len(named), len(doubts), not approved)
+            )
+        return approved
 
 
 def watch(scenario: Scenario) -> list[Look]:

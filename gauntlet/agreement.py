@@ -1,9 +1,27 @@
 """The agreed selection of a round: a predicate over finalised chain state, the same on every node (docs/protocol.md
 section 6).
 
-A slot's leader posts a record in its slot's blocks; after the last slot and by X every validator may post an
-attestation, which votes for a theta and vetoes slots. The first slot whose record is valid is agreed, else the round
-is void. Nothing a node saw in buckets enters here.
+A slot's leader posts a record in its slot's blocks; from the first slot on and by X every validator posts an
+attestation, which approves slots. The first slot whose record is valid, and which more than half of the counted stake
+approves, is agreed, else the round is void. Theta is computed, never voted on: the caller brings the state that it
+holds, and a record that starts from another one is invalid in its eyes. Nothing a node saw in buckets enters here
+(docs/decisions/0021-approve-not-veto.md).
+
+How a node uses this, round after round, once X of the round is final:
+
+1. `contradicted`: where more than half of the counted stake starts from one other pair, the node tries to replay
+   towards that pair, from its own state or a checkpoint. Where it can't (links or bytes that nobody gives it, or a
+   theta that does not come out), it keeps its own state. The round is void for it then: `agreed` finds no majority for
+   its pair where another one has it.
+2. `agreed` with the node's own pair; it fetches and applies what is agreed. Bytes that it can't have for a whole round
+   are treated like a claim that can't be followed: it tries `claimed_start` of the newest decided round, one after the
+   other, and where none can be followed it keeps its state and takes the rounds between as void.
+3. For the next round it states its own pair. A validator that was away and is still catching up says nothing: its word
+   would count against rounds that it can follow.
+
+So a pair that a majority can't reproduce never binds it: once it states its own, more than half of the counted stake
+does, and whoever followed a minority meanwhile comes back by 1. Who skipped a round that it only could not fetch is
+contradicted in the next one, and follows.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,8 +33,13 @@ from protocol.messages import encode_statement, record_link
 from protocol.run import Run
 from protocol.types import MAX_UIDS, Attestation, Commitment, Digest, Peer, PeerId, Record, Selection, Uid
 
-STATEMENT_ROUNDS = 8
-"""A validator counts while its last statement, which stands in its slot, is at most so many rounds old."""
+STATEMENT_ROUNDS = 4
+"""A validator counts while its last statement, which stands in its slot, is at most so many rounds old: the void rounds
+that the death of half of the stake costs, and how long a majority may be away before a minority goes on without it
+(docs/decisions/0021-approve-not-veto.md)."""
+
+Claim = tuple[Digest, Digest]
+"""(theta digest, previous link) at the start of a round, as a statement names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +72,22 @@ class Agreed:
 def electorate(run: Run, round: int, peers: Iterable[Peer]) -> dict[PeerId, int]:
     """Stake in rao of the validators that lead and count in `round`. `peers` as of D.
 
-    Those with a permit whose slot holds a statement for one of the last 8 rounds; at the start, and when nobody made
-    one for 8 rounds, those with a permit and a pointer that do not mine. It follows from one snapshot, so a joiner
-    needs no history, and it is fixed by D: nobody enters after seeing how a vote goes. A validator that comes later
-    posts an attestation and counts from the next round on.
+    Those with a permit whose slot holds a statement for one of the last STATEMENT_ROUNDS rounds. In the first so many
+    rounds of a run, and when nobody made one for so long, those with a permit and a pointer that do not mine count too,
+    as if they had spoken: else whoever says the first word would be the only one to count. It follows from one
+    snapshot, so a joiner needs no history, and it is fixed by D: nobody enters after seeing how a vote goes. A
+    validator that comes later posts an attestation and counts from the next round on.
     """
     permitted = [peer for peer in peers if peer.validates and peer.slot is not None]
-    spoken = [peer for peer in permitted if _spoke_lately(run, round, peer)]
-    starting = [
-        peer
+    counting = {peer.id: peer.stake for peer in permitted if _spoke_lately(run, round, peer)}
+    if counting and round >= STATEMENT_ROUNDS:
+        return counting
+    starting = {
+        peer.id: peer.stake
         for peer in permitted
         if peer.slot is not None and peer.slot.pointer is not None and not isinstance(peer.slot.statement, Commitment)
-    ]
-    return {peer.id: peer.stake for peer in spoken or starting}
+    }
+    return counting | starting
 
 
 def _spoke_lately(run: Run, round: int, peer: Peer) -> bool:
@@ -95,41 +121,38 @@ def posted_records(
     return records
 
 
-def agreed(run: Run, round: int, previous: Digest, commit_hash: Digest, views: Views, height: int) -> Agreed:
-    """The agreed selection of `round`.
+def agreed(
+    run: Run, round: int, theta: Digest, previous: Digest, commit_hash: Digest, views: Views, height: int
+) -> Agreed:
+    """The agreed selection of `round` for whoever holds the state with this `theta` digest at its start.
 
     `previous` is the link that the last agreed record left (protocol.messages.first_link before the first one).
     `commit_hash` is the hash of D. `height` is the finalised block from which the caller looks: from a stated height
-    on the owner may have declared the record void. An empty view stands for a slot that has not passed yet: what is
-    agreed then is provisional.
+    on the owner may have declared the record void. An empty view stands for a slot that has not passed yet, and
+    `views.attest` may be of an earlier block than X: what is agreed then is provisional.
+
+    A validator's word is counted for one pair only, so at most one pair (theta, previous) has an agreed record in a
+    round, and none where another pair is claimed by more than half (`contradicted`).
     """
     clock, limit = run.clock, run.spec_at(round).gauntlet.contributors
     if len(views.slots) != clock.leader_slots:
         raise ValueError(f"{len(views.slots)} slot views for {clock.leader_slots} leader slots")
-    stakes = electorate(run, round, views.commit)
+    stakes = _weights(electorate(run, round, views.commit))
     order = leader_order(run, round, commit_hash, views.commit)
-    records = posted_records(run, round, order, views.slots)
-    attestations = {
-        peer.id: statement
-        for peer in views.attest
-        if isinstance(statement := _statement(run, round, peer), Attestation)
-    }
-    votes = {order[i]: record.theta for i, record in enumerate(records) if record is not None}
-    votes |= {peer: attestation.theta for peer, attestation in attestations.items() if peer in stakes}
-    theta = _most_staked(votes, stakes)
-    committed = _committed(run, round, views.commit)
+    committed, ours = _committed(run, round, views.commit), (theta, previous)
     void: list[str | None] = [None] * clock.leader_slots
-    for index, record in enumerate(records):
+    for index, record in enumerate(posted_records(run, round, order, views.slots)):
         if index >= len(order):
             void[index] = "no validator leads this slot"
         elif record is None:
             void[index] = "no record of its leader for this round in the slot's blocks"
         else:
             author = order[index]
-            vetoes = {p for p, a in attestations.items() if p in stakes and a.bitmap >> index & 1}
-            fault = _fault(record, previous, theta, limit, committed)
-            if fault is None and _vetoed(author, vetoes, stakes):
-                fault = "vetoed by half of the other counted stake"
+            approving = _approving(run, round, index, author, ours, views.attest)
+            backing, total = sum(stakes.get(peer, 0) for peer in approving), sum(stakes.values())
+            fault = _fault(record, ours, limit, committed)
+            if fault is None and 2 * backing <= total:
+                fault = f"approved by {backing} of {total} of the counted stake, which is not more than half"
             if fault is None and run.voided(round, height):
                 fault = "declared void by the run's owner"
             if fault is None:
@@ -141,18 +164,53 @@ def agreed(run: Run, round: int, previous: Digest, commit_hash: Digest, views: V
     return Agreed(None, None, None, None, previous, tuple(void))
 
 
-def proposals(run: Run, round: int, previous: Digest, commit_hash: Digest, views: Views) -> list[Selection | None]:
-    """What every slot's record would make agreed if those before it were void; None where there is none, or where it is
-    void whatever the others say. Its theta may be another than ours. Whoever may veto looks at all of them: a veto of
-    one slot makes a later one agreed."""
+def proposals(
+    run: Run, round: int, theta: Digest, previous: Digest, commit_hash: Digest, views: Views
+) -> list[Selection | None]:
+    """What every slot's record would make agreed if it were approved and those before it were not; None where there is
+    no record, or one that is void whatever the others say. Whoever approves looks at all of them, as the first slot
+    that is approved by enough wins, and at a slot only once its last block is final: until then its leader may still
+    overwrite it."""
     order = leader_order(run, round, commit_hash, views.commit)
     committed, limit = _committed(run, round, views.commit), run.spec_at(round).gauntlet.contributors
     return [
-        None
-        if record is None or _fault(record, previous, record.theta, limit, committed)
-        else _selection(record, committed)
+        None if record is None or _fault(record, (theta, previous), limit, committed) else _selection(record, committed)
         for record in posted_records(run, round, order, views.slots)
     ]
+
+
+def claims(run: Run, round: int, commit: Iterable[Peer], attest: Iterable[Peer]) -> dict[Claim, int]:
+    """Every pair that a validator claims for the start of `round`, with the counted stake behind it (heads, where
+    nobody has stake), the most first. `commit` as of D, `attest` as of X.
+
+    Claims of validators with a permit that do not count yet have 0 and come last, by their stake; ties go to the lowest
+    digests.
+    """
+    stakes = _weights(electorate(run, round, commit))
+    counted: dict[Claim, int] = {}
+    staked: dict[Claim, int] = {}
+    for peer in attest:
+        statement = _statement(run, round, peer)
+        if statement is not None and (peer.id in stakes or peer.validates):
+            claim = statement.theta, statement.previous
+            counted[claim] = counted.get(claim, 0) + stakes.get(peer.id, 0)
+            staked[claim] = staked.get(claim, 0) + peer.stake
+    return {claim: counted[claim] for claim in sorted(counted, key=lambda c: (-counted[c], -staked[c], c))}
+
+
+def claimed_start(run: Run, round: int, commit: Iterable[Peer], attest: Iterable[Peer]) -> tuple[Claim, ...]:
+    """What a joiner tries to reproduce, in this order, until one works: any claim may be false, and those that made the
+    true one are the ones that will refuse its work if it holds another state. Views as for `claims`."""
+    return tuple(claims(run, round, commit, attest))
+
+
+def contradicted(run: Run, round: int, ours: Claim, views: Views) -> Claim | None:
+    """The pair other than `ours` that more than half of the counted stake claims for the start of `round`, if any: then
+    nothing is agreed for ours in this round, and the node checks itself by replay towards that pair. What it can't
+    reproduce it does not follow: it keeps its own state and goes on stating `ours`. `views` with X."""
+    total = sum(_weights(electorate(run, round, views.commit)).values())
+    found = claims(run, round, views.commit, views.attest)
+    return next((claim for claim, stake in found.items() if claim != ours and 2 * stake > total), None)
 
 
 def _committed(run: Run, round: int, peers: Iterable[Peer]) -> dict[Uid, tuple[PeerId, Digest]]:
@@ -167,18 +225,6 @@ def _selection(record: Record, committed: Mapping[Uid, tuple[PeerId, Digest]]) -
     return Selection(record.round, record.theta, record.previous, pairs)
 
 
-def claimed_start(run: Run, round: int, peers: Iterable[Peer]) -> tuple[Digest, Digest] | None:
-    """(theta digest, previous link) at the start of `round` by most stake among the statements for it; ties to the
-    lowest. None when there are none. `peers` as of X. What a joiner has to reproduce; those that voted are the ones
-    that will refuse its work if it does not."""
-    totals: dict[tuple[Digest, Digest], int] = {}
-    for peer in peers:
-        if peer.validates and (statement := _statement(run, round, peer)) is not None:
-            claim = statement.theta, statement.previous
-            totals[claim] = totals.get(claim, 0) + peer.stake
-    return min(totals, key=lambda claim: (-totals[claim], claim), default=None)
-
-
 def selected(record: Record) -> tuple[Uid, ...]:
     """The uids whose bits are set."""
     return tuple(Uid(uid) for uid in range(MAX_UIDS) if record.bitmap >> uid & 1)
@@ -189,9 +235,9 @@ def record_for(round: int, uids: Collection[Uid], theta: Digest, previous: Diges
     return Record(round, _bitmap(uids, MAX_UIDS, "uid") or _refuse_empty(), theta, previous)
 
 
-def attestation_for(round: int, vetoes: Collection[int], theta: Digest, previous: Digest) -> Attestation:
-    """A validator's word after the slots: its theta, and the slots whose records it vetoes."""
-    return Attestation(round, _bitmap(vetoes, MAX_UIDS, "slot"), theta, previous)
+def attestation_for(round: int, approved: Collection[int], theta: Digest, previous: Digest) -> Attestation:
+    """A validator's word: the state it holds at the start of the round, and the slots whose records it approves."""
+    return Attestation(round, _bitmap(approved, MAX_UIDS, "slot"), theta, previous)
 
 
 def _bitmap(numbers: Collection[int], size: int, what: str) -> int:
@@ -209,50 +255,58 @@ def _refuse_empty() -> int:
 
 def _statement(run: Run, round: int, peer: Peer) -> Record | Attestation | None:
     """The statement for `round` in the peer's slot, when it was written in its window: a record in the leader slots'
-    blocks, an attestation after them and by X."""
+    blocks, an attestation from the first of them on and by X."""
     slot, clock = peer.slot, run.clock
     if slot is None or not isinstance(slot.statement, Record | Attestation) or slot.statement.round != round:
         return None
     first, slots_end = clock.slot(round, 0)[0], clock.slot(round, clock.leader_slots - 1)[1]
-    is_record = isinstance(slot.statement, Record)
-    window = (first, slots_end) if is_record else (slots_end + 1, clock.attest_by(round))
-    return slot.statement if window[0] <= slot.block <= window[1] else None
+    last = slots_end if isinstance(slot.statement, Record) else clock.attest_by(round)
+    return slot.statement if first <= slot.block <= last else None
 
 
-def _most_staked(votes: Mapping[PeerId, Digest], stakes: Mapping[PeerId, int]) -> Digest | None:
-    """The theta digest with most counted stake, ties to the lowest digest; None without votes. A validator that posts
-    a record and an attestation votes with the attestation."""
-    totals: dict[Digest, int] = {}
-    for peer, theta in votes.items():
-        totals[theta] = totals.get(theta, 0) + stakes[peer]
-    return min(totals, key=lambda theta: (-totals[theta], theta), default=None)
+def _weights(stakes: Mapping[PeerId, int]) -> Mapping[PeerId, int]:
+    """Who counts how much: by stake, by heads where nobody has any."""
+    return stakes if any(stakes.values()) else dict.fromkeys(stakes, 1)
 
 
-def _vetoed(author: PeerId, vetoes: Collection[PeerId], stakes: Mapping[PeerId, int]) -> bool:
-    """True when vetoes of others than the author hold at least half of all counted stake: whoever has less can neither
-    stop the others' records nor keep its own from being stopped (docs/decisions/0013-vetoes-need-half.md). Silence is
-    no veto, even where nobody has stake."""
-    against = sum(stakes[peer] for peer in vetoes if peer != author)
-    return 2 * against >= sum(stakes.values()) and against > 0
+def _approving(
+    run: Run, round: int, index: int, author: PeerId, ours: Claim, attest: Iterable[Peer]
+) -> frozenset[PeerId]:
+    """Everybody whose last word for `round`, as of X, approves slot `index`; and its author, unless that one's last
+    word starts from another pair: nobody's word counts for two.
+
+    An attestation approves only slots that were over when it was written: until then a leader can overwrite its record
+    with one that nobody has looked at.
+    """
+    approving = {author}
+    closed = run.clock.slot(round, index)[1]
+    for peer in attest:
+        statement, slot = _statement(run, round, peer), peer.slot
+        if statement is None or slot is None:
+            continue
+        if (statement.theta, statement.previous) != ours:
+            approving.discard(peer.id)
+        elif isinstance(statement, Attestation) and slot.block > closed and statement.bitmap >> index & 1:
+            approving.add(peer.id)
+    return frozenset(approving)
 
 
 def _fault(
     record: Record,
-    previous: Digest,
-    theta: Digest | None,
+    ours: Claim,
     limit: int,
     committed: Mapping[Uid, tuple[PeerId, Digest]],
 ) -> str | None:
     """Why a record is void whatever the others say, None when it is not."""
     uids = selected(record)
-    if record.previous != previous:
+    if record.previous != ours[1]:
         return "its previous link is not the last agreed record's"
+    if record.theta != ours[0]:
+        return "its theta digest is not that of the state which the agreed records give"
     if not uids:
         return "it selects nobody"
     if len(uids) > limit:
         return f"it selects {len(uids)} peers, at most {limit} contribute"
     if strangers := [uid for uid in uids if uid not in committed]:
         return f"it selects uid {strangers[0]}, which had not committed by block D"
-    if record.theta != theta:
-        return "its theta digest is not the one with most counted stake"
     return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from loguru import logger
 
-from gauntlet.agreement import claimed_start
+from gauntlet.agreement import Claim, claims
 from node.checkpoints import CHECKPOINTS_TRIED, FETCH_SECONDS, Start, fetch_checkpoint, fetcher
 from node.follower import Follower
 from node.held import Held
@@ -63,40 +63,40 @@ def parse_link(data: bytes, link: Digest) -> tuple[Record, tuple[tuple[PeerId, D
     return record, pairs
 
 
-def join(follower: Follower, held: Held) -> None:
-    """Give a fresh folder a state: theta_0 when the run has no decided round yet, else the result of catch-up."""
+def join(follower: Follower, held: Held) -> bool:
+    """Give a fresh folder a state: theta_0, and then what catch-up reaches. False when others have moved on from
+    theta_0 and we could not follow."""
     start = _genesis(follower, held)
     held.begin(start.state, start.link)
-    if _newest_decided(follower) >= 0:
-        catch_up(follower, held)
+    return _newest_decided(follower) < 0 or catch_up(follower, held)
 
 
-def catch_up(follower: Follower, held: Held) -> None:
-    """Bring the node to the start of the newest decided round that any validator has stated something for.
+def catch_up(follower: Follower, held: Held) -> bool:
+    """Bring the node to the start of the newest decided round that any validator has stated something for: whether that
+    succeeded, with the state saved, or nobody claims another state than ours. Otherwise our own state is in place.
 
-    Returns when that succeeded, with the state saved. Rounds without any statement after that one are left to
-    `Node.advance`; where our own state is newer than every statement, they are void, and skipped. Waits for the next
-    round when no starting point leads there.
+    One pass over every state to start from, towards what at least half of the stake claims that claims anything: less
+    may be anybody's invention, records and payloads included. The claim may be false all the same, so the caller goes
+    on with what it has and tries again in a later round.
     """
-    while True:
-        newest = _newest_decided(follower)
-        peers = follower.doors.chain.peers(follower.clock.attest_by(newest)) if newest >= 0 else ()
-        target = _newest_stated(follower, newest, peers)
-        if target < held.saved.round:
-            if held.saved.round < newest:
-                # Nobody has stated anything since: those rounds have no record, so they changed nothing.
-                held.save(round=newest, own=_given_back(held, newest, set()))
-            return
-        claim = claimed_start(follower.run, target, peers)
-        assert claim is not None
-        theta, previous = claim
-        newcomers = follower.doors.chain.peers(follower.head())
-        follower.refresh_run(newcomers)
-        sources = Sources(newcomers, follower.doors.open_pointer)
+    newest = _newest_decided(follower)
+    if newest < 0:
+        return True
+    chain = follower.doors.chain
+    target, followed = _newest_claims(follower, newest)
+    if target < held.saved.round:
+        # Nobody has stated anything since: those rounds have no record, so they changed nothing.
+        if held.saved.round < newest:
+            held.save(round=newest, own=_given_back(held, newest, set()))
+        return True
+    newcomers = chain.peers(follower.head())
+    follower.refresh_run(newcomers)
+    sources = Sources(newcomers, follower.doors.open_pointer)
+    for claim in followed:
         for start in _starts(follower, held, target, sources):
             try:
-                _replay(follower, held, start, target, theta, previous, sources)
-                return
+                _replay(follower, held, start, target, *claim, sources)
+                return True
             except (StorageError, OutOfSync, InvalidMessage, CheckpointCorrupt) as fault:
                 held.load_consensus(held.saved.consensus)
                 held.store.commit(held.saved)  # and sweeps what the refused start left on the disk
@@ -104,8 +104,8 @@ def catch_up(follower: Follower, held: Held) -> None:
             except ChainError:
                 held.load_consensus(held.saved.consensus)
                 raise
-        logger.warning("no source had all that round {round} needs: trying again in the next round", round=target)
-        follower.wait_for(follower.clock.attest_by(newest + 1), f"the statements of round {newest + 1}")
+    logger.warning("no source had all that round {round} needs: trying again in a later round", round=target)
+    return False
 
 
 def _newest_decided(follower: Follower) -> int:
@@ -115,16 +115,29 @@ def _newest_decided(follower: Follower) -> int:
     return round if head >= follower.clock.attest_by(round) else round - 1
 
 
-def _newest_stated(follower: Follower, newest: int, peers: Sequence[Peer]) -> int:
-    """The newest round up to `newest` with a statement made in time; -1 for none. `peers` as of X of `newest`: a slot
-    keeps its last statement, however long its author has been silent."""
+def _newest_claims(follower: Follower, newest: int) -> tuple[int, tuple[Claim, ...]]:
+    """The newest round up to `newest` with a statement made in time, and what is worth following of the claims for its
+    start, the most staked first; -1 for none. A slot keeps its last statement, however long its author has been silent,
+    so one look at the newest round's X does."""
+    peers = follower.doors.chain.peers(follower.clock.attest_by(newest))
     stated = {
         peer.slot.statement.round
         for peer in peers
         if peer.slot is not None and isinstance(peer.slot.statement, Record | Attestation)
     }
-    past = (round for round in sorted(stated, reverse=True) if round <= newest)
-    return next((round for round in past if claimed_start(follower.run, round, peers) is not None), -1)
+    for round in sorted(stated, reverse=True):
+        if round <= newest and (found := claims(follower.run, round, _at_commit(follower, round), peers)):
+            total = sum(found.values())
+            return round, tuple(claim for claim, stake in found.items() if 2 * stake >= total)[: 2 if total else 1]
+    return -1, ()
+
+
+def _at_commit(follower: Follower, round: int) -> Sequence[Peer]:
+    """Whose stake counts in `round`; nobody's where the chain's node has pruned that: then stake as of now orders."""
+    try:
+        return follower.doors.chain.peers(follower.clock.commit_by(round))
+    except ChainError:
+        return ()
 
 
 def _genesis(follower: Follower, held: Held) -> Start:
@@ -236,8 +249,8 @@ def _walk(follower: Follower, start: Start, previous: Digest, sources: Sources) 
     link, below = previous, follower.clock.round_at(follower.head()) + 1
     while link != start.link:
         record, pairs = _record(follower, link, sources)
-        if not start.round <= record.round < below:
-            raise OutOfSync(f"the chain of records does not lead back to {start.origin} (round {start.round})")
+        if record.round >= below:
+            raise OutOfSync(f"the chain of records does not lead back to {start.origin}")
         steps.append(Step(record.round, link, pairs))
         link, below = record.previous, record.round
     return steps[::-1]

@@ -210,10 +210,10 @@ def _facts(
     commit, at_reveal = chain.peers(last), chain.peers(clock.reveal_by(round))
     slots = [chain.peers(clock.slot(round, index)[1]) for index in range(clock.leader_slots)]
     views = Views(commit, slots, chain.peers(clock.attest_by(round)))
-    start = claimed_start(run, round, views.attest)
-    if start is None:
+    starts = claimed_start(run, round, commit, views.attest)
+    if not starts:
         raise ConfigError(f"round {round} cannot be audited: no validator stated anything for it on chain")
-    theta, previous = start
+    theta, previous = starts[0]
     head = chain.finalized().block
     commit_hash = chain.header(last).hash
     archive = Archive(run, doors, views.attest, chain.peers(head))
@@ -228,7 +228,7 @@ def _facts(
         at_reveal,
         theta,
         previous,
-        agreed(run, round, previous, commit_hash, views, clock.attest_by(round)),
+        agreed(run, round, theta, previous, commit_hash, views, clock.attest_by(round)),
         archive.payloads(spec, round, pairs),
         CheckDoors(doors.verify, lambda envelope, key, data: unseal(envelope, key, data)),
         head,

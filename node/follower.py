@@ -4,7 +4,7 @@ state it knows the amendments only; what is done with a decision is node/node.py
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed, Views, agreed, leader_order, proposals
+from gauntlet.agreement import Agreed, Claim, Views, agreed, contradicted, leader_order, proposals
 from node import run as runs
 from node.adapters import Doors
 from node.events import Timeline
@@ -41,6 +41,12 @@ class Follower:
     def seconds_until(self, block: int) -> float:
         """Planned seconds from the finalised head to `block`, at least 0."""
         return max(0, block - self.head()) * self.run.first.clock.block_seconds
+
+    def seconds_to_post(self, block: int) -> float:
+        """Planned seconds in which a post is still included by `block`, at least 0: the chain is ahead of its finalised
+        head."""
+        clock = self.run.first.clock
+        return max(0, block - self.head() - clock.finality_blocks - 1) * clock.block_seconds
 
     def wait_for(self, block: int, why: str) -> Header:
         """Wait until `block` is final. A chain that stands still delays us; it never changes a decision.
@@ -87,25 +93,33 @@ class Follower:
 
     # --- decisions ------------------------------------------------------------------------------------------
 
-    def agreed_selection(self, round: int, link: Digest) -> Agreed:
-        """The round's agreed record, or that it is void: a predicate over finalised chain state only. `link`: what
-        the last agreed record left."""
-        return self._read(round, link, self.clock.leader_slots, self.clock.attest_by(round))
+    def agreed_selection(self, round: int, ours: Claim) -> Agreed:
+        """The round's agreed record, or that it is void, for whoever starts it from `ours`: a predicate over finalised
+        chain state only."""
+        views, commit_hash = self._views(round, self.clock.leader_slots, self.clock.attest_by(round))
+        return agreed(self.run, round, *ours, commit_hash, views, self.head())
 
-    def provisional_selection(self, round: int, link: Digest, slots: int) -> Agreed:
-        """The same as far as it can be known now: the first `slots` leader slots have passed."""
-        return self._read(round, link, slots, self.head())
+    def provisional_selection(self, round: int, ours: Claim) -> Agreed:
+        """The same as far as it can be known now."""
+        views, commit_hash = self._views(round, self.passed_slots(round), self.head())
+        return agreed(self.run, round, *ours, commit_hash, views, self.head())
 
-    def proposals(self, round: int, link: Digest) -> list[tuple[PeerId, Selection] | None]:
-        """Every slot's leader and what its record would make agreed, once all slots have passed."""
-        views, commit_hash = self._views(round, self.clock.leader_slots, self.head())
+    def proposals(self, round: int, ours: Claim) -> dict[int, tuple[PeerId, Selection]]:
+        """By slot that has passed: its leader, and what its record would make agreed if it were approved."""
+        views, commit_hash = self._views(round, self.passed_slots(round), self.head())
         order = leader_order(self.run, round, commit_hash, views.commit)
-        found = proposals(self.run, round, link, commit_hash, views)
-        return [None if selection is None else (order[slot], selection) for slot, selection in enumerate(found)]
+        found = enumerate(proposals(self.run, round, *ours, commit_hash, views))
+        return {slot: (order[slot], selection) for slot, selection in found if selection is not None}
 
-    def _read(self, round: int, link: Digest, slots: int, height: int) -> Agreed:
-        views, commit_hash = self._views(round, slots, height)
-        return agreed(self.run, round, link, commit_hash, views, self.head())
+    def contradicted(self, round: int, ours: Claim) -> Claim | None:
+        """The pair other than `ours` from which more than half of the counted stake starts `round`."""
+        views, _ = self._views(round, 0, self.clock.attest_by(round))
+        return contradicted(self.run, round, ours, views)
+
+    def passed_slots(self, round: int) -> int:
+        """How many of the round's leader slots are over, as of the finalised head."""
+        head = self.head()
+        return sum(head >= self.clock.slot(round, index)[1] for index in range(self.clock.leader_slots))
 
     def _views(self, round: int, slots: int, height: int) -> tuple[Views, Digest]:
         chain, clock = self.doors.chain, self.clock

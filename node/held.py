@@ -9,7 +9,7 @@ from shutil import rmtree
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed
+from gauntlet.agreement import Agreed, Claim
 from node.events import Events, Timeline
 from node.payloads import Opened
 from node.state import Saved, StateStore
@@ -68,6 +68,11 @@ class Held:
         self.load_consensus(consensus, fetch)
         self.saved = Saved(0, consensus, link)
         self.store.commit(self.saved)
+
+    @property
+    def claim(self) -> Claim:
+        """What we say of the start of this round: our theta, and the link to the last agreed record."""
+        return self.replica.digest(), self.saved.link
 
     # --- rounds ----------------------------------------------------------------------------------------------
 

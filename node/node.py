@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed, claimed_start, electorate
+from gauntlet.agreement import Agreed
 from gauntlet.checks import commitment
 from node import run as runs
 from node.adapters import Doors
@@ -45,8 +45,9 @@ class Node(Follower):
         self.before_apply: Callable[[Agreed], None] = lambda decision: None
         """Called with every agreed selection before our state moves past it: what it does survives a crash, because a
         restart comes here again. May raise StorageError or ChainError: then the state stays where it is."""
-        if not held.resume():
-            join(self, held)
+        self.behind = not held.resume() and not join(self, held)
+        """True while we hold nothing but theta_0 of a run that others have moved on: then our word would speak for a
+        state that nobody has any more."""
 
     def next_round(self) -> int:
         """The first round whose commit window is still open, at least the round that our state stands at."""
@@ -56,36 +57,52 @@ class Node(Follower):
 
     def advance(self, round: int) -> list[Applied]:
         """Apply agreed selections until the state stands at the start of `round`; what was applied, in order. After a
-        catch-up it may stand at a later round."""
+        catch-up it may stand at a later round.
+
+        A round that we cannot follow, neither by its record nor by catch-up, we pass over with the state that we have:
+        a claim that nobody lets us check must not hold us for ever. Where it was true, more than half of the stake
+        contradicts us from then on, and catch-up is tried again in every round.
+        """
         applied: list[Applied] = []
-        failed = -1
-        while self.held.saved.round < round:
-            current = self.held.saved.round
+        while (current := self.held.saved.round) < round:
             if self.head() < self.clock.attest_by(current):
                 self.wait_for(self.clock.attest_by(current), f"the selection of round {current}")
             # As of now, not of `current`: a round that nobody can finish is declared void only later.
             self.refresh_run(self.doors.chain.peers(self.head()))
             runs.require_protocol(self.run, current + 1)
             try:
+                if self.contradicted(current, self.held.claim) is not None:
+                    raise OutOfSync("more than half of the counted stake starts it from another state than ours")
                 applied.append(self._apply(current))
             except (OutOfSync, ChainError) as fault:
                 logger.warning("round {round} cannot be followed directly: {fault}", round=current, fault=str(fault))
-                if current == failed:
-                    # Catch-up has brought us to this very round already: only new statements can bring us further.
-                    later = self.clock.round_at(self.head()) + 1
-                    self.wait_for(self.clock.attest_by(later), f"the statements of round {later}")
-                failed = current
-                catch_up(self, self.held)
-                if self.held.saved.round != current:
-                    self.stop_prefetch()
-                    self.held.clear_cache()
+                if not self._caught_up(current):
+                    self._pass_over(current, fault)
         return applied
+
+    def _caught_up(self, current: int) -> bool:
+        """Whether catch-up has brought us to what others claim; our state is what it was otherwise."""
+        reached = catch_up(self, self.held)
+        if reached:
+            self.behind = False
+            self.stop_prefetch()
+            self.held.clear_cache()
+        return reached
+
+    def _pass_over(self, round: int, fault: OutOfSync | ChainError) -> None:
+        """Go on with the state that we have. What we sent is not taken back: others may well have applied it."""
+        if isinstance(fault, ChainError):
+            # The chain's node has pruned what we need: only later statements, and a checkpoint, can bring us further.
+            later = self.clock.round_at(self.head()) + 1
+            self.wait_for(self.clock.attest_by(later), f"the statements of round {later}")
+            return
+        logger.warning("round {round} is passed over: nobody lets us follow it", round=round)
+        self.held.save(round=round + 1)
+        self.held.events.emit("passed_over", round, reason=str(fault))
 
     def _apply(self, round: int) -> Applied:
         with self.timeline.begin("select") as select:
-            decision = self.agreed_selection(round, self.held.saved.link)
-            if decision.selection is None and self._disowned(round):
-                raise OutOfSync(f"most of the stake starts round {round} from another state than ours")
+            decision = self.agreed_selection(round, self.held.claim)
         self.stop_prefetch()
         self.before_apply(decision)
         with self.timeline.begin("download") as download:
@@ -111,28 +128,11 @@ class Node(Follower):
         self.held.events.emit("phases", round, phases=self.timeline.take())
         return Applied(round, decision, self.held.replica.digest())
 
-    def _disowned(self, round: int) -> bool:
-        """True when validators with more than half of the counted stake say that they start `round` from another state
-        than ours. A record of theirs is void in our eyes then, and without this look it would be for ever."""
-        chain, clock = self.doors.chain, self.clock
-        stakes = electorate(self.run, round, chain.peers(clock.commit_by(round)))
-        voters = [peer for peer in chain.peers(clock.attest_by(round)) if peer.id in stakes]
-        claims = {peer.id: claimed_start(self.run, round, [peer]) for peer in voters}
-        ours = (self.held.replica.digest(), self.held.saved.link)
-        others = {claim for claim in claims.values() if claim is not None and claim != ours}
-        most = max((sum(stakes[p] for p, c in claims.items() if c == claim) for claim in others), default=0)
-        return 2 * most > sum(stakes.values())
-
     def gather(self, decision: Agreed) -> list[Opened]:
         """Every selected submission of an agreed record, opened. Waits and repairs from any source; gives up with
         OutOfSync after a whole round, when only a checkpoint can help."""
         selection = decision.selection
         assert selection is not None
-        if selection.theta != self.held.replica.digest():
-            ours = self.held.replica.digest().hex()[:16]
-            raise OutOfSync(
-                f"our theta is {ours}, the agreed record of round {selection.round} names {selection.theta.hex()[:16]}"
-            )
         self.held.lay_out_own(self.me, selection.round)
         spec = self.run.spec_at(selection.round)
         give_up = self.time.now() + spec.clock.round_blocks * spec.clock.block_seconds

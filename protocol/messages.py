@@ -43,7 +43,7 @@ _COMMITMENT = struct.Struct("<BB2xI32s")
 _STATEMENT = struct.Struct("<BI32s32s32s")
 _KIND_SHIFT = 6
 """A statement's first byte: version in the low 6 bits, record (1) or attestation (2) in the high 2, so that a record
-that lands late can never be read as a veto (docs/decisions/0001-statement-kind.md)."""
+that lands late can never be read as an approval (docs/decisions/0001-statement-kind.md)."""
 
 # --- pointer -------------------------------------------------------------------------------------------------
 

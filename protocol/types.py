@@ -115,7 +115,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """A validator's word after the leader slots: bit i of `bitmap` vetoes slot i."""
+    """A validator's word on a round: bit i of `bitmap` approves the record of slot i."""
 
     round: int
     bitmap: int

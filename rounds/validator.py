@@ -63,8 +63,7 @@ class Validator:
         checked = scores.check(round, gathered)
         ranking = scores.rank(round, checked)
         vote.mirror_selected(round, gathered, ranking)
-        vote.propose(round, ranking, at_commit, gathered, checked)
-        vote.attest(round, gathered, checked)
+        vote.vote(round, ranking, at_commit, checked)
         evaluations = scores.evaluate(round, checked, ranking, at_commit)
         decision = self.decision(round)
         before = scores.book
@@ -78,4 +77,4 @@ class Validator:
     def decision(self, round: int) -> Agreed:
         """The round's agreed record, read back like everybody else."""
         self.node.wait_for(self.node.clock.attest_by(round), f"the selection of round {round}")
-        return self.node.agreed_selection(round, self.node.held.saved.link)
+        return self.node.agreed_selection(round, self.node.held.claim)

@@ -1,4 +1,4 @@
-"""The vote: a leader's record of whom it selects, with a mirror of their bytes, and every validator's word on the
+"""The vote: a leader's record of whom it selects, with a mirror of their bytes, and every validator's approval of the
 others' records (docs/protocol.md section 6).
 """
 
@@ -16,12 +16,15 @@ from node.payloads import MAX_THREADS
 from protocol import keys
 from protocol.errors import ChainError, StorageError
 from protocol.messages import REVEAL_BYTES
-from protocol.types import Attestation, Peer, PeerId, Record, Selection
+from protocol.types import Attestation, Digest, Peer, PeerId, Record, Selection
 from rounds.score import Scores
 from storage.collect import gather
-from storage.exchange import Fault, Source, Wanted
+from storage.exchange import Fault, Wanted
 from storage.mirror import Copied, Mirror
 from storage.seal import matches
+
+LOOKS = 3
+"""A record whose bytes we lack is looked at so often between its slot's end and X: bytes may turn up."""
 
 
 class Vote:
@@ -31,6 +34,10 @@ class Vote:
         self.node, self.scores, self.mirror = node, scores, mirror
         self.mirrored: dict[PeerId, Copied] = {}
         self.seen: dict[PeerId, Gathered] = {}
+        self.approved: set[int] = set()
+        """Slots of this round whose records we approve."""
+        self.posted: Record | Attestation | None = None
+        """Our last word in this round."""
 
     def mirror_selected(self, round: int, gathered: Sequence[Gathered], ranking: Ranking) -> None:
         """Mirror the bytes of the best-rated, so that whoever is selected can be repaired from us. What our bucket does
@@ -40,180 +47,171 @@ class Vote:
         items = self.seen = {item.peer.id: item for item in gathered}
         with node.held.timeline.begin("mirror") as watch:
             for peer in (*ranking.contributing, *ranking.reserve):
-                item = items[peer]
-                assert item.payload is not None  # it has passed the checks
-                try:
-                    self.mirrored[peer] = self.mirror.copy(
-                        round, peer, item.payload, item.reveal, timeout_seconds=node.transfer_seconds(1)
-                    )
-                except StorageError as fault:
-                    logger.warning("round {round}: our mirror takes nothing: {fault}", round=round, fault=str(fault))
+                if not self._mirror(round, items[peer]):
                     break
         node.held.events.emit(
             "mirrored", round, copies=len(self.mirrored), seconds={"mirror": round_seconds(watch.seconds)}
         )
 
-    def propose(
-        self,
-        round: int,
-        ranking: Ranking,
-        at_commit: Sequence[Peer],
-        gathered: Sequence[Gathered],
-        checked: Checked,
-    ) -> None:
-        """In our leader slot, if we have one: post the record, unless a valid one stands already."""
+    def _mirror(self, round: int, item: Gathered) -> bool:
+        """Whether our bucket took a copy of what this peer left."""
+        assert item.payload is not None  # it has passed the checks
+        try:
+            self.mirrored[item.peer.id] = self.mirror.copy(
+                round, item.peer.id, item.payload, item.reveal, timeout_seconds=self.node.transfer_seconds(1)
+            )
+        except StorageError as fault:
+            logger.warning("round {round}: our mirror takes nothing: {fault}", round=round, fault=str(fault))
+            return False
+        return True
+
+    def vote(self, round: int, ranking: Ranking, at_commit: Sequence[Peer], checked: Checked) -> None:
+        """From the first leader slot to X: our record in the slots that we lead, our approval of the records that we
+        can stand by as soon as their slots are over, and in any case which state we hold."""
         node, clock = self.node, self.node.clock
-        commit_hash = node.doors.chain.header(clock.commit_by(round)).hash
-        order = leader_order(node.run, round, commit_hash, at_commit)
-        if node.me not in order:
+        self.approved, self.posted = set(), None
+        order = leader_order(node.run, round, node.doors.chain.header(clock.commit_by(round)).hash, at_commit)
+        for slot in range(clock.leader_slots):
+            first, last = clock.slot(round, slot)
+            if slot < len(order) and order[slot] == node.me:
+                node.wait_for(first - 1, f"our leader slot of round {round}")
+                if self.approved:
+                    # What others lead to is as good; should it not come to that, our own record is still in time.
+                    node.wait_for(
+                        last - node.run.first.clock.finality_blocks - 2, f"the approval of a record of round {round}"
+                    )
+                self.propose(round, slot, ranking, at_commit)
+            node.wait_for(last, f"leader slot {slot} of round {round}")
+            self.look(round, checked)
+            if self.approved and not self.is_agreed(round):
+                self.attest(round)
+        self.look_again(round, checked)
+        if self.posted is None:
+            self.attest(round)
+
+    # --- leading -----------------------------------------------------------------------------------------------
+
+    def propose(self, round: int, slot: int, ranking: Ranking, at_commit: Sequence[Peer]) -> None:
+        """Post our record, unless one is agreed already."""
+        node, last = self.node, self.node.clock.slot(round, slot)[1]
+        if self.is_agreed(round):
             return
-        slot = order.index(node.me)
-        first, last = clock.slot(round, slot)
-        node.wait_for(first - 1, f"our leader slot of round {round}")
-        if slot > 0 and self.agrees_so_far(round, slot, gathered, checked):
-            return
-        held = [p for p in ranking.contributing if p in self.mirrored and self.mirror_holds(p)]
+        held = [peer for peer in ranking.contributing if peer in self.mirrored and self.mirror_holds(peer)]
         if not held:
             logger.warning("round {round}: nobody to select; posting no record", round=round)
             return
-        if node.head() >= last:
+        if not node.seconds_to_post(last):
             logger.warning("round {round}: our leader slot passed before the checks were done", round=round)
             return
         uids = {peer.id: peer.uid for peer in at_commit}
-        record = record_for(round, [uids[peer] for peer in held], node.held.replica.digest(), node.held.saved.link)
         with node.held.timeline.begin("post") as watch:
-            block = self.post(round, record)
+            block = self.post(round, record_for(round, [uids[peer] for peer in held], *node.held.claim))
         if block is not None:
-            node.held.events.emit(
-                "posted", round, slot=slot, block=block, seconds={"select": round_seconds(watch.seconds)}
-            )
+            seconds = {"select": round_seconds(watch.seconds)}
+            node.held.events.emit("posted", round, slot=slot, block=block, seconds=seconds)
 
-    def post(self, round: int, statement: Record | Attestation) -> int | None:
-        """Post a statement; its block, None when the chain refuses: that costs our word, never the round's scores."""
-        try:
-            return self.node.post(statement)
-        except ChainError as fault:
-            logger.warning("round {round}: our statement is not on chain: {fault}", round=round, fault=str(fault))
-            return None
+    def is_agreed(self, round: int) -> bool:
+        """Whether a record is agreed already, by the newest final block."""
+        return self.node.provisional_selection(round, self.node.held.claim).selection is not None
 
     def mirror_holds(self, peer: PeerId) -> bool:
         """Read back: our mirror really has the bytes."""
-        copied = self.mirrored[peer]
-        return self.mirror.holds(copied, timeout_seconds=self.node.transfer_seconds(1))
+        return self.mirror.holds(self.mirrored[peer], timeout_seconds=self.node.transfer_seconds(1))
 
-    def agrees_so_far(self, round: int, slots: int, gathered: Sequence[Gathered], checked: Checked) -> bool:
-        """Whether a record of the first `slots` slots is valid, by the newest final block, and we can stand by it. One
-        with another theta is valid only until the others have said theirs: then there has to be a record after it."""
-        decision = self.node.provisional_selection(round, self.node.held.saved.link, slots)
-        selection, author = decision.selection, decision.author
-        if selection is None or author is None or selection.theta != self.node.held.replica.digest():
-            return False
-        by = self.node.clock.slot(round, slots)[1]
-        return self.approves(round, selection, author, gathered, checked, by=by)
+    # --- approving ---------------------------------------------------------------------------------------------
 
-    def attest(self, round: int, gathered: Sequence[Gathered], checked: Checked) -> None:
-        """After the last slot: say which theta we hold, and veto records whose bytes break a rule or cannot be had from
-        their leader, and those that name too many peers of no worth. A record of our own has said it already, when
-        there is nothing to veto."""
-        node, clock = self.node, self.node.clock
-        last_slot = clock.slot(round, clock.leader_slots - 1)[1]
-        node.wait_for(last_slot, f"the leader slots of round {round}")
-        vetoed: list[int] = []
-        approved: list[Selection] = []
-        # All of them: a veto of one slot makes the next one agreed, whatever that one names.
-        for place, proposal in enumerate(node.proposals(round, node.held.saved.link)):
-            if proposal is None or proposal[0] == node.me:
+    def look(self, round: int, checked: Checked) -> bool:
+        """Approve the records of the slots that are over by now, as far as we can stand by them, and mirror whom they
+        name; whether there is one that we do not approve."""
+        node, doubt = self.node, False
+        for slot, (author, selection) in node.proposals(round, node.held.claim).items():
+            if slot in self.approved or author == node.me:
                 continue
-            author, selection = proposal
-            by = clock.attest_by(round)
-            ours = selection.theta == node.held.replica.digest()
-            if ours and self.approves(round, selection, author, gathered, checked, by=by):
-                approved.append(selection)
+            if self.approves(round, selection, author, checked):
+                self.approved.add(slot)
+                self.mirror_approved(round, selection)
             else:
-                vetoed.append(place)
-        self.attest_once(round, vetoed, last_slot)
-        for selection in approved:
-            self.mirror_approved(round, selection)
+                doubt = True
+        return doubt
 
-    def attest_once(self, round: int, vetoed: Sequence[int], last_slot: int) -> None:
-        """Attest, unless a record of our own has said the same."""
-        node, clock = self.node, self.node.clock
-        me = node.registered()
-        slot = me.slot if me is not None else None
-        recorded = slot is not None and isinstance(slot.statement, Record)
-        if recorded and slot is not None and clock.reveal_by(round) < slot.block <= last_slot and not vetoed:
-            return
-        if node.head() >= clock.attest_by(round):
-            return
-        self.post(round, attestation_for(round, vetoed, node.held.replica.digest(), node.held.saved.link))
+    def look_again(self, round: int, checked: Checked) -> None:
+        """After the last slot, while nothing is agreed: look again at what we could not approve, and say so if that has
+        changed."""
+        node, by = self.node, self.node.clock.attest_by(round)
+        pause = node.seconds_to_post(by) / LOOKS
+        while not self.is_agreed(round):
+            doubt = self.look(round, checked)
+            if self.approved:
+                self.attest(round)
+            if not doubt or not node.seconds_to_post(by):
+                return
+            node.time.sleep(max(pause, node.run.first.clock.block_seconds))
+
+    def approves(self, round: int, selection: Selection, author: PeerId, checked: Checked) -> bool:
+        """Whether our book tolerates whom a record names, and everybody named passes: with the bytes that we have, or
+        else with those that its leader mirrors. A peer that served only the leader can so be repaired, and does not
+        cost the round."""
+        node = self.node
+        named, rules = {peer for peer, _ in selection.contributing}, node.run.spec_at(round).gauntlet
+        if not tolerable(self.scores.book, named, checked.passed, rules, round):
+            return False
+        doubted = [pair for pair in selection.contributing if pair[0] not in checked.passed]
+        if not doubted:
+            return True
+        repaired = self._from_mirror(round, author, doubted)
+        if len(repaired) < len(doubted):
+            return False
+        if not {peer for peer, _ in doubted} <= self.scores.judge(round, repaired).passed.keys():
+            return False
+        self.seen |= {item.peer.id: item for item in repaired}
+        return True
+
+    def _from_mirror(self, round: int, author: PeerId, pairs: Sequence[tuple[PeerId, Digest]]) -> list[Gathered]:
+        """What the leader's mirror has of these peers, of those that we know; the digests on chain decide."""
+        node = self.node
+        sources, run, size = node.sources(), node.run.id, node.run.first.object_bytes
+        seconds = node.seconds_to_post(node.clock.attest_by(round)) / LOOKS
+        wanted = [
+            Wanted(peer, sources.own(author, keys.mirror(run, round, peer)), size, matches(envelope))
+            for peer, envelope in pairs
+        ]
+        payloads = gather(wanted, timeout_seconds=seconds, max_threads=MAX_THREADS, time=node.time)
+        wanted = [
+            Wanted(peer, sources.own(author, keys.mirror_reveal(run, round, peer)), REVEAL_BYTES, lambda data: True)
+            for peer, _ in pairs
+        ]
+        reveals = gather(wanted, timeout_seconds=seconds, max_threads=MAX_THREADS, time=node.time)
+        return [
+            replace(self.seen[peer], payload=payload, wrong_size=None, reveal=bytes(reveal))
+            for peer, _ in pairs
+            if peer in self.seen
+            and not isinstance(payload := payloads[peer], Fault)
+            and not isinstance(reveal := reveals[peer], Fault)
+        ]
 
     def mirror_approved(self, round: int, selection: Selection) -> None:
         """Mirror whom a record names and we have not mirrored yet: its leader's and its miners' copies may be gone by
         the time that it is agreed, and then nobody could follow."""
         for peer, _ in selection.contributing:
-            item = self.seen.get(peer)
-            if peer in self.mirrored or item is None or item.payload is None:
-                continue
-            try:
-                seconds = self.node.transfer_seconds(1)
-                self.mirrored[peer] = self.mirror.copy(round, peer, item.payload, item.reveal, timeout_seconds=seconds)
-            except StorageError as fault:
-                logger.warning("round {round}: our mirror takes nothing: {fault}", round=round, fault=str(fault))
+            item = None if peer in self.mirrored else self.seen.get(peer)
+            if item is not None and item.payload is not None and not self._mirror(round, item):
                 return
 
-    def approves(
-        self,
-        round: int,
-        selection: Selection,
-        author: PeerId,
-        gathered: Sequence[Gathered],
-        checked: Checked,
-        *,
-        by: int,
-    ) -> bool:
-        """Whether our book tolerates whom a record names, and everybody named passes: with the bytes that we have, or
-        else with those that its leader mirrors. A peer that served only the leader can so be repaired, and does not
-        cost the round.
-
-        `by`: the block by which the answer is needed.
-        """
+    def attest(self, round: int) -> None:
+        """Say which state we hold, and which records we approve, unless our last word was just that."""
         node = self.node
-        named, rules = {peer for peer, _ in selection.contributing}, node.run.spec_at(round).gauntlet
-        if not tolerable(self.scores.book, named, checked.passed, rules, round):
-            return False
-        doubted = {peer: envelope for peer, envelope in selection.contributing if peer not in checked.passed}
-        if not doubted:
-            return True
-        opener = node.sources().bucket_of(author)
-        if opener is None:
-            return False
-        run, size = node.run.id, node.run.first.object_bytes
-        patience = node.seconds_until(by) / 4
-        payloads = gather(
-            [
-                Wanted(peer, (Source(opener, keys.mirror(run, round, peer)),), size, matches(envelope))
-                for peer, envelope in doubted.items()
-            ],
-            timeout_seconds=patience,
-            max_threads=MAX_THREADS,
-            time=node.time,
-        )
-        reveals = gather(
-            [
-                Wanted(peer, (Source(opener, keys.mirror_reveal(run, round, peer)),), REVEAL_BYTES, lambda data: True)
-                for peer in doubted
-            ],
-            timeout_seconds=patience,
-            max_threads=MAX_THREADS,
-            time=node.time,
-        )
-        mirrored = []
-        for item in gathered:
-            payload, reveal = payloads.get(item.peer.id), reveals.get(item.peer.id)
-            if payload is not None and not isinstance(payload, Fault) and isinstance(reveal, bytes):
-                item = replace(item, payload=payload, wrong_size=None, reveal=reveal)
-            mirrored.append(item)
-        if not doubted.keys() <= self.scores.judge(round, mirrored).passed.keys():
-            return False
-        self.seen |= {item.peer.id: item for item in mirrored if item.peer.id in doubted}
-        return True
+        attestation = attestation_for(round, self.approved, *node.held.claim)
+        if attestation != self.posted and node.seconds_to_post(node.clock.attest_by(round)):
+            self.post(round, attestation)
+
+    def post(self, round: int, statement: Record | Attestation) -> int | None:
+        """Post a statement; its block, None when the chain refuses: that costs our word, never the round's scores."""
+        if self.node.behind:
+            return None
+        try:
+            block = self.node.post(statement)
+        except ChainError as fault:
+            logger.warning("round {round}: our statement is not on chain: {fault}", round=round, fault=str(fault))
+            return None
+        self.posted = statement
+        return block

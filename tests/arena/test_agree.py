@@ -18,8 +18,8 @@ def miners(round: int) -> list[Peer]:
     return [Peer(PeerId(named("miner", uid)), Uid(uid), 0, False, slot=slot) for uid in range(3, 9)]
 
 
-def decide(statements: Statements, round: int, choices, vetoes=lambda validator, author, uids: False):
-    return statements.decide(round, named("commit", round), THETA, miners(round), choices, vetoes)
+def decide(statements: Statements, round: int, choices, approves=lambda validator, author, uids: True):
+    return statements.decide(round, named("commit", round), THETA, miners(round), choices, approves)
 
 
 def test_the_first_leaders_choice_is_agreed_round_after_round() -> None:
@@ -32,11 +32,11 @@ def test_the_first_leaders_choice_is_agreed_round_after_round() -> None:
         assert [peer for peer, _ in decision.selection.contributing] == [chosen]
 
 
-def test_a_vetoed_record_gives_way_to_the_next_and_a_round_without_records_is_void() -> None:
+def test_an_unapproved_record_gives_way_to_the_next_and_a_round_without_records_is_void() -> None:
     choices = {peer: [Uid(3)] for peer in VALIDATORS}
     first = decide(Statements(RUN, STAKES), 0, choices).author
-    vetoed = decide(Statements(RUN, STAKES), 0, choices, lambda validator, author, uids: author == first)
-    assert vetoed.slot == 1
+    left = decide(Statements(RUN, STAKES), 0, choices, lambda validator, author, uids: author != first)
+    assert left.slot == 1
     statements = Statements(RUN, STAKES)
     assert decide(statements, 0, {peer: [] for peer in VALIDATORS}).selection is None
     assert decide(statements, 1, choices).selection is not None

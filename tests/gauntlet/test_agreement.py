@@ -1,6 +1,6 @@
-"""The agreed selection from chain snapshots: who may speak, what makes a record void, and what two validators do."""
+"""The agreed selection from chain snapshots: who counts, what makes a record void, and what no minority can do."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,14 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gauntlet.agreement import (
+    STATEMENT_ROUNDS,
     Agreed,
+    Claim,
     Views,
     agreed,
     attestation_for,
     claimed_start,
+    claims,
+    contradicted,
     electorate,
     leader_order,
     posted_records,
+    proposals,
     record_for,
     selected,
 )
@@ -72,16 +77,23 @@ class Chain:
                 peers[who] = replace(peers[who], slot=Slot(when, POINTER, statement))
         return (*self.miners, *peers.values())
 
-    def agreed(self, height: int = X) -> Agreed:
-        views = Views(self.at(D), [self.at(last) for _, last in SLOTS], self.at(X))
-        return agreed(self.run, ROUND, LINK, self.commit_hash, views, height)
+    def approve(self, who: Peer, *slots: int, block: int = AFTER_SLOTS) -> "Chain":
+        return self.post(who.id, block, attest(slots))
+
+    @property
+    def views(self) -> Views:
+        return Views(self.at(D), [self.at(last) for _, last in SLOTS], self.at(X))
+
+    def agreed(self, height: int = X, ours: Claim = (THETA, LINK)) -> Agreed:
+        return agreed(self.run, ROUND, *ours, self.commit_hash, self.views, height)
 
 
 A, B, C = validator(1, 60), validator(2, 30), validator(3, 10)
+EQUAL = tuple(validator(number, 1) for number in range(1, 4))
 
 
-def attest(vetoes=(), theta=THETA):
-    return attestation_for(ROUND, vetoes, theta, LINK)
+def attest(approved=(), theta=THETA, previous=LINK):
+    return attestation_for(ROUND, approved, theta, previous)
 
 
 def test_with_one_validator_its_record_is_the_agreed_one_and_the_chain_gives_the_digests():
@@ -106,6 +118,7 @@ def test_a_round_without_a_record_is_void_and_leaves_the_link():
     [
         (record(round=ROUND - 1), "no record"),
         (record(previous=digest("fork")), "previous"),
+        (record(theta=OTHER), "theta"),
         (record(uids=()), "nobody"),
         (record(uids=(0, 8)), "uid 8"),
         (record(uids=(0, 9)), "uid 9"),
@@ -113,12 +126,15 @@ def test_a_round_without_a_record_is_void_and_leaves_the_link():
         (attest(), "no record"),
     ],
 )
-def test_a_record_that_breaks_a_rule_is_void_and_the_next_slot_is_taken(bad, word):
-    chain = Chain(A, B)
-    result = chain.lead(0, bad).lead(1, record(uids=(2,))).agreed()
+def test_a_record_that_breaks_a_rule_is_void_whoever_approves_it_and_the_next_slot_is_taken(bad, word):
+    chain = Chain(*EQUAL).lead(0, bad).lead(1, record(uids=(2,)))
+    for who in chain.order:
+        chain.post(who, AFTER_SLOTS, attest([0, 1]))
+    result = chain.agreed()
     assert word in result.void[0]
     assert (result.slot, result.author) == (1, chain.order[1])
     assert [peer for peer, _ in result.selection.contributing] == [MINERS[2].id]
+    assert [made is not None for made in proposals(RUN, ROUND, THETA, LINK, COMMIT_HASH, chain.views)] == [0, 1, 0]
 
 
 def test_more_peers_than_g_make_a_record_void():
@@ -147,116 +163,143 @@ def test_of_two_records_in_one_slot_the_later_stands_and_one_after_the_slot_chan
 def test_a_validator_that_does_not_lead_a_slot_selects_nothing_in_it():
     chain = Chain(A, B)
     chain.post(chain.order[1], SLOTS[0][0], record())
+    chain.approve(A, 0)
     assert chain.agreed().selection is None
 
 
-def test_the_theta_with_most_counted_stake_decides_and_ties_go_to_the_lowest_digest():
-    heavy, light = A, C
-    for author, against, agrees in ((heavy, light, True), (light, heavy, False)):
-        chain = Chain(heavy, light)
-        slot = chain.order.index(author.id)
-        chain.lead(slot, record()).post(against.id, AFTER_SLOTS, attest(theta=OTHER))
-        result = chain.agreed()
-        assert (result.selection is not None) == agrees
-        if not agrees:
-            assert "theta" in result.void[slot]
-    even = validator(4, 60)
-    chain = Chain(A, even)
-    chain.lead(0, record()).post(chain.order[1], AFTER_SLOTS, attest(theta=OTHER))
-    assert (chain.agreed().selection is not None) == (THETA < OTHER)
-
-
-def is_void(stakes: Sequence[int], author: int, vetoes: Collection[int]) -> bool:
-    """Whether the author's record is void, when these validators (by place) veto it."""
+def is_agreed(stakes: Sequence[int], author: int, approving: Collection[int]) -> bool:
+    """Whether the author's record is agreed, when these validators (by place) approve it."""
     validators = [validator(place, stake) for place, stake in enumerate(stakes)]
     chains = (Chain(*validators, commit_hash=digest(f"hash {number}")) for number in range(1000))
     chain = next(chain for chain in chains if validators[author].id in chain.order)
     slot = chain.order.index(validators[author].id)
     chain.lead(slot, record())
-    for place in vetoes:
-        chain.post(validators[place].id, AFTER_SLOTS, attest([slot]))
-    return chain.agreed().selection is None
+    for place in approving:
+        chain.approve(validators[place], slot)
+    return chain.agreed().selection is not None
 
 
 @pytest.mark.parametrize(
-    ("stakes", "hostile", "offline", "is_stopped", "stops"),
+    ("stakes", "hostile", "offline", "gets_in", "others_go_on"),
     [
-        ([50, 50], 0, (), True, True),
-        ([33, 33, 33], 0, (), True, False),
+        ([1], 0, (), True, False),
+        ([50, 50], 0, (), False, False),
+        ([33, 33, 33], 0, (), False, True),
         ([33, 33, 33], 0, (1,), False, False),
-        ([25, 25, 25, 25], 0, (), True, False),
-        ([25, 25, 25, 25], 0, (1,), True, False),
-        ([20, 20, 20, 20, 20], 0, (), True, False),
-        ([20, 20, 20, 20, 20], 0, (1,), True, False),
-        ([34, 33, 33], 0, (), True, False),
-        ([40, 30, 30], 0, (), True, False),
-        ([40, 30, 30], 1, (), True, False),
-        ([50, 25, 25], 0, (), True, True),
-        ([50, 25, 25], 1, (), True, False),
-        ([60, 40], 0, (), False, True),
-        ([60, 40], 1, (), True, False),
-        ([10**15, 1], 1, (), True, False),
+        ([25, 25, 25, 25], 0, (), False, True),
+        ([25, 25, 25, 25], 0, (1,), False, False),
+        ([20, 20, 20, 20, 20], 0, (1,), False, True),
+        ([34, 33, 33], 0, (), False, True),
+        ([40, 30, 30], 0, (), False, True),
+        ([40, 30, 30], 1, (), False, True),
+        ([50, 25, 25], 0, (), False, False),
+        ([50, 25, 25], 1, (), False, True),
+        ([60, 40], 0, (), True, False),
+        ([60, 40], 1, (), False, True),
+        ([10**15, 1], 1, (), False, True),
+        ([10**15, 1], 1, (0,), False, False),
+        ([0, 0, 0], 0, (), False, True),
+        ([0, 0, 0], 0, (1,), False, False),
     ],
 )
-def test_one_hostile_validator(stakes, hostile, offline, is_stopped, stops):
-    """`is_stopped`: the others that are online can void its record; `stops`: it can void an honest one alone. The table
-    of docs/decisions/0013-vetoes-need-half.md."""
+def test_one_hostile_validator(stakes, hostile, offline, gets_in, others_go_on):
+    """`gets_in`: a record that it alone approves is agreed; `others_go_on`: one of the others' is without its word. The
+    table of docs/decisions/0021-approve-not-veto.md."""
     honest = [place for place in range(len(stakes)) if place != hostile and place not in offline]
-    assert is_void(stakes, hostile, honest) == is_stopped
-    assert any(is_void(stakes, author, [hostile]) for author in honest) == stops
+    assert is_agreed(stakes, hostile, [hostile]) == gets_in
+    assert any(is_agreed(stakes, author, honest) for author in honest) == others_go_on
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.sets(st.integers(0, 4)), st.integers(0, 4))
-@settings(max_examples=50, deadline=None)
-def test_less_than_half_of_the_stake_never_voids_and_half_always_does(stakes, vetoes, author):
-    author %= len(stakes)
-    against = {place for place in vetoes if place < len(stakes)} - {author}
-    held = sum(stakes[place] for place in against)
-    assert is_void(stakes, author, against | {author}) == (held >= sum(stakes) / 2)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.sets(st.integers(0, 4)), st.integers(0, 2))
+@settings(max_examples=100, deadline=None)
+def test_more_than_half_of_the_stake_is_needed_and_enough(stakes, approving, slot):
+    validators = [validator(place, stake) for place, stake in enumerate(stakes)]
+    chain = Chain(*validators)
+    slot %= len(chain.order)
+    chain.lead(slot, record())
+    behind = {peer for place, peer in enumerate(validators) if place in approving or peer.id == chain.order[slot]}
+    for peer in behind:
+        if peer.id != chain.order[slot]:
+            chain.approve(peer, slot)
+    weights = {peer.id: peer.stake if any(stakes) else 1 for peer in validators}
+    expected = sum(weights[peer.id] for peer in behind) > sum(weights.values()) / 2
+    assert (chain.agreed().selection is not None) == expected
 
 
-def test_a_veto_of_another_slot_or_by_the_author_itself_does_not_count():
-    for vetoes, who in (([1], 1), ([0], 0)):
-        chain = Chain(A, B)
-        chain.lead(0, record()).post(chain.order[who], AFTER_SLOTS, attest(vetoes))
-        assert chain.agreed().slot == 0
+def test_the_first_slot_that_enough_approve_is_taken_and_a_word_for_another_slot_does_not_help_it():
+    chain = Chain(*EQUAL).lead(0, record(uids=(0,))).lead(1, record(uids=(1,))).lead(2, record(uids=(2,)))
+    chain.post(chain.order[0], AFTER_SLOTS, attest([1]))
+    result = chain.agreed()
+    assert (result.slot, result.author) == (1, chain.order[1])
+    assert result.void[0] == "approved by 1 of 3 of the counted stake, which is not more than half"
+    chain.post(chain.order[2], AFTER_SLOTS, attest([0, 1]))
+    assert chain.agreed().slot == 0
 
 
-@pytest.mark.parametrize("block", [SLOTS[-1][1], X + 1])
-def test_an_attestation_outside_its_window_does_not_count(block):
-    chain = Chain(A, B)
-    chain.lead(0, record()).post(chain.order[1], block, attest([0]))
+@pytest.mark.parametrize(
+    ("block", "counts"), [(SLOTS[0][1], False), (SLOTS[0][1] + 1, True), (X, True), (X + 1, False)]
+)
+def test_an_approval_counts_from_the_end_of_its_slot_to_x(block, counts):
+    chain = Chain(*EQUAL).lead(0, record())
+    chain.post(chain.order[1], block, attest([0]))
+    assert (chain.agreed().selection is not None) == counts
+
+
+def test_an_approval_made_in_a_slots_blocks_is_no_word_for_what_its_leader_puts_there_afterwards():
+    """A leader shows a good record, collects approvals, and overwrites it with another in the slot's last block."""
+    chain = Chain(*EQUAL).lead(0, record(uids=(0,)), SLOTS[0][0])
+    for who in chain.order[1:]:
+        chain.post(who, SLOTS[0][0] + 1, attest([0]))
+    chain.lead(0, record(uids=(3,)), SLOTS[0][1])
+    assert chain.agreed().selection is None
+
+
+def test_the_last_word_by_x_counts():
+    chain = Chain(*EQUAL).lead(0, record())
+    voter = next(peer for peer in EQUAL if peer.id == chain.order[1])
+    chain.approve(voter, 0, block=SLOTS[0][1] + 1)
     assert chain.agreed().selection is not None
+    assert chain.approve(voter, block=X).agreed().selection is None
+    assert chain.approve(voter, 0, block=X + 1).agreed().selection is None
 
 
-def test_the_veto_and_theta_of_one_without_a_permit_do_not_count():
+def test_a_leader_may_attest_after_its_slot_and_its_record_goes_on_counting_for_it():
+    chain = Chain(*EQUAL).lead(0, record()).lead(1, record(uids=(2,)))
+    chain.post(chain.order[0], SLOTS[0][1] + 1, attest())
+    chain.post(chain.order[2], SLOTS[0][1] + 1, attest([0]))
+    assert chain.agreed().author == chain.order[0]
+
+
+@pytest.mark.parametrize("word", [attest([0], theta=OTHER), attest([0], previous=digest("fork")), record(theta=OTHER)])
+def test_a_word_for_another_state_is_no_approval_and_takes_back_that_of_its_authors_record(word):
+    chain = Chain(*EQUAL).lead(0, record())
+    chain.post(chain.order[1], AFTER_SLOTS, attest([0]))
+    assert chain.agreed().selection is not None
+    chain.post(chain.order[0], SLOTS[1][0], word)
+    assert chain.agreed().selection is None
+    chain = Chain(*EQUAL).lead(0, record())
+    chain.post(chain.order[1], SLOTS[1][0], word)
+    assert chain.agreed().selection is None
+
+
+def test_one_without_a_permit_and_one_that_does_not_count_yet_approve_nothing():
     outsider = replace(validator(5, 10**6), validates=False)
-    chain = Chain(A, outsider)
-    assert chain.order == (A.id,)
-    chain.lead(0, record()).post(outsider.id, AFTER_SLOTS, attest([0], OTHER))
-    assert chain.agreed().selection is not None
+    newcomer = validator(6, 10**6, Slot(7, POINTER))
+    chain = Chain(*EQUAL, outsider, newcomer)
+    assert set(chain.order) == {peer.id for peer in EQUAL}
+    chain.lead(0, record()).approve(outsider, 0).approve(newcomer, 0)
+    assert chain.agreed().selection is None
 
 
-def test_with_two_validators_either_goes_on_when_the_other_is_gone():
-    for author in (A, B):
-        chain = Chain(A, B)
-        slot = chain.order.index(author.id)
-        assert chain.lead(slot, record()).agreed().author == author.id
-
-
-def test_two_validators_of_equal_stake_give_one_branch():
+def test_of_two_validators_of_equal_stake_both_are_needed_and_give_one_branch():
     one, two = validator(6, 50), validator(7, 50)
-    chain = Chain(one, two)
-    chain.lead(0, record(uids=(0,))).lead(1, record(uids=(1,)))
+    chain = Chain(one, two).lead(0, record(uids=(0,))).lead(1, record(uids=(1,)))
+    assert chain.agreed().selection is None
+    chain.post(chain.order[1], AFTER_SLOTS, attest([0])).post(chain.order[0], AFTER_SLOTS, attest([1]))
     turned = Chain(two, one)
     turned.posts = chain.posts[::-1]
     assert chain.agreed() == turned.agreed()
     assert chain.agreed().slot == 0
-
-
-def test_validators_without_stake_still_run_a_round():
-    chain = Chain(validator(1, 0), validator(2, 0)).lead(0, record())
-    assert chain.agreed().selection is not None
 
 
 def test_a_record_that_the_owner_declares_void_is_void_from_the_stated_height_on():
@@ -273,25 +316,33 @@ def test_a_uid_means_who_held_it_at_block_d():
     """A uid that is recycled after D still selects the miner that committed."""
     chain = Chain(A).lead(0, record(uids=(3,)))
     views = Views(chain.at(D), [chain.at(last)[1:] for _, last in SLOTS], chain.at(X)[4:])
-    result = agreed(RUN, ROUND, LINK, COMMIT_HASH, views, X)
+    result = agreed(RUN, ROUND, THETA, LINK, COMMIT_HASH, views, X)
     assert [peer for peer, _ in result.selection.contributing] == [MINERS[3].id]
 
 
-def test_who_counts_is_who_spoke_in_the_last_eight_rounds():
+def test_who_counts_is_who_spoke_lately():
     late = 20
 
     def counts(*peers, round=late):
         return set(electorate(RUN, round, peers))
 
-    speaks = {said: validator(said, 1, said_before(said)) for said in (late - 9, late - 8, late - 1)}
-    assert counts(*speaks.values()) == {speaks[late - 8].id, speaks[late - 1].id}
-    # When nobody has spoken for so long, and at the start, a pointer and a permit are enough.
+    oldest, too_old = late - STATEMENT_ROUNDS, late - STATEMENT_ROUNDS - 1
+    speaks = {said: validator(said, 1, said_before(said)) for said in (too_old, oldest, late - 1)}
+    assert counts(*speaks.values()) == {speaks[oldest].id, speaks[late - 1].id}
+    # When nobody has spoken for so long, a pointer and a permit are enough.
     quiet = validator(1, 1, Slot(7, POINTER))
     assert counts(quiet) == {quiet.id}
     assert counts(quiet, speaks[late - 1]) == {speaks[late - 1].id}
-    assert counts(speaks[late - 9]) == {speaks[late - 9].id}
+    assert counts(speaks[too_old]) == {speaks[too_old].id}
     assert counts(quiet, round=0) == {quiet.id}
     assert counts(replace(quiet, slot=Slot(7)), replace(quiet, slot=None), replace(quiet, validates=False)) == set()
+
+
+def test_at_the_start_of_a_run_the_first_to_speak_is_not_the_only_one_to_count():
+    quiet, first = validator(1, 10**15, Slot(7, POINTER)), validator(2, 1, said_before(0))
+    for round in range(1, STATEMENT_ROUNDS):
+        assert set(electorate(RUN, round, [quiet, first])) == {quiet.id, first.id}
+    assert set(electorate(RUN, STATEMENT_ROUNDS, [quiet, first])) == {first.id}
 
 
 def test_a_statement_for_a_round_that_had_not_come_gives_no_seat():
@@ -305,13 +356,39 @@ def test_a_pointer_rewritten_with_the_old_statement_keeps_the_seat():
     assert set(electorate(RUN, ROUND, [moved])) == {moved.id}
 
 
-def test_a_joiner_learns_the_start_from_the_most_staked_statement():
-    chain = Chain(A, B, C)
+def test_a_joiner_tries_the_claims_with_most_counted_stake_first_and_those_of_newcomers_last():
+    rich, dust = validator(4, 10**15, Slot(7, POINTER)), validator(5, 1, Slot(8, POINTER))
+    outsider = replace(validator(6, 10**16), validates=False)
+    chain = Chain(A, B, C, rich, dust, outsider)
     chain.lead(chain.order.index(A.id), record())
     chain.post(B.id, AFTER_SLOTS, attest(theta=OTHER)).post(C.id, AFTER_SLOTS, attest(theta=OTHER))
-    assert claimed_start(RUN, ROUND, chain.at(SLOTS[0][0] - 1)) is None
-    assert claimed_start(RUN, ROUND, chain.at(X)) == (THETA, LINK)
-    assert claimed_start(RUN, ROUND + 1, chain.at(X)) is None
+    low, high = sorted((digest("one"), digest("another")))
+    for peer, theta in ((rich, high), (dust, low), (outsider, digest("outsider"))):
+        chain.post(peer.id, SLOTS[0][0], attest(theta=theta))
+
+    def found(round, block):
+        return claims(RUN, round, chain.at(D), chain.at(block))
+
+    assert found(ROUND, SLOTS[0][0] - 1) == found(ROUND + 1, X) == {}
+    expected = {(THETA, LINK): 60, (OTHER, LINK): 40, (high, LINK): 0, (low, LINK): 0}
+    assert list(found(ROUND, X).items()) == list(expected.items())
+    assert claimed_start(RUN, ROUND, chain.at(D), chain.at(X)) == tuple(expected)
+
+
+def test_one_is_contradicted_by_more_than_half_of_the_counted_stake_and_by_nothing_less():
+    ours, theirs = (THETA, LINK), (OTHER, LINK)
+    chain = Chain(A, B, C, validator(4, 10**15, Slot(7, POINTER)))
+    chain.post(B.id, AFTER_SLOTS, attest(theta=OTHER)).post(C.id, AFTER_SLOTS, attest(theta=OTHER))
+    chain.post(peer_id(104), AFTER_SLOTS, attest(theta=OTHER))
+    assert contradicted(RUN, ROUND, ours, chain.views) is None
+    chain.post(A.id, AFTER_SLOTS, attest())
+    assert contradicted(RUN, ROUND, ours, chain.views) is None
+    assert contradicted(RUN, ROUND, theirs, chain.views) == ours
+    chain.post(A.id, AFTER_SLOTS, attest(theta=digest("a third")))
+    assert contradicted(RUN, ROUND, ours, chain.views) == (digest("a third"), LINK)
+    half = Chain(validator(5, 7), validator(6, 7))
+    half.post(peer_id(105), AFTER_SLOTS, attest(theta=OTHER))
+    assert contradicted(RUN, ROUND, ours, half.views) is None
 
 
 def test_builders_and_bitmaps_are_inverse_and_refuse_what_has_no_bit():
@@ -330,30 +407,198 @@ def test_posted_records_reads_as_many_slots_as_have_passed():
     assert posted_records(RUN, ROUND, chain.order, []) == []
 
 
+# --- properties, whatever is posted --------------------------------------------------------------------------
+
+FORK = digest("fork")
+PAIRS = [(THETA, LINK), (OTHER, LINK), (THETA, FORK)]
+blocks = st.integers(D + 1, X + 3) | st.sampled_from(
+    [slot[end] + more for slot in SLOTS for end in (0, 1) for more in (0, 1)]
+)
 statements = st.one_of(
-    st.builds(record, st.sets(st.sampled_from([0, 1, 3, 8, 9, 200])), st.sampled_from([THETA, OTHER])),
-    st.builds(attest, st.sets(st.integers(0, 3)), st.sampled_from([THETA, OTHER])),
+    st.builds(
+        lambda uids, pair: record(uids, *pair), st.sets(st.sampled_from([0, 1, 3, 8, 9])), st.sampled_from(PAIRS)
+    ),
+    st.builds(lambda slots, pair: attest(slots, *pair), st.sets(st.integers(0, 3)), st.sampled_from(PAIRS)),
     st.just(Commitment(ROUND, digest("x"))),
 )
+Posts = Iterable[tuple[int, int, object]]
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(D, X + 3), statements), max_size=8),
-    st.permutations(range(3)),
-)
-def test_whatever_is_posted_every_node_reads_one_valid_selection_or_none(posts, order):
-    validators = (A, B, C)
+def posts(authors: Sequence[int], most: int = 8) -> st.SearchStrategy[Posts]:
+    return st.lists(st.tuples(st.sampled_from(authors), blocks, statements), max_size=most)
+
+
+@st.composite
+def societies(draw) -> tuple[list[Peer], int]:
+    """Validators of which the first so many are honest and hold more than half of the stake."""
+    stakes = draw(st.lists(st.integers(0, 9), min_size=1, max_size=6))
+    honest = next(n for n in range(1, 7) if 2 * sum(stakes[:n]) > sum(stakes) or n == len(stakes))
+    honest = draw(st.integers(honest, len(stakes)))
+    if not any(stakes):
+        honest = draw(st.integers(len(stakes) // 2 + 1, len(stakes)))
+    return [validator(place, stake) for place, stake in enumerate(stakes)], honest
+
+
+def honest_words(chain: Chain, honest: Mapping[PeerId, Collection[int]], later: Collection[PeerId] = ()) -> None:
+    """Honest validators after the slots: each approves the slots that it could check; `later` ones vote twice."""
+    for who, slots in honest.items():
+        if who in later:
+            chain.post(who, SLOTS[-1][1] + 1, attest())
+        chain.post(who, SLOTS[-1][1] + 2, attest(slots))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_no_minority_makes_anything_agreed_that_no_honest_validator_approved_or_proposed(data):
+    validators, honest = data.draw(societies())
+    approved = {peer.id: data.draw(st.sets(st.integers(0, 2), max_size=1)) for peer in validators[:honest]}
     chain = Chain(*validators)
-    for who, block, statement in posts:
+    hostile = range(honest, len(validators))
+    for who, block, statement in data.draw(posts(hostile)) if hostile else []:
         chain.post(validators[who].id, block, statement)
+    honest_words(chain, approved)
     result = chain.agreed()
-    turned = Chain(*(validators[i] for i in order), miners=chain.miners[::-1])
-    turned.posts = chain.posts
-    assert turned.agreed() == result
     if result.selection is not None:
-        names = {peer for peer, _ in result.selection.contributing}
-        assert names
-        assert names <= {miner.id for miner in MINERS}
-        assert result.selection.previous == LINK
-        assert result.void[: result.slot].count(None) == 0
+        assert result.author not in approved
+        assert any(result.slot in slots for slots in approved.values())
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_an_honest_leaders_record_is_agreed_when_what_comes_before_it_is_not_approved(data):
+    validators, honest = data.draw(societies())
+    ids = {peer.id for peer in validators[:honest]}
+    chain = Chain(*validators)
+    slot = next((place for place, leader in enumerate(chain.order) if leader in ids), None)
+    if slot is None:
+        return
+    hostile = range(honest, len(validators))
+    for who, block, statement in data.draw(posts(hostile)) if hostile else []:
+        chain.post(validators[who].id, block, statement)
+    chain.lead(slot, record())
+    later = data.draw(st.sets(st.sampled_from(sorted(ids))))
+    honest_words(chain, {who: [slot] for who in ids}, later)
+    result = chain.agreed()
+    assert (result.slot, result.author) == (slot, chain.order[slot])
+    assert contradicted(RUN, ROUND, (THETA, LINK), chain.views) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(posts(range(6), 16), societies(), st.randoms(use_true_random=False))
+def test_all_nodes_of_one_state_decide_alike_and_in_a_round_only_one_state_has_an_agreed_record(said, society, random):
+    validators, _ = society
+    chain = Chain(*validators)
+    for who, block, statement in said:
+        chain.post(validators[who % len(validators)].id, block, statement)
+    turned = Chain(*random.sample(validators, len(validators)), miners=chain.miners[::-1])
+    turned.posts = chain.posts
+    found = {pair: chain.agreed(ours=pair) for pair in PAIRS}
+    for pair, result in found.items():
+        assert turned.agreed(ours=pair) == result
+        if result.selection is not None:
+            names = {peer for peer, _ in result.selection.contributing}
+            assert names
+            assert names <= {miner.id for miner in MINERS}
+            assert (result.selection.theta, result.selection.previous) == pair
+            assert None not in result.void[: result.slot]
+        if contradicted(RUN, ROUND, pair, chain.views) is not None:
+            assert result.selection is None
+    assert sum(result.selection is not None for result in found.values()) <= 1
+
+
+# --- several rounds: who is away, who comes back -------------------------------------------------------------
+
+
+class History:
+    """Rounds after one another: who states what, and what a node of some state makes of it. Every leader posts, every
+    validator that is there approves every slot."""
+
+    def __init__(self, stakes: Mapping[str, int]) -> None:
+        self.ids = {name: PeerId(digest(name)) for name in stakes}
+        self.stakes = stakes
+        self.slots = {name: Slot(7, POINTER) for name in stakes}
+        self.round = 0
+
+    def peers(self) -> tuple[Peer, ...]:
+        last = CLOCK.commit_by(self.round)
+        slot = Slot(last, POINTER, Commitment(self.round, digest("envelope")))
+        validators = (
+            Peer(self.ids[name], Uid(100 + place), stake, True, slot=self.slots[name])
+            for place, (name, stake) in enumerate(self.stakes.items())
+        )
+        return (Peer(peer_id(0), Uid(0), 0, False, slot=slot), *validators)
+
+    def play(self, says: Mapping[str, Claim]) -> Mapping[str, Agreed]:
+        """One round in which these state their pairs and the others are away; what each makes of it."""
+        hash, commit, names = digest(f"D {self.round}"), self.peers(), {peer: name for name, peer in self.ids.items()}
+        order = leader_order(RUN, self.round, hash, commit)
+        views = []
+        for place in range(CLOCK.leader_slots):
+            first, _ = CLOCK.slot(self.round, place)
+            leader = names[order[place]] if place < len(order) else None
+            if leader in says:
+                self.slots[leader] = Slot(first, POINTER, record_for(self.round, [Uid(0)], *says[leader]))
+            views.append(self.peers())
+        for name, pair in says.items():
+            word = attestation_for(self.round, range(CLOCK.leader_slots), *pair)
+            self.slots[name] = Slot(CLOCK.attest_by(self.round), POINTER, word)
+        seen = Views(commit, views, self.peers())
+        found = {n: agreed(RUN, self.round, *pair, hash, seen, CLOCK.attest_by(self.round)) for n, pair in says.items()}
+        self.contradicted = {n: contradicted(RUN, self.round, pair, seen) for n, pair in says.items()}
+        self.round += 1
+        return found
+
+
+def goes_on(found: Mapping[str, Agreed], name: str) -> bool:
+    return found[name].selection is not None
+
+
+OURS, POISON = (THETA, LINK), (OTHER, LINK)
+
+
+def test_dust_that_is_alone_for_a_round_achieves_nothing_and_the_majority_goes_on_in_the_next():
+    history = History({"big": 10**15, "dust": 1})
+    for _ in range(2 * STATEMENT_ROUNDS):
+        assert goes_on(history.play({"big": OURS, "dust": OURS}), "big")
+    for away in range(1, STATEMENT_ROUNDS):
+        for _ in range(away):
+            assert not goes_on(history.play({"dust": POISON}), "dust")
+        assert goes_on(history.play({"big": OURS, "dust": POISON}), "big")
+        assert history.contradicted == {"big": None, "dust": OURS}
+
+
+def test_a_majority_that_was_away_for_long_goes_on_from_its_old_state_in_the_round_after_its_return():
+    history = History({"big": 10**15, "dust": 1})
+    history.play({"big": OURS, "dust": OURS})
+    alone = [goes_on(history.play({"dust": POISON}), "dust") for _ in range(20)]
+    assert alone == [False] * STATEMENT_ROUNDS + [True] * (20 - STATEMENT_ROUNDS)
+    assert goes_on(history.play({"big": OURS, "dust": POISON}), "dust")
+    assert history.contradicted == {"big": POISON, "dust": None}
+    for _ in range(STATEMENT_ROUNDS):
+        found = history.play({"big": OURS, "dust": POISON})
+        assert goes_on(found, "big")
+        assert not goes_on(found, "dust")
+        assert history.contradicted == {"big": None, "dust": OURS}
+
+
+def test_the_death_of_one_of_two_equal_validators_costs_as_many_void_rounds_as_its_word_lasts():
+    history = History({"one": 5, "two": 5})
+    for _ in range(STATEMENT_ROUNDS + 1):
+        assert goes_on(history.play({"one": OURS, "two": OURS}), "one")
+    found = [goes_on(history.play({"one": OURS}), "one") for _ in range(STATEMENT_ROUNDS + 2)]
+    assert found == [False] * STATEMENT_ROUNDS + [True] * 2
+
+
+def test_of_two_equal_validators_a_hostile_one_costs_void_rounds_and_no_more():
+    history = History({"one": 5, "two": 5})
+    for round in range(12):
+        found = history.play({"one": OURS, "two": POISON if round % 2 else (THETA, FORK)})
+        assert not goes_on(found, "one")
+        assert not goes_on(found, "two")
+
+
+def test_three_equal_validators_go_on_without_any_one_of_them():
+    for missing in range(3):
+        history = History({"one": 1, "two": 1, "three": 1})
+        there = [name for place, name in enumerate(history.ids) if place != missing]
+        assert all(goes_on(history.play(dict.fromkeys(there, OURS)), there[0]) for _ in range(8))

@@ -8,10 +8,10 @@ import torch
 from localnet import faults
 from localnet.faults import KINDS, Lazy, Noise
 from localnet.kinds import FAULTS
-from neurons.miner import Miner
 from protocol.assignment import assigned
 from protocol.errors import ConfigError
 from protocol.types import Page, Reason, hotkey
+from rounds.miner import Miner
 from sparseloco.update import Update
 from tests.network import FakeNetwork
 

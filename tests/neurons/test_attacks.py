@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gauntlet.agreement import attestation_for
 from gauntlet.selection import Ranking
 from node.state import SealedRound
 from protocol import keys
@@ -45,9 +44,6 @@ class NamesTheMute(Vote):
     def mirror_holds(self, peer: PeerId) -> bool:
         return True
 
-    def agrees_so_far(self, *arguments: Any, **named: Any) -> bool:
-        return False
-
     def approves(self, *arguments: Any, **named: Any) -> bool:
         return True
 
@@ -65,22 +61,14 @@ class RanksTheLastFirst(Scores):
         return replace(ranking, contributing=ranking.order[-1:], reserve=())
 
 
-class PostsAnyway(Vote):
-    def agrees_so_far(self, *arguments: Any, **named: Any) -> bool:
-        return False
-
-
-class VetoesEverything(Vote):
-    """Leads nothing and vetoes every slot."""
+class ApprovesNothing(Vote):
+    """Leads nothing and approves nothing."""
 
     def propose(self, *arguments: Any, **named: Any) -> None:
         pass
 
-    def attest(self, round: int, gathered: Any, checked: Any) -> None:
-        clock = self.node.clock
-        self.node.wait_for(clock.slot(round, clock.leader_slots - 1)[1], "the slots")
-        every = range(clock.leader_slots)
-        self.post(round, attestation_for(round, every, self.node.held.replica.digest(), self.node.held.saved.link))
+    def approves(self, *arguments: Any, **named: Any) -> bool:
+        return False
 
 
 def led(network: FakeNetwork, names: Sequence[str], round: int) -> Mapping[int, str]:
@@ -101,7 +89,7 @@ def test_the_second_of_two_bad_records_is_not_agreed_either(networks: Networks) 
             break
     else:
         raise AssertionError("the two never led both slots")
-    assert network["honest"].node.agreed_selection(round, network["honest"].node.held.saved.link).selection is None
+    assert network["honest"].node.agreed_selection(round, network["honest"].node.held.claim).selection is None
     network.run_to_block(network.clock.start(round + 4))
     assert network["honest"].round > round + 1
     assert network["miner-1"].round > round + 1
@@ -110,13 +98,13 @@ def test_the_second_of_two_bad_records_is_not_agreed_either(networks: Networks) 
 def test_bytes_that_only_the_leader_selects_outlive_the_leaders_copies(networks: Networks) -> None:
     network = networks(miners=3, validators={"honest": 100, "evil": 99}, contributors=1, reserve=0)
     network.start("honest", "miner-1", "miner-2", "miner-3")
-    network.start("evil", role=with_parts(RanksTheLastFirst, PostsAnyway))
+    network.start("evil", role=with_parts(RanksTheLastFirst))
     for round in range(20):
         network.run_to_block(network.clock.attest_by(round) - 1)
         if led(network, ["evil"], round).get(0) is None:
             continue
         node = network["honest"].node
-        selection = node.provisional_selection(round, node.held.saved.link, network.clock.leader_slots).selection
+        selection = node.provisional_selection(round, node.held.claim).selection
         if selection is not None:
             break
     else:
@@ -134,10 +122,10 @@ def test_bytes_that_only_the_leader_selects_outlive_the_leaders_copies(networks:
     assert network["miner-1"].round > round + 1
 
 
-def test_dust_cannot_veto_a_giant(networks: Networks) -> None:
+def test_dust_cannot_keep_a_giant_from_agreeing(networks: Networks) -> None:
     network = networks(miners=2, validators={"big": 10**15, "dust": 1})
     network.start("big", "miner-1", "miner-2")
-    network.start("dust", role=with_parts(VetoesEverything))
+    network.start("dust", role=with_parts(ApprovesNothing))
     network.run_until(5)
     assert not set(range(1, 5)) & set(network["big"].voids())
     assert network.assert_agreement()

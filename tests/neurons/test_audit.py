@@ -273,11 +273,8 @@ class ForgetsItsBook(Friendly, Scores):
 
 
 class SelectsOthers(Friendly, Vote):
-    def propose(self, round: int, ranking: Ranking, *others: Any) -> None:
-        super().propose(round, replace(ranking, contributing=ranking.reserve), *others)
-
-    def agrees_so_far(self, *arguments: Any, **named: Any) -> bool:
-        return False
+    def propose(self, round: int, slot: int, ranking: Ranking, at_commit: Any) -> None:
+        super().propose(round, slot, replace(ranking, contributing=ranking.reserve), at_commit)
 
 
 LIE = 3

@@ -43,7 +43,7 @@ class Liar(Vote):
 
     lies: dict[int, str]
 
-    def agrees_so_far(self, *anything: Any) -> bool:
+    def is_agreed(self, round: int) -> bool:
         return False
 
     def post(self, round: int, statement: Record | Attestation) -> int | None:

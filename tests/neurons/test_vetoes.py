@@ -10,7 +10,6 @@ from node.node import Node
 from protocol.types import PeerId, hotkey
 from rounds.score import Scores
 from rounds.validator import Validator
-from rounds.vote import Vote
 from tests.network import FakeNetwork, with_parts
 from training.shards import Shards
 
@@ -39,13 +38,6 @@ class RanksAFriend(Scores):
         return replace(super().rank(round, checked), contributing=(self.friend,), reserve=())
 
 
-class PostsAnyway(Vote):
-    """In whatever slot it leads."""
-
-    def agrees_so_far(self, *arguments: Any, **named: Any) -> bool:
-        return False
-
-
 def test_a_friend_of_no_worth_is_not_brought_in_by_a_minority(networks: Networks) -> None:
     network = networks(miners=2, validators={"honest": 101, "liar": 100}, contributors=1)
     network.start("miner-1", "miner-2")
@@ -57,7 +49,7 @@ def test_a_friend_of_no_worth_is_not_brought_in_by_a_minority(networks: Networks
 
     def liar(node: Node, shards: Shards) -> Validator:
         RanksAFriend.friend = friend
-        return with_parts(RanksAFriend, PostsAnyway)(node, shards)
+        return with_parts(RanksAFriend)(node, shards)
 
     network.start("honest", role=honest)
     network.start("liar", role=liar)
