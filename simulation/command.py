@@ -1,13 +1,16 @@
-"""`murmur simulate`: a whole network of real nodes in modelled time, with faults; what broke, and how to see it again."""
+"""`murmur simulate`: whole networks of real nodes in modelled time; what broke, and how to see it again."""
 
 import argparse
 import json
+import random
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from protocol.errors import ConfigError
@@ -44,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Simulate; 0 when every invariant held, 1 when one broke."""
     _check(options)
-    result, seconds = simulate(options)
+    began = time.monotonic()
+    result = simulate(options)
+    seconds = time.monotonic() - began
     if options.json:
         sys.stdout.write(json.dumps(asdict(result) | {"seconds": round(seconds, 1)}) + "\n")
     else:
@@ -55,8 +60,8 @@ def run(options: argparse.Namespace) -> int:
     return 1
 
 
-def simulate(options: argparse.Namespace) -> "tuple[Result, float]":
-    """One run, from its first block to its last round; and the seconds that it took here."""
+def simulate(options: argparse.Namespace) -> "Result":
+    """One run, from its first block to its last round."""
     import torch
     from loguru import logger
 
@@ -65,9 +70,10 @@ def simulate(options: argparse.Namespace) -> "tuple[Result, float]":
     from simulation.network import Network
 
     torch.set_num_threads(1)
-    logger.remove()
-    began = time.monotonic()
     with ExitStack() as stack:
+        logger.disable("")
+        stack.callback(logger.enable, "")
+        stack.enter_context(_drawn_keys(options.seed))
         parent = options.folder or (MEMORY if MEMORY.is_dir() else None)
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="murmur-simulate-", dir=parent)))
         trace = stack.enter_context(options.trace.open("w")) if options.trace is not None else None
@@ -89,7 +95,21 @@ def simulate(options: argparse.Namespace) -> "tuple[Result, float]":
                 network.clock.run(network.clock.now + 86_400.0)
         finally:
             network.close()
-        return witness.finish(), time.monotonic() - began
+        return witness.finish()
+
+
+@contextmanager
+def _drawn_keys(seed: int) -> Iterator[None]:
+    """Sealing keys drawn from the seed. No decision depends on them, but names of files do, and so what a damaged disk
+    damages."""
+    from storage import seal
+
+    real = seal.secrets
+    setattr(seal, "secrets", SimpleNamespace(token_bytes=random.Random(f"keys {seed}").randbytes))  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(seal, "secrets", real)  # noqa: B010
 
 
 def _show(result: "Result", seconds: float) -> None:

@@ -76,7 +76,7 @@ class Witness:
         self._history = sha256()
         self._seen: dict[str, _Seen] = {}
         self._world: list[Incident] = []
-        self._starts: dict[int, str] = {0: ""}
+        self._starts: dict[int, str] = {}
         """Theta at the start of every round, as the first honest node had it."""
         self._void: dict[int, str | None] = {}
         """Void rounds, and why."""
@@ -167,7 +167,11 @@ class Witness:
         if self._hit(self._world, begin, end):
             return "the chain"
         miners = [m for m in network.members.values() if not m.validates and not m.gone]
-        away = [m for m in miners if self._hit_or_down(m, self._time(clock.start(number)), self._time(clock.reveal_by(number)))]
+        away = [
+            m
+            for m in miners
+            if self._hit_or_down(m, self._time(clock.start(number)), self._time(clock.reveal_by(number)))
+        ]
         peers = network.world.state(clock.commit_by(number)).peers
         stakes = electorate(network.run, number, peers)
         out = {
@@ -328,5 +332,3 @@ class Witness:
 def _percentile(values: list[float], share: float) -> float:
     ordered = sorted(values)
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3) if ordered else 0.0
-
-

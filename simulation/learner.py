@@ -90,7 +90,9 @@ class Problem:
         mixed = (page * np.uint64(1 << 13) + self._place) * np.uint64(0x9E3779B97F4A7C15) ^ self._salt
         mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-        unit: npt.NDArray[np.float32] = ((mixed >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0).astype(np.float32)
+        unit: npt.NDArray[np.float32] = ((mixed >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0).astype(
+            np.float32
+        )
         return unit
 
 
@@ -117,9 +119,7 @@ class Learner(Replica):
         self._spend(self._costs.compress)
         return super().compress()
 
-    def outer_step(
-        self, updates: Sequence[Update | None], *, alpha: float, aggregate: Aggregate
-    ) -> tuple[Scales, ...]:
+    def outer_step(self, updates: Sequence[Update | None], *, alpha: float, aggregate: Aggregate) -> tuple[Scales, ...]:
         self._spend(self._costs.outer)
         return super().outer_step(updates, alpha=alpha, aggregate=aggregate)
 

@@ -187,7 +187,9 @@ class Network:
         num_hostile = max(1, int(hostile_stake * validators)) if hostile_stake else 0
         for number in range(1, validators + 1):
             bad = number > validators - num_hostile
-            stake = STAKE * hostile_stake / num_hostile if bad else STAKE * (1 - hostile_stake) / (validators - num_hostile)
+            stake = (
+                STAKE * hostile_stake / num_hostile if bad else STAKE * (1 - hostile_stake) / (validators - num_hostile)
+            )
             self.add(f"validator-{number}", validates=True, stake=int(stake), hostile=bad)
         for number in range(1, miners + 1):
             self.add(f"miner-{number}", validates=False, stake=0)
@@ -304,9 +306,7 @@ def _spec(world: World, genesis: Digest) -> RunSpec:
         checkpoint_rounds=4,
         local=True,
         model=MODEL,
-        inner=InnerSpec(
-            steps=1, sequences=PAGE_SEQUENCES, peak_lr=1.0, final_lr=1.0, warmup_steps=0, decay_steps=1
-        ),
+        inner=InnerSpec(steps=1, sequences=PAGE_SEQUENCES, peak_lr=1.0, final_lr=1.0, warmup_steps=0, decay_steps=1),
         data=DataSpec(
             index=bytes(32).hex(),
             num_tokens=NUM_PAGES * PAGE_TOKENS + 1,

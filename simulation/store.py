@@ -24,8 +24,8 @@ class Faults:
 
     modified: LastModified that is claimed of every object. head_size: size that HEAD claims. down: every call fails.
     denied: every call is refused. stalls: reads give nothing until the time is over. answers: content per reader, in
-    place of what is stored. broken_ranges: so many ranged reads fail. lies: other bytes of the same size than are stored.
-    slow: transfers take so many times as long.
+    place of what is stored. broken_ranges: so many ranged reads fail. lies: other bytes of the same size than are
+    stored. slow: transfers take so many times as long.
     """
 
     modified: float | None = None
