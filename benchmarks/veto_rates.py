@@ -1,6 +1,6 @@
 """How often honest validators would not approve each other's records by their books: arena runs with five honest
-validators, of which one joins late and one misses a fifth of the rounds
-(docs/decisions/0016-vetoes-by-the-book.md). Prints a JSON line an attack, and one each kind of validator and author.
+validators, of which one joins late and one misses a fifth of the rounds (docs/decisions/0016-vetoes-by-the-book.md).
+Prints a JSON line an attack, and one each kind of validator and author.
 
     python benchmarks/veto_rates.py --seeds 2 --attacks half-work,wrong-data
 """

@@ -22,7 +22,7 @@ from chain.extrinsics import Call, included, refused, send_call, send_weights
 from chain.session import Session
 from chain.slots import decode_fields, decode_slot, encode_fields
 from protocol.errors import ChainError, ConfigError
-from protocol.types import Digest, Header, Peer, Uid, peer_id
+from protocol.types import DIGEST_BYTES, Digest, Header, Peer, Uid, peer_id
 
 if TYPE_CHECKING:
     from bittensor import Substrate
@@ -36,6 +36,10 @@ _HEADERS_KEPT = 1024
 _PEERS_KEPT = 8
 _RECONNECT_SECONDS = 0.25
 _LAST_LOOK_SECONDS = 1.0
+_CONTRADICTIONS = 8
+"""Answers in a row after which a lower finalised head is believed."""
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+"""What reading an answer of another shape than the runtime's raises, in the SDK or here."""
 _READ_BACK_SECONDS = 0.5
 _READ_BACK_BLOCKS = 2
 """A submission that is not in the state this many blocks after the connection came back is not in the pool either."""
@@ -110,6 +114,8 @@ class SubtensorChain:
         self._submit_lock = threading.Lock()
         self._genesis: bytes | None = None
         self._final = -1
+        self._contradictions = 0
+        """Answers in a row that name a lower finalised head than `_final`."""
         self._headers: OrderedDict[int, Header] = OrderedDict()
         self._peers: OrderedDict[int, tuple[Peer, ...]] = OrderedDict()
         self._whole_metagraph = False
@@ -139,14 +145,14 @@ class SubtensorChain:
         if block < 0 or (block > self._final and block > self._refresh_final(self._timeout)):
             raise ChainError(f"block {block} is not final yet: the last final block is {self._final}")
 
-        async def read(session: Session) -> tuple[str, Any]:
-            block_hash = await session.substrate.block_hash(block)
-            return block_hash, await session.substrate.query("Timestamp", "Now", [], block_hash=block_hash)
+        return self._header(block)
 
-        block_hash, milliseconds = self.call(read, block=block)
-        header = Header(block, Digest(_hash_bytes(block_hash)), int(milliseconds) / 1000.0)
-        _remember(self._headers, block, header, _HEADERS_KEPT)
-        return header
+    def _header(self, block: int) -> Header:
+        known = self._headers.get(block)
+        if known is None:
+            known = self.call(lambda session: _read_header(session, block), block=block)
+            _remember(self._headers, block, known, _HEADERS_KEPT)
+        return known
 
     def wait(self, block: int, timeout_seconds: float) -> Header:
         deadline = time.monotonic() + timeout_seconds
@@ -181,13 +187,14 @@ class SubtensorChain:
 
     def weights(self, block: int, uid: Uid) -> Mapping[Uid, int]:
         block_hash = "0x" + self.header(block).hash.hex()
-        rows = self.call(
-            lambda session: session.substrate.query(
+
+        async def read(session: Session) -> dict[Uid, int]:
+            rows = await session.substrate.query(
                 "SubtensorModule", "Weights", [self.netuid, int(uid)], block_hash=block_hash
-            ),
-            block=block,
-        )
-        return {Uid(int(target)): int(weight) for target, weight in rows or []}
+            )
+            return {Uid(int(target)): int(weight) for target, weight in rows or []}
+
+        return self.call(read, block=block)
 
     # --- writes --------------------------------------------------------------------------------------------------
 
@@ -295,10 +302,17 @@ class SubtensorChain:
             raise refused(error, block) from error
         except BittensorError as error:
             raise ChainError(f"the chain at {self._network} could not be used: {error}") from error
+        except _UNREADABLE as error:
+            kind = type(error).__name__
+            raise ChainError(f"the chain at {self._network} gave an answer that cannot be read ({kind})") from error
 
     def head(self) -> int:
         """Number of the best block, final or not."""
-        return int(self.call(lambda session: session.substrate.block_number()))
+
+        async def read(session: Session) -> int:
+            return int(await session.substrate.block_number())
+
+        return self.call(read)
 
     def _open_session(self) -> Session:
         with self._session_lock:
@@ -324,28 +338,69 @@ class SubtensorChain:
         session.close()
 
     def _refresh_final(self, timeout_seconds: float) -> int:
-        """Number of the finalised head. Never goes back: a fall-back endpoint may lag behind what was seen."""
-        number = self.call(
-            lambda session: session.substrate.finalized_block_number(),
-            timeout_seconds=min(timeout_seconds, self._timeout),
-        )
-        self._final = max(self._final, number)
+        """Number of the finalised head."""
+
+        async def read(session: Session) -> int:
+            return int(await session.substrate.finalized_block_number())
+
+        return self._take_final(self.call(read, timeout_seconds=min(timeout_seconds, self._timeout)))
+
+    def _take_final(self, number: int) -> int:
+        """The finalised head after an answer. A higher one is believed when its block can be read; a lower one is a
+        fall-back endpoint that lags, until it has been said so often by one that does not know our block."""
+        if number > self._final:
+            try:
+                self._header(number)
+            except ChainError as error:
+                if self._final < 0:
+                    raise
+                logger.debug("a finalised head that cannot be read is not believed", block=number, error=str(error))
+            else:
+                self._final, self._contradictions = number, 0
+        elif number < self._final:
+            self._contradictions += 1
+            if self._contradictions >= _CONTRADICTIONS and not self._confirmed(self._final):
+                logger.warning("block {old} is not final after all: {new} is", old=self._final, new=number)
+                self._final, self._contradictions = number, 0
+                self._headers.clear()
+                self._peers.clear()
+        else:
+            self._contradictions = 0
         return self._final
+
+    def _confirmed(self, block: int) -> bool:
+        """Whether the chain's node has the block, as we know it."""
+        known = self._headers.get(block)
+
+        async def read(session: Session) -> bool:
+            if int(await session.substrate.block_number()) < block:
+                return False
+            found = Digest(_hash_bytes(await session.substrate.block_hash(block)))
+            return known is None or found == known.hash
+
+        try:
+            return self.call(read)
+        except ChainError:  # says nothing against it
+            return True
 
     def _follow(self, block: int, seconds: float) -> None:
         """Return when `block` is final or `seconds` have passed."""
 
-        async def follow(session: Session) -> None:
+        async def follow(session: Session) -> int:
+            number = -1
             try:
                 async with asyncio.timeout(seconds), aclosing(session.client.blocks(finalized=True)) as heads:
                     async for head in heads:
-                        self._final = max(self._final, head.number)
-                        if head.number >= block:
-                            return
+                        number = int(head.number)
+                        if number >= block:
+                            break
             except TimeoutError:
-                return
+                pass
+            return number
 
-        self.call(follow, timeout_seconds=seconds + self._timeout)
+        number = self.call(follow, timeout_seconds=seconds + self._timeout)
+        if number > self._final:
+            self._take_final(number)
 
     # --- what is read --------------------------------------------------------------------------------------------
 
@@ -378,8 +433,9 @@ class SubtensorChain:
                     *_SELECTIVE_METAGRAPH, [self.netuid, _COLUMNS], block_hash=block_hash
                 )
             except ValueError:  # the SDK's word for a method that the runtime's metadata does not have
+                columns = await session.substrate.runtime_call(*_METAGRAPH, [self.netuid], block_hash=block_hash)
                 self._whole_metagraph = True
-        if self._whole_metagraph:
+        else:
             columns = await session.substrate.runtime_call(*_METAGRAPH, [self.netuid], block_hash=block_hash)
         if not isinstance(columns, dict) or columns.get("hotkeys") is None:
             raise ChainError(f"there is no subnet {self.netuid} on the chain at {self._network}")
@@ -388,10 +444,12 @@ class SubtensorChain:
     def _own_slot(self, wallet: "Wallet") -> tuple[int, tuple[bytes, ...]]:
         """Block and fields of this hotkey's slot at the head; block -1 when there is none."""
         address = wallet.hotkey.ss58_address
-        value = self.call(
-            lambda session: session.substrate.query("Commitments", "CommitmentOf", [self.netuid, address])
-        )
-        return (int(value["block"]), decode_fields(value["info"])) if isinstance(value, dict) else (-1, ())
+
+        async def read(session: Session) -> tuple[int, tuple[bytes, ...]]:
+            value = await session.substrate.query("Commitments", "CommitmentOf", [self.netuid, address])
+            return (int(value["block"]), decode_fields(value["info"])) if isinstance(value, dict) else (-1, ())
+
+        return self.call(read)
 
     def _own_update(self, wallet: "Wallet") -> int:
         """`last_update` of this hotkey's uid at the head."""
@@ -415,8 +473,18 @@ class SubtensorChain:
         return self._wallet
 
 
+async def _read_header(session: Session, block: int) -> Header:
+    block_hash = await session.substrate.block_hash(block)
+    milliseconds = await session.substrate.query("Timestamp", "Now", [], block_hash=block_hash)
+    return Header(block, Digest(_hash_bytes(block_hash)), int(milliseconds) / 1000.0)
+
+
 def _hash_bytes(text: str) -> bytes:
-    return bytes.fromhex(text.removeprefix("0x"))
+    """The 32 bytes of a block's hash; ValueError, or AttributeError, for what is none."""
+    found = bytes.fromhex(text.removeprefix("0x"))
+    if len(found) != DIGEST_BYTES:
+        raise ValueError("a block's hash has 32 bytes")
+    return found
 
 
 def _remember(cache: "OrderedDict[K, T]", key: K, value: T, limit: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loguru import logger
 
 from chain.session import Session
-from protocol.errors import ChainError
+from protocol.errors import STATE_PRUNED, ChainError
 
 if TYPE_CHECKING:
     from bittensor.result import ExtrinsicResult
@@ -94,7 +94,8 @@ def refused(error: Any, block: int | None) -> ChainError:
         where = f"block {block}" if block is not None else "that block"
         return ChainError(
             f"{where} is below the pruning horizon of this chain node: its state is gone there; "
-            "use an archive endpoint, or take what is needed from a peer's checkpoint"
+            "use an archive endpoint, or take what is needed from a peer's checkpoint",
+            STATE_PRUNED if block is not None else None,
         )
     code = _code(error)
     return ChainError(f"the chain refused: {code or 'unnamed'}: {error}", code=code)

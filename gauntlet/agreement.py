@@ -158,7 +158,7 @@ def agreed(
             if fault is None:
                 selection = _selection(record, committed)
                 posted = encode_statement(record)
-                link = record_link(posted, selection.contributing)
+                link = record_link(posted, selection.contributing, run.head_at(round))
                 return Agreed(selection, index, author, posted, link, tuple(void))
             void[index] = fault
     return Agreed(None, None, None, None, previous, tuple(void))

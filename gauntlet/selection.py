@@ -99,9 +99,9 @@ def doubted(
 def tolerable(
     book: ScoreBook, named: Collection[PeerId], passed: Collection[PeerId], spec: GauntletSpec, round: int
 ) -> bool:
-    """Whether a validator with this book lets a record stand that names these peers: at most `veto_share` of them are
+    """Whether a validator with this book approves a record that names these peers: at most `doubt_share` of them are
     doubted, or one where that is less; never all of them (docs/decisions/0016-vetoes-by-the-book.md)."""
-    allowed = min(len(named) - 1, max(1, int(spec.veto_share * len(named))))
+    allowed = min(len(named) - 1, max(1, int(spec.doubt_share * len(named))))
     return len(doubted(book, named, passed, spec, round)) <= allowed
 
 

@@ -11,9 +11,9 @@ from protocol.spec import POSTS_PER_EPOCH
 
 MARGIN = 4.0
 MIN_BLOCKS = 4
-HICCUP_SECONDS = 2.0
+HICCUP_SECONDS = 4.0
 """Least length of the reveal window. What happens in it takes milliseconds, so four times that says little: a loaded
-machine holds a process up for a second now and then, and an honest miner would count as UNREVEALED."""
+machine holds a process up for a second or two now and then, and an honest miner would count as UNREVEALED."""
 
 FINISH_MARGIN = 1.5
 """Scoring is on nobody's critical path; it only has to be done when the next round's commitments are read."""
@@ -47,7 +47,7 @@ def windows(phases: Mapping[str, Sequence[float]], block_seconds: float, leader_
     reveal = commit + max(blocks("reveal"), blocks("check") // 2, ceil(HICCUP_SECONDS / block_seconds))
     slot = blocks("check", "commit")
     slots_end = reveal + leader_slots * slot
-    attest = slots_end + blocks("commit")
+    attest = slots_end + blocks("check", "commit")
     scoring = reveal + blocks("evaluate", "advance", margin=FINISH_MARGIN) - commit
     round_blocks = max(attest + 2, scoring)
     return {

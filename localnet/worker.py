@@ -19,7 +19,7 @@ import torch
 
 from gauntlet.sketch import Sample, Sketch
 from localnet.faults import KINDS
-from node.adapters import Doors, connect
+from node.adapters import Doors, connect, open_doors
 from node.build import on_ranks
 from node.config import NodeConfig, load
 from node.events import Stopwatch
@@ -85,7 +85,7 @@ def program(role: str, fault: str | None) -> start.Role:
 def rehearse(role: str, config: NodeConfig, draft: Path, ranks: Ranks) -> dict[str, list[float]]:
     """Seconds of each phase of a round, measured beside all other processes."""
     spec = parse_toml(draft.read_text(), str(draft))
-    doors = connect(config)
+    doors = open_doors(config, connect(config), local=spec.local)
     assert config.data is not None
     shards = Shards.open(config.data, index_digest=Digest(bytes.fromhex(spec.data.index)))
     shards.train.verify()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from murmur.where import flags_of
 from node import program, reader
-from node import run as runs
 from node.adapters import Doors
 from node.config import NetworkConfig, home, load_network
 from protocol.errors import ChainError, ConfigError
@@ -32,9 +31,8 @@ def open_network(name: str, options: argparse.Namespace) -> Opened:
     if options.folder is not None:
         os.environ.setdefault("BITTENSOR_RUNTIME_CACHE_DIR", str(options.folder / "runtime-cache"))
     program.log_to_stderr("WARNING")
-    doors = reader.connect(config)
     try:
-        run = runs.find_run(config, doors)
+        doors, run = reader.open_run(config, folder)
     except ChainError as fault:
         if options.folder is None:
             raise

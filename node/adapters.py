@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from chain.adapter import open_chain
 from chain.keys import HotkeySigner, open_wallet, verify
-from node.config import NodeConfig
+from node.config import NetworkConfig, NodeConfig
 from protocol.errors import ConfigError
 from protocol.messages import encode_pointer
 from protocol.ports import Chain, Signer, Time, Verify
@@ -15,45 +15,65 @@ from protocol.types import Pointer
 from storage.realtime import REAL
 from storage.s3 import RangedBucket, open_bucket, open_pointer
 
+Opener = Callable[[Pointer], RangedBucket]
+
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """A node's connection to the chain: what it needs to find its run."""
+
+    chain: Chain
+    signer: Signer
+    verify: Verify
+
+
+@dataclass(frozen=True, slots=True)
 class Doors:
-    """A node's connections. `pointer` is what the node publishes of its own bucket; `open_pointer` opens a peer's
-    bucket by what that peer published; `time` is the only clock that it knows."""
+    """All connections of a node in a run. `pointer` is what the node publishes of its own bucket; `open_pointer` opens
+    a peer's bucket by what that peer published; `time` is the only clock that it knows."""
 
     chain: Chain
     signer: Signer
     verify: Verify
     bucket: RangedBucket
     pointer: Pointer
-    open_pointer: Callable[[Pointer], RangedBucket]
+    open_pointer: Opener
     time: Time = REAL
 
 
 def is_local(network: str) -> bool:
-    """True for a chain on this machine: only then may buckets be on private addresses."""
+    """True for a chain on this machine. It may be a node of a public chain all the same: whether a run is local, and
+    strangers' buckets may be on private addresses, its spec says."""
     return network == "local" or urlsplit(network).hostname in LOCAL_HOSTS
 
 
-def connect(config: NodeConfig) -> Doors:
-    """Open wallet, chain and bucket. Raises ConfigError for what the operator has to fix, ChainError when the chain
-    does not answer."""
-    local = is_local(config.network)
+def opener(*, local: bool) -> Opener:
+    """Opens buckets by their pointers, on private addresses only when `local`. Opening a client costs tens of
+    milliseconds of CPU, and pointers seldom change, so opened ones are kept."""
+    return lru_cache(maxsize=512)(lambda pointer: open_pointer(pointer, local=local))
+
+
+def owner_opener(config: NetworkConfig) -> Opener:
+    """Opens the owner's bucket while its run is not known yet. The operator named the owner, and what is read has to
+    hash to what stands on chain; so on a chain on this machine the bucket may be on it too."""
+    return opener(local=is_local(config.network))
+
+
+def connect(config: NodeConfig) -> Line:
+    """Open wallet and chain. Raises ConfigError for what the operator has to fix."""
     wallet = open_wallet(config.wallet.name, config.wallet.hotkey, str(config.wallet.path.expanduser()))
+    chain = open_chain(config.network, config.netuid, wallet, call_timeout_seconds=config.call_timeout_seconds)
+    return Line(chain, HotkeySigner(wallet.hotkey), verify)
+
+
+def open_doors(config: NodeConfig, line: Line, *, local: bool) -> Doors:
+    """Open the node's bucket beside its chain, for a run that is `local` or not. Raises ConfigError."""
     own = config.bucket
     if not local and urlsplit(own.endpoint).scheme != "https":
-        raise ConfigError(f"bucket.endpoint must be an https URL on network {config.network}: peers refuse all others")
+        raise ConfigError("bucket.endpoint must be an https URL in a run that is not local: peers refuse all others")
     bucket = open_bucket(own.endpoint, own.name, own.access_key, own.secret_key.get_secret_value(), local=local)
     pointer = Pointer(own.endpoint, own.name, own.read_access_key, own.read_secret_key.get_secret_value())
     encode_pointer(pointer)  # what cannot be published is found out now, not in the first round
-    return Doors(
-        chain=open_chain(config.network, config.netuid, wallet, call_timeout_seconds=config.call_timeout_seconds),
-        signer=HotkeySigner(wallet.hotkey),
-        verify=verify,
-        bucket=bucket,
-        pointer=pointer,
-        # Opening a client costs tens of milliseconds of CPU; peers' pointers seldom change.
-        open_pointer=lru_cache(maxsize=512)(lambda pointer: open_pointer(pointer, local=local)),
-    )
+    return Doors(line.chain, line.signer, line.verify, bucket, pointer, opener(local=local))

@@ -10,7 +10,8 @@ import torch
 from loguru import logger
 
 from node import run as runs
-from node.adapters import connect
+from node.adapters import connect, open_doors, owner_opener
+from node.amendments import settled
 from node.config import NodeConfig
 from node.events import Events
 from node.held import Held
@@ -42,8 +43,14 @@ def on_ranks(config: NodeConfig, program: Callable[[Ranks], None]) -> None:
 
 def build(config: NodeConfig, name: str, home: Path, ranks: Ranks) -> Built:
     """Connect, find the run, open data and state, catch up. Raises ConfigError with the next step for the operator."""
-    doors = connect(config)
-    run = runs.find_run(config, doors)
+    line = connect(config)
+    run = runs.await_run(config, line.chain, owner_opener(config), home)
+    # Only its spec says whether the run is local, and so which addresses may be followed.
+    doors = open_doors(config, line, local=run.first.local)
+    store = StateStore(home, run.id)
+    saved = store.load()
+    run = settled(run, saved.round if saved is not None else 0, doors, store.run.read)
+    store.run.save(run)
     head = doors.chain.finalized().block
     round = max(0, run.clock.round_at(head))
     runs.require_protocol(run, round)
@@ -72,7 +79,6 @@ def build(config: NodeConfig, name: str, home: Path, ranks: Ranks) -> Built:
         logger.warning("the codec runs on the slow reference: {reason}", reason=ops.reason())
     shards = runs.open_data(config, run, doors, home)
     replica = Replica(run.first, _zeros(run.first.model.shapes()), ranks=ranks)
-    store = StateStore(home, run.id)
     events = Events(home / "events.jsonl", f"{config.wallet.name}/{config.wallet.hotkey}")
     return Built(Node(run, doors, Held(run.first, run.id, replica, store, events, doors.time)), shards)
 

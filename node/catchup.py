@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from loguru import logger
 
 from gauntlet.agreement import Claim, claims
+from node.amendments import adopted, follow, settle
 from node.checkpoints import CHECKPOINTS_TRIED, FETCH_SECONDS, Start, fetch_checkpoint, fetcher
 from node.follower import Follower
 from node.held import Held
@@ -26,41 +27,18 @@ from protocol.errors import (
     OutOfSync,
     StorageError,
 )
-from protocol.messages import first_link, parse_statement, record_link
-from protocol.types import DIGEST_BYTES, Attestation, Digest, Peer, PeerId, Record
-
-RECORD_BYTES = 101
-PAIR_BYTES = 2 * DIGEST_BYTES
-LINK_MAX_BYTES = RECORD_BYTES + 256 * PAIR_BYTES
+from protocol.messages import LINK_MAX_BYTES, Link, first_link, parse_link
+from protocol.types import Attestation, Digest, Peer, PeerId, Record
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One agreed record on the way: its round and the pairs it pins."""
+    """One agreed record on the way: its round, the head of the amendments in force in it, and the pairs it pins."""
 
     round: int
     link: Digest
+    head: Digest
     pairs: tuple[tuple[PeerId, Digest], ...]
-
-
-def encode_link(statement: bytes, pairs: Sequence[tuple[PeerId, Digest]]) -> bytes:
-    """An agreed record as validators store it under its link: the record as posted, then its sorted pairs."""
-    return statement + b"".join(peer + envelope for peer, envelope in sorted(pairs))
-
-
-def parse_link(data: bytes, link: Digest) -> tuple[Record, tuple[tuple[PeerId, Digest], ...]]:
-    """Inverse of `encode_link`, checked against the link. Raises InvalidMessage."""
-    statement, rest = data[:RECORD_BYTES], data[RECORD_BYTES:]
-    if len(rest) % PAIR_BYTES:
-        raise InvalidMessage("an agreed record with a torn list of peers")
-    pairs = tuple(
-        (PeerId(rest[at : at + DIGEST_BYTES]), Digest(rest[at + DIGEST_BYTES : at + PAIR_BYTES]))
-        for at in range(0, len(rest), PAIR_BYTES)
-    )
-    record = parse_statement(statement)
-    if not isinstance(record, Record) or record_link(statement, pairs) != link:
-        raise InvalidMessage("an agreed record that does not hash to its link")
-    return record, pairs
 
 
 def join(follower: Follower, held: Held) -> bool:
@@ -82,16 +60,14 @@ def catch_up(follower: Follower, held: Held) -> bool:
     newest = _newest_decided(follower)
     if newest < 0:
         return True
-    chain = follower.doors.chain
     target, followed = _newest_claims(follower, newest)
     if target < held.saved.round:
         # Nobody has stated anything since: those rounds have no record, so they changed nothing.
         if held.saved.round < newest:
             held.save(round=newest, own=_given_back(held, newest, set()))
         return True
-    newcomers = chain.peers(follower.head())
-    follower.refresh_run(newcomers)
-    sources = Sources(newcomers, follower.doors.open_pointer)
+    settle(follower, held)
+    sources = follower.sources()
     for claim in followed:
         for start in _starts(follower, held, target, sources):
             try:
@@ -201,10 +177,13 @@ def _replay(
 ) -> None:
     """Apply the records between `start` and `newest`; commits only a state that hashes to `theta`."""
     steps = _walk(follower, start, previous, sources)
+    run = adopted(
+        follower.run, [(step.round, step.head) for step in steps], follower.doors, held.store.run.read, follower.time
+    )
     held.load_consensus(start.state, start.fetch)
     began = follower.time.now()
     for done, step in enumerate(steps):
-        spec = follower.run.spec_at(step.round)
+        spec = run.spec_at(step.round)
         opened = gather_pinned(
             spec,
             follower.run.id,
@@ -226,6 +205,7 @@ def _replay(
         )
     if held.replica.digest() != theta:
         raise OutOfSync(f"replayed state does not hash to the theta that round {newest} names on chain")
+    follow(follower, held, run)
     # Of rounds before a checkpoint's nobody tells us which were void. What may have been applied is not sent twice.
     own = _given_back(held, newest, {*range(start.round), *(step.round for step in steps)})
     held.save(round=newest, consensus=held.save_consensus(), link=previous, own=own)
@@ -248,15 +228,16 @@ def _walk(follower: Follower, start: Start, previous: Digest, sources: Sources) 
     steps: list[Step] = []
     link, below = previous, follower.clock.round_at(follower.head()) + 1
     while link != start.link:
-        record, pairs = _record(follower, link, sources)
+        found = _record(follower, link, sources)
+        record = found.record
         if record.round >= below:
             raise OutOfSync(f"the chain of records does not lead back to {start.origin}")
-        steps.append(Step(record.round, link, pairs))
+        steps.append(Step(record.round, link, found.head, found.pairs))
         link, below = record.previous, record.round
     return steps[::-1]
 
 
-def _record(follower: Follower, link: Digest, sources: Sources) -> tuple[Record, tuple[tuple[PeerId, Digest], ...]]:
+def _record(follower: Follower, link: Digest, sources: Sources) -> Link:
     faults: list[str] = []
     for holder in sources.validators():
         opener = sources.bucket_of(holder)

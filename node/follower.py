@@ -5,7 +5,6 @@ state it knows the amendments only; what is done with a decision is node/node.py
 from loguru import logger
 
 from gauntlet.agreement import Agreed, Claim, Views, agreed, contradicted, leader_order, proposals
-from node import run as runs
 from node.adapters import Doors
 from node.events import Timeline
 from node.payloads import Sources
@@ -129,10 +128,6 @@ class Follower:
         return views, chain.header(commit).hash
 
     # --- others, and our own slot ------------------------------------------------------------------------------
-
-    def refresh_run(self, peers: tuple[Peer, ...]) -> None:
-        """Take over the amendments that the owner's slot names by now. `peers` as of the finalised head."""
-        self.run = runs.refreshed(self.run, peers, self.doors)
 
     def sources(self) -> Sources:
         """Where objects may be, as of the finalised head."""

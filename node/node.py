@@ -13,6 +13,7 @@ from gauntlet.agreement import Agreed
 from gauntlet.checks import commitment
 from node import run as runs
 from node.adapters import Doors
+from node.amendments import settle
 from node.catchup import catch_up, join
 from node.events import round_seconds
 from node.follower import Follower
@@ -21,7 +22,7 @@ from node.payloads import Opened, Sources, gather_pinned, prefetch_pinned
 from protocol.errors import ChainError, OutOfSync, StorageError
 from protocol.run import Run
 from protocol.types import Digest, PeerId, hotkey
-from storage.collect import Collector
+from storage.collect import Collection
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Node(Follower):
         self.held = held
         self._likely: frozenset[PeerId] = frozenset()
         """Who was selected last."""
-        self._prefetch: Collector | None = None
+        self._prefetch: Collection | None = None
         self.before_apply: Callable[[Agreed], None] = lambda decision: None
         """Called with every agreed selection before our state moves past it: what it does survives a crash, because a
         restart comes here again. May raise StorageError or ChainError: then the state stays where it is."""
@@ -68,7 +69,7 @@ class Node(Follower):
             if self.head() < self.clock.attest_by(current):
                 self.wait_for(self.clock.attest_by(current), f"the selection of round {current}")
             # As of now, not of `current`: a round that nobody can finish is declared void only later.
-            self.refresh_run(self.doors.chain.peers(self.head()))
+            settle(self, self.held)
             runs.require_protocol(self.run, current + 1)
             try:
                 if self.contradicted(current, self.held.claim) is not None:

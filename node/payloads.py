@@ -18,7 +18,7 @@ from protocol.spec import RunSpec
 from protocol.types import Digest, Peer, PeerId, Pointer
 from sparseloco import ops
 from sparseloco.update import Update
-from storage.collect import Collector, gather
+from storage.collect import Collection, gather
 from storage.exchange import Data, Fault, Source, Wanted
 from storage.realtime import REAL, seconds_until
 from storage.s3 import RangedBucket
@@ -26,7 +26,8 @@ from storage.seal import matches, unseal
 
 MAX_THREADS = 16
 KEY_THREADS = 128
-"""Many: a key is small, and half of all hotkeys may be there to hold us up (docs/decisions/0022)."""
+"""Many: a key is small, and half of all hotkeys may be there to hold us up. Source:
+docs/decisions/0022-keys-fairly-collected.md."""
 PREFETCH_THREADS = 3
 """Few: what is fetched early should arrive whole, and leave the link to what the round waits for."""
 
@@ -102,11 +103,11 @@ def collect_pinned(
     seconds_left: Callable[[], float],
     cache: Path,
     time: Time = REAL,
-) -> Collector:
+) -> Collection:
     """Begin to fetch what many peers committed to, in this order (best first), into `cache` and no further than its
     disk has room: those at the end may be left out. What has come is a view of a file: nobody's garbage fills our
     memory."""
-    return Collector(
+    return Collection(
         _sealed(spec, run, round, pairs, sources),
         seconds_left=seconds_left,
         max_threads=MAX_THREADS,
@@ -144,7 +145,7 @@ def collect_keys(
 
     key = keys.reveal(run, round)
     wanted = [Wanted(peer, sources.own(peer, key), REVEAL_BYTES, signed_by(peer)) for peer in peers]
-    found = Collector(wanted, seconds_left=seconds_left, max_threads=KEY_THREADS, lasting=True, time=time).run()
+    found = Collection(wanted, seconds_left=seconds_left, max_threads=KEY_THREADS, lasting=True, time=time).run()
     return {peer: bytes(data) for peer, data in found.items() if not isinstance(data, Fault)}
 
 
@@ -176,7 +177,7 @@ def prefetch_pinned(
     cache: Path,
     ended: Callable[[], None],
     time: Time = REAL,
-) -> Collector:
+) -> Collection:
     """Begin to fetch sealed objects that may be selected, from their own buckets: nobody mirrors them yet. At most as
     many as a round may select and keep in reserve, each of exactly the size that the spec says."""
     until = time.now() + timeout
@@ -185,7 +186,7 @@ def prefetch_pinned(
         for peer, envelope in pairs
         if (own := sources.own(peer, keys.payload(run, round)))
     ]
-    return Collector(
+    return Collection(
         wanted[: spec.gauntlet.contributors + spec.gauntlet.reserve],
         seconds_left=lambda: seconds_until(until, time),
         max_threads=PREFETCH_THREADS,

@@ -6,6 +6,8 @@ Bugs crash with a traceback.
 
 import errno
 import logging
+import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -21,12 +23,15 @@ if TYPE_CHECKING:
 
 EXIT_CONFIG = 2
 EXIT_UPDATE = 75
+_OPEN_FILES = 8192
 _DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 def run_program(main: Callable[[], None]) -> int:
     """Run a node's main function; the process's exit status."""
     signal.signal(signal.SIGTERM, _stop)
+    _allow_open_files()
+    os.umask(0o077)  # what a node writes is its owner's alone: among it are keys of payloads that are still sealed
     try:
         main()
     except UpdateNeeded as fault:
@@ -49,6 +54,15 @@ def run_program(main: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         logger.info("stopped on request; everything is saved, starting again resumes here")
     return 0
+
+
+def _allow_open_files() -> None:
+    """As many as we may have, up to a bound. Hundreds of peers' connections and of views of files soon take the 1,024
+    that most systems begin with."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wish = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wish:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wish, hard))
 
 
 def log_to_stderr(level: str) -> None:

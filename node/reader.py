@@ -1,33 +1,36 @@
 """Reading a network without a wallet, a bucket or a say in it: what everybody can see, now and as of an older block."""
 
-from collections.abc import Callable, Mapping
-from functools import lru_cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Never
 
-from node.adapters import Doors, is_local
+from node import run as runs
+from node.adapters import Doors, Opener, opener, owner_opener
+from node.amendments import settled
 from node.config import NetworkConfig
 from protocol.errors import AccessDenied, OutOfSync
 from protocol.ports import Chain, Multipart, ObjectFacts, Verify
+from protocol.run import Run
 from protocol.types import Header, Peer, PeerId, Pointer, Uid
-from storage.s3 import RangedBucket, open_pointer
 
 _NOWHERE = Pointer("https://nowhere.invalid", "none", "none", "none")
 
 
-def connect(config: NetworkConfig) -> Doors:
-    """The doors of somebody who only reads. Raises ConfigError for what the operator has to fix."""
+def open_run(config: NetworkConfig, home: Path) -> tuple[Doors, Run]:
+    """The run that the configuration names, and the doors of somebody who only reads it. What is saved in `home` is
+    used, and left as it is: a node may live there. Raises what runs.find_run raises."""
     from chain.adapter import open_chain
     from chain.keys import verify
 
-    local = is_local(config.network)
     chain = open_chain(config.network, config.netuid, None, call_timeout_seconds=config.call_timeout_seconds)
-    return reading(chain, verify, lru_cache(maxsize=512)(lambda pointer: open_pointer(pointer, local=local)))
+    run = runs.find_run(config, chain, owner_opener(config), home)
+    doors = reading(chain, verify, opener(local=run.first.local))
+    return doors, settled(run, 0, doors, {})
 
 
-def reading(chain: Chain, verify: Verify, opener: Callable[[Pointer], RangedBucket]) -> Doors:
+def reading(chain: Chain, verify: Verify, open_pointer: Opener) -> Doors:
     """Doors without anything of one's own behind them."""
-    return Doors(chain, _Nobody(), verify, _NoBucket(), _NOWHERE, opener)
+    return Doors(chain, _Nobody(), verify, _NoBucket(), _NOWHERE, open_pointer)
 
 
 class AsOf:

@@ -1,31 +1,39 @@
-"""Finding the run: its spec from a file or through the owner's slot on chain, its amendments, its data."""
+"""Finding the run: its spec from a file, from our home or through the owner's slot on chain; its data."""
 
 import os
 from collections.abc import Sequence
-from hashlib import sha256
 from pathlib import Path
 
 from loguru import logger
 
-from node.adapters import Doors, is_local
+from node.adapters import Doors, Opener, is_local
+from node.amendments import MAX_AMENDMENTS, Reader, fetch_blob, owner_slot
 from node.config import NetworkConfig
-from protocol import keys
-from protocol.errors import ChainError, ConfigError, InvalidMessage, MurmurError, StorageError, UpdateNeeded
-from protocol.ports import Bucket
-from protocol.run import Amendment, Run, parse_amendment
+from node.runfile import RunFile, folder_of, saved_runs
+from protocol.errors import ConfigError, InvalidMessage, StorageError, UpdateNeeded
+from protocol.ports import Bucket, Chain, Time
+from protocol.run import Run, parse_amendment
 from protocol.spec import PROTOCOL_VERSION, RunSpec, parse_spec, parse_toml
 from protocol.types import Digest, Peer, PeerId, hotkey, peer_id
+from storage.realtime import REAL
 from training.shards import Fetch, Shards
 
 SPEC_MAX_BYTES = 1 << 20
-MAX_AMENDMENTS = 256
 FETCH_SECONDS = 60.0
+RETRY_SECONDS = 30.0
 
 
-def find_run(config: NetworkConfig, doors: Doors) -> Run:
-    """The run that this node is configured for, amendments included. Raises ConfigError when there is none or when it
-    belongs to another chain, subnet or protocol version."""
-    peers = doors.chain.peers(doors.chain.finalized().block)
+def find_run(
+    config: NetworkConfig, chain: Chain, open_pointer: Opener, home: Path, read: dict[Digest, bytes] | None = None
+) -> Run:
+    """The run that this node is configured for, with the amendments that it followed when it was here before
+    (node/amendments.py has those since).
+
+    With an owner: the one that its slot on chain names, from `home` where it is known there, so that a restart needs
+    nobody's bucket. `open_pointer` opens the owner's bucket; what was read of it before it failed is kept in `read`.
+    Raises ConfigError when there is no run or when it belongs to another chain, subnet or protocol version,
+    StorageError when the owner's bucket does not answer and nothing is at home, ChainError.
+    """
     if config.spec is not None:
         try:
             text = config.spec.expanduser().read_text(encoding="utf-8")
@@ -34,46 +42,28 @@ def find_run(config: NetworkConfig, doors: Doors) -> Run:
         run = Run(parse_toml(text, str(config.spec)))
     else:
         assert config.owner is not None
-        run = _published_run(config.owner, peers, doors)
-    _belongs(run.first, config, doors.chain.genesis())
-    return refreshed(run, peers, doors)
+        run = _published_run(config, config.owner, chain, open_pointer, saved_runs(home), {} if read is None else read)
+    _belongs(run.first, config, chain.genesis())
+    return RunFile(folder_of(home, run.id)).load() or run
 
 
-def refreshed(run: Run, peers: tuple[Peer, ...], doors: Doors) -> Run:
-    """The run with all amendments that the owner's slot names by now. One that cannot be read, or that is not valid,
-    changes nothing: what one account writes must not stop every node."""
-    named = _owner_digest(run.first.owner_id, peers)
-    if named is None or named == run.head:
-        return run
-    try:
-        fresh = _amendments_since(run, named, _owner_bucket(run.first.owner_id, peers, doors))
-        return run.amended(_in_time(run, fresh, doors))
-    except MurmurError as fault:
-        logger.warning("the run's amendment cannot be used: {fault}; going on with the spec known", fault=str(fault))
-        return run
-
-
-def _in_time(run: Run, fresh: Sequence[Amendment], doors: Doors) -> list[Amendment]:
-    """The amendments up to the first that came too late: one that changes round r has to stand in the owner's slot
-    before round r-1 starts (docs/protocol.md section 0), or nodes that read it on either side of a round would part.
-    What the chain has pruned cannot be judged any more and is taken as the others took it."""
-    good: list[Amendment] = []
-    for at, amendment in enumerate(fresh):
-        last = run.clock.start(amendment.from_round - 1) - 1
-        if amendment.changes and doors.chain.finalized().block > last:
-            try:
-                then = _owner_digest(run.first.owner_id, doors.chain.peers(last))
-            except ChainError:
-                then = amendment.digest
-            if then not in {later.digest for later in fresh[at:]}:
-                logger.error(
-                    "the owner's amendment for round {round} came after block {last}: it is not followed",
-                    round=amendment.from_round,
-                    last=last,
-                )
-                break
-        good.append(amendment)
-    return good
+def await_run(config: NetworkConfig, chain: Chain, open_pointer: Opener, home: Path, time: Time = REAL) -> Run:
+    """`find_run`, again until the owner's bucket answers. The run is saved in `home`."""
+    read: dict[Digest, bytes] = {}
+    while True:
+        try:
+            run = find_run(config, chain, open_pointer, home, read)
+        except StorageError as fault:
+            logger.warning(
+                "the run's spec cannot be read from its owner's bucket ({fault}): trying again every {seconds} s, "
+                "nothing has to be done here",
+                fault=str(fault),
+                seconds=int(RETRY_SECONDS),
+            )
+            time.sleep(RETRY_SECONDS)
+        else:
+            RunFile(folder_of(home, run.id)).save(run)
+            return run
 
 
 def require_protocol(run: Run, round: int) -> None:
@@ -84,14 +74,6 @@ def require_protocol(run: Run, round: int) -> None:
             f"from round {round} on the run needs protocol {spec.min_protocol} to {spec.max_protocol}, this release "
             f"speaks {PROTOCOL_VERSION}: update Murmuration and start again; nothing is lost"
         )
-
-
-def fetch_blob(bucket: Bucket, digest: Digest, max_bytes: int, timeout_seconds: float) -> bytes:
-    """Content-addressed bytes from a bucket. Raises StorageError when they are not there or not what they claim."""
-    data = bucket.get(keys.blob(digest), max_bytes=max_bytes, timeout_seconds=timeout_seconds)
-    if sha256(data).digest() != digest:
-        raise StorageError(f"an object does not hash to its name {digest.hex()}: its bucket serves other bytes")
-    return data
 
 
 def blob_fetcher(bucket: Bucket, bytes_per_second: float) -> Fetch:
@@ -116,7 +98,8 @@ def open_data(config: NetworkConfig, run: Run, doors: Doors, home: Path) -> Shar
     if config.data is not None:
         shards = Shards.open(config.data.expanduser(), index_digest=index)
     else:
-        bucket = _owner_bucket(spec.owner_id, doors.chain.peers(doors.chain.finalized().block), doors)
+        peers = doors.chain.peers(doors.chain.finalized().block)
+        bucket = _owner_bucket(spec.owner_id, peers, doors.open_pointer)
         slowest = spec.clock.download_mbps * 1e6 / 8 / 4
         shards = Shards.open(
             home / "data" / spec.data.index[:16], index_digest=index, fetch=blob_fetcher(bucket, slowest)
@@ -137,61 +120,52 @@ def _belongs(spec: RunSpec, config: NetworkConfig, genesis: bytes) -> None:
         raise ConfigError(f"run {spec.name} is a local run, but {config.network} is not a chain on this machine")
 
 
-def _owner_digest(owner: PeerId, peers: tuple[Peer, ...]) -> Digest | None:
-    for peer in peers:
-        if peer.id == owner and peer.slot is not None:
-            return peer.slot.amendment
-    return None
-
-
-def _owner_bucket(owner: PeerId, peers: tuple[Peer, ...], doors: Doors) -> Bucket:
-    for peer in peers:
-        if peer.id == owner and peer.slot is not None and peer.slot.pointer is not None:
-            return doors.open_pointer(peer.slot.pointer)
+def _owner_bucket(owner: PeerId, peers: tuple[Peer, ...], open_pointer: Opener) -> Bucket:
+    slot = owner_slot(owner, peers)
+    if slot is not None and slot.pointer is not None:
+        return open_pointer(slot.pointer)
     raise ConfigError(
         f"the run's owner {hotkey(owner)} has published no bucket on this subnet: check --owner and --netuid, or use "
         "--spec and --data"
     )
 
 
-def _published_run(owner: str, peers: tuple[Peer, ...], doors: Doors) -> Run:
-    """Follow the owner's digest back through the amendments to the first spec."""
+def _published_run(
+    config: NetworkConfig,
+    owner: str,
+    chain: Chain,
+    open_pointer: Opener,
+    saved: Sequence[Run],
+    read: dict[Digest, bytes],
+) -> Run:
+    """The saved run that the owner's digest leads to, else the first spec that it leads back to."""
+    peers = chain.peers(chain.finalized().block)
     try:
         owner_id = peer_id(owner)
     except ValueError as fault:
         raise ConfigError(f"--owner: {fault}") from None
-    bucket = _owner_bucket(owner_id, peers, doors)
-    named = _owner_digest(owner_id, peers)
+    slot = owner_slot(owner_id, peers)
+    named = slot.amendment if slot is not None else None
+    genesis = chain.genesis().hex()
+    ours = [r for r in saved if (r.first.owner_id, r.first.chain, r.first.netuid) == (owner_id, genesis, config.netuid)]
+    known = {digest: run for run in ours for digest in (run.id, *(a.digest for a in run.amendments))}
     if named is None:
+        if ours:
+            return ours[0]
         raise ConfigError(f"the owner {owner} names no run in its slot on chain: ask it, or use --spec")
-    amendments: list[Amendment] = []
+    reader = Reader(owner_id, peers, open_pointer, read, MAX_AMENDMENTS, REAL)
     try:
-        while True:
-            data = fetch_blob(bucket, named, SPEC_MAX_BYTES, FETCH_SECONDS)
+        for _ in range(MAX_AMENDMENTS + 1):
+            if named in known:
+                return known[named]
+            data = reader.blob(named, SPEC_MAX_BYTES)
             try:
-                amendments.append(parse_amendment(data, named))
+                named = Digest(bytes.fromhex(parse_amendment(data, named).previous))
             except InvalidMessage:
-                run = Run(parse_spec(data, named))
-                break
-            named = Digest(bytes.fromhex(amendments[-1].previous))
-            if len(amendments) > MAX_AMENDMENTS:
-                raise ConfigError(f"the run has more than {MAX_AMENDMENTS} amendments")
+                return Run(parse_spec(data, named))
     except StorageError as fault:
-        raise ConfigError(f"the run's spec cannot be read from its owner's bucket: {fault}") from None
-    return run.amended(amendments[::-1])
-
-
-def _amendments_since(run: Run, named: Digest, bucket: Bucket) -> list[Amendment]:
-    known = {run.id, *(amendment.digest for amendment in run.amendments)}
-    fresh: list[Amendment] = []
-    try:
-        while named not in known and len(fresh) <= MAX_AMENDMENTS:
-            fresh.append(parse_amendment(fetch_blob(bucket, named, SPEC_MAX_BYTES, FETCH_SECONDS), named))
-            named = Digest(bytes.fromhex(fresh[-1].previous))
-    except MurmurError as fault:
-        logger.warning("the run's amendment cannot be read: {fault}; going on with the spec known", fault=str(fault))
-        return []
-    if named != run.head:
-        logger.warning("the owner's slot does not follow on from the run known; going on with the spec known")
-        return []
-    return fresh[::-1]
+        if not ours:
+            raise
+        logger.warning("the owner's bucket cannot be read: {fault}; going on with the run known here", fault=str(fault))
+        return ours[0]
+    raise ConfigError(f"the run has more than {MAX_AMENDMENTS} amendments")

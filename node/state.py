@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
+from node.runfile import RunFile, folder_of
 from protocol.errors import CheckpointCorrupt, ConfigError
 from protocol.types import Digest
 from training.checkpoint import blobs
@@ -51,16 +52,21 @@ class Saved:
 
 
 class StateStore:
-    """The state folder of one node: `state.db` and `files/`. One process at a time: a second one is refused.
+    """The state folder of one node: `state.db`, `files/` and `run.json`. One process at a time: a second one is
+    refused. The folder is the owner's alone, also one that was there before: the row holds sealing keys.
 
-    `files` is where checkpoints (training/checkpoint.py) of the state are saved before a commit names them.
+    `files` is where checkpoints (training/checkpoint.py) of the state are saved before a commit names them. `run` is
+    the run as it is followed.
     """
 
     def __init__(self, home: Path, run: Digest) -> None:
-        self.folder = home / run.hex()[:16]
+        self.folder = folder_of(home, run)
         self.files = self.folder / "files"
         self.files.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _tighten(self.folder)
+        self.run = RunFile(self.folder)
         self._path = self.folder / "state.db"
+        self._path.touch(mode=0o600)  # SQLite gives its other files the same mode
         self._lock = _lock(self.folder / "lock")
         self._db = sqlite3.connect(self._path, isolation_level=None)
         try:
@@ -213,6 +219,13 @@ def _lock(path: Path) -> int:
             "nonces and payloads; stop the other one or choose another --home"
         ) from None
     return handle
+
+
+def _tighten(folder: Path) -> None:
+    """Take from all others what an older release, or a looser umask, gave them."""
+    folder.chmod(0o700)
+    for path in folder.iterdir():
+        path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def _sync_folder(folder: Path) -> None:

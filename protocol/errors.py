@@ -31,8 +31,13 @@ class UpdateNeeded(ConfigError):
     """The run needs a newer release from some round on."""
 
 
+STATE_PRUNED = "StatePruned"
+"""`ChainError.code` of a read at a height whose state this chain node no longer has: asking again is of no use."""
+
+
 class ChainError(MurmurError):
-    """The chain is unreachable, too slow, or refused a call. `code` is the chain's own error name when it gave one."""
+    """The chain is unreachable, too slow, or refused a call. `code` is the chain's own error name when it gave one, or
+    STATE_PRUNED."""
 
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)

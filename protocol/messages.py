@@ -14,6 +14,7 @@ with the signature, then canonical JSON).
 import json
 import re
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -24,6 +25,7 @@ from protocol.errors import ConfigError, InvalidMessage
 from protocol.ports import Signer, Verify
 from protocol.types import (
     DIGEST_BYTES,
+    MAX_UIDS,
     SIGNATURE_BYTES,
     Attestation,
     Commitment,
@@ -184,15 +186,50 @@ def parse_slot(block: int, fields: tuple[bytes, ...]) -> Slot:
     return Slot(block, pointer, statement, amendment)
 
 
-def record_link(statement: bytes, pairs: tuple[tuple[PeerId, Digest], ...]) -> Digest:
-    """`prev` of the record that follows: sha256(agreed record as posted | its sorted (PeerId, envelope) pairs)."""
-    return Digest(sha256(statement + b"".join(peer + envelope for peer, envelope in sorted(pairs))).digest())
+def encode_link(statement: bytes, pairs: Sequence[tuple[PeerId, Digest]], head: Digest) -> bytes:
+    """An agreed record as validators store it under its link: the record as posted, what it was agreed under, and its
+    sorted (PeerId, envelope) pairs. `head` is `Run.head_at` of its round."""
+    return statement + head + b"".join(peer + envelope for peer, envelope in sorted(pairs))
+
+
+def record_link(statement: bytes, pairs: Sequence[tuple[PeerId, Digest]], head: Digest) -> Digest:
+    """`prev` of the record that follows: sha256 of what `encode_link` gives. So the chain of records settles which
+    amendments are in force, and a joiner need not take them from whatever the owner's slot names by then."""
+    return Digest(sha256(encode_link(statement, pairs, head)).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An agreed record, the pairs that it pins (sorted) and the head of the amendments in force in its round."""
+
+    record: Record
+    pairs: tuple[tuple[PeerId, Digest], ...]
+    head: Digest
+
+
+def parse_link(data: bytes, link: Digest) -> Link:
+    """Inverse of `encode_link`, checked against the link."""
+    statement, head, rest = data[: _STATEMENT.size], data[_STATEMENT.size : _LINK_BYTES], data[_LINK_BYTES:]
+    if len(head) != DIGEST_BYTES or len(rest) % _PAIR_BYTES:
+        raise InvalidMessage("an agreed record with a torn list of peers")
+    pairs = tuple(
+        (PeerId(rest[at : at + DIGEST_BYTES]), Digest(rest[at + DIGEST_BYTES : at + _PAIR_BYTES]))
+        for at in range(0, len(rest), _PAIR_BYTES)
+    )
+    record = parse_statement(statement)
+    if not isinstance(record, Record) or record_link(statement, pairs, Digest(head)) != link:
+        raise InvalidMessage("an agreed record that does not hash to its link")
+    return Link(record, pairs, Digest(head))
 
 
 def first_link(run: Digest) -> Digest:
     """`prev` of a run's first agreed record."""
     return Digest(sha256(b"murmuration genesis" + run).digest())
 
+
+_LINK_BYTES = _STATEMENT.size + DIGEST_BYTES
+_PAIR_BYTES = 2 * DIGEST_BYTES
+LINK_MAX_BYTES = _LINK_BYTES + MAX_UIDS * _PAIR_BYTES
 
 # --- envelope and reveal -------------------------------------------------------------------------------------
 

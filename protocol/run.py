@@ -1,9 +1,11 @@
 """Run: a first spec and the amendments that its owner published since (docs/protocol.md section 0)."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from operator import itemgetter
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -17,9 +19,10 @@ from protocol.types import Digest
 
 
 class Amendment(Published):
-    """A change by the run's owner. `changes` replaces fields of the named tables from `from_round` on (never clock,
-    model or compression: they fix clock and layout). `void_round` declares that round's record void as seen from
-    chain height `void_from_block` on. `previous` is the digest of the amendment before (hex), or of the first spec."""
+    """A change by the run's owner, in force from `from_round` on. `changes` replaces fields of the named tables (never
+    clock, model or compression: they fix clock and layout). `void_round` declares that round's record void as seen from
+    chain height `void_from_block` on, which is not before `from_round` starts. `previous` is the digest of the
+    amendment before (hex), or of the first spec."""
 
     previous: HexDigest
     from_round: Positive
@@ -72,9 +75,20 @@ class Run:
         """What the owner's slot names: the latest amendment's digest, or the first spec's."""
         return self.amendments[-1].digest if self.amendments else self.id
 
+    def head_at(self, round: int) -> Digest:
+        """Digest of the last amendment published of those in force in `round`, of the first spec before any: together
+        with the round it names one spec. Links of records hold it (protocol.messages.record_link)."""
+        return next((a.digest for a in reversed(self.amendments) if a.from_round <= round), self.id)
+
+    def settled_by(self, amendment: Amendment) -> int:
+        """The block that decides about an amendment: as of it, the owner's slot has to name it, or one that builds on
+        it. It is the last block before the round before `from_round`."""
+        return self.clock.start(amendment.from_round - 1) - 1
+
     def spec_at(self, round: int) -> RunSpec:
-        """The spec in force in `round`."""
-        return self._specs[sum(amendment.from_round <= round for amendment in self.amendments)]
+        """The spec in force in `round`: the first one with the changes of all amendments that hold by then, in the
+        order of their publication."""
+        return self._stages[bisect_right(self._stages, round, key=itemgetter(0)) - 1][1]
 
     def voided(self, round: int, block: int) -> bool:
         """True when the owner has declared the round's record void, as seen at chain height `block`."""
@@ -84,31 +98,49 @@ class Run:
         )
 
     def amended(self, amendments: Sequence[Amendment]) -> "Run":
-        """This run with `amendments` (oldest first) appended; raises ConfigError when they do not follow on."""
+        """This run with `amendments` (in the order of their publication) appended. Raises ConfigError when they do not
+        follow one another, or when one of them makes no valid spec."""
         run = Run(self.first, self.amendments + tuple(amendments))
-        previous, from_round = run.id, 0
+        previous = run.id
         for amendment in run.amendments:
-            if bytes.fromhex(amendment.previous) != previous or amendment.from_round < from_round:
+            if bytes.fromhex(amendment.previous) != previous:
                 raise ConfigError("amendments of the run do not follow one another: ask the run's owner")
-            previous, from_round = amendment.digest, amendment.from_round
-        assert run._specs
+            starts = run.clock.start(amendment.from_round)
+            if amendment.void_from_block is not None and amendment.void_from_block < starts:
+                raise ConfigError(
+                    f"an amendment voids a round from block {amendment.void_from_block} on, but holds only from block "
+                    f"{starts} on: nodes that looked before and after it would part"
+                )
+            previous = amendment.digest
+        assert run._stages
         return run
 
     @cached_property
-    def _specs(self) -> tuple[RunSpec, ...]:
-        specs = [self.first]
+    def _stages(self) -> list[tuple[int, RunSpec]]:
+        """(first round, spec) of every stage, by round."""
+        stages = [(0, self.first)]
         for amendment in self.amendments:
-            table = specs[-1].model_dump(mode="json")
-            for name, fields in amendment.changes.items():
-                target = table if name == "protocol" else table[name]
-                allowed = {"min_protocol", "max_protocol"} if name == "protocol" else set(target)
-                if unknown := set(fields) - allowed:
-                    raise ConfigError(f"an amendment changes unknown fields of {name}: {sorted(unknown)}")
-                if name == "inner" and fields.get("optimizer", target["optimizer"]) != target["optimizer"]:
-                    raise ConfigError(
-                        "an amendment changes inner.optimizer, which stays for the whole run: what miners have saved "
-                        "is the state of the first one"
-                    )
-                target.update(fields)
-            specs.append(build(table, f"the run spec amended from round {amendment.from_round}"))
-        return tuple(specs)
+            at = bisect_right(stages, amendment.from_round, key=itemgetter(0))
+            if stages[at - 1][0] < amendment.from_round:
+                stages.insert(at, (amendment.from_round, stages[at - 1][1]))
+            else:
+                at -= 1
+            if amendment.changes:
+                stages[at:] = [(round, _changed(spec, amendment)) for round, spec in stages[at:]]
+        return stages
+
+
+def _changed(spec: RunSpec, amendment: Amendment) -> RunSpec:
+    table = spec.model_dump(mode="json")
+    for name, fields in amendment.changes.items():
+        target = table if name == "protocol" else table[name]
+        allowed = {"min_protocol", "max_protocol"} if name == "protocol" else set(target)
+        if unknown := set(fields) - allowed:
+            raise ConfigError(f"an amendment changes unknown fields of {name}: {sorted(unknown)}")
+        if name == "inner" and fields.get("optimizer", target["optimizer"]) != target["optimizer"]:
+            raise ConfigError(
+                "an amendment changes inner.optimizer, which stays for the whole run: what miners have saved is the "
+                "state of the first one"
+            )
+        target.update(fields)
+    return build(table, f"the run spec amended from round {amendment.from_round}")

@@ -20,10 +20,13 @@ from protocol.layout import CHUNK, Layout
 from protocol.messages import ENVELOPE_BYTES, canonical_json, parse_json
 from protocol.types import DIGEST_BYTES, Digest, PeerId, peer_id
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 POSTS_PER_EPOCH = 5
-"""Rounds that the chain's quota of 3,100 bytes an epoch carries: a validator posts twice a round, at most 301 bytes
-each (docs/protocol.md section 6)."""
+"""Rounds that the chain's quota of 3,100 bytes an epoch carries: a validator is sure of two posts a round, at most 301
+bytes each. A third one, a leader's second vote, fits where posts take at most 206 (docs/protocol.md section 6)."""
+WINDOW_MARGIN_BLOCKS = 2
+"""What a post takes until it is in a block, at most; a window has to hold it even where finality lags twice as far
+behind as planned."""
 
 _U32 = 2**32 - 1
 """Bound of every integer of a spec: none grows past what messages and arithmetic carry."""
@@ -186,8 +189,8 @@ class GauntletSpec(Table):
     has to exceed, or `score_allowance` standard errors below the honest score where that is less, for a peer of clear
     proof. `probe_step`: share of a peer's update that is probed; a full step of one peer alone overshoots once the loss
     flattens, and every honest score turns negative. `fault_penalty`: what a fault takes off the proof, in units of the
-    honest gap. `veto_share`: share of a record's peers that may stand ineligible in a validator's own book before it
-    vetoes the record.
+    honest gap. `doubt_share`: share of a record's peers that may stand ineligible in a validator's own book for it
+    to approve the record.
     """
 
     contributors: Annotated[int, Field(ge=1, le=256)] = 20
@@ -210,7 +213,7 @@ class GauntletSpec(Table):
     fault_penalty: Share = 0.25
     opening_rounds: Count = 3
     rating_band: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
-    veto_share: Share = 0.2
+    doubt_share: Share = 0.2
     weight_rounds: Positive = 1
     burn_share: Share = 0.0
 
@@ -264,12 +267,14 @@ class RunSpec(Published):
         if clock.attest + clock.finality_blocks >= clock.round_blocks + clock.commit:
             raise ValueError("clock: a round's statements are not final before the next round's commit window closes")
         lag = clock.finality_blocks
-        if clock.reveal - clock.commit < 2 or min(clock.leader_slot, clock.attest - slots_end) <= lag:
+        needed = 2 * lag + WINDOW_MARGIN_BLOCKS
+        if clock.reveal - clock.commit < 2 or min(clock.leader_slot, clock.attest - slots_end) < needed:
             raise ValueError(
                 "clock: keys are published once the block after commit is final, statements once the block before "
                 f"their window is: needs reveal - commit >= 2 (got {clock.reveal - clock.commit}), and leader_slot "
-                f"({clock.leader_slot}) and attest - end of the leader slots ({clock.attest - slots_end}) above "
-                f"finality_blocks ({lag})"
+                f"({clock.leader_slot}) and attest - end of the leader slots ({clock.attest - slots_end}) at least "
+                f"2 * finality_blocks + {WINDOW_MARGIN_BLOCKS} = {needed}, which leaves "
+                f"{(needed - lag) * clock.block_seconds:g} s to look, to judge and to post"
             )
         if clock.start_block < PAGE_LEAD_BLOCKS:
             raise ValueError(f"clock: start_block must be at least {PAGE_LEAD_BLOCKS}, whose hash assigns pages")

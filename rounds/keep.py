@@ -1,10 +1,10 @@
 """Keeping: what joiners need of a validator, and for how long (docs/protocol.md section 8)."""
 
 from gauntlet.agreement import Agreed
-from node.catchup import encode_link
 from node.checkpoints import publish_checkpoint
 from node.node import Node
 from protocol import keys
+from protocol.messages import encode_link
 from storage.mirror import Mirror
 from training.evaluate import held_out_loss
 from training.shards import Shards
@@ -24,7 +24,8 @@ class Keeper:
         into the chain that they follow."""
         node = self.node
         if decision.selection is not None and decision.record is not None:
-            link = encode_link(decision.record, decision.selection.contributing)
+            head = node.run.head_at(decision.selection.round)
+            link = encode_link(decision.record, decision.selection.contributing, head)
             key = keys.statement(node.run.id, decision.link)
             node.doors.bucket.put(key, link, timeout_seconds=node.transfer_seconds(1))
 

@@ -104,12 +104,12 @@ def _drawn_keys(seed: int) -> Iterator[None]:
     damages."""
     from storage import seal
 
-    real = seal.secrets
-    setattr(seal, "secrets", SimpleNamespace(token_bytes=random.Random(f"keys {seed}").randbytes))  # noqa: B010
+    real = vars(seal)["secrets"]
+    vars(seal)["secrets"] = SimpleNamespace(token_bytes=random.Random(f"keys {seed}").randbytes)
     try:
         yield
     finally:
-        setattr(seal, "secrets", real)  # noqa: B010
+        vars(seal)["secrets"] = real
 
 
 def _show(result: "Result", seconds: float) -> None:

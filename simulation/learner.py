@@ -136,8 +136,7 @@ class Learner(Replica):
 
     @torch.no_grad()
     def _set(self, weights: npt.NDArray[np.float32]) -> None:
-        flat = torch.from_numpy(weights)
-        for parameter, values in zip(
-            self.model.parameters(), flat.split([p.numel() for p in self.model.parameters()]), strict=True
-        ):
+        parameters = list(self.model.parameters())
+        parts = torch.split(torch.from_numpy(weights), [parameter.numel() for parameter in parameters])
+        for parameter, values in zip(parameters, parts, strict=True):
             parameter.copy_(values.view(parameter.shape))

@@ -10,10 +10,10 @@ from shutil import rmtree
 from typing import Any
 
 from node.adapters import Doors
+from node.amendments import settled
 from node.events import Events
 from node.held import Held
 from node.node import Node
-from node.run import refreshed
 from node.state import Saved, StateStore
 from protocol import keys
 from protocol.errors import ConfigError, MurmurError
@@ -35,17 +35,17 @@ OWNER = HashSigner("owner")
 FINALITY_LAG = 3
 CLOCK = ClockSpec(
     start_block=12,
-    round_blocks=75,
-    commit=40,
-    reveal=46,
+    round_blocks=86,
+    commit=44,
+    reveal=50,
     leader_slots=3,
-    leader_slot=6,
-    attest=72,
+    leader_slot=8,
+    attest=84,
     finality_blocks=FINALITY_LAG,
     tempo=360,
     block_seconds=BLOCK_SECONDS,
 )
-"""Fifteen minutes a round."""
+"""As the presets have it: 17 minutes a round."""
 INNER_SECONDS = 270.0
 LARGE_BYTES = 100_000
 """What one byte of a payload or of the model's state stands for: a payload of some 200 MB."""
@@ -266,7 +266,10 @@ class Network:
     def _program(self, member: Member, life: Life, disk: StateStore) -> Program:
         draw = random.Random(f"{self.seed} {member.name} {member.lives}")
         doors = self._doors(member, life, draw)
-        run = refreshed(Run(self.spec), doors.chain.peers(doors.chain.finalized().block), doors)
+        saved = disk.load()
+        known = disk.run.load() or Run(self.spec)
+        run = settled(known, saved.round if saved is not None else 0, doors, disk.run.read, life)
+        disk.run.save(run)
         learner = Learner(self.spec, self.problem, life, Costs(INNER_SECONDS * member.pace), draw)
         events = Recorder(partial(self._told, member))
         node = Node(run, doors, Held(self.spec, self.run.id, learner, disk, events, life))

@@ -18,7 +18,7 @@ from hashlib import sha256, sha512
 from math import isfinite
 
 from chain.slots import encode_fields
-from protocol.errors import ChainError
+from protocol.errors import STATE_PRUNED, ChainError
 from protocol.messages import parse_slot
 from protocol.ports import Time
 from protocol.types import SIGNATURE_BYTES, Digest, Header, Peer, PeerId, Slot, Uid
@@ -261,7 +261,7 @@ class World:
         if not 0 <= block <= self.final:
             raise ChainError(f"block {block} is not final yet: the last final block is {self.final}")
         if self._keep is not None and block < self.head - self._keep:
-            raise ChainError(f"block {block} is below the pruning horizon of this chain node")
+            raise ChainError(f"block {block} is below the pruning horizon of this chain node", STATE_PRUNED)
         return self._blocks[block]
 
     def _write(self, write: _Write) -> int:

@@ -7,7 +7,7 @@ know what the bytes mean, nor what follows for a peer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protocol.errors import ConfigError
@@ -29,13 +29,17 @@ _QUESTIONS_PER_SECOND = 100
 """.. our processor would be busy with asking."""
 
 
+_NOT_ASKED = Fault("left_out", "its turn did not come in time")
+_NO_ANSWER = Fault("unavailable", "no answer in time")
+
+
 @dataclass(slots=True, eq=False)
 class _Turn:
     """A peer that is still to be asked. `rank`: its place in the caller's order."""
 
     item: Wanted
     rank: int
-    fault: Fault = field(default=Fault("unavailable", "no answer in time"))
+    fault: Fault = _NOT_ASKED
     due: float = 0.0
     """Not before then."""
     asked: int = 0
@@ -48,7 +52,7 @@ class _Turn:
         return self.stalls, self.asked, self.rank
 
 
-class Collector:
+class Collection:
     """Brings one object of every peer until all are there or the time is over. An answer counts that arrives before.
 
     `wanted`: in the order in which they are to be asked first. `seconds_left`: what remains, asked twice a second; 0
@@ -117,7 +121,7 @@ class Collector:
         with self._changed:
             return dict(self._found)
 
-    def start(self, ended: Callable[[], None] = lambda: None) -> "Collector":
+    def start(self, ended: Callable[[], None] = lambda: None) -> "Collection":
         """`run` in a thread of its own. `ended` is called there when no more will come."""
 
         def beside() -> None:
@@ -234,6 +238,8 @@ class Collector:
                 share = left * self._num_threads / self._num_open
                 if self._lasting:
                     share = min(left, share * _FIRST_SHARE * 2**turn.stalls)
+            if turn.fault is _NOT_ASKED:
+                turn.fault = _NO_ANSWER
             self._waiting.remove(turn)
             self._busy.add(turn)
             return turn, share
@@ -297,6 +303,6 @@ def gather(
 ) -> Mapping[PeerId, Data | Fault]:
     """Fetch what must be there by now; returns within `timeout_seconds` with bytes or a Fault for every peer."""
     until = time.now() + timeout_seconds
-    return Collector(
+    return Collection(
         wanted, seconds_left=lambda: seconds_until(until, time), max_threads=max_threads, cache=cache, time=time
     ).run()

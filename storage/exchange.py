@@ -51,8 +51,8 @@ class Fault:
     """Why an object could not be had, as its first source (the owner's bucket) showed it. `detail` is our own words.
 
     missing: not there. wrong_size: another size than the run prescribes, not read. mismatch: right size, wrong bytes.
-    refused: a pointer that may not be followed. unavailable: no answer in time, or a broken one. left_out: we have no
-    room for it, and nothing is known of the peer. size_bytes: of wrong_size, what the server claims.
+    refused: a pointer that may not be followed. unavailable: no answer in time, or a broken one. left_out: we had no
+    room or no time to ask for it, and nothing is known of the peer. size_bytes: of wrong_size, what the server claims.
     """
 
     kind: Literal["missing", "wrong_size", "mismatch", "refused", "unavailable", "left_out"]

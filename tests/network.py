@@ -18,10 +18,10 @@ import torch
 
 from node import follower
 from node.adapters import Doors
+from node.amendments import settled
 from node.events import Events, read_events
 from node.held import Held
 from node.node import Node
-from node.run import refreshed
 from node.state import Saved, StateStore
 from protocol import keys
 from protocol.errors import ChainError, ConfigError
@@ -373,7 +373,9 @@ class FakeNetwork:
     def _node(self, member: Member, store: StateStore) -> Node:
         doors = self.doors(member)
         first = Run(self.spec)
-        run = refreshed(first, doors.chain.peers(doors.chain.finalized().block), doors)
+        saved = store.load()
+        run = settled(store.run.load() or first, saved.round if saved else 0, doors, store.run.read)
+        store.run.save(run)
         zeros = {name: torch.zeros(shape) for name, shape in first.first.model.shapes().items()}
         replica = Replica(first.first, zeros)
         events = Events(member.home / "events.jsonl", member.name)
@@ -422,9 +424,11 @@ class FakeNetwork:
         return sum(block > head for block in list(self._waits.values()))
 
     def sleep(self, seconds: float) -> None:
-        """A node's pause between two looks at something: it looks at least once a block."""
-        with self.waiting():
-            time.sleep(seconds)
+        """A node's pause: over when so many seconds are, or the blocks that are planned for them."""
+        until, block = time.monotonic() + seconds, self.world.head + max(1, round(seconds / PLANNED_SECONDS))
+        with self.waiting(block):
+            while time.monotonic() < until and self.world.head < block:
+                time.sleep(0.002)
 
     def run_blocks(self, done: Callable[[], bool], time_out: float = TIME_OUT, *, expected: bool = False) -> None:
         """Make blocks until `done`. A node that fails on its own fails the test, with its error, unless `expected`."""

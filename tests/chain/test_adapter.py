@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +17,7 @@ from bittensor.result import ErrorCode, ExtrinsicResult, RpcConnectionError
 from bittensor.sp_core import Keypair
 
 from chain.adapter import SubtensorChain, open_chain
-from protocol.errors import ChainError, ConfigError
+from protocol.errors import STATE_PRUNED, ChainError, ConfigError
 from protocol.types import Uid
 
 ALICE = Keypair.create_from_uri("//Alice")
@@ -226,8 +226,20 @@ def test_a_pruned_height_says_so_and_says_what_to_do() -> None:
         async def query(self, *_: Any, **__: Any) -> Any:
             raise Refusal("State discarded for 0x00. This indicates the block is too old")
 
-    with pytest.raises(ChainError, match=r"block 3 is below the pruning horizon.*archive"):
-        chain_over(Pruned()).header(3)
+    with pytest.raises(ChainError, match=r"block 3 is below the pruning horizon.*archive") as caught:
+        chain_over(Pruned()).call(lambda session: session.substrate.query("Timestamp", "Now"), block=3)
+    assert caught.value.code == STATE_PRUNED
+
+
+@pytest.mark.parametrize("fault", [RpcConnectionError("gone"), OSError("gone"), ValueError("odd"), Refusal("refused")])
+def test_no_other_failure_passes_for_a_pruned_height(fault: Exception) -> None:
+    class Failing(Stub):
+        async def query(self, *_: Any, **__: Any) -> Any:
+            raise fault
+
+    with pytest.raises(ChainError) as caught:
+        chain_over(Failing()).call(lambda session: session.substrate.query("Timestamp", "Now"), block=3)
+    assert caught.value.code != STATE_PRUNED
 
 
 def test_a_runtime_without_the_newest_storage_still_gets_the_weights_intent() -> None:
@@ -360,3 +372,85 @@ def test_closing_a_chain_wakes_a_call_that_waits_and_the_next_call_reconnects() 
         chain.finalized()
     assert time.monotonic() - start < 5.0
     assert chain.finalized().block == 9
+
+
+ODD: list[Any] = [None, "nonsense", [], {}, {"hotkeys": [1]}, -1, 2.5, [[1]], "0x12", b"\xff", True]
+READS: dict[str, Callable[[SubtensorChain], object]] = {
+    "genesis": lambda chain: chain.genesis(),
+    "finalized": lambda chain: chain.finalized(),
+    "header": lambda chain: chain.header(5),
+    "peers": lambda chain: chain.peers(5),
+    "weights": lambda chain: chain.weights(5, Uid(0)),
+    "publish": lambda chain: chain.publish((b"x",)),
+    "set_weights": lambda chain: chain.set_weights({Uid(0): 1.0}),
+    "head": lambda chain: chain.head(),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_an_answer_of_another_shape_than_the_runtimes_is_a_chain_error_and_nothing_else(
+    read: Callable[[SubtensorChain], object], odd: Any
+) -> None:
+    class Odd(Stub):
+        async def finalized_block_number(self) -> Any:
+            return odd
+
+        async def block_number(self) -> Any:
+            return odd
+
+        async def block_hash(self, block: int | None = None) -> Any:
+            return odd
+
+        async def runtime_call(self, *args: Any, **options: Any) -> Any:
+            return odd
+
+        async def query(self, *args: Any, **options: Any) -> Any:
+            return odd
+
+        async def query_batch(self, *args: Any, **options: Any) -> Any:
+            return odd
+
+    stubs: list[Stub] = [Odd()]
+    for answer in ("finalized_block_number", "block_number", "block_hash", "runtime_call", "query", "query_batch"):
+        stub = Stub()
+        setattr(stub, answer, getattr(Odd(), answer))
+        stubs.append(stub)
+        if hasattr(Stub, answer):
+            other = Odd()
+            setattr(other, answer, getattr(Stub(), answer))
+            stubs.append(other)
+    for stub in stubs:
+        try:
+            read(chain_over(stub, timeout=0.05))
+        except ChainError:
+            continue
+
+
+def test_a_false_finalised_head_that_the_node_cannot_show_is_not_believed() -> None:
+    class Boasting(Stub):
+        heights = iter([9, 10**9, 10])
+
+        async def finalized_block_number(self) -> int:
+            return next(self.heights)
+
+        async def block_hash(self, block: int | None = None) -> Any:
+            return None if block is not None and block > 10 else await super().block_hash(block)
+
+    chain = chain_over(Boasting())
+    assert [chain.finalized().block for _ in range(3)] == [9, 9, 10]
+
+
+def test_a_false_head_that_was_shown_is_given_up_once_an_honest_node_has_said_otherwise_often_enough() -> None:
+    class Healed(Stub):
+        lies = 1
+
+        async def finalized_block_number(self) -> int:
+            self.lies -= 1
+            return 10**9 if self.lies >= 0 else 9
+
+    chain = chain_over(Healed(), timeout=5.0)
+    assert chain.finalized().block == 10**9
+    assert [chain.finalized().block for _ in range(20)][-1] == 9
+    with pytest.raises(ChainError, match="not final yet"):
+        chain.header(10**9)

@@ -102,7 +102,7 @@ def test_with_one_validator_its_record_is_the_agreed_one_and_the_chain_gives_the
     assert result.selection == Selection(ROUND, THETA, LINK, pairs)
     assert (result.slot, result.author) == (0, A.id)
     assert result.record == encode_statement(record())
-    assert result.link == record_link(result.record, pairs) != LINK
+    assert result.link == record_link(result.record, pairs, RUN.id) != LINK
     assert result.void == (None, None, None)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gauntlet.average import Average
 from gauntlet.book import PeerRecord, ScoreBook
 from gauntlet.rating import Rating
-from gauntlet.selection import Ranking, doubted, peer_score, select, standing, tolerable
+from gauntlet.selection import Ranking, doubted, in_order, peer_score, select, standing, tolerable
 from gauntlet.weights import weights
 from protocol.spec import GauntletSpec
 from protocol.types import Standing, Uid
@@ -200,3 +200,12 @@ def test_what_a_book_would_name_itself_it_never_vetoes(records, round):
     named = standing(book, PEERS, SPEC, round, COMMIT_HASH).contributing
     if named:
         assert tolerable(book, named, PEERS, SPEC, round)
+
+
+def test_what_peers_left_is_fetched_best_first_and_newcomers_in_another_order_every_round():
+    book = book_of(rated(mu=20.0), rated(mu=30.0))
+    peers = [*PEERS[:2], *(peer_id(number) for number in range(100, 128))]
+    orders = [in_order(book, peers, digest(str(seed))) for seed in range(50)]
+    assert all(order[:2] == (PEERS[1], PEERS[0]) and set(order) == set(peers) for order in orders)
+    assert len({order[2] for order in orders}) > 15
+    assert len({order[-1] for order in orders}) > 15

@@ -140,12 +140,11 @@ def options(*words: str) -> argparse.Namespace:
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The configurations with which networks were opened; no chain is asked."""
-    from node import program, reader, run
+    from node import program, reader
 
     configs: list[Any] = []
     monkeypatch.setattr(program, "log_to_stderr", lambda level: None)
-    monkeypatch.setattr(reader, "connect", lambda config: configs.append(config))
-    monkeypatch.setattr(run, "find_run", lambda config, doors: None)
+    monkeypatch.setattr(reader, "open_run", lambda config, home: (configs.append(config), None))
     return configs
 
 

@@ -1,21 +1,17 @@
 """A node that joins late, from what strangers keep: only what the chain authenticates is believed."""
 
 from collections.abc import Callable
-from hashlib import sha256
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from node import catchup
-from node.catchup import LINK_MAX_BYTES, encode_link, parse_link
 from protocol import keys
-from protocol.errors import ChainError, InvalidMessage
-from protocol.messages import encode_document, encode_statement, parse_document, record_link
-from protocol.types import Attestation, Digest, PeerId, Record
+from protocol.errors import ChainError
+from protocol.messages import encode_document, encode_link, encode_statement, parse_document
+from protocol.types import Digest, Record
 from tests.fakes.chain import fake_verify
-from tests.network import FakeNetwork
+from tests.network import OWNER, FakeNetwork
 from training import checkpoint
 from training.replica import Replica, genesis_theta
 
@@ -118,9 +114,28 @@ def test_a_forged_record_is_refused_and_the_true_one_of_the_next_validator_is_us
     kept = statements(network, "validator")
     assert len(kept) == 4
     for key in kept:
-        lie = encode_link(encode_statement(Record(3, 1, Digest(bytes(32)), Digest(bytes(32)))), ())
+        lie = encode_link(encode_statement(Record(3, 1, Digest(bytes(32)), Digest(bytes(32)))), (), network.run.id)
         forger.put(key, lie, timeout_seconds=1)
     assert join(network).startswith("the checkpoint of round")
+
+
+def test_a_joiner_whose_chain_node_has_pruned_it_learns_an_amendment_from_the_chain_of_records(
+    networks: Networks,
+) -> None:
+    network = networks(miners=2, keep_blocks=45)
+    network.start("validator", "miner-1")
+    network.run_until(1)
+    amendment = network.amend(from_round=3, changes={"outer": {"alpha": 0.25}})
+    network.run_until(5)
+    # Written again, so that the slot itself no longer says since when it names this amendment.
+    network._publish(OWNER.peer, "owner", amendment.digest)
+    network.world.step(1)
+    network.start("miner-2")
+    network.run_until(7)
+    joiner = network["miner-2"]
+    assert joiner.node.run.head == amendment.digest
+    assert joiner.events("caught_up")
+    assert joiner.thetas()[6] == network["miner-1"].thetas()[6]
 
 
 def test_a_joiner_in_a_round_that_nobody_speaks_for_starts_at_the_last_that_somebody_did(networks: Networks) -> None:
@@ -164,37 +179,6 @@ def test_a_node_whose_theta_is_wrong_outlives_that_nobody_can_help_it_for_a_whil
     assert network["miner-2"].thetas()[5] == network["miner-1"].thetas()[5]
 
 
-def pair(number: int) -> tuple[PeerId, Digest]:
-    return PeerId(sha256(b"peer %d" % number).digest()), Digest(sha256(b"envelope %d" % number).digest())
-
-
-@given(
-    count=st.integers(0, 256),
-    round=st.integers(0, 2**32 - 1),
-    bitmap=st.integers(0, 2**256 - 1),
-    theta=st.binary(min_size=32, max_size=32),
-)
-def test_a_record_reads_back_from_under_its_link(count: int, round: int, bitmap: int, theta: bytes) -> None:
-    record = Record(round, bitmap, Digest(theta), Digest(theta[::-1]))
-    pairs = tuple(sorted(pair(number) for number in range(count)))
-    statement = encode_statement(record)
-    data = encode_link(statement, pairs[::-1])
-    assert len(data) <= LINK_MAX_BYTES
-    assert parse_link(data, record_link(statement, pairs)) == (record, pairs)
-
-
-@given(data=st.binary(max_size=300))
-def test_no_bytes_pass_for_a_record_under_a_link_that_is_not_theirs(data: bytes) -> None:
-    with pytest.raises(InvalidMessage):
-        parse_link(data, Digest(sha256(b"another").digest()))
-
-
-def test_an_attestation_is_no_agreed_record() -> None:
-    statement = encode_statement(Attestation(1, 0, Digest(bytes(32)), Digest(bytes(32))))
-    with pytest.raises(InvalidMessage):
-        parse_link(statement, record_link(statement, ()))
-
-
 def test_a_validator_deletes_the_checkpoints_that_no_joiner_tries_any_more(networks: Networks) -> None:
     network = networks(miners=1)
     network.start()
@@ -222,17 +206,11 @@ def test_a_chain_that_fails_in_the_middle_of_a_replay_leaves_our_own_state_in_pl
         raise ChainError("gone")
 
     monkeypatch.setattr(catchup, "_newest_decided", lambda node: 5)
-    monkeypatch.setattr(catchup, "_newest_stated", lambda *_: 5)
-    monkeypatch.setattr(catchup, "claimed_start", lambda *_: ("theta", "previous"))
+    monkeypatch.setattr(catchup, "_newest_claims", lambda *_: (5, [("theta", "previous")]))
     monkeypatch.setattr(catchup, "_starts", lambda *_: iter([SimpleNamespace(origin="genesis")]))
     monkeypatch.setattr(catchup, "_replay", replay)
-    follower = SimpleNamespace(
-        doors=SimpleNamespace(chain=SimpleNamespace(peers=lambda block: ()), open_pointer=None),
-        clock=SimpleNamespace(attest_by=lambda round: round),
-        run=None,
-        head=lambda: 9,
-        refresh_run=lambda peers: None,
-    )
+    monkeypatch.setattr(catchup, "settle", lambda *_: None)
+    follower = SimpleNamespace(sources=lambda: None)
     held = SimpleNamespace(saved=SimpleNamespace(round=1, consensus="our own"), load_consensus=in_place.append)
     with pytest.raises(ChainError):
         catchup.catch_up(follower, held)  # type: ignore[arg-type]

@@ -233,3 +233,20 @@ def test_the_state_folder_is_its_owners_alone_and_no_repr_tells_the_key(store: S
     store.commit(saved)
     assert store.files.stat().st_mode & 0o077 == 0
     assert "AAAA" not in repr(saved)
+
+
+def test_what_the_folder_holds_is_the_owners_alone_also_where_it_was_open_before(tmp_path: Path) -> None:
+    folder = tmp_path / RUN.hex()[:16]
+    old = os.umask(0o022)
+    try:
+        folder.mkdir(mode=0o755)
+        (folder / "state.db").touch(mode=0o644)
+        store = StateStore(tmp_path, RUN)
+        store.commit(full(store, 1))
+        assert folder.stat().st_mode & 0o777 == 0o700
+        modes = {path.name: path.stat().st_mode & 0o077 for path in folder.iterdir() if path.name != "files"}
+        store.close()
+    finally:
+        os.umask(old)
+    assert "state.db" in modes
+    assert not any(modes.values()), modes

@@ -14,11 +14,14 @@ from protocol.errors import ConfigError, InvalidMessage
 from protocol.messages import (
     DOCUMENT_MAX_BYTES,
     ENVELOPE_BYTES,
+    LINK_MAX_BYTES,
     REVEAL_BYTES,
     Envelope,
+    Link,
     Reveal,
     canonical_json,
     encode_document,
+    encode_link,
     encode_pointer,
     encode_slot,
     encode_statement,
@@ -26,6 +29,7 @@ from protocol.messages import (
     parse_document,
     parse_envelope,
     parse_json,
+    parse_link,
     parse_pointer,
     parse_reveal,
     parse_slot,
@@ -255,11 +259,47 @@ def test_a_field_that_does_not_parse_takes_no_other_with_it(
     assert parse_slot(5, (good, b"\xff" + noise, b"d" * 32)) == Slot(5, pointer, None, Digest(b"d" * 32))
 
 
-def test_links_are_the_hash_of_the_statement_and_its_sorted_pairs() -> None:
+def test_links_are_the_hash_of_the_statement_the_amendments_in_force_and_the_sorted_pairs() -> None:
     pairs = ((PeerId(b"b" * 32), Digest(b"2" * 32)), (PeerId(b"a" * 32), Digest(b"1" * 32)))
-    expected = sha256(b"statement" + b"a" * 32 + b"1" * 32 + b"b" * 32 + b"2" * 32).digest()
-    assert record_link(b"statement", pairs) == record_link(b"statement", pairs[::-1]) == expected
+    head = Digest(b"h" * 32)
+    expected = sha256(b"statement" + head + b"a" * 32 + b"1" * 32 + b"b" * 32 + b"2" * 32).digest()
+    assert record_link(b"statement", pairs, head) == record_link(b"statement", pairs[::-1], head) == expected
     assert first_link(Digest(b"r" * 32)) == sha256(b"murmuration genesis" + b"r" * 32).digest()
+
+
+def pair(number: int) -> tuple[PeerId, Digest]:
+    return PeerId(sha256(b"peer %d" % number).digest()), Digest(sha256(b"envelope %d" % number).digest())
+
+
+@given(
+    count=st.integers(0, 256),
+    round=st.integers(0, 2**32 - 1),
+    bitmap=st.integers(0, 2**256 - 1),
+    theta=st.binary(min_size=32, max_size=32),
+)
+def test_a_record_reads_back_from_under_its_link(count: int, round: int, bitmap: int, theta: bytes) -> None:
+    record = Record(round, bitmap, Digest(theta), Digest(theta[::-1]))
+    pairs = tuple(sorted(pair(number) for number in range(count)))
+    statement = encode_statement(record)
+    head = Digest(sha256(theta).digest())
+    data = encode_link(statement, pairs[::-1], head)
+    assert len(data) <= LINK_MAX_BYTES
+    assert parse_link(data, record_link(statement, pairs, head)) == Link(record, pairs, head)
+
+
+@given(data=st.binary(max_size=300))
+def test_no_bytes_pass_for_a_record_under_a_link_that_is_not_theirs(data: bytes) -> None:
+    with pytest.raises(InvalidMessage):
+        parse_link(data, Digest(sha256(b"another").digest()))
+
+
+HEAD = Digest(b"h" * 32)
+
+
+def test_an_attestation_is_no_agreed_record() -> None:
+    statement = encode_statement(Attestation(1, 0, Digest(bytes(32)), Digest(bytes(32))))
+    with pytest.raises(InvalidMessage):
+        parse_link(encode_link(statement, (), HEAD), record_link(statement, (), HEAD))
 
 
 # --- envelope and reveal -------------------------------------------------------------------------------------

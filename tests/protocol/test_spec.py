@@ -42,7 +42,7 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("netuid", -1, "netuid: Input should be greater than or equal to 0"),
     ("netuid", "1", "netuid: Input should be a valid integer"),
     ("local", 1, "local: Input should be a valid boolean"),
-    ("min_protocol", 2, "min_protocol 2 is above max_protocol 1"),
+    ("min_protocol", 3, "min_protocol 3 is above max_protocol 2"),
     ("extra_field", 1, "extra_field: Extra inputs are not permitted"),
     ("model.extra_field", 1, "model.extra_field: Extra inputs are not permitted"),
     ("model.width", 30, "model: width must be a multiple of heads with an even quotient"),
@@ -72,7 +72,9 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("clock.attest", 40, "attest 40, round_blocks 40"),
     ("clock.leader_slots", 9, "clock.leader_slots: Input should be less than or equal to 8"),
     ("clock.finality_blocks", 24, "not final before the next round's commit window closes"),
-    ("clock.finality_blocks", 4, "leader_slot (4) and attest - end of the leader slots (4) above finality_blocks (4)"),
+    ("clock.finality_blocks", 2, "end of the leader slots (4) at least 2 * finality_blocks + 2 = 6, which leaves 2 s"),
+    ("clock.leader_slot", 1, "leader_slot (1) and attest - end of the leader slots (10) at least 2"),
+    ("clock.attest", 33, "leader_slot (4) and attest - end of the leader slots (1) at least 2"),
     ("clock.reveal", 21, "needs reveal - commit >= 2 (got 1)"),
     ("clock.start_block", 5, "start_block must be at least 6, whose hash assigns pages"),
     ("clock.tempo", 201, "too short for the chain's quota: an epoch of 201 blocks carries 5 rounds of statements"),
@@ -271,7 +273,7 @@ def test_a_spec_holds_until_the_round_that_an_amendment_names_and_the_run_keeps_
     )
     assert [amended.spec_at(r).outer.alpha for r in (0, 4, 5, 8, 9, 10**6)] == [1.0, 1.0, 0.65, 0.65, 0.65, 0.65]
     assert [amended.spec_at(r).inner.peak_lr for r in (8, 9)] == [3e-3, 1e-3]
-    assert [amended.spec_at(r).max_protocol for r in (8, 9)] == [1, 3]
+    assert [amended.spec_at(r).max_protocol for r in (8, 9)] == [2, 3]
     assert amended.id == run.id
     assert amended.head == amended.amendments[-1].digest != run.head == run.id
     assert (amended.clock, amended.layout) == (run.clock, run.layout)
@@ -295,10 +297,48 @@ def test_amendments_can_be_added_one_by_one_or_together(run: Run) -> None:
 
 def test_amendments_that_do_not_follow_one_another_are_refused(run: Run) -> None:
     first, second = chain_of(run, {"from_round": 3}, {"from_round": 4})
-    (backwards,) = chain_of(run.amended([first]), {"from_round": 2})
-    for broken in ([second], [second, first], [first, first], [first, backwards]):
+    for broken in ([second], [second, first], [first, first]):
         with pytest.raises(ConfigError, match="do not follow one another"):
             run.amended(broken)
+
+
+def test_one_for_a_far_round_shuts_out_none_that_follow(run: Run) -> None:
+    far = {"from_round": 2**32 - 1, "changes": {"outer": {"alpha": 0.1}, "gauntlet": {"burn_share": 1.0}}}
+    near = {"from_round": 4, "changes": {"outer": {"alpha": 0.5}}}
+    amended = run.amended(chain_of(run, far, near))
+    assert [amended.spec_at(r).outer.alpha for r in (3, 4, 2**32 - 2)] == [1.0, 0.5, 0.5]
+    last = amended.spec_at(2**32 - 1)
+    assert (last.outer.alpha, last.gauntlet.burn_share) == (0.5, 1.0), "in the order of publication"
+
+
+@given(rounds=st.lists(st.integers(1, 6), max_size=6), values=st.lists(st.integers(1, 9), min_size=6, max_size=6))
+def test_a_rounds_spec_is_the_first_one_with_all_that_hold_by_then_in_order(
+    rounds: list[int], values: list[int]
+) -> None:
+    run = Run(toy_spec())
+    fields = ("peak_lr", "final_lr", "clip")
+    changes = [{fields[at % 3]: values[at] / 10} for at in range(len(rounds))]
+    amended = run.amended(
+        chain_of(run, *({"from_round": r, "changes": {"inner": c}} for r, c in zip(rounds, changes, strict=True)))
+    )
+    for round in range(8):
+        table = run.first.model_dump(mode="json")
+        head = run.id
+        for amendment in amended.amendments:
+            if amendment.from_round <= round:
+                table["inner"] |= amendment.changes["inner"]
+                head = amendment.digest
+        assert amended.spec_at(round) == RunSpec.model_validate(table)
+        assert amended.head_at(round) == head
+
+
+def test_an_amendment_cannot_void_from_a_block_before_its_own_round(run: Run) -> None:
+    starts = run.clock.start(8)
+    (good,) = chain_of(run, {"from_round": 8, "void_round": 7, "void_from_block": starts})
+    assert run.amended([good]).voided(7, starts)
+    (early,) = chain_of(run, {"from_round": 8, "void_round": 7, "void_from_block": starts - 1})
+    with pytest.raises(ConfigError, match="holds only from block"):
+        run.amended([early])
 
 
 @pytest.mark.parametrize("table", ["clock", "model", "compression", "data", "name", "owner"])
@@ -314,7 +354,7 @@ def test_an_amendment_cannot_touch_what_fixes_clock_and_layout(run: Run, table: 
         ({"protocol": {"netuid": 3}}, r"unknown fields of protocol: \['netuid'\]"),
         ({"inner": {"optimizer": "muon"}}, "inner.optimizer, which stays"),
         ({"outer": {"alpha": "Legal winner"}}, "amended from round 1 is not a valid run spec:\n  outer.alpha: "),
-        ({"protocol": {"min_protocol": 2}}, "min_protocol 2 is above max_protocol 1"),
+        ({"protocol": {"min_protocol": 3}}, "min_protocol 3 is above max_protocol 2"),
         ({"inner": {"steps": 10**6}}, "a peer needs 500000 a round"),
     ],
 )
@@ -325,7 +365,7 @@ def test_an_amendment_that_makes_no_valid_spec_is_refused(run: Run, changes: dic
 
 
 def test_a_record_is_void_from_the_stated_height_on_and_no_other_round_is(run: Run) -> None:
-    amended = run.amended(chain_of(run, {"from_round": 8, "void_round": 7, "void_from_block": 400}))
+    amended = run.amended(chain_of(run, {"from_round": 9, "void_round": 7, "void_from_block": 400}))
     assert [amended.voided(7, block) for block in (0, 399, 400, 10**6)] == [False, False, True, True]
     assert not amended.voided(6, 10**6)
     assert not amended.voided(8, 10**6)

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import ConfigError, StorageError
+from protocol.errors import ConfigError, ObjectMissing, StorageError
+from protocol.ports import Condition
 from protocol.types import PeerId, Pointer
 from storage import resume
-from storage.collect import Collector, gather
+from storage.collect import Collection, gather
 from storage.exchange import Data, Fault, Source, Wanted, cached
+from storage.realtime import RealTime
 from storage.s3 import PART_BYTES, RangedBucket, open_bucket, open_pointer
 from tests.fakes.bucket import Call, FakeBucket, FakeStore, Faults
 from tests.storage.hostile import hostile, response
@@ -288,10 +291,10 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_the_cache(tmp_path: Pa
     assert gather([item], timeout_seconds=10, max_threads=1, cache=tmp_path / "full") == {peer(1): data}
 
 
-def ahead(wanted: list[Wanted], *, seconds: float, max_threads: int, cache: Path) -> Collector:
+def ahead(wanted: list[Wanted], *, seconds: float, max_threads: int, cache: Path) -> Collection:
     """A collection into the cache, for later."""
     until = time.monotonic() + seconds
-    return Collector(
+    return Collection(
         wanted, seconds_left=lambda: until - time.monotonic(), max_threads=max_threads, cache=cache, room=1 << 30
     )
 
@@ -415,3 +418,261 @@ def test_many_mirrors_do_not_use_up_the_owners_time() -> None:
     assert found == {peer(0): Fault("unavailable", "get: broken")}
     assert len(asked) == 64
     assert asked[0] > 1.5
+
+
+class Scaled(RealTime):
+    """Modelled seconds, `factor` of them in a real one."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def now(self) -> float:
+        return time.monotonic() * self.factor
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(max(0.0, seconds) / self.factor)
+
+    def condition(self) -> Condition:  # type: ignore[override]
+        return ScaledCondition(self.factor)
+
+
+class ScaledCondition(threading.Condition):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(None if timeout is None else timeout / self.factor)
+
+
+class Server(FakeBucket):
+    """A peer's bucket whose server takes `latency` modelled seconds for an answer, has the object from `since` on, and
+    counts who is in it. With `deaf` it holds on to a request beyond the reader's time-out."""
+
+    inside = 0
+    most_inside = 0
+    lock = threading.Lock()
+
+    def __init__(self, clock: Scaled, data: bytes, latency: float, since: float = 0.0, deaf: bool = False) -> None:
+        super().__init__(FakeStore(), "any", read_only=True, reader="")
+        self.clock, self.data, self.latency, self.since, self.deaf = clock, data, latency, since, deaf
+        self.asked: list[float] = []
+
+    def get(self, key: str, *, max_bytes: int, timeout_seconds: float, exact: bool = False) -> bytes:
+        with Server.lock:
+            self.asked.append(self.clock.now())
+            Server.inside += 1
+            Server.most_inside = max(Server.most_inside, Server.inside)
+        there = self.clock.now() >= self.since
+        self.clock.sleep(self.latency if self.deaf else min(self.latency, timeout_seconds))
+        with Server.lock:
+            Server.inside -= 1
+        if self.latency > timeout_seconds:
+            raise StorageError("get: out of time")
+        if not there:
+            raise ObjectMissing("get: there is no such object or bucket")
+        return self.data
+
+
+def itself(bucket: RangedBucket) -> RangedBucket:
+    return bucket
+
+
+def wanted_from(number: int, opener: Callable[[], RangedBucket]) -> Wanted:
+    name = PeerId(sha256(number.to_bytes(4, "little")).digest())
+    return Wanted(name, (Source(opener, "k"),), SIZE, is_exactly(bytes(SIZE)))
+
+
+def window(clock: Scaled, seconds: float) -> Callable[[], float]:
+    until = clock.now() + seconds
+    return lambda: until - clock.now()
+
+
+NEVER = 1e9
+
+
+def hostile_opener(kind: str, number: int, clock: Scaled) -> Callable[[], RangedBucket]:
+    if kind == "refused":
+        return partial(open_pointer, Pointer(f"https://10.0.0.{number}", "bucket", "a", "s"), local=False)
+    server = Server(clock, b"", latency=NEVER) if kind == "stalling" else Server(clock, b"", latency=0.4, since=NEVER)
+    return lambda: server
+
+
+@pytest.mark.parametrize("kinds", [("stalling",), ("absent",), ("refused",), ("stalling", "absent", "refused")])
+def test_two_hundred_hostile_hotkeys_keep_no_honest_key_from_us(kinds: tuple[str, ...]) -> None:
+    """The honest are last in the order, publish a fifth of the window late, and answer after 0.4 s."""
+    clock = Scaled(5)
+    seconds_left = window(clock, 20)
+    honest = [Server(clock, bytes(SIZE), latency=0.4, since=clock.now() + 4) for _ in range(20)]
+    wanted = [wanted_from(n, hostile_opener(kinds[n % len(kinds)], n, clock)) for n in range(200)]
+    wanted += [wanted_from(200 + n, partial(itself, bucket)) for n, bucket in enumerate(honest)]
+    Server.most_inside = 0
+    found = Collection(wanted, seconds_left=seconds_left, max_threads=128, lasting=True, time=clock).run()
+    assert [found[item.peer] for item in wanted[200:]] == [bytes(SIZE)] * 20
+    assert all(isinstance(found[item.peer], Fault) for item in wanted[:200])
+    assert Server.most_inside <= 128
+
+
+def test_slow_answers_count_that_come_before_the_end() -> None:
+    """Keys published 0.8 to 1.6 s after D, a window of 2.25 s, servers that need up to 0.6 s: more than a quarter of
+    what is left. One answers just in time."""
+    clock = Scaled(1)
+    seconds_left = window(clock, 2.25)
+    began = clock.now()
+    servers = [Server(clock, bytes(SIZE), latency=0.15 * n, since=began + 0.8 + 0.25 * (4 - n)) for n in range(1, 5)]
+    servers.append(Server(clock, bytes(SIZE), latency=1.9))
+    wanted = [wanted_from(n, partial(itself, bucket)) for n, bucket in enumerate(servers)]
+    found = Collection(wanted, seconds_left=seconds_left, max_threads=128, lasting=True, time=clock).run()
+    assert [found[item.peer] for item in wanted] == [bytes(SIZE)] * 5
+
+
+def test_the_end_is_when_the_chain_says_so_and_nobody_is_waited_for() -> None:
+    """Block V comes earlier than planned; a server holds on to us far beyond the time-out."""
+    clock = Scaled(5)
+    ends = clock.now() + 5
+    deaf, honest = Server(clock, b"", latency=60, deaf=True), Server(clock, bytes(SIZE), latency=0.1)
+    wanted = [wanted_from(0, lambda: deaf), wanted_from(1, lambda: honest)]
+    collection = Collection(
+        wanted, seconds_left=lambda: 0 if clock.now() > ends else 100, max_threads=4, lasting=True, time=clock
+    )
+    found = collection.run()
+    assert -1 < clock.now() - ends < 2.5
+    assert found == {wanted[0].peer: Fault("unavailable", "no answer in time"), wanted[1].peer: bytes(SIZE)}
+    assert collection.found() == {}, "what is left behind would keep it in memory"
+
+
+def test_it_ends_when_all_is_there() -> None:
+    clock = Scaled(1)
+    server = Server(clock, bytes(SIZE), latency=0.05)
+    item = wanted_from(0, lambda: server)
+    refused = wanted_from(1, hostile_opener("refused", 1, clock))
+    homeless = Wanted(peer(2), (), SIZE, bool)
+    began = clock.now()
+    found = Collection([item, refused, homeless], seconds_left=lambda: 60, max_threads=4, lasting=True).run()
+    assert clock.now() - began < 10
+    assert found[item.peer] == bytes(SIZE)
+    assert sorted(fault.kind for fault in found.values() if isinstance(fault, Fault)) == ["missing", "refused"]
+
+
+def test_a_refused_pointer_is_looked_at_once() -> None:
+    looks: list[str] = []
+    clock = Scaled(10)
+
+    def refused() -> RangedBucket:
+        looks.append("look")
+        raise ConfigError("not public")
+
+    absent = Server(clock, b"", latency=0.1, since=NEVER)
+    item = Wanted(peer(1), (Source(refused, "k"), Source(lambda: absent, "k")), SIZE, bool)
+    Collection([item], seconds_left=window(clock, 10), max_threads=1, lasting=True, time=clock).run()
+    assert len(looks) == 1
+    assert len(absent.asked) > 3
+
+
+def test_what_is_not_there_yet_is_asked_for_gently() -> None:
+    clock = Scaled(3)
+    servers = [Server(clock, b"", latency=0.01, since=NEVER) for _ in range(100)]
+    wanted = [wanted_from(n, partial(itself, bucket)) for n, bucket in enumerate(servers)]
+    Collection(wanted, seconds_left=window(clock, 10), max_threads=128, lasting=True, time=clock).run()
+    counts = [len(server.asked) for server in servers]
+    assert min(counts) >= 3
+    assert max(counts) <= 11, "a hundred questions a second are enough"
+
+
+def test_the_callers_order_is_the_order_of_asking() -> None:
+    clock = Scaled(20)
+    servers = [Server(clock, b"", latency=0.5, since=NEVER) for _ in range(8)]
+    wanted = [wanted_from(n, partial(itself, bucket)) for n, bucket in enumerate(servers)]
+    Collection(wanted, seconds_left=window(clock, 10), max_threads=1, lasting=True, time=clock).run()
+    first = [server.asked[0] for server in servers]
+    assert first == sorted(first)
+
+
+def test_stallers_wait_behind_all_others_and_longer_each_time() -> None:
+    clock = Scaled(10)
+    stallers = [Server(clock, b"", latency=NEVER) for _ in range(4)]
+    late = Server(clock, bytes(SIZE), latency=0.1, since=clock.now() + 12)
+    wanted = [wanted_from(n, partial(itself, bucket)) for n, bucket in enumerate([*stallers, late])]
+    found = Collection(wanted, seconds_left=window(clock, 20), max_threads=2, lasting=True, time=clock).run()
+    assert found[wanted[4].peer] == bytes(SIZE)
+    assert len(late.asked) > max(len(server.asked) for server in stallers)
+
+
+def test_whose_turn_never_came_is_not_blamed() -> None:
+    clock = Scaled(10)
+    servers = [Server(clock, b"", latency=6, deaf=True), Server(clock, bytes(SIZE), latency=0)]
+    wanted = [wanted_from(n, partial(itself, bucket)) for n, bucket in enumerate(servers)]
+    found = Collection(wanted, seconds_left=window(clock, 3), max_threads=1, time=clock).run()
+    assert [fault.kind for fault in found.values() if isinstance(fault, Fault)] == ["left_out", "unavailable"]
+    assert not servers[1].asked
+
+
+def test_a_clock_of_the_callers_that_breaks_is_raised() -> None:
+    def broken() -> float:
+        raise StorageError("the chain does not answer")
+
+    with pytest.raises(StorageError):
+        Collection(
+            [wanted_from(0, lambda: Server(Scaled(1), b"", latency=0))], seconds_left=broken, max_threads=1
+        ).run()
+
+
+def test_what_has_no_room_on_the_disk_is_left_out_from_the_end_and_blames_nobody(tmp_path: Path) -> None:
+    store = FakeStore()
+    for number in range(4):
+        put(store, f"m{number}", body(number))
+    wanted = [stored(store, number, f"m{number}") for number in range(4)]
+    lie_there = Collection(wanted[3:], seconds_left=lambda: 10, max_threads=2, cache=tmp_path, room=SIZE).run()
+    found = Collection(wanted, seconds_left=lambda: 10, max_threads=2, cache=tmp_path, room=2 * SIZE + 1).run()
+    assert lie_there[peer(3)] == found[peer(3)] == body(3)
+    assert [found[peer(n)] for n in range(2)] == [body(0), body(1)]
+    assert isinstance(fault := found[peer(2)], Fault)
+    assert fault.kind == "left_out"
+    assert ("m2", "get", "k") not in store.log
+
+
+def test_views_of_the_cache_outlive_its_files(tmp_path: Path) -> None:
+    store = FakeStore()
+    found = gather([large(store, "m1")], timeout_seconds=10, max_threads=1, cache=tmp_path)[peer(1)]
+    assert isinstance(found, memoryview)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert found == LARGE
+    with pytest.raises(TypeError):
+        found[0] = 1
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_a_disk_that_takes_nothing_leaves_out_what_must_not_be_held_in_memory(tmp_path: Path, size: str) -> None:
+    store = FakeStore()
+    put(store, "m1", body(1))
+    item = stored(store, 1, "m1") if size == "small" else large(store, "m2")
+    (tmp_path / "full").write_bytes(b"no folder")
+    found = Collection([item], seconds_left=lambda: 10, max_threads=1, cache=tmp_path / "full", room=1 << 30).run()[
+        peer(1)
+    ]
+    assert isinstance(found, Fault)
+    assert found.kind == "left_out"
+
+
+def test_a_download_that_grows_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two objects on one thread the slow one, first in the order, comes before the other, in several turns."""
+    monkeypatch.setattr(resume, "PART_BYTES", 1 << 20)
+    store = FakeStore()
+    first = large(store, "m1")
+    second = replace(large(store, "m2"), peer=peer(2))
+    store.log.clear()
+    store.before = lambda call: time.sleep(0.1 if call == Call("m1", "owner", "get", "k-m1") else 0)
+    until = time.monotonic() + 8
+    found = Collection(
+        [first, second],
+        seconds_left=lambda: until - time.monotonic(),
+        max_threads=1,
+        lasting=True,
+        cache=tmp_path,
+        room=1 << 30,
+    ).run()
+    assert found == {peer(1): LARGE, peer(2): LARGE}
+    buckets = [bucket for bucket, _, _ in store.log]
+    assert buckets == sorted(buckets)
+    assert store.log.count(("m1", "head", "k-m1")) > 1, "one turn was enough: this shows nothing"
