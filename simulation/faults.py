@@ -60,8 +60,8 @@ KINDS = (
     Kind("hotkey replaced", 0.4, (1, 1)),
     Kind("blocks late", 2, (12, 60), "everybody"),
     Kind("fork", 3, (1, 1), "everybody"),
-    Kind("finality stalls", 1, (24, 90), "everybody"),
-    Kind("chain dead", 1, (10, 60), "everybody"),
+    Kind("finality stalls", 0.5, (24, 90), "everybody"),
+    Kind("chain dead", 0.5, (10, 60), "everybody"),
 )
 
 

@@ -21,6 +21,8 @@ RECOVERY_ROUNDS = 2.0
 """A restarted node stands at the current round again after so many rounds, if nothing else happens to it."""
 RETURN_ROUNDS = 3
 """So many rounds into a calm the run goes on."""
+NO_CHAIN = ("chain dead", "finality stalls")
+"""Forks and late blocks are no excuse: windows are counted in blocks, and hold a post that was made again."""
 AFTERMATH_SECONDS = 30.0
 """What a short fault costs its node after it has ended: time-outs that run out, pauses between tries."""
 
@@ -164,7 +166,7 @@ class Witness:
         network = self._network
         clock = network.run.clock
         begin, end = self._time(clock.commit_by(number)), self._now
-        if self._hit(self._world, begin, end):
+        if self._hit([incident for incident in self._world if incident.kind in NO_CHAIN], begin, end):
             return "the chain"
         miners = [m for m in network.members.values() if not m.validates and not m.gone]
         away = [

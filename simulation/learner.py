@@ -14,22 +14,37 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from protocol.layout import Layout
 from protocol.ports import Time
 from protocol.spec import InnerSpec, ModelSpec, RunSpec
+from sparseloco import ops
 from sparseloco.outer import Aggregate, Scales
 from sparseloco.update import Update
+from training.host import copy
 from training.inner import InnerReport, OnStep
+from training.parallel import Ranks
 from training.replica import Replica
 from training.shards import Shards, Split
+from training.trainer import RECORDS, Trainer
 
 NUM_PAGES = 1 << 20
-MODEL = ModelSpec(vocabulary=8, layers=1, width=4, heads=2, kv_heads=1, ffn=4, context=8)
+SHAPES = {"matrix": (8, 16), "vector": (44,)}
 PAGE_SEQUENCES = 4
-PAGE_TOKENS = PAGE_SEQUENCES * MODEL.context
 OWN_SHARE = 0.5
 """How far a page's optimum lies from the common one, in its distances from theta_0."""
 INNER_SHARE = 0.3
 """How much of the way to its pages' optimum a peer gets in one round."""
+
+
+class Point(ModelSpec):
+    """The convex problem's shapes in a run spec's model table, so that all of the real code sees its layout."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict(SHAPES)
+
+
+MODEL = Point(vocabulary=8, layers=1, width=4, heads=2, kv_heads=1, ffn=4, context=8)
+PAGE_TOKENS = PAGE_SEQUENCES * MODEL.context
 
 
 @dataclass(frozen=True)
@@ -96,8 +111,40 @@ class Problem:
         return unit
 
 
+class Machine(Trainer):
+    """Weights without a module: what a Replica needs of its trainer beside host memory."""
+
+    def __init__(self, ranks: Ranks, *, spec: str) -> None:
+        self.ranks = ranks
+        self.spec = RunSpec.model_validate_json(spec).model_copy(update={"model": MODEL})
+        self.layout = Layout.of(MODEL.shapes(), self.spec.compression.k)
+        self.weights = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+        self._areas = {}
+
+    def load(self, *, area: str) -> None:
+        copy(self.weights, self.tensors(area))
+
+    def compress(self, *, theta: str, error: str | None, new_error: str, beta: float) -> bool:
+        carried = None if error is None else self.tensors(error)
+        update, _ = ops.compress(
+            self.tensors(theta), self.weights, carried, self.layout, beta=beta, out=self.tensors(new_error)
+        )
+        records = self.area(RECORDS, self.layout.records_bytes).tensor((self.layout.records_bytes,), torch.uint8)
+        records.copy_(torch.frombuffer(bytearray(update.records), dtype=torch.uint8))
+        return True
+
+    def store_moments(self) -> int:
+        return 0
+
+    def load_moments(self, *, num_steps: int) -> None:
+        pass
+
+
 class Learner(Replica):
     """A Replica that learns the convex problem and spends modelled time on it."""
+
+    trainer = Machine
+    _trainer: Machine
 
     def __init__(self, spec: RunSpec, problem: Problem, time: Time, costs: Costs, draw: random.Random) -> None:
         super().__init__(spec, {name: torch.zeros(shape) for name, shape in spec.model.shapes().items()})
@@ -131,12 +178,11 @@ class Learner(Replica):
         self._time.sleep(seconds * self._random.uniform(0.9, 1.1))
 
     def _weights(self) -> npt.NDArray[np.float32]:
-        flat: npt.NDArray[np.float32] = torch.cat([p.detach().reshape(-1) for p in self.model.parameters()]).numpy()
+        flat: npt.NDArray[np.float32] = np.concatenate([w.numpy().reshape(-1) for w in self._trainer.weights.values()])
         return flat
 
-    @torch.no_grad()
-    def _set(self, weights: npt.NDArray[np.float32]) -> None:
-        parameters = list(self.model.parameters())
-        parts = torch.split(torch.from_numpy(weights), [parameter.numel() for parameter in parameters])
-        for parameter, values in zip(parameters, parts, strict=True):
-            parameter.copy_(values.view(parameter.shape))
+    def _set(self, flat: npt.NDArray[np.float32]) -> None:
+        weights = list(self._trainer.weights.values())
+        parts = torch.split(torch.from_numpy(flat), [weight.numel() for weight in weights])
+        for weight, values in zip(weights, parts, strict=True):
+            weight.copy_(values.view(weight.shape))

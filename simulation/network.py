@@ -267,8 +267,11 @@ class Network:
         draw = random.Random(f"{self.seed} {member.name} {member.lives}")
         doors = self._doors(member, life, draw)
         saved = disk.load()
-        known = disk.run.load() or Run(self.spec)
-        run = settled(known, saved.round if saved is not None else 0, doors, disk.run.read, life)
+        # Its spec is written as JSON, which knows no shapes but a language model's.
+        known = disk.run.load() or self.run
+        run = settled(
+            Run(self.spec, known.amendments), saved.round if saved is not None else 0, doors, disk.run.read, life
+        )
         disk.run.save(run)
         learner = Learner(self.spec, self.problem, life, Costs(INNER_SECONDS * member.pace), draw)
         events = Recorder(partial(self._told, member))

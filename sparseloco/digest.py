@@ -1,7 +1,6 @@
 """Digests of the consensus state: theta's Merkle root, and the proof of being in sync (docs/protocol.md section 5)."""
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from hashlib import sha256
 
 import numpy as np
@@ -27,13 +26,14 @@ def theta_digest(theta: Mapping[str, Tensor], layout: Layout, state: OuterState)
     return merkle.root([*leaves, merkle.leaf(state.encode())])
 
 
-def sync_proof(theta: Mapping[str, Tensor], layout: Layout, block_hash: Digest, peer: PeerId) -> Digest:
-    """sha256(theta at 4,096 positions as fp32 little-endian | the hotkey's 32 bytes).
+def sync_values(theta: Mapping[str, Tensor], layout: Layout, block_hash: Digest) -> bytes:
+    """Theta at 4,096 positions as fp32 little-endian.
 
     Positions are drawn independently (one may come twice) from Draw("sync", block_hash), below the number of
     parameters (at least 1); they count through the tensors in layout order, row-major in each.
     """
-    positions = _sync_positions(layout.num_parameters, block_hash)
+    draw = Draw("sync", block_hash)
+    positions = np.array([draw.below(layout.num_parameters) for _ in range(SYNC_POSITIONS)], dtype=np.int64)
     values = np.empty(SYNC_POSITIONS, dtype="<f4")
     start = 0
     for tensor in layout:
@@ -42,16 +42,12 @@ def sync_proof(theta: Mapping[str, Tensor], layout: Layout, block_hash: Digest, 
             flat = tensor_of(theta, tensor, torch.float32).reshape(-1)
             values[inside] = flat[torch.from_numpy(positions[inside] - start).to(flat.device)].cpu().numpy()
         start += tensor.numel
-    return Digest(sha256(values.tobytes() + peer).digest())
+    return values.tobytes()
 
 
-@lru_cache(maxsize=4)
-def _sync_positions(num_parameters: int, block_hash: Digest) -> npt.NDArray[np.int64]:
-    """A validator needs them once for every peer of a round; drawing them takes longer than all the rest."""
-    draw = Draw("sync", block_hash)
-    positions = np.array([draw.below(num_parameters) for _ in range(SYNC_POSITIONS)], dtype=np.int64)
-    positions.flags.writeable = False
-    return positions
+def sync_proof(values: bytes, peer: PeerId) -> Digest:
+    """sha256(`sync_values` | the hotkey's 32 bytes)."""
+    return Digest(sha256(values + peer).digest())
 
 
 def _leaves(values: Tensor, tensor: TensorLayout) -> list[Digest]:
