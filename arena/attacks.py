@@ -38,7 +38,7 @@ class Attack(Player):
 
     kind: ClassVar[str]
     expected: ClassVar[Expected]
-    validator: ClassVar[Literal["honest", "lying", "vetoing"]] = "honest"
+    validator: ClassVar[Literal["honest", "lying", "withholding"]] = "honest"
     """What one of the validators is, for the sake of this attacker (arena/game.py)."""
 
     crowd: ClassVar[bool] = False
@@ -439,10 +439,10 @@ class LyingValidator(Noise):
     kind, expected, slots, validator = "lying-validator", Expected.SOON, 4, "lying"
 
 
-class VetoingValidator(Noise):
-    """The same, and that validator vetoes every record but its own."""
+class WithholdingValidator(Noise):
+    """The same, and that validator approves no record but its own."""
 
-    kind, expected, slots, validator = "vetoing-validator", Expected.SOON, 4, "vetoing"
+    kind, expected, slots, validator = "withholding-validator", Expected.SOON, 4, "withholding"
 
 
 ATTACKS: tuple[type[Attack], ...] = (
@@ -473,6 +473,6 @@ ATTACKS: tuple[type[Attack], ...] = (
     Flapping,
     NewcomerFlood,
     LyingValidator,
-    VetoingValidator,
+    WithholdingValidator,
 )
 """In the order of the table."""

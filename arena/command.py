@@ -69,7 +69,7 @@ def _check(options: argparse.Namespace) -> None:
     for name, least, largest in limits:
         if not least <= getattr(options, name) <= largest:
             raise ConfigError(f"--{name} is {getattr(options, name)}, expected {least} to {largest}")
-    alone = {"lying-validator", "vetoing-validator"} & set(options.attack)
+    alone = {"lying-validator", "withholding-validator"} & set(options.attack)
     if alone and options.validators == 1:
         raise ConfigError(
             f"--attack {min(alone)} with --validators 1: the only validator would be the liar; use 2 or more"

@@ -28,5 +28,5 @@ KINDS = (
     "flapping",
     "newcomer-flood",
     "lying-validator",
-    "vetoing-validator",
+    "withholding-validator",
 )

@@ -103,24 +103,23 @@ class Ours:
                 Sketch(past.peer, past.round, past.payload, sample.excerpt(self.records[past]))
                 for past in self.book.remembered
             ],
-            void_rounds=self.book.void_rounds,
         )
 
     def rank(self, round: Round, checked: Checked) -> Ranking:
-        return standing(self.book, checked.passed, round.spec.gauntlet, round.number, round.commit_hash)
+        return standing(self.book, checked.passed, round.spec.gauntlet, round.number, round.commit_hash, checked.twins)
 
     def tolerates(self, round: Round, checked: Checked, named: Collection[PeerId]) -> bool:
-        return tolerable(self.book, named, checked.passed, round.spec.gauntlet, round.number)
+        return tolerable(self.book, named, checked.passed, round.spec.gauntlet, round.number, checked.twins)
 
     def learn(self, round: Round, checked: Checked, ranking: Ranking, contributing: frozenset[PeerId]) -> set[PeerId]:
         spec, regulars = round.spec, set(ranking.contributing)
-        picked = pick(self.book, checked.passed, regulars, spec.gauntlet, round.seed)
+        picked = pick(self.book, checked.passed, regulars, spec.gauntlet, round.seed, checked.twins)
         evaluations = evaluate(
             Judge(round.text, round.theta, spec.gauntlet.probe_step),
             checked.passed,
             bounded(checked.passed, round.outer),
             samples(spec, round.page_hash, picked, set(round.uids), round.seed),
-            references(picked, checked.passed, regulars, spec.gauntlet, round.seed),
+            references(picked, checked.passed, regulars, spec.gauntlet, round.seed, checked.twins),
         )
         self.book = fold(self.book, RoundOutcome(round.number, checked, evaluations, contributing), spec.gauntlet)
         known = {**self.records, **checked.remember}
@@ -181,7 +180,7 @@ class Published:
                 passed[peer] = ops.parse_submission(peer, round.number, plaintext, round.spec.layout)
             except InvalidSubmission as fault:
                 rejected[peer] = Rejection(peer, fault.reason, fault.detail)
-        return Checked(passed, rejected, frozenset(committed), {})
+        return Checked(passed, rejected, frozenset(committed), {}, {})
 
     def rank(self, round: Round, checked: Checked) -> Ranking:
         def final(peer: PeerId) -> float:

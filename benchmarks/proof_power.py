@@ -108,7 +108,7 @@ def run(seed: int, rounds: int, kinds: list[str], spec: RunSpec, shards: Shards)
         against = references(sorted(passed), set(passed), contributing, gauntlet, s)
         with Prober(judge, shards.train, gauntlet.probe_step) as prober:
             found = evaluate(prober.losses, passed, bounded(passed, judge.outer), drawn, against)
-        checked = Checked(passed, {}, frozenset(passed), {})
+        checked = Checked(passed, {}, frozenset(passed), {}, {})
         book = fold(book, RoundOutcome(round, checked, found, contributing), gauntlet)
         for name in names:
             evaluation = found.get(peers[name])

@@ -18,10 +18,11 @@ from gauntlet.book import RoundOutcome, ScoreBook, fold
 from gauntlet.checks import Checked, commitment
 from gauntlet.difference import body_of, first_difference, same
 from gauntlet.facts import Claim, Facts
+from gauntlet.observed import Unobserved, is_unreadable, pass_over
 from gauntlet.replay import OBSERVED_BYTES, Replay
 from gauntlet.report import Report, Row
 from gauntlet.sketch import Remembered
-from gauntlet.weights import weights
+from gauntlet.weights import lasting, weights
 from protocol.messages import canonical_json, parse_json
 from protocol.types import Attestation, PeerId, Reason, Record, Rejection, Uid, hotkey
 from sparseloco.wire import Submission
@@ -74,7 +75,7 @@ def audit(facts: Facts, claim: Claim) -> list[Finding]:
     """Everything in a report that does not simply agree, in the order of the round. [] when all was checked and
     agrees."""
     again = Replay(facts, claim)
-    steps = (_hotkeys, _checks, _ranks, _record, _sample, _scores, _before, _after, _pay, _numbers)
+    steps = (_hotkeys, _checks, _ranks, _record, _sample, _scores, _before, _observed, _after, _pay, _numbers)
     return [finding for step in steps for finding in step(again)]
 
 
@@ -119,6 +120,9 @@ def _checks(again: Replay) -> Iterator[Finding]:
             yield Finding(Topic.CHECKS, Verdict.OBSERVED, "UNREVEALED: no key was readable by block V", peer)
         elif row.payload != payloads.get(peer):
             yield _differs(Topic.CHECKS, "another payload is remembered than the committed one", peer)
+        elif again.twins.get(peer) != again.checked.twins.get(peer):
+            text = "other hotkeys are said to have sent the same than have by the public bytes"
+            yield _differs(Topic.CHECKS, text, peer) if again.whole else _unchecked(Topic.CHECKS, text, peer)
     lost = len(again.compared) - len(again.claim.sketches)
     if lost:
         yield _unchecked(Topic.CHECKS, f"{lost} payloads of earlier rounds are gone: copies of them go unseen")
@@ -127,6 +131,8 @@ def _checks(again: Replay) -> Iterator[Finding]:
 def _unexamined(again: Replay, peer: PeerId, row: Row) -> Finding:
     if row.rejected is Reason.LATE:
         return _differs(Topic.CHECKS, "LATE stated, but its commitment stood on chain at block D", peer)
+    if row.unseen:
+        return Finding(Topic.CHECKS, Verdict.OBSERVED, "not looked at: there was no time, or no room for it", peer)
     if row.rejected in OBSERVED_BYTES:
         text = f"{row.rejected}: its committed object could not be read as it should be"
         return Finding(Topic.CHECKS, Verdict.OBSERVED, text, peer)
@@ -167,8 +173,8 @@ def _record(again: Replay) -> Iterator[Finding]:
 
 
 def _sample(again: Replay) -> Iterator[Finding]:
-    """Exactly the drawn peers that have references were evaluated."""
-    expected = {peer for peer in again.drawn if again.references[peer]}
+    """Exactly the drawn peers that have references were evaluated; nobody in a round that was passed over."""
+    expected = {peer for peer in again.drawn if again.references[peer]} if again.report.unobserved is None else set()
     for peer in sorted(again.evaluated.keys() - expected):
         yield _differs(Topic.SAMPLE, "was evaluated, but not drawn (or has nobody to compare with)", peer)
     for peer in sorted(expected - again.evaluated.keys()):
@@ -213,14 +219,15 @@ def _before(again: Replay) -> Iterator[Finding]:
         text = f"goes on from the book of round {report.before.round}, but round {again.claim.skipped} was reported"
         yield _differs(Topic.BOOK, text)
     if report.before.round < 0:
-        if report.before != ScoreBook() or report.history or report.gone:
+        empty = ScoreBook(unobserved=report.before.unobserved)
+        if report.before != empty or not _passed_over(0.0, report, -1) or report.history or report.gone:
             yield _differs(Topic.BOOK, "a book of no round before is not empty")
         return
     if earlier is None:
         text = f"the report of round {report.before.round} is not to be had: the book before is taken as stated"
         yield _unchecked(Topic.BOOK, text)
         return
-    for name in ("unit", "usual_score", "void_rounds"):
+    for name in ("unit", "usual_score"):
         if getattr(report.before, name) != getattr(earlier.after, name):
             yield _differs(Topic.BOOK, f"{name} before the round is not what round {earlier.round} left")
     for peer in sorted(report.rows.keys()):
@@ -231,12 +238,37 @@ def _before(again: Replay) -> Iterator[Finding]:
         elif peer not in earlier.rows and now is not None:
             text = f"was not registered in round {earlier.round}: its record before is taken as stated"
             yield _unchecked(Topic.BOOK, text, peer)
+    if not _passed_over(earlier.after.unobserved, report, earlier.round):
+        yield _differs(Topic.BOOK, f"more or less patience is left than round {earlier.round} and those since left")
     if _rated(report.before) + report.gone != _rated(earlier.after) + earlier.gone:
         yield _differs(Topic.BOOK, "another number of hotkeys was ever evaluated than the round before left")
     since = earlier.round + 1 - again.facts.run.spec_at(earlier.round).gauntlet.copy_rounds
     kept = (*earlier.history, *_payloads(earlier))
     if report.history != tuple(sorted(past for past in kept if past.round >= since)):
         yield _differs(Topic.BOOK, f"the payloads remembered are not those that round {earlier.round} left")
+
+
+def _passed_over(unobserved: float, report: Report, since: int) -> bool:
+    """Whether the book before can be one of round `since` after which so many rounds at most were passed over."""
+    rounds = report.before.unobserved - unobserved
+    return rounds.is_integer() and 0 <= rounds < report.round - since
+
+
+def _observed(again: Replay) -> Iterator[Finding]:
+    """The round was passed over exactly when its own findings say so, or the validator came late, which only it saw."""
+    report, last = again.report, again.facts.run.clock.commit_by(again.facts.round)
+    committed = {p for p, peer in again.facts.judged.items() if commitment(peer, again.facts.round, last)}
+    outcomes = {p: row.rejected for p, row in again.rows.items() if row.rejected or row.standing or row.contributing}
+    unreadable = is_unreadable(report.before, committed, outcomes, again.spec.gauntlet)
+    if report.unobserved is Unobserved.LATE:
+        text = "says that it came too late to read what the peers left: nothing was folded and paid"
+        yield Finding(Topic.BOOK, Verdict.OBSERVED, text)
+    elif unreadable != (report.unobserved is Unobserved.UNREADABLE):
+        found = "too few were readable to fold the round" if unreadable else "enough were readable to fold the round"
+        yield _differs(Topic.BOOK, f"{found}, by its own findings")
+    elif unreadable:
+        text = "says that too few peers in good standing were readable: nothing was folded and paid"
+        yield Finding(Topic.BOOK, Verdict.OBSERVED, text)
 
 
 def _after(again: Replay) -> Iterator[Finding]:
@@ -250,6 +282,7 @@ def _after(again: Replay) -> Iterator[Finding]:
             cast("Mapping[PeerId, Submission]", dict.fromkeys(again.passed)),
             {p: Rejection(p, row.rejected, "") for p, row in again.rows.items() if row.rejected is not None},
             frozenset(p for p, peer in again.facts.judged.items() if commitment(peer, again.facts.round, last)),
+            again.twins,
             {},
         ),
         again.evaluated,
@@ -257,13 +290,14 @@ def _after(again: Replay) -> Iterator[Finding]:
     )
     if len(again.evaluated) > again.spec.gauntlet.evaluations:
         return  # told already; and to fold hundreds of evaluations takes minutes
-    expected, stated = fold(again.report.before, outcome, again.spec.gauntlet), again.report.after
+    before, stated, why = again.report.before, again.report.after, again.report.unobserved
+    expected = fold(before, outcome, again.spec.gauntlet) if why is None else pass_over(before, why)
     for name in ("unit", "usual_score"):
         theirs, ours = getattr(stated, name), getattr(expected, name)
         if not same([theirs.value, theirs.weight], [ours.value, ours.weight]):
             yield _differs(Topic.BOOK, f"{name} {theirs.value:.6g} stated, {ours.value:.6g} by the fold")
-    if stated.void_rounds != expected.void_rounds:
-        yield _differs(Topic.BOOK, "its void rounds are not those of the chain")
+    if stated.unobserved != expected.unobserved:
+        yield _differs(Topic.BOOK, f"patience {stated.unobserved:.6g} stated, {expected.unobserved:.6g} follows")
     for peer in sorted(expected.peers.keys() | stated.peers.keys()):
         theirs, ours = stated.peers.get(peer), expected.peers.get(peer)
         if not same(body_of(theirs), body_of(ours)):
@@ -281,8 +315,10 @@ def _pay(again: Replay) -> Iterator[Finding]:
     if again.claim.paid is None:
         yield _unchecked(Topic.WEIGHTS, f"the chain's node does not have the uids of block {paid.block}")
         return
-    uids = {peer.id: peer.uid for peer in again.claim.paid}
-    shares = weights(again.report.after, again.ranking, uids, again.spec.owner_id, again.spec.gauntlet)
+    uids = lasting(facts.views.commit, again.claim.paid)
+    shares = {}
+    if again.report.unobserved is None:
+        shares = weights(again.report.after, again.ranking, uids, again.spec.owner_id, again.spec.gauntlet)
     for peer, row in again.rows.items():
         found = shares.get(uids[peer], 0.0) if peer in uids else 0.0
         if not same(row.weight, found):

@@ -23,8 +23,14 @@ from protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, PeerId
 LARGEST_SCORE = 1.0
 """Nats a token: a LossScore counts as at most this to either side, a loss that was not finite as minus this."""
 
+SHOWN = 0.5
+"""Share of the honest gap that shows a twin's work on its own pages: half-way between honest work and none."""
+
 SEEN_ENOUGH = 3
 """Evaluations after which a proof can make up for a score."""
+
+REGAINED = 0.125
+"""Of a round's patience (gauntlet/observed.py): what an observed round gives back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,8 @@ class ScoreBook:
     """`round` is the last one folded, -1 in a fresh book; `unit`, `usual_score` and `score_variance` the running honest
     gap, honest LossScore on unassigned data and how much honest ones differ (squared), for rounds in which too few are
     evaluated to tell; `remembered` names the payloads of the last `copy_rounds` rounds, whose records stand elsewhere;
-    `void_rounds` which of those rounds were void."""
+    `unobserved` how many rounds were passed over because peers were unreadable, less what the observed ones since gave
+    back (gauntlet/observed.py)."""
 
     round: int = -1
     peers: Mapping[PeerId, PeerRecord] = field(default_factory=dict)
@@ -70,7 +77,7 @@ class ScoreBook:
     usual_score: Average = NOTHING
     score_variance: Average = NOTHING
     remembered: tuple[Remembered, ...] = ()
-    void_rounds: frozenset[int] = frozenset()
+    unobserved: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +125,23 @@ def in_doubt(record: PeerRecord, spec: GauntletSpec) -> bool:
 
 
 def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBook:
-    """The book after a round. Raises ValueError for a round that is not later than the book's: evaluations would count
+    """The book after a round. A twin whose own pages do not show the work has copied: a fault like those of the fast
+    checks. Raises ValueError for a round that is not later than the book's: evaluations would count
     twice."""
     if outcome.round <= book.round:
         raise ValueError(f"round {outcome.round} cannot be folded into a book of round {book.round}")
     checked = outcome.checked
-    failed = checked.committed & set(checked.rejected)
     evaluated = {peer: outcome.evaluations[peer] for peer in sorted(outcome.evaluations)}
     gaps = {peer: evaluation.gap for peer, evaluation in evaluated.items()}
     scores = {peer: _score(evaluation.score.unassigned) for peer, evaluation in evaluated.items()}
-    trusted = [peer for peer in evaluated if peer in book.peers and eligible(book.peers[peer], spec)]
-    unit = usual([gaps[peer] for peer in trusted], gaps.values(), book.unit)
+    # Of twins at most one did the work: they do not show what is usual.
+    alone = [peer for peer in evaluated if peer not in checked.twins]
+    trusted = [peer for peer in alone if peer in book.peers and eligible(book.peers[peer], spec)]
+    unit = usual([gaps[peer] for peer in trusted], [gaps[peer] for peer in alone], book.unit)
     trusted_scores = [scores[peer] for peer in trusted]
-    usual_score = usual(trusted_scores, scores.values(), book.usual_score)
+    usual_score = usual(trusted_scores, [scores[peer] for peer in alone], book.usual_score)
+    copies = {peer for peer in evaluated if peer in checked.twins and gaps[peer] < SHOWN * unit}
+    failed = checked.committed & set(checked.rejected) | copies
     score_variance = usual_variance(trusted_scores, book.score_variance)
 
     seen = sorted({*checked.passed, *checked.committed, *evaluated, *outcome.contributing})
@@ -168,7 +179,6 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
 
     kept_from = outcome.round + 1 - spec.copy_rounds
     remembered = sorted({*book.remembered, *checked.remember})
-    void_rounds = book.void_rounds if outcome.contributing else book.void_rounds | {outcome.round}
     return ScoreBook(
         outcome.round,
         {peer: peers[peer] for peer in sorted(peers)},
@@ -176,7 +186,7 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
         book.usual_score.push(usual_score, spec.unit_decay) if evaluated else book.usual_score,
         book.score_variance.push(score_variance, spec.unit_decay) if evaluated else book.score_variance,
         tuple(past for past in remembered if past.round >= kept_from),
-        frozenset(round for round in void_rounds if round >= kept_from),
+        max(0.0, book.unobserved - REGAINED),
     )
 
 
@@ -186,7 +196,7 @@ def _score(value: float) -> float:
 
 # --- JSON ----------------------------------------------------------------------------------------------------
 
-_VERSION = 3
+_VERSION = 4
 _MOST_REMEMBERED = 32 * MAX_UIDS
 """All hotkeys in the most rounds that a spec can ask for."""
 
@@ -202,7 +212,7 @@ def to_json(book: ScoreBook) -> bytes:
             "score_variance": _average_body(book.score_variance),
             "peers": {peer.hex(): _record_body(record) for peer, record in book.peers.items()},
             "remembered": [[past.round, past.peer.hex(), past.payload.hex()] for past in book.remembered],
-            "void_rounds": sorted(book.void_rounds),
+            "unobserved": book.unobserved,
         }
     )
 
@@ -220,7 +230,7 @@ def from_json(data: bytes) -> ScoreBook:
             _average(body["usual_score"]),
             _average(body["score_variance"]),
             _remembered(body["remembered"]),
-            frozenset(_integer(value) for value in body["void_rounds"]),
+            _number(body["unobserved"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InvalidMessage("book: a field is missing or of a wrong type") from None

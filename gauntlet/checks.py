@@ -1,14 +1,14 @@
 """The fast checks: what came back from each peer becomes a Submission or a Rejection (docs/protocol.md section 5).
 
-Every peer is judged by itself and in the stated order; the first check that fails is the reason. Only NORM (in the
-first round) and COPY look at other peers, and they look at valid submissions only.
+Every peer is judged by itself and in the stated order; the first check that fails is the reason. Only NORM (in a
+first round whose norms nobody has measured) and COPY look at other peers, and they look at valid submissions only.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from gauntlet.sketch import Remembered, Sample, Sketch, find_copies
+from gauntlet.sketch import Remembered, Sample, Sketch, Twins, find_copies
 from protocol.clock import Clock
 from protocol.errors import InvalidMessage, InvalidSubmission
 from protocol.merkle import sections_root
@@ -53,11 +53,14 @@ class Doors:
 @dataclass(frozen=True, slots=True)
 class Checked:
     """`committed`: peers that had committed by D, passed or not: a fault of theirs was not a mere absence.
-    `remember`: this round's payloads with their records, to compare those of later rounds with."""
+    `twins`: of those that passed, who sent (nearly) the same as whom: one of them at most may contribute, and who did
+    the work shows in the evaluation. `remember`: this round's payloads with their records, to compare those of later
+    rounds with."""
 
     passed: Mapping[PeerId, Submission]
     rejected: Mapping[PeerId, Rejection]
     committed: frozenset[PeerId]
+    twins: Twins
     remember: Mapping[Remembered, bytes]
 
 
@@ -97,7 +100,6 @@ def fast_checks(
     outer_state: OuterState,
     commit_hash: Digest,
     history: Iterable[Sketch] = (),
-    void_rounds: Collection[int] = (),
 ) -> Checked:
     """Judge every peer of the round. `theta` is our digest at the round's start, `expected_proof` gives the proof of
     being in sync that follows from our theta. `commit_hash`: of block D. `history`: earlier payloads, by the sample
@@ -123,8 +125,8 @@ def fast_checks(
     sample = Sample(spec.layout, commit_hash)
     updates = {peer: submission.update for peer, submission in valid.items()}
     sketches = {p: Sketch(p, round, update.digest, sample.excerpt(update.records)) for p, update in updates.items()}
-    copies = find_copies(sample, sketches, history, void_rounds, spec.gauntlet)
-    for peer, detail in copies.details.items():
+    copies = find_copies(sample, sketches, history, spec.gauntlet)
+    for peer, detail in copies.reposted.items():
         rejected[peer] = Rejection(peer, Reason.COPY, detail)
     return Checked(
         passed={peer: submission for peer, submission in valid.items() if peer not in rejected},
@@ -132,7 +134,8 @@ def fast_checks(
         committed=frozenset(
             item.peer.id for item in gathered if commitment(item.peer, round, clock.commit_by(round)) is not None
         ),
-        # A re-posted payload is known already; kept under a second name it would accuse its owner after a void round.
+        twins=copies.twins,
+        # A re-posted payload is known already; kept under a second name it would pass for its poster's own.
         remember={
             sketch.name: updates[peer].records for peer, sketch in sketches.items() if peer not in copies.reposted
         },

@@ -21,9 +21,9 @@ OBSERVED_BYTES = (Reason.MISSING, Reason.WRONG_SIZE)
 class Replay:
     """One round of one validator. What its audit's steps need is worked out once, at the start.
 
-    `passed`: the judged peers that the report rejects for nothing. `evaluated`: stated evaluations. `drawn`,
-    `references`: of the round's sample. `examined`: what the fast checks were given again, `checked`: their outcome.
-    `ours`: our own evaluations of the drawn peers; `unscored`: why there are none.
+    `passed`: the judged peers that the report rejects for nothing, and has seen. `twins`, `evaluated`: as stated.
+    `drawn`, `references`: of the round's sample. `examined`: what the fast checks were given again, `checked`: their
+    outcome. `ours`: our own evaluations of the drawn peers; `unscored`: why there are none.
     """
 
     def __init__(self, facts: Facts, claim: Claim) -> None:
@@ -33,15 +33,19 @@ class Replay:
         self.registered = registered
         self.rows = {peer: row for peer, row in claim.report.rows.items() if peer in registered}
         self.compared = compared(claim.report, self.spec.gauntlet)
-        self.passed = sorted(p for p, row in self.rows.items() if p in facts.judged and row.rejected is None)
+        judged = {peer: row for peer, row in self.rows.items() if peer in facts.judged}
+        self.passed = sorted(peer for peer, row in judged.items() if row.rejected is None and not row.unseen)
         self.book = _with_gone(claim.report.before, claim.report.gone)
-        self.ranking: Ranking = standing(self.book, self.passed, self.spec.gauntlet, facts.round, facts.commit_hash)
+        self.twins = {peer: frozenset(row.twins) for peer, row in self.rows.items() if row.twins}
+        self.ranking: Ranking = standing(
+            self.book, self.passed, self.spec.gauntlet, facts.round, facts.commit_hash, self.twins
+        )
         self.evaluated = {p: row.evaluation for p, row in self.rows.items() if row.evaluation is not None}
         seed = Seed(facts.run.id, facts.sample_hash, facts.round, claim.validator)
         contributing = set(self.ranking.contributing)
         self.seed = seed
-        self.drawn = pick(self.book, self.passed, contributing, self.spec.gauntlet, seed)
-        self.references = references(self.drawn, self.passed, contributing, self.spec.gauntlet, seed)
+        self.drawn = pick(self.book, self.passed, contributing, self.spec.gauntlet, seed, self.twins)
+        self.references = references(self.drawn, self.passed, contributing, self.spec.gauntlet, seed, self.twins)
         self.examined = self._examined()
         self.checked = self._checked()
         self.ours, self.unscored = self._evaluations()
@@ -60,7 +64,9 @@ class Replay:
             if commitment(peer, facts.round, last) is None:
                 late = is_late(peer, at_reveal.get(peer.id), facts.round, last, reveal_by)
                 examined[peer.id] = Gathered(peer, late=late)
-            elif facts.state is not None and row.rejected not in OBSERVED_BYTES and peer.id in facts.payloads:
+            elif row.unseen or row.rejected in OBSERVED_BYTES:
+                continue
+            elif facts.state is not None and peer.id in facts.payloads:
                 examined[peer.id] = Gathered(peer, facts.payloads[peer.id], reveal=row.reveal)
         return examined
 
@@ -79,7 +85,6 @@ class Replay:
             outer_state=facts.state.outer if facts.state is not None else OuterState.initial(self.spec.layout),
             commit_hash=facts.commit_hash,
             history=self.claim.sketches,
-            void_rounds=self.report.before.void_rounds,
         )
 
     @property
@@ -87,7 +92,7 @@ class Replay:
         """Whether every payload that the validator compared others with is in our hands."""
         have = {(sketch.round, sketch.peer) for sketch in self.claim.sketches}
         return all((past.round, past.peer) in have for past in self.compared) and all(
-            peer in self.examined or row.rejected in OBSERVED_BYTES
+            peer in self.examined or row.unseen or row.rejected in OBSERVED_BYTES
             for peer, row in self.rows.items()
             if peer in self.facts.judged
         )

@@ -13,14 +13,27 @@ from gauntlet.average import Average
 from gauntlet.book import PeerRecord, ScoreBook, eligible, from_json, to_json
 from gauntlet.checks import Checked, Gathered
 from gauntlet.loss import Evaluation
+from gauntlet.observed import PATIENCE_ROUNDS, Unobserved
 from gauntlet.selection import Ranking, peer_score
 from gauntlet.sketch import Remembered
 from protocol.errors import InvalidMessage
 from protocol.messages import REVEAL_BYTES, canonical_json, parse_json
 from protocol.spec import GauntletSpec
-from protocol.types import DIGEST_BYTES, Digest, LossScore, Peer, PeerId, Reason, Standing, Uid, hotkey, peer_id
+from protocol.types import (
+    DIGEST_BYTES,
+    MAX_UIDS,
+    Digest,
+    LossScore,
+    Peer,
+    PeerId,
+    Reason,
+    Standing,
+    Uid,
+    hotkey,
+    peer_id,
+)
 
-E = TypeVar("E", Reason, Standing)
+E = TypeVar("E", Reason, Standing, Unobserved)
 
 MAX_DETAIL_CHARACTERS = 300
 _LARGEST = 1e6
@@ -36,6 +49,8 @@ class Row:
     """What the round brought one hotkey. At most one of `rejected`, `standing` and `contributing`; none of them for a
     hotkey that is not judged.
 
+    `twins`: others that passed with (nearly) the same payload.
+
     `contributing`: in this validator's own order, whatever the chain agreed on. `weight`: its share of the pay that the
     validator computed. `reveal`: the signed key that the validator read, whatever came of it. `payload`: sha256 of the
     records, where they are remembered for later rounds.
@@ -50,6 +65,13 @@ class Row:
     evaluation: Evaluation | None = None
     reveal: bytes | None = None
     payload: Digest | None = None
+    twins: tuple[PeerId, ...] = ()
+
+    @property
+    def unseen(self) -> bool:
+        """The validator did not get round to it: neither rejected nor passed."""
+        stands = self.standing is not None or self.contributing
+        return self.rejected is None and self.payload is None and not stands
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +90,8 @@ class Report:
 
     `rows`: every hotkey registered at D. `before`, `after`: the book by which the round was judged and the one after
     its fold; of these hotkeys only, and without `remembered`. `gone`: how many hotkeys of the book that were ever
-    evaluated are not registered any more. `history`: what the book before remembered.
+    evaluated are not registered any more. `history`: what the book before remembered. `unobserved`: why nothing was
+    evaluated, folded and paid, None in an observed round.
     """
 
     round: int
@@ -78,11 +101,15 @@ class Report:
     gone: int
     history: tuple[Remembered, ...]
     paid: Paid
+    unobserved: Unobserved | None = None
 
     def named(self, spec: GauntletSpec) -> dict[str, Any]:
         """What people look at: hotkey -> uid, outcome and numbers after the round. Losses in nats a token, the proof in
         units of the honest gap; what was not finite or not measured is null."""
-        return {hotkey(peer): _row_body(row, self.after.peers.get(peer), spec) for peer, row in self.rows.items()}
+        return {
+            hotkey(peer): _row_body(row, self.before.peers.get(peer), self.after.peers.get(peer), spec)
+            for peer, row in self.rows.items()
+        }
 
     def to_body(self, spec: GauntletSpec) -> dict[str, Any]:
         """Body for protocol.messages.encode_document."""
@@ -96,6 +123,7 @@ class Report:
             "reveals": {hotkey(peer): row.reveal.hex() for peer, row in self.rows.items() if row.reveal is not None},
             "payloads": {hotkey(p): row.payload.hex() for p, row in self.rows.items() if row.payload is not None},
             "paid": {"block": self.paid.block, "set_in": self.paid.set_in},
+            "unobserved": self.unobserved,
         }
 
 
@@ -109,6 +137,7 @@ def round_report(
     before: ScoreBook,
     after: ScoreBook,
     paid: Paid,
+    unobserved: Unobserved | None = None,
 ) -> Report:
     """The report of a round as it was played. `peers`: everyone registered at D; `before` and `after` its fold."""
     reveals = {item.peer.id: item.reveal for item in gathered}
@@ -126,16 +155,17 @@ def round_report(
             evaluation=evaluations.get(peer.id),
             reveal=reveals.get(peer.id),
             payload=payloads.get(peer.id),
+            twins=tuple(sorted(checked.twins.get(peer.id, ()))),
         )
     gone = sum(record.evaluations > 0 for peer, record in before.peers.items() if peer not in rows)
-    return Report(round, rows, _of(before, rows), _of(after, rows), gone, before.remembered, paid)
+    return Report(round, rows, _of(before, rows), _of(after, rows), gone, before.remembered, paid, unobserved)
 
 
 def _of(book: ScoreBook, peers: Collection[PeerId]) -> ScoreBook:
     return replace(book, peers={p: record for p, record in book.peers.items() if p in peers}, remembered=())
 
 
-def _row_body(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> dict[str, Any]:
+def _row_body(row: Row, before: PeerRecord | None, record: PeerRecord | None, spec: GauntletSpec) -> dict[str, Any]:
     body: dict[str, Any] = {"uid": row.uid, "weight": row.weight}
     if row.rejected is not None:
         body |= {"rejected": str(row.rejected), "detail": row.detail}
@@ -143,6 +173,9 @@ def _row_body(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> dict[s
         body["standing"] = str(row.standing)
     elif row.contributing:
         body["contributing"] = True
+    if row.twins:
+        body["twins"] = [hotkey(peer) for peer in row.twins]
+        body["copied"] = record is not None and record.faults > (before.faults if before is not None else 0)
     if record is not None:
         body |= {
             "mu": record.rating.mu,
@@ -182,7 +215,7 @@ def parse_report(body: Any, round: int) -> Report:
     """
     try:
         fields = _table(body)
-        names = {"round", "peers", "before", "after", "gone", "history", "reveals", "payloads", "paid"}
+        names = {"round", "peers", "before", "after", "gone", "history", "reveals", "payloads", "paid", "unobserved"}
         if fields.keys() != names or fields["round"] != round:
             raise InvalidMessage("report: other fields, or another round, than a report of this round has")
         reveals = {_peer(name): _bytes(value, REVEAL_BYTES) for name, value in _table(fields["reveals"]).items()}
@@ -192,7 +225,8 @@ def parse_report(body: Any, round: int) -> Report:
         if not {*reveals, *payloads} <= rows.keys():
             raise InvalidMessage("report: a key or payload of a hotkey that it does not list")
         before, after = _book(fields["before"], rows), _book(fields["after"], rows)
-        if not before.round < round or after.round != round:
+        unobserved = None if fields["unobserved"] is None else _one_of(Unobserved, fields["unobserved"])
+        if not before.round < round or after.round != (round if unobserved is None else before.round):
             raise InvalidMessage("report: its books are not those before and after the round")
         history = tuple(_remembered(value, round) for value in _list(fields["history"]))
         if list(history) != sorted(set(history)):
@@ -201,7 +235,14 @@ def parse_report(body: Any, round: int) -> Report:
         set_in = None if paid["set_in"] is None else _count(paid["set_in"])
         shares = {peer: row.weight for peer, row in rows.items() if row.weight}
         return Report(
-            round, rows, before, after, _count(fields["gone"]), history, Paid(_count(paid["block"]), set_in, shares)
+            round,
+            rows,
+            before,
+            after,
+            _count(fields["gone"]),
+            history,
+            Paid(_count(paid["block"]), set_in, shares),
+            unobserved,
         )
     except (KeyError, TypeError, ValueError):
         raise InvalidMessage("report: a field is missing, of a wrong type or out of range") from None
@@ -220,6 +261,9 @@ def _row(body: Mapping[str, Any], reveal: bytes | None, payload: Digest | None) 
         scores = _table(body["loss_score"])
         score = LossScore(*(_nan(scores[kind]) for kind in ("assigned", "unassigned")))
         evaluation = Evaluation(score, _number(body["gap"], -0.5, 0.5), _count(scores["references"]))
+    twins = tuple(_peer(name) for name in _list(body["twins"])) if "twins" in body else ()
+    if len(twins) > MAX_UIDS or list(twins) != sorted(set(twins)):
+        raise InvalidMessage("report: a hotkey's twins are not sorted, or one comes twice")
     return Row(
         Uid(_count(body["uid"])),
         _number(body["weight"], 0.0, 2.0),
@@ -230,6 +274,7 @@ def _row(body: Mapping[str, Any], reveal: bytes | None, payload: Digest | None) 
         evaluation,
         reveal,
         payload,
+        twins,
     )
 
 
@@ -244,6 +289,7 @@ def _book(body: Any, peers: Collection[PeerId]) -> ScoreBook:
         raise InvalidMessage("report: a book that remembers payloads, or with hotkeys that the report does not list")
     for average in (book.unit, book.usual_score):
         _check(average)
+    _number(book.unobserved, 0.0, PATIENCE_ROUNDS)
     for record in book.peers.values():
         for average in (record.gaps, record.units, record.scores, record.usual_scores, record.assigned_scores):
             _check(average)

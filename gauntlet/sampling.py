@@ -9,6 +9,7 @@ from math import ceil
 
 from gauntlet.book import PeerRecord, ScoreBook, in_doubt
 from gauntlet.loss import Samples
+from gauntlet.sketch import NO_TWINS, Twins
 from protocol.assignment import Draw, assigned, page_at
 from protocol.spec import GauntletSpec, RunSpec
 from protocol.types import Digest, Page, PeerId
@@ -30,13 +31,19 @@ class Seed:
 
 
 def pick(
-    book: ScoreBook, passed: Collection[PeerId], contributing: Collection[PeerId], spec: GauntletSpec, seed: Seed
+    book: ScoreBook,
+    passed: Collection[PeerId],
+    contributing: Collection[PeerId],
+    spec: GauntletSpec,
+    seed: Seed,
+    twins: Twins = NO_TWINS,
 ) -> tuple[PeerId, ...]:
     """At most `evaluations` passing peers, sorted; all of them when they fit.
 
     Of the contributors ceil(contributor_share * number) are drawn, so each has at least that probability. The other
     places are drawn among all the rest, the more likely the longer a peer was not evaluated, and half of them among
-    those in doubt first: an honest peer that looked bad once is soon seen again. Once 2G peers are rated, peers never
+    those in doubt first: an honest peer that looked bad once is soon seen again, and who of twins did the work is seen
+    at once. Once 2G peers are rated, peers never
     evaluated get at most a quarter of the places, so that a flood of them displaces nobody.
     """
     if len(passed) <= spec.evaluations:
@@ -45,7 +52,7 @@ def pick(
     regulars = sorted(set(contributing) & set(passed))
     picked = draw.sample(regulars, min(spec.evaluations, ceil(spec.contributor_share * len(regulars))))
     rest = set(passed) - set(picked)
-    doubtful = {peer for peer in rest if (record := book.peers.get(peer)) is not None and in_doubt(record, spec)}
+    doubtful = {p for p in rest if p in twins or ((record := book.peers.get(p)) is not None and in_doubt(record, spec))}
     picked += _drawn(book, doubtful, (spec.evaluations - len(picked)) // 2, 0, draw, seed.round)
     rated = sum(record.evaluations > 0 for record in book.peers.values())
     newcomers = max(1, spec.evaluations // 4) if rated >= 2 * spec.contributors else spec.evaluations
@@ -80,18 +87,20 @@ def references(
     contributing: Collection[PeerId],
     spec: GauntletSpec,
     seed: Seed,
+    twins: Twins = NO_TWINS,
 ) -> dict[PeerId, tuple[PeerId, ...]]:
-    """At most `references` reference peers of each picked peer, drawn among the contributors. Others are asked only
+    """At most `references` reference peers of each picked peer, none of them its twin, drawn among the contributors.
+    Others are asked only
     where fewer than two contributors are there: against a peer that learned nothing the difficulty of a page does not
     cancel."""
     regulars = sorted(set(contributing) & set(passed))
     others = sorted(set(passed) - set(contributing))
     chosen: dict[PeerId, tuple[PeerId, ...]] = {}
     for peer in picked:
-        draw = seed.draw("reference", peer)
-        order = [other for other in draw.sample(regulars, len(regulars)) if other != peer]
+        draw, same = seed.draw("reference", peer), {peer, *twins.get(peer, ())}
+        order = [other for other in draw.sample(regulars, len(regulars)) if other not in same]
         if len(order) < ENOUGH_REFERENCES:
-            order += [other for other in draw.sample(others, len(others)) if other != peer]
+            order += [other for other in draw.sample(others, len(others)) if other not in same]
             order = order[:ENOUGH_REFERENCES]
         chosen[peer] = tuple(order[: spec.references])
     return chosen

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from gauntlet.book import PeerRecord, ScoreBook, eligible
+from gauntlet.sketch import NO_TWINS, Twins
 from protocol.assignment import Draw
 from protocol.spec import GauntletSpec
 from protocol.types import Digest, PeerId, Standing
@@ -17,7 +18,8 @@ RATED_NEEDED = 3
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """`order`: everyone who may contribute, best first. `contributing` its first G, `reserve` the next.
+    """`order`: everyone who may contribute, best first, of twins the best only. `contributing` its first G, `reserve`
+    the next.
     `standing`: why every other passing peer does not contribute."""
 
     order: tuple[PeerId, ...]
@@ -44,7 +46,12 @@ def in_order(book: ScoreBook, peers: Collection[PeerId], commit_hash: Digest) ->
 
 
 def standing(
-    book: ScoreBook, passed: Collection[PeerId], spec: GauntletSpec, round: int, commit_hash: Digest
+    book: ScoreBook,
+    passed: Collection[PeerId],
+    spec: GauntletSpec,
+    round: int,
+    commit_hash: Digest,
+    twins: Twins = NO_TWINS,
 ) -> Ranking:
     """Rank the passing peers of `round`. Equal scores are ordered by SHAKE(hash of block D, hotkey).
 
@@ -61,7 +68,10 @@ def standing(
         return peer not in good, -peer_score(records[peer]), tie, peer
 
     candidates = good | (set(passed) - rated if open_to_all else set())
-    order = tuple(sorted(candidates, key=place))
+    order: list[PeerId] = []
+    for peer in sorted(candidates, key=place):
+        if twins.get(peer, frozenset()).isdisjoint(order):
+            order.append(peer)
     standings: dict[PeerId, Standing] = {}
     for peer in sorted(passed):
         if peer in order[: spec.contributors]:
@@ -71,7 +81,7 @@ def standing(
         else:
             standings[peer] = Standing.LOW_SCORE if peer in rated else Standing.NOT_ELIGIBLE
     end = spec.contributors + spec.reserve
-    return Ranking(order, order[: spec.contributors], order[spec.contributors : end], standings)
+    return Ranking(tuple(order), tuple(order[: spec.contributors]), tuple(order[spec.contributors : end]), standings)
 
 
 def select(
@@ -97,10 +107,17 @@ def doubted(
 
 
 def tolerable(
-    book: ScoreBook, named: Collection[PeerId], passed: Collection[PeerId], spec: GauntletSpec, round: int
+    book: ScoreBook,
+    named: Collection[PeerId],
+    passed: Collection[PeerId],
+    spec: GauntletSpec,
+    round: int,
+    twins: Twins = NO_TWINS,
 ) -> bool:
-    """Whether a validator with this book approves a record that names these peers: at most `doubt_share` of them are
-    doubted, or one where that is less; never all of them (docs/decisions/0016-vetoes-by-the-book.md)."""
+    """Whether a validator with this book approves a record that names these peers: no two twins; at most `doubt_share`
+    of them doubted, or one where that is less; never all of them (docs/decisions/0016-vetoes-by-the-book.md)."""
+    if any(not twins.get(peer, frozenset()).isdisjoint(named) for peer in named):
+        return False
     allowed = min(len(named) - 1, max(1, int(spec.doubt_share * len(named))))
     return len(doubted(book, named, passed, spec, round)) <= allowed
 

@@ -6,11 +6,10 @@ Every pair goes through a screen of a fixed small cost first; what may be a copy
 """
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import shake_256
-from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -188,116 +187,130 @@ def _stacked(sketches: Sequence[Sketch], size: int) -> Bytes:
     return np.frombuffer(b"".join(sketch.excerpt for sketch in sketches), dtype=np.uint8).reshape(len(sketches), size)
 
 
+Twins = Mapping[PeerId, frozenset[PeerId]]
+"""Peers of one round whose payloads are (nearly) the same, both ways; a peer without twins is not listed."""
+
+NO_TWINS: Twins = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Peers whose payload is a copy, each with what it copies in our words. `reposted`: those that copy a payload of
-    an earlier round; the other ones copy, or were copied by, a payload of this round."""
+    """`reposted`: peers whose payload is one of an earlier round, each with whose it is in our words. `twins`: among
+    the others."""
 
-    details: Mapping[PeerId, str]
-    reposted: frozenset[PeerId]
+    reposted: Mapping[PeerId, str]
+    twins: Twins
 
 
 def find_copies(
-    sample: Sample,
-    current: Mapping[PeerId, Sketch],
-    history: Iterable[Sketch],
-    void_rounds: Collection[int],
-    spec: GauntletSpec,
+    sample: Sample, current: Mapping[PeerId, Sketch], history: Iterable[Sketch], spec: GauntletSpec
 ) -> Copies:
     """Copies among this round's payloads and those of the last `copy_rounds` rounds; all sketches are by `sample`.
 
-    More than `copy_overlap` in common, and one standard deviation of a share among so few values, is a copy.
-    An earlier payload has an owner, so only who posts it again is at fault. Two of this round were both sealed until
-    D, so both are. What a peer sent in a void round went back into its error feedback and mostly comes again: it is
-    compared with the peer's own payload for equality only, and what two payloads have from their owners' void ones is
-    nothing that one took from the other.
+    More than `copy_overlap` in common, and one standard deviation of a share among so few values, is a copy. An earlier
+    payload has an owner, so who posts it again is at fault. Two of this round were both sealed until D: who of them did
+    the work, only their pages can show.
+
+    What a peer sent before is its own: after a void round, and where more was learned than may be sent at once, the
+    same values come again. So its earlier payloads are compared with its own one for equality only, and of two payloads
+    only those values count that stand in no earlier payload of whom the comparison may put in doubt.
     """
     mine = [current[peer] for peer in sorted(current)]
     first_round = mine[0].round - spec.copy_rounds if mine else 0
     past = sorted((old for old in history if old.round >= first_round), key=lambda old: (old.round, old.peer))
-    limit = spec.copy_overlap + 0.5 / sqrt(max(1, sample.num_values))
-    pairs = _Pairs(sample, mine, past, void_rounds, limit)
-    details: dict[PeerId, str] = {}
-    for index, one in enumerate(mine):
-        for old, share in pairs.earlier(index):
-            equal = one.payload == old.payload
-            if equal or (share > limit and not (old.peer == one.peer and old.round in void_rounds)):
-                how = "equals" if equal else f"overlaps {share:.2f} with"
-                details[one.peer] = f"{how} the payload of {hotkey(old.peer)} in round {old.round}"
-                break
-    reposted = frozenset(details)
-    for index, one in enumerate(mine):
-        # A re-poster is left out here: after a void round the owner's new payload rightly resembles the one re-posted.
-        # One who is known to be a copy needs no second witness: a crowd of equal payloads costs a pair each.
-        known = details.keys() if one.peer in details else reposted
-        for other, share in pairs.beside(index, but=known) if one.peer not in reposted else ():
-            if share == 1.0 or share > limit:
-                for copy, two in ((one, mine[other]), (mine[other], one)):
-                    told = f"overlaps {share:.2f} with the payload of {hotkey(two.peer)} in this round"
-                    details.setdefault(copy.peer, told)
-    return Copies(details, reposted)
+    pairs = _Pairs(sample, mine, past, spec.copy_overlap)
+    reposted: dict[PeerId, str] = {}
+    for number, one in enumerate(mine):
+        for old, share in pairs.reposts(number)[:1]:
+            how = "equals" if share is None else f"overlaps {share:.2f} with"
+            reposted[one.peer] = f"{how} the payload of {hotkey(old.peer)} in round {old.round}"
+    twins: dict[PeerId, set[PeerId]] = {}
+    for left, right in pairs.twins():
+        # Of a payload that is posted again the owner's own next one may well be a near copy.
+        if not {mine[left].peer, mine[right].peer} & reposted.keys():
+            twins.setdefault(mine[left].peer, set()).add(mine[right].peer)
+    return Copies(reposted, {peer: frozenset(others) for peer, others in twins.items()})
 
 
 class _Pairs:
     """The pairs that the screen lets through, of this round's payloads `mine` with one another and with `past`; both
-    are sorted. Shares are of the values in the drawn chunks."""
+    are sorted. Payloads go by their number in `mine` and after it in `past`."""
 
-    def __init__(
-        self, sample: Sample, mine: list[Sketch], past: list[Sketch], void_rounds: Collection[int], limit: float
-    ) -> None:
-        self.all, self.count, self.num_values = [*mine, *past], len(mine), max(1, sample.num_values)
-        self.near = sample.near(self.all, self.count, limit)
-        equals: dict[Digest, list[int]] = {}
-        for index, one in enumerate(self.all):
-            equals.setdefault(one.payload, []).append(index)
-        for index, one in enumerate(mine):
-            self.near[index, equals[one.payload]] = True
-        self.near[:, : self.count] &= ~np.tri(self.count, dtype=np.bool_)
-        between = self.near[:, : self.count].any(axis=0) | self.near[:, : self.count].any(axis=1)
-        peers = {mine[index].peer for index in np.flatnonzero(between)}
-        self.void: dict[PeerId, list[int]] = {}
-        for index, old in enumerate(past, self.count):
-            if old.round in void_rounds and old.peer in peers:
-                self.void.setdefault(old.peer, []).append(index)
+    def __init__(self, sample: Sample, mine: list[Sketch], past: list[Sketch], overlap: float) -> None:
+        self.all, self.count, self.overlap = [*mine, *past], len(mine), overlap
+        payloads = {one.payload: number for number, one in enumerate(self.all)}
+        names = np.array([payloads[one.payload] for one in self.all], dtype=np.int64)
+        self.equal = names[: self.count, None] == names
+        np.fill_diagonal(self.equal, val=False)
+        limit = overlap + float(_margin(np.array(sample.num_values)))
+        self.near = sample.near(self.all, self.count, limit) & ~self.equal
+        np.fill_diagonal(self.near, val=False)
+        own: dict[PeerId, list[int]] = {}
+        for number, old in enumerate(past, self.count):
+            own.setdefault(old.peer, []).append(number)
+        self.own = [own.get(one.peer, []) for one in mine]
         looked_at = np.array(self.near.any(axis=0))
-        looked_at[: self.count] |= self.near.any(axis=1)
-        looked_at[[index for void in self.void.values() for index in void]] = True
+        for number in np.flatnonzero(self.near.any(axis=1)).tolist():
+            looked_at[[number, *self.own[number]]] = True
         self.row = np.cumsum(looked_at) - 1
-        self.places = sample.places([self.all[index] for index in np.flatnonzero(looked_at)])
+        self.places = sample.places([self.all[number] for number in np.flatnonzero(looked_at).tolist()])
         self.table = np.zeros(2 * sample.num_elements, dtype=np.bool_)
 
-    def earlier(self, index: int) -> list[tuple[Sketch, float]]:
-        """Earlier payloads near number `index` of this round, by round and hotkey, and the share in common."""
-        others = np.flatnonzero(self.near[index, self.count :]) + self.count
-        return [(self.all[other], share) for other, share in zip(others, self._shares(index, others), strict=True)]
+    def reposts(self, number: int) -> list[tuple[Sketch, float | None]]:
+        """Earlier payloads that number `number` of this round is a copy of, by round and hotkey, and the share in
+        common, None for equal ones."""
+        equal: list[int] = np.flatnonzero(self.equal[number, self.count :]).tolist()
+        found: list[tuple[Sketch, float | None]] = [(self.all[self.count + other], None) for other in equal]
+        others = np.flatnonzero(self.near[number, self.count :]) + self.count
+        others = np.setdiff1d(others, self.own[number])
+        if others.size:
+            mine, theirs, before = self._values(number), self._values(others), self._before(number)
+            mine, new = mine[~self._within(before, mine)], ~self._within(before, theirs)
+            common = (self._within(mine, theirs) & new).sum(axis=1)
+            counts = np.maximum(mine.size, new.sum(axis=1))
+            for at in np.flatnonzero(self._too_much(common, counts)):
+                found.append((self.all[others[at]], float(common[at] / counts[at])))
+        return sorted(found, key=lambda one: (one[0].round, one[0].peer))
 
-    def beside(self, index: int, but: Collection[PeerId]) -> list[tuple[int, float]]:
-        """Later ones of this round near number `index`, `but` those, and the share in common: 1 when equal, else
-        without what stands in a void payload of either one's owner."""
-        others: list[int] = np.flatnonzero(self.near[index, : self.count]).tolist()
-        near = [other for other in others if self.all[other].peer not in but]
-        found: list[tuple[int, float]] = []
-        for other, share in zip(near, self._shares(index, near), strict=True):
-            one, two = self.all[index], self.all[other]
-            void = self.void.get(one.peer, []) + self.void.get(two.peer, [])
-            if one.payload == two.payload:
-                share = 1.0
-            elif void:
-                share = self._fresh_share(index, other, void)
-            found.append((other, share))
+    def twins(self) -> list[tuple[int, int]]:
+        """Pairs of this round's payloads that are copies, each both ways."""
+        near, equal = self.near[:, : self.count], self.equal[:, : self.count]
+        common = np.zeros(near.shape, dtype=np.int64)
+        counts = np.zeros_like(common)
+        involved: list[int] = np.flatnonzero(near.any(axis=1)).tolist()
+        own = {one: self._within(self._before(one), self._values(one)) for one in involved}
+        for one in involved:
+            others = np.flatnonzero(near[one])
+            theirs = self._values(others)
+            # Of the others' values those in no earlier payload of either owner; and of these, those in both.
+            new = ~(np.stack([own[other] for other in others.tolist()]) | self._within(self._before(one), theirs))
+            counts[one, others] = new.sum(axis=1)
+            common[one, others] = (self._within(self._values(one), theirs) & new).sum(axis=1)
+        found: list[list[int]] = np.argwhere(equal | self._too_much(common, np.maximum(counts, counts.T))).tolist()
+        return [(one, two) for one, two in found]
+
+    def _too_much(self, common: Integers, counts: Integers) -> npt.NDArray[np.bool_]:
+        """Whether so many common values out of so many make a copy."""
+        found: npt.NDArray[np.bool_] = common > counts * (self.overlap + _margin(counts))
         return found
 
-    def _shares(self, index: int, others: Sequence[int] | Integers) -> list[float]:
-        if not len(others):
-            return []
-        mine, theirs = self.places[self.row[index]], self.places[self.row[others]]
-        self.table[mine] = True
-        common = self.table[theirs].sum(axis=1)
-        self.table[mine] = False
-        shares: list[float] = (common / self.num_values).tolist()
-        return shares
+    def _values(self, which: int | Integers) -> npt.NDArray[np.uint32]:
+        found: npt.NDArray[np.uint32] = self.places[self.row[which]]
+        return found
 
-    def _fresh_share(self, index: int, other: int, void: list[int]) -> float:
-        old = self.places[self.row[void]]
-        one, two = (np.setdiff1d(self.places[self.row[which]], old) for which in (index, other))
-        return np.intersect1d(one, two, assume_unique=True).size / max(1, one.size, two.size)
+    def _before(self, number: int) -> npt.NDArray[np.uint32]:
+        """Values of all earlier payloads of the owner of number `number`."""
+        return self._values(np.array(self.own[number], dtype=np.int64)).ravel()
+
+    def _within(self, some: npt.NDArray[np.uint32], values: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
+        """Which `values` are among `some`."""
+        self.table[some] = True
+        found: npt.NDArray[np.bool_] = self.table[values]
+        self.table[some] = False
+        return found
+
+
+def _margin(counts: Integers) -> npt.NDArray[np.float64]:
+    """A standard deviation of a share among so many values."""
+    found: npt.NDArray[np.float64] = 0.5 / np.sqrt(np.maximum(1, counts))
+    return found

@@ -18,6 +18,7 @@ from protocol.spec import RunSpec
 from protocol.types import Digest
 from storage.s3 import open_bucket
 from training import checkpoint
+from training.genesis import genesis_state
 from training.replica import Replica, genesis_theta
 from training.shards import Shards
 
@@ -58,12 +59,14 @@ def seal(
     phases: Mapping[str, Sequence[float]],
     chain: SubtensorChain,
     store: StoreReady,
+    text: Path,
 ) -> RunSpec:
     """Make theta_0, fix the clock, and publish both: the moment at which the run exists."""
     user = store.users["owner"]
     bucket = open_bucket(store.endpoint, user.bucket, user.write_access_key, user.write_secret_key, local=True)
     provisional = RunSpec.model_validate(dict(draft))
-    state = Replica(provisional, genesis_theta(provisional.model, plan.seed)).consensus_state()
+    replica = Replica(provisional, genesis_theta(provisional.model, plan.seed))
+    state = genesis_state(replica, Shards.open(text))
     genesis = checkpoint.save(plan.folder / "genesis", state)
     for digest, path in checkpoint.blobs(plan.folder / "genesis", genesis):
         bucket.put(keys.blob(digest), path, timeout_seconds=60.0)

@@ -123,6 +123,9 @@ def _reasons(peer: PeerId, row: Row, report: Report, spec: GauntletSpec) -> Iter
 
 def _changes(row: Row, before: PeerRecord | None, after: PeerRecord | None) -> Iterator[str]:
     """What the round did to its numbers."""
+    if row.twins:
+        others = ", ".join(hotkey(peer) for peer in row.twins)
+        yield f"sent (nearly) the same as {others}: whose own pages do not show the work has copied, a fault"
     if row.evaluation is not None:
         score = row.evaluation.score
         losses = f"LossScore {score.unassigned:.4f} on unassigned data, {score.assigned:.4f} on its own"

@@ -2,11 +2,14 @@
 state it knows the amendments only; what is done with a decision is node/node.py's business.
 """
 
+from dataclasses import replace
+
 from loguru import logger
 
 from gauntlet.agreement import Agreed, Claim, Views, agreed, contradicted, leader_order, proposals
 from node.adapters import Doors
 from node.events import Timeline
+from node.patient import PatientChain
 from node.payloads import Sources
 from protocol.errors import ChainError
 from protocol.messages import encode_slot
@@ -26,8 +29,10 @@ class Follower:
     """One node's view of a run's chain. Everything that blocks has a deadline from the round clock."""
 
     def __init__(self, run: Run, doors: Doors, timeline: Timeline) -> None:
-        self.run, self.doors, self.timeline = run, doors, timeline
+        self.run, self.timeline = run, timeline
         self.clock = run.clock
+        patient = PatientChain(doors.chain, run.clock, run.first.clock.block_seconds, doors.time)
+        self.doors = replace(doors, chain=patient)
         self.me = doors.signer.peer
         self.time = doors.time
 

@@ -3,6 +3,7 @@ them last. Knows nothing of the chain: who decides what is applied is not its bu
 """
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from shutil import rmtree
@@ -42,31 +43,58 @@ class Held:
         self.replica, self.store, self.events = replica, store, events
         self.timeline = Timeline(time)
         """What the time since the last applied round went into."""
+        self._kept: Saved | None = None
+        """What is left of a state whose theta is damaged."""
         self.cache = store.folder / "cache"
         """Sealed objects of the round that is next to be applied, emptied with it."""
 
     def resume(self) -> bool:
-        """Load the saved state into the replica; False on a fresh folder. Raises CheckpointCorrupt."""
-        saved = self.store.load()
-        if saved is None:
+        """Load the saved state into the replica. False when theta has to come from others: on a fresh folder, or where
+        the disk has changed it. Whatever is damaged is set aside, and the rest is kept."""
+        found = self.store.load()
+        if found is None:
             return False
+        saved = self._without_damage(found)
         try:
             self.load_consensus(saved.consensus)
-            if saved.own is not None:
-                self.replica.load_own(checkpoint.load(self.store.files, saved.own, self.replica.own_shapes()))
         except CheckpointCorrupt as fault:
-            raise CheckpointCorrupt(
-                f"the saved state is damaged: {fault}. Restore {self.store.folder} from a backup, or remove it and "
-                "start again: the node catches up (a miner then begins with empty error feedback)"
-            ) from None
+            logger.warning("the model on this disk is damaged ({fault}); catching up", fault=str(fault))
+            self.store.set_aside_damaged()
+            sealed = saved.sealed if saved.sealed is not None and saved.sealed.round >= saved.round else None
+            self._kept = replace(saved, sealed=sealed)  # what was sealed for a decided round is dealt with
+            return False
         self.saved = saved
+        if saved != found:
+            self.store.commit(saved)
         logger.info("resuming at the start of round {round}", round=saved.round)
         return True
 
+    def _without_damage(self, saved: Saved) -> Saved:
+        """The state without those of our own parts that cannot be read any more; loads what a miner carries over."""
+
+        def read(what: str, load: Callable[[], object]) -> bool:
+            try:
+                load()
+            except CheckpointCorrupt as fault:
+                logger.warning("{what} on this disk: damaged and lost ({fault})", what=what, fault=str(fault))
+                self.store.set_aside_damaged()
+                return False
+            return True
+
+        own, sealed, book = saved.own, saved.sealed, saved.book
+        if own is not None and not read("error feedback and optimizer state", lambda: self._load_own(own)):
+            saved = replace(saved, own=None)
+        if sealed is not None and not read("what was sealed last", lambda: self.store.read(sealed.object)):
+            saved = replace(saved, sealed=None)
+        if book is not None and not read("all ratings", lambda: self.store.read(book)):
+            saved = replace(saved, book=None, scored=-1)
+        return saved
+
     def begin(self, consensus: Digest, link: Digest, fetch: Fetch | None = None) -> None:
-        """Stand at the start of round 0, with theta_0 from disk or through `fetch`."""
+        """Stand at the start of round 0, with theta_0 from disk or through `fetch`, and what `resume` could keep."""
         self.load_consensus(consensus, fetch)
-        self.saved = Saved(0, consensus, link)
+        start = Saved(0, consensus, link)
+        self.saved = start if self._kept is None else replace(self._kept, round=0, consensus=consensus, link=link)
         self.store.commit(self.saved)
 
     @property
@@ -124,6 +152,9 @@ class Held:
     def load_consensus(self, digest: Digest, fetch: Fetch | None = None) -> None:
         """Take theta and the outer state from disk, or through `fetch`."""
         self.replica.load_consensus(checkpoint.load(self.store.files, digest, self.first.model.shapes(), fetch=fetch))
+
+    def _load_own(self, digest: Digest) -> None:
+        self.replica.load_own(checkpoint.load(self.store.files, digest, self.replica.own_shapes()))
 
     def save_own(self) -> Digest:
         """Copy error feedback and the optimizer's state off the accelerator and write them to disk; not part of the

@@ -50,11 +50,11 @@ class Node(Follower):
         """True while we hold nothing but theta_0 of a run that others have moved on: then our word would speak for a
         state that nobody has any more."""
 
-    def next_round(self) -> int:
-        """The first round whose commit window is still open, at least the round that our state stands at."""
+    def next_round(self, last: Callable[[int], int]) -> int:
+        """The first round whose block `last(round)` is still ahead, at least the round that our state stands at."""
         head = self.head()
         round = max(0, self.clock.round_at(head))
-        return max(round + (head >= self.clock.commit_by(round)), self.held.saved.round)
+        return max(round + (head >= last(round)), self.held.saved.round)
 
     def advance(self, round: int) -> list[Applied]:
         """Apply agreed selections until the state stands at the start of `round`; what was applied, in order. After a

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from protocol.errors import CheckpointCorrupt, ConfigError, MurmurError, UpdateNeeded
+from protocol.errors import ConfigError, MurmurError, UpdateNeeded
 
 if TYPE_CHECKING:
     from loguru import Record as LogRecord
@@ -37,7 +37,7 @@ def run_program(main: Callable[[], None]) -> int:
     except UpdateNeeded as fault:
         print(fault, file=sys.stderr)  # noqa: T201
         return EXIT_UPDATE
-    except (ConfigError, CheckpointCorrupt) as fault:
+    except ConfigError as fault:
         print(fault, file=sys.stderr)  # noqa: T201
         return EXIT_CONFIG
     except MurmurError as fault:

@@ -2,7 +2,8 @@
 
 The row is the only commit point. Files are written, flushed and renamed before the row that names them is committed;
 files that no row names are swept later. So a process may be killed at any line and finds, at the next start, either
-the state before or the state after, never a mixture. All SQL of a node stands here.
+the state before or the state after, never a mixture. What the disk has changed is set aside, never used: all of it can
+be had again, or begun anew. All SQL of a node stands here.
 """
 
 import fcntl
@@ -11,16 +12,20 @@ import os
 import secrets
 import sqlite3
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
+
+from loguru import logger
 
 from node.runfile import RunFile, folder_of
 from protocol.errors import CheckpointCorrupt, ConfigError
 from protocol.types import Digest
 from training.checkpoint import blobs
 
-SCHEMA = 1
-_ADVICE = "restore the state folder from a backup, or remove it and start again: the node catches up"
+SCHEMA = 2
+DAMAGED_KEPT = 8
+"""So many files that were set aside are kept for whoever wants to know what the disk did; the oldest go first."""
+_ADVICE = "the next start sets it aside and catches up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,9 @@ class Saved:
 
 
 class StateStore:
-    """The state folder of one node: `state.db`, `files/` and `run.json`. One process at a time: a second one is
-    refused. The folder is the owner's alone, also one that was there before: the row holds sealing keys.
+    """The state folder of one node: `state.db`, `files/` and `run.json`, and in `damaged/` what was set aside. One
+    process at a time: a second one is refused. The folder is the owner's alone, also one that was there before: the row
+    holds sealing keys.
 
     `files` is where checkpoints (training/checkpoint.py) of the state are saved before a commit names them. `run` is
     the run as it is followed.
@@ -66,14 +72,33 @@ class StateStore:
         _tighten(self.folder)
         self.run = RunFile(self.folder)
         self._path = self.folder / "state.db"
-        self._path.touch(mode=0o600)  # SQLite gives its other files the same mode
         self._lock = _lock(self.folder / "lock")
-        self._db = sqlite3.connect(self._path, isolation_level=None)
+        self._db = self._connect()
         try:
-            self._prepare()
+            self._open()
         except BaseException:
             self.close()
             raise
+
+    def _open(self) -> None:
+        try:
+            self._prepare()
+            self.load()
+        except CheckpointCorrupt as fault:
+            logger.warning(
+                "{fault}. It is set aside and the node joins the run anew; what it alone had is lost: a miner's error "
+                "feedback, a validator's ratings",
+                fault=str(fault),
+            )
+            self._db.close()
+            for path in sorted(self.folder.glob(f"{self._path.name}*")):
+                self._set_aside(path)
+            self._db = self._connect()
+            self._prepare()
+
+    def _connect(self) -> sqlite3.Connection:
+        self._path.touch(mode=0o600)  # SQLite gives its other files the same mode
+        return sqlite3.connect(self._path, isolation_level=None)
 
     def _prepare(self) -> None:
         try:
@@ -88,14 +113,14 @@ class StateStore:
             self._db.execute("CREATE TABLE IF NOT EXISTS saved (one INTEGER PRIMARY KEY CHECK (one = 1), value TEXT)")
             self._db.execute(f"PRAGMA user_version={SCHEMA}")
         except sqlite3.DatabaseError as fault:
-            raise self._damaged(fault) from None
+            raise self._unreadable(fault) from None
 
     def load(self) -> Saved | None:
         """The last committed state, None on a fresh folder. Raises CheckpointCorrupt."""
         try:
-            row = self._db.execute("SELECT value FROM saved").fetchone()
+            row = self._db.execute("SELECT CAST(value AS BLOB) FROM saved").fetchone()
         except sqlite3.DatabaseError as fault:
-            raise self._damaged(fault) from None
+            raise self._unreadable(fault) from None
         return _decode(row[0]) if row else None
 
     def commit(self, saved: Saved) -> None:
@@ -111,7 +136,7 @@ class StateStore:
                 f"{self._path} cannot be written ({fault}): make room on the disk and start again; nothing is lost"
             ) from None
         except sqlite3.DatabaseError as fault:
-            raise self._damaged(fault) from None
+            raise self._unreadable(fault) from None
         for path in self.files.iterdir():
             if path.name not in keep:
                 path.unlink(missing_ok=True)
@@ -142,15 +167,29 @@ class StateStore:
             raise CheckpointCorrupt(f"{self.path(digest)} is not what was written, the disk changed it: {_ADVICE}")
         return data
 
+    def set_aside_damaged(self) -> None:
+        """Move every file whose bytes do not hash to its name out of the way."""
+        for path in sorted(self.files.iterdir()):
+            with path.open("rb") as file:
+                if file_digest(file, "sha256").hexdigest() != path.name.partition(".")[0]:
+                    self._set_aside(path)
+
+    def _set_aside(self, path: Path) -> None:
+        damaged = self.folder / "damaged"
+        damaged.mkdir(exist_ok=True, mode=0o700)
+        there = sorted(damaged.iterdir(), key=_number)
+        os.replace(path, damaged / f"{_number(there[-1]) + 1 if there else 1}-{path.name}")
+        for old in there[: -DAMAGED_KEPT + 1]:
+            old.unlink()
+
     def close(self) -> None:
         self._db.close()
         os.close(self._lock)
 
-    def _damaged(self, fault: sqlite3.Error) -> CheckpointCorrupt:
-        return CheckpointCorrupt(
-            f"{self._path} cannot be read ({fault}): restore it from a backup, or remove the folder {self.folder} and "
-            "start again: the node catches up"
-        )
+    def _unreadable(self, fault: sqlite3.DatabaseError) -> ConfigError | CheckpointCorrupt:
+        if isinstance(fault, sqlite3.OperationalError):
+            return ConfigError(f"{self._path} cannot be opened ({fault}): see to the disk, or who else uses the file")
+        return CheckpointCorrupt(f"{self._path} is damaged ({fault}): {_ADVICE}")
 
     def _named(self, saved: Saved) -> list[Path]:
         """Every file that a row names. Raises CheckpointCorrupt when one was never written."""
@@ -170,24 +209,28 @@ def _encode(saved: Saved) -> str:
         return digest.hex() if digest is not None else None
 
     sealed = saved.sealed
-    return json.dumps(
-        {
-            "round": saved.round,
-            "consensus": text(saved.consensus),
-            "link": text(saved.link),
-            "own": text(saved.own),
-            "sealed": [sealed.round, text(sealed.object), sealed.key.hex()] if sealed else None,
-            "book": text(saved.book),
-            "scored": saved.scored,
-        }
-    )
+    row = {
+        "round": saved.round,
+        "consensus": text(saved.consensus),
+        "link": text(saved.link),
+        "own": text(saved.own),
+        "sealed": [sealed.round, text(sealed.object), sealed.key.hex()] if sealed else None,
+        "book": text(saved.book),
+        "scored": saved.scored,
+    }
+    value = json.dumps(row)
+    # SQLite has no checksums of its own: a changed digit would be believed.
+    return f"{sha256(value.encode()).hexdigest()} {value}"
 
 
-def _decode(value: str) -> Saved:
+def _decode(stored: bytes) -> Saved:
     def digest(text: str | None) -> Digest | None:
         return Digest(bytes.fromhex(text)) if text is not None else None
 
     try:
+        checksum, _, value = stored.partition(b" ")
+        if checksum.decode() != sha256(value).hexdigest():
+            raise ValueError("it is not what was written")
         row = json.loads(value)
         sealed = row["sealed"]
         saved = Saved(
@@ -204,8 +247,14 @@ def _decode(value: str) -> Saved:
                 saved, sealed=SealedRound(sealed[0], Digest(bytes.fromhex(sealed[1])), bytes.fromhex(sealed[2]))
             )
         return saved
-    except (ValueError, KeyError, TypeError) as fault:
+    except (ValueError, KeyError, TypeError, AttributeError) as fault:
         raise CheckpointCorrupt(f"the saved state row is damaged ({fault}): {_ADVICE}") from None
+
+
+def _number(path: Path) -> int:
+    """Which of the files that were set aside this one is."""
+    number, _, _ = path.name.partition("-")
+    return int(number) if number.isdecimal() else 0
 
 
 def _lock(path: Path) -> int:

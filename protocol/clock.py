@@ -58,6 +58,13 @@ class Clock:
         """First block of the next round."""
         return self.start(round + 1)
 
+    def window_end(self, block: int) -> int:
+        """Last block of the window that the block after `block` belongs to: D, V, a leader slot's end or X."""
+        round = self.round_at(block)
+        slots = (self.slot(round, index)[1] for index in range(self.leader_slots))
+        ends = (self.commit_by(round), self.reveal_by(round), *slots, self.attest_by(round), self.commit_by(round + 1))
+        return next(end for end in ends if end > block)
+
     def round_at(self, block: int) -> int:
         """Round that covers `block`; negative before the run's start."""
         return (block - self.start_block) // self.round_blocks

@@ -11,7 +11,7 @@ MurmurError
 ├── InvalidSubmission    a peer's bytes break a rule; becomes a Rejection with this reason, never unwinds our loop
 ├── InvalidMessage       bytes from the chain or a bucket are not the canonical message expected there
 ├── OutOfSync            our theta is not the run's; catch up
-└── CheckpointCorrupt    saved or published state does not match its digest; stop, never continue on it
+└── CheckpointCorrupt    saved or published state does not match its digest; never used, set aside at the next start
 
 Everything else is a bug and crashes with a traceback.
 """

@@ -1,9 +1,11 @@
 """Collecting: what every peer left by block V, its sealed bytes and its key (docs/protocol.md section 4)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gauntlet.book import ScoreBook
 from gauntlet.checks import Gathered, commitment, is_late
+from gauntlet.observed import Looked
 from gauntlet.selection import in_order
 from node.events import round_seconds
 from node.node import Node
@@ -12,11 +14,31 @@ from protocol.types import Peer
 from storage.exchange import Fault
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a validator has of a round: everybody registered at D, what each left, and when it looked."""
+
+    round: int
+    at_commit: tuple[Peer, ...]
+    gathered: list[Gathered]
+    looked: Looked
+
+
 class Collector:
     """Collects for one validator."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
+        self.seen: Seen | None = None
+
+    def look(self, round: int, book: ScoreBook) -> Seen:
+        """All that we have of the round. A round that broke off and is taken up again is not read again: keys that were
+        readable in time may be gone."""
+        if self.seen is None or self.seen.round != round:
+            at_commit, began = self.commitments(round), self.node.head()
+            gathered = self.collect(round, at_commit, book)
+            self.seen = Seen(round, at_commit, gathered, Looked(began, self.node.head()))
+        return self.seen
 
     def commitments(self, round: int) -> tuple[Peer, ...]:
         """Every registered hotkey as of block D."""

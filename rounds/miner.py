@@ -83,7 +83,7 @@ class Miner:
         unfinished = sealed is not None and self.finished < sealed.round == node.held.saved.round
         if unfinished and node.head() < node.clock.reveal_by(node.held.saved.round):
             return node.held.saved.round
-        return node.next_round()
+        return node.next_round(node.clock.commit_by)
 
     def play(self, round: int) -> None:
         """One round. Anything that was saved before a crash is taken up where it was."""

@@ -9,13 +9,14 @@ from loguru import logger
 from gauntlet import book
 from gauntlet.agreement import Agreed
 from gauntlet.book import RoundOutcome, ScoreBook, fold
-from gauntlet.checks import Checked, Doors, Gathered, fast_checks, is_judged
+from gauntlet.checks import Checked, Doors, Gathered, commitment, fast_checks, is_judged
 from gauntlet.loss import Evaluation, bounded, evaluate
+from gauntlet.observed import Unobserved, is_unreadable, pass_over
 from gauntlet.report import Paid, round_report
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Sample
-from gauntlet.weights import weights
+from gauntlet.weights import lasting, weights
 from node.events import round_seconds
 from node.memory import Memory
 from node.node import Node
@@ -23,6 +24,7 @@ from protocol import keys
 from protocol.errors import ChainError, ConfigError, InvalidMessage, StorageError
 from protocol.messages import encode_document
 from protocol.types import Peer, PeerId, hotkey
+from rounds.collect import Seen
 from storage.exchange import publish
 from storage.seal import unseal
 from training.probe import Prober
@@ -85,14 +87,32 @@ class Scores:
             outer_state=node.held.replica.outer,
             commit_hash=commit_hash,
             history=self.memory.sketches(self.book.remembered, Sample(spec.layout, commit_hash)),
-            void_rounds=self.book.void_rounds,
         )
+
+    def unobserved(self, round: int, seen: Seen, checked: Checked) -> Unobserved | None:
+        """Why this round says nothing about the peers; None when it does."""
+        node, last = self.node, self.node.clock.commit_by(round)
+        committed = {peer.id for peer in seen.at_commit if commitment(peer, round, last) is not None}
+        reasons = {peer: rejection.reason for peer, rejection in checked.rejected.items()}
+        why = None
+        if seen.looked.is_late(node.clock, round):
+            why = Unobserved.LATE
+        elif is_unreadable(
+            self.book, committed, dict.fromkeys(checked.passed) | reasons, node.run.spec_at(round).gauntlet
+        ):
+            why = Unobserved.UNREADABLE
+        if why is not None:
+            told = "round {round}: not observed ({why}): nobody is rated or paid for it; is our link or store down?"
+            logger.warning(told, round=round, why=str(why))
+            node.held.events.emit("unobserved", round, why=str(why))
+        return why
 
     def rank(self, round: int, checked: Checked) -> Ranking:
         """Our order of the peers that passed, by the book of the round before."""
         node = self.node
         commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
-        ranking = standing(self.book, checked.passed, node.run.spec_at(round).gauntlet, round, commit_hash)
+        rules = node.run.spec_at(round).gauntlet
+        ranking = standing(self.book, checked.passed, rules, round, commit_hash, checked.twins)
         node.held.events.emit(
             "ranked",
             round,
@@ -112,7 +132,8 @@ class Scores:
         sample_hash = node.wait_for(clock.sample_block(round), f"the samples of round {round}").hash
         page_hash = node.doors.chain.header(clock.page_block(round)).hash
         seed = Seed(node.run.id, sample_hash, round, node.me)
-        picked = pick(self.book, set(checked.passed), set(ranking.contributing), spec.gauntlet, seed)
+        passed, contributing = set(checked.passed), set(ranking.contributing)
+        picked = pick(self.book, passed, contributing, spec.gauntlet, seed, checked.twins)
         miners = {peer.id for peer in at_commit if is_judged(peer, spec.owner_id)}
         sampled = samples(spec, page_hash, picked, miners, seed)
         prober = Prober(node.held.replica, self.shards.train, spec.gauntlet.probe_step)
@@ -122,7 +143,7 @@ class Scores:
                 checked.passed,
                 bounded(checked.passed, node.held.replica.outer),
                 sampled,
-                references(picked, set(checked.passed), set(ranking.contributing), spec.gauntlet, seed),
+                references(picked, passed, contributing, spec.gauntlet, seed, checked.twins),
             )
         node.held.events.emit(
             "evaluated", round, peers=len(evaluations), seconds={"evaluate": round_seconds(watch.seconds)}
@@ -132,8 +153,6 @@ class Scores:
     def fold(self, round: int, checked: Checked, evaluations: Mapping[PeerId, Evaluation], decision: Agreed) -> None:
         """Fold the round into the book and save it: ratings survive anything from here on."""
         node = self.node
-        if self.book.round >= round:
-            return  # folded before a restart
         contributing = decision.selection.contributing if decision.selection else ()
         outcome = RoundOutcome(round, checked, evaluations, frozenset(peer for peer, _ in contributing))
         self.memory.keep(round, checked.remember)
@@ -141,13 +160,19 @@ class Scores:
         node.held.save(book=node.held.store.write(book.to_json(self.book)), scored=round)
         self.memory.prune(self.book.remembered)
 
+    def pass_over(self, why: Unobserved) -> Paid:
+        """The round was not observed: the ratings and the weights on chain stay as they are."""
+        self.book = pass_over(self.book, why)
+        self.node.held.save(book=self.node.held.store.write(book.to_json(self.book)))
+        return Paid(self.node.head(), None, {})
+
     def pay(self, round: int, ranking: Ranking) -> Paid:
         """Set weights when they are due; what was computed is returned either way. A refusal costs a round's pay, never
         the round."""
         node, spec = self.node, self.node.run.spec_at(round)
         head = node.head()
         peers = node.doors.chain.peers(head)
-        uids = {peer.id: peer.uid for peer in peers}
+        uids = lasting(node.doors.chain.peers(node.clock.commit_by(round)), peers)
         by_uid = weights(self.book, ranking, uids, spec.owner_id, spec.gauntlet)
         shares = {peer.id: by_uid[peer.uid] for peer in peers if peer.uid in by_uid}
         if not by_uid or round % spec.gauntlet.weight_rounds:
@@ -170,11 +195,14 @@ class Scores:
         evaluations: Mapping[PeerId, Evaluation],
         before: ScoreBook,
         paid: Paid,
+        unobserved: Unobserved | None,
     ) -> None:
         """The signed report in our bucket: what became of every hotkey, and what an audit needs to judge us. A round
         goes on without it."""
         node, spec = self.node, self.node.run.spec_at(round)
-        report = round_report(round, at_commit, gathered, checked, ranking, evaluations, before, self.book, paid)
+        report = round_report(
+            round, at_commit, gathered, checked, ranking, evaluations, before, self.book, paid, unobserved
+        )
         data = encode_document("report", node.run.id, round, report.to_body(spec.gauntlet), node.doors.signer)
         try:
             publish(

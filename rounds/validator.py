@@ -37,11 +37,12 @@ class Validator:
         node.before_apply = self.keeper.publish_link
 
     def run(self) -> None:
-        """Judge every round whose commit window is open when we get there, until stopped."""
+        """Judge every round that is not decided yet when we get there, until stopped: block D's state can be read
+        afterwards, keys count until V, and others' records can be looked at until X."""
         while True:
             try:
                 self.announce()
-                self.play(self.node.next_round())
+                self.play(self.node.next_round(self.node.clock.attest_by))
             except (ChainError, StorageError) as fault:
                 logger.warning("round {round} broke off: {fault}", round=self.node.held.saved.round, fault=str(fault))
                 self.node.time.sleep(PAUSE_SECONDS)
@@ -58,19 +59,23 @@ class Validator:
         node.advance(round)
         if node.held.saved.round != round:
             return  # catch-up went further: `round` is over
-        at_commit = self.collector.commitments(round)
-        gathered = self.collector.collect(round, at_commit, scores.book)
+        seen = self.collector.look(round, scores.book)
+        at_commit, gathered = seen.at_commit, seen.gathered
         checked = scores.check(round, gathered)
+        unobserved = scores.unobserved(round, seen, checked)
         ranking = scores.rank(round, checked)
         vote.mirror_selected(round, gathered, ranking)
         vote.vote(round, ranking, at_commit, checked)
-        evaluations = scores.evaluate(round, checked, ranking, at_commit)
+        evaluations = scores.evaluate(round, checked, ranking, at_commit) if unobserved is None else {}
         decision = self.decision(round)
         before = scores.book
-        scores.fold(round, checked, evaluations, decision)
-        paid = scores.pay(round, ranking)
-        if scores.book is not before:  # else folded, and judged by another book, before a restart
-            scores.report(round, at_commit, gathered, checked, ranking, evaluations, before, paid)
+        if before.round < round:  # else folded before a restart, and judged by another book
+            if unobserved is None:
+                scores.fold(round, checked, evaluations, decision)
+                paid = scores.pay(round, ranking)
+            else:
+                paid = scores.pass_over(unobserved)
+            scores.report(round, at_commit, gathered, checked, ranking, evaluations, before, paid, unobserved)
         node.advance(round + 1)
         self.keeper.keep(round)
 

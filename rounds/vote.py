@@ -153,7 +153,7 @@ class Vote:
         cost the round."""
         node = self.node
         named, rules = {peer for peer, _ in selection.contributing}, node.run.spec_at(round).gauntlet
-        if not tolerable(self.scores.book, named, checked.passed, rules, round):
+        if not tolerable(self.scores.book, named, checked.passed, rules, round, checked.twins):
             return False
         doubted = [pair for pair in selection.contributing if pair[0] not in checked.passed]
         if not doubted:

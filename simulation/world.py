@@ -88,6 +88,7 @@ class World:
         self.finality_lag = finality_lag
         self.down = False
         """While True every call fails as if the chain's node were unreachable."""
+        self._failing: dict[PeerId, int] = {}
         self.finality_stops: int | None = None
         """While set, no later block becomes final."""
         self._seed = seed
@@ -202,9 +203,16 @@ class World:
     def genesis(self) -> bytes:
         return self._genesis
 
-    def check(self) -> None:
+    def fail(self, peer: PeerId, num_calls: int) -> None:
+        """The next calls by this hotkey's views fail, but for waits."""
+        self._failing[peer] = num_calls
+
+    def check(self, peer: PeerId) -> None:
         if self.down:
             raise ChainError("the connection to the chain failed")
+        if self._failing.get(peer, 0) > 0:
+            self._failing[peer] -= 1
+            raise ChainError("the connection to the chain was lost")
 
     def wait(self, block: int, timeout_seconds: float) -> Header:
         with self._changed:
@@ -298,34 +306,34 @@ class WorldChain:
         self.peer = peer
 
     def genesis(self) -> bytes:
-        self.world.check()
+        self.world.check(self.peer)
         return self.world.genesis()
 
     def finalized(self) -> Header:
-        self.world.check()
+        self.world.check(self.peer)
         return self.world.header(self.world.final)
 
     def header(self, block: int) -> Header:
-        self.world.check()
+        self.world.check(self.peer)
         return self.world.header(block)
 
     def wait(self, block: int, timeout_seconds: float) -> Header:
         return self.world.wait(block, timeout_seconds)
 
     def peers(self, block: int) -> tuple[Peer, ...]:
-        self.world.check()
+        self.world.check(self.peer)
         return self.world.state(block).peers
 
     def publish(self, fields: tuple[bytes, ...]) -> int:
-        self.world.check()
+        self.world.check(self.peer)
         return self.world.publish(self.peer, fields)
 
     def set_weights(self, weights: Mapping[Uid, float]) -> int:
-        self.world.check()
+        self.world.check(self.peer)
         return self.world.set_weights(self.peer, weights)
 
     def weights(self, block: int, uid: Uid) -> Mapping[Uid, int]:
-        self.world.check()
+        self.world.check(self.peer)
         return dict(self.world.state(block).weights.get(uid, {}))
 
 

@@ -16,6 +16,7 @@ A contributor whose payload does not parse (None) has s = 0, takes no part in th
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import torch
@@ -75,8 +76,18 @@ def _bound(norms: list[float], average: float) -> tuple[float, float]:
     median = sorted(norms)[(len(norms) - 1) // 2]
     if average == 0.0:
         return median, median
-    limit = min(median, BOUND_OVER_AVERAGE * average)
+    limit = min(median, _most(average))
     return limit, AVERAGE_KEEPS * average + AVERAGE_TAKES * limit
+
+
+def most(state: OuterState) -> Norms:
+    """The largest norms that the outer step applies whole: 3 A, no bound where A is not set yet."""
+    tensors = tuple(_most(average) for average in state.averages)
+    return Norms(tensors, _most(state.whole))
+
+
+def _most(average: float) -> float:
+    return BOUND_OVER_AVERAGE * average or inf
 
 
 def scales(norms: Norms, limit: Norms) -> Scales:

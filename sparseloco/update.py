@@ -72,10 +72,7 @@ class Update:
         """Norms of the decoded values (docs/protocol.md section 7): values are counted per level code in integers,
         then count * level^2 is summed in ascending code order in float64. Same bits on any machine, and for ranks
         that add up their counts."""
-        counts = np.concatenate((self.histograms, self.histograms.sum(axis=0, keepdims=True)))
-        # cumsum adds one after the other, sum does not.
-        *tensors, whole = np.sqrt(np.cumsum(counts * _SQUARES, axis=1)[:, -1]).tolist()
-        return Norms(tuple(tensors), whole)
+        return norms_of(self.histograms)
 
     @cached_property
     def histograms(self) -> npt.NDArray[np.int64]:
@@ -118,6 +115,14 @@ class Update:
 
 _SQUARES = level_values(torch.arange(LEVELS)).double().square().numpy()
 """Exact: a level has 4 significant bits."""
+
+
+def norms_of(histograms: npt.NDArray[np.int64]) -> Norms:
+    """Norms that follow from level counts [tensors, 256]."""
+    counts = np.concatenate((histograms, histograms.sum(axis=0, keepdims=True)))
+    # cumsum adds one after the other, sum does not.
+    *tensors, whole = np.sqrt(np.cumsum(counts * _SQUARES, axis=1)[:, -1]).tolist()
+    return Norms(tuple(tensors), whole)
 
 
 def overlap(first: Update, second: Update, *, signed: bool = False) -> float:

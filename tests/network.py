@@ -7,7 +7,7 @@ because a machine is busy. Between two `run_until` no blocks are made, so a test
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from node import follower
+from node import follower, patient
 from node.adapters import Doors
 from node.amendments import settled
 from node.events import Events, read_events
@@ -48,6 +48,8 @@ PLANNED_SECONDS = 0.12
 """What the spec says of a block; time-outs follow from it."""
 BUSY_SECONDS = 3.0
 """A node that works longer than this without waiting for a block is not waited for."""
+BESIDE_SECONDS = 0.1
+"""A node's own thread that works longer than this waits for something: blocks go on, no faster than planned."""
 START_BLOCK = 12
 TIME_OUT = 40.0
 OWNER = FakeSigner("owner")
@@ -240,13 +242,56 @@ class Member:
 
 
 class NodeTime(RealTime):
-    """Real time, in which a node that pauses does not keep the others from their next block."""
+    """Real time, in which a node that pauses, or waits for what others are to publish, does not keep the others from
+    their next block."""
 
     def __init__(self, network: "FakeNetwork") -> None:
         self._network = network
 
     def sleep(self, seconds: float) -> None:
         self._network.sleep(seconds)
+
+    def condition(self) -> threading.Condition:
+        return _Condition(self._network)
+
+    def start(self, work: Callable[[], None], name: str) -> threading.Thread:
+        def quietly() -> None:
+            with suppress(Killed):  # with its node
+                work()
+
+        thread = _Beside(self._network, quietly, name)
+        thread.start()
+        return thread
+
+
+class _Condition(threading.Condition):
+    """One that a node waits on for long waits for the chain."""
+
+    def __init__(self, network: "FakeNetwork") -> None:
+        super().__init__()
+        self._network = network
+
+    def wait(self, timeout: float | None = None) -> bool:
+        until = None if timeout is None else time.monotonic() + timeout
+        if super().wait(min(BESIDE_SECONDS, BESIDE_SECONDS if timeout is None else timeout)):
+            return True
+        with self._network.waiting():
+            left = PLANNED_SECONDS if until is None else max(0.0, until - time.monotonic())
+            return super().wait(min(PLANNED_SECONDS, left))
+
+
+class _Beside(threading.Thread):
+    """A thread of a node. One that goes on for long waits for the chain itself: so does whoever waits for it."""
+
+    def __init__(self, network: "FakeNetwork", work: Callable[[], None], name: str) -> None:
+        super().__init__(target=work, name=name, daemon=True)
+        self._network = network
+
+    def join(self, timeout: float | None = None) -> None:
+        super().join(BESIDE_SECONDS if timeout is None else timeout)
+        while timeout is None and self.is_alive():
+            with self._network.waiting():
+                super().join(PLANNED_SECONDS)
 
 
 class FakeNetwork:
@@ -411,6 +456,9 @@ class FakeNetwork:
     def waiting(self, block: int | None = None) -> Iterator[None]:
         """Inside, the calling node has nothing to do before this block (default: the next) is made."""
         thread = threading.get_ident()
+        if not any(member.thread is not None and member.thread.ident == thread for member in self.members.values()):
+            yield  # a thread beside a node's own: who waits for it says so
+            return
         self._waits[thread] = self.world.head + 1 if block is None else block
         try:
             yield
@@ -503,6 +551,7 @@ def networks(
     monkeypatch.setattr(validators, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(miners, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(follower, "STALL_SECONDS", 0.02)
+    monkeypatch.setattr(patient, "PAUSE_SECONDS", 0.02)
     made: list[FakeNetwork] = []
 
     def make(**options: Any) -> FakeNetwork:

@@ -20,7 +20,8 @@ from sparseloco import ops
 from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.feedback import restore
 from sparseloco.floats import NonFinite
-from sparseloco.outer import Aggregate, OuterState, Scales
+from sparseloco.outer import Aggregate, OuterState, Scales, most
+from sparseloco.restraint import kept_back, restrained
 from sparseloco.update import Update
 from training.checkpoint import Saved, Shapes
 from training.host import copy
@@ -116,7 +117,8 @@ class Replica:
         return Meter(self.spec.model, inner, report, device=ranks.device, gpus=ranks.size)
 
     def compress(self) -> Update:
-        """Delta_hat of theta - theta_r plus what was not sent before; error feedback moves on.
+        """Delta_hat of theta - theta_r plus what was not sent before; error feedback moves on. What exceeds the norms
+        that the outer step applies stays in it.
 
         Raises sparseloco.floats.NonFinite, with the error feedback unchanged, when training has diverged.
         """
@@ -132,13 +134,23 @@ class Replica:
         if not finite:
             raise NonFinite("the values to compress hold a NaN or an infinity")
         self._error, self._spare, self._has_error = self._spare, self._error, True
-        return Update(self.layout, records.tensor((self.layout.records_bytes,), torch.uint8).numpy().tobytes())
+        packed = records.tensor((self.layout.records_bytes,), torch.uint8).numpy().tobytes()
+        update = ops.counted(Update(self.layout, packed))
+        sent = restrained(update, most(self.outer))
+        if sent is not update:
+            error = self._errors()
+            self._take(error | kept_back(error, update, sent))
+        return sent
 
     def give_back(self, update: Update) -> None:
         """After a void round: the error feedback takes back the Delta_hat that `compress` had sent."""
-        copy(self._trainer.tensors(self._spare), restore(self._errors(), update))
-        self._error, self._spare, self._has_error = self._spare, self._error, True
+        self._take(restore(self._errors(), update))
         self.reset()
+
+    def _take(self, error: Mapping[str, Tensor]) -> None:
+        """Another error feedback."""
+        copy(self._trainer.tensors(self._spare), error)
+        self._error, self._spare, self._has_error = self._spare, self._error, True
 
     def outer_step(self, updates: Sequence[Update | None], *, alpha: float, aggregate: Aggregate) -> tuple[Scales, ...]:
         """Apply a non-void round: the contributors' updates in PeerId order, None for one that did not parse. The

@@ -121,7 +121,7 @@ def test_without_sealing_a_copier_sends_what_another_sends_in_the_same_round() -
     assert set(reasons(story(CopycatExact.kind, "published"))) == {"passed"}
 
 
-@pytest.mark.parametrize("kind", ["lying-validator", "vetoing-validator"])
+@pytest.mark.parametrize("kind", ["lying-validator", "withholding-validator"])
 def test_one_hostile_validator_of_three_brings_its_friends_in_only_before_the_others_know_them(kind) -> None:
     told = story(kind, validators=3, rounds=8)
     named = [sum(log.players[peer] in told.attackers for peer in log.contributing) for log in told.rounds]
@@ -131,7 +131,7 @@ def test_one_hostile_validator_of_three_brings_its_friends_in_only_before_the_ot
 
 
 def test_with_two_validators_a_hostile_one_stops_the_rounds_instead_of_filling_them() -> None:
-    told = story("vetoing-validator", validators=2, rounds=8)
+    told = story("withholding-validator", validators=2, rounds=8)
     assert all(log.is_void for log in told.rounds[4:])
 
 

@@ -93,20 +93,19 @@ def play(
         outer_state=state.outer,
         commit_hash=COMMIT_HASH,
         history=history,
-        void_rounds=book.void_rounds,
     )
     gauntlet = SPEC.gauntlet
-    ranking = standing(book, checked.passed, gauntlet, round, COMMIT_HASH)
+    ranking = standing(book, checked.passed, gauntlet, round, COMMIT_HASH, checked.twins)
     seed = Seed(RUN.id, SAMPLE_HASH, round, VALIDATOR)
     contributing = set(ranking.contributing)
-    picked = pick(book, set(checked.passed), contributing, gauntlet, seed)
+    picked = pick(book, set(checked.passed), contributing, gauntlet, seed, checked.twins)
     drawn = samples(SPEC, PAGE_HASH, picked, {item.peer.id for item in gathered}, seed)
     found = evaluate(
         losses,
         checked.passed,
         bounded(checked.passed, state.outer),
         drawn,
-        references(picked, set(checked.passed), contributing, gauntlet, seed),
+        references(picked, set(checked.passed), contributing, gauntlet, seed, checked.twins),
     )
     after = fold(book, RoundOutcome(round, checked, found, frozenset(contributing)), gauntlet)
     uids = {peer.id: peer.uid for peer in peers}

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,9 +13,10 @@ from gauntlet.audit import GAP_TOLERANCE, SCORE_TOLERANCE, Topic, Verdict, audit
 from gauntlet.report import parse_report
 from protocol.errors import InvalidMessage
 from protocol.messages import canonical_json, parse_json
-from protocol.types import Reason, Uid
+from protocol.types import Reason, Uid, hotkey
+from tests.gauntlet import rounds
 from tests.gauntlet.rounds import Played, play_rounds
-from tests.gauntlet.world import peer_id
+from tests.gauntlet.world import Miner, peer_id
 
 ROUND = 2
 JSON = st.recursive(
@@ -139,3 +141,29 @@ def test_an_old_copy_that_is_gone_is_told_and_accuses_nobody() -> None:
     findings = audit(one.facts, replace(one.claim, sketches=()))
     assert not any(finding.verdict is Verdict.DIFFERS for finding in findings)
     assert any("earlier rounds are gone" in finding.text for finding in findings)
+
+
+def test_twins_are_judged_again_like_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Miner 2 sends what miner 1 sends. In the losses of this test no pages show work, so both have copied."""
+    monkeypatch.setattr(rounds, "miner", lambda number, round: Miner(number, round, seed=1000 * round + max(2, number)))
+    first, second = play_rounds(2)
+    for one in (first, second):
+        assert {finding.verdict for finding in judge(one, one.body)} <= {Verdict.OBSERVED}
+        rows = one.claim.report.rows
+        assert (rows[peer_id(1)].twins, rows[peer_id(2)].twins) == ((peer_id(2),), (peer_id(1),))
+        assert sum(rows[peer_id(number)].contributing for number in (1, 2)) == 1
+    named = second.body["peers"]
+    evaluated = [hotkey(peer_id(number)) for number in (1, 2) if second.claim.report.rows[peer_id(number)].evaluation]
+    assert evaluated
+    before = first.body["peers"]
+    for name in evaluated:
+        assert named[name]["copied"] is (named[name]["faults"] > before[name]["faults"])
+    assert any(named[name]["faults"] for name in evaluated)
+    lying = deepcopy(second.body)
+    for number in (1, 2):
+        del lying["peers"][hotkey(peer_id(number))]["twins"]
+    findings = judge(second, parse_json(canonical_json(lying)))
+    assert {(f.topic, f.peer) for f in findings if f.verdict is Verdict.DIFFERS} >= {
+        (Topic.CHECKS, peer_id(1)),
+        (Topic.CHECKS, peer_id(2)),
+    }

@@ -167,10 +167,39 @@ def test_a_round_is_never_folded_twice():
         fold(book, RoundOutcome(book.round, checked([]), {}), SPEC)
 
 
-def test_payloads_and_void_rounds_are_remembered_as_long_as_they_are_compared():
+def test_payloads_are_remembered_as_long_as_they_are_compared():
+    assert [past.round for past in replayed(2).remembered] == [2, 3]
+
+
+def test_of_twins_those_whose_own_pages_do_not_show_the_work_have_copied():
+    """A rival with equal compute sends its victim's payload, bit for bit: both are evaluated, each on its own pages."""
     book = replayed(2)
-    assert [past.round for past in book.remembered] == [2, 3]
-    assert book.void_rounds == {3}
+    victim, rival, others = peer_id(0), peer_id(1), [peer_id(number) for number in range(2, 6)]
+    twins = {victim: frozenset([rival]), rival: frozenset([victim])}
+    gaps = dict.fromkeys(others, 0.2) | {victim: 0.17, rival: 0.02}
+    found = {peer: evaluation(0.1, gap) for peer, gap in gaps.items()}
+    passed = checked([victim, rival, *others], twins=twins)
+    after = fold(book, RoundOutcome(book.round + 1, passed, found), SPEC)
+    assert after.unit.value > 0
+    before = {peer: record.faults for peer, record in book.peers.items()}
+    added = {peer: after.peers[peer].faults - before.get(peer, 0) for peer in gaps}
+    assert added == dict.fromkeys(gaps, 0) | {rival: 1}
+    assert after.peers[rival].penalty > 0
+    assert after.peers[rival].rating.mu < after.peers[victim].rating.mu
+    # Nobody is judged whom nobody has looked at, and twins do not say what is usual.
+    unseen = {peer: one for peer, one in found.items() if peer not in twins}
+    quiet = fold(book, RoundOutcome(book.round + 1, passed, unseen), SPEC)
+    assert {peer: quiet.peers[peer].faults - before.get(peer, 0) for peer in gaps} == dict.fromkeys(gaps, 0)
+    assert quiet.unit == after.unit
+
+
+def test_hotkeys_that_share_one_payload_of_nobodys_work_have_all_copied():
+    book, others = replayed(2), [peer_id(number) for number in range(2, 6)]
+    crowd = [peer_id(number) for number in range(10, 14)]
+    twins = {peer: frozenset(crowd) - {peer} for peer in crowd}
+    found = {peer: evaluation(0.1, 0.0 if peer in twins else 0.2) for peer in (*crowd, *others)}
+    after = fold(book, RoundOutcome(book.round + 1, checked([*crowd, *others], twins=twins), found), SPEC)
+    assert {after.peers[peer].faults for peer in crowd} == {1}
 
 
 @pytest.mark.parametrize(
@@ -187,7 +216,7 @@ def test_payloads_and_void_rounds_are_remembered_as_long_as_they_are_compared():
         {"remembered": [[2, "00" * 32, "00" * 32], [1, "00" * 32, "00" * 32]]},
         {"remembered": [[1, "00" * 32, "00" * 32]] * 2},
         {"remembered": [[1, f"{peer:064x}", "00" * 32] for peer in range(32 * 256 + 1)]},
-        {"void_rounds": [1.5]},
+        {"void_rounds": []},
         {"more": 1},
     ],
 )

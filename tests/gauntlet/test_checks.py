@@ -160,13 +160,23 @@ def test_norms_are_judged_against_the_slow_average_once_there_is_one():
     assert check([miner.gathered() for miner in HONEST], outer=inside).rejected == {}
 
 
-def test_two_equal_payloads_of_a_round_are_both_copies():
-    twin = Miner(4, seed=1)
-    result = check([*(miner.gathered() for miner in HONEST), twin.gathered()])
-    assert {peer: r.reason for peer, r in result.rejected.items()} == {
-        HONEST[0].id: Reason.COPY,
-        twin.id: Reason.COPY,
-    }
+def test_a_majority_of_dust_is_out_of_bounds_in_a_first_round_whose_norms_were_measured():
+    dust = [Miner(20 + number, scale=1e-3) for number in range(4)]
+    items = [miner.gathered() for miner in (*HONEST, *dust)]
+    norms = Miner(7, seed=77).update.norms
+    result = check(items, outer=OuterState(0, norms.tensors, norms.whole))
+    assert {peer: r.reason for peer, r in result.rejected.items()} == {miner.id: Reason.NORM for miner in dust}
+    # What the measurement is for: the median of whoever is registered is the crowd's.
+    assert set(check(items).rejected) == {miner.id for miner in HONEST}
+
+
+def test_equal_and_nearly_equal_payloads_of_a_round_are_twins_and_nobody_is_at_fault_yet():
+    twin, near = Miner(4, seed=1), Miner(5)
+    nearly = near.gathered(near.sealed(encode(THETA, perturbed(HONEST[0].update, make_other(), 0.8))))
+    result = check([*(miner.gathered() for miner in HONEST), twin.gathered(), nearly])
+    same = {HONEST[0].id, twin.id, near.id}
+    assert result.rejected == {}
+    assert result.twins == {peer: same - {peer} for peer in same}
 
 
 def perturbed(update: Update, other: Update, share: float) -> Update:
@@ -198,20 +208,19 @@ def make_other() -> Update:
     return Miner(7, seed=77).update
 
 
-def test_a_void_rounds_payload_may_come_again_mostly_but_not_exactly():
+def test_an_own_earlier_payload_may_come_again_mostly_but_not_exactly():
     first = check([miner.gathered() for miner in HONEST])
     owner = replace(HONEST[0], round=1)
     mostly = owner.gathered(owner.sealed(encode(THETA, perturbed(HONEST[0].update, make_other(), 0.8))))
     exactly = owner.gathered(owner.sealed(encode(THETA, HONEST[0].update)))
     others = [replace(miner, round=1).gathered() for miner in HONEST[1:]]
 
-    def reasons(item, void_rounds):
-        result = check([*others, item], round=1, history=sketches(first.remember), void_rounds=void_rounds)
+    def reasons(item):
+        result = check([*others, item], round=1, history=sketches(first.remember))
         return {peer: r.reason for peer, r in result.rejected.items()}
 
-    assert reasons(mostly, {0}) == {}
-    assert reasons(exactly, {0}) == {owner.id: Reason.COPY}
-    assert reasons(mostly, set()) == {owner.id: Reason.COPY}
+    assert reasons(mostly) == {}
+    assert reasons(exactly) == {owner.id: Reason.COPY}
 
 
 def test_a_reposter_after_a_void_round_takes_its_victim_down_in_no_round():
@@ -224,11 +233,11 @@ def test_a_reposter_after_a_void_round_takes_its_victim_down_in_no_round():
         thief.gathered(thief.sealed(encode(THETA, HONEST[0].update))),
         *(replace(miner, round=1).gathered() for miner in HONEST[1:]),
     ]
-    second = check(items, round=1, history=sketches(first.remember), void_rounds={0})
+    second = check(items, round=1, history=sketches(first.remember))
     assert set(second.rejected) == {thief.id}
     later = replace(HONEST[0], round=2)
     item = later.gathered(later.sealed(encode(THETA, perturbed(again, make_update_of_round_two(), 0.8))))
-    third = check([item], round=2, history=sketches({**first.remember, **second.remember}), void_rounds={0, 1})
+    third = check([item], round=2, history=sketches({**first.remember, **second.remember}))
     assert third.rejected == {}
 
 

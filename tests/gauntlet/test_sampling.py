@@ -195,3 +195,13 @@ def test_a_newcomer_of_this_round_can_be_drawn(round):
     spec = GauntletSpec(contributors=2, evaluations=2)
     drawn = {p for n in range(60) for p in pick(ScoreBook(), PEERS[:6], (), spec, seed(n, round=round))}
     assert drawn == set(PEERS[:6])
+
+
+def test_a_twin_is_no_reference_of_its_twin_and_is_looked_at_before_others():
+    twins = {PEERS[0]: frozenset([PEERS[20]]), PEERS[20]: frozenset([PEERS[0]])}
+    chosen = references(PEERS[:21], PEERS[:21], PEERS[:3], GauntletSpec(references=3), seed(1), twins)
+    assert PEERS[0] not in chosen[PEERS[20]]
+    assert all(PEERS[0] in others for peer, others in chosen.items() if peer not in twins)
+    spec = GauntletSpec(contributors=4, evaluations=8)
+    for number in range(20):
+        assert {PEERS[0], PEERS[20]} <= set(pick(ScoreBook(), PEERS, (), spec, seed(number), twins))

@@ -10,9 +10,9 @@ from gauntlet.average import Average
 from gauntlet.book import PeerRecord, ScoreBook
 from gauntlet.rating import Rating
 from gauntlet.selection import Ranking, doubted, in_order, peer_score, select, standing, tolerable
-from gauntlet.weights import weights
+from gauntlet.weights import lasting, weights
 from protocol.spec import GauntletSpec
-from protocol.types import Standing, Uid
+from protocol.types import Peer, Standing, Uid
 from tests.gauntlet.world import COMMIT_HASH, OWNER, digest, peer_id
 
 PEERS = [peer_id(i) for i in range(8)]
@@ -98,6 +98,19 @@ def test_weights_are_the_squares_of_scores_and_the_reserve_gets_half():
     book = book_of(rated(1.0), rated(2.0), rated(1.0))
     paid = weights(book, ranking_of(PEERS[:2], PEERS[2:3]), UIDS, OWNER, SPEC)
     assert paid == pytest.approx({0: 1 / 5.5, 1: 4 / 5.5, 2: 0.5 / 5.5})
+
+
+def test_a_uid_that_changed_hands_since_block_d_is_paid_to_nobody():
+    def peer(who, uid):
+        return Peer(PEERS[who], Uid(uid), 0, False, 0)
+
+    at_commit = [peer(0, 0), peer(1, 1), peer(2, 2), peer(3, 3)]
+    # 1 is gone and 4 has its uid; 2 and 3 were registered again, each under the other's uid.
+    now = [peer(0, 0), peer(4, 1), peer(3, 2), peer(2, 3), peer(5, 5)]
+    uids = lasting(at_commit, now)
+    assert uids == {PEERS[0]: 0}
+    book = book_of(*[rated()] * 6)
+    assert weights(book, ranking_of(PEERS[:6]), uids, OWNER, SPEC) == {0: 1.0}
 
 
 def test_nothing_earned_goes_to_the_owner_and_to_nobody_where_the_owner_is_gone():
@@ -195,11 +208,28 @@ def test_a_record_stands_while_few_of_those_it_names_are_worthless(worthless, na
 
 
 @given(st.lists(st.sampled_from([GOOD, WORTHLESS, UNSEEN, None]), min_size=1, max_size=8), st.integers(0, 9))
-def test_what_a_book_would_name_itself_it_never_vetoes(records, round):
+def test_what_a_book_would_name_itself_it_always_approves(records, round):
     book = replace(book_of(*records), round=round - 1)
     named = standing(book, PEERS, SPEC, round, COMMIT_HASH).contributing
     if named:
         assert tolerable(book, named, PEERS, SPEC, round)
+
+
+def test_of_twins_only_the_best_by_the_book_may_contribute_or_wait_in_reserve():
+    book = book_of(rated(1.0), rated(1.5), rated(1.0, mu=40.0), rated(0.9), rated(1.2))
+    twins = {PEERS[1]: frozenset([PEERS[2]]), PEERS[2]: frozenset([PEERS[1]])}
+    ranking = standing(book, PEERS[:5], SPEC, LATER, COMMIT_HASH, twins)
+    assert ranking.order == (PEERS[2], PEERS[4], PEERS[0], PEERS[3])
+    assert ranking.standing[PEERS[1]] is Standing.NOT_SELECTED
+    assert PEERS[1] not in {*ranking.contributing, *ranking.reserve}
+
+
+def test_a_record_that_names_two_twins_does_not_stand():
+    book = book_of(*[rated()] * 6)
+    twins = {PEERS[1]: frozenset([PEERS[2]]), PEERS[2]: frozenset([PEERS[1]])}
+    assert tolerable(book, PEERS[:3], PEERS[:6], SPEC, LATER)
+    assert not tolerable(book, PEERS[:3], PEERS[:6], SPEC, LATER, twins)
+    assert tolerable(book, [PEERS[0], PEERS[2]], PEERS[:6], SPEC, LATER, twins)
 
 
 def test_what_peers_left_is_fetched_best_first_and_newcomers_in_another_order_every_round():

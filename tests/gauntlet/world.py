@@ -9,7 +9,7 @@ import torch
 
 from gauntlet.checks import Checked, Doors, Gathered, fast_checks
 from gauntlet.loss import Evaluation
-from gauntlet.sketch import Remembered, Sample, Sketch
+from gauntlet.sketch import NO_TWINS, Remembered, Sample, Sketch
 from protocol.layout import Layout
 from protocol.messages import Envelope, Reveal, parse_envelope
 from protocol.run import Run
@@ -158,11 +158,11 @@ def sketches(remembered: Mapping[Remembered, bytes], commit_hash: Digest = COMMI
     return [Sketch(p.peer, p.round, p.payload, sample.excerpt(records)) for p, records in remembered.items()]
 
 
-def checked(passed, rejected=(), committed=None) -> Checked:
+def checked(passed, rejected=(), committed=None, twins=NO_TWINS) -> Checked:
     """A Checked of peers without submissions, for the fold."""
     everyone = frozenset(passed) | {rejection.peer for rejection in rejected}
     return Checked(
-        dict.fromkeys(passed), {r.peer: r for r in rejected}, everyone if committed is None else committed, {}
+        dict.fromkeys(passed), {r.peer: r for r in rejected}, everyone if committed is None else committed, twins, {}
     )
 
 

@@ -61,7 +61,7 @@ def test_help_is_instant_and_names_every_flag(program: str) -> None:
     ("fault", "status"),
     [
         (ConfigError("fix this"), 2),
-        (CheckpointCorrupt("fix this"), 2),
+        (CheckpointCorrupt("fix this"), 1),
         (UpdateNeeded("fix this"), 75),
         (ChainError("fix this"), 1),
         (OSError(errno.ENOSPC, "fix this", "/state"), 2),
@@ -90,3 +90,13 @@ def test_a_bug_is_shown_as_one() -> None:
 
     with pytest.raises(OSError, match="a bug"):
         run_program(main)
+
+
+def test_what_a_program_writes_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "written"
+    before = os.umask(0o022)
+    try:
+        assert run_program(path.touch) == 0
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600

@@ -29,7 +29,7 @@ def assert_one_branch(network: FakeNetwork, last: int) -> None:
     assert max(found) >= last
 
 
-def test_when_the_leader_disappears_the_other_leads(networks: Networks) -> None:
+def test_of_two_equal_validators_one_goes_on_alone_once_the_word_of_the_other_is_too_old(networks: Networks) -> None:
     network = networks(miners=1, validators={"first": 100, "second": 100})
     network.start()
     network.run_until(1)
@@ -128,7 +128,7 @@ def test_a_contributor_that_served_only_the_leader_does_not_cost_the_round(netwo
         assert hidden in network["miner-2"].contributing(round)
 
 
-def test_a_leader_that_holds_nothing_is_vetoed_by_those_who_cannot_have_the_bytes(networks: Networks) -> None:
+def test_a_leader_that_holds_nothing_is_not_approved_by_those_who_cannot_have_the_bytes(networks: Networks) -> None:
     network = networks(miners=2, validators={"first": 100, "second": 100})
     network.start("miner-1", "miner-2")
     network.start("first", role=with_parts(Withholder))

@@ -1,6 +1,7 @@
 """Saved state: killed at any step a node finds the state before or the state after, and damage is told, never used."""
 
 import os
+import random
 import sqlite3
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.state import Saved, SealedRound, StateStore
+from node.state import DAMAGED_KEPT, Saved, SealedRound, StateStore
 from protocol.errors import CheckpointCorrupt, ConfigError
 from protocol.types import Digest
 from training import checkpoint
@@ -153,40 +154,34 @@ def test_a_second_process_is_refused(tmp_path: Path, store: StateStore) -> None:
         StateStore(tmp_path, RUN)
 
 
-def test_a_damaged_database_is_told_with_what_to_do(tmp_path: Path) -> None:
-    store = StateStore(tmp_path, RUN)
-    store.commit(full(store, 1))
+def test_any_changed_byte_of_the_database_leaves_the_state_or_none(tmp_path: Path) -> None:
+    """Never another state, and never a node that can't start."""
+    store = StateStore(tmp_path / "first", RUN)
+    saved = full(store, 1)
+    store.commit(saved)
     store.close()
-    for path in store.folder.glob("state.db*"):
-        path.write_bytes(b"\xff" * max(4096, path.stat().st_size))
-    with pytest.raises(CheckpointCorrupt, match=r"remove the folder .* catches up"):
-        StateStore(tmp_path, RUN)
-    with pytest.raises(CheckpointCorrupt):  # and the lock is not held on to
-        StateStore(tmp_path, RUN)
+    (whole,) = (path.read_bytes() for path in store.folder.glob("state.db*"))
+    used = [at for at, byte in enumerate(whole) if byte]
+    version = range(60, 64)  # which says that another release wrote it
+    outcomes = set()
+    for number, at in enumerate(random.Random(7).sample([at for at in used if at not in version], 150)):
+        folder = tmp_path / str(number) / RUN.hex()[:16]
+        folder.mkdir(parents=True)
+        changed = bytearray(whole)
+        changed[at] ^= 1 << number % 8
+        (folder / "state.db").write_bytes(changed)
+        again = StateStore(tmp_path / str(number), RUN)
+        found = again.load()
+        assert found in (saved, None)
+        assert (folder / "damaged").exists() <= (found is None)
+        outcomes.add(found is None)
+        again.commit(full(again, 2))
+        again.close()
+    assert outcomes == {True, False}
 
 
-def test_a_damaged_page_is_told_with_what_to_do(tmp_path: Path) -> None:
-    store = StateStore(tmp_path, RUN)
-    store.commit(full(store, 1))
-    store.close()
-    path = store.folder / "state.db"
-    data = bytearray(path.read_bytes())
-    data[4096:] = b"\xff" * (len(data) - 4096)
-    path.write_bytes(data)
-    with pytest.raises(CheckpointCorrupt, match="catches up"):
-        load_once(tmp_path)
-
-
-def load_once(home: Path) -> None:
-    store = StateStore(home, RUN)
-    try:
-        store.load()
-    finally:
-        store.close()
-
-
-@pytest.mark.parametrize("value", ["", "{}", "[]", "null", '{"round": 1}', "not json"])
-def test_a_damaged_row_is_told_with_what_to_do(tmp_path: Path, value: str) -> None:
+@pytest.mark.parametrize("value", ["", "{}", "[]", "null", '{"round": 1}', "not json", b"\xff", None, 7])
+def test_a_damaged_row_is_set_aside(tmp_path: Path, value: object) -> None:
     store = StateStore(tmp_path, RUN)
     store.commit(full(store, 1))
     store.close()
@@ -194,21 +189,32 @@ def test_a_damaged_row_is_told_with_what_to_do(tmp_path: Path, value: str) -> No
         database.execute("UPDATE saved SET value = ?", (value,))
     database.close()
     again = StateStore(tmp_path, RUN)
-    with pytest.raises(CheckpointCorrupt, match="catches up"):
-        again.load()
+    assert again.load() is None
+    assert [path.name for path in (again.folder / "damaged").iterdir()] == ["1-state.db"]
     again.close()
 
 
-def test_a_damaged_file_is_told_with_what_to_do(store: StateStore) -> None:
+def test_a_damaged_file_is_never_read_and_can_be_set_aside(store: StateStore) -> None:
     saved = full(store, 1)
     store.commit(saved)
     assert saved.book is not None
+    others = {path.name for path in store.files.iterdir()} - {saved.book.hex()}
     store.path(saved.book).write_bytes(b"book 7")
-    with pytest.raises(CheckpointCorrupt, match="catches up"):
+    with pytest.raises(CheckpointCorrupt, match="sets it aside"):
         store.read(saved.book)
-    store.path(saved.book).unlink()
-    with pytest.raises(CheckpointCorrupt, match="catches up"):
+    store.set_aside_damaged()
+    assert {path.name for path in store.files.iterdir()} == others
+    assert [path.read_bytes() for path in (store.folder / "damaged").iterdir()] == [b"book 7"]
+    with pytest.raises(CheckpointCorrupt, match="sets it aside"):
         store.read(saved.book)
+
+
+def test_only_the_last_damaged_files_are_kept(store: StateStore) -> None:
+    for number in range(DAMAGED_KEPT + 5):
+        store.path(store.write(b"file %d" % number)).write_bytes(b"%d" % number)
+        store.set_aside_damaged()
+    found = sorted(int(path.read_bytes()) for path in (store.folder / "damaged").iterdir())
+    assert found == list(range(5, DAMAGED_KEPT + 5))
 
 
 def test_a_folder_of_another_release_is_refused(tmp_path: Path) -> None:

@@ -29,6 +29,17 @@ def test_every_block_of_a_round_lies_in_exactly_one_window(clock: Clock, round: 
 
 
 @given(clocks(), st.integers(0, 2**20))
+def test_after_a_block_its_window_or_the_next_one_ends(clock: Clock, round: int) -> None:
+    slots = [clock.slot(round, index)[1] for index in range(clock.leader_slots)]
+    ends = [clock.commit_by(round), clock.reveal_by(round), *slots, clock.attest_by(round), clock.commit_by(round + 1)]
+    block = clock.start(round)
+    for end in ends:
+        while block < end:
+            assert clock.window_end(block) == end
+            block += 1
+
+
+@given(clocks(), st.integers(0, 2**20))
 def test_a_round_ends_where_the_next_begins_and_round_at_names_it_for_each_of_its_blocks(
     clock: Clock, round: int
 ) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from protocol.types import Digest, PeerId
 from sparseloco.floats import NonFinite
+from sparseloco.outer import OuterState
 from tests.specs import toy_spec
 from training.checkpoint import Saved
 from training.parallel import Ranks, run
@@ -80,6 +81,14 @@ def play(ranks: Ranks) -> dict[str, Any]:
     except NonFinite:
         found["refused"] = True
     found["error kept"] = bits({n: t for n, t in replica.own_state().tensors.items() if n.startswith(ERROR)})
+
+    outer, norms = replica.outer, update.norms
+    replica.outer = OuterState(1, tuple(norm / 9 for norm in norms.tensors), norms.whole / 15)
+    place(replica, {name: replica.theta[name] - moved for name, moved in drawn(6, 1e-2).items()})
+    sent = replica.compress()
+    found["restrained"] = [sent.digest.hex(), sent.norms.whole <= norms.whole / 5]
+    found["kept back"] = bits({n: t for n, t in replica.own_state().tensors.items() if n.startswith(ERROR)})
+    replica.outer = outer
 
     scales = replica.outer_step([update, update], alpha=0.5, aggregate="mean")
     found["theta"] = [replica.digest().hex(), bits(replica.theta)]

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SAME = ("start", "own", "payload", "error", "refused", "error kept", "theta", "proof", "losses", "probed", "given back")
+SAME = (
+    *("start", "own", "payload", "error", "refused", "error kept", "restrained", "kept back"),
+    *("theta", "proof", "losses", "probed", "given back"),
+)
 
 
 def torchrun(size: int, *words: object) -> subprocess.CompletedProcess[str]:
@@ -52,6 +55,7 @@ def test_nothing_is_lost_on_the_way(played: dict[int, dict[str, Any]], size: int
     found = played[size]
     assert found["own"] == [True, 7]
     assert found["error kept"] == found["error"] != found["given back"]
+    assert found["restrained"][1]
     assert found["losses again"] == found["losses"] != found["probed"]
     assert found["fewer losses"] == found["losses"][:3]
     assert found["probed"] != found["losses"][:3]

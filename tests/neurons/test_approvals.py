@@ -1,4 +1,4 @@
-"""A record that names peers of no worth is vetoed by validators whose books say so."""
+"""A record that names peers of no worth is not approved by validators whose books say so."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,0 +1,80 @@
+"""The chain as a node uses it: a call that failed is made again while its answer still helps.
+
+One lost connection between D and V would else cost a sole validator the round. A refusal is final: the chain has
+answered. So is state that its node has pruned, and what was not final as far as we know.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from loguru import logger
+
+from protocol.clock import Clock
+from protocol.errors import ChainError
+from protocol.ports import Chain, Time
+from protocol.types import Header, Peer, Uid
+
+PAUSE_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+class PatientChain:
+    """Chain over a chain, for one run. Raises ChainError only for a verdict, or once the window of the round in which
+    the call was first made has ended by plan, counted from the newest final block seen."""
+
+    def __init__(self, chain: Chain, clock: Clock, block_seconds: float, time: Time) -> None:
+        self._chain, self._clock, self._block_seconds, self._time = chain, clock, block_seconds, time
+        self._final, self._seen_at = -1, 0.0
+
+    def genesis(self) -> bytes:
+        return self._chain.genesis()
+
+    def finalized(self) -> Header:
+        return self._see(self._patiently(self._chain.finalized))
+
+    def header(self, block: int) -> Header:
+        return self._patiently(lambda: self._chain.header(block), block)
+
+    def wait(self, block: int, timeout_seconds: float) -> Header:
+        return self._see(self._chain.wait(block, timeout_seconds))
+
+    def peers(self, block: int) -> tuple[Peer, ...]:
+        return self._patiently(lambda: self._chain.peers(block), block)
+
+    def publish(self, fields: tuple[bytes, ...]) -> int:
+        # The same fields once more change nothing, if it was only the answer that was lost.
+        return self._patiently(lambda: self._chain.publish(fields))
+
+    def set_weights(self, weights: Mapping[Uid, float]) -> int:
+        return self._patiently(lambda: self._chain.set_weights(weights))
+
+    def weights(self, block: int, uid: Uid) -> Mapping[Uid, int]:
+        return self._patiently(lambda: self._chain.weights(block, uid), block)
+
+    def _patiently(self, call: Callable[[], T], block: int = 0) -> T:
+        until = self._deadline()
+        told = False
+        while True:
+            try:
+                return call()
+            except ChainError as fault:
+                if fault.code is not None or block > self._final or self._time.now() >= until:
+                    raise
+                if not told:
+                    logger.warning("a call of the chain failed ({fault}); trying again", fault=str(fault))
+                    told = True
+            self._time.sleep(PAUSE_SECONDS)
+
+    def _deadline(self) -> float:
+        """When the window that we are in ends by plan; at least a leader slot from now, since a call that timed out has
+        taken blocks itself."""
+        now = self._time.now()
+        block = self._final + int((now - self._seen_at) / self._block_seconds)
+        end = max(self._clock.window_end(block), block + self._clock.leader_slot)
+        return now + (end - block) * self._block_seconds
+
+    def _see(self, header: Header) -> Header:
+        if header.block > self._final:
+            self._final, self._seen_at = header.block, self._time.now()
+        return header

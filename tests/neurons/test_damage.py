@@ -1,0 +1,70 @@
+"""A byte that the disk has changed: the node starts, mends itself from the others, and says what is lost."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from node.state import Saved
+from protocol.types import hotkey
+from rounds.validator import Validator
+from tests.network import FakeNetwork, saved_state
+from training.checkpoint import blobs
+
+Networks = Callable[..., FakeNetwork]
+
+
+def file_of(files: Path, saved: Saved, part: str) -> Path:
+    match part:
+        case "theta":
+            return blobs(files, saved.consensus)[0][1]
+        case "manifest":
+            return blobs(files, saved.consensus)[-1][1]
+        case "own":
+            assert saved.own is not None
+            return blobs(files, saved.own)[0][1]
+        case "sealed":
+            assert saved.sealed is not None
+            return files / saved.sealed.object.hex()
+        case "book":
+            assert saved.book is not None
+            return files / saved.book.hex()
+    return files.parent / "state.db"
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("miner-1", "theta"),
+        ("miner-1", "manifest"),
+        ("miner-1", "own"),
+        ("miner-1", "sealed"),
+        ("miner-1", "state.db"),
+        ("validator", "theta"),
+        ("validator", "book"),
+        ("validator", "state.db"),
+    ],
+)
+def test_a_node_whose_disk_changed_a_byte_mends_itself(networks: Networks, name: str, part: str) -> None:
+    network = networks(miners=2)
+    network.start()
+    network.run_until(3)
+    network.kill(name)
+    saved, store = saved_state(network, name)
+    store.close()
+    path = file_of(store.files, saved, part)
+    data = bytearray(path.read_bytes())
+    at = data.index(saved.link.hex().encode()) if part == "state.db" else len(data) // 2
+    data[at] ^= 1
+    path.write_bytes(data)
+    network.start(name)
+    network.run_until(6)
+    network.assert_agreement()
+    last = network["miner-2"].events("applied")[-1]["round"]
+    assert not {last - 1, last} & set(network["miner-2"].voids())
+    assert hotkey(network["miner-1"].peer) in network["miner-2"].contributing(last)
+    assert list((store.folder / "damaged").iterdir())
+    if (name, part) == ("validator", "theta"):
+        program = network[name].program
+        assert isinstance(program, Validator)
+        assert program.scores.book.peers[network["miner-1"].peer].evaluations > 3  # nothing but theta was lost
