@@ -22,7 +22,7 @@ from gauntlet.observed import Unobserved, is_unreadable, pass_over
 from gauntlet.replay import OBSERVED_BYTES, Replay
 from gauntlet.report import Report, Row
 from gauntlet.sketch import Remembered
-from gauntlet.weights import weights
+from gauntlet.weights import lasting, weights
 from protocol.messages import canonical_json, parse_json
 from protocol.types import Attestation, PeerId, Reason, Record, Rejection, Uid, hotkey
 from sparseloco.wire import Submission
@@ -131,6 +131,8 @@ def _checks(again: Replay) -> Iterator[Finding]:
 def _unexamined(again: Replay, peer: PeerId, row: Row) -> Finding:
     if row.rejected is Reason.LATE:
         return _differs(Topic.CHECKS, "LATE stated, but its commitment stood on chain at block D", peer)
+    if row.unseen:
+        return Finding(Topic.CHECKS, Verdict.OBSERVED, "not looked at: there was no time, or no room for it", peer)
     if row.rejected in OBSERVED_BYTES:
         text = f"{row.rejected}: its committed object could not be read as it should be"
         return Finding(Topic.CHECKS, Verdict.OBSERVED, text, peer)
@@ -313,7 +315,7 @@ def _pay(again: Replay) -> Iterator[Finding]:
     if again.claim.paid is None:
         yield _unchecked(Topic.WEIGHTS, f"the chain's node does not have the uids of block {paid.block}")
         return
-    uids = {peer.id: peer.uid for peer in again.claim.paid}
+    uids = lasting(facts.views.commit, again.claim.paid)
     shares = {}
     if again.report.unobserved is None:
         shares = weights(again.report.after, again.ranking, uids, again.spec.owner_id, again.spec.gauntlet)

@@ -21,9 +21,9 @@ OBSERVED_BYTES = (Reason.MISSING, Reason.WRONG_SIZE)
 class Replay:
     """One round of one validator. What its audit's steps need is worked out once, at the start.
 
-    `passed`: the judged peers that the report rejects for nothing. `twins`, `evaluated`: as stated. `drawn`,
-    `references`: of the round's sample. `examined`: what the fast checks were given again, `checked`: their outcome.
-    `ours`: our own evaluations of the drawn peers; `unscored`: why there are none.
+    `passed`: the judged peers that the report rejects for nothing, and has seen. `twins`, `evaluated`: as stated.
+    `drawn`, `references`: of the round's sample. `examined`: what the fast checks were given again, `checked`: their
+    outcome. `ours`: our own evaluations of the drawn peers; `unscored`: why there are none.
     """
 
     def __init__(self, facts: Facts, claim: Claim) -> None:
@@ -33,7 +33,8 @@ class Replay:
         self.registered = registered
         self.rows = {peer: row for peer, row in claim.report.rows.items() if peer in registered}
         self.compared = compared(claim.report, self.spec.gauntlet)
-        self.passed = sorted(p for p, row in self.rows.items() if p in facts.judged and row.rejected is None)
+        judged = {peer: row for peer, row in self.rows.items() if peer in facts.judged}
+        self.passed = sorted(peer for peer, row in judged.items() if row.rejected is None and not row.unseen)
         self.book = _with_gone(claim.report.before, claim.report.gone)
         self.twins = {peer: frozenset(row.twins) for peer, row in self.rows.items() if row.twins}
         self.ranking: Ranking = standing(
@@ -63,7 +64,9 @@ class Replay:
             if commitment(peer, facts.round, last) is None:
                 late = is_late(peer, at_reveal.get(peer.id), facts.round, last, reveal_by)
                 examined[peer.id] = Gathered(peer, late=late)
-            elif facts.state is not None and row.rejected not in OBSERVED_BYTES and peer.id in facts.payloads:
+            elif row.unseen or row.rejected in OBSERVED_BYTES:
+                continue
+            elif facts.state is not None and peer.id in facts.payloads:
                 examined[peer.id] = Gathered(peer, facts.payloads[peer.id], reveal=row.reveal)
         return examined
 
@@ -89,7 +92,7 @@ class Replay:
         """Whether every payload that the validator compared others with is in our hands."""
         have = {(sketch.round, sketch.peer) for sketch in self.claim.sketches}
         return all((past.round, past.peer) in have for past in self.compared) and all(
-            peer in self.examined or row.rejected in OBSERVED_BYTES
+            peer in self.examined or row.unseen or row.rejected in OBSERVED_BYTES
             for peer, row in self.rows.items()
             if peer in self.facts.judged
         )

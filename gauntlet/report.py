@@ -67,6 +67,12 @@ class Row:
     payload: Digest | None = None
     twins: tuple[PeerId, ...] = ()
 
+    @property
+    def unseen(self) -> bool:
+        """The validator did not get round to it: neither rejected nor passed."""
+        stands = self.standing is not None or self.contributing
+        return self.rejected is None and self.payload is None and not stands
+
 
 @dataclass(frozen=True, slots=True)
 class Paid:

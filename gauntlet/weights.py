@@ -4,15 +4,23 @@ Convex: one peer's work split among several hotkeys earns less than undivided. A
 peer: an attacker can supply a worst peer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gauntlet.book import ScoreBook, eligible
 from gauntlet.selection import Ranking, peer_score
 from protocol.spec import GauntletSpec
-from protocol.types import PeerId, Uid
+from protocol.types import Peer, PeerId, Uid
 
 RESERVE_SHARE = 0.5
 """What a peer of the reserve earns for the same score: its work was ready, but nobody applied it."""
+
+
+def lasting(at_commit: Iterable[Peer], now: Iterable[Peer]) -> dict[PeerId, Uid]:
+    """The uid of every hotkey that held it when the round was committed to (D) and holds it now: those that may be
+    paid. A uid that changed hands since may do so again before the weights are in a block, and then a stranger would
+    be paid for another's work."""
+    before = {(peer.id, peer.uid) for peer in at_commit}
+    return {peer.id: peer.uid for peer in now if (peer.id, peer.uid) in before}
 
 
 def weights(
@@ -21,8 +29,8 @@ def weights(
     """Weights that sum to 1: max(0, s)^2 of contributors and, at half, of the reserve, as far as the book still finds
     them eligible, normalised, less `burn_share` for the owner's uid; all of it goes there when nobody has earned.
 
-    `uids` of the registered hotkeys now; a hotkey without one gets nothing. {} when nothing was earned and the owner
-    is not registered.
+    `uids` of the hotkeys that may be paid (`lasting`); a hotkey without one gets nothing. {} when nothing was earned
+    and the owner is not among them.
     """
     shares_of_work = dict.fromkeys(ranking.contributing, 1.0) | dict.fromkeys(ranking.reserve, RESERVE_SHARE)
     earned = {

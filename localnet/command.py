@@ -10,6 +10,9 @@ from localnet.plan import Plan
 from protocol.errors import ConfigError
 from storage.folder import new_folder
 
+CHAOS_ROUNDS = 8
+"""The fewest rounds in which something can go wrong and be seen to be mended."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=12, help="rounds to run (default %(default)s)")
@@ -31,6 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes that each honest miner trains on, in order (default 1 each): several share one model",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of theta_0 (default %(default)s)")
+    parser.add_argument(
+        "--chaos",
+        type=int,
+        metavar="SEED",
+        help="kill, freeze, wipe and cut off processes while the network runs, the store and the chain too, and let a "
+        "newcomer join; the seed says what happens when",
+    )
     parser.add_argument("--folder", type=Path, help="run folder (default runs/<time>)")
 
 
@@ -49,13 +59,18 @@ def run(options: argparse.Namespace) -> int:
         options.validators,
         tuple(options.fault),
         options.seed,
+        newcomers=0 if options.chaos is None else 1,
         ranks=options.ranks,
+        chaos=options.chaos,
     )
     return play(plan, stop.check)
 
 
 def _check(options: argparse.Namespace) -> None:
-    for name, least, most in (("rounds", 1, 100_000), ("miners", 1, 200), ("validators", 1, 8), ("seed", 0, 2**63 - 1)):
+    bounds = [("rounds", 1, 100_000), ("miners", 1, 200), ("validators", 1, 8), ("seed", 0, 2**63 - 1)]
+    if options.chaos is not None:
+        bounds += [("chaos", 0, 2**63 - 1), ("rounds", CHAOS_ROUNDS, 100_000)]
+    for name, least, most in bounds:
         if not least <= getattr(options, name) <= most:
             raise ConfigError(f"--{name} is {getattr(options, name)}, expected {least} to {most}")
     if len(options.ranks) > options.miners or not all(1 <= count <= 8 for count in options.ranks):

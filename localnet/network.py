@@ -8,13 +8,16 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from chain import operator
 from chain.devnet.launch import Devnet
 from localnet import calibration
+from localnet.inject import Injector
+from localnet.links import Links
 from localnet.members import Member, configured, first_program, make_wallets, program
 from localnet.plan import BLOCK_SECONDS, NEWCOMER, Plan
 from localnet.processes import Processes, undisturbed
@@ -23,12 +26,14 @@ from localnet.store import StoreReady, read_ready
 from localnet.subnet import open_subnet, register, start_devnet
 from localnet.text import text_data
 from node.events import read_events
-from protocol.errors import ConfigError
+from protocol.errors import ChainError, ConfigError
 from protocol.spec import RunSpec
 
 START_SECONDS = 180.0
 NODE_SECONDS = 30.0
 """What each further node may add to the start: they all rehearse at once."""
+
+STORE, DEVNET = SERVERS = ("store", "devnet")
 
 Say = Callable[[str], None]
 
@@ -45,6 +50,9 @@ class Network:
     members: dict[str, Member] = field(default_factory=dict)
     waiting: list[Member] = field(default_factory=list)
     """Registered, but not running yet."""
+    links: Links | None = None
+    chaos: Injector | None = None
+    _progress: float = 0.0
     _logs: dict[str, "EventLog"] = field(default_factory=dict)
 
     @property
@@ -60,9 +68,15 @@ class Network:
         """What the node has written so far."""
         return self._logs.setdefault(member.name, EventLog(member.events)).read()
 
-    def watch(self) -> list[str]:
-        """Restart nodes that died; names of the processes that are dead for good."""
-        return self.processes.watch() + (["devnet"] if self.devnet.process.poll() is not None else [])
+    def disturb(self) -> list[str]:
+        """Do what the plan's chaos says for now; a line for each thing that was done."""
+        if self.chaos is None:
+            return []
+        if not self.chaos.frozen(DEVNET):  # which would answer late, and hold up whatever is to be done meanwhile
+            with suppress(ChainError):
+                clock, head = self.spec.clock, self.devnet.admin().info()["head"]
+                self._progress = (head - clock.start_block) / clock.round_blocks
+        return self.chaos.step(self._progress)
 
     def join(self) -> Member:
         """Start the next newcomer; it has to catch up by itself."""
@@ -73,7 +87,9 @@ class Network:
 
     def close(self) -> None:
         """Stop every process."""
-        _stop(self.processes, self.devnet)
+        stop(self.processes)
+        if self.links is not None:
+            self.links.close()
 
 
 class EventLog:
@@ -102,17 +118,18 @@ def open_network(plan: Plan, say: Say) -> Network:
     logs = plan.folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     processes = Processes(logs, environment)
-    devnet: Devnet | None = None
     try:
         names = plan.names()
         say("starting the chain and the object store")
         store_ready = _start_store(plan, processes, names)
         wallets = make_wallets(plan, names)
         devnet = start_devnet(plan, wallets)
+        processes.adopt(DEVNET, devnet.process, devnet.again)
         data = text_data(say)
         store = _store(store_ready, processes)
+        links = None if plan.chaos is None else Links(store.endpoint, [name for name in names if name != "owner"])
         everybody = {
-            name: configured(plan, name, role, fault, wallets[name], devnet.url, store, data)
+            name: configured(plan, name, role, fault, wallets[name], devnet.url, _seen(store, links, name), data)
             for name, (role, fault) in names.items()
             if role != "owner"
         }
@@ -136,26 +153,35 @@ def open_network(plan: Plan, say: Say) -> Network:
             f"{plan.rounds} rounds take about {plan.rounds * clock.round_blocks * BLOCK_SECONDS / 60:.1f} minutes"
         )
         waiting = [member for name, member in everybody.items() if name not in members]
-        return Network(plan, processes, devnet, store, spec, members, waiting)
+        network = Network(plan, processes, devnet, store, spec, members, waiting, links)
+        if links is not None:
+            seconds, homes = clock.round_blocks * BLOCK_SECONDS, {name: m.home for name, m in everybody.items()}
+            network.chaos = Injector(plan.injections(), seconds, processes, links, homes, network.join)
+        return network
     except BaseException:
-        _stop(processes, devnet)
+        stop(processes)
         raise
 
 
-def _stop(processes: Processes, devnet: Devnet | None) -> None:
-    """Nodes first: they still talk to the chain."""
+def _seen(store: StoreReady, links: Links | None, name: str) -> StoreReady:
+    """The store as this member, and whoever reads its bucket, reaches it."""
+    return store if links is None else replace(store, endpoint=links.endpoint(name))
+
+
+def stop(processes: Processes) -> None:
+    """Nodes first: they still talk to the store and the chain."""
     with undisturbed():
         try:
-            processes.stop()
+            processes.stop(spared=SERVERS)
         finally:
-            if devnet is not None:
-                devnet.stop()
+            processes.stop()
 
 
 def _start_store(plan: Plan, processes: Processes, names: Iterable[str]) -> Path:
     users, ready = plan.folder / "store-users.json", plan.folder / "store-ready.json"
     users.write_text(json.dumps(list(names)))
-    processes.start("store", ["-m", "localnet.store", "--port", "0", "--ready-file", str(ready), "--users", str(users)])
+    program = ["-m", "localnet.store", "--port", "0", "--ready-file", str(ready), "--users", str(users)]
+    processes.start(STORE, program, program)
     return ready
 
 

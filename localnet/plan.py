@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from localnet.chaos import Injection, draw
+
 NETUID = 1
 BLOCK_SECONDS = 0.25
 CALL_SECONDS = 15.0
@@ -13,7 +15,7 @@ NEWCOMER = "newcomer-"
 class Plan:
     """What to build. `faults`: kinds of localnet/faults.py, one miner each, beside `miners` honest ones. `newcomers`:
     honest miners that are registered, but run only from `Network.join` on. `ranks`: processes of each honest miner, in
-    order; one where it ends."""
+    order; one where it ends. `chaos`: the seed of what goes wrong (localnet/chaos.py); None: nothing does."""
 
     folder: Path
     rounds: int = 12
@@ -23,6 +25,7 @@ class Plan:
     seed: int = 0
     newcomers: int = 0
     ranks: tuple[int, ...] = ()
+    chaos: int | None = None
 
     def names(self) -> dict[str, tuple[str, str | None]]:
         """name -> (role, fault), the owner first."""
@@ -34,6 +37,16 @@ class Plan:
             count = 1 + sum(name.startswith(f"{kind}-") for name in names)
             names[f"{kind}-{count}"] = ("miner", kind)
         return names
+
+    def injections(self) -> tuple[Injection, ...]:
+        """All that is to go wrong, by time."""
+        if self.chaos is None:
+            return ()
+        honest = [(name, role) for name, (role, fault) in self.names().items() if fault is None]
+        newcomers = [name for name, _ in honest if name.startswith(NEWCOMER)]
+        miners = [name for name, role in honest if role == "miner" and name not in newcomers]
+        validators = [name for name, role in honest if role == "validator"]
+        return draw(self.chaos, self.rounds, validators, miners, newcomers)
 
     def ranks_of(self, name: str) -> int:
         """Processes of the member with this name."""

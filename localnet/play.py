@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from localnet.aftermath import survived
 from localnet.network import Network, open_network
 from localnet.plan import Plan
 from localnet.report import build_report
@@ -14,10 +15,13 @@ from localnet.table import Table
 
 STALL_ROUNDS = 3.0
 """A network that has not moved for this many rounds' length is stuck: stop, and say where to look."""
+CHAOS_STALL_ROUNDS = 10.0
+"""The same where nodes are kept away on purpose: a round's row waits for every honest node."""
 
 
 def play(plan: Plan, go_on: Callable[[], None]) -> int:
-    """The exit status: 0 when all rounds were played and every replica agrees, 130 when it was stopped on request.
+    """The exit status: 0 when all rounds were played, every replica agrees and chaos did no lasting harm, 130 when it
+    was stopped on request.
     `go_on` is called between the steps of the start, and raises KeyboardInterrupt where there is to be no next one."""
     began = time.monotonic()
     table = Table(sys.stderr)
@@ -30,7 +34,7 @@ def play(plan: Plan, go_on: Callable[[], None]) -> int:
         with table.status("starting"):
             network = open_network(plan, say)
         try:
-            table.follow(network, STALL_ROUNDS)
+            table.follow(network, STALL_ROUNDS if plan.chaos is None else CHAOS_STALL_ROUNDS)
             report = _write_report(network, time.monotonic() - began)
         except BaseException as fault:
             if isinstance(fault, KeyboardInterrupt):
@@ -47,7 +51,8 @@ def play(plan: Plan, go_on: Callable[[], None]) -> int:
         return 130
     table.close(report, plan.folder)
     whole = len(report["rounds"]) == plan.rounds
-    return 0 if whole and report["summary"]["replicas_identical"] else 1
+    sound = report["chaos"] is None or survived(report["chaos"])
+    return 0 if whole and sound and report["summary"]["replicas_identical"] else 1
 
 
 def _write_report(network: Network, wall_seconds: float) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """The processes of a local network: started with their own log file, restarted when they die, all stopped at the end.
 
+One that dies again and again is started after longer and longer pauses, and never given up; only what a person has to
+mend ends for good.
+
 Every process leads a group of its own and is told by the kernel to stop when the supervisor dies, so that nothing
 outlives it, however it ends.
 """
@@ -10,15 +13,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from chain.devnet.launch import end_with_parent
+from node.program import EXIT_CONFIG, EXIT_UPDATE
 
 STOP_SECONDS = 10.0
-MAX_RESTARTS = 5
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 30.0
+LIVED_WELL_SECONDS = 60.0
+"""A process that lived so long died of something new: it starts again at once."""
+FINAL_STATUSES = (EXIT_CONFIG, EXIT_UPDATE)
+"""Another start would end the same way."""
 
 
 @dataclass(slots=True)
@@ -29,8 +39,38 @@ class Child:
     arguments: Sequence[str]
     restart_arguments: Sequence[str] | None
     log: Path
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[Any]
     restarts: int = 0
+    began: float = field(default_factory=time.monotonic)
+    pause: float = 0.0
+    """Seconds from its last death to its next start."""
+    due: float | None = None
+    """When it is to be started again; None while it runs."""
+    away_until: float = 0.0
+    """It is not started before."""
+
+    @property
+    def ended_for_good(self) -> bool:
+        """It is dead, and another start is not allowed, or would end the same way."""
+        status = self.process.poll()
+        return status is not None and (self.restart_arguments is None or status in FINAL_STATUSES)
+
+    def is_due(self) -> bool:
+        """Whether it is dead and the time has come to start it again."""
+        if self.process.poll() is None or self.ended_for_good:
+            return False
+        now = time.monotonic()
+        if self.due is None:
+            if now - self.began > LIVED_WELL_SECONDS:
+                self.pause = 0.0
+            self.due = now + self.pause
+            self.pause = min(max(2 * self.pause, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+        return now >= max(self.due, self.away_until)
+
+    def started(self, process: subprocess.Popen[Any]) -> None:
+        """It runs again."""
+        self.process, self.began, self.due = process, time.monotonic(), None
+        self.restarts += 1
 
 
 @dataclass(slots=True)
@@ -49,26 +89,47 @@ class Processes:
         self._write_pids()
         return child
 
-    def watch(self) -> list[str]:
-        """Restart what died and may be restarted; names of the children that are dead for good."""
-        dead = []
-        for child in self.children.values():
-            if child.process.poll() is None:
-                continue
-            if child.restart_arguments is None or child.restarts >= MAX_RESTARTS:
-                dead.append(child.name)
-                continue
-            child.restarts += 1
-            child.process = self._spawn(child.restart_arguments, child.log)
-            self._write_pids()
-        return dead
+    def adopt(self, name: str, process: subprocess.Popen[Any], restart_arguments: Sequence[str]) -> Child:
+        """Watch over a process that somebody else has started, as a leader of its group."""
+        child = Child(name, (), restart_arguments, self.folder / f"{name}.log", process)
+        self.children[name] = child
+        self._write_pids()
+        return child
 
-    def stop(self) -> None:
-        """End all children: SIGTERM, and SIGKILL for those that do not listen."""
+    def watch(self) -> list[str]:
+        """Restart what died and is due; names of the children that have ended for good."""
+        for child in self.children.values():
+            if child.is_due():
+                assert child.restart_arguments is not None
+                child.started(self._spawn(child.restart_arguments, child.log))
+                self._write_pids()
+        return [child.name for child in self.children.values() if child.ended_for_good]
+
+    def kill(self, name: str, away_seconds: float = 0.0) -> None:
+        """kill -9 of the child's group. It is started again when that many seconds have passed, at the earliest."""
+        child = self.children[name]
+        child.away_until = time.monotonic() + away_seconds
+        if child.process.poll() is None:
+            os.killpg(child.process.pid, signal.SIGKILL)
+            child.process.wait()
+
+    def freeze(self, name: str, seconds: float) -> None:
+        """SIGSTOP to the child's group, and SIGCONT later. The latter comes from a process that nobody ends: a frozen
+        child could not hear that it is to stop, and would outlive a supervisor that is killed."""
+        child = self.children[name]
+        if child.process.poll() is None:
+            group = child.process.pid
+            os.killpg(group, signal.SIGSTOP)
+            thaw = f"(sleep {seconds:.3f}; kill -s CONT -- -{group}) >/dev/null 2>&1 &"
+            subprocess.run(["sh", "-c", thaw], stdin=subprocess.DEVNULL, start_new_session=True, check=True)
+
+    def stop(self, spared: Collection[str] = ()) -> None:
+        """End all children but those: SIGTERM, and SIGKILL for those that do not listen."""
         for signum, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
-            alive = [child for child in self.children.values() if child.process.poll() is None]
+            alive = [c for c in self.children.values() if c.process.poll() is None and c.name not in spared]
             for child in alive:
                 os.killpg(child.process.pid, signum)
+                os.killpg(child.process.pid, signal.SIGCONT)
             until = time.monotonic() + seconds
             while any(child.process.poll() is None for child in alive) and time.monotonic() < until:
                 time.sleep(0.05)

@@ -5,6 +5,7 @@ from statistics import median
 from typing import Any
 
 from chain.adapter import open_chain
+from localnet.aftermath import Aftermath
 from localnet.members import Member, address
 from localnet.network import Network
 from localnet.plan import CALL_SECONDS, NETUID
@@ -51,7 +52,23 @@ def build_report(network: Network, wall_seconds: float) -> dict[str, Any]:
             "payload_ratio": dense / network.spec.object_bytes,
             "wall_seconds": round(wall_seconds, 1),
         },
+        "chaos": _chaos(network, rounds),
     }
+
+
+def _chaos(network: Network, rounds: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What was done to the network and what became of it; None when nothing was."""
+    if network.chaos is None or network.plan.chaos is None:
+        return None
+    aftermath = Aftermath(
+        network.chaos.done,
+        {member.name: member.role for member in network.honest},
+        {address(member): member.name for member in network.honest},
+        {member.name: network.events(member) for member in network.honest},
+        {row["round"]: row["void"] for row in rounds},
+    )
+    ended = sum(child.ended_for_good for child in network.processes.children.values())
+    return aftermath.body(network.plan.chaos, ended)
 
 
 def _by_round(events: Mapping[str, Iterable[Event]]) -> dict[int, dict[str, list[Event]]]:

@@ -15,6 +15,8 @@ from rich.status import Status
 from rich.table import Table as Grid
 from rich.text import Text
 
+from localnet.aftermath import survived
+from localnet.chaos import done
 from localnet.members import Member, address
 from localnet.network import Network
 from localnet.plan import BLOCK_SECONDS
@@ -51,8 +53,10 @@ class Table:
         moved = time.monotonic()
         with self.status("round 0") as status:
             while True:
+                for line in network.disturb():
+                    self.say(f"chaos: {line}", "magenta")
                 restarts = _restarts(network.processes.children.values())
-                dead = network.watch()
+                dead = network.processes.watch()
                 for name, count in _restarts(network.processes.children.values()).items():
                     if count != restarts[name]:
                         self.say(f"{name} died and was started again", "yellow")
@@ -131,9 +135,36 @@ class Table:
             )
         )
         self._print(Text(f"a payload is {summary['payload_ratio']:.0f} times smaller than the model in fp32"))
+        if report["chaos"] is not None:
+            self._aftermath(report["chaos"])
         self._print(Text(f"report {folder / 'report.json'}"))
         self._print(Text(f"logs   {folder / 'logs'}"))
         self._print(Text(f"events {folder / 'nodes'}"))
+
+    def _aftermath(self, chaos: dict[str, Any]) -> None:
+        """What was done, and what became of it."""
+        self._print(Text())
+        for entry in chaos["injected"]:
+            what, back = done(entry["kind"], entry["node"], entry["seconds"]), entry["back_after_rounds"]
+            self._print(
+                Text.assemble(
+                    f"round {entry['round']:>3}  {what}, ",
+                    ("never back", "red") if back is None else f"back after {back} round{'' if back == 1 else 's'}",
+                )
+            )
+        self._print(Text())
+        sound = survived(chaos)
+        self._print(
+            Text.assemble(
+                ("chaos did no lasting harm" if sound else "CHAOS DID HARM", "green" if sound else "red"),
+                f": {chaos['void_rounds']} rounds void, {chaos['void_unexplained']} of them unexplained, "
+                f"{chaos['ended_for_good']} processes ended for good, {chaos['honest_faults_booked']} faults booked on "
+                f"honest peers, at most {chaos['longest_absence_rounds']} rounds away",
+            )
+        )
+        for blame in chaos["blames"]:
+            line = f"round {blame['round']}: {blame['validator']} booked {blame['reason']} on {blame['peer']}"
+            self._print(Text(line, "yellow"))
 
 
 def _has_passed(member: Member, events: list[dict[str, Any]], index: int) -> bool:

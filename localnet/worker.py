@@ -10,6 +10,7 @@ go file appears the spec stands on chain, and from there on this is `neurons/min
 import argparse
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -70,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.replace(partial, options.ready)
         while not options.go.exists():
             time.sleep(POLL_SECONDS)
+        shutil.rmtree(config.home / KEY)
         start.play(config, options.fault or options.role, program(options.role, options.fault), ranks)
 
     on_ranks(config, live)

@@ -26,7 +26,15 @@ from node.payloads import MAX_THREADS, Sources, fetch_keys, fetch_pinned
 from node.reader import AsOf
 from node.state import StateStore
 from protocol import keys
-from protocol.errors import ChainError, ConfigError, InvalidMessage, InvalidSubmission, MurmurError, ObjectMissing
+from protocol.errors import (
+    ChainError,
+    ConfigError,
+    InvalidMessage,
+    InvalidSubmission,
+    MurmurError,
+    ObjectMissing,
+    OutOfSync,
+)
 from protocol.messages import (
     DOCUMENT_MAX_BYTES,
     ENVELOPE_BYTES,
@@ -235,7 +243,7 @@ def _facts(
     )
     with TemporaryDirectory(dir=home, prefix="audit-") as folder:
         try:
-            node = _node(run, doors, round, Path(folder), device)
+            node = _node(run, doors, round, (theta, previous), Path(folder), device)
         except MurmurError as fault:
             yield (
                 replace(facts, stateless=f"the model at the start of round {round} cannot be rebuilt: {fault}"),
@@ -254,14 +262,18 @@ def _facts(
             node.held.store.close()
 
 
-def _node(run: Run, doors: Doors, round: int, folder: Path, device: torch.device) -> Node:
-    """A node that stands at the start of `round`: nothing later is on its chain. Raises MurmurError."""
+def _node(run: Run, doors: Doors, round: int, start: tuple[Digest, Digest], folder: Path, device: torch.device) -> Node:
+    """A node that stands at the start of `round`, with the state that most claimed: nothing later is on its chain.
+    Raises MurmurError."""
     zeros = {name: torch.zeros(shape) for name, shape in run.first.model.shapes().items()}
     then = replace(doors, chain=AsOf(doors.chain, run.clock.attest_by(round)))
     store = StateStore(folder, run.id)
     try:
         replica = Replica(run.first, zeros, ranks=Ranks(device=device))
-        return Node(run, then, Held(run.first, run.id, replica, store, Events(folder / "events.jsonl", "audit")))
+        node = Node(run, then, Held(run.first, run.id, replica, store, Events(folder / "events.jsonl", "audit")))
+        if node.held.claim != start:
+            raise OutOfSync("the records, or the payloads, that it follows from are not to be had")
+        return node
     except BaseException:
         store.close()
         raise

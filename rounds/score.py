@@ -16,7 +16,7 @@ from gauntlet.report import Paid, round_report
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Sample
-from gauntlet.weights import weights
+from gauntlet.weights import lasting, weights
 from node.events import round_seconds
 from node.memory import Memory
 from node.node import Node
@@ -172,7 +172,7 @@ class Scores:
         node, spec = self.node, self.node.run.spec_at(round)
         head = node.head()
         peers = node.doors.chain.peers(head)
-        uids = {peer.id: peer.uid for peer in peers}
+        uids = lasting(node.doors.chain.peers(node.clock.commit_by(round)), peers)
         by_uid = weights(self.book, ranking, uids, spec.owner_id, spec.gauntlet)
         shares = {peer.id: by_uid[peer.uid] for peer in peers if peer.uid in by_uid}
         if not by_uid or round % spec.gauntlet.weight_rounds:

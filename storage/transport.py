@@ -49,6 +49,7 @@ _KEEPALIVE = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, s
 # urllib3 quotes malformed headers in a warning: text of the server, which no log of ours may hold.
 logging.getLogger("urllib3.connection").setLevel(logging.ERROR)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_UNICAST = ipaddress.ip_network("2000::/3")
 _WELL_FORMED = {
     "content-length": re.compile(r"[0-9]{1,15}"),
     "content-range": re.compile(r"bytes [0-9]{1,15}-[0-9]{1,15}/[0-9]{1,15}"),
@@ -150,8 +151,9 @@ class _TlsSocket(ssl.SSLSocket):
 
 
 def is_public(address: str) -> bool:
-    """Whether a stranger's pointer may lead to this IP address: globally routable unicast. Forms of IPv6 that wrap an
-    IPv4 address are refused, but for NAT64, with which IPv6-only networks reach public IPv4 servers."""
+    """Whether a stranger's pointer may lead to this IP address: globally routable unicast, of IPv6 what is given out
+    (2000::/3) and so no site-local address. Forms of IPv6 that wrap an IPv4 address are refused, but for NAT64, with
+    which IPv6-only networks reach public IPv4 servers."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -159,7 +161,7 @@ def is_public(address: str) -> bool:
     if isinstance(ip, ipaddress.IPv6Address):
         if ip in _NAT64:
             return is_public(str(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)))
-        if ip.scope_id is not None or ip.ipv4_mapped is not None or ip.sixtofour is not None or ip.teredo is not None:
+        if ip.scope_id is not None or ip.sixtofour is not None or ip.teredo is not None or ip not in _UNICAST:
             return False
     return ip.is_global and not (ip.is_multicast or ip.is_reserved)
 

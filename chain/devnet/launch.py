@@ -9,9 +9,11 @@ import selectors
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
@@ -27,11 +29,13 @@ ANSWER_SECONDS = 60.0
 
 @dataclass
 class Devnet:
-    """A running devnet. `url` is what a node's --network takes; `genesis` the hash of block 0 as 0x-hex."""
+    """A running devnet. `url` is what a node's --network takes; `genesis` the hash of block 0 as 0x-hex; `again` are
+    the arguments to python that start it once more when it has died, with its blocks and under the same url."""
 
     process: subprocess.Popen[str]
     url: str
     genesis: str
+    again: Sequence[str]
 
     def admin(self) -> "Admin":
         return Admin(self.url)
@@ -68,9 +72,10 @@ def start(
     `log` receives its stderr (default: the caller's), where it says why when it does not start: a ConfigError here.
     """
     data.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "chain.devnet", "--data", str(data), "--port", str(port)]
-    command += ["--finality-lag", str(finality_lag_blocks), "--keep-blocks", str(keep_blocks)]
-    command += ["--step"] if step else ["--block-seconds", str(block_seconds)]
+    program = ["-m", "chain.devnet", "--data", str(data)]
+    program += ["--finality-lag", str(finality_lag_blocks), "--keep-blocks", str(keep_blocks)]
+    program += ["--step"] if step else ["--block-seconds", str(block_seconds)]
+    command = [sys.executable, *program, "--port", str(port)]
     if genesis is not None:
         path = data / "genesis.json"
         genesis.save(path)
@@ -86,7 +91,8 @@ def start(
             f"the devnet in {data} did not start within {START_SECONDS:.0f} s (exit status {process.wait()}): "
             "see its messages on stderr or in its log"
         ) from None
-    return Devnet(process, ready["url"], ready["genesis"])
+    again = [*program, "--port", str(urlsplit(ready["url"]).port)]
+    return Devnet(process, ready["url"], ready["genesis"], again)
 
 
 def end_with_parent() -> None:

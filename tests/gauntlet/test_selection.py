@@ -10,9 +10,9 @@ from gauntlet.average import Average
 from gauntlet.book import PeerRecord, ScoreBook
 from gauntlet.rating import Rating
 from gauntlet.selection import Ranking, doubted, in_order, peer_score, select, standing, tolerable
-from gauntlet.weights import weights
+from gauntlet.weights import lasting, weights
 from protocol.spec import GauntletSpec
-from protocol.types import Standing, Uid
+from protocol.types import Peer, Standing, Uid
 from tests.gauntlet.world import COMMIT_HASH, OWNER, digest, peer_id
 
 PEERS = [peer_id(i) for i in range(8)]
@@ -98,6 +98,19 @@ def test_weights_are_the_squares_of_scores_and_the_reserve_gets_half():
     book = book_of(rated(1.0), rated(2.0), rated(1.0))
     paid = weights(book, ranking_of(PEERS[:2], PEERS[2:3]), UIDS, OWNER, SPEC)
     assert paid == pytest.approx({0: 1 / 5.5, 1: 4 / 5.5, 2: 0.5 / 5.5})
+
+
+def test_a_uid_that_changed_hands_since_block_d_is_paid_to_nobody():
+    def peer(who, uid):
+        return Peer(PEERS[who], Uid(uid), 0, False, 0)
+
+    at_commit = [peer(0, 0), peer(1, 1), peer(2, 2), peer(3, 3)]
+    # 1 is gone and 4 has its uid; 2 and 3 were registered again, each under the other's uid.
+    now = [peer(0, 0), peer(4, 1), peer(3, 2), peer(2, 3), peer(5, 5)]
+    uids = lasting(at_commit, now)
+    assert uids == {PEERS[0]: 0}
+    book = book_of(*[rated()] * 6)
+    assert weights(book, ranking_of(PEERS[:6]), uids, OWNER, SPEC) == {0: 1.0}
 
 
 def test_nothing_earned_goes_to_the_owner_and_to_nobody_where_the_owner_is_gone():

@@ -43,6 +43,25 @@ ROUND = _object(
     seconds=_object(**dict.fromkeys(("compute", "upload", "select", "download", "apply"), SECONDS)),
     payload_bytes={"type": "integer", "minimum": 1},
 )
+INJECTED = _object(
+    kind={"enum": ["kill", "absent", "wipe", "freeze", "late", "slow", "stall", "join"]},
+    node={"type": "string", "pattern": "^(store|devnet|[a-z]+-[0-9]+)$"},
+    round=COUNT,
+    seconds={"type": "number", "minimum": 0},
+    back_after_rounds={"type": ["integer", "null"], "minimum": 0},
+)
+BLAME = _object(round=COUNT, validator={"type": "string"}, peer={"type": "string"}, reason={"enum": REASONS})
+CHAOS = _object(
+    seed=COUNT,
+    injected={"type": "array", "items": INJECTED},
+    void_rounds=COUNT,
+    void_unexplained=COUNT,
+    unexplained={"type": "array", "items": COUNT, "uniqueItems": True},
+    ended_for_good=COUNT,
+    honest_faults_booked=COUNT,
+    blames={"type": "array", "items": BLAME},
+    longest_absence_rounds=COUNT,
+)
 REPORT = _object(
     rounds={"type": "array", "items": ROUND},
     peers=_map(
@@ -64,6 +83,7 @@ REPORT = _object(
         payload_ratio={"type": "number", "minimum": 1},
         wall_seconds={"type": "number", "minimum": 0},
     ),
+    chaos={"anyOf": [CHAOS, {"type": "null"}]},
 )
 
 

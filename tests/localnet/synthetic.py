@@ -1,6 +1,7 @@
 """A network that never ran: members whose events files a test writes itself."""
 
 import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +15,18 @@ from protocol.types import PeerId
 from tests.specs import toy_spec
 
 THETA = {round: f"{round + 1:02x}" * 32 for round in range(100)}
+
+
+class Recorded(Processes):
+    """Processes that remember whom they spared each time when they were stopped."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        super().__init__(folder, environment)
+        self.stopped: list[Collection[str]] = []
+
+    def stop(self, spared: Collection[str] = ()) -> None:
+        self.stopped.append(spared)
+        super().stop(spared)
 
 
 class Synthetic:
@@ -31,13 +44,9 @@ class Synthetic:
             home = folder / "nodes" / name
             home.mkdir(parents=True)
             members[name] = Member(name, role, fault, home, home / "node.toml", PeerId(bytes([number]) * 32))
-        devnet: Any = SimpleNamespace(
-            url="ws://127.0.0.1:1",
-            process=SimpleNamespace(poll=lambda: None),
-            stop=lambda: self.stopped.append("devnet"),
-        )
-        self.stopped: list[str] = []
-        processes = Processes(folder / "logs", {})
+        devnet: Any = SimpleNamespace(url="ws://127.0.0.1:1")
+        processes = Recorded(folder / "logs", {})
+        self.stopped = processes.stopped
         plan = Plan(folder, rounds=rounds, miners=2, faults=("garbage",))
         self.network = Network(plan, processes, devnet, cast(StoreReady, None), toy_spec(), members)
 

@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 
 from localnet import command, play, report
+from localnet.network import SERVERS
 from localnet.plan import Plan
 from localnet.table import Table
 from protocol.errors import ConfigError
 from tests.localnet.synthetic import Synthetic
+
+NODES_FIRST = [SERVERS, ()]
+"""Whom each of the calls that stop a network spares."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +65,7 @@ def breaks(monkeypatch: pytest.MonkeyPatch, fault: BaseException) -> None:
 def test_a_whole_run_is_status_0_with_a_report_and_everything_stopped(ran: Synthetic) -> None:
     assert start(ran) == 0
     assert len(written(ran)["rounds"]) == 2
-    assert ran.stopped == ["devnet"]
+    assert ran.stopped == NODES_FIRST
 
 
 def test_different_replicas_are_status_1(ran: Synthetic) -> None:
@@ -74,7 +78,7 @@ def test_a_run_that_breaks_has_a_report_and_tells_why_it_broke(ran: Synthetic, m
     with pytest.raises(ConfigError, match="round 2 did not end"):
         start(ran)
     assert len(written(ran)["rounds"]) == 2
-    assert ran.stopped == ["devnet"]
+    assert ran.stopped == NODES_FIRST
 
 
 def test_a_report_that_cannot_be_made_does_not_hide_why_the_run_broke(
@@ -84,14 +88,14 @@ def test_a_report_that_cannot_be_made_does_not_hide_why_the_run_broke(
     ran.write("miner-1", '{"no": "event"}\n')
     with pytest.raises(ConfigError, match="round 2 did not end"):
         start(ran)
-    assert ran.stopped == ["devnet"]
+    assert ran.stopped == NODES_FIRST
 
 
 def test_a_report_that_cannot_be_made_of_a_whole_run_is_told_with_everything_stopped(ran: Synthetic) -> None:
     ran.write("miner-1", '{"no": "event"}\n')
     with pytest.raises(KeyError):
         start(ran)
-    assert ran.stopped == ["devnet"]
+    assert ran.stopped == NODES_FIRST
 
 
 def test_a_request_to_stop_is_status_130_with_a_report(
@@ -100,7 +104,7 @@ def test_a_request_to_stop_is_status_130_with_a_report(
     breaks(monkeypatch, KeyboardInterrupt())
     assert start(ran) == 130
     assert len(written(ran)["rounds"]) == 2
-    assert ran.stopped == ["devnet"]
+    assert ran.stopped == NODES_FIRST
     assert str(ran.folder.with_name("run") / "report.json") in capsys.readouterr().err
 
 

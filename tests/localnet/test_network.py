@@ -126,6 +126,20 @@ def test_killing_the_leader_of_two_validators_costs_at_most_one_round(tmp_path: 
     assert set(report["rounds"][-1]["theta"]) == {"miner-1", "miner-2", "validator-1", "validator-2"}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_network_whose_store_and_chain_are_killed_goes_on_with_what_they_held(tmp_path: Path) -> None:
+    with localnet(tmp_path / "run", "--rounds", "5", "--miners", "2") as run:
+        for index, name in enumerate(("store", "devnet")):
+            run.wait_for_round(index)
+            run.kill(name)
+        report = assert_sound(run, rounds=5)
+    for name in ("store", "devnet"):
+        assert f"{name} died and was started again" in run.screen
+    assert set(report["rounds"][-1]["theta"]) == {"miner-1", "miner-2", "validator-1"}
+    assert report["rounds"][-1]["contributing"]
+
+
 def events(run: Run, name: str, round: int) -> set[str]:
     from node.events import read_events
 

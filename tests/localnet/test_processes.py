@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from localnet import processes as supervision
-from localnet.processes import MAX_RESTARTS, Child, Processes, undisturbed
+from localnet.processes import Child, Processes, undisturbed
 
 SLEEPER = ["-c", "print('up', flush=True); import time; time.sleep(600)"]
 STUBBORN = [
@@ -77,15 +78,83 @@ def test_a_child_that_may_not_be_restarted_is_reported_dead(children: Processes)
     assert children.last_lines("store") == "  no room"
 
 
-def test_a_child_that_always_dies_is_given_up_after_a_few_tries(children: Processes) -> None:
-    crash = ["-c", "print('crash')"]
-    child = children.start("node", crash, crash)
-    for _ in range(MAX_RESTARTS):
-        child.process.wait()
+def watched(children: Processes, happened: Callable[[], object], seconds: float = 30.0) -> None:
+    """Watch over the children until it has happened; none of them may be given up."""
+
+    def look() -> object:
         assert children.watch() == []
+        return happened()
+
+    until(look, seconds)
+
+
+def test_a_child_that_always_dies_is_started_after_longer_and_longer_pauses_and_never_given_up(
+    children: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "FIRST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(supervision, "LONGEST_PAUSE_SECONDS", 0.4)
+    crash = ["-c", "import time; print(time.time(), flush=True)"]
+    child = children.start("node", crash, crash)
+    watched(children, lambda: child.restarts == 7)
+    child.process.wait()
+    starts = [float(line) for line in child.log.read_text().splitlines()]
+    pauses = [later - sooner for sooner, later in pairwise(starts)]
+    least = [0.0, 0.1, 0.2, 0.4, 0.4, 0.4, 0.4]
+    assert [pause >= expected for pause, expected in zip(pauses, least, strict=True)] == [True] * 7
+
+
+def test_a_child_that_lived_well_is_started_again_at_once(children: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "LIVED_WELL_SECONDS", 0.5)
+    child = children.start("node", SLEEPER, SLEEPER)
+    until(lambda: is_up(child))
+    child.pause = 20.0  # it had died again and again
+    time.sleep(0.6)
+    children.kill("node")
+    watched(children, lambda: child.restarts == 1, seconds=5.0)
+
+
+@pytest.mark.parametrize("status", [2, 75])
+def test_a_child_that_a_person_has_to_help_ends_for_good(children: Processes, status: int) -> None:
+    crash = ["-c", f"raise SystemExit({status})"]
+    child = children.start("node", crash, crash)
     child.process.wait()
     assert children.watch() == ["node"]
-    assert child.log.read_text().count("crash") == 1 + MAX_RESTARTS
+    assert child.restarts == 0
+
+
+def test_a_killed_child_stays_away_as_long_as_it_is_told(children: Processes) -> None:
+    child = children.start("node", SLEEPER, SLEEPER)
+    until(lambda: is_up(child))
+    children.kill("node", away_seconds=1.0)
+    began = time.monotonic()
+    watched(children, lambda: child.restarts == 1)
+    assert time.monotonic() - began >= 1.0
+
+
+def test_a_frozen_child_does_nothing_for_a_while_and_goes_on(children: Processes) -> None:
+    child = children.start("node", ["-u", "-c", "import time\nwhile True: print('up'); time.sleep(0.01)"])
+    until(lambda: is_up(child))
+    children.freeze("node", 1.0)
+    began, lines = time.monotonic(), child.log.read_text().count("up")
+    until(lambda: is_up(child, lines + 5))
+    assert time.monotonic() - began > 0.9
+    assert child.process.poll() is None
+
+
+def test_a_frozen_child_can_be_stopped(children: Processes) -> None:
+    child = children.start("node", SLEEPER)
+    until(lambda: is_up(child))
+    children.freeze("node", 20.0)
+    children.stop()
+    assert child.process.returncode == -signal.SIGTERM
+
+
+def test_a_process_that_somebody_else_started_is_watched_too(children: Processes) -> None:
+    process = subprocess.Popen([sys.executable, *SLEEPER], stdout=subprocess.DEVNULL, start_new_session=True)
+    child = children.adopt("devnet", process, SLEEPER)
+    assert pids(children) == {"devnet": process.pid}
+    children.kill("devnet")
+    watched(children, lambda: child.restarts == 1 and is_up(child))
 
 
 def test_stop_ends_everybody_the_deaf_ones_too(children: Processes, monkeypatch: pytest.MonkeyPatch) -> None:

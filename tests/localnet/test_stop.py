@@ -52,18 +52,6 @@ def test_a_network_that_is_stopped_in_mid_run_leaves_a_report_and_nothing_else(t
         assert "stopped on request" in (run.folder / "logs" / f"{name}.log").read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_network_whose_store_dies_says_so_and_leaves_a_report(tmp_path: Path) -> None:
-    with localnet(tmp_path / "run", "--rounds", "50", "--miners", "1") as run:
-        run.wait_for_round(0)
-        run.kill("store")
-        assert run.finish(120) == 2
-        assert_nothing_runs(run.folder)
-    assert "store ended for good" in run.screen
-    assert len(run.report["rounds"]) >= 1
-
-
 def test_a_process_that_dies_while_the_network_starts_is_named_with_its_last_words(tmp_path: Path) -> None:
     processes = Processes(tmp_path, dict(os.environ))
     processes.start("store", ["-c", "import time; time.sleep(60)"])

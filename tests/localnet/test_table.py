@@ -2,14 +2,19 @@
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import pytest
 
+from localnet.inject import Injected, Injector
+from localnet.links import Links
+from localnet.network import Network
 from localnet.report import PHASES, build_report
 from localnet.table import Table
 from protocol.errors import ConfigError
+from tests.localnet.schema import assert_report
 from tests.localnet.synthetic import Synthetic
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -157,8 +162,33 @@ def test_a_stuck_network_and_a_dead_process_are_told_with_where_to_look(
     table = Table(screen(monkeypatch, None))
     with pytest.raises(ConfigError, match=re.escape(str(tmp_path / "logs"))):
         table.follow(run.network, stall_rounds=-1e9)
-    dead: Any = run.network.devnet
-    dead.process.poll = lambda: 1
-    (tmp_path / "logs" / "devnet.log").write_text("the disk is full\n")
+    dead = run.network.processes.start("devnet", ["-c", "print('the disk is full')"])
+    dead.process.wait()
     with pytest.raises(ConfigError, match="devnet ended for good:\n  the disk is full"):
         table.follow(run.network, stall_rounds=3.0)
+
+
+def test_chaos_is_told_as_it_happens_and_summed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Synthetic(tmp_path, rounds=2)
+    run.round(0)
+    for name in ("miner-1", "miner-2", "validator-1"):
+        run.applied(name, 1, void=True)
+    told = iter([["validator-1 killed"], ["store frozen for 2.5 s"]])
+    monkeypatch.setattr(Network, "disturb", lambda self: next(told, []))
+    killed, frozen = (
+        Injected("kill", "validator-1", 0.0, 0.5, 0.75, 2.0),
+        Injected("freeze", "store", 2.5, 0.6, 1.2, 2.0),
+    )
+    run.network.chaos = Injector((), 1.0, run.network.processes, cast(Links, None), {}, lambda: None, [killed, frozen])
+    run.network.plan = replace(run.network.plan, chaos=7)
+    stream = screen(monkeypatch, None)
+    table = Table(stream)
+    table.follow(run.network, stall_rounds=3.0)
+    report = build_report(run.network, 1.0)
+    assert_report(report)
+    table.close(report, run.folder)
+    text = stream.getvalue()
+    assert re.search(r"^ +[0-9.]+ s  chaos: validator-1 killed$", text, re.MULTILINE)
+    assert "round   0  validator-1 killed, never back" in text
+    assert "round   0  store frozen for 2.5 s, back after 0 rounds" in text
+    assert "chaos did no lasting harm: 1 rounds void, 0 of them unexplained, 0 processes ended for good" in text

@@ -90,3 +90,13 @@ def test_a_bug_is_shown_as_one() -> None:
 
     with pytest.raises(OSError, match="a bug"):
         run_program(main)
+
+
+def test_what_a_program_writes_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "written"
+    before = os.umask(0o022)
+    try:
+        assert run_program(path.touch) == 0
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600

@@ -480,6 +480,7 @@ def test_whatever_a_server_answers_is_a_result_or_a_storage_error() -> None:
     [
         *("127.0.0.1", "10.1.2.3", "192.168.0.1", "172.16.5.5", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
         *("224.0.0.1", "240.0.0.1", "255.255.255.255", "[::1]", "[::]", "[fe80::1]", "[fc00::1]", "[ff02::1]"),
+        *("[fec0::1]", "[fec0:0:0:ffff::1]", "[::10.0.0.1]", "[64:ff9b:1::a00:1]", "[4000::1]"),
         *("[::ffff:10.0.0.1]", "[64:ff9b::a9fe:a9fe]", "[2002:a9fe:a9fe::]", "localhost", "2130706433", "0x7f.1"),
     ],
 )
@@ -492,7 +493,12 @@ def test_a_pointer_to_an_address_that_is_not_public_is_refused(address: str) -> 
 def test_no_special_address_counts_as_public(address: IPv4Address | IPv6Address) -> None:
     special = ("is_private", "is_loopback", "is_link_local", "is_multicast", "is_reserved", "is_unspecified")
     if transport.is_public(str(address)) and address not in ip_network("64:ff9b::/96"):
-        assert not any(getattr(address, name) for name in special)
+        assert not any(getattr(address, name, False) for name in (*special, "is_site_local"))
+
+
+@given(st.integers(0, 2**118 - 1))
+def test_a_site_local_address_is_private(within: int) -> None:
+    assert not transport.is_public(str(IPv6Address((0xFEC0 << 112) | within)))
 
 
 @given(st.ip_addresses(v=4))

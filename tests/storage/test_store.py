@@ -1,6 +1,7 @@
 """localnet's store over real HTTP: who may do what, and what it refuses at start."""
 
 import json
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -8,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from localnet.store import StoreReady, main, read_ready
-from protocol.errors import AccessDenied
-from storage.s3 import open_bucket, open_pointer
+from protocol.errors import AccessDenied, StorageError
+from storage.s3 import PART_BYTES, open_bucket, open_pointer
 from tests.storage.conftest import served
 
 SECONDS = 20.0
@@ -75,6 +76,45 @@ def test_the_ready_file_is_for_its_owner_only_and_the_process_ends_cleanly_on_si
         assert ready.stat().st_mode & 0o777 == 0o600
         assert read_ready(ready).endpoint.startswith("http://127.0.0.1:")
     assert process.returncode == 0
+
+
+def test_a_killed_store_comes_back_with_its_address_credentials_objects_and_unfinished_uploads(tmp_path: Path) -> None:
+    (tmp_path / "users.json").write_text('["miner-0", "miner-1"]')
+    ready = tmp_path / "ready.json"
+    command = ["-m", "localnet.store", "--ready-file", str(ready), "--users", str(tmp_path / "users.json")]
+    with served(command, ready) as process:
+        before = read_ready(ready)
+        user = before.users["miner-0"]
+        owner = open_bucket(before.endpoint, user.bucket, user.write_access_key, user.write_secret_key, local=True)
+        owner.put("kept/1", b"first", timeout_seconds=SECONDS)
+        owner.put("kept/1", b"second", timeout_seconds=SECONDS)
+        owner.put("gone", b"x", timeout_seconds=SECONDS)
+        owner.delete("gone", timeout_seconds=SECONDS)
+        done, begun = (owner.begin(key, timeout_seconds=SECONDS) for key in ("parts", "begun"))
+        done.put(1, bytes(PART_BYTES), timeout_seconds=SECONDS)
+        done.put(2, b"end", timeout_seconds=SECONDS)
+        done.complete(timeout_seconds=SECONDS)
+        begun.put(1, b"half", timeout_seconds=SECONDS)
+        facts = {key: owner.head(key, timeout_seconds=SECONDS) for key in ("kept/1", "parts")}
+        process.kill()
+        process.wait()
+    with served([*command, "--port", "1"], ready):  # its port is the one that it had
+        until = time.monotonic() + 30
+        while True:
+            try:
+                assert owner.get("kept/1", max_bytes=100, timeout_seconds=SECONDS) == b"second"
+                break
+            except StorageError:
+                assert time.monotonic() < until
+        assert read_ready(ready) == before
+        reader = open_pointer(before.pointer("miner-0"), local=True)
+        assert reader.list("", max_keys=10, timeout_seconds=SECONDS) == ("kept/1", "parts")
+        assert {key: reader.head(key, timeout_seconds=SECONDS) for key in ("kept/1", "parts")} == facts
+        assert reader.get("parts", max_bytes=PART_BYTES + 3, timeout_seconds=SECONDS) == bytes(PART_BYTES) + b"end"
+        with pytest.raises(AccessDenied):
+            reader.put("kept/1", b"mine", timeout_seconds=SECONDS)
+        begun.complete(timeout_seconds=SECONDS)
+        assert reader.get("begun", max_bytes=100, timeout_seconds=SECONDS) == b"half"
 
 
 @pytest.mark.parametrize("content", ["", "{}", '["ab"]', '["UPPER"]', '["a/b"]', "[1]", '["twice", "twice"]'])

@@ -1,0 +1,58 @@
+"""Which addresses a node follows: its run's spec decides, not the address of its chain node."""
+
+from typing import Any
+
+import pytest
+
+from node.adapters import Line, open_doors, opener, owner_opener
+from node.config import NetworkConfig, NodeConfig
+from protocol.errors import ConfigError
+from protocol.types import Pointer
+from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
+
+PRIVATE = [Pointer(f"http://{host}", "bucket", "access", "secret") for host in ("169.254.169.254", "127.0.0.1:9000")]
+BUCKET = {"name": "own", "access_key": "a", "secret_key": "b", "read_access_key": "c", "read_secret_key": "d"}
+
+
+def config(endpoint: str, network: str = "ws://127.0.0.1:9944") -> NodeConfig:
+    table: dict[str, Any] = {
+        "network": network,
+        "netuid": 1,
+        "owner": "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY",
+        "wallet": {"name": "w"},
+        "bucket": BUCKET | {"endpoint": endpoint},
+    }
+    return NodeConfig.model_validate(table)
+
+
+def line() -> Line:
+    signer = FakeSigner("a")
+    return Line(FakeChain(FakeWorld(), signer.peer), signer, fake_verify)
+
+
+@pytest.mark.parametrize("pointer", PRIVATE)
+def test_a_public_run_over_a_chain_node_on_this_machine_follows_no_private_pointer(pointer: Pointer) -> None:
+    """Whoever runs a node of a public chain beside its miner has such an address."""
+    doors = open_doors(config("https://own.example"), line(), local=False)
+    with pytest.raises(ConfigError):
+        doors.open_pointer(pointer)
+    open_doors(config("http://127.0.0.1:9000"), line(), local=True).open_pointer(PRIVATE[1])
+
+
+def test_ones_own_bucket_has_to_be_one_that_the_runs_peers_will_follow() -> None:
+    with pytest.raises(ConfigError, match="https"):
+        open_doors(config("http://127.0.0.1:9000"), line(), local=False)
+
+
+def test_the_owners_bucket_may_be_on_this_machine_when_the_chain_is() -> None:
+    def named(network: str) -> NetworkConfig:
+        return NetworkConfig(network=network, netuid=1, owner="5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY")
+
+    owner_opener(named("ws://127.0.0.1:9944"))(PRIVATE[1])
+    with pytest.raises(ConfigError):
+        owner_opener(named("finney"))(PRIVATE[1])
+
+
+def test_a_pointer_that_was_opened_is_kept() -> None:
+    opened = opener(local=True)
+    assert opened(PRIVATE[1]) is opened(PRIVATE[1])
