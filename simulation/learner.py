@@ -31,7 +31,7 @@ from training.trainer import RECORDS, Trainer
 NUM_PAGES = 1 << 20
 SHAPES = {"matrix": (8, 16), "vector": (44,)}
 PAGE_SEQUENCES = 4
-OWN_SHARE = 0.5
+OWN_SHARE = 1.0
 """How strongly a page pulls its own way, as a share of the common one."""
 INNER_STEP = 0.01
 """How far a peer gets in one round."""

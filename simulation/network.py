@@ -19,7 +19,7 @@ from protocol import keys
 from protocol.errors import ConfigError, MurmurError
 from protocol.messages import encode_slot
 from protocol.run import Run
-from protocol.spec import ClockSpec, DataSpec, GauntletSpec, InnerSpec, RunSpec
+from protocol.spec import ClockSpec, CompressionSpec, DataSpec, GauntletSpec, InnerSpec, RunSpec
 from protocol.types import Digest, PeerId, Pointer, hotkey
 from rounds.miner import Miner
 from rounds.validator import Validator
@@ -313,6 +313,7 @@ def draft_spec(world: World, genesis: Digest) -> RunSpec:
         checkpoint_rounds=4,
         local=True,
         model=MODEL,
+        compression=CompressionSpec(k=1024),
         inner=InnerSpec(steps=1, sequences=PAGE_SEQUENCES, peak_lr=1.0, final_lr=1.0, warmup_steps=0, decay_steps=1),
         data=DataSpec(
             index=bytes(32).hex(),
