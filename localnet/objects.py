@@ -4,58 +4,68 @@ A change is in the file before its request is answered, and each is one transact
 line starts again with everything that it has promised. WAL without fsync: a killed process loses nothing.
 """
 
-import pickle
 import sqlite3
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS kept (
-    bucket TEXT, kind TEXT, key TEXT, id TEXT, state BLOB NOT NULL, PRIMARY KEY (bucket, kind, key, id)
-) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS objects (
+    bucket TEXT, key TEXT, value BLOB NOT NULL, etag TEXT NOT NULL, modified REAL NOT NULL, PRIMARY KEY (bucket, key)
+);
+CREATE TABLE IF NOT EXISTS uploads (id TEXT PRIMARY KEY, bucket TEXT NOT NULL, key TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS uploads_of_key ON uploads (bucket, key);
+CREATE TABLE IF NOT EXISTS parts (
+    upload TEXT REFERENCES uploads ON DELETE CASCADE, number INTEGER, value BLOB NOT NULL, PRIMARY KEY (upload, number)
+);
 """
-_OBJECT, _UPLOAD = "object", "upload"
 
 
 class Objects:
-    """moto's buckets, and their copy on disk. Thread-safe. Only reads files that it wrote itself: they are pickles."""
+    """moto's buckets, and their copy on disk. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         from moto.core import DEFAULT_ACCOUNT_ID
         from moto.s3.models import s3_backends
 
-        self._buckets: Any = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets
+        self._moto: Any = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
         self._lock = threading.Lock()
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._database.execute("PRAGMA journal_mode=WAL")
-        self._database.execute("PRAGMA synchronous=OFF")
+        for pragma in ("journal_mode=WAL", "synchronous=OFF", "foreign_keys=ON"):
+            self._database.execute(f"PRAGMA {pragma}")
         self._database.executescript(_SCHEMA)
 
     def restore(self) -> None:
         """Fill the buckets, which must exist, with what is on disk."""
-        for name, kind, key, state in self._database.execute("SELECT bucket, kind, key, state FROM kept"):
-            bucket, found = self._buckets[name], pickle.loads(state)  # noqa: S301
-            if kind == _OBJECT:
-                bucket.keys[key] = found
-            else:
-                bucket.multiparts[found.id] = found
+        from moto.s3.models import FakeMultipart
+
+        read = self._database.execute
+        for bucket, key, value, etag, modified in read("SELECT bucket, key, value, etag, modified FROM objects"):
+            found = self._moto.put_object(bucket, key, value, etag=etag)
+            found.last_modified = datetime.fromtimestamp(modified, UTC).replace(tzinfo=None)
+        for identity, bucket, key in read("SELECT id, bucket, key FROM uploads"):
+            upload = FakeMultipart(key, {}, self._moto.account_id, self._moto.region_name, tags={})
+            upload.id = identity
+            for number, value in read("SELECT number, value FROM parts WHERE upload = ?", (identity,)):
+                upload.set_part(number, value)
+            self._moto.buckets[bucket].multiparts[identity] = upload
 
     def keep(self, path: str) -> None:
         """Write down what stands under an object's path, `/bucket/key`, now that a request has changed it."""
         name, _, key = path.lstrip("/").partition("/")
-        bucket = self._buckets.get(name)
+        bucket = self._moto.buckets.get(name)
         if bucket is None or not key:
             return
-        with self._lock:
-            rows = []
-            found = bucket.keys.get(key)
+        with self._lock, self._database:
+            found, write = bucket.keys.get(key), self._database.execute
+            write("BEGIN IMMEDIATE")
+            write("DELETE FROM objects WHERE bucket = ? AND key = ?", (name, key))
             if found is not None:
-                found.multipart = None  # else every object would keep the parts that it was made of
-                rows.append((name, _OBJECT, key, "", pickle.dumps(found)))
-            uploads = [upload for upload in list(bucket.multiparts.values()) if upload.key_name == key]
-            rows += [(name, _UPLOAD, key, upload.id, pickle.dumps(upload)) for upload in uploads]
-            self._database.execute("BEGIN IMMEDIATE")
-            self._database.execute("DELETE FROM kept WHERE bucket = ? AND key = ?", (name, key))
-            self._database.executemany("INSERT INTO kept VALUES (?, ?, ?, ?, ?)", rows)
-            self._database.execute("COMMIT")
+                row = name, key, found.value, found.etag.strip('"'), found.last_modified.replace(tzinfo=UTC).timestamp()
+                write("INSERT INTO objects VALUES (?, ?, ?, ?, ?)", row)
+            write("DELETE FROM uploads WHERE bucket = ? AND key = ?", (name, key))
+            for upload in [upload for upload in list(bucket.multiparts.values()) if upload.key_name == key]:
+                write("INSERT INTO uploads VALUES (?, ?, ?)", (upload.id, name, key))
+                for number, part in list(upload.parts.items()):
+                    write("INSERT INTO parts VALUES (?, ?, ?)", (upload.id, number, part.value))

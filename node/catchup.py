@@ -6,39 +6,38 @@ record under its link names the one before; the chain of links has to end at a s
 results has to hash to the theta that the chain names.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import islice
 
 from loguru import logger
 
 from gauntlet.agreement import Claim, claims
 from node.amendments import adopted, follow, settle
-from node.checkpoints import CHECKPOINTS_TRIED, FETCH_SECONDS, Start, fetch_checkpoint, fetcher
-from node.follower import Follower
+from node.checkpoints import FETCH_SECONDS, Start, counted_stakes, fetcher, published_starts, shown_by_all
+from node.follower import QUIET_SECONDS, Follower
 from node.held import Held
-from node.payloads import Sources, gather_pinned
+from node.payloads import MAX_THREADS, Sources, gather_pinned
 from protocol import keys
 from protocol.errors import (
     ChainError,
     CheckpointCorrupt,
     ConfigError,
     InvalidMessage,
-    MurmurError,
     OutOfSync,
     StorageError,
 )
 from protocol.messages import LINK_MAX_BYTES, Link, first_link, parse_link
+from protocol.spec import RunSpec
 from protocol.types import Attestation, Digest, Peer, PeerId, Record
+from storage.collect import first
+from storage.exchange import Data, Wanted
+from training.checkpoint import MAX_MANIFEST_BYTES
 
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One agreed record on the way: its round, the head of the amendments in force in it, and the pairs it pins."""
-
-    round: int
-    link: Digest
-    head: Digest
-    pairs: tuple[tuple[PeerId, Digest], ...]
+LINK_SECONDS = 1.0
+"""What a walk along the links may take for each on average, beside FETCH_SECONDS."""
+DOWNLOADS_TRIED = 4
+"""Checkpoints in one pass: each is as large as the model, and may be anybody's."""
 
 
 def join(follower: Follower, held: Held) -> bool:
@@ -67,11 +66,12 @@ def catch_up(follower: Follower, held: Held) -> bool:
             held.save(round=newest, own=_given_back(held, newest, set()))
         return True
     settle(follower, held)
-    sources = follower.sources()
+    sources, stakes = follower.sources(), counted_stakes(follower, target, _at_commit(follower, target))
     for claim in followed:
-        for start in _starts(follower, held, target, sources):
+        records = _Records(follower, claim, target, sources)
+        for start, steps in _starts(follower, held, records, stakes, sources):
             try:
-                _replay(follower, held, start, target, *claim, sources)
+                _replay(follower, held, start, steps, target, claim, sources)
                 return True
             except (StorageError, OutOfSync, InvalidMessage, CheckpointCorrupt) as fault:
                 held.load_consensus(held.saved.consensus)
@@ -122,12 +122,12 @@ def _genesis(follower: Follower, held: Held) -> Start:
     digest = Digest(bytes.fromhex(spec.genesis_checkpoint))
     sources = Sources(follower.doors.chain.peers(follower.head()), follower.doors.open_pointer)
     faults: list[str] = []
-    for holder in (spec.owner_id, *sources.validators()):
+    for holder in _holders_of_genesis(follower, digest, sources):
         opener = sources.bucket_of(holder)
         if opener is None:
             continue
         try:
-            held.load_consensus(digest, fetcher(follower, opener()))
+            held.load_consensus(digest, fetcher(follower, [opener]))
             return Start(0, first_link(follower.run.id), digest, "genesis")
         except (StorageError, CheckpointCorrupt, ConfigError) as fault:
             faults.append(str(fault))
@@ -137,68 +137,177 @@ def _genesis(follower: Follower, held: Held) -> Start:
     )
 
 
-def _starts(follower: Follower, held: Held, newest: int, sources: Sources) -> Iterator[Start]:
-    """Candidate starting points, best first: our own state while it is fresh (the payloads since are fewer bytes than a
-    model), checkpoints from the newest on, our own older state, genesis. Each only when those before it have failed."""
-    saved = held.saved
-    own = Start(saved.round, saved.link, saved.consensus, "our own state")
-    fresh = saved.round <= newest <= saved.round + follower.run.first.checkpoint_rounds
-    if fresh:
-        yield own
-    yield from _checkpoints(follower, newest, sources)
-    if not fresh and saved.round <= newest:
-        yield own
-    if saved.round > 0:
+def _holders_of_genesis(follower: Follower, digest: Digest, sources: Sources) -> Iterator[PeerId]:
+    """The owner, and the validator that is the first to give theta_0's manifest when all are asked."""
+    yield follower.run.first.owner_id
+    key = keys.blob(digest)
+    found = first(
+        [
+            Wanted(holder, sources.own(holder, key), MAX_MANIFEST_BYTES, _hashes_to(digest), exact=False)
+            for holder in sources.validators()
+        ],
+        timeout_seconds=FETCH_SECONDS,
+        max_threads=MAX_THREADS,
+        time=follower.time,
+    )
+    if found is not None:
+        yield found[0]
+
+
+class _Records:
+    """The agreed records that lead to a claim, from the newest back, read as far as anybody asks. Each is authenticated
+    by the one after it, so whoever has one will do: all validators are asked beside each other."""
+
+    def __init__(self, follower: Follower, claim: Claim, round: int, sources: Sources) -> None:
+        self._follower, self._claim, self._sources = follower, claim, sources
+        self._below = round
+        self._links: list[Link] = []
+        """The newest first."""
+        self._ended = False
+        """Whether nobody gives us more."""
+        self._giver: PeerId | None = None
+        """Who had the last one; asked alone at first for the next."""
+        self._began = self._told = follower.time.now()
+
+    def links(self) -> Iterator[tuple[Digest, list[Link]]]:
+        """Every link on the way back, from the claimed one to the run's first, and the records after it, the oldest
+        first. Ends early where nobody has the next record, or where it cannot be of this run."""
+        link, depth = self._claim[1], 0
+        while True:
+            yield link, self._links[:depth][::-1]
+            if link == first_link(self._follower.run.id):
+                return
+            if depth == len(self._links):
+                try:
+                    if self._ended:
+                        return
+                    self._links.append(self._read(link))
+                except (StorageError, OutOfSync) as fault:
+                    self._ended = True
+                    logger.warning("the agreed records cannot be followed further back: {fault}", fault=str(fault))
+                    return
+            link, depth = self._links[depth].record.previous, depth + 1
+
+    def _read(self, link: Digest) -> Link:
+        time = self._follower.time
+        left = self._began + FETCH_SECONDS + LINK_SECONDS * len(self._links) - time.now()
+        if left <= 0:
+            raise StorageError(f"only {len(self._links)} agreed records could be had in time")
+        if time.now() - self._told > QUIET_SECONDS:
+            self._told = time.now()
+            logger.info(
+                "catching up: reading the agreed records back, at round {round}, {count} so far",
+                round=self._below,
+                count=len(self._links),
+            )
+        found = self._ask(link, left)
+        if found.record.round >= self._below:
+            raise OutOfSync(f"the chain of records does not lead back: round {found.record.round} before {self._below}")
+        self._below = found.record.round
+        return found
+
+    def _ask(self, link: Digest, left: float) -> Link:
+        """The record under this link, from whoever gives it first."""
+        key, validators = keys.statement(self._follower.run.id, link), self._sources.validators()
+        rest = [holder for holder in validators if holder != self._giver]
+        for holders in ([self._giver] if self._giver is not None else [], rest):
+            found = first(
+                [
+                    Wanted(holder, self._sources.own(holder, key), LINK_MAX_BYTES, _is_link(link), exact=False)
+                    for holder in holders
+                ],
+                timeout_seconds=left if holders is rest else min(left, QUIET_SECONDS),
+                max_threads=MAX_THREADS,
+                time=self._follower.time,
+            )
+            if found is not None:
+                self._giver = found[0]
+                return parse_link(bytes(found[1]), link)
+        raise StorageError(
+            f"the agreed record {link.hex()[:16]} before round {self._below} is in none of {len(validators)} "
+            "validators' buckets"
+        )
+
+
+def _hashes_to(digest: Digest) -> Callable[[Data], bool]:
+    return lambda data: sha256(data).digest() == digest
+
+
+def _is_link(link: Digest) -> Callable[[Data], bool]:
+    def check(data: Data) -> bool:
         try:
-            yield _genesis(follower, held)
-        except ConfigError as fault:
-            logger.warning("{fault}", fault=str(fault))
+            parse_link(bytes(data), link)
+        except InvalidMessage:
+            return False
+        return True
+
+    return check
 
 
-def _checkpoints(follower: Follower, newest: int, sources: Sources) -> Iterator[Start]:
-    every = follower.run.first.checkpoint_rounds
-    last = newest - newest % every
-    # Older ones than our own state too: ours may be wrong.
-    for round in (r for r in range(last, last - CHECKPOINTS_TRIED * every, -every) if r > 0):
-        for holder in sources.validators():
-            opener = sources.bucket_of(holder)
-            assert opener is not None
-            try:
-                start = fetch_checkpoint(follower, opener(), holder, round)
-            except (StorageError, InvalidMessage, ConfigError) as fault:
-                logger.debug("no checkpoint of round {round}: {fault}", round=round, fault=str(fault))
-            else:
-                # Tried and refused, it may still be had right from the next validator.
-                yield start
+def _starts(
+    follower: Follower, held: Held, records: _Records, stakes: Mapping[PeerId, int], sources: Sources
+) -> Iterator[tuple[Start, list[Link]]]:
+    """States from which the agreed records lead on, with those records, the oldest first; the best state first, each
+    only when those before it have failed.
+
+    Our own while few records follow it (their payloads are fewer bytes than a model); then back along the links the
+    published ones, the newest first, and our own older one; then those for whose link more stake names another state;
+    then genesis. What is on none of the links on the way is never tried: it may be of a state that only a minority
+    held, ours too. Ours stands at a link and not at a round: rounds that we passed over have not moved it.
+    """
+    saved, genesis = held.saved, first_link(follower.run.id)
+    own = Start(saved.round, saved.link, saved.consensus, "our own state")
+    tried_own = False
+    for link, steps in islice(records.links(), follower.run.first.checkpoint_rounds + 1):
+        if link == own.link:
+            tried_own = True
+            yield own, steps
+    logger.info("catching up: asking {count} validators for checkpoints", count=len(sources.validators()))
+    likely, unlikely = published_starts(follower, stakes, sources, shown_by_all(follower, sources, FETCH_SECONDS))
+    if not likely:
+        logger.warning("catching up: no validator shows a checkpoint that can be read")
+    sought = {start.link for start in (*likely, *unlikely, own)}
+    doubted: list[tuple[Start, list[Link]]] = []
+    downloads = 0
+    for link, steps in records.links():
+        for start in (start for start in likely if start.link == link and downloads < DOWNLOADS_TRIED):
+            downloads += 1
+            yield start, steps
+        doubted += [(start, steps) for start in unlikely if start.link == link]
+        if link == own.link and not tried_own:
+            yield own, steps
+        sought.discard(link)
+        if not sought:
+            break
+    yield from doubted[: DOWNLOADS_TRIED - downloads]
+    if own.link != genesis:
+        for link, steps in records.links():
+            if link == genesis:
+                try:
+                    yield _genesis(follower, held), steps
+                except ConfigError as fault:
+                    logger.warning("{fault}", fault=str(fault))
 
 
 def _replay(
-    follower: Follower, held: Held, start: Start, newest: int, theta: Digest, previous: Digest, sources: Sources
+    follower: Follower, held: Held, start: Start, steps: Sequence[Link], newest: int, claim: Claim, sources: Sources
 ) -> None:
-    """Apply the records between `start` and `newest`; commits only a state that hashes to `theta`."""
-    steps = _walk(follower, start, previous, sources)
-    run = adopted(
-        follower.run, [(step.round, step.head) for step in steps], follower.doors, held.store.run.read, follower.time
-    )
-    held.load_consensus(start.state, start.fetch)
+    """Apply these records to `start`; commits only a state that hashes to the theta which is claimed for `newest`."""
+    theta, previous = claim
+    heads = [(step.record.round, step.head) for step in steps]
+    run = adopted(follower.run, heads, follower.doors, held.store.run.read, follower.time)
     began = follower.time.now()
+    if start.fetch is not None:
+        logger.info("catching up from {origin}, and {count} rounds", origin=start.origin, count=len(steps))
+    held.load_consensus(start.state, start.fetch)
+    if held.replica.digest() != (steps[0].record.theta if steps else theta):
+        raise OutOfSync("its theta is another than the next agreed record names")
     for done, step in enumerate(steps):
-        spec = run.spec_at(step.round)
-        opened = gather_pinned(
-            spec,
-            follower.run.id,
-            step.round,
-            step.pairs,
-            sources,
-            follower.doors.verify,
-            follower.transfer_seconds(len(step.pairs)),
-            time=follower.time,
-        )
-        held.replica.outer_step([o.update for o in opened], alpha=spec.outer.alpha, aggregate=spec.outer.aggregate)
+        _apply(follower, held, run.spec_at(step.record.round), step, sources)
         left = (follower.time.now() - began) / (done + 1) * (len(steps) - done - 1)
         logger.info(
             "catching up: applied round {round}, {done} of {total}, about {left} s left",
-            round=step.round,
+            round=step.record.round,
             done=done + 1,
             total=len(steps),
             left=int(left),
@@ -207,9 +316,27 @@ def _replay(
         raise OutOfSync(f"replayed state does not hash to the theta that round {newest} names on chain")
     follow(follower, held, run)
     # Of rounds before a checkpoint's nobody tells us which were void. What may have been applied is not sent twice.
-    own = _given_back(held, newest, {*range(start.round), *(step.round for step in steps)})
+    own = _given_back(held, newest, {*range(start.round), *(step.record.round for step in steps)})
     held.save(round=newest, consensus=held.save_consensus(), link=previous, own=own)
     held.events.emit("caught_up", newest, origin=start.origin, applied=len(steps), theta=theta.hex())
+
+
+def _apply(follower: Follower, held: Held, spec: RunSpec, step: Link, sources: Sources) -> None:
+    """One round's outer step. Its payloads are held no longer than that, and lie on the disk until they are opened: a
+    pass that breaks off leaves the next one those that it has."""
+    opened = gather_pinned(
+        spec,
+        follower.run.id,
+        step.record.round,
+        step.pairs,
+        sources,
+        follower.doors.verify,
+        follower.transfer_seconds(len(step.pairs)),
+        held.cache,
+        follower.time,
+    )
+    held.clear_cache()
+    held.replica.outer_step([o.update for o in opened], alpha=spec.outer.alpha, aggregate=spec.outer.aggregate)
 
 
 def _given_back(held: Held, newest: int, decided: Collection[int]) -> Digest | None:
@@ -221,32 +348,3 @@ def _given_back(held: Held, newest: int, decided: Collection[int]) -> Digest | N
     assert mine is not None
     held.replica.give_back(mine)
     return held.save_own()
-
-
-def _walk(follower: Follower, start: Start, previous: Digest, sources: Sources) -> list[Step]:
-    """The agreed records from just after `start` to the one that `previous` names, oldest first."""
-    steps: list[Step] = []
-    link, below = previous, follower.clock.round_at(follower.head()) + 1
-    while link != start.link:
-        found = _record(follower, link, sources)
-        record = found.record
-        if record.round >= below:
-            raise OutOfSync(f"the chain of records does not lead back to {start.origin}")
-        steps.append(Step(record.round, link, found.head, found.pairs))
-        link, below = record.previous, record.round
-    return steps[::-1]
-
-
-def _record(follower: Follower, link: Digest, sources: Sources) -> Link:
-    faults: list[str] = []
-    for holder in sources.validators():
-        opener = sources.bucket_of(holder)
-        assert opener is not None
-        try:
-            data = opener().get(
-                keys.statement(follower.run.id, link), max_bytes=LINK_MAX_BYTES, timeout_seconds=FETCH_SECONDS
-            )
-            return parse_link(data, link)
-        except (MurmurError, ConfigError) as fault:
-            faults.append(str(fault))
-    raise StorageError(f"the agreed record {link.hex()[:16]} is in no validator's bucket ({'; '.join(faults[:2])})")

@@ -1,27 +1,147 @@
 """Checkpoints of the run's state in validators' buckets: what joiners start from (docs/protocol.md section 8).
 
-A checkpoint is its files (training/checkpoint.py) as blobs, and a signed document of one round that names them. It is
-anybody's claim until the theta that follows from it has been compared with the chain's (node/catchup.py).
+Every validator keeps one signed document under a key that never changes: the last states that it put up whole, files
+(training/checkpoint.py) as blobs, and of many more rounds which state it stood at. All of it is anybody's claim until
+the theta that follows from a state has been compared with the chain's (node/catchup.py). May not publish anything:
+rounds/checkpoints.py does.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from gauntlet.agreement import electorate
 from node.follower import Follower
-from node.held import Held
+from node.payloads import MAX_THREADS, Sources
 from node.run import blob_fetcher
 from protocol import keys
-from protocol.errors import InvalidMessage, ObjectMissing
+from protocol.errors import ConfigError, InvalidMessage, StorageError
 from protocol.messages import encode_document, parse_document
-from protocol.ports import Bucket
-from protocol.types import DIGEST_BYTES, Digest, PeerId
-from storage.exchange import publish
-from training import checkpoint
+from protocol.ports import Signer, Verify
+from protocol.spec import RunSpec
+from protocol.types import DIGEST_BYTES, Digest, Peer, PeerId
+from storage.collect import gather
+from storage.exchange import Data, Wanted
+from storage.s3 import RangedBucket
 from training.shards import Fetch
 
-DOCUMENT_MAX_BYTES = 1 << 16
-CHECKPOINTS_TRIED = 3
+DOCUMENT_MAX_BYTES = 1 << 17
+CHECKPOINTS_KEPT = 3
+"""Each is as large as the model. More than one, since the newest may be of a state that most do not hold."""
+STATES_TOLD = 64
 FETCH_SECONDS = 30.0
+RETAINED_ROUNDS = 8
+"""Payloads, keys and mirrors are kept so many rounds longer than joiners and the interval of checkpoints need."""
+RETAINED_INTERVALS = 16
+"""So many intervals of checkpoints, and RETAINED_ROUNDS, they are kept while no newer checkpoint is published; then
+they go all the same: a bucket is not endless."""
+_DOCUMENT = "states"
+_NO_ROUND = 0
+"""In the head of a document that is of no one round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A state at the start of `round`, put up whole. `link`: to the last agreed record before it. `state`: the digest
+    of its manifest, `files`: of all its files, the manifest's among them."""
+
+    round: int
+    link: Digest
+    state: Digest
+    files: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a validator shows of its states.
+
+    `checkpoints`: the newest first. `states`: (link, state) wherever it stood, the newest last: two that follow the run
+    name the same state for a link, whoever of them has put it up. `loose`: blobs that may lie in its bucket although no
+    checkpoint names them, for itself, should it be killed before it has deleted them.
+    """
+
+    checkpoints: tuple[Checkpoint, ...] = ()
+    states: tuple[tuple[Digest, Digest], ...] = ()
+    loose: tuple[Digest, ...] = ()
+
+    @property
+    def newest(self) -> int:
+        """The round of the newest checkpoint; 0 without one: theta_0 is to be had from the owner."""
+        return max((checkpoint.round for checkpoint in self.checkpoints), default=0)
+
+
+def encode_shown(shown: Shown, run: Digest, signer: Signer) -> bytes:
+    """The signed document."""
+    body = {
+        "checkpoints": [
+            {"round": c.round, "link": c.link.hex(), "state": c.state.hex(), "files": [file.hex() for file in c.files]}
+            for c in shown.checkpoints
+        ],
+        "states": [[link.hex(), state.hex()] for link, state in shown.states],
+        "loose": [file.hex() for file in shown.loose],
+    }
+    return encode_document(_DOCUMENT, run, _NO_ROUND, body, signer)
+
+
+def parse_shown(data: bytes, run: Digest, peer: PeerId, verify: Verify) -> Shown:
+    """Inverse of `encode_shown`, of a document that `peer` signed. Raises InvalidMessage."""
+    body = parse_document(data, _DOCUMENT, run, _NO_ROUND, peer, verify)
+    try:
+        shown = Shown(
+            tuple(_checkpoint(entry) for entry in body["checkpoints"]),
+            tuple((_digest(link), _digest(state)) for link, state in body["states"]),
+            tuple(_digest(file) for file in body["loose"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise InvalidMessage("a document of states without links, states or files") from None
+    if len(shown.checkpoints) > CHECKPOINTS_KEPT or len(shown.states) > STATES_TOLD:
+        raise InvalidMessage("a document of more states than anybody keeps")
+    return shown
+
+
+def _checkpoint(entry: Any) -> Checkpoint:
+    round = entry["round"]
+    if type(round) is not int or not 0 <= round < 1 << 32:
+        raise ValueError("no round")
+    return Checkpoint(
+        round, _digest(entry["link"]), _digest(entry["state"]), tuple(_digest(file) for file in entry["files"])
+    )
+
+
+def _digest(text: Any) -> Digest:
+    digest = bytes.fromhex(text)
+    if len(digest) != DIGEST_BYTES:
+        raise ValueError("no digest")
+    return Digest(digest)
+
+
+def shown_by_all(follower: Follower, sources: Sources, seconds: float) -> dict[PeerId, Shown]:
+    """What the validators show, as far as it can be read within `seconds`; all are asked beside each other."""
+    run, found = follower.run.id, dict[PeerId, Shown]()
+
+    def accept(holder: PeerId) -> Callable[[Data], bool]:
+        def check(data: Data) -> bool:
+            with suppress(InvalidMessage):
+                found[holder] = parse_shown(bytes(data), run, holder, follower.doors.verify)
+            return holder in found
+
+        return check
+
+    gather(
+        [
+            Wanted(holder, sources.own(holder, keys.checkpoints(run)), DOCUMENT_MAX_BYTES, accept(holder), exact=False)
+            for holder in sources.validators()
+        ],
+        timeout_seconds=seconds,
+        max_threads=MAX_THREADS,
+        time=follower.time,
+    )
+    return dict(found)
+
+
+# --- starting from one -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,58 +157,94 @@ class Start:
     fetch: Fetch | None = None
 
 
-def publish_checkpoint(follower: Follower, held: Held) -> None:
-    """Put the state that we stand at into our bucket: its files as blobs, then the signed document that names them.
-    What joiners no longer try is deleted: every checkpoint is as large as the model."""
-    run, saved, bucket = follower.run, held.saved, follower.doors.bucket
-    seconds = follower.transfer_seconds(1) + run.layout.num_parameters * 32e-6 / run.first.clock.upload_mbps
-    files = checkpoint.blobs(held.store.files, saved.consensus)
-    for digest, path in files:
-        publish(bucket, keys.blob(digest), path, timeout_seconds=seconds, time=follower.time)
-    names = [digest.hex() for digest, _ in files]
-    body = {"link": saved.link.hex(), "state": saved.consensus.hex(), "files": names}
-    document = encode_document("state", run.id, saved.round, body, follower.doors.signer)
-    publish(bucket, keys.checkpoint(run.id, saved.round), document, timeout_seconds=seconds, time=follower.time)
-    _forget_checkpoint(follower, saved.round - (CHECKPOINTS_TRIED + 1) * run.first.checkpoint_rounds, set(names))
+def published_starts(
+    follower: Follower, stakes: Mapping[PeerId, int], sources: Sources, shown: Mapping[PeerId, Shown]
+) -> tuple[list[Start], list[Start]]:
+    """Every checkpoint that is shown, whoever shows it, once; and those of them for whose link more stake names another
+    state. Both by the stake that names their state, the most first: a joiner must not download the model from every
+    liar before it comes to those who are of one mind. `stakes`: of those who count."""
+    backing: dict[Digest, dict[Digest, int]] = {}
+    holders: dict[tuple[Digest, Digest], list[PeerId]] = {}
+    rounds: dict[tuple[Digest, Digest], int] = {}
+    for holder in sources.validators():
+        if holder not in shown:
+            continue
+        put_up = {(checkpoint.link, checkpoint.state): checkpoint.round for checkpoint in shown[holder].checkpoints}
+        for state, round in put_up.items():
+            holders.setdefault(state, []).append(holder)
+            rounds[state] = max(round, rounds.get(state, 0))
+        for link, digest in {*put_up, *shown[holder].states}:
+            named = backing.setdefault(link, {})
+            named[digest] = named.get(digest, 0) + stakes.get(holder, 0)
+    starts: list[Start] = []
+    doubted: list[Start] = []
+    for link, digest in sorted(holders, key=lambda state: (-backing[state[0]][state[1]], state)):
+        buckets = [opener for holder in holders[link, digest] if (opener := sources.bucket_of(holder)) is not None]
+        round = rounds[link, digest]
+        start = Start(round, link, digest, f"the checkpoint of round {round}", fetcher(follower, buckets))
+        best = backing[link][digest] == max(backing[link].values())
+        (starts if best else doubted).append(start)
+    return starts, doubted
 
 
-def _forget_checkpoint(follower: Follower, round: int, kept: Collection[str]) -> None:
-    """Delete our checkpoint of `round`, if there is one, but for theta_0, the files that are `kept` and those of the
-    checkpoint after it: while all rounds are void the state stays."""
-    if round <= 0 or not (files := _published_files(follower, round)):
-        return
-    after = _published_files(follower, round + follower.run.first.checkpoint_rounds)
-    for name in files - after - {*kept, follower.run.first.genesis_checkpoint}:
-        follower.doors.bucket.delete(keys.blob(Digest(bytes.fromhex(name))), timeout_seconds=FETCH_SECONDS)
-    follower.doors.bucket.delete(keys.checkpoint(follower.run.id, round), timeout_seconds=FETCH_SECONDS)
+def fetcher(follower: Follower, buckets: Sequence[Callable[[], RangedBucket]]) -> Fetch:
+    """A fetch hook for the files of a checkpoint that lies in these buckets. From the first file on, all of them take
+    at most four times what the spec's slowest planned link needs for the model."""
+    spec, time = follower.run.first, follower.time
+    seconds = FETCH_SECONDS + 4 * state_bytes(follower) * 8e-6 / spec.clock.download_mbps
+    began: list[float] = []
+    order = list(buckets)
+    """Those that failed last."""
+
+    def fetch(digest: Digest, max_bytes: int, path: Path) -> None:
+        began.append(time.now())
+        faults: list[str] = []
+        for opener in tuple(order):
+            if time.now() > began[0] + seconds:
+                raise StorageError(f"a checkpoint is not to be had within {seconds:.0f} s")
+            try:
+                return blob_fetcher(opener(), spec.clock.download_mbps * 1e6 / 8 / 4)(digest, max_bytes, path)
+            except (StorageError, ConfigError) as fault:
+                faults.append(str(fault))
+                order.remove(opener)
+                order.append(opener)
+        raise StorageError(f"a file of a checkpoint is in none of {len(buckets)} buckets ({'; '.join(faults[:2])})")
+
+    return fetch
 
 
-def _published_files(follower: Follower, round: int) -> set[str]:
-    """Digests (hex) of the files of our own published checkpoint of `round`; none when there is no such document."""
-    key = keys.checkpoint(follower.run.id, round)
-    try:
-        raw = follower.doors.bucket.get(key, max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=FETCH_SECONDS)
-        body = parse_document(raw, "state", follower.run.id, round, follower.me, follower.doors.verify)
-    except (ObjectMissing, InvalidMessage):
-        return set()
-    return set(body["files"])
+def state_bytes(follower: Follower) -> int:
+    """About what a checkpoint takes: theta in fp32."""
+    return 4 * follower.run.layout.num_parameters
 
 
-def fetcher(follower: Follower, bucket: Bucket) -> Fetch:
-    """A fetch hook for the files of a checkpoint in this bucket."""
-    return blob_fetcher(bucket, follower.run.first.clock.download_mbps * 1e6 / 8 / 4)
+# --- retention ---------------------------------------------------------------------------------------------------
 
 
-def fetch_checkpoint(follower: Follower, bucket: Bucket, holder: PeerId, round: int) -> Start:
-    """What a validator signed as the state at the start of `round`. The state itself is fetched only once its link has
-    turned out to lie on the chain of records: it is as large as the model."""
-    run = follower.run
-    raw = bucket.get(keys.checkpoint(run.id, round), max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=FETCH_SECONDS)
-    body = parse_document(raw, "state", run.id, round, holder, follower.doors.verify)
-    try:
-        link, state = Digest(bytes.fromhex(body["link"])), Digest(bytes.fromhex(body["state"]))
-    except (KeyError, TypeError, ValueError):
-        raise InvalidMessage("a checkpoint document without link or state") from None
-    if len(link) != DIGEST_BYTES or len(state) != DIGEST_BYTES:
-        raise InvalidMessage("a checkpoint document whose link or state is no digest")
-    return Start(round, link, state, f"the checkpoint of round {round}", fetcher(follower, bucket))
+def kept_from(spec: RunSpec, round: int, published: int) -> int:
+    """The first round whose payloads, keys, claims and mirrors are kept in `round`, when `published` is the round of
+    the newest checkpoint: what a joiner applies to it is never deleted, but for what is older than RETAINED_INTERVALS.
+    """
+    every = spec.checkpoint_rounds
+    wanted = min(published, round - every) - RETAINED_ROUNDS
+    return max(0, wanted, round - RETAINED_INTERVALS * every - RETAINED_ROUNDS)
+
+
+def counted_stakes(follower: Follower, round: int, peers: Sequence[Peer]) -> Mapping[PeerId, int]:
+    """Who counts how much in `round`, by heads where nobody has stake. `peers` as of its D."""
+    stakes = electorate(follower.run, round, peers)
+    return stakes if any(stakes.values()) else dict.fromkeys(stakes, 1)
+
+
+def published_by_most(follower: Follower, round: int, seconds: float) -> int:
+    """The newest round of which validators with more than half of the counted stake show a checkpoint, or a newer one:
+    what fewer say may be untrue. 0 when they do not. Takes at most `seconds`; raises ChainError."""
+    peers = follower.doors.chain.peers(follower.clock.commit_by(round))
+    stakes = counted_stakes(follower, round, peers)
+    shown = shown_by_all(follower, Sources(peers, follower.doors.open_pointer), seconds)
+    behind = 0
+    for newest, stake in sorted(((shown[peer].newest, stakes.get(peer, 0)) for peer in shown), reverse=True):
+        behind += stake
+        if 2 * behind > sum(stakes.values()):
+            return newest
+    return 0

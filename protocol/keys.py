@@ -43,9 +43,10 @@ def mirror_reveal(run: Digest, round: int, peer: PeerId) -> str:
     return f"{_run(run)}/mirror-reveal/{round:08d}/{peer.hex()}"
 
 
-def checkpoint(run: Digest, round: int) -> str:
-    """Manifest of the state at the start of `round`."""
-    return f"{_run(run)}/checkpoint/{round:08d}"
+def checkpoints(run: Digest) -> str:
+    """A validator's signed document of the states that it has put up whole, and of those that it stood at. One key, so
+    that nobody has to guess in which rounds there was one."""
+    return f"{_run(run)}/checkpoints"
 
 
 def blob(digest: Digest) -> str:

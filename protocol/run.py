@@ -101,18 +101,18 @@ class Run:
         """This run with `amendments` (in the order of their publication) appended. Raises ConfigError when they do not
         follow one another, or when one of them makes no valid spec."""
         run = Run(self.first, self.amendments + tuple(amendments))
-        previous = run.id
-        for amendment in run.amendments:
+        previous, stages = self.head, self._stages
+        for amendment in amendments:
             if bytes.fromhex(amendment.previous) != previous:
                 raise ConfigError("amendments of the run do not follow one another: ask the run's owner")
-            starts = run.clock.start(amendment.from_round)
+            starts = self.clock.start(amendment.from_round)
             if amendment.void_from_block is not None and amendment.void_from_block < starts:
                 raise ConfigError(
                     f"an amendment voids a round from block {amendment.void_from_block} on, but holds only from block "
                     f"{starts} on: nodes that looked before and after it would part"
                 )
-            previous = amendment.digest
-        assert run._stages
+            previous, stages = amendment.digest, _staged(stages, amendment)
+        vars(run)["_stages"] = stages  # not built again: a spec of a large model costs milliseconds
         return run
 
     @cached_property
@@ -120,14 +120,19 @@ class Run:
         """(first round, spec) of every stage, by round."""
         stages = [(0, self.first)]
         for amendment in self.amendments:
-            at = bisect_right(stages, amendment.from_round, key=itemgetter(0))
-            if stages[at - 1][0] < amendment.from_round:
-                stages.insert(at, (amendment.from_round, stages[at - 1][1]))
-            else:
-                at -= 1
-            if amendment.changes:
-                stages[at:] = [(round, _changed(spec, amendment)) for round, spec in stages[at:]]
+            stages = _staged(stages, amendment)
         return stages
+
+
+def _staged(stages: list[tuple[int, RunSpec]], amendment: Amendment) -> list[tuple[int, RunSpec]]:
+    """The stages with one more amendment: every stage from its round on has it."""
+    at = bisect_right(stages, amendment.from_round, key=itemgetter(0))
+    before, after = stages[:at], stages[at:]
+    if before[-1][0] == amendment.from_round:
+        after.insert(0, before.pop())
+    else:
+        after.insert(0, (amendment.from_round, before[-1][1]))
+    return before + [(round, _changed(spec, amendment) if amendment.changes else spec) for round, spec in after]
 
 
 def _changed(spec: RunSpec, amendment: Amendment) -> RunSpec:

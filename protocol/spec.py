@@ -7,7 +7,7 @@ first spec is its run id (docs/protocol.md section 0). All code asks `Run.spec_a
 
 import tomllib
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
@@ -307,7 +307,7 @@ class RunSpec(Published):
 
     @cached_property
     def layout(self) -> Layout:
-        return Layout.of(self.model.shapes(), self.compression.k)
+        return _layout(self.model, self.compression.k)
 
     @property
     def plaintext_bytes(self) -> int:
@@ -350,6 +350,12 @@ class RunSpec(Published):
             clock.leader_slot,
             clock.attest,
         )
+
+
+@lru_cache(maxsize=8)
+def _layout(model: ModelSpec, k: int) -> Layout:
+    """One for all specs of a run, which no amendment can change: that of a large model takes milliseconds."""
+    return Layout.of(model.shapes(), k)
 
 
 def parse_toml(text: str, source: str) -> RunSpec:

@@ -1,16 +1,17 @@
 """Keeping: what joiners need of a validator, and for how long (docs/protocol.md section 8)."""
 
+from loguru import logger
+
 from gauntlet.agreement import Agreed
-from node.checkpoints import publish_checkpoint
+from node.checkpoints import kept_from
 from node.node import Node
 from protocol import keys
+from protocol.errors import StorageError
 from protocol.messages import encode_link
+from rounds.checkpoints import Checkpoints
 from storage.mirror import Mirror
 from training.evaluate import held_out_loss
 from training.shards import Shards
-
-RETAINED_ROUNDS = 8
-"""Payloads, keys and mirrors are kept so many rounds longer than the interval of checkpoints."""
 
 
 class Keeper:
@@ -18,11 +19,13 @@ class Keeper:
 
     def __init__(self, node: Node, shards: Shards, mirror: Mirror) -> None:
         self.node, self.shards, self.mirror = node, shards, mirror
+        self.checkpoints = Checkpoints(node)
 
     def publish_link(self, decision: Agreed) -> None:
         """The agreed record under its link, for joiners; before our state moves past it, or a crash would tear a hole
-        into the chain that they follow."""
+        into the chain that they follow. This comes in every round that we follow, however late: so checkpoints do."""
         node = self.node
+        self.checkpoints.look()
         if decision.selection is not None and decision.record is not None:
             head = node.run.head_at(decision.selection.round)
             link = encode_link(decision.record, decision.selection.contributing, head)
@@ -32,9 +35,11 @@ class Keeper:
     def keep(self, round: int) -> None:
         """What joiners need from us: checkpoints and mirrors of recent rounds. Then the held-out loss, for people."""
         node, spec = self.node, self.node.run.spec_at(round)
-        seconds = node.transfer_seconds(1)
-        if node.held.saved.round % spec.checkpoint_rounds == 0:
-            publish_checkpoint(node, node.held)
-        self.mirror.prune(max(0, round - spec.checkpoint_rounds - RETAINED_ROUNDS), timeout_seconds=seconds)
+        self.checkpoints.look()
+        before = kept_from(spec, round, self.checkpoints.published)
+        try:
+            self.mirror.prune(before, timeout_seconds=node.transfer_seconds(1))
+        except StorageError as fault:
+            logger.warning("copies before round {round} are not deleted yet: {fault}", round=before, fault=str(fault))
         loss = held_out_loss(node.held.replica, self.shards, spec.data.held_out_sequences)
         node.held.events.emit("held_out", round, val_loss=loss)

@@ -12,6 +12,7 @@ from typing import Any
 from loguru import logger
 
 from gauntlet.checks import commitment
+from node.checkpoints import kept_from, published_by_most
 from node.events import Phase, round_seconds
 from node.node import Node
 from node.state import SealedRound
@@ -21,11 +22,11 @@ from protocol.errors import ChainError, MurmurError, StorageError
 from protocol.merkle import SECTION_BYTES
 from protocol.messages import ENVELOPE_BYTES, Reveal, encode_document
 from protocol.types import Commitment, Digest, Page
-from rounds.keep import RETAINED_ROUNDS
 from sparseloco import wire
 from sparseloco.floats import NonFinite
 from sparseloco.update import Update
 from storage.exchange import publish
+from storage.realtime import seconds_until
 from storage.seal import Sealing
 from storage.upload import Upload, has_parts
 from training.loader import sequences
@@ -320,13 +321,25 @@ class Miner:
         publish(node.doors.bucket, key, document, timeout_seconds=node.transfer_seconds(1), time=node.time)
 
     def clean_up(self, round: int) -> None:
-        """Delete our objects of the round that just left the retention window."""
-        node = self.node
-        old = round - node.run.first.checkpoint_rounds - RETAINED_ROUNDS
-        if old >= 0:
-            for key in (
-                keys.payload(node.run.id, old),
-                keys.reveal(node.run.id, old),
-                keys.peer_report(node.run.id, old),
-            ):
-                node.doors.bucket.delete(key, timeout_seconds=10.0)
+        """Delete our objects of rounds that no joiner needs any more: the newest checkpoint that most validators show
+        says which. Takes no more than the time in which we wait for the round's decision."""
+        node, spec = self.node, self.node.run.spec_at(round)
+        bucket, until = node.doors.bucket, node.time.now() + node.seconds_until(node.clock.attest_by(round))
+        last = kept_from(spec, round, round)
+        try:
+            if last and self._objects_before(last, until):
+                left = seconds_until(until, node.time) / 2
+                for key in self._objects_before(kept_from(spec, round, published_by_most(node, round, left)), until):
+                    bucket.delete(key, timeout_seconds=seconds_until(until, node.time))
+        except (ChainError, StorageError) as fault:
+            logger.warning("what we no longer need to keep stays in our bucket: {fault}", fault=str(fault))
+
+    def _objects_before(self, round: int, until: float) -> list[str]:
+        """Keys of our payloads, keys and claims of earlier rounds, at most 1000 of each, the oldest first."""
+        node, found = self.node, list[str]()
+        for key_of in (keys.payload, keys.reveal, keys.peer_report):
+            prefix = key_of(node.run.id, 0).removesuffix(f"{0:08d}")
+            left = seconds_until(until, node.time)
+            listed = node.doors.bucket.list(prefix, max_keys=1000, timeout_seconds=left)
+            found += [key for key in listed if key < key_of(node.run.id, round)]
+        return found

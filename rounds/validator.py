@@ -64,7 +64,7 @@ class Validator:
         checked = scores.check(round, gathered)
         unobserved = scores.unobserved(round, seen, checked)
         ranking = scores.rank(round, checked)
-        vote.mirror_selected(round, gathered, ranking)
+        vote.mirror_selected(round, at_commit, gathered, ranking)
         vote.vote(round, ranking, at_commit, checked)
         evaluations = scores.evaluate(round, checked, ranking, at_commit) if unobserved is None else {}
         decision = self.decision(round)

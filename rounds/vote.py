@@ -34,17 +34,21 @@ class Vote:
         self.node, self.scores, self.mirror = node, scores, mirror
         self.mirrored: dict[PeerId, Copied] = {}
         self.seen: dict[PeerId, Gathered] = {}
+        """What every peer registered at D left, as far as we know by now."""
         self.approved: set[int] = set()
         """Slots of this round whose records we approve."""
         self.posted: Record | Attestation | None = None
         """Our last word in this round."""
 
-    def mirror_selected(self, round: int, gathered: Sequence[Gathered], ranking: Ranking) -> None:
+    def mirror_selected(
+        self, round: int, at_commit: Sequence[Peer], gathered: Sequence[Gathered], ranking: Ranking
+    ) -> None:
         """Mirror the bytes of the best-rated, so that whoever is selected can be repaired from us. What our bucket does
         not take we do not select; the round goes on."""
         node = self.node
         self.mirrored = {}
-        items = self.seen = {item.peer.id: item for item in gathered}
+        items = {item.peer.id: item for item in gathered}
+        self.seen = {peer.id: Gathered(peer) for peer in at_commit} | items
         with node.held.timeline.begin("mirror") as watch:
             for peer in (*ranking.contributing, *ranking.reserve):
                 if not self._mirror(round, items[peer]):
@@ -107,8 +111,9 @@ class Vote:
         with node.held.timeline.begin("post") as watch:
             block = self.post(round, record_for(round, [uids[peer] for peer in held], *node.held.claim))
         if block is not None:
-            seconds = {"select": round_seconds(watch.seconds)}
-            node.held.events.emit("posted", round, slot=slot, block=block, seconds=seconds)
+            node.held.events.emit(
+                "posted", round, slot=slot, block=block, seconds={"select": round_seconds(watch.seconds)}
+            )
 
     def is_agreed(self, round: int) -> bool:
         """Whether a record is agreed already, by the newest final block."""

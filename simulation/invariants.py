@@ -10,12 +10,13 @@ from hashlib import sha256
 from typing import IO, Any
 
 from gauntlet.agreement import electorate, leader_order
+from node.checkpoints import kept_from, parse_shown
 from protocol import keys
 from protocol.types import hotkey
-from rounds.keep import RETAINED_ROUNDS
 from simulation.chain import BLOCK_SECONDS
 from simulation.faults import CALM_ROUNDS, Incident
 from simulation.network import Member, Network
+from simulation.world import hash_verify
 
 RECOVERY_ROUNDS = 2.0
 """A restarted node stands at the current round again after so many rounds, if nothing else happens to it."""
@@ -248,24 +249,22 @@ class Witness:
         """A round is over, for everybody."""
         network = self._network
         self._forget()
-        newest = max(
-            (
-                round
-                for member in network.members.values()
-                if member.validates and not member.hostile
-                for round in range(number + 1, max(0, number - 40), -1)
-                if keys.checkpoint(network.run.id, round) in network.store.buckets[member.name]
-            ),
-            default=0,
-        )
+        newest = max((self._published(m) for m in network.members.values() if m.validates and not m.hostile), default=0)
         age = number + 1 - newest
         self.result.oldest_needed_checkpoint_rounds = max(self.result.oldest_needed_checkpoint_rounds, age)
-        retained = network.spec.checkpoint_rounds + RETAINED_ROUNDS
-        if age > retained:
-            self._broke(f"round {number}: the newest checkpoint is {age} rounds old, payloads are kept for {retained}")
+        if kept_from(network.spec, number, newest) > newest:
+            self._broke(f"round {number}: the newest checkpoint is {age} rounds old, payloads after it are gone")
         calm = all(self.calm(round) for round in range(number - CALM_ROUNDS + 1, number + 1))
         if calm and number >= CALM_ROUNDS and not (self.calm(number + 1) and number + 1 < self.rounds):
             self._after_calm(number)
+
+    def _published(self, member: Member) -> int:
+        """The round of the newest checkpoint that the member shows, 0 for none."""
+        network = self._network
+        document = network.store.buckets[member.name].get(keys.checkpoints(network.run.id))
+        if document is None:
+            return 0
+        return parse_shown(document.data, network.run.id, member.peer, hash_verify).newest
 
     def _after_calm(self, number: int) -> None:
         """Whatever happened: some calm rounds later everybody is there, and the run goes on."""

@@ -306,3 +306,31 @@ def gather(
     return Collection(
         wanted, seconds_left=lambda: seconds_until(until, time), max_threads=max_threads, cache=cache, time=time
     ).run()
+
+
+def first(
+    wanted: Sequence[Wanted], *, timeout_seconds: float, max_threads: int, time: Time = REAL
+) -> tuple[PeerId, Data] | None:
+    """The first accepted answer of all that are asked beside each other, and whose source gave it; None when nobody had
+    one within `timeout_seconds`."""
+    until = time.now() + timeout_seconds
+    found: list[tuple[PeerId, Data]] = []
+
+    def ending(item: Wanted) -> Wanted:
+        def accept(data: Data) -> bool:
+            if not item.accept(data):
+                return False
+            found.append((item.peer, data))
+            collection.stop()
+            return True
+
+        return replace(item, accept=accept)
+
+    collection = Collection(
+        [ending(item) for item in wanted],
+        seconds_left=lambda: seconds_until(until, time),
+        max_threads=max_threads,
+        time=time,
+    )
+    collection.run()
+    return found[0] if found else None

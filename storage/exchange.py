@@ -38,12 +38,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An object of known size: its sources in the order to try them, the owner's bucket first."""
+    """An object of known size: its sources in the order to try them, the owner's bucket first. `exact`: False for one
+    of at most that size."""
 
     peer: PeerId
     sources: tuple[Source, ...]
     size: int
     accept: Callable[[Data], bool]
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class _Visit:
         return data if isinstance(data, Fault) or path is None else self._kept(data, path)
 
     def _to_memory(self, bucket: RangedBucket) -> bytes | Fault:
-        data = bucket.get(self.source.key, max_bytes=self.item.size, timeout_seconds=self._left, exact=True)
+        data = bucket.get(self.source.key, max_bytes=self.item.size, timeout_seconds=self._left, exact=self.item.exact)
         return data if self.item.accept(data) else _MISMATCH
 
     def _to_disk(self, bucket: RangedBucket, path: Path) -> Data | Fault:

@@ -38,7 +38,7 @@ class NamesTheMute(Vote):
 
     mute: PeerId
 
-    def mirror_selected(self, round: int, gathered: Any, ranking: Ranking) -> None:
+    def mirror_selected(self, round: int, at_commit: Any, gathered: Any, ranking: Ranking) -> None:
         self.mirrored = {self.mute: None}  # type: ignore[dict-item]
 
     def mirror_holds(self, peer: PeerId) -> bool:

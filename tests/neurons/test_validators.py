@@ -87,7 +87,7 @@ def test_a_leader_that_lies_moves_nobody_apart(networks: Networks) -> None:
 class Withholder(Vote):
     """Posts without having mirrored anything, first if it can."""
 
-    def mirror_selected(self, round: int, gathered: Any, ranking: Any) -> None:
+    def mirror_selected(self, round: int, at_commit: Any, gathered: Any, ranking: Any) -> None:
         self.mirrored = dict.fromkeys((*ranking.contributing, *ranking.reserve), None)  # type: ignore[arg-type]
 
     def mirror_holds(self, peer: PeerId) -> bool:

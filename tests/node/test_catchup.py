@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from node import catchup
+from node.checkpoints import Checkpoint, Shown, encode_shown, parse_shown
 from protocol import keys
-from protocol.errors import ChainError
-from protocol.messages import encode_document, encode_link, encode_slot, encode_statement, parse_document
+from protocol.errors import ChainError, InvalidMessage
+from protocol.messages import encode_document, encode_link, encode_slot, encode_statement
 from protocol.types import Commitment, Digest, Record
+from storage.realtime import REAL
 from tests.fakes.chain import fake_verify
 from tests.network import OWNER, FakeNetwork
 from training import checkpoint
@@ -43,8 +46,32 @@ def statements(network: FakeNetwork, bucket: str) -> list[str]:
     return sorted(key for key in network.store.buckets[bucket] if "/statement/" in key)
 
 
-def checkpoints(network: FakeNetwork, bucket: str) -> list[str]:
-    return sorted(key for key in network.store.buckets[bucket] if "/checkpoint/" in key)
+def shown(network: FakeNetwork, name: str) -> Shown:
+    """What this validator's bucket shows of its states; nothing when there is no such document."""
+    found = network.store.buckets[name].get(keys.checkpoints(network.run.id))
+    return Shown() if found is None else parse_shown(found.data, network.run.id, network[name].peer, fake_verify)
+
+
+def show(network: FakeNetwork, name: str, *checkpoints: Checkpoint, told: bool = True) -> None:
+    """Let this validator show these checkpoints; `told`: and say that it stood there."""
+    states = tuple((entry.link, entry.state) for entry in checkpoints) if told else ()
+    document = encode_shown(Shown(checkpoints, states), network.run.id, network[name].signer)
+    network.store.bucket(name).put(keys.checkpoints(network.run.id), document, timeout_seconds=1)
+
+
+def hide_checkpoints(network: FakeNetwork, name: str = "validator") -> None:
+    network.store.buckets[name].pop(keys.checkpoints(network.run.id), None)
+
+
+def put_up(network: FakeNetwork, name: str, seed: int) -> tuple[Digest, tuple[Digest, ...]]:
+    """A state that nobody else holds, whole in this bucket: its digest and its files."""
+    other = Replica(network.spec, genesis_theta(network.spec.model, seed))
+    folder = network.folder / f"forged-{seed}"
+    state = checkpoint.save(folder, other.consensus_state())
+    files = checkpoint.blobs(folder, state)
+    for digest, path in files:
+        network.store.bucket(name).put(keys.blob(digest), path, timeout_seconds=1)
+    return state, tuple(digest for digest, _ in files)
 
 
 def silence(network: FakeNetwork) -> None:
@@ -55,12 +82,6 @@ def silence(network: FakeNetwork) -> None:
             network.world.publish(member.peer, mines)
 
 
-def forge(network: FakeNetwork, round: int, body: dict[str, str], forger: str = "forger") -> None:
-    document = encode_document("state", network.run.id, round, body, network[forger].signer)
-    key = keys.checkpoint(network.run.id, round)
-    network.store.bucket(forger).put(key, document, timeout_seconds=1)
-
-
 def test_a_joiner_on_a_pruned_chain_starts_from_a_checkpoint(networks: Networks) -> None:
     network = run_four_rounds(networks)
     assert join(network).startswith("the checkpoint of round")
@@ -68,8 +89,7 @@ def test_a_joiner_on_a_pruned_chain_starts_from_a_checkpoint(networks: Networks)
 
 def test_without_checkpoints_a_joiner_replays_the_run_from_its_first_round(networks: Networks) -> None:
     network = run_four_rounds(networks)
-    for key in checkpoints(network, "validator"):
-        del network.store.buckets["validator"][key]
+    hide_checkpoints(network)
     # Round 1 is to be had from a miner only, round 2 from the mirror only.
     for key in list(network.store.buckets["validator"]):
         if "/mirror/00000001" in key:
@@ -81,37 +101,38 @@ def test_without_checkpoints_a_joiner_replays_the_run_from_its_first_round(netwo
 
 def test_a_forged_checkpoint_is_refused_and_the_true_one_of_the_next_validator_is_used(networks: Networks) -> None:
     network = run_four_rounds(networks, validators=FORGER)
-    other = Replica(network.spec, genesis_theta(network.spec.model, 7))
-    folder = network.folder / "forged"
-    state = checkpoint.save(folder, other.consensus_state())
-    forger = network.store.bucket("forger")
-    for digest, path in checkpoint.blobs(folder, state):
-        forger.put(keys.blob(digest), path, timeout_seconds=1)
-    true = network["miner-1"].node.held.saved.link
-    forge(network, 6, {"link": true.hex(), "state": state.hex()})
-    forge(network, 4, {"link": true.hex(), "state": state.hex()})
-    forge(network, 2, {"link": "00" * 32, "state": state.hex()})
+    state, files = put_up(network, "forger", 7)
+    true, nowhere = network["miner-1"].node.held.saved.link, Digest(bytes(32))
+    show(network, "forger", Checkpoint(6, true, state, files), Checkpoint(2, nowhere, state, files))
     assert join(network).startswith("the checkpoint of round")
 
 
-def test_malformed_checkpoint_documents_harm_no_joiner(networks: Networks) -> None:
-    forgers = {f"forger-{number}": 200 + number for number in range(6)}
+def test_malformed_documents_of_states_harm_no_joiner(networks: Networks) -> None:
+    link = "ab" * 32
+    state = {"round": 2, "link": link, "state": link, "files": [link]}
+    whole = {"checkpoints": [state], "states": [[link, link]], "loose": []}
+    malformed: tuple[dict[str, Any], ...] = (
+        {},
+        whole | {"checkpoints": 5},
+        whole | {"checkpoints": [state | {"link": "zz"}]},
+        whole | {"checkpoints": [state | {"state": "ab" * 20_000}]},
+        whole | {"checkpoints": [state | {"round": -1}]},
+        whole | {"checkpoints": [state | {"round": "2"}]},
+        whole | {"checkpoints": [state] * 4},
+        whole | {"states": [[link]]},
+        whole | {"states": [[link, link]] * 65},
+        whole | {"files": [None], "loose": [None]},
+    )
+    forgers = {f"forger-{number}": 200 + number for number in range(len(malformed))}
     network = networks(miners=2, validators={"validator": 100} | forgers)
     silence(network)
     network.start("validator", "miner-1")
-    network.run_until(2)
-    link = network["miner-1"].node.held.saved.link.hex()
     network.run_until(4)
-    malformed = (
-        {},
-        {"link": "zz", "state": "00" * 32},
-        {"link": link, "state": "ab" * 20_000},
-        {"link": link, "state": "00" * 32},
-        {"link": "00" * 20_000, "state": "00" * 32},
-        {"link": "00", "state": ""},
-    )
     for name, body in zip(forgers, malformed, strict=True):
-        forge(network, 2, body, name)
+        document = encode_document("states", network.run.id, 0, body, network[name].signer)
+        with pytest.raises(InvalidMessage):
+            parse_shown(document, network.run.id, network[name].peer, fake_verify)
+        network.store.bucket(name).put(keys.checkpoints(network.run.id), document, timeout_seconds=1)
     network.start("miner-2")
     network.run_until(5)
     network.assert_agreement()
@@ -122,7 +143,7 @@ def test_a_forged_record_is_refused_and_the_true_one_of_the_next_validator_is_us
     network = run_four_rounds(networks, validators=FORGER)
     forger = network.store.bucket("forger")
     kept = statements(network, "validator")
-    assert len(kept) == 4
+    assert kept
     for key in kept:
         lie = encode_link(encode_statement(Record(3, 1, Digest(bytes(32)), Digest(bytes(32)))), (), network.run.id)
         forger.put(key, lie, timeout_seconds=1)
@@ -181,8 +202,7 @@ def test_a_node_whose_theta_is_wrong_outlives_that_nobody_can_help_it_for_a_whil
     network.kill("miner-2")
     spoil(network, "miner-2")
     network.store.buckets["owner"].clear()
-    for key in checkpoints(network, "validator"):
-        del network.store.buckets["validator"][key]
+    hide_checkpoints(network)
     network.start("miner-2")
     network.run_until(6)
     assert network["miner-2"].events("caught_up")[-1]["origin"].startswith("the checkpoint")
@@ -193,16 +213,15 @@ def test_a_validator_deletes_the_checkpoints_that_no_joiner_tries_any_more(netwo
     network = networks(miners=1)
     network.start()
     network.run_until(10)
-    network.wait_for(lambda: len(checkpoints(network, "validator")) == 4)
-    kept = checkpoints(network, "validator")
-    assert [int(key[-8:]) for key in kept] == [4, 6, 8, 10]
-    named: set[str] = set()
-    for key in kept:
-        document = network.store.bucket("validator").get(key, max_bytes=1 << 16, timeout_seconds=1)
-        peer, round = network["validator"].peer, int(key[-8:])
-        named |= set(parse_document(document, "state", network.run.id, round, peer, fake_verify)["files"])
-    blobs = {key.removeprefix("blob/") for key in network.store.buckets["validator"] if key.startswith("blob/")}
-    assert blobs == named
+    network.wait_for(lambda: shown(network, "validator").newest == 10)
+    kept = shown(network, "validator").checkpoints
+    assert [entry.round for entry in kept] == [10, 8, 6]
+    named = {file.hex() for entry in kept for file in entry.files}
+
+    def lying() -> set[str]:
+        return {key.removeprefix("blob/") for key in network.store.buckets["validator"] if key.startswith("blob/")}
+
+    network.wait_for(lambda: lying() == named)
 
 
 def test_a_chain_that_fails_in_the_middle_of_a_replay_leaves_our_own_state_in_place(
@@ -217,10 +236,12 @@ def test_a_chain_that_fails_in_the_middle_of_a_replay_leaves_our_own_state_in_pl
 
     monkeypatch.setattr(catchup, "_newest_decided", lambda node: 5)
     monkeypatch.setattr(catchup, "_newest_claims", lambda *_: (5, [("theta", "previous")]))
-    monkeypatch.setattr(catchup, "_starts", lambda *_: iter([SimpleNamespace(origin="genesis")]))
+    monkeypatch.setattr(catchup, "_starts", lambda *_: iter([(SimpleNamespace(origin="genesis"), [])]))
     monkeypatch.setattr(catchup, "_replay", replay)
     monkeypatch.setattr(catchup, "settle", lambda *_: None)
-    follower = SimpleNamespace(sources=lambda: None)
+    monkeypatch.setattr(catchup, "_at_commit", lambda *_: ())
+    monkeypatch.setattr(catchup, "counted_stakes", lambda *_: {})
+    follower = SimpleNamespace(sources=lambda: None, time=REAL)
     held = SimpleNamespace(saved=SimpleNamespace(round=1, consensus="our own"), load_consensus=in_place.append)
     with pytest.raises(ChainError):
         catchup.catch_up(follower, held)  # type: ignore[arg-type]

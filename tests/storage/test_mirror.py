@@ -98,7 +98,7 @@ def test_prune_deletes_exactly_the_older_rounds_of_this_run() -> None:
     for round in range(6):
         mirror.copy(round, SIGNER.peer, sealed(round).object, b"reveal", timeout_seconds=1)
         mirror.copy_reveal(round, PeerId(b"\xff" * 32), b"reveal", timeout_seconds=1)
-    elsewhere = (keys.payload(RUN, 0), keys.checkpoint(RUN, 0), keys.mirror(Digest(bytes(32)), 0, SIGNER.peer))
+    elsewhere = (keys.payload(RUN, 0), keys.checkpoints(RUN), keys.mirror(Digest(bytes(32)), 0, SIGNER.peer))
     for key in elsewhere:
         mirror.bucket.put(key, b"keep", timeout_seconds=1)
     assert mirror.prune(4, timeout_seconds=1) == 12

@@ -1,0 +1,190 @@
+"""A validator's own checkpoints: published in the background, so that no upload holds up a round (docs/protocol.md
+section 8). What others make of them: node/checkpoints.py, node/catchup.py.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from shutil import copyfile, rmtree
+
+from loguru import logger
+
+from node.checkpoints import (
+    CHECKPOINTS_KEPT,
+    DOCUMENT_MAX_BYTES,
+    FETCH_SECONDS,
+    STATES_TOLD,
+    Checkpoint,
+    Shown,
+    encode_shown,
+    parse_shown,
+    state_bytes,
+)
+from node.node import Node
+from protocol import keys
+from protocol.errors import ChainError, CheckpointCorrupt, InvalidMessage, MurmurError, ObjectMissing
+from protocol.ports import Task
+from protocol.types import Digest
+from storage.exchange import publish
+from storage.realtime import seconds_until
+from training import checkpoint
+
+States = tuple[tuple[Digest, Digest], ...]
+
+
+class Checkpoints:
+    """What one validator shows of its states. All that touches the bucket runs beside the rounds, one thing at a time;
+    whatever fails is a warning, and is tried again in the next round.
+
+    A process may be killed at any line: the document comes last, and before the files that it will name it names them
+    as loose, so that whatever is left over is deleted some time.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.shown: Shown | None = None
+        """What our bucket shows; None until it has been read back."""
+        self.folder = node.held.store.folder / "checkpoint"
+        """Links to the files that are being put up: the state moves on meanwhile, and removes its own."""
+        self._pinned: Checkpoint | None = None
+        self._stood: States = ()
+        """(link, state) where we stood since our start."""
+        self._task: Task | None = None
+
+    @property
+    def published(self) -> int:
+        """The round of our newest checkpoint; 0 without one."""
+        return self.shown.newest if self.shown is not None else 0
+
+    def look(self) -> None:
+        """Begin what is due now that our state stands at the start of a round; returns at once and raises nothing."""
+        node, saved = self.node, self.node.held.saved
+        if node.behind:
+            return  # nobody should start from what we hold
+        self._stood = _latest([*self._stood, (saved.link, saved.consensus)])
+        if self._task is not None and self._task.is_alive():
+            return
+        try:
+            work = self._work()
+        except (ChainError, CheckpointCorrupt, OSError) as fault:
+            logger.warning("no checkpoint can be made now: {fault}", fault=str(fault))
+            return
+        if work is not None:
+            self._task = node.time.start(partial(self._beside, work), "checkpoint")
+
+    def _work(self) -> Callable[[], None] | None:
+        """What is to be done next."""
+        if self.shown is None:
+            return self._read_back
+        if self._due():
+            self._pin()
+            return self._publish
+        states = _latest([*self.shown.states, *self._stood])
+        if self.shown.states != states:
+            return partial(self._show, replace(self.shown, states=states))
+        return None
+
+    def _due(self) -> bool:
+        """Whether the interval of our newest checkpoint is over. The intervals of validators begin in other rounds, so
+        that not all of them upload at once, and joiners find one that is younger than an interval."""
+        node, held = self.node, self.node.held
+        if held.saved.consensus.hex() == node.run.first.genesis_checkpoint:
+            return False  # the owner's; nothing has been agreed yet
+        every, validators = node.run.spec_at(held.saved.round).checkpoint_rounds, sorted(node.sources().validators())
+        place = validators.index(node.me) if node.me in validators else 0
+        shift = place * every // max(1, len(validators))
+        return (held.saved.round + shift) // every > (self.published + shift) // every
+
+    def _pin(self) -> None:
+        """Keep the files of our state until they are up. What was pinned and did not get up stays while it is not older
+        than an interval: what is up of it already need not be sent again."""
+        held = self.node.held
+        every = self.node.run.spec_at(held.saved.round).checkpoint_rounds
+        if self._pinned is not None and held.saved.round - every < self._pinned.round <= held.saved.round:
+            return
+        rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(mode=0o700)
+        files = checkpoint.blobs(held.store.files, held.saved.consensus)
+        for digest, path in files:
+            try:
+                os.link(path, self.folder / digest.hex())
+            except OSError:  # a disk that knows no links
+                copyfile(path, self.folder / digest.hex())
+        self._pinned = Checkpoint(
+            held.saved.round, held.saved.link, held.saved.consensus, tuple(digest for digest, _ in files)
+        )
+
+    # --- beside the rounds -------------------------------------------------------------------------------------
+
+    def _beside(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (MurmurError, OSError) as fault:
+            logger.warning(
+                "our checkpoints are not up to date, the newest is of round {round}: {fault}; trying again in the next "
+                "round",
+                round=self.published,
+                fault=str(fault),
+            )
+
+    def _read_back(self) -> None:
+        """What we showed before this start."""
+        node = self.node
+        try:
+            raw = node.doors.bucket.get(
+                keys.checkpoints(node.run.id), max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=FETCH_SECONDS
+            )
+            self.shown = parse_shown(raw, node.run.id, node.me, node.doors.verify)
+        except (ObjectMissing, InvalidMessage):
+            self.shown = Shown()
+
+    def _publish(self) -> None:
+        """Put the pinned state up: its files, unless they are there, then the document that names them. What no
+        checkpoint names any more is deleted: every one is as large as the model."""
+        node, pinned, shown = self.node, self._pinned, self.shown
+        assert pinned is not None
+        assert shown is not None
+        time, bucket, spec = node.time, node.doors.bucket, node.run.first
+        began = time.now()
+        until = began + node.transfer_seconds(1) + 4 * state_bytes(node) * 8e-6 / spec.clock.upload_mbps
+        named = {file for entry in shown.checkpoints for file in entry.files}
+        loose = {*shown.loose, *pinned.files} - named
+        self._show(replace(shown, loose=tuple(sorted(loose))))
+        for file in pinned.files:
+            path = self.folder / file.hex()
+            facts = bucket.head(keys.blob(file), timeout_seconds=seconds_until(until, time))
+            if facts is None or facts.size_bytes != path.stat().st_size:
+                publish(bucket, keys.blob(file), path, timeout_seconds=seconds_until(until, time), time=time)
+        older = [entry for entry in shown.checkpoints if (entry.link, entry.state) != (pinned.link, pinned.state)]
+        kept = (pinned, *older)[:CHECKPOINTS_KEPT]
+        loose = (loose | named) - {file for entry in kept for file in entry.files}
+        new = Shown(kept, _latest([*shown.states, *self._stood]), tuple(sorted(loose)))
+        self._show(new)
+        logger.info(
+            "the checkpoint of round {round} is published: {count} files in {seconds} s",
+            round=pinned.round,
+            count=len(pinned.files),
+            seconds=int(time.now() - began),
+        )
+        self._pinned = None
+        rmtree(self.folder, ignore_errors=True)
+        for file in loose:
+            bucket.delete(keys.blob(file), timeout_seconds=FETCH_SECONDS)
+        self.shown = replace(new, loose=())
+
+    def _show(self, shown: Shown) -> None:
+        node = self.node
+        document = encode_shown(shown, node.run.id, node.doors.signer)
+        seconds = node.transfer_seconds(1)
+        publish(node.doors.bucket, keys.checkpoints(node.run.id), document, timeout_seconds=seconds, time=node.time)
+        self.shown = shown
+
+
+def _latest(states: Iterable[tuple[Digest, Digest]]) -> States:
+    """The last ones, each link once, with the state that was said last."""
+    found: dict[Digest, Digest] = {}
+    for link, state in states:
+        found.pop(link, None)
+        found[link] = state
+    return tuple(found.items())[-STATES_TOLD:]
