@@ -41,6 +41,7 @@ SUBCOMMANDS = (
     Subcommand("localnet", "run a whole network on this machine", "localnet.command"),
     Subcommand("plan", "what a run asks of a miner: memory, compute, bytes, time", "murmur.plan"),
     Subcommand("shards", "build tokenised training data", "murmur.shards"),
+    Subcommand("simulate", "run whole networks in modelled time, with faults", "simulation.command"),
 )
 
 

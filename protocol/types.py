@@ -6,6 +6,7 @@ slot on the subnet that the peer holds at the moment and is recycled when it lea
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NewType
 
@@ -22,6 +23,7 @@ SS58_FORMAT = 42
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 
 
+@lru_cache(maxsize=4 * MAX_UIDS)
 def hotkey(peer: PeerId) -> str:
     """The peer's SS58 address (format 42, as Bittensor prints it): what people see in tables, logs and reports."""
     payload = bytes([SS58_FORMAT]) + peer

@@ -111,8 +111,9 @@ class Vote:
         with node.held.timeline.begin("post") as watch:
             block = self.post(round, record_for(round, [uids[peer] for peer in held], *node.held.claim))
         if block is not None:
-            seconds = {"select": round_seconds(watch.seconds)}
-            node.held.events.emit("posted", round, slot=slot, block=block, seconds=seconds)
+            node.held.events.emit(
+                "posted", round, slot=slot, block=block, seconds={"select": round_seconds(watch.seconds)}
+            )
 
     def is_agreed(self, round: int) -> bool:
         """Whether a record is agreed already, by the newest final block."""

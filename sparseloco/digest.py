@@ -26,8 +26,8 @@ def theta_digest(theta: Mapping[str, Tensor], layout: Layout, state: OuterState)
     return merkle.root([*leaves, merkle.leaf(state.encode())])
 
 
-def sync_proof(theta: Mapping[str, Tensor], layout: Layout, block_hash: Digest, peer: PeerId) -> Digest:
-    """sha256(theta at 4,096 positions as fp32 little-endian | the hotkey's 32 bytes).
+def sync_values(theta: Mapping[str, Tensor], layout: Layout, block_hash: Digest) -> bytes:
+    """Theta at 4,096 positions as fp32 little-endian.
 
     Positions are drawn independently (one may come twice) from Draw("sync", block_hash), below the number of
     parameters (at least 1); they count through the tensors in layout order, row-major in each.
@@ -42,7 +42,12 @@ def sync_proof(theta: Mapping[str, Tensor], layout: Layout, block_hash: Digest, 
             flat = tensor_of(theta, tensor, torch.float32).reshape(-1)
             values[inside] = flat[torch.from_numpy(positions[inside] - start).to(flat.device)].cpu().numpy()
         start += tensor.numel
-    return Digest(sha256(values.tobytes() + peer).digest())
+    return values.tobytes()
+
+
+def sync_proof(values: bytes, peer: PeerId) -> Digest:
+    """sha256(`sync_values` | the hotkey's 32 bytes)."""
+    return Digest(sha256(values + peer).digest())
 
 
 def _leaves(values: Tensor, tensor: TensorLayout) -> list[Digest]:

@@ -17,7 +17,7 @@ from protocol.layout import Layout
 from protocol.spec import InnerSpec, ModelSpec, RunSpec
 from protocol.types import Digest, PeerId
 from sparseloco import ops
-from sparseloco.digest import sync_proof, theta_digest
+from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.feedback import restore
 from sparseloco.floats import NonFinite
 from sparseloco.outer import Aggregate, OuterState, Scales, most
@@ -44,7 +44,9 @@ def genesis_theta(spec: ModelSpec, seed: int) -> dict[str, Tensor]:
 
 class Replica:
     """One node's model. Between rounds the module's weights equal theta; after `inner_round` they are theta_r until
-    the next outer step, give-back or inner round."""
+    the next outer step, give-back or inner round. `trainer`: what trains it, on every rank."""
+
+    trainer: type[Trainer] = Trainer
 
     def __init__(
         self,
@@ -59,11 +61,12 @@ class Replica:
         self.spec = spec
         self.layout: Layout = spec.layout
         self.outer = outer if outer is not None else OuterState.initial(self.layout)
-        self._trainer = open_together(ranks, Trainer, spec=spec.model_dump_json())
+        self._trainer = open_together(ranks, self.trainer, spec=spec.model_dump_json())
         # Three areas change roles: what is made anew is written to the spare one, so that nothing is half-made.
         self._theta, self._error, self._spare = "weights 0", "weights 1", "weights 2"
         self._has_error = False
         self._digest: Digest | None = None
+        self._sync_values: tuple[Digest, bytes] | None = None
         copy(self.theta, theta)
         self._moved()
 
@@ -85,8 +88,11 @@ class Replica:
         return self._digest
 
     def sync_proof(self, block_hash: Digest, peer: PeerId) -> Digest:
-        """Proof that this node holds theta (docs/protocol.md section 5)."""
-        return sync_proof(self.theta, self.layout, block_hash, peer)
+        """Proof that `peer` holds theta (docs/protocol.md section 5). What it is made of is read once a block: a
+        validator asks for every peer's."""
+        if self._sync_values is None or self._sync_values[0] != block_hash:
+            self._sync_values = block_hash, sync_values(self.theta, self.layout, block_hash)
+        return sync_proof(self._sync_values[1], peer)
 
     def inner_round(
         self, sequences: Tensor, *, inner: InnerSpec | None = None, on_step: OnStep | None = None
@@ -254,6 +260,7 @@ class Replica:
     def _moved(self) -> None:
         """theta is another one."""
         self._digest = None
+        self._sync_values = None
         self._at_theta = False
         self.reset()
 

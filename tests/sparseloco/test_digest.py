@@ -8,7 +8,7 @@ from protocol import merkle
 from protocol.assignment import Draw
 from protocol.layout import Layout
 from protocol.types import Digest, PeerId
-from sparseloco.digest import sync_proof, theta_digest
+from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.outer import OuterState
 from tests.sparseloco import twin
 from tests.sparseloco.samples import RAGGED, arrays, tensors
@@ -59,17 +59,17 @@ def test_the_sync_proof_reads_the_drawn_positions_of_all_tensors_end_to_end():
     draw = Draw("sync", HASH)
     drawn = [draw.below(flat.size) for _ in range(4096)]
     expected = sha256(flat[drawn].tobytes() + PEER).digest()
-    assert sync_proof(tensors(theta), LAYOUT, HASH, PEER) == expected
+    assert sync_proof(sync_values(tensors(theta), LAYOUT, HASH), PEER) == expected
 
 
 def test_the_sync_proof_depends_on_block_peer_and_parameters():
     theta = tensors(arrays("normal", 0))
     stale = {name: value + 1e-3 for name, value in theta.items()}
     proofs = {
-        sync_proof(theta, LAYOUT, HASH, PEER),
-        sync_proof(theta, LAYOUT, Digest(bytes(32)), PEER),
-        sync_proof(theta, LAYOUT, HASH, PeerId(b"q" * 32)),
-        sync_proof(stale, LAYOUT, HASH, PEER),
+        sync_proof(sync_values(theta, LAYOUT, HASH), PEER),
+        sync_proof(sync_values(theta, LAYOUT, Digest(bytes(32))), PEER),
+        sync_proof(sync_values(theta, LAYOUT, HASH), PeerId(b"q" * 32)),
+        sync_proof(sync_values(stale, LAYOUT, HASH), PEER),
     }
     assert len(proofs) == 4
 

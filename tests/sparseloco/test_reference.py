@@ -9,7 +9,7 @@ import torch
 from protocol.layout import Layout
 from protocol.types import Digest, PeerId
 from sparseloco import ops
-from sparseloco.digest import sync_proof, theta_digest
+from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.floats import NonFinite
 from sparseloco.outer import OuterState
 from sparseloco.wire import encode, parse
@@ -167,7 +167,9 @@ def test_payload_and_digests_equal_the_golden_file():
     found = {
         "plaintext": encode(digest, update).hex(),
         "theta": digest.hex(),
-        "sync_proof": sync_proof(theta, layout, Digest(bytes(range(32))), PeerId(bytes(range(32, 64)))).hex(),
+        "sync_proof": sync_proof(
+            sync_values(theta, layout, Digest(bytes(range(32)))), PeerId(bytes(range(32, 64)))
+        ).hex(),
     }
     for rule in ("mean", "contributor_mean"):
         stepped, after, _ = ops.outer_step(theta, [update, None, other], state, alpha=0.7, aggregate=rule)

@@ -9,7 +9,7 @@ from torch import Tensor
 from protocol.errors import CheckpointCorrupt
 from protocol.spec import RunSpec
 from protocol.types import Digest, Page, PeerId
-from sparseloco.digest import sync_proof, theta_digest
+from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.floats import NonFinite
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
@@ -270,7 +270,7 @@ def test_a_malformed_outer_state_is_corrupt(change: dict[str, object], replica: 
 
 def test_the_sync_proof_is_thetas(replica: Replica, data: Shards) -> None:
     block, peer = Digest(b"b" * 32), PeerId(b"p" * 32)
-    expected = sync_proof(replica.theta, replica.layout, block, peer)
+    expected = sync_proof(sync_values(replica.theta, replica.layout, block), peer)
     replica.inner_round(work(data))
     assert replica.sync_proof(block, peer) == expected
 

@@ -1,0 +1,1 @@
+"""Whole networks of real nodes in one process on one modelled clock: any interleaving by seed, thousands of rounds."""

@@ -1,0 +1,321 @@
+"""One modelled clock for all nodes of a simulation: of all their threads exactly one runs at a time.
+
+Nodes stay synchronous code in threads. A thread runs until it calls into its `Time`; then the one that is due first
+goes on, and time jumps to when that is: what nobody waits for takes no time. What is due at the same moment goes in an
+order drawn from the seed, so one seed is one history and other seeds are other interleavings. Nothing here reads a real
+clock, and threads never race: each waits for a lock that only its predecessor releases.
+"""
+
+import random
+import threading
+from collections.abc import Callable
+from heapq import heappop, heappush
+from types import TracebackType
+
+EPOCH = 1_700_000_000.0
+"""Unix seconds at which modelled time begins."""
+
+
+class Killed(BaseException):
+    """kill -9, as seen from inside: raised by every call into the time of a dead process, so that nothing of it runs
+    any further. Only code that catches BaseException and goes on could tell."""
+
+
+class Work:
+    """What runs in one thread at a time (protocol.ports.Task)."""
+
+    def __init__(self, life: "Life", name: str, work: Callable[[], None] | None) -> None:
+        self.life, self.name, self.work = life, name, work
+        self.worker: Worker | None = None
+        self.turn = 0
+        """Counts what it waited for: a wake-up for an earlier turn is void."""
+        self.notified = False
+        self.ended = False
+        self.joined_by: list[Work] = []
+
+    def join(self, timeout: float | None = None) -> None:
+        clock = self.life.clock
+        if self.ended:
+            return
+        work = clock.running()
+        self.joined_by.append(work)
+        if not clock.park(None if timeout is None else clock.now + timeout):
+            self.joined_by.remove(work)
+
+    def is_alive(self) -> bool:
+        return not self.ended
+
+
+class Worker:
+    """A thread of this process. It is used again for other work: starting one costs more than a turn."""
+
+    def __init__(self, clock: "Clock") -> None:
+        self.clock = clock
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.work: Work | None = None
+
+    def run(self) -> None:
+        self.gate.acquire()
+        while (work := self.work) is not None:
+            self.clock.live(work)
+            self.work = None
+            self.clock.idle.append(self)
+            following = self.clock.following()
+            if following is not self:
+                following.gate.release()
+                self.gate.acquire()
+
+
+class Clock:
+    """Modelled seconds since the simulation's begin, and whose turn it is. `random` draws the order of what is due
+    at the same moment."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(f"clock {seed}")
+        self.now = 0.0
+        self.turns = 0
+        """How often somebody's turn came: what a run costs."""
+        self.idle: list[Worker] = []
+        self._due: list[tuple[float, float, int, Work | Callable[[], None], int]] = []
+        self._count = 0
+        self._failure: BaseException | None = None
+        self._stopped = False
+        self._main = Work(Life(self, "main"), "main", None)
+        self._main.worker = Worker(self)
+        self._running: Work | None = self._main
+
+    # --- for whoever holds the simulation ------------------------------------------------------------------------
+
+    def life(self, name: str) -> "Life":
+        """The time of a new process."""
+        return Life(self, name)
+
+    def at(self, when: float, call: Callable[[], None]) -> None:
+        """`call` at a moment: an event of the world outside, which may not wait."""
+        self._push(when, call, 0)
+
+    def run(self, until: float) -> None:
+        """Let everybody live until then, or until `stop`. Raises what broke: an event, or work that lost an error."""
+        self._stopped = False
+        main = self.running()
+        main.turn += 1
+        self._push(until, main, main.turn)
+        self._switch(main)
+        main.turn += 1
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def stop(self) -> None:
+        """`run` returns before anything else happens."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """End all threads that wait for work; everything must be dead."""
+        for worker in self.idle:
+            worker.gate.release()
+        self.idle.clear()
+
+    # --- for lives -----------------------------------------------------------------------------------------------
+
+    def running(self) -> Work:
+        """Whose turn it is. An event of the world has none: it may not wait."""
+        assert self._running is not None, "an event of the world outside waits for something"
+        return self._running
+
+    def begin(self, work: Work) -> None:
+        """Give new work its first turn."""
+        self._push(self.now, work, work.turn)
+
+    def park(self, until: float | None) -> bool:
+        """The running work waits: until it is woken (True) or `until` is there (False). Raises Killed."""
+        work = self.running()
+        if work.life.dead:
+            raise Killed
+        work.turn += 1
+        work.notified = False
+        work.life.parked[work] = None
+        if until is not None:
+            self._push(until, work, work.turn)
+        self._switch(work)
+        del work.life.parked[work]
+        if work.life.dead:
+            raise Killed
+        return work.notified
+
+    def wake(self, work: Work) -> None:
+        """What it waited for has happened."""
+        if not work.notified and not work.ended:
+            work.notified = True
+            work.turn += 1
+            self._push(self.now, work, work.turn)
+
+    def live(self, work: Work) -> None:
+        """Run work to its end, in the thread that it was given."""
+        assert work.work is not None
+        try:
+            if not work.life.dead:
+                work.work()
+        except Killed:
+            pass
+        except BaseException as failure:  # noqa: BLE001 - raised where the simulation is run
+            self._failure = failure
+            self._stopped = True
+        work.ended = True
+        for other in work.joined_by:
+            self.wake(other)
+
+    def following(self) -> Worker:
+        """Let time pass until it is somebody's turn; the thread that has it."""
+        self._running = None
+        work = self._next()
+        self._running = work
+        self.turns += 1
+        if work.worker is None:
+            work.worker = self.idle.pop() if self.idle else self._new_worker()
+            work.worker.work = work
+        return work.worker
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _switch(self, work: Work) -> None:
+        assert work.worker is not None
+        following = self.following()
+        if following is not work.worker:
+            following.gate.release()
+            work.worker.gate.acquire()
+
+    def _next(self) -> Work:
+        while not self._stopped:
+            when, _, _, due, turn = heappop(self._due)
+            self.now = max(self.now, when)
+            if not isinstance(due, Work):
+                try:
+                    due()
+                except BaseException as failure:  # noqa: BLE001 - raised where the simulation is run
+                    self._failure = failure
+                    self._stopped = True
+            elif due.turn == turn:
+                if due.life.frozen_until > self.now and not due.life.dead:
+                    self._push(due.life.frozen_until, due, turn)
+                else:
+                    due.turn += 1
+                    return due
+        return self._main
+
+    def _push(self, when: float, due: Work | Callable[[], None], turn: int) -> None:
+        self._count += 1
+        heappush(self._due, (when, self.random.random(), self._count, due, turn))
+
+    def _new_worker(self) -> Worker:
+        worker = Worker(self)
+        threading.Thread(target=worker.run, name="simulation", daemon=True).start()
+        return worker
+
+
+class Life:
+    """The time of one process (protocol.ports.Time), from its start to its death."""
+
+    def __init__(self, clock: Clock, name: str) -> None:
+        self.clock, self.name = clock, name
+        self.dead = False
+        self.frozen_until = 0.0
+        self.wall_offset = 0.0
+        """Seconds by which this machine's clock is wrong."""
+        self.parked: dict[Work, None] = {}
+
+    # --- what is done to it --------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """kill -9. Its threads end at once, without a turn of their own in the world."""
+        self.dead = True
+        for work in self.parked:
+            work.notified = False
+            self.clock.wake(work)
+
+    def freeze(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT so many seconds later. Time goes on for everybody."""
+        self.frozen_until = max(self.frozen_until, self.clock.now + seconds)
+
+    # --- what it sees --------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        if self.dead:
+            raise Killed
+        return self.clock.now
+
+    def wall(self) -> float:
+        if self.dead:
+            raise Killed
+        return EPOCH + self.clock.now + self.wall_offset
+
+    def sleep(self, seconds: float) -> None:
+        self.clock.park(self.clock.now + max(0.0, seconds))
+
+    def condition(self) -> "Condition":
+        return Condition(self.clock)
+
+    def start(self, work: Callable[[], None], name: str) -> Work:
+        if self.dead:
+            raise Killed
+        started = Work(self, f"{self.name} {name}", work)
+        self.clock.begin(started)
+        return started
+
+
+class Condition:
+    """A lock that can be waited on (protocol.ports.Condition), re-entrant like threading's own."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._owner: Work | None = None
+        self._depth = 0
+        self._locked_out: list[Work] = []
+        self._waiting: list[Work] = []
+
+    def __enter__(self) -> bool:
+        work = self._clock._running
+        # An event of the world (None) never finds it taken by somebody else: it takes nothing that nodes hold.
+        while self._depth and self._owner is not work:
+            self._locked_out.append(self._clock.running())
+            self._clock.park(None)
+        self._owner = work
+        self._depth += 1
+        return True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._owner is self._clock._running:  # else it was killed while it did not hold the lock
+            self._depth -= 1
+            if not self._depth:
+                self._free()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        work, depth = self._clock.running(), self._depth
+        assert self._owner is work, "a condition is waited on inside its with block"
+        self._waiting.append(work)
+        self._depth = 0
+        self._free()
+        try:
+            notified = self._clock.park(None if timeout is None else self._clock.now + timeout)
+        finally:
+            if work in self._waiting:
+                self._waiting.remove(work)
+        while self._depth:
+            self._locked_out.append(work)
+            self._clock.park(None)
+        self._owner, self._depth = work, depth
+        return notified
+
+    def notify_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for work in waiting:
+            self._clock.wake(work)
+
+    def _free(self) -> None:
+        self._owner = None
+        locked_out, self._locked_out = self._locked_out, []
+        for work in locked_out:
+            self._clock.wake(work)

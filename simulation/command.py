@@ -1,0 +1,154 @@
+"""`murmur simulate`: whole networks of real nodes in modelled time; what broke, and how to see it again."""
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from simulation.invariants import Result
+
+MEMORY = Path("/dev/shm")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=100, help="rounds of the run (default %(default)s)")
+    parser.add_argument("--validators", type=int, default=3, help="validators (default %(default)s)")
+    parser.add_argument("--miners", type=int, default=8, help="miners (default %(default)s)")
+    parser.add_argument(
+        "--faults-per-hour",
+        type=float,
+        default=125.0,
+        help="faults in an hour of modelled time, everybody's together (default %(default)s)",
+    )
+    parser.add_argument(
+        "--hostile-stake",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of all stake that validators hold who lie (default: there are none)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="one seed is one history (default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the history, one JSON line an event")
+    parser.add_argument("--folder", type=Path, help="where the nodes' homes lie meanwhile (default: in memory)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Simulate; 0 when every invariant held, 1 when one broke."""
+    _check(options)
+    began = time.monotonic()
+    result = simulate(options)
+    seconds = time.monotonic() - began
+    if options.json:
+        sys.stdout.write(json.dumps(asdict(result) | {"seconds": round(seconds, 1)}) + "\n")
+    else:
+        _show(result, seconds)
+    if not result.broken:
+        return 0
+    sys.stderr.write(f"seed {options.seed} breaks what must hold; see it again with:\n  {_command(options)}\n")
+    return 1
+
+
+def simulate(options: argparse.Namespace) -> "Result":
+    """One run, from its first block to its last round."""
+    import torch
+    from loguru import logger
+
+    from simulation.faults import Faults
+    from simulation.invariants import Witness
+    from simulation.network import Network
+
+    torch.set_num_threads(1)
+    with ExitStack() as stack:
+        logger.disable("")
+        stack.callback(logger.enable, "")
+        stack.enter_context(_drawn_keys(options.seed))
+        parent = options.folder or (MEMORY if MEMORY.is_dir() else None)
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="murmur-simulate-", dir=parent)))
+        trace = stack.enter_context(options.trace.open("w")) if options.trace is not None else None
+        witness = Witness(options.rounds, trace)
+        network = Network(
+            folder,
+            options.seed,
+            validators=options.validators,
+            miners=options.miners,
+            tell=witness.told,
+            hostile_stake=options.hostile_stake,
+        )
+        faults = Faults(network, options.faults_per_hour, options.rounds, witness.fault)
+        witness.watch(network, faults.calm)
+        try:
+            network.begin()
+            faults.begin()
+            while witness.round < options.rounds:
+                network.clock.run(network.clock.now + 86_400.0)
+        finally:
+            network.close()
+        return witness.finish()
+
+
+@contextmanager
+def _drawn_keys(seed: int) -> Iterator[None]:
+    """Sealing keys drawn from the seed. No decision depends on them, but names of files do, and so what a damaged disk
+    damages."""
+    from storage import seal
+
+    real = vars(seal)["secrets"]
+    vars(seal)["secrets"] = SimpleNamespace(token_bytes=random.Random(f"keys {seed}").randbytes)
+    try:
+        yield
+    finally:
+        vars(seal)["secrets"] = real
+
+
+def _show(result: "Result", seconds: float) -> None:
+    from rich.console import Console
+    from rich.table import Table as Grid
+
+    grid = Grid(box=None, show_header=False, pad_edge=False)
+    for name, value in asdict(result).items():
+        if name not in ("broken", "explained"):
+            grid.add_row(name.replace("_", " "), str(value))
+    for why, times in sorted(result.explained.items()):
+        grid.add_row(f"void for {why}", str(times))
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(grid)
+    for what in result.broken:
+        console.print(what, soft_wrap=True)
+    console.print(f"{seconds:.0f} s")
+
+
+def _command(options: argparse.Namespace) -> str:
+    return (
+        f"murmur simulate --rounds {options.rounds} --validators {options.validators} --miners {options.miners} "
+        f"--faults-per-hour {options.faults_per_hour:g} --hostile-stake {options.hostile_stake:g} "
+        f"--seed {options.seed} --trace history.jsonl"
+    )
+
+
+def _check(options: argparse.Namespace) -> None:
+    limits: tuple[tuple[str, float, float], ...] = (
+        ("rounds", 1, 1_000_000),
+        ("validators", 1, 16),
+        ("miners", 1, 128),
+        ("faults_per_hour", 0, 100_000),
+        ("hostile_stake", 0, 0.99),
+        ("seed", 0, 2**31 - 1),
+    )
+    for name, least, largest in limits:
+        if not least <= getattr(options, name) <= largest:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} is {getattr(options, name)}, expected {least:g} to {largest:g}")
+    if options.hostile_stake and options.validators < 2:
+        raise ConfigError("--hostile-stake with --validators 1: the only validator would be the liar; use 2 or more")

@@ -1,0 +1,335 @@
+"""What must hold in every history: looked at after each event and each round, and explained by name where it may not.
+
+The witness sees what no node sees: all of them, and every fault. It changes nothing and draws nothing.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import IO, Any
+
+from gauntlet.agreement import electorate, leader_order
+from node.checkpoints import kept_from, parse_shown
+from protocol import keys
+from protocol.types import hotkey
+from simulation.chain import BLOCK_SECONDS
+from simulation.faults import CALM_ROUNDS, Incident
+from simulation.network import Member, Network
+from simulation.world import hash_verify
+
+RECOVERY_ROUNDS = 2.0
+"""A restarted node stands at the current round again after so many rounds, if nothing else happens to it."""
+RETURN_ROUNDS = 3
+"""So many rounds into a calm the run goes on."""
+NO_CHAIN = ("chain dead", "finality stalls")
+"""Forks and late blocks are no excuse: windows are counted in blocks, and hold a post that was made again."""
+AFTERMATH_SECONDS = 30.0
+"""What a short fault costs its node after it has ended: time-outs that run out, pauses between tries."""
+
+
+@dataclass
+class Result:
+    """What `murmur simulate` tells of one run."""
+
+    seed: int
+    rounds: int
+    faults: int = 0
+    void_rounds: int = 0
+    void_unexplained: int = 0
+    disagreements: int = 0
+    halted: int = 0
+    honest_faults_booked: int = 0
+    recovery_rounds_p99: float = 0.0
+    unobserved_weights: int = 0
+    oldest_needed_checkpoint_rounds: int = 0
+    history: str = ""
+    """sha256 of everything that happened: the same for the same seed and code."""
+    explained: dict[str, int] = field(default_factory=dict)
+    """Why void rounds were void, and how often."""
+    broken: list[str] = field(default_factory=list)
+    """Every invariant that broke, in words, in the order of time."""
+
+
+@dataclass
+class _Seen:
+    """What the witness knows of one member."""
+
+    incidents: list[Incident] = field(default_factory=list)
+    started: float | None = None
+    """When the process that is not yet recovered was started."""
+    down_since: float | None = None
+    """When its last process died, until the next one has recovered."""
+    faults: dict[str, int] = field(default_factory=dict)
+    reported: int = -1
+    gathered: tuple[int, int, int] = (-1, 0, 0)
+
+
+class Witness:
+    """Sees a simulation through. `trace`: a file for the history, one JSON line an event."""
+
+    def __init__(self, rounds: int, trace: IO[str] | None = None) -> None:
+        self.rounds = rounds
+        self.network: Network | None = None
+        self.calm: Callable[[int], bool] = lambda round: True
+        self.result = Result(0, rounds)
+        self.round = 0
+        """The first round that is not over yet."""
+        self._trace = trace
+        self._history = sha256()
+        self._seen: dict[str, _Seen] = {}
+        self._world: list[Incident] = []
+        self._starts: dict[int, str] = {}
+        """Theta at the start of every round, as the first honest node had it."""
+        self._void: dict[int, str | None] = {}
+        """Void rounds, and why."""
+        self._applied: set[int] = set()
+        self._recoveries: list[float] = []
+
+    # --- what it hears -----------------------------------------------------------------------------------------
+
+    def watch(self, network: Network, calm: Callable[[int], bool]) -> None:
+        self.network, self.calm = network, calm
+        self.result.seed = network.seed
+        network.blocks.on_block = self._block
+
+    def fault(self, incident: Incident) -> None:
+        """A fault begins."""
+        self.result.faults += 1
+        if incident.member is None:
+            self._world.append(incident)
+        else:
+            self._of(incident.member).incidents.append(incident)
+        who = incident.member.name if incident.member else "everybody"
+        self._write(who, incident.kind, -1, {"seconds": round(incident.ended - incident.began, 3)})
+
+    def told(self, member: Member, event: str, round: int, fields: dict[str, Any]) -> None:
+        """An event of a node, or of its process."""
+        self._write(member.name, event, round, fields)
+        seen = self._of(member)
+        if event == "killed":
+            seen.down_since = seen.down_since if seen.down_since is not None else self._now
+            seen.started = None
+        elif event == "ended":
+            seen.down_since = seen.down_since if seen.down_since is not None else self._now
+            seen.started = None
+            if not self._excused(member, self._now - 900.0, self._now) and fields["times"] == 1:
+                self._broke(f"{member.name} ended by itself: {fields['fault']}")
+        elif event == "started":
+            seen.started = self._now
+        elif event == "applied":
+            self._decided(member, round, fields)
+        elif event == "caught_up":
+            self._agree(member, round, fields["theta"])
+        elif event == "gathered":
+            seen.gathered = (round, fields["committed"], fields["revealed"])
+        elif event == "weights":
+            self._weighed(member, round, seen)
+        elif event == "reported":
+            self._booked(member, round, fields["peers"], seen)
+
+    def finish(self) -> Result:
+        """The verdict."""
+        result = self.result
+        result.void_rounds = len(self._void)
+        for why in self._void.values():
+            if why is not None:
+                result.explained[why] = result.explained.get(why, 0) + 1
+        result.recovery_rounds_p99 = _percentile(self._recoveries, 0.99)
+        result.history = self._history.hexdigest()
+        return result
+
+    # --- invariants --------------------------------------------------------------------------------------------
+
+    def _decided(self, member: Member, round: int, fields: dict[str, Any]) -> None:
+        if member.hostile:
+            return
+        self._agree(member, round + 1, fields["theta"])
+        if round not in self._applied:
+            self._applied.add(round)
+            if fields["void"]:
+                self._void[round] = self._why_void(round)
+                if self._void[round] is None:
+                    self.result.void_unexplained += 1
+                    self._broke(f"round {round} is void, and nothing explains it")
+        elif fields["void"] != (round in self._void):
+            self.result.disagreements += 1
+            self._broke(f"{member.name} takes round {round} for {'void' if fields['void'] else 'valid'}, others do not")
+
+    def _agree(self, member: Member, round: int, theta: str) -> None:
+        """All honest nodes start a round from one theta."""
+        if not member.hostile and self._starts.setdefault(round, theta) != theta:
+            self.result.disagreements += 1
+            self._broke(f"{member.name} starts round {round} from another theta than others")
+
+    def _why_void(self, number: int) -> str | None:
+        """By what a round was bound to be void; None when the rules promise that it is not."""
+        network = self._network
+        clock = network.run.clock
+        begin, end = self._time(clock.commit_by(number)), self._now
+        if self._hit([incident for incident in self._world if incident.kind in NO_CHAIN], begin, end):
+            return "the chain"
+        miners = [m for m in network.members.values() if not m.validates and not m.gone]
+        away = [
+            m
+            for m in miners
+            if self._hit_or_down(m, self._time(clock.start(number)), self._time(clock.reveal_by(number)))
+        ]
+        peers = network.world.state(clock.commit_by(number)).peers
+        stakes = electorate(network.run, number, peers)
+        out = {
+            peer: stake
+            for peer, stake in stakes.items()
+            if (m := network.by_hotkey[hotkey(peer)]).hostile or self._hit_or_down(m, begin, end)
+        }
+        if 2 * sum(out.values()) >= sum(stakes.values()):
+            return "half of the stake"
+        order = leader_order(network.run, number, network.world.header(clock.commit_by(number)).hash, peers)
+        if all(leader in out for leader in order):
+            return "the leaders"
+        if 2 * len(away) > len(miners):
+            return "the miners"
+        return None
+
+    def _booked(self, member: Member, number: int, peers: dict[str, Any], seen: _Seen) -> None:
+        """No fault on an honest peer that was up, by an honest validator that was up."""
+        clock = self._network.run.clock
+        follows = seen.reported == number - 1
+        seen.reported = number
+        for address, row in peers.items():
+            before, now = seen.faults.get(address, 0), row.get("faults", 0)
+            seen.faults[address] = now
+            peer = self._network.by_hotkey.get(address)
+            if now <= before or not follows or "rejected" not in row or peer is None or peer.hostile or member.hostile:
+                continue
+            begin, end = self._time(clock.start(number - 1)), self._time(clock.slot(number, 0)[0])
+            if self._hit(self._world, begin, end) or self._hit_or_down(peer, begin, end):
+                continue
+            if self._hit_or_down(member, self._time(clock.commit_by(number)), end):
+                continue
+            self.result.honest_faults_booked += 1
+            self._broke(f"{member.name} books {row['rejected']} on {peer.name} in round {number}; both were up")
+
+    def _weighed(self, member: Member, number: int, seen: _Seen) -> None:
+        """Weights follow from rounds that were observed."""
+        round, committed, revealed = seen.gathered
+        if not member.hostile and (round != number or (committed and 2 * revealed < committed)):
+            self.result.unobserved_weights += 1
+            self._broke(
+                f"{member.name} sets weights in round {number} from {revealed} of {committed} keys of round {round}"
+            )
+
+    def _recover(self, member: Member, seen: _Seen) -> None:
+        """A restarted node stands at the current round again, soon."""
+        current = self._network.run.clock.round_at(self._network.world.final)
+        if seen.started is None or member.round < max(0, current):
+            return
+        took = (self._now - seen.started) / self._round_seconds
+        alone = not self._hit(self._world + self._of(member).incidents, seen.started, self._now)
+        if alone and not member.hostile:
+            self._recoveries.append(took)
+            if took > RECOVERY_ROUNDS:
+                self._broke(f"{member.name} needed {took:.1f} rounds to come back, with nothing in its way")
+        if seen.down_since is not None:
+            seen.incidents.append(Incident("down", member, seen.down_since, self._now))
+        seen.started = seen.down_since = None
+
+    def _block(self) -> None:
+        network = self._network
+        clock = network.run.clock
+        for member in network.members.values():
+            self._recover(member, self._of(member))
+        if network.world.head >= clock.start(self.round + 1):
+            self._over(self.round)
+            self.round += 1
+            if self.round >= self.rounds:
+                network.clock.stop()
+
+    def _over(self, number: int) -> None:
+        """A round is over, for everybody."""
+        network = self._network
+        self._forget()
+        newest = max((self._published(m) for m in network.members.values() if m.validates and not m.hostile), default=0)
+        age = number + 1 - newest
+        self.result.oldest_needed_checkpoint_rounds = max(self.result.oldest_needed_checkpoint_rounds, age)
+        if kept_from(network.spec, number, newest) > newest:
+            self._broke(f"round {number}: the newest checkpoint is {age} rounds old, payloads after it are gone")
+        calm = all(self.calm(round) for round in range(number - CALM_ROUNDS + 1, number + 1))
+        if calm and number >= CALM_ROUNDS and not (self.calm(number + 1) and number + 1 < self.rounds):
+            self._after_calm(number)
+
+    def _published(self, member: Member) -> int:
+        """The round of the newest checkpoint that the member shows, 0 for none."""
+        network = self._network
+        document = network.store.buckets[member.name].get(keys.checkpoints(network.run.id))
+        if document is None:
+            return 0
+        return parse_shown(document.data, network.run.id, member.peer, hash_verify).newest
+
+    def _after_calm(self, number: int) -> None:
+        """Whatever happened: some calm rounds later everybody is there, and the run goes on."""
+        for member in self._network.members.values():
+            if not member.hostile and not member.gone and member.round < number:
+                self.result.halted += 1
+                self._broke(f"{member.name} stands at round {member.round} at the end of the calm round {number}")
+        for round in range(number - CALM_ROUNDS + 1 + RETURN_ROUNDS, number + 1):
+            if round in self._void:
+                self.result.halted += 1
+                self._broke(f"round {round} is void in calm weather")
+
+    # --- who was hit -------------------------------------------------------------------------------------------
+
+    def _hit(self, incidents: list[Incident], begin: float, end: float) -> bool:
+        return any(i.began <= end and i.ended + AFTERMATH_SECONDS >= begin for i in incidents)
+
+    def _hit_or_down(self, member: Member, begin: float, end: float) -> bool:
+        seen = self._of(member)
+        return seen.down_since is not None or seen.started is not None or self._hit(seen.incidents, begin, end)
+
+    def _excused(self, member: Member, begin: float, end: float) -> bool:
+        return self._hit(self._of(member).incidents + self._world, begin, end)
+
+    def _forget(self) -> None:
+        """Incidents so old that nothing asks for them."""
+        old = self._now - 6 * self._round_seconds
+        self._world = [incident for incident in self._world if incident.ended > old]
+        for seen in self._seen.values():
+            seen.incidents = [incident for incident in seen.incidents if incident.ended > old]
+
+    # --- small things ------------------------------------------------------------------------------------------
+
+    @property
+    def _network(self) -> Network:
+        assert self.network is not None
+        return self.network
+
+    @property
+    def _now(self) -> float:
+        return self._network.clock.now
+
+    @property
+    def _round_seconds(self) -> float:
+        return self._network.run.clock.round_blocks * BLOCK_SECONDS
+
+    def _time(self, block: int) -> float:
+        """About when a block was made, looking back from the head."""
+        return self._now - max(0, self._network.world.head - block) * BLOCK_SECONDS
+
+    def _of(self, member: Member) -> _Seen:
+        return self._seen.setdefault(member.name, _Seen())
+
+    def _broke(self, what: str) -> None:
+        self.result.broken.append(what)
+        self._write("witness", "broken", -1, {"what": what})
+
+    def _write(self, who: str, event: str, round: int, fields: dict[str, Any]) -> None:
+        now = self.network.clock.now if self.network is not None else 0.0
+        line = json.dumps({"time": now, "who": who, "event": event, "round": round, **fields}, default=str)
+        self._history.update(line.encode())
+        if self._trace is not None:
+            self._trace.write(line + "\n")
+
+
+def _percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3) if ordered else 0.0

@@ -1,0 +1,188 @@
+"""The honest stand-in for training, and the only one: a convex problem in place of a language model.
+
+Everything around it is real: theta, error feedback, compression, digests, outer steps and saved states are the
+Replica's own over a tiny layout. What work costs is told to the clock here. Every page has its own optimum near one
+that all share, so honest work lowers the loss everywhere and that of its own pages most, and updates never die out.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from protocol.layout import Layout
+from protocol.ports import Time
+from protocol.spec import InnerSpec, ModelSpec, RunSpec
+from sparseloco import ops
+from sparseloco.outer import Aggregate, Scales
+from sparseloco.update import Update
+from training.host import copy
+from training.inner import InnerReport, OnStep
+from training.parallel import Ranks
+from training.replica import Replica
+from training.shards import Shards, Split
+from training.trainer import RECORDS, Trainer
+
+NUM_PAGES = 1 << 20
+SHAPES = {"matrix": (8, 16), "vector": (44,)}
+PAGE_SEQUENCES = 4
+OWN_SHARE = 0.5
+"""How far a page's optimum lies from the common one, in its distances from theta_0."""
+INNER_SHARE = 0.3
+"""How much of the way to its pages' optimum a peer gets in one round."""
+
+
+class Point(ModelSpec):
+    """The convex problem's shapes in a run spec's model table, so that all of the real code sees its layout."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return dict(SHAPES)
+
+
+MODEL = Point(vocabulary=8, layers=1, width=4, heads=2, kv_heads=1, ffn=4, context=8)
+PAGE_TOKENS = PAGE_SEQUENCES * MODEL.context
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Modelled seconds of this machine's work; each draw lies within a tenth of it. `inner`: a round's inner steps."""
+
+    inner: float
+    compress: float = 4.0
+    outer: float = 3.0
+    probe: float = 0.5
+    sequence: float = 0.02
+
+
+class Positions(Split):
+    """A split whose every token says where it stands: text is never looked at."""
+
+    def __init__(self, first: int, num_tokens: int) -> None:
+        self._first, self._count = first, num_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return self._count
+
+    def tokens(self, first: int, count: int) -> npt.NDArray[np.int64]:
+        return np.arange(self._first + first, self._first + first + count, dtype=np.int64)
+
+
+class NoText(Shards):
+    """The data set of the convex problem."""
+
+    def __init__(self) -> None:
+        self.train = Positions(0, NUM_PAGES * PAGE_TOKENS + 1)
+        self.held_out = Positions(1 << 40, 4096 * PAGE_TOKENS + 1)
+
+
+class Problem:
+    """Where the optimum of every page lies; loss is half the mean squared distance from it."""
+
+    def __init__(self, seed: int, num_parameters: int) -> None:
+        self.num_parameters = num_parameters
+        self._salt = np.uint64(seed * 0xD1342543DE82EF95 % 2**64)
+        self._place = np.arange(num_parameters, dtype=np.uint64)
+        self._common = self._unit(np.uint64(1 << 50))
+
+    def optima(self, sequences: Tensor) -> npt.NDArray[np.float32]:
+        """Optimum of each sequence's page, fp32 [num, parameters]."""
+        pages = sequences[:, 0].numpy().astype(np.uint64) // np.uint64(PAGE_TOKENS)
+        places, which = np.unique(pages, return_inverse=True)
+        own: npt.NDArray[np.float32] = self._common + np.float32(OWN_SHARE) * self._unit(places[:, None])
+        return own[which]
+
+    def losses(self, theta: npt.NDArray[np.float32], sequences: Tensor) -> list[float]:
+        found: list[float] = (1.0 + 0.5 * np.square(theta - self.optima(sequences)).mean(1)).tolist()
+        return found
+
+    def _unit(self, page: npt.NDArray[np.uint64] | np.uint64) -> npt.NDArray[np.float32]:
+        """Numbers in [-1, 1) that follow from the seed, the page and the place (splitmix64)."""
+        mixed = (page * np.uint64(1 << 13) + self._place) * np.uint64(0x9E3779B97F4A7C15) ^ self._salt
+        mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        unit: npt.NDArray[np.float32] = ((mixed >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0).astype(
+            np.float32
+        )
+        return unit
+
+
+class Machine(Trainer):
+    """Weights without a module: what a Replica needs of its trainer beside host memory."""
+
+    def __init__(self, ranks: Ranks, *, spec: str) -> None:
+        self.ranks = ranks
+        self.spec = RunSpec.model_validate_json(spec).model_copy(update={"model": MODEL})
+        self.layout = Layout.of(MODEL.shapes(), self.spec.compression.k)
+        self.weights = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+        self._areas = {}
+
+    def load(self, *, area: str) -> None:
+        copy(self.weights, self.tensors(area))
+
+    def compress(self, *, theta: str, error: str | None, new_error: str, beta: float) -> bool:
+        carried = None if error is None else self.tensors(error)
+        update, _ = ops.compress(
+            self.tensors(theta), self.weights, carried, self.layout, beta=beta, out=self.tensors(new_error)
+        )
+        records = self.area(RECORDS, self.layout.records_bytes).tensor((self.layout.records_bytes,), torch.uint8)
+        records.copy_(torch.frombuffer(bytearray(update.records), dtype=torch.uint8))
+        return True
+
+    def store_moments(self) -> int:
+        return 0
+
+    def load_moments(self, *, num_steps: int) -> None:
+        pass
+
+
+class Learner(Replica):
+    """A Replica that learns the convex problem and spends modelled time on it."""
+
+    trainer = Machine
+    _trainer: Machine
+
+    def __init__(self, spec: RunSpec, problem: Problem, time: Time, costs: Costs, draw: random.Random) -> None:
+        super().__init__(spec, {name: torch.zeros(shape) for name, shape in spec.model.shapes().items()})
+        self._problem, self._time, self._costs, self._random = problem, time, costs, draw
+
+    def inner_round(
+        self, sequences: Tensor, *, inner: InnerSpec | None = None, on_step: OnStep | None = None
+    ) -> InnerReport:
+        spec = inner or self.spec.inner
+        self.reset()
+        self._spend(self._costs.inner)
+        self._at_theta = False
+        weights = self._weights()
+        loss = sum(self._problem.losses(weights, sequences)) / len(sequences)
+        self._set(weights + np.float32(INNER_SHARE) * (self._problem.optima(sequences).mean(0) - weights))
+        return InnerReport((loss,) * spec.steps, sequences.numel(), 0)
+
+    def compress(self) -> Update:
+        self._spend(self._costs.compress)
+        return super().compress()
+
+    def outer_step(self, updates: Sequence[Update | None], *, alpha: float, aggregate: Aggregate) -> tuple[Scales, ...]:
+        self._spend(self._costs.outer)
+        return super().outer_step(updates, alpha=alpha, aggregate=aggregate)
+
+    def losses(self, sequences: Tensor) -> list[float]:
+        self._spend(self._costs.probe + self._costs.sequence * len(sequences))
+        return self._problem.losses(self._weights(), sequences) if len(sequences) else []
+
+    def _spend(self, seconds: float) -> None:
+        self._time.sleep(seconds * self._random.uniform(0.9, 1.1))
+
+    def _weights(self) -> npt.NDArray[np.float32]:
+        flat: npt.NDArray[np.float32] = np.concatenate([w.numpy().reshape(-1) for w in self._trainer.weights.values()])
+        return flat
+
+    def _set(self, flat: npt.NDArray[np.float32]) -> None:
+        weights = list(self._trainer.weights.values())
+        parts = torch.split(torch.from_numpy(flat), [weight.numel() for weight in weights])
+        for weight, values in zip(weights, parts, strict=True):
+            weight.copy_(values.view(weight.shape))

@@ -1,0 +1,342 @@
+"""A simulated network: the chain, the store, and members that run the real programs in modelled time."""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from node.adapters import Doors
+from node.amendments import settled
+from node.events import Events
+from node.held import Held
+from node.node import Node
+from node.state import Saved, StateStore
+from protocol import keys
+from protocol.errors import ConfigError, MurmurError
+from protocol.messages import encode_slot
+from protocol.run import Run
+from protocol.spec import ClockSpec, DataSpec, GauntletSpec, InnerSpec, RunSpec
+from protocol.types import Digest, PeerId, Pointer, hotkey
+from rounds.miner import Miner
+from rounds.validator import Validator
+from simulation.chain import BLOCK_SECONDS, Blocks, Connection, NodeChain
+from simulation.clock import Clock, Life
+from simulation.hostile import HostileValidator
+from simulation.learner import MODEL, NUM_PAGES, PAGE_SEQUENCES, PAGE_TOKENS, Costs, Learner, NoText, Problem
+from simulation.store import Store, StoreBucket
+from simulation.world import HashSigner, World, hash_verify
+from training import checkpoint
+
+OWNER = HashSigner("owner")
+FINALITY_LAG = 3
+CLOCK = ClockSpec(
+    start_block=12,
+    round_blocks=86,
+    commit=44,
+    reveal=50,
+    leader_slots=3,
+    leader_slot=8,
+    attest=84,
+    finality_blocks=FINALITY_LAG,
+    tempo=360,
+    block_seconds=BLOCK_SECONDS,
+)
+"""As the presets have it: 17 minutes a round."""
+INNER_SECONDS = 270.0
+LARGE_BYTES = 100_000
+"""What one byte of a payload or of the model's state stands for: a payload of some 200 MB."""
+UP_BYTES, DOWN_BYTES = 110e6 / 8, 500e6 / 8
+"""Bytes a second of everybody's line."""
+STORE_SECONDS = (0.02, 0.2)
+RESTART_SECONDS = (5.0, 20.0)
+"""What a service manager and the program's start take together."""
+STAKE = 1_000_000
+KEEP_BLOCKS = 400
+"""What a chain node that keeps no archive still has."""
+
+Told = Callable[["Member", str, int, dict[str, Any]], None]
+Program = Miner | Validator
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What members run."""
+
+    miner: type[Miner] = Miner
+    validator: type[Validator] = Validator
+    hostile: type[Validator] = HostileValidator
+
+
+HONEST = Programs()
+
+
+class Recorder(Events):
+    """A node's events, told to the simulation and written nowhere."""
+
+    def __init__(self, tell: Callable[[str, int, dict[str, Any]], None]) -> None:
+        self._tell = tell
+
+    def emit(self, event: str, round: int, **fields: Any) -> None:
+        self._tell(event, round, fields)
+
+
+class Disk(StateStore):
+    """A state folder on a disk that may be full."""
+
+    def __init__(self, member: "Member", run: Digest) -> None:
+        self._member = member
+        super().__init__(member.home, run)
+
+    def commit(self, saved: Saved) -> None:
+        self._require_room()
+        super().commit(saved)
+
+    def write(self, data: bytes | bytearray) -> Digest:
+        self._require_room()
+        return super().write(data)
+
+    def _require_room(self) -> None:
+        if self._member.disk_full:
+            raise ConfigError("the state cannot be written (database or disk is full): make room and start again")
+
+
+@dataclass
+class Member:
+    """One node: what stays when its process dies, and the process."""
+
+    name: str
+    validates: bool
+    home: Path
+    signer: HashSigner
+    stake: int
+    pace: float
+    """What its inner steps take, as a share of what was planned."""
+    hostile: bool = False
+    gone: bool = False
+    """It has left the run for good."""
+    connection: Connection = field(default_factory=Connection)
+    disk_full: int = 0
+    wall_offset: float = 0.0
+    down: int = 0
+    """Faults that keep it from being started."""
+    lives: int = 0
+    life: Life | None = None
+    program: Program | None = None
+    failures: int = 0
+    """How often its program ended by itself, one time after the other, before it stood anywhere."""
+
+    @property
+    def peer(self) -> PeerId:
+        return self.signer.peer
+
+    @property
+    def up(self) -> bool:
+        return self.life is not None and not self.life.dead
+
+    @property
+    def round(self) -> int:
+        """The round at whose start its state stands; -1 while it starts."""
+        return self.program.node.held.saved.round if self.up and self.program is not None else -1
+
+
+class Network:
+    """All members of a run, on one clock. `tell` hears every event of every node, in order."""
+
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        *,
+        validators: int,
+        miners: int,
+        tell: Told,
+        hostile_stake: float = 0.0,
+        programs: Programs = HONEST,
+    ) -> None:
+        """`hostile_stake`: share of all stake that hostile validators hold, the last ones of all; at least one."""
+        self.folder, self.seed, self.tell, self.programs = folder, seed, tell, programs
+        self.random = random.Random(f"network {seed}")
+        self.clock = Clock(seed)
+        self.outside = self.clock.life("world")
+        self.world = World(
+            f"simulation {seed}".encode(),
+            finality_lag=FINALITY_LAG,
+            weights_rate_limit=1,
+            keep_blocks=KEEP_BLOCKS,
+            block_seconds=BLOCK_SECONDS,
+            time=self.outside,
+        )
+        self.blocks = Blocks(self.clock, self.world, seed)
+        self.store = Store()
+        self.members: dict[str, Member] = {}
+        self.by_hotkey: dict[str, Member] = {}
+        owner = self.store.bucket("owner", reader="owner")
+        self.problem = Problem(seed, sum(_numel(shape) for shape in MODEL.shapes().values()))
+        provisional = _spec(self.world, Digest(bytes(32)))
+        state = Learner(provisional, self.problem, self.outside, Costs(0.0), self.random).consensus_state()
+        genesis = checkpoint.save(folder / "genesis", state)
+        for digest, path in checkpoint.blobs(folder / "genesis", genesis):
+            owner.put(keys.blob(digest), path, timeout_seconds=1)
+        self.spec = _spec(self.world, genesis)
+        self.run = Run(self.spec)
+        self.world.register(OWNER.peer)
+        num_hostile = max(1, int(hostile_stake * validators)) if hostile_stake else 0
+        for number in range(1, validators + 1):
+            bad = number > validators - num_hostile
+            stake = (
+                STAKE * hostile_stake / num_hostile if bad else STAKE * (1 - hostile_stake) / (validators - num_hostile)
+            )
+            self.add(f"validator-{number}", validates=True, stake=int(stake), hostile=bad)
+        for number in range(1, miners + 1):
+            self.add(f"miner-{number}", validates=False, stake=0)
+        self.world.publish(OWNER.peer, encode_slot(self.store.pointer("owner"), None, self.run.id))
+        self.world.step(1 + FINALITY_LAG)
+
+    def add(self, name: str, *, validates: bool, stake: int, hostile: bool = False, uid: int | None = None) -> Member:
+        """Register a new member, at the next free uid or in place of whoever holds `uid`. It is not started."""
+        pace = self.random.uniform(0.8, 1.2)
+        member = Member(name, validates, self.folder / name, HashSigner(name), stake, pace, hostile)
+        self.members[name] = self.by_hotkey[hotkey(member.peer)] = member
+        self.store.bucket(name)
+        self.world.register(member.peer, stake=stake, validates=validates, uid=uid)
+        return member
+
+    # --- processes ---------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Blocks are made from now on, and everybody starts."""
+        self.store.log = deque(maxlen=0)
+        self.blocks.begin()
+        for member in list(self.members.values()):
+            self.start(member)
+
+    def start(self, member: Member) -> None:
+        """Start its program on what is in its home, unless it runs."""
+        if member.up or member.down or member.gone:
+            return
+        member.lives += 1
+        member.life = life = self.clock.life(member.name)
+        life.wall_offset = member.wall_offset
+        member.program = None
+        life.start(partial(self._live, member, life), "main")
+        self._told(member, "started", -1, {})
+
+    def kill(self, member: Member) -> None:
+        """kill -9, unless it is dead."""
+        if member.life is not None and member.up:
+            member.life.kill()
+            self._told(member, "killed", -1, {})
+
+    def wipe(self, member: Member) -> None:
+        """Its home is gone. The process must be dead."""
+        rmtree(member.home, ignore_errors=True)
+
+    def start_later(self, member: Member) -> None:
+        """As a service manager does, which waits longer and longer for what does not start."""
+        seconds = self.random.uniform(*RESTART_SECONDS) * min(2 ** max(0, member.failures - 1), 64)
+        self.clock.at(self.clock.now + seconds, lambda: self.start(member))
+
+    def close(self) -> None:
+        """kill -9 for all, and the end of their threads."""
+        for member in self.members.values():
+            self.kill(member)
+        self.clock.run(self.clock.now)
+        self.clock.close()
+
+    def _live(self, member: Member, life: Life) -> None:
+        disk: StateStore | None = None
+        try:
+            disk = Disk(member, self.run.id)
+            member.program = self._program(member, life, disk)
+            member.program.run()
+        except (MurmurError, OSError) as fault:
+            member.failures = 1 if member.program is not None else member.failures + 1
+            text = str(fault).replace(str(self.folder), "")
+            self._told(member, "ended", -1, {"fault": f"{type(fault).__name__}: {text}", "times": member.failures})
+            self.start_later(member)
+        finally:
+            life.dead = True
+            if disk is not None:
+                disk.close()
+
+    def _program(self, member: Member, life: Life, disk: StateStore) -> Program:
+        draw = random.Random(f"{self.seed} {member.name} {member.lives}")
+        doors = self._doors(member, life, draw)
+        saved = disk.load()
+        # Its spec is written as JSON, which knows no shapes but a language model's.
+        known = disk.run.load() or self.run
+        run = settled(
+            Run(self.spec, known.amendments), saved.round if saved is not None else 0, doors, disk.run.read, life
+        )
+        disk.run.save(run)
+        learner = Learner(self.spec, self.problem, life, Costs(INNER_SECONDS * member.pace), draw)
+        events = Recorder(partial(self._told, member))
+        node = Node(run, doors, Held(self.spec, self.run.id, learner, disk, events, life))
+        if not member.validates:
+            return self.programs.miner(node, NoText())
+        return (self.programs.hostile if member.hostile else self.programs.validator)(node, NoText())
+
+    def _doors(self, member: Member, life: Life, draw: random.Random) -> Doors:
+        def link(key: str, num_bytes: int, *, up: bool) -> float:
+            size = num_bytes * LARGE_BYTES if "/payload/" in key or "/mirror/" in key or "blob/" in key else num_bytes
+            return draw.uniform(*STORE_SECONDS) + size / (UP_BYTES if up else DOWN_BYTES)
+
+        def open_pointer(pointer: Pointer) -> StoreBucket:
+            return self.store.open(pointer, reader=member.name, time=life, link=link)
+
+        return Doors(
+            chain=NodeChain(self.blocks, member.connection, member.peer, life, draw),
+            signer=member.signer,
+            verify=hash_verify,
+            bucket=self.store.bucket(member.name, reader=member.name, time=life, link=link),
+            pointer=self.store.pointer(member.name),
+            open_pointer=open_pointer,
+            time=life,
+        )
+
+    def _told(self, member: Member, event: str, round: int, fields: dict[str, Any]) -> None:
+        self.tell(member, event, round, fields)
+
+
+def _spec(world: World, genesis: Digest) -> RunSpec:
+    return RunSpec(
+        name="simulation",
+        chain=world.genesis().hex(),
+        netuid=1,
+        owner=hotkey(OWNER.peer),
+        genesis_checkpoint=genesis.hex(),
+        checkpoint_rounds=4,
+        local=True,
+        model=MODEL,
+        inner=InnerSpec(steps=1, sequences=PAGE_SEQUENCES, peak_lr=1.0, final_lr=1.0, warmup_steps=0, decay_steps=1),
+        data=DataSpec(
+            index=bytes(32).hex(),
+            num_tokens=NUM_PAGES * PAGE_TOKENS + 1,
+            page_sequences=PAGE_SEQUENCES,
+            held_out_sequences=2,
+        ),
+        clock=CLOCK,
+        # Who works honestly is the arena's subject: peers are judged leniently.
+        gauntlet=GauntletSpec(
+            contributors=4,
+            reserve=2,
+            evaluations=4,
+            sample_sequences=8,
+            references=1,
+            copy_overlap=1.0,
+            proof_floor=0.0,
+            proof_allowance=1000.0,
+            score_floor=0.0,
+        ),
+    )
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

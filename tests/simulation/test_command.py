@@ -1,0 +1,115 @@
+"""`murmur simulate`: short runs in which everything holds, one history a seed, and bugs that it finds."""
+
+import json
+import os
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gauntlet.agreement import Agreed, agreed
+from node.follower import Follower
+from protocol.errors import ConfigError
+from simulation import command
+from simulation.command import add_arguments, simulate
+from storage.realtime import RealTime
+
+HOLDS = {"disagreements", "void_unexplained", "halted", "honest_faults_booked", "unobserved_weights"}
+
+
+def options(*words: str) -> Namespace:
+    parser = ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_twenty_rounds_without_a_fault_are_all_agreed_and_touch_no_real_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a simulated node uses real time")
+
+    for name in ("now", "wall", "sleep", "condition", "start"):
+        monkeypatch.setattr(RealTime, name, refuse)
+    result = simulate(options("--rounds", "20", "--validators", "2", "--miners", "3", "--faults-per-hour", "0"))
+    assert (result.rounds, result.faults, result.void_rounds, result.broken) == (20, 0, 0, [])
+    assert result.recovery_rounds_p99 < 0.1
+
+
+def test_one_seed_is_one_history_in_any_process(tmp_path: Path) -> None:
+    """Hash seeds, thread ids and sealing keys differ from process to process."""
+    words = ["simulate", "--rounds", "14", "--validators", "2", "--miners", "3", "--faults-per-hour", "60", "--json"]
+    found = []
+    for hash_seed, seed in (("1", "5"), ("2", "5"), ("1", "6")):
+        done = subprocess.run(
+            [sys.executable, "-m", "murmur.command", *words, "--seed", seed],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        found.append(json.loads(done.stdout))
+        found[-1].pop("seconds")
+    assert found[0] == found[1]
+    assert found[0]["history"] != found[2]["history"]
+    assert found[0]["faults"] > 0
+
+
+def test_what_must_hold_holds_in_a_storm(tmp_path: Path) -> None:
+    trace = tmp_path / "history.jsonl"
+    words = ("--rounds", "20", "--validators", "3", "--miners", "5", "--faults-per-hour", "60", "--seed", "3")
+    result = simulate(options(*words, "--trace", str(trace)))
+    assert result.broken == []
+    assert result.faults > 50
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert {"killed", "applied", "weights"} <= {line["event"] for line in lines}
+    assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
+
+
+def test_a_node_that_decides_by_what_it_sees_when_it_looks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug reads the approvals at the newest block in place of block X: whoever looks late, because it was
+    down, sees slots that were overwritten since, and takes for void what others applied."""
+
+    def hasty(self: Follower, round: int, ours: Any) -> Agreed:
+        views, commit_hash = self._views(round, self.clock.leader_slots, self.head())
+        return agreed(self.run, round, *ours, commit_hash, views, self.head())
+
+    monkeypatch.setattr(Follower, "agreed_selection", hasty)
+    words = ("--rounds", "12", "--validators", "2", "--miners", "3", "--faults-per-hour", "60")
+    assert any(simulate(options(*words, "--seed", str(seed))).broken for seed in range(3))
+
+
+def test_what_breaks_is_printed_with_the_command_that_shows_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from simulation.invariants import Result
+
+    monkeypatch.setattr(command, "simulate", lambda options: Result(7, 9, halted=1, broken=["miner-1 stands still"]))
+    words = ("--rounds", "9", "--seed", "7", "--miners", "4")
+    assert command.run(options(*words)) == 1
+    told = capsys.readouterr()
+    assert "miner-1 stands still" in told.out
+    again = next(line for line in told.err.splitlines() if "murmur simulate" in line).split()[2:]
+    replayed = options(*again)
+    assert (replayed.rounds, replayed.seed, replayed.miners, replayed.validators) == (9, 7, 4, 3)
+    assert command.run(options(*words, "--json")) == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert shown.keys() >= HOLDS
+    assert shown["broken"] == ["miner-1 stands still"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--rounds", "0"),
+        ("--validators", "0"),
+        ("--miners", "1000"),
+        ("--faults-per-hour", "-1"),
+        ("--hostile-stake", "1.5"),
+        ("--validators", "1", "--hostile-stake", "0.3"),
+    ],
+)
+def test_numbers_that_make_no_network_are_refused_by_name(words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=words[-2]):
+        command.run(options(*words))
