@@ -255,12 +255,14 @@ def test_validators_that_stall_cost_a_joiner_one_deadline_together(
     silence(network)
     network.start("validator", "miner-1")
     network.run_until(4)
+    objects = [key for key in network.store.buckets["validator"] if "/statement/" in key or "/checkpoints" in key]
     for number in range(6):
+        for key in objects:
+            network.store.bucket(f"forger-{number}").put(key, b"for ever", timeout_seconds=1)
         network.store.faults[f"forger-{number}"] = Faults(stalls=True)
     began = time.monotonic()
     network.start("miner-2")
     network.run_until(5, "miner-2")
     assert network["miner-2"].events("caught_up")
     assert time.monotonic() - began < 15
-    network.store.faults.clear()
     network.assert_agreement()
