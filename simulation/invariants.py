@@ -252,7 +252,7 @@ class Witness:
         newest = max((self._published(m) for m in network.members.values() if m.validates and not m.hostile), default=0)
         age = number + 1 - newest
         self.result.oldest_needed_checkpoint_rounds = max(self.result.oldest_needed_checkpoint_rounds, age)
-        if kept_from(network.spec, number, newest) > newest:
+        if kept_from(network.spec.checkpoint_rounds, number, newest) > newest:
             self._broke(f"round {number}: the newest checkpoint is {age} rounds old, payloads after it are gone")
         calm = all(self.calm(round) for round in range(number - CALM_ROUNDS + 1, number + 1))
         if calm and number >= CALM_ROUNDS and not (self.calm(number + 1) and number + 1 < self.rounds):
