@@ -31,7 +31,9 @@ def test_a_wiped_validator_of_two_judges_again_within_four_rounds(networks: Netw
     network.start("second", role=with_parts(MissesEveryRound))
     back = network["first"].round
     network.run_blocks(lambda: bool(network["second"].events("reported")))
+    assert network["second"].events("caught_up")
     assert network["second"].events("reported")[0]["round"] < back + 4
+    assert not network["second"].node.behind
     network.run_until(back + 5)
     network.assert_agreement()
     assert not {void for void in network["first"].voids() if void >= back + 4}
