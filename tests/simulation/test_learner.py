@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from protocol.types import Digest, Page
+from protocol.types import Digest, Page, PeerId
 from simulation.chain import BLOCK_SECONDS
 from simulation.clock import Clock
 from simulation.learner import MODEL, NUM_PAGES, PAGE_TOKENS, Costs, Learner, NoText, Problem
@@ -17,6 +17,7 @@ from sparseloco.update import Update
 from training import checkpoint
 from training.loader import sequences
 from training.probe import Prober
+from training.replica import Replica
 
 
 def of(page: int) -> Page:
@@ -100,3 +101,11 @@ def test_pages_lie_apart_and_held_out_ones_beyond_them() -> None:
     last = text.train.tokens((NUM_PAGES - 1) * PAGE_TOKENS, PAGE_TOKENS)
     assert last[0] == (NUM_PAGES - 1) * PAGE_TOKENS
     assert text.held_out.tokens(0, 1)[0] > last[-1]
+
+
+def test_proofs_of_being_in_sync_are_the_replicas_own() -> None:
+    bench = Bench()
+    learner, block, peer = bench.learner(), Digest(b"b" * 32), PeerId(b"p" * 32)
+    for other in (block, Digest(b"c" * 32)):
+        assert learner.sync_proof(other, peer) == Replica.sync_proof(learner, other, peer)
+    assert learner.sync_proof(block, peer) != learner.sync_proof(block, PeerId(b"q" * 32))
