@@ -38,7 +38,7 @@ class Result:
     void_rounds: int = 0
     void_unexplained: int = 0
     disagreements: int = 0
-    halted: int = 0
+    halted: bool = False
     honest_faults_booked: int = 0
     recovery_rounds_p99: float = 0.0
     unobserved_weights: int = 0
@@ -270,11 +270,11 @@ class Witness:
         """Whatever happened: some calm rounds later everybody is there, and the run goes on."""
         for member in self._network.members.values():
             if not member.hostile and not member.gone and member.round < number:
-                self.result.halted += 1
+                self.result.halted = True
                 self._broke(f"{member.name} stands at round {member.round} at the end of the calm round {number}")
         for round in range(number - CALM_ROUNDS + 1 + RETURN_ROUNDS, number + 1):
             if round in self._void:
-                self.result.halted += 1
+                self.result.halted = True
                 self._broke(f"round {round} is void in calm weather")
 
     # --- who was hit -------------------------------------------------------------------------------------------

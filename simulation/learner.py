@@ -1,8 +1,9 @@
-"""The honest stand-in for training, and the only one: a convex problem in place of a language model.
+"""The honest stand-in for training, and the only one: a linear problem in place of a language model.
 
 Everything around it is real: theta, error feedback, compression, digests, outer steps and saved states are the
-Replica's own over a tiny layout. What work costs is told to the clock here. Every page has its own optimum near one
-that all share, so honest work lowers the loss everywhere and that of its own pages most, and updates never die out.
+Replica's own over a tiny layout. What work costs is told to the clock here. Every page pulls theta one way that all
+share and one of its own, so honest work lowers the loss everywhere and that of its own pages most. There is no optimum:
+near one, honest updates on single pages would raise the loss on all others, and stand as LOW_SCORE.
 """
 
 import random
@@ -30,14 +31,14 @@ from training.trainer import RECORDS, Trainer
 NUM_PAGES = 1 << 20
 SHAPES = {"matrix": (8, 16), "vector": (44,)}
 PAGE_SEQUENCES = 4
-OWN_SHARE = 0.5
-"""How far a page's optimum lies from the common one, in its distances from theta_0."""
-INNER_SHARE = 0.3
-"""How much of the way to its pages' optimum a peer gets in one round."""
+OWN_SHARE = 1.0
+"""How strongly a page pulls its own way, as a share of the common one."""
+INNER_STEP = 0.01
+"""How far a peer gets in one round."""
 
 
 class Point(ModelSpec):
-    """The convex problem's shapes in a run spec's model table, so that all of the real code sees its layout."""
+    """The linear problem's shapes in a run spec's model table, so that all of the real code sees its layout."""
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return dict(SHAPES)
@@ -73,7 +74,7 @@ class Positions(Split):
 
 
 class NoText(Shards):
-    """The data set of the convex problem."""
+    """The data set of the linear problem."""
 
     def __init__(self) -> None:
         self.train = Positions(0, NUM_PAGES * PAGE_TOKENS + 1)
@@ -81,7 +82,7 @@ class NoText(Shards):
 
 
 class Problem:
-    """Where the optimum of every page lies; loss is half the mean squared distance from it."""
+    """Which way every page pulls: the loss falls by as much as theta has moved that way, without end."""
 
     def __init__(self, seed: int, num_parameters: int) -> None:
         self.num_parameters = num_parameters
@@ -89,15 +90,15 @@ class Problem:
         self._place = np.arange(num_parameters, dtype=np.uint64)
         self._common = self._unit(np.uint64(1 << 50))
 
-    def optima(self, sequences: Tensor) -> npt.NDArray[np.float32]:
-        """Optimum of each sequence's page, fp32 [num, parameters]."""
+    def pulls(self, sequences: Tensor) -> npt.NDArray[np.float32]:
+        """The way of each sequence's page, fp32 [num, parameters]."""
         pages = sequences[:, 0].numpy().astype(np.uint64) // np.uint64(PAGE_TOKENS)
         places, which = np.unique(pages, return_inverse=True)
         own: npt.NDArray[np.float32] = self._common + np.float32(OWN_SHARE) * self._unit(places[:, None])
         return own[which]
 
     def losses(self, theta: npt.NDArray[np.float32], sequences: Tensor) -> list[float]:
-        found: list[float] = (1.0 + 0.5 * np.square(theta - self.optima(sequences)).mean(1)).tolist()
+        found: list[float] = (1.0 - (theta * self.pulls(sequences)).mean(1)).tolist()
         return found
 
     def _unit(self, page: npt.NDArray[np.uint64] | np.uint64) -> npt.NDArray[np.float32]:
@@ -141,7 +142,7 @@ class Machine(Trainer):
 
 
 class Learner(Replica):
-    """A Replica that learns the convex problem and spends modelled time on it."""
+    """A Replica that learns the linear problem and spends modelled time on it."""
 
     trainer = Machine
     _trainer: Machine
@@ -159,7 +160,7 @@ class Learner(Replica):
         self._at_theta = False
         weights = self._weights()
         loss = sum(self._problem.losses(weights, sequences)) / len(sequences)
-        self._set(weights + np.float32(INNER_SHARE) * (self._problem.optima(sequences).mean(0) - weights))
+        self._set(weights + np.float32(INNER_STEP) * self._problem.pulls(sequences).mean(0))
         return InnerReport((loss,) * spec.steps, sequences.numel(), 0)
 
     def compress(self) -> Update:

@@ -19,7 +19,7 @@ from protocol import keys
 from protocol.errors import ConfigError, MurmurError
 from protocol.messages import encode_slot
 from protocol.run import Run
-from protocol.spec import ClockSpec, DataSpec, GauntletSpec, InnerSpec, RunSpec
+from protocol.spec import ClockSpec, CompressionSpec, DataSpec, GauntletSpec, InnerSpec, RunSpec
 from protocol.types import Digest, PeerId, Pointer, hotkey
 from rounds.miner import Miner
 from rounds.validator import Validator
@@ -176,12 +176,12 @@ class Network:
         self.by_hotkey: dict[str, Member] = {}
         owner = self.store.bucket("owner", reader="owner")
         self.problem = Problem(seed, sum(_numel(shape) for shape in MODEL.shapes().values()))
-        provisional = _spec(self.world, Digest(bytes(32)))
+        provisional = draft_spec(self.world, Digest(bytes(32)))
         state = Learner(provisional, self.problem, self.outside, Costs(0.0), self.random).consensus_state()
         genesis = checkpoint.save(folder / "genesis", state)
         for digest, path in checkpoint.blobs(folder / "genesis", genesis):
             owner.put(keys.blob(digest), path, timeout_seconds=1)
-        self.spec = _spec(self.world, genesis)
+        self.spec = draft_spec(self.world, genesis)
         self.run = Run(self.spec)
         self.world.register(OWNER.peer)
         num_hostile = max(1, int(hostile_stake * validators)) if hostile_stake else 0
@@ -302,7 +302,8 @@ class Network:
         self.tell(member, event, round, fields)
 
 
-def _spec(world: World, genesis: Digest) -> RunSpec:
+def draft_spec(world: World, genesis: Digest) -> RunSpec:
+    """The run of a simulation, with theta_0 of this digest."""
     return RunSpec(
         name="simulation",
         chain=world.genesis().hex(),
@@ -312,6 +313,7 @@ def _spec(world: World, genesis: Digest) -> RunSpec:
         checkpoint_rounds=4,
         local=True,
         model=MODEL,
+        compression=CompressionSpec(k=1024),
         inner=InnerSpec(steps=1, sequences=PAGE_SEQUENCES, peak_lr=1.0, final_lr=1.0, warmup_steps=0, decay_steps=1),
         data=DataSpec(
             index=bytes(32).hex(),

@@ -1,0 +1,102 @@
+"""The stand-in for training behaves as training does where the rounds can tell."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from protocol.types import Digest, Page
+from simulation.chain import BLOCK_SECONDS
+from simulation.clock import Clock
+from simulation.learner import MODEL, NUM_PAGES, PAGE_TOKENS, Costs, Learner, NoText, Problem
+from simulation.network import draft_spec
+from simulation.world import World
+from sparseloco.outer import bounds
+from sparseloco.update import Update
+from training import checkpoint
+from training.loader import sequences
+from training.probe import Prober
+
+
+def of(page: int) -> Page:
+    return Page(page * PAGE_TOKENS, PAGE_TOKENS)
+
+
+class Bench:
+    """Learners of one run, whose modelled work is done in one life."""
+
+    def __init__(self) -> None:
+        self.clock = Clock(1)
+        self.life = self.clock.life("one")
+        self.spec = draft_spec(World(), Digest(bytes(32)))
+        self.problem = Problem(1, sum(shape.numel() for shape in map(torch.Size, MODEL.shapes().values())))
+        self.text = NoText()
+
+    def learner(self, inner_seconds: float = 100.0) -> Learner:
+        return Learner(self.spec, self.problem, self.life, Costs(inner_seconds), random.Random(1))
+
+    def work(self, learner: Learner, page: int) -> Update:
+        """A round's update on one page."""
+        found: list[Update] = []
+
+        def run() -> None:
+            learner.inner_round(sequences(self.text.train, [of(page)], MODEL.context))
+            found.append(learner.compress())
+
+        self.life.start(run, "work")
+        self.clock.run(self.clock.now + 1000.0)
+        return found[0]
+
+
+def test_work_takes_the_time_that_it_is_said_to_take() -> None:
+    bench = Bench()
+    learner = bench.learner(inner_seconds=BLOCK_SECONDS)
+    seen: list[float] = []
+
+    def run() -> None:
+        learner.inner_round(sequences(bench.text.train, [of(3)], MODEL.context))
+        seen.append(bench.life.now())
+
+    bench.life.start(run, "work")
+    bench.clock.run(100.0)
+    assert seen == [pytest.approx(BLOCK_SECONDS, rel=0.11)]
+
+
+def test_an_honest_update_lowers_the_loss_everywhere_and_that_of_its_own_pages_most() -> None:
+    bench = Bench()
+    learner = bench.learner()
+    update = bench.work(learner, 7)
+    learner.reset()
+    scales, _ = bounds([update.norms], learner.outer)
+    falls: dict[int, float] = {}
+
+    def run() -> None:
+        with Prober(learner, bench.text.train, 1.0) as prober:
+            for page in (7, *range(100, 120)):
+                before = prober.losses(None, (), (of(page),))
+                after = prober.losses(update, scales[0], (of(page),))
+                falls[page] = sum(before) - sum(after)
+
+    bench.life.start(run, "probe")
+    bench.clock.run(bench.clock.now + 1000.0)
+    assert min(falls.values()) > 0
+    assert max(falls, key=falls.__getitem__) == 7
+
+
+def test_two_peers_never_send_the_same_and_one_peer_goes_on_where_it_was_saved(tmp_path: Path) -> None:
+    bench = Bench()
+    learner, other = bench.learner(), bench.learner()
+    assert learner.digest() == other.digest()
+    assert bench.work(learner, 1).digest != bench.work(other, 2).digest
+    own = checkpoint.save(tmp_path, learner.own_state())
+    resumed = bench.learner()
+    resumed.load_own(checkpoint.load(tmp_path, own, resumed.own_shapes()))
+    assert bench.work(learner, 5).digest == bench.work(resumed, 5).digest
+
+
+def test_pages_lie_apart_and_held_out_ones_beyond_them() -> None:
+    text = NoText()
+    last = text.train.tokens((NUM_PAGES - 1) * PAGE_TOKENS, PAGE_TOKENS)
+    assert last[0] == (NUM_PAGES - 1) * PAGE_TOKENS
+    assert text.held_out.tokens(0, 1)[0] > last[-1]
