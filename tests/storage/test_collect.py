@@ -18,7 +18,7 @@ from protocol.errors import ConfigError, ObjectMissing, StorageError
 from protocol.ports import Condition
 from protocol.types import PeerId, Pointer
 from storage import resume
-from storage.collect import Collection, gather
+from storage.collect import Collection, first, gather
 from storage.exchange import Data, Fault, Source, Wanted, cached
 from storage.realtime import RealTime
 from storage.s3 import PART_BYTES, RangedBucket, open_bucket, open_pointer
@@ -64,6 +64,25 @@ def test_every_peers_bytes_are_gathered() -> None:
 
 def test_nothing_wanted_is_nothing_gathered() -> None:
     assert gather([], timeout_seconds=5, max_threads=4) == {}
+
+
+def test_the_first_right_answer_is_taken_and_nobody_else_is_waited_for() -> None:
+    """Of one object that many may have, of a size that is known as a limit only."""
+    store = FakeStore()
+    put(store, "stalls", body(9))
+    store.faults["stalls"] = Faults(stalls=True)
+    put(store, "lies", b"x" * SIZE)
+    put(store, "has it", body(9))
+    names = ("stalls", "lies", "lacks it", "has it")
+    wanted = [
+        replace(stored(store, number, name), size=10 * SIZE, accept=is_exactly(body(9)), exact=False)
+        for number, name in enumerate(names)
+    ]
+    began = time.monotonic()
+    assert first(wanted, timeout_seconds=20, max_threads=4) == (peer(3), body(9))
+    assert time.monotonic() - began < 10
+    assert first(wanted[1:3], timeout_seconds=20, max_threads=4) is None
+    assert first([], timeout_seconds=20, max_threads=4) is None
 
 
 def test_each_fault_has_its_kind_and_touches_no_other_peer() -> None:
