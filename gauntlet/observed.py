@@ -2,7 +2,8 @@
 
 That bytes or a key could not be had is the reader's own observation: a validator that was stopped, or whose link or
 store was down, sees what it would see if everybody were at fault. Such a round teaches nothing about the peers, so
-nothing is folded and the weights on chain stay. It must not be a peer's to decide that: docs/decisions/0026.
+nothing is folded and the weights on chain stay. It must not be a peer's to decide that
+(docs/decisions/0026-not-observed.md).
 """
 
 from collections.abc import Collection, Mapping

@@ -34,6 +34,8 @@ from storage.collect import first
 from storage.exchange import Data, Wanted
 from training.checkpoint import MAX_MANIFEST_BYTES
 
+ASK_SECONDS = 10.0
+"""For all validators' documents together: one that stalls costs us this much."""
 LINK_SECONDS = 1.0
 """What a walk along the links may take for each on average, beside FETCH_SECONDS."""
 DOWNLOADS_TRIED = 4
@@ -263,7 +265,7 @@ def _starts(
             tried_own = True
             yield own, steps
     logger.info("catching up: asking {count} validators for checkpoints", count=len(sources.validators()))
-    likely, unlikely = published_starts(follower, stakes, sources, shown_by_all(follower, sources, FETCH_SECONDS))
+    likely, unlikely = published_starts(follower, stakes, sources, shown_by_all(follower, sources, ASK_SECONDS))
     if not likely:
         logger.warning("catching up: no validator shows a checkpoint that can be read")
     sought = {start.link for start in (*likely, *unlikely, own)}

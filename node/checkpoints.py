@@ -20,7 +20,6 @@ from protocol import keys
 from protocol.errors import ConfigError, InvalidMessage, StorageError
 from protocol.messages import encode_document, parse_document
 from protocol.ports import Signer, Verify
-from protocol.spec import RunSpec
 from protocol.types import DIGEST_BYTES, Digest, Peer, PeerId
 from storage.collect import gather
 from storage.exchange import Data, Wanted
@@ -221,11 +220,10 @@ def state_bytes(follower: Follower) -> int:
 # --- retention ---------------------------------------------------------------------------------------------------
 
 
-def kept_from(spec: RunSpec, round: int, published: int) -> int:
+def kept_from(every: int, round: int, published: int) -> int:
     """The first round whose payloads, keys, claims and mirrors are kept in `round`, when `published` is the round of
-    the newest checkpoint: what a joiner applies to it is never deleted, but for what is older than RETAINED_INTERVALS.
-    """
-    every = spec.checkpoint_rounds
+    the newest checkpoint and `every` their interval: what a joiner applies to it is not deleted, unless it is older
+    than RETAINED_INTERVALS."""
     wanted = min(published, round - every) - RETAINED_ROUNDS
     return max(0, wanted, round - RETAINED_INTERVALS * every - RETAINED_ROUNDS)
 

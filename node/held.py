@@ -29,6 +29,14 @@ from training import checkpoint
 from training.replica import Replica
 from training.shards import Fetch
 
+_PARTS = {
+    "theta": "the model; catching up",
+    "own": "error feedback and optimizer state, which begin anew",
+    "sealed": "what was sealed last, which is lost",
+    "book": "all ratings, which begin anew",
+}
+"""The parts of a saved state, and what becomes of one that is damaged."""
+
 
 class Held:
     """The state of one node. Not thread-safe. `first`: the run's first spec. `saved` is None on a fresh folder, until
@@ -54,41 +62,41 @@ class Held:
         found = self.store.load()
         if found is None:
             return False
-        saved = self._without_damage(found)
-        try:
-            self.load_consensus(saved.consensus)
-        except CheckpointCorrupt as fault:
-            logger.warning("the model on this disk is damaged ({fault}); catching up", fault=str(fault))
-            self.store.set_aside_damaged()
+        lost: list[str] = []
+        saved = self._without_damage(found, lost)
+        if not self._is_whole("theta", lambda: self.load_consensus(saved.consensus), lost):
+            self.events.emit("damaged", saved.round, lost=lost)
             sealed = saved.sealed if saved.sealed is not None and saved.sealed.round >= saved.round else None
             self._kept = replace(saved, sealed=sealed)  # what was sealed for a decided round is dealt with
             return False
         self.saved = saved
-        if saved != found:
+        if lost:
+            self.events.emit("damaged", saved.round, lost=lost)
             self.store.commit(saved)
         logger.info("resuming at the start of round {round}", round=saved.round)
         return True
 
-    def _without_damage(self, saved: Saved) -> Saved:
+    def _without_damage(self, saved: Saved, lost: list[str]) -> Saved:
         """The state without those of our own parts that cannot be read any more; loads what a miner carries over."""
-
-        def read(what: str, load: Callable[[], object]) -> bool:
-            try:
-                load()
-            except CheckpointCorrupt as fault:
-                logger.warning("{what} on this disk: damaged and lost ({fault})", what=what, fault=str(fault))
-                self.store.set_aside_damaged()
-                return False
-            return True
-
         own, sealed, book = saved.own, saved.sealed, saved.book
-        if own is not None and not read("error feedback and optimizer state", lambda: self._load_own(own)):
+        if own is not None and not self._is_whole("own", lambda: self._load_own(own), lost):
             saved = replace(saved, own=None)
-        if sealed is not None and not read("what was sealed last", lambda: self.store.read(sealed.object)):
+        if sealed is not None and not self._is_whole("sealed", lambda: self.store.read(sealed.object), lost):
             saved = replace(saved, sealed=None)
-        if book is not None and not read("all ratings", lambda: self.store.read(book)):
+        if book is not None and not self._is_whole("book", lambda: self.store.read(book), lost):
             saved = replace(saved, book=None, scored=-1)
         return saved
+
+    def _is_whole(self, part: str, load: Callable[[], object], lost: list[str]) -> bool:
+        """Whether a part can be loaded; else it is set aside and told."""
+        try:
+            load()
+        except CheckpointCorrupt as fault:
+            logger.warning("damaged on this disk: {what} ({fault})", what=_PARTS[part], fault=str(fault))
+            self.store.set_aside_damaged()
+            lost.append(part)
+            return False
+        return True
 
     def begin(self, consensus: Digest, link: Digest, fetch: Fetch | None = None) -> None:
         """Stand at the start of round 0, with theta_0 from disk or through `fetch`, and what `resume` could keep."""

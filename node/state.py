@@ -25,6 +25,16 @@ from training.checkpoint import blobs
 SCHEMA = 2
 DAMAGED_KEPT = 8
 """So many files that were set aside are kept for whoever wants to know what the disk did; the oldest go first."""
+_FAULTS = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""What reading a damaged database raises; the second when SQLite's message itself quotes damaged text."""
+_OF_THE_MACHINE = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+}
+"""Faults that no change of the file's bytes brings about."""
 _ADVICE = "the next start sets it aside and catches up"
 
 
@@ -110,16 +120,19 @@ class StateStore:
                     f"{self._path} was written by another release (schema {version}, this one reads {SCHEMA}): "
                     "run the release that wrote it, or choose another --home and catch up"
                 )
+            verdict = self._db.execute("PRAGMA integrity_check").fetchone()[0]
+            if verdict != "ok":  # it may well read, and then refuse the first commit
+                raise sqlite3.DatabaseError(verdict)
             self._db.execute("CREATE TABLE IF NOT EXISTS saved (one INTEGER PRIMARY KEY CHECK (one = 1), value TEXT)")
             self._db.execute(f"PRAGMA user_version={SCHEMA}")
-        except sqlite3.DatabaseError as fault:
+        except _FAULTS as fault:
             raise self._unreadable(fault) from None
 
     def load(self) -> Saved | None:
         """The last committed state, None on a fresh folder. Raises CheckpointCorrupt."""
         try:
             row = self._db.execute("SELECT CAST(value AS BLOB) FROM saved").fetchone()
-        except sqlite3.DatabaseError as fault:
+        except _FAULTS as fault:
             raise self._unreadable(fault) from None
         return _decode(row[0]) if row else None
 
@@ -135,7 +148,7 @@ class StateStore:
             raise ConfigError(
                 f"{self._path} cannot be written ({fault}): make room on the disk and start again; nothing is lost"
             ) from None
-        except sqlite3.DatabaseError as fault:
+        except _FAULTS as fault:
             raise self._unreadable(fault) from None
         for path in self.files.iterdir():
             if path.name not in keep:
@@ -186,8 +199,10 @@ class StateStore:
         self._db.close()
         os.close(self._lock)
 
-    def _unreadable(self, fault: sqlite3.DatabaseError) -> ConfigError | CheckpointCorrupt:
-        if isinstance(fault, sqlite3.OperationalError):
+    def _unreadable(self, fault: Exception) -> ConfigError | CheckpointCorrupt:
+        # SQLite's class of error does not tell: "no such column" of a changed schema is operational too.
+        of_the_machine = getattr(fault, "sqlite_errorcode", 0) & 0xFF in _OF_THE_MACHINE
+        if of_the_machine or not os.access(self._path, os.R_OK | os.W_OK):
             return ConfigError(f"{self._path} cannot be opened ({fault}): see to the disk, or who else uses the file")
         return CheckpointCorrupt(f"{self._path} is damaged ({fault}): {_ADVICE}")
 

@@ -36,7 +36,7 @@ class Keeper:
         """What joiners need from us: checkpoints and mirrors of recent rounds. Then the held-out loss, for people."""
         node, spec = self.node, self.node.run.spec_at(round)
         self.checkpoints.look()
-        before = kept_from(spec, round, self.checkpoints.published)
+        before = kept_from(spec.checkpoint_rounds, round, self.checkpoints.published)
         try:
             self.mirror.prune(before, timeout_seconds=node.transfer_seconds(1))
         except StorageError as fault:

@@ -323,13 +323,13 @@ class Miner:
     def clean_up(self, round: int) -> None:
         """Delete our objects of rounds that no joiner needs any more: the newest checkpoint that most validators show
         says which. Takes no more than the time in which we wait for the round's decision."""
-        node, spec = self.node, self.node.run.spec_at(round)
+        node, every = self.node, self.node.run.spec_at(round).checkpoint_rounds
         bucket, until = node.doors.bucket, node.time.now() + node.seconds_until(node.clock.attest_by(round))
-        last = kept_from(spec, round, round)
+        last = kept_from(every, round, round)
         try:
             if last and self._objects_before(last, until):
                 left = seconds_until(until, node.time) / 2
-                for key in self._objects_before(kept_from(spec, round, published_by_most(node, round, left)), until):
+                for key in self._objects_before(kept_from(every, round, published_by_most(node, round, left)), until):
                     bucket.delete(key, timeout_seconds=seconds_until(until, node.time))
         except (ChainError, StorageError) as fault:
             logger.warning("what we no longer need to keep stays in our bucket: {fault}", fault=str(fault))

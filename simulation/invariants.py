@@ -38,7 +38,7 @@ class Result:
     void_rounds: int = 0
     void_unexplained: int = 0
     disagreements: int = 0
-    halted: int = 0
+    halted: bool = False
     honest_faults_booked: int = 0
     recovery_rounds_p99: float = 0.0
     unobserved_weights: int = 0
@@ -255,7 +255,7 @@ class Witness:
         newest = max((self._published(m) for m in network.members.values() if m.validates and not m.hostile), default=0)
         age = number + 1 - newest
         self.result.oldest_needed_checkpoint_rounds = max(self.result.oldest_needed_checkpoint_rounds, age)
-        if kept_from(network.spec, number, newest) > newest:
+        if kept_from(network.spec.checkpoint_rounds, number, newest) > newest:
             self._broke(f"round {number}: the newest checkpoint is {age} rounds old, payloads after it are gone")
         calm = all(self.calm(round) for round in range(number - CALM_ROUNDS + 1, number + 1))
         if calm and number >= CALM_ROUNDS and not (self.calm(number + 1) and number + 1 < self.rounds):
@@ -273,11 +273,11 @@ class Witness:
         """Whatever happened: some calm rounds later everybody is there, and the run goes on."""
         for member in self._network.members.values():
             if not member.hostile and not member.gone and member.round < number:
-                self.result.halted += 1
+                self.result.halted = True
                 self._broke(f"{member.name} stands at round {member.round} at the end of the calm round {number}")
         for round in range(number - CALM_ROUNDS + 1 + RETURN_ROUNDS, number + 1):
             if round in self._void:
-                self.result.halted += 1
+                self.result.halted = True
                 self._broke(f"round {round} is void in calm weather")
 
     # --- who was hit -------------------------------------------------------------------------------------------

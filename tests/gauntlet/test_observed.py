@@ -22,7 +22,7 @@ def played(round: int, book: ScoreBook, passed: list[PeerId], silent: list[PeerI
     """A round of honest work by `passed`; `silent` have committed and show nothing."""
     rejected = {peer: Rejection(peer, Reason.MISSING, "") for peer in silent}
     evaluations = {p: Evaluation(LossScore(0.06, 0.05 + 0.001 * i), 0.2 + 0.001 * i, 3) for i, p in enumerate(passed)}
-    checked = Checked(dict.fromkeys(passed), rejected, frozenset([*passed, *silent]), {})  # type: ignore[arg-type]
+    checked = Checked(dict.fromkeys(passed), rejected, frozenset([*passed, *silent]), {}, {})  # type: ignore[arg-type]
     return fold(book, RoundOutcome(round, checked, evaluations, frozenset(passed)), SPEC)
 
 

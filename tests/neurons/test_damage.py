@@ -64,6 +64,8 @@ def test_a_node_whose_disk_changed_a_byte_mends_itself(networks: Networks, name:
     assert not {last - 1, last} & set(network["miner-2"].voids())
     assert hotkey(network["miner-1"].peer) in network["miner-2"].contributing(last)
     assert list((store.folder / "damaged").iterdir())
+    told = [event["lost"] for event in network[name].events("damaged")]
+    assert told == ([] if part == "state.db" else [["theta" if part == "manifest" else part]])
     if (name, part) == ("validator", "theta"):
         program = network[name].program
         assert isinstance(program, Validator)

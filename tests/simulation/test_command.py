@@ -84,7 +84,7 @@ def test_what_breaks_is_printed_with_the_command_that_shows_it_again(
 ) -> None:
     from simulation.invariants import Result
 
-    monkeypatch.setattr(command, "simulate", lambda options: Result(7, 9, halted=1, broken=["miner-1 stands still"]))
+    monkeypatch.setattr(command, "simulate", lambda options: Result(7, 9, halted=True, broken=["miner-1 stands still"]))
     words = ("--rounds", "9", "--seed", "7", "--miners", "4")
     assert command.run(options(*words)) == 1
     told = capsys.readouterr()

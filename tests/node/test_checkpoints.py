@@ -1,0 +1,268 @@
+"""Checkpoints by age, in the background, found under one key; what is kept meanwhile; and whom joiners ask."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node import catchup
+from node.checkpoints import (
+    RETAINED_INTERVALS,
+    RETAINED_ROUNDS,
+    Checkpoint,
+    Shown,
+    encode_shown,
+    kept_from,
+    parse_shown,
+    published_by_most,
+)
+from protocol import keys
+from protocol.types import Digest
+from rounds.keep import Keeper
+from tests.fakes.bucket import Call, Faults
+from tests.fakes.chain import FakeSigner, fake_verify
+from tests.network import FakeNetwork, with_parts
+from tests.node.test_catchup import hide_checkpoints, put_up, show, shown, silence
+
+Networks = Callable[..., FakeNetwork]
+DIGESTS = st.binary(min_size=32, max_size=32).map(Digest)
+CHECKPOINTS = st.builds(
+    Checkpoint, st.integers(0, 2**32 - 1), DIGESTS, DIGESTS, st.lists(DIGESTS, max_size=3).map(tuple)
+)
+SIGNER = FakeSigner("validator")
+RUN = Digest(bytes(range(32)))
+
+
+def blobs(network: FakeNetwork, name: str = "validator") -> set[str]:
+    return {key.removeprefix("blob/") for key in network.store.buckets[name] if key.startswith("blob/")}
+
+
+def payloads(network: FakeNetwork, name: str) -> list[int]:
+    """Rounds of which this miner's bucket has the payload."""
+    return sorted(int(key[-8:]) for key in network.store.buckets[name] if "/payload/" in key)
+
+
+def mirrored(network: FakeNetwork, name: str) -> list[int]:
+    return sorted({int(key.split("/")[2]) for key in network.store.buckets[name] if "/mirror/" in key})
+
+
+# --- the document ------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(CHECKPOINTS, max_size=3).map(tuple),
+    st.lists(st.tuples(DIGESTS, DIGESTS), max_size=64).map(tuple),
+    st.lists(DIGESTS, max_size=5).map(tuple),
+)
+def test_what_a_validator_shows_is_read_as_it_was_written(
+    checkpoints: tuple[Checkpoint, ...], states: tuple[tuple[Digest, Digest], ...], loose: tuple[Digest, ...]
+) -> None:
+    document = Shown(checkpoints, states, loose)
+    assert parse_shown(encode_shown(document, RUN, SIGNER), RUN, SIGNER.peer, fake_verify) == document
+
+
+# --- due by age --------------------------------------------------------------------------------------------------
+
+
+class MissesEveryRound(Keeper):
+    """Never completes a round after which the old rule would have made a checkpoint."""
+
+    def keep(self, round: int) -> None:
+        if (round + 1) % self.node.run.first.checkpoint_rounds:
+            super().keep(round)
+
+
+def test_a_validator_that_completes_none_of_the_rounds_before_multiples_makes_checkpoints_all_the_same(
+    networks: Networks,
+) -> None:
+    network = networks(miners=1)
+    network.start("miner-1")
+    network.start("validator", role=with_parts(MissesEveryRound))
+    network.run_until(6)
+    network.wait_for(lambda: shown(network, "validator").newest >= 4)
+
+
+def test_validators_upload_in_different_rounds_and_name_the_same_states(networks: Networks) -> None:
+    network = networks(miners=1, validators={"first": 100, "second": 100})
+    network.start()
+    network.run_until(6)
+    network.wait_for(lambda: shown(network, "first").newest >= 4 and shown(network, "second").newest >= 4)
+    one, other = shown(network, "first"), shown(network, "second")
+    assert not {entry.round for entry in one.checkpoints} & {entry.round for entry in other.checkpoints}
+    mine, yours = dict(one.states), dict(other.states)
+    assert len(mine.keys() & yours.keys()) >= 4
+    assert all(mine[link] == yours[link] for link in mine.keys() & yours.keys())
+
+
+# --- beside the rounds -------------------------------------------------------------------------------------------
+
+
+def test_an_upload_that_hangs_costs_no_round_and_is_of_the_state_that_it_began_with(networks: Networks) -> None:
+    network = networks(miners=1)
+    hanging, begun = threading.Event(), threading.Event()
+
+    def hang(call: Call) -> None:
+        if call.bucket == "validator" and call.verb == "put" and call.key.startswith("blob/"):
+            begun.set()
+            assert hanging.wait(60)
+
+    network.store.before = hang
+    network.start()
+    network.run_until(7)
+    assert begun.is_set()
+    assert network["validator"].voids() == []
+    assert shown(network, "validator").checkpoints == ()
+    hanging.set()
+    network.wait_for(lambda: shown(network, "validator").newest == 2)
+    (entry,) = shown(network, "validator").checkpoints
+    assert {file.hex() for file in entry.files} <= blobs(network)
+    network.run_until(9)
+    network.wait_for(lambda: shown(network, "validator").newest >= 8)
+
+
+def test_an_upload_that_fails_is_tried_again_and_sends_no_file_twice(networks: Networks) -> None:
+    network = networks(miners=1)
+    tries: list[str] = []
+
+    def break_manifests(call: Call) -> None:
+        if call.bucket == "validator" and call.verb == "put" and call.key.startswith("blob/"):
+            tries.append(call.key)
+            if len(tries) == 2:
+                network.store.faults["validator"] = Faults(denied=True)
+
+    network.store.before = break_manifests
+    network.start()
+    network.run_blocks(lambda: "validator" in network.store.faults)
+    network.store.faults.clear()
+    network.run_blocks(lambda: shown(network, "validator").newest > 0)
+    (entry,) = shown(network, "validator").checkpoints
+    assert tries == [keys.blob(entry.files[0]), keys.blob(entry.files[1]), keys.blob(entry.files[1])]
+    assert network["validator"].voids() == []
+
+
+def test_a_validator_that_is_killed_in_an_upload_leaves_nothing_for_good(networks: Networks) -> None:
+    network = networks(miners=1)
+    last = threading.Event()
+
+    def die(call: Call) -> None:
+        member = network["validator"]
+        if call.reader == "validator" and last.is_set():
+            assert member.life is not None
+            member.life.revoked = True
+        if call.bucket == "validator" and call.verb == "put" and call.key.startswith("blob/"):
+            last.set()
+
+    network.store.before = die
+    network.start()
+    network.run_blocks(lambda: bool(blobs(network)))
+    network.kill("validator")
+    network.store.before = lambda call: None
+    left = shown(network, "validator")
+    assert left.checkpoints == ()
+    assert blobs(network) < {file.hex() for file in left.loose}
+    # Of another upload, of a state that is gone by now.
+    bucket, other = network.store.bucket("validator"), Digest(bytes(32))
+    bucket.put(keys.blob(other), b"left over", timeout_seconds=1)
+    document = encode_shown(Shown(loose=(*left.loose, other)), network.run.id, network["validator"].signer)
+    bucket.put(keys.checkpoints(network.run.id), document, timeout_seconds=1)
+    network.start("validator")
+    network.run_blocks(lambda: shown(network, "validator").newest > 0)
+    named = {file.hex() for entry in shown(network, "validator").checkpoints for file in entry.files}
+    network.wait_for(lambda: blobs(network) == named)
+
+
+# --- what is kept meanwhile --------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 50))
+def test_what_a_joiner_applies_to_the_newest_checkpoint_is_kept_within_the_cap(
+    round: int, published: int, every: int
+) -> None:
+    kept = kept_from(every, round, published)
+    cap = round - RETAINED_INTERVALS * every - RETAINED_ROUNDS
+    assert all(r >= kept for r in range(max(0, min(published, round), cap), round + 1))
+    assert kept >= cap
+    assert kept <= max(0, round - every - RETAINED_ROUNDS)
+
+
+class NoCheckpoints(Keeper):
+    """Its uploads never succeed."""
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*parts)  # type: ignore[arg-type]
+        self.checkpoints.look = lambda: None  # type: ignore[method-assign]
+
+
+def test_nothing_that_joiners_need_is_deleted_before_there_is_a_checkpoint(networks: Networks) -> None:
+    network = networks(miners=1)
+    network.start("miner-1")
+    network.start("validator", role=with_parts(NoCheckpoints))
+    network.run_until(13)
+    assert payloads(network, "miner-1")[0] == 0
+    assert mirrored(network, "validator")[0] == 0
+    network.kill("validator")
+    network.start("validator")
+    network.run_until(18)
+    network.wait_for(lambda: payloads(network, "miner-1")[0] > 0 < mirrored(network, "validator")[0])
+    newest = shown(network, "validator").newest
+    assert payloads(network, "miner-1")[0] <= newest - RETAINED_ROUNDS
+
+
+def test_a_checkpoint_that_only_a_minority_shows_makes_no_miner_delete_anything(networks: Networks) -> None:
+    network = networks(miners=1, validators={"validator": 100, "liar": 100})
+    network.start("miner-1")
+    network.run_until(1)
+    nothing = Digest(bytes(32))
+    show(network, "liar", Checkpoint(1_000_000, nothing, nothing, ()))
+    show(network, "validator", Checkpoint(5, nothing, nothing, ()))
+    assert published_by_most(network["miner-1"].node, 0, 2.0) == 5
+    hide_checkpoints(network)
+    assert published_by_most(network["miner-1"].node, 0, 2.0) == 0
+
+
+# --- joiners -----------------------------------------------------------------------------------------------------
+
+
+def test_no_model_is_downloaded_that_more_counted_stake_contradicts(networks: Networks) -> None:
+    network = networks(miners=2, keep_blocks=45, validators={"validator": 100, "forger-1": 200, "forger-2": 300})
+    silence(network)
+    asked: list[Call] = []
+    network.store.before = asked.append
+    network.start("validator", "miner-1")
+    network.run_until(5)
+    network.wait_for(lambda: len(shown(network, "validator").states) >= 5)
+    links = [link for link, _ in shown(network, "validator").states]
+    for number, forger in enumerate(("forger-1", "forger-2")):
+        state, files = put_up(network, forger, number)
+        show(network, forger, *(Checkpoint(round + 2, links[round], state, files) for round in (4, 3, 2)))
+    network.start("miner-2")
+    network.run_until(6)
+    joined = network["miner-2"].events("caught_up")[-1]
+    assert joined["origin"].startswith("the checkpoint of round")
+    downloads = [call for call in asked if call.reader == "miner-2" and call.key.startswith("blob/")]
+    assert not [call for call in downloads if call.bucket.startswith("forger")]
+    assert [call for call in downloads if call.bucket == "validator"]
+
+
+def test_validators_that_stall_cost_a_joiner_one_deadline_together(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catchup, "ASK_SECONDS", 1.5)
+    network = networks(miners=2, validators={"validator": 100} | {f"forger-{n}": 200 + n for n in range(6)})
+    silence(network)
+    network.start("validator", "miner-1")
+    network.run_until(4)
+    objects = [key for key in network.store.buckets["validator"] if "/statement/" in key or "/checkpoints" in key]
+    for number in range(6):
+        for key in objects:
+            network.store.bucket(f"forger-{number}").put(key, b"for ever", timeout_seconds=1)
+        network.store.faults[f"forger-{number}"] = Faults(stalls=True)
+    began = time.monotonic()
+    network.start("miner-2")
+    network.run_until(5, "miner-2")
+    assert network["miner-2"].events("caught_up")
+    assert time.monotonic() - began < 15
+    network.assert_agreement()

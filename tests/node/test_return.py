@@ -1,0 +1,82 @@
+"""Coming back: after a wiped disk, after rounds that could not be had, and from a state that only we hold."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from shutil import rmtree
+
+import pytest
+
+from protocol.errors import StorageError
+from protocol.types import Digest
+from tests.fakes.bucket import Call
+from tests.network import FakeNetwork, saved_state, with_parts
+from tests.node.test_catchup import hide_checkpoints
+from tests.node.test_checkpoints import MissesEveryRound, NoCheckpoints
+from training import checkpoint
+from training.replica import Replica, genesis_theta
+
+Networks = Callable[..., FakeNetwork]
+
+
+def test_a_wiped_validator_of_two_judges_again_within_four_rounds(networks: Networks) -> None:
+    network = networks(miners=2, validators={"first": 100, "second": 100})
+    network.start("miner-1", "miner-2")
+    network.start("first", "second", role=with_parts(MissesEveryRound))
+    network.run_until(3)
+    network.kill("second")
+    network.run_until(16, time_out=90)
+    assert network["first"].voids()  # half of the stake cannot decide while the other half counts
+    rmtree(network["second"].home)
+    network.store.buckets["second"].clear()
+    network.start("second", role=with_parts(MissesEveryRound))
+    back = network["first"].round
+    network.run_blocks(lambda: bool(network["second"].events("reported")))
+    assert network["second"].events("reported")[0]["round"] < back + 4
+    network.run_until(back + 5)
+    network.assert_agreement()
+    assert not {void for void in network["first"].voids() if void >= back + 4}
+
+
+def test_a_node_that_could_not_have_a_rounds_bytes_is_back_within_two_rounds_once_it_can(networks: Networks) -> None:
+    network = networks(miners=2)
+    network.start("miner-1", "miner-2")
+    network.start("validator", role=with_parts(NoCheckpoints))
+    network.run_until(2)
+
+    def cut(call: Call) -> None:
+        if call.reader == "miner-2" and ("/payload/00000002" in call.key or "/mirror/00000002" in call.key):
+            raise StorageError("no connection")
+
+    network.store.before = cut
+    network.run_blocks(lambda: bool(network["miner-2"].events("passed_over")), time_out=90)
+    assert not network["miner-2"].events("caught_up")
+    network.store.before = lambda call: None
+    can = network["validator"].round
+    network.run_blocks(lambda: bool(network["miner-2"].events("caught_up")))
+    back = network["miner-2"].events("caught_up")[0]
+    assert back["round"] <= can + 2
+    assert back["origin"] == "our own state"
+    network.run_until(back["round"] + 2)
+    last = back["round"] + 1
+    assert network["miner-2"].thetas()[last] == network["miner-1"].thetas()[last]
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_node_that_followed_what_only_a_minority_held_goes_back_before_the_fork(
+    networks: Networks, hidden: bool
+) -> None:
+    network = networks(miners=2)
+    network.start()
+    network.run_until(5)
+    network.kill("miner-2")
+    saved, store = saved_state(network, "miner-2")
+    other = checkpoint.save(store.files, Replica(network.spec, genesis_theta(network.spec.model, 9)).consensus_state())
+    store.commit(replace(saved, consensus=other, link=Digest(b"\1" * 32)))
+    store.close()
+    if hidden:
+        hide_checkpoints(network)
+    network.start("miner-2")
+    network.run_until(7)
+    back = network["miner-2"].events("caught_up")[-1]
+    assert back["origin"].startswith("genesis" if hidden else "the checkpoint")
+    assert network["miner-2"].thetas()[6] == network["miner-1"].thetas()[6]
