@@ -63,6 +63,7 @@ class _Seen:
     faults: dict[str, int] = field(default_factory=dict)
     reported: int = -1
     gathered: tuple[int, int, int] = (-1, 0, 0)
+    """The round that it looked at last, how many keys it read, and how many there were to read."""
 
 
 class Witness:
@@ -85,6 +86,8 @@ class Witness:
         """Void rounds, and why."""
         self._applied: set[int] = set()
         self._recoveries: list[float] = []
+        self._revealed: dict[int, set[str]] = {}
+        """Who has published its key, by round."""
 
     # --- what it hears -----------------------------------------------------------------------------------------
 
@@ -122,7 +125,9 @@ class Witness:
         elif event == "caught_up":
             self._agree(member, round, fields["theta"])
         elif event == "gathered":
-            seen.gathered = (round, fields["committed"], fields["revealed"])
+            seen.gathered = (round, fields["revealed"], len(self._revealed.get(round, ())))
+        elif event == "revealed":
+            self._revealed.setdefault(round, set()).add(member.name)
         elif event == "weights":
             self._weighed(member, round, seen)
         elif event == "reported":
@@ -211,13 +216,11 @@ class Witness:
             self._broke(f"{member.name} books {row['rejected']} on {peer.name} in round {number}; both were up")
 
     def _weighed(self, member: Member, number: int, seen: _Seen) -> None:
-        """Weights follow from rounds that were observed."""
-        round, committed, revealed = seen.gathered
-        if not member.hostile and (round != number or (committed and 2 * revealed < committed)):
+        """Weights follow from rounds that the validator saw: of the keys that were there it had half at least."""
+        round, read, there = seen.gathered
+        if not member.hostile and (round != number or 2 * read < there):
             self.result.unobserved_weights += 1
-            self._broke(
-                f"{member.name} sets weights in round {number} from {revealed} of {committed} keys of round {round}"
-            )
+            self._broke(f"{member.name} sets weights in round {number} from {read} of {there} keys of round {round}")
 
     def _recover(self, member: Member, seen: _Seen) -> None:
         """A restarted node stands at the current round again, soon."""
@@ -292,6 +295,7 @@ class Witness:
     def _forget(self) -> None:
         """Incidents so old that nothing asks for them."""
         old = self._now - 6 * self._round_seconds
+        self._revealed = {round: names for round, names in self._revealed.items() if round >= self.round - 6}
         self._world = [incident for incident in self._world if incident.ended > old]
         for seen in self._seen.values():
             seen.incidents = [incident for incident in seen.incidents if incident.ended > old]
