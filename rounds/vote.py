@@ -73,7 +73,9 @@ class Vote:
         """From the first leader slot to X: our record in the slots that we lead, our approval of the records that we
         can stand by as soon as their slots are over, and in any case which state we hold."""
         node, clock = self.node, self.node.clock
-        self.approved, self.posted = set(), None
+        self.posted = self.standing_word(round)
+        said = self.posted.bitmap if isinstance(self.posted, Attestation) else 0
+        self.approved = {slot for slot in range(clock.leader_slots) if said >> slot & 1}
         order = leader_order(node.run, round, node.doors.chain.header(clock.commit_by(round)).hash, at_commit)
         for slot in range(clock.leader_slots):
             first, last = clock.slot(round, slot)
@@ -87,11 +89,21 @@ class Vote:
                 self.propose(round, slot, ranking, at_commit)
             node.wait_for(last, f"leader slot {slot} of round {round}")
             self.look(round, checked)
-            if self.approved and not self.is_agreed(round):
+            # Our record has overwritten what we had approved before it, which may be what made a record seem agreed.
+            if self.approved and (isinstance(self.posted, Record) or not self.is_agreed(round)):
                 self.attest(round)
         self.look_again(round, checked)
         if self.posted is None:
             self.attest(round)
+
+    def standing_word(self, round: int) -> Record | Attestation | None:
+        """What we have said in this round before a restart, for the state that we hold: a new word must not take it
+        back unsaid."""
+        me = self.node.registered()
+        word = me.slot.statement if me is not None and me.slot is not None else None
+        if not isinstance(word, Record | Attestation) or word.round != round:
+            return None
+        return word if (word.theta, word.previous) == self.node.held.claim else None
 
     # --- leading -----------------------------------------------------------------------------------------------
 
