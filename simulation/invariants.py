@@ -45,8 +45,8 @@ class Result:
     unobserved_weights: int = 0
     oldest_needed_checkpoint_rounds: int = 0
     loss_fall: float = 0.0
-    """How far the held-out loss has fallen since theta_0: the model's progress, to be compared with that of a run of the
-    same seed in which nothing goes wrong."""
+    """How far the held-out loss has fallen since theta_0: the progress of the model, to be compared with that of a
+    run of the same seed in which nothing goes wrong."""
     history: str = ""
     """sha256 of everything that happened: the same for the same seed and code."""
     explained: dict[str, int] = field(default_factory=dict)
