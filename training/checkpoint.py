@@ -43,6 +43,10 @@ _WRITE_BYTES = 16 << 20
 """Hashed, and then written, at once."""
 
 
+class Damaged(CheckpointCorrupt):
+    """A file is not what its name says: the disk has changed it, or whoever brought it did not look."""
+
+
 @dataclass(frozen=True, slots=True)
 class Saved:
     """Something worth saving: fp32 tensors on the CPU by name, and a few facts that JSON can hold."""
@@ -272,7 +276,7 @@ def _read(path: Path, max_bytes: int, digest: Digest) -> memoryview:
     except FileNotFoundError:
         raise CheckpointCorrupt(f"{path} is missing") from None
     if sha256(data).digest() != digest:
-        raise CheckpointCorrupt(f"{path} does not hash to {digest.hex()}; delete it to get it from another source")
+        raise Damaged(f"{path} does not hash to {digest.hex()}; delete it to get it from another source")
     return data
 
 
