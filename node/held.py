@@ -158,7 +158,7 @@ class Held:
         return checkpoint.save(self.store.files, self.replica.consensus_state())
 
     def load_consensus(self, digest: Digest, fetch: Fetch | None = None) -> None:
-        """Take theta and the outer state from disk, or through `fetch`: then also what the disk has damaged since it was
+        """Take theta and the outer state from disk, or through `fetch`: also what the disk has damaged since it was
         fetched, which no saved state names yet."""
         shapes = self.first.model.shapes()
         try:

@@ -10,7 +10,6 @@ from protocol.layout import Layout
 from protocol.types import Digest, PeerId
 from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.outer import OuterState
-from tests.sparseloco import twin
 from tests.sparseloco.samples import RAGGED, arrays, tensors
 
 LAYOUT = Layout.of(RAGGED, 64)
