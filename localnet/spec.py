@@ -5,6 +5,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from localnet.plan import BLOCK_SECONDS, NETUID, Plan
 from localnet.store import StoreReady
 from protocol import keys
 from protocol.messages import encode_slot
-from protocol.spec import RunSpec
+from protocol.spec import ClockSpec, RunSpec
 from protocol.types import Digest
 from storage.s3 import open_bucket
 from training import checkpoint
@@ -72,7 +73,9 @@ def seal(
         bucket.put(keys.blob(digest), path, timeout_seconds=60.0)
     start_block = chain.finalized().block + int(LEAD_SECONDS / BLOCK_SECONDS)
     clock = calibration.windows(phases, BLOCK_SECONDS, plan.validators) | {"start_block": start_block}
-    spec = RunSpec.model_validate({**draft, "genesis_checkpoint": genesis.hex(), "clock": clock})
+    weight_rounds = ceil(ClockSpec.model_fields["weights_rate_limit"].default / clock["round_blocks"])
+    gauntlet = draft["gauntlet"] | {"weight_rounds": weight_rounds}
+    spec = RunSpec.model_validate({**draft, "genesis_checkpoint": genesis.hex(), "clock": clock, "gauntlet": gauntlet})
     data = spec.to_bytes()
     digest = Digest(sha256(data).digest())
     bucket.put(keys.blob(digest), data, timeout_seconds=60.0)
