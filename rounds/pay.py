@@ -8,11 +8,13 @@ refuses to reveal it does not tell anybody. So every row that was sent is read b
 from loguru import logger
 
 from gauntlet.book import ScoreBook
+from gauntlet.facts import Row
 from gauntlet.report import Paid
 from gauntlet.selection import Ranking
 from gauntlet.weights import differing, is_due, lasting, weights
 from node.follower import RETURN_BLOCKS
 from node.node import Node
+from node.standing import Unseen, row_of
 from node.state import SentWeights
 from protocol.errors import STATE_PRUNED, ChainError
 
@@ -64,34 +66,31 @@ class Pay:
 
     def read_back(self) -> None:
         """Look what became of the rows that were sent, of those that stand by now or never will."""
-        held, waiting, seen = self.node.held, list[SentWeights](), set[int]()
-        for sent in reversed(held.saved.unread):
+        held, waiting = self.node.held, list[SentWeights]()
+        for sent in held.saved.unread:
             try:
-                block = self.node.doors.chain.stands_from(sent.set_in)
-                if block is None:
+                row = row_of(self.node.doors.chain, self.node.me, sent.set_in)
+                if row is Unseen.WAITING:
                     waiting.append(sent)
-                elif block not in seen:  # of those that one block reveals the last has overwritten the others
-                    self._judge(block, sent)
-                    seen.add(block)
+                elif not isinstance(row, Unseen):
+                    self._judge(sent, row)
             except ChainError as fault:
                 told = "round {round}: its weights cannot be read back from the chain: {fault}"
                 logger.warning(told, round=sent.round, fault=str(fault))
                 if fault.code != STATE_PRUNED:
                     waiting.append(sent)
         if len(waiting) < len(held.saved.unread):
-            held.save(unread=tuple(reversed(waiting)))
+            held.save(unread=tuple(waiting))
 
-    def _judge(self, block: int, sent: SentWeights) -> None:
-        """Compare what stands from `block` on with what was sent, and say so."""
-        node = self.node
-        me = next((peer for peer in node.doors.chain.peers(block) if peer.id == node.me), None)
-        wrong = differing(sent.shares, node.doors.chain.weights(block, me.uid)) if me is not None else list(sent.shares)
+    def _judge(self, sent: SentWeights, row: Row) -> None:
+        """Compare what stands with what was sent, and say so."""
+        node, block = self.node, row.block
+        wrong = differing(sent.shares, row.now)
         if not wrong:
             node.held.events.emit("weights_standing", sent.round, set_in=sent.set_in, block=block)
             return
-        if me is None:
-            why = "this hotkey was not registered any more"
-        elif not me.validates:
+        me = next((peer for peer in node.doors.chain.peers(block) if peer.id == node.me), None)
+        if me is not None and not me.validates:
             why = "this hotkey had no validator permit by then: it needs more stake"
         else:
             why = (
