@@ -22,6 +22,7 @@ class Stub:
             ("SubtensorModule", "LastUpdate"): [0],
             ("System", "Account"): {"nonce": 0, "data": {"free": 5_000_000_000}},
         }
+        self.permits = [True, False]
         self.calls: list[Any] = []
         self.token_symbols: dict[int, str] = {}
 
@@ -49,7 +50,7 @@ class Stub:
         return {
             "hotkeys": [ALICE.ss58_address, BOB.ss58_address],
             "total_stake": [5, 0],
-            "validator_permit": [True, False],
+            "validator_permit": self.permits,
             "last_update": [0, 0],
         }
 
