@@ -24,7 +24,7 @@ PERMIT_SECONDS = 180.0
 def start_devnet(plan: Plan, wallets: "Mapping[str, Wallet]") -> Devnet:
     """A chain on which the owner has its subnet, and everybody money."""
     owner = wallets["owner"]
-    genesis = Genesis(
+    genesis = Genesis.fast(
         owner_coldkey=owner.coldkeypub.ss58_address,
         owner_hotkey=owner.hotkey.ss58_address,
         balances={wallet.coldkeypub.ss58_address: FUNDS_RAO for wallet in wallets.values()},

@@ -113,7 +113,7 @@ class DevnetHarness:
 
     def _bring_up(self) -> None:
         balances = {entry.coldkey.ss58_address: 100 * 10**9 for entry in [self._owner, *self._wallets[:_OUTSIDER]]}
-        genesis = Genesis(
+        genesis = Genesis.fast(
             owner_coldkey=self._owner.coldkey.ss58_address,
             owner_hotkey=self._owner.hotkey.ss58_address,
             balances=balances,

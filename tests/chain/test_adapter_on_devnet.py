@@ -45,7 +45,8 @@ def devnets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Devnets
 
 
 def genesis() -> Genesis:
-    return Genesis(owner_coldkey=OWNER.coldkey.ss58_address, owner_hotkey=OWNER.hotkey.ss58_address, netuid=NETUID)
+    address = OWNER.coldkey.ss58_address
+    return Genesis.fast(address, OWNER.hotkey.ss58_address, balances={address: 10**9}, netuid=NETUID)
 
 
 def test_a_height_below_the_pruning_horizon_is_a_chain_error_that_says_so(devnets: Devnets) -> None:
