@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chain import operator
 from chain.devnet.launch import Devnet
 from localnet import calibration
 from localnet.inject import Injector
@@ -23,11 +22,13 @@ from localnet.plan import BLOCK_SECONDS, NEWCOMER, Plan
 from localnet.processes import Processes, undisturbed
 from localnet.spec import draft, seal, to_toml
 from localnet.store import StoreReady, read_ready
-from localnet.subnet import open_subnet, register, start_devnet
+from localnet.standing import Standing
+from localnet.subnet import await_permits, open_subnet, register, start_devnet
 from localnet.text import text_data
 from node.events import read_events
 from protocol.errors import ChainError, ConfigError
 from protocol.spec import RunSpec
+from protocol.types import PeerId
 
 START_SECONDS = 180.0
 NODE_SECONDS = 30.0
@@ -52,6 +53,7 @@ class Network:
     """Registered, but not running yet."""
     links: Links | None = None
     chaos: Injector | None = None
+    standing: Standing | None = None
     _progress: float = 0.0
     _logs: dict[str, "EventLog"] = field(default_factory=dict)
 
@@ -78,6 +80,22 @@ class Network:
                 self._progress = (head - clock.start_block) / clock.round_blocks
         return self.chaos.step(self._progress)
 
+    def look_at_weights(self) -> None:
+        """Read what has become of the weights that were set, while the chain still has it."""
+        if self.standing is not None and not (self.chaos is not None and self.chaos.frozen(DEVNET)):
+            self.standing.look(self._pay())
+
+    def paid(self) -> dict[str, int]:
+        """What has become of the weights that honest validators set in the rounds of the plan: numbers of report.json."""
+        return (self.standing or Standing(self.devnet.url)).counts(self._pay())
+
+    def _pay(self) -> dict[PeerId, list[dict[str, Any]]]:
+        return {
+            member.peer: [event for event in self.events(member) if event["round"] < self.plan.rounds]
+            for member in self.honest
+            if member.role == "validator"
+        }
+
     def join(self) -> Member:
         """Start the next newcomer; it has to catch up by itself."""
         member = self.waiting.pop(0)
@@ -88,6 +106,8 @@ class Network:
     def close(self) -> None:
         """Stop every process."""
         stop(self.processes)
+        if self.standing is not None:
+            self.standing.close()
         if self.links is not None:
             self.links.close()
 
@@ -141,9 +161,8 @@ def open_network(plan: Plan, say: Say) -> Network:
         drafted = draft(devnet.genesis, wallets["owner"].hotkey.ss58_address, data)
         _start_nodes(plan, processes, members, drafted, go)
         phases = _measured(processes, members)
+        await_permits(devnet, wallets, names, say)
         owner = open_subnet(devnet.url, wallets["owner"])
-        tempo = int(calibration.windows(phases, BLOCK_SECONDS, plan.validators)["tempo"])
-        operator.set_hyperparameter(owner, wallets["owner"], "tempo", tempo, root=True)
         spec = seal(plan, drafted, phases, owner, store, data)
         owner.close()
         go.touch()
@@ -154,6 +173,7 @@ def open_network(plan: Plan, say: Say) -> Network:
         )
         waiting = [member for name, member in everybody.items() if name not in members]
         network = Network(plan, processes, devnet, store, spec, members, waiting, links)
+        network.standing = Standing(devnet.url)
         if links is not None:
             seconds, homes = clock.round_blocks * BLOCK_SECONDS, {name: m.home for name, m in everybody.items()}
             network.chaos = Injector(plan.injections(), seconds, processes, links, homes, network.join)

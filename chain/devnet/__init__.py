@@ -3,8 +3,8 @@
 It is a *single-operator development chain, not consensus*: whoever runs the process decides everything, there is no
 second node, no proof of authority, no trie. It exists so that the unmodified SDK and this project's one adapter run
 against the real interfaces on one machine, and its subnet has a real one's settings and rules: fees, a pool's price,
-emission as stake, commit-reveal (docs/decisions/0030 lists them, and what it leaves out). Listens on 127.0.0.1 only;
-never expose it.
+emission as stake, commit-reveal. What it has, what it leaves out and from where each is known stands in
+docs/decisions/0030-a-devnet-with-a-real-subnets-rules.md. Listens on 127.0.0.1 only; never expose it.
 
     metadata.py    the runtime's metadata, taken once from the SDK's source distribution
     codec.py       SCALE by that metadata: storage keys and values, calls, events, errors

@@ -2,7 +2,8 @@
 
 Everything else (registration, stake, weights) goes over real extrinsics from the funded coldkeys. A genesis is what a
 new subnet of a real chain has, after `register_network` and `start_call`, unless it says otherwise; `Genesis.fast` is
-the one other choice, for tests that can't wait. Source: docs/decisions/0030.
+the one other choice, for tests that can't wait. Source:
+docs/decisions/0030-a-devnet-with-a-real-subnets-rules.md.
 """
 
 import json

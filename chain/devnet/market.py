@@ -44,6 +44,13 @@ def sell(call: Call, netuid: int, alpha: int) -> tuple[int, int]:
     return tao, fee
 
 
+def cost(tao: int, alpha: int, fee: int, wanted: int) -> int:
+    """The least TAO that buys at least `wanted` alpha from a pool of these reserves, which takes `fee` / 65535 of it.
+    The pool must hold more than that."""
+    entering = -(-tao * wanted // (alpha - wanted))
+    return -(-entering * U16_MAX // (U16_MAX - fee))
+
+
 def _out(into: int, out_of: int, amount: int) -> int:
     """What leaves a pool of two reserves when `amount` enters it: rounded down, so that the product never falls."""
     return out_of * amount // (into + amount)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chain.devnet import staking
 from chain.devnet.codec import Codec
-from chain.devnet.market import MINIMUM_RESERVE
+from chain.devnet.market import MINIMUM_RESERVE, cost
 from chain.devnet.pool import PoolError
 from chain.devnet.storage import Storage
 from tests.chain.devnet.conftest import ALICE, BOB, OWNER, TAO, Chain, hotkey_of
@@ -76,6 +76,21 @@ def test_below_the_stake_threshold_nobody_gets_a_permit_or_sets_weights(make_cha
     params = {"netuid": 1, "dests": [0, 1], "weights": [1, 1], "version_key": 0}
     with pytest.raises(PoolError, match="Custom error: 1"):
         chain.run(hotkey, "SubtensorModule", "set_weights", **params)
+
+
+@given(
+    tao=st.integers(10**9, 10**15), alpha=st.integers(10**9, 10**15), share=st.floats(1e-6, 0.9), fee=st.integers(0, 100)
+)
+def test_the_cost_of_alpha_is_the_least_that_buys_it(tao: int, alpha: int, share: float, fee: int) -> None:
+    wanted = max(1, int(alpha * share))
+    price = cost(tao, alpha, fee, wanted)
+
+    def bought(paid: int) -> int:
+        entering = paid - paid * fee // 65535
+        return alpha * entering // (tao + entering)
+
+    assert bought(price) >= wanted
+    assert bought(price - 3) < wanted, "but for what is lost in rounding"
 
 
 moves = st.lists(st.tuples(st.sampled_from([ALICE, BOB]), st.booleans(), st.integers(1, 10**15)), max_size=20)
