@@ -2,8 +2,9 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from gauntlet.agreement import mirrors
 from gauntlet.book import PeerRecord, least_gap, least_score
 from gauntlet.report import Report, Row
 from gauntlet.selection import peer_score
@@ -11,7 +12,7 @@ from murmur import network
 from node.evidence import LOOK_BACK_ROUNDS, Archive
 from protocol.errors import ConfigError, InvalidMessage, MurmurError, ObjectMissing
 from protocol.spec import GauntletSpec
-from protocol.types import Peer, PeerId, Reason, Standing, hotkey
+from protocol.types import PeerId, Reason, Standing, hotkey
 
 ADVICE: dict[Reason | Standing, str] = {
     Reason.MISSING: "check that the miner runs, that the chain takes its posts, and that its bucket answers with the "
@@ -45,19 +46,22 @@ def show(peer: PeerId, options: argparse.Namespace) -> int:
     head = chain.finalized().block
     peers = chain.peers(head)
     newest = clock.round_at(head)
-    archive = Archive(there.run, there.doors, peers)
+    archive = Archive(there.run, there.doors, (head, peers))
     mine = next((one for one in peers if one.id == peer), None)
     where = f"uid {mine.uid}" if mine is not None else "not registered any more"
     lines = [f"{hotkey(peer)}, {where}, in run {there.run.first.name} (round {newest} now)"]
     told = 0
-    for validator in sorted((one for one in peers if one.validates), key=lambda one: (-one.stake, one.id)):
-        report = _newest(archive, validator.id, newest)
+    stakes = {one.id: one.stake for one in peers}
+    validators = mirrors(there.run, head, peers)
+    for validator in validators:
+        report = _newest(archive, validator, newest)
         if report is None or peer not in report.rows:
             continue
         spec = there.run.spec_at(report.round).gauntlet
-        lines += ["", f"validator {_share(validator, peers)}, round {report.round}:"]
+        share = stakes[validator] / (sum(stakes[one] for one in validators) or 1)
+        lines += ["", f"validator {hotkey(validator)} ({100 * share:.0f} % of their stake), round {report.round}:"]
         if told < _SHOWN_IN_FULL:
-            before = _newest(archive, validator.id, report.round - 1)
+            before = _newest(archive, validator, report.round - 1)
             lines += [f"  {line}" for line in account(peer, report, before, spec)]
         else:
             lines.append(f"  {outcome(report.rows[peer])}")
@@ -168,8 +172,3 @@ def _newest(archive: Archive, validator: PeerId, round: int) -> Report | None:
         except MurmurError:
             return None  # a bucket that does not answer is not asked again
     return None
-
-
-def _share(validator: Peer, peers: Sequence[Peer]) -> str:
-    total = sum(peer.stake for peer in peers if peer.validates)
-    return f"{hotkey(validator.id)} ({100 * validator.stake / total if total else 0:.0f} % of the validators' stake)"

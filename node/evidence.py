@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gauntlet.agreement import Views, agreed, claimed_start
+from gauntlet.agreement import Views, agreed, claimed_start, mirrors
 from gauntlet.audit import Finding, Topic, Verdict, audit
 from gauntlet.checks import Doors as CheckDoors
 from gauntlet.checks import commitment
@@ -77,12 +77,14 @@ class Audited:
 
 
 class Archive:
-    """A run's public objects, from wherever they still are. `peers`: whose buckets to ask, the newest word last."""
+    """A run's public objects, from wherever they still are. `views`: blocks, and everybody registered as of them, whose
+    buckets are asked; the newest last."""
 
-    def __init__(self, run: Run, doors: Doors, *peers: Iterable[Peer]) -> None:
+    def __init__(self, run: Run, doors: Doors, *views: tuple[int, Sequence[Peer]]) -> None:
         self.run, self.doors = run, doors
-        self.peers = {peer.id: peer for some in peers for peer in some if peer.slot is not None and peer.slot.pointer}
-        self.sources = Sources(self.peers.values(), doors.open_pointer)
+        self.peers = {p.id: p for _, peers in views for p in peers if p.slot is not None and p.slot.pointer is not None}
+        copies = dict.fromkeys(mirror for block, peers in views for mirror in mirrors(run, block, peers))
+        self.sources = Sources(self.peers.values(), doors.open_pointer, copies)
 
     def report(self, validator: PeerId, round: int) -> tuple[Report, dict[str, Any]]:
         """A validator's report and its body. Raises ObjectMissing, StorageError, ConfigError for a bucket that cannot
@@ -164,8 +166,8 @@ def audit_round(
     device: torch.device,
     validator: PeerId | None,
 ) -> list[Audited]:
-    """Audit `round` of one validator, or of every one with a permit at D. Without `shards` scores are not measured.
-    `home`: where a copy of the model is put while this runs.
+    """Audit `round` of one validator, or of every one that counted or spoke in it. Without `shards` scores are not
+    measured. `home`: where a copy of the model is put while this runs.
 
     Raises ConfigError for a round that cannot be audited (from this chain node), and says which can.
     """
@@ -173,7 +175,8 @@ def audit_round(
     if not first <= round <= last:
         raise ConfigError(_not_auditable(run, round, first, last))
     with _facts(run, doors, shards, round, home, device) as (facts, archive):
-        wanted = [validator] if validator is not None else [p.id for p in facts.views.commit if p.validates]
+        everyone = mirrors(run, run.clock.attest_by(round), facts.views.attest)
+        wanted = [validator] if validator is not None else sorted(everyone)
         return [_audited(facts, archive, peer) for peer in wanted]
 
 
@@ -224,7 +227,7 @@ def _facts(
     theta, previous = starts[0]
     head = chain.finalized().block
     commit_hash = chain.header(last).hash
-    archive = Archive(run, doors, views.attest, chain.peers(head))
+    archive = Archive(run, doors, (clock.attest_by(round), views.attest), (head, chain.peers(head)))
     pairs = [(peer.id, promise.envelope) for peer in commit if (promise := commitment(peer, round, last)) is not None]
     facts = Facts(
         run,

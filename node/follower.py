@@ -10,7 +10,7 @@ from gauntlet.agreement import Agreed, Claim, Views, agreed, contradicted, leade
 from node.adapters import Doors
 from node.events import Timeline
 from node.patient import PatientChain
-from node.payloads import Sources
+from node.payloads import Sources, sources_as_of
 from protocol.errors import ChainError
 from protocol.messages import encode_slot
 from protocol.run import Run
@@ -134,9 +134,10 @@ class Follower:
 
     # --- others, and our own slot ------------------------------------------------------------------------------
 
-    def sources(self) -> Sources:
-        """Where objects may be, as of the finalised head."""
-        return Sources(self.doors.chain.peers(self.head()), self.doors.open_pointer)
+    def sources(self, block: int | None = None) -> Sources:
+        """Where objects may be, as of a final block (default: the head)."""
+        at = self.head() if block is None else block
+        return sources_as_of(self.run, at, self.doors.chain.peers(at), self.doors.open_pointer)
 
     def transfer_seconds(self, num_payloads: int) -> float:
         """Time-out of a transfer of that many payloads: four times what the spec's slowest planned link needs, and

@@ -18,7 +18,7 @@ from node.catchup import catch_up, join
 from node.events import round_seconds
 from node.follower import Follower
 from node.held import Held
-from node.payloads import Opened, Sources, gather_pinned, prefetch_pinned
+from node.payloads import Opened, gather_pinned, prefetch_pinned
 from protocol.errors import ChainError, OutOfSync, StorageError
 from protocol.run import Run
 from protocol.types import Digest, PeerId, hotkey
@@ -178,7 +178,7 @@ class Node(Follower):
                 self.run.id,
                 round,
                 pairs,
-                Sources(peers, self.doors.open_pointer),
+                self.sources(last),
                 timeout,
                 self.held.cache,
                 self.timeline.begin("prefetch").end,

@@ -5,7 +5,7 @@ One round reads top to bottom in `Validator.play`; the rules are docs/protocol.m
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed
+from gauntlet.agreement import Agreed, announcement
 from node.node import Node
 from protocol.errors import ChainError, StorageError
 from rounds.collect import Collector
@@ -48,10 +48,15 @@ class Validator:
                 self.node.time.sleep(PAUSE_SECONDS)
 
     def announce(self) -> None:
-        """Publish our bucket on chain, so that we count as a validator before our first statement."""
-        me = self.node.registered()
-        if me is None or me.slot is None or me.slot.pointer != self.node.doors.pointer:
-            self.node.post(me.slot.statement if me is not None and me.slot is not None else None)
+        """Publish our bucket on chain; and, before the run's first round is decided, that we are there for it: who has
+        not spoken does not count."""
+        node = self.node
+        me = node.registered()
+        slot = me.slot if me is not None else None
+        said = slot.statement if slot is not None else None
+        word = announcement(node.run, node.held.claim[0]) if node.head() < node.clock.commit_by(0) else said
+        if slot is None or slot.pointer != node.doors.pointer or said != word:
+            node.post(word)
 
     def play(self, round: int) -> None:
         """One round, from its first block to the state at the start of the next."""

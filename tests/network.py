@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from gauntlet.agreement import announcement
 from node import follower, patient
 from node.adapters import Doors
 from node.amendments import settled
@@ -324,7 +325,9 @@ class FakeNetwork:
         self._owner_bucket = self.store.bucket("owner", reader="owner")
         opened = Shards.open(data)
         provisional = small_spec(opened, Digest(bytes(32)), self.world, **gauntlet)
-        state = Replica(provisional, genesis_theta(provisional.model, 1)).consensus_state()
+        replica = Replica(provisional, genesis_theta(provisional.model, 1))
+        self._theta = replica.digest()
+        state = replica.consensus_state()
         genesis = checkpoint.save(folder / "genesis", state)
         for digest, path in checkpoint.blobs(folder / "genesis", genesis):
             self._owner_bucket.put(keys.blob(digest), path, timeout_seconds=1)
@@ -338,7 +341,7 @@ class FakeNetwork:
             self._add(f"miner-{number}", Miner, 0)
         self._publish(OWNER.peer, "owner", self.run.id)
         for name in stakes:
-            self._publish(self[name].peer, name, None)
+            self.announce(name)
         self.world.step(1 + finality_lag)
 
     def __getitem__(self, name: str) -> Member:
@@ -361,6 +364,11 @@ class FakeNetwork:
 
     def _publish(self, peer: PeerId, bucket: str, amendment: Digest | None) -> None:
         self.world.publish(peer, encode_slot(self.store.pointer(bucket), None, amendment))
+
+    def announce(self, name: str) -> None:
+        """As if the validator had been started before the run begins."""
+        word = announcement(self.run, self._theta)
+        self.world.publish(self[name].peer, encode_slot(self.store.pointer(name), word, None))
 
     def amend(self, **changes: Any) -> Amendment:
         """The owner publishes an amendment and names it on chain."""
