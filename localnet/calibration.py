@@ -38,10 +38,11 @@ def merge(measured: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, list[f
 def windows(
     phases: Mapping[str, Sequence[float]], block_seconds: float, leader_slots: int, subnet: Subnet
 ) -> dict[str, int | float]:
-    """Fields of ClockSpec, but for start_block. A round is no shorter than the subnet's quota of posts allows. `phases`:
-    seconds of
-    advance (read the selection, gather, outer step, save), compute (inner steps, compress, seal, save), upload, commit
-    (a chain post until it is in a block), reveal, check (gather, fast checks, mirror), evaluate."""
+    """Fields of ClockSpec, but for start_block. A round is no shorter than the subnet's quota of posts allows.
+
+    `phases`: seconds of advance (read the selection, gather, outer step, save), compute (inner steps, compress, seal,
+    save), upload, commit (a chain post until it is in a block), reveal, check (gather, fast checks, mirror), evaluate.
+    """
     longest = {phase: percentile_95(seconds) for phase, seconds in phases.items()}
 
     def blocks(*names: str, margin: float = MARGIN) -> int:

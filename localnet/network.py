@@ -21,8 +21,8 @@ from localnet.members import Member, configured, first_program, make_wallets, pr
 from localnet.plan import BLOCK_SECONDS, NEWCOMER, Plan
 from localnet.processes import Processes, undisturbed
 from localnet.spec import draft, seal, to_toml
-from localnet.store import StoreReady, read_ready
 from localnet.standing import Standing
+from localnet.store import StoreReady, read_ready
 from localnet.subnet import await_permits, open_subnet, register, start_devnet
 from localnet.text import text_data
 from node.events import read_events
@@ -86,7 +86,7 @@ class Network:
             self.standing.look(self._pay())
 
     def paid(self) -> dict[str, int]:
-        """What has become of the weights that honest validators set in the rounds of the plan: numbers of report.json."""
+        """What has become of the weights that honest validators set in the plan's rounds: numbers of report.json."""
         return (self.standing or Standing(self.devnet.url)).counts(self._pay())
 
     def _pay(self) -> dict[PeerId, list[dict[str, Any]]]:

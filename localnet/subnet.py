@@ -38,9 +38,7 @@ def start_devnet(plan: Plan, wallets: "Mapping[str, Wallet]") -> Devnet:
         netuid=NETUID,
     )
     with (plan.folder / "logs" / "devnet.log").open("a") as log:
-        return start(
-            plan.folder / "chain", genesis, block_seconds=BLOCK_SECONDS, keep_blocks=KEPT_BLOCKS, log=log
-        )
+        return start(plan.folder / "chain", genesis, block_seconds=BLOCK_SECONDS, keep_blocks=KEPT_BLOCKS, log=log)
 
 
 def open_subnet(url: str, wallet: "Wallet") -> SubtensorChain:

@@ -79,7 +79,10 @@ def test_below_the_stake_threshold_nobody_gets_a_permit_or_sets_weights(make_cha
 
 
 @given(
-    tao=st.integers(10**9, 10**15), alpha=st.integers(10**9, 10**15), share=st.floats(1e-6, 0.9), fee=st.integers(0, 100)
+    tao=st.integers(10**9, 10**15),
+    alpha=st.integers(10**9, 10**15),
+    share=st.floats(1e-6, 0.9),
+    fee=st.integers(0, 100),
 )
 def test_the_cost_of_alpha_is_the_least_that_buys_it(tao: int, alpha: int, share: float, fee: int) -> None:
     wanted = max(1, int(alpha * share))
