@@ -19,7 +19,9 @@ Events = Mapping[PeerId, Sequence[Mapping[str, Any]]]
 _Set = tuple[PeerId, int]
 """A validator, and the block in which it says that it set weights."""
 
-SET, REFUSED = "weights", "weights_refused"
+SET = "weights"
+REFUSED = "weights_refused"
+"""With `set_in` null when the chain did not take them; else the validator's word on what is read here anyway."""
 _U16_MAX = 65535
 _REVEALED = "TimelockedWeightsRevealed"
 
@@ -66,7 +68,9 @@ class Standing:
         sets = _sets(events)
         pending = sum(entry not in self._rows for entry in sets)
         standing = sum(entry in self._rows and self._stands(entry, weights) for entry, weights in sets.items())
-        refused = sum(event["event"] == REFUSED for found in events.values() for event in found)
+        refused = sum(
+            event["event"] == REFUSED and event["set_in"] is None for found in events.values() for event in found
+        )
         return {
             "weights_set": len(sets),
             "weights_standing": standing,

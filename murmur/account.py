@@ -10,9 +10,10 @@ from gauntlet.report import Report, Row
 from gauntlet.selection import peer_score
 from murmur import network
 from node.evidence import LOOK_BACK_ROUNDS, Archive
-from protocol.errors import ConfigError, InvalidMessage, MurmurError, ObjectMissing
+from protocol.errors import ChainError, ConfigError, InvalidMessage, MurmurError, ObjectMissing
+from protocol.ports import Chain
 from protocol.spec import GauntletSpec
-from protocol.types import PeerId, Reason, Standing, hotkey
+from protocol.types import Peer, PeerId, Reason, Standing, hotkey
 
 ADVICE: dict[Reason | Standing, str] = {
     Reason.MISSING: "check that the miner runs, that the chain takes its posts, and that its bucket answers with the "
@@ -63,6 +64,7 @@ def show(peer: PeerId, options: argparse.Namespace) -> int:
         if told < _SHOWN_IN_FULL:
             before = _newest(archive, validator, report.round - 1)
             lines += [f"  {line}" for line in account(peer, report, before, spec)]
+            lines.append(f"  {on_chain(chain, head, validator, mine)}")
         else:
             lines.append(f"  {outcome(report.rows[peer])}")
         told += 1
@@ -85,6 +87,21 @@ def account(peer: PeerId, report: Report, earlier: Report | None, spec: Gauntlet
         yield f"in round {earlier.round} it was: {then}"
     yield from _changes(row, judged_by, now)
     yield f"next: {advice(row)}"
+
+
+def on_chain(chain: Chain, block: int, validator: PeerId, miner: Peer | None) -> str:
+    """What stands on chain of a validator's weights for this miner, as of `block`."""
+    payer = next((peer for peer in chain.peers(block) if peer.id == validator), None)
+    if payer is None or miner is None:
+        return "on chain: nothing"
+    row = chain.weights(block, payer.uid)
+    share = row.get(miner.uid, 0) / (sum(row.values()) or 1)
+    try:
+        stands = chain.stands_from(payer.last_update)
+    except ChainError:
+        stands = block  # set so long ago that this chain node has forgotten it
+    newer = f"; newer weights, of block {payer.last_update}, are not revealed yet" if stands is None else ""
+    return f"on chain: {100 * share:.2f} % of this validator's weights{newer}"
 
 
 def advice(row: Row) -> str:

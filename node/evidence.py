@@ -15,7 +15,7 @@ from gauntlet.agreement import Views, agreed, claimed_start, mirrors
 from gauntlet.audit import Finding, Topic, Verdict, audit
 from gauntlet.checks import Doors as CheckDoors
 from gauntlet.checks import commitment
-from gauntlet.facts import Claim, Facts, State, compared
+from gauntlet.facts import Claim, Facts, Row, State, compared
 from gauntlet.report import Report, parse_report
 from gauntlet.sketch import Remembered, Sample, Sketch
 from node.adapters import Doors
@@ -43,6 +43,7 @@ from protocol.messages import (
     parse_envelope,
     parse_reveal,
 )
+from protocol.ports import Chain
 from protocol.run import Run
 from protocol.spec import RunSpec
 from protocol.types import MAX_UIDS, Digest, Peer, PeerId
@@ -57,6 +58,7 @@ from training.replica import Replica
 from training.shards import Shards
 
 FETCH_SECONDS = 30.0
+GONE = "not to be had any more from this chain node"
 LOOK_BACK_ROUNDS = 8
 """A book that goes on from an older round is looked into so far back for reports that it should have gone on from."""
 RETAINED_ROUNDS = 8
@@ -313,20 +315,37 @@ def _report(archive: Archive, validator: PeerId, round: int) -> Report | None:
         return None
 
 
-def _paid(facts: Facts, doors: Doors, validator: PeerId, report: Report) -> tuple[Any, Any]:
-    """The uids that were paid, and the weights on chain when they were set and a block before."""
+def _paid(facts: Facts, doors: Doors, validator: PeerId, report: Report) -> tuple[Any, Row | str]:
+    """The uids that were paid, and the weights that came to stand on chain."""
     paid, chain = report.paid, doors.chain
     try:
         peers = chain.peers(paid.block)
     except ChainError:
-        return None, None
+        return None, GONE
     uid = next((peer.uid for peer in peers if peer.id == validator), None)
     if paid.set_in is None or uid is None:
-        return peers, None
+        return peers, "nothing was set"
     try:
-        return peers, (chain.weights(paid.set_in, uid), chain.weights(paid.set_in - 1, uid))
+        block = chain.stands_from(paid.set_in)
+        if block is None:
+            return peers, "not revealed yet, or not final"
+        if (later := _set_later(chain, validator, paid.set_in, block)) is not None:
+            return peers, f"revealed together with those of block {later}, which have overwritten them"
+        return peers, Row(block, chain.weights(block, uid), chain.weights(block - 1, uid))
     except ChainError:
-        return peers, None
+        return peers, GONE
+
+
+def _set_later(chain: Chain, validator: PeerId, set_in: int, stands: int) -> int | None:
+    """A later block than `set_in` in which the validator set weights that stand from the same block on."""
+    before = stands - 1
+    while True:
+        last = next((peer.last_update for peer in chain.peers(before) if peer.id == validator), 0)
+        if last <= set_in:
+            return None
+        if chain.stands_from(last) == stands:
+            return last
+        before = last - 1
 
 
 def _seconds(spec: RunSpec, num_payloads: int) -> float:

@@ -2,6 +2,7 @@
 state it knows the amendments only; what is done with a decision is node/node.py's business.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from loguru import logger
@@ -11,16 +12,18 @@ from node.adapters import Doors
 from node.events import Timeline
 from node.patient import PatientChain
 from node.payloads import Sources, sources_as_of
-from protocol.errors import ChainError
+from protocol.errors import ChainError, ConfigError
 from protocol.messages import encode_slot
 from protocol.run import Run
-from protocol.types import Attestation, Commitment, Digest, Header, Peer, PeerId, Record, Selection
+from protocol.types import Attestation, Commitment, Digest, Header, Peer, PeerId, Record, Selection, Uid
 
 QUIET_SECONDS = 2.0
 """Waits that are expected to last longer are announced."""
 PATIENCE = 1.25
 """A wait for a block is given up after this many times its planned length plus the chain's time-out: then the chain
 stands still, which is told, and the wait goes on."""
+NO_FEE = "Payment"
+"""`ChainError.code` of a call whose fee the hotkey's owner cannot pay."""
 STALL_SECONDS = 1.0
 """Pause between two tries to reach a chain that does not answer."""
 
@@ -154,8 +157,22 @@ class Follower:
             me = self.registered()
             named = me.slot.amendment if me is not None and me.slot is not None else None
             amendment = named or self.run.head
-        return self.doors.chain.publish(encode_slot(self.doors.pointer, statement, amendment))
+        return _paid(lambda: self.doors.chain.publish(encode_slot(self.doors.pointer, statement, amendment)))
+
+    def set_weights(self, weights: Mapping[Uid, float]) -> int:
+        """Set our weights; the block of the set, or of the sealed commit of them."""
+        return _paid(lambda: self.doors.chain.set_weights(weights))
 
     def registered(self) -> Peer | None:
         """Ourselves as the chain sees us, None when the hotkey is not registered."""
         return next((peer for peer in self.doors.chain.peers(self.head()) if peer.id == self.me), None)
+
+
+def _paid(call: Callable[[], int]) -> int:
+    """Make a call that may cost a fee. Raises ConfigError when nobody can pay it: no later call would fare better."""
+    try:
+        return call()
+    except ChainError as fault:
+        if fault.code == NO_FEE:
+            raise ConfigError(str(fault)) from None
+        raise

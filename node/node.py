@@ -19,6 +19,7 @@ from node.events import round_seconds
 from node.follower import Follower
 from node.held import Held
 from node.payloads import Opened, gather_pinned, prefetch_pinned
+from node.terms import Terms
 from protocol.errors import ChainError, OutOfSync, StorageError
 from protocol.run import Run
 from protocol.types import Digest, PeerId, hotkey
@@ -40,6 +41,7 @@ class Node(Follower):
     def __init__(self, run: Run, doors: Doors, held: Held) -> None:
         super().__init__(run, doors, held.timeline)
         self.held = held
+        self._terms = Terms(held.events)
         self._likely: frozenset[PeerId] = frozenset()
         """Who was selected last."""
         self._prefetch: Collection | None = None
@@ -55,6 +57,10 @@ class Node(Follower):
         head = self.head()
         round = max(0, self.clock.round_at(head))
         return max(round + (head >= last(round)), self.held.saved.round)
+
+    def look_at_terms(self, round: int) -> None:
+        """Tell what has changed of what the chain demands."""
+        self._terms.look(self.doors.chain, self.run, round)
 
     def advance(self, round: int) -> list[Applied]:
         """Apply agreed selections until the state stands at the start of `round`; what was applied, in order. After a

@@ -333,6 +333,7 @@ def draft_spec(world: World, genesis: Digest) -> RunSpec:
             proof_floor=0.0,
             proof_allowance=1000.0,
             score_floor=0.0,
+            weight_rounds=2,
         ),
     )
 
