@@ -45,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; the exit status is 0 when all rounds were played and every replica agrees, 130 when it was
-    stopped on request."""
+    """Run the command; the exit status is 0 when all rounds were played, every replica agrees and no weights were
+    refused, 130 when it was stopped on request."""
     _check(options)
     folder = new_folder(options.folder)
     stop = _Stop()

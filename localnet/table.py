@@ -150,6 +150,14 @@ class Table:
                 f", {summary['void_rounds']} of {rounds} rounds void, {summary['wall_seconds']:.0f} s in all",
             )
         )
+        refused = summary["weights_refused"]
+        self._print(
+            Text.assemble(
+                f"weights: {summary['weights_set']} sets, {summary['weights_standing']} stand on chain, ",
+                (f"{refused} refused", "red" if refused else ""),
+                f", {summary['weights_pending']} not revealed yet",
+            )
+        )
         self._print(Text(f"a payload is {summary['payload_ratio']:.0f} times smaller than the model in fp32"))
         if report["chaos"] is not None:
             self._aftermath(report["chaos"])
