@@ -17,13 +17,11 @@ from localnet.members import address
 from localnet.network import open_network
 from localnet.plan import Plan
 from localnet.report import build_report
+from localnet.subnet import KEPT_BLOCKS
 from localnet.table import Table
 from protocol.types import Reason
 from tests.localnet.harness import Run, assert_nothing_runs, localnet, secrets_of, told
 from tests.localnet.schema import assert_report
-
-KEPT_BLOCKS = 256
-"""What the devnet keeps unless it is told otherwise."""
 
 
 def by_name(report: dict[str, Any]) -> dict[str, str]:
@@ -37,11 +35,13 @@ def assert_sound(run: Run, rounds: int) -> dict[str, Any]:
     report = run.report
     assert_report(report)
     assert [row["round"] for row in report["rounds"]] == list(range(rounds))
-    assert report["summary"]["replicas_identical"]
+    summary = report["summary"]
+    assert summary["replicas_identical"]
+    assert summary["weights_set"] == summary["weights_standing"] > 0, summary
     return report
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_killed_nodes_come_back_to_identical_replicas_and_no_secret_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with localnet(folder, "--rounds", "3", "--miners", "2", "--ranks", "1,2") as run:

@@ -187,6 +187,30 @@ def test_hyperparameters_belong_to_the_owner_or_to_root(chain: Chain) -> None:
     assert chain.get("Tempo", 1) == 7
 
 
+def test_the_owner_sets_the_tempo_within_bounds_and_the_epoch_begins_anew(real: Chain) -> None:
+    real.step(100)
+
+    def tempo(key: Keypair, blocks: int) -> str | None:
+        return real.run(key, "SubtensorModule", "set_tempo", netuid=1, tempo=blocks)
+
+    assert tempo(ALICE, 400) == "BadOrigin"
+    assert (tempo(OWNER, 359), tempo(OWNER, 50_401)) == ("TempoOutOfBounds", "TempoOutOfBounds")
+    assert tempo(OWNER, 400) is None
+    assert (real.get("Tempo", 1), real.get("LastEpochBlock", 1)) == (400, real.head)
+    real.step(399)
+    assert real.get("SubnetEpochIndex", 1) == 0
+    real.step(1)
+    assert real.get("SubnetEpochIndex", 1) == 1
+
+
+def test_root_sets_the_quota_of_posts(chain: Chain) -> None:
+    assert chain.run(OWNER, "Commitments", "set_max_space", new_limit=100) == "BadOrigin"
+    inner = chain.codec.compose_call("Commitments", "set_max_space", {"new_limit": 100})
+    assert chain.run(OWNER, "Sudo", "sudo", call=inner) is None
+    (hotkey,) = chain.register(1)
+    assert [chain.commit(hotkey, raw(1)) for _ in range(2)] == [None, "SpaceLimitExceeded"]
+
+
 def test_a_sudo_call_that_fails_says_so_in_its_event_and_changes_nothing(chain: Chain) -> None:
     inner = chain.codec.compose_call("AdminUtils", "sudo_set_max_allowed_uids", {"netuid": 1, "max_allowed_uids": 0})
     assert chain.run(OWNER, "Sudo", "sudo", call=inner) is None

@@ -117,6 +117,19 @@ def test_a_reveal_that_is_refused_leaves_no_trace_on_chain(sealed: Chain, fault:
     assert sealed.get("TimelockedWeightCommits", 1, sealed.get("SubnetEpochIndex", 1) - 1) == []
 
 
+def test_a_registration_before_the_reveal_makes_a_complete_row_too_short(sealed: Chain) -> None:
+    """The runtime counts entries at the reveal: on a subnet that still grows, and asks for more weights than it has
+    uids, whoever registers meanwhile costs every validator its row."""
+    assert sealed.commit_weights(hotkey_of(0), ROW) is None
+    params = {"netuid": 1, "hotkey": hotkey_of(7).ss58_address}
+    assert sealed.run(ALICE, "SubtensorModule", "burned_register", **params) is None
+    finish_epoch(sealed)
+    assert sealed.get("Weights", 1, 1) == []
+    assert sealed.commit_weights(hotkey_of(0), {**ROW, 4: 0}) is None
+    finish_epoch(sealed)
+    assert sealed.get("Weights", 1, 1) == [*STANDING, (4, 0)]
+
+
 def test_one_bad_commit_does_not_hold_up_the_others(sealed: Chain) -> None:
     assert sealed.commit_weights(hotkey_of(1), ROW) is None  # no permit
     assert sealed.commit_weights(hotkey_of(0), ROW) is None
