@@ -2,7 +2,7 @@
 
 A validator's word is its `weights` event; whether it holds is read from the chain alone: LastUpdate in the block that
 it names, then the validator's row in the first block that holds it. Looked at while the network runs, because the chain
-forgets old states.
+forgets old states. What the chain would not take at all leaves nothing there: of that the validator's event tells.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,7 @@ Events = Mapping[PeerId, Sequence[Mapping[str, Any]]]
 _Set = tuple[PeerId, int]
 """A validator, and the block in which it says that it set weights."""
 
-SET = "weights"
-REFUSED = "weights_refused"
-"""With `set_in` null when the chain did not take them; else the validator's word on what is read here anyway."""
+SET, NOT_TAKEN = "weights", "weights_not_taken"
 _U16_MAX = 65535
 _REVEALED = "TimelockedWeightsRevealed"
 
@@ -68,9 +66,7 @@ class Standing:
         sets = _sets(events)
         pending = sum(entry not in self._rows for entry in sets)
         standing = sum(entry in self._rows and self._stands(entry, weights) for entry, weights in sets.items())
-        refused = sum(
-            event["event"] == REFUSED and event["set_in"] is None for found in events.values() for event in found
-        )
+        refused = sum(event["event"] == NOT_TAKEN for found in events.values() for event in found)
         return {
             "weights_set": len(sets),
             "weights_standing": standing,

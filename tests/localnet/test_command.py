@@ -74,7 +74,7 @@ def test_different_replicas_are_status_1(ran: Synthetic) -> None:
 
 
 def test_weights_that_the_chain_refused_are_status_1(ran: Synthetic) -> None:
-    ran.emit("validator-1", "weights_refused", 1, set_in=None, code="NeuronNoValidatorPermit")
+    ran.emit("validator-1", "weights_not_taken", 1, code="NeuronNoValidatorPermit")
     assert start(ran) == 1
     assert written(ran)["summary"]["weights_refused"] == 1
 

@@ -123,9 +123,8 @@ def test_weights_set_in_the_open_stand_at_once(chain: Chain) -> None:
 
 
 def test_a_refusal_that_the_validator_met_counts(chain: Chain) -> None:
-    refusal = {"event": "weights_refused", "round": 1, "set_in": None}
-    assert look(Standing(""), refusal) == (0, 0, 1, 0)
-    assert look(Standing(""), {**refusal, "set_in": 10}) == (0, 0, 0, 0), "that one is seen on chain, or not at all"
+    told = {"event": "weights_not_taken", "round": 1, "code": "Payment"}
+    assert look(Standing(""), told) == (0, 0, 1, 0)
 
 
 def test_a_chain_that_is_down_is_asked_again_and_a_settled_one_no_more(chain: Chain) -> None:
