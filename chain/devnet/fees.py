@@ -31,6 +31,7 @@ _READS_WRITES: dict[Name, tuple[int, int]] = {
     ("SubtensorModule", "set_mechanism_weights"): (17, 2),
     ("SubtensorModule", "commit_timelocked_weights"): (8, 2),
     ("SubtensorModule", "commit_timelocked_mechanism_weights"): (8, 2),
+    ("SubtensorModule", "commit_crv3_mechanism_weights"): (8, 2),
 }
 """Reads and writes of a call, from which its weight is taken. The metadata does not carry weights: these are about what
 the runtime's benchmarks say, and only the order of magnitude is to be relied on (a tenth of a thousandth of a TAO to a
@@ -39,11 +40,8 @@ _OTHERS = (10, 2)
 _FREE = ("Sudo", "sudo")
 """The runtime gives root its fee back."""
 
-_COLDKEY_PAYS = {
-    ("Commitments", "set_commitment"),
-    *(("SubtensorModule", name) for name in ("set_weights", "set_mechanism_weights")),
-    *(("SubtensorModule", name) for name in ("commit_timelocked_weights", "commit_timelocked_mechanism_weights")),
-}
+_COLDKEY_PAYS = {name for name in _READS_WRITES if name[1] == "set_commitment" or name[1].endswith("weights")}
+"""What hotkeys sign."""
 
 
 def fee_of(call: Name, length_bytes: int) -> int:

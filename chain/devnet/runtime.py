@@ -28,6 +28,7 @@ CALLS: dict[tuple[str, str], Handler] = {
     ("SubtensorModule", "set_mechanism_weights"): weights.set_mechanism_weights,
     ("SubtensorModule", "commit_timelocked_weights"): timelock.commit_timelocked_weights,
     ("SubtensorModule", "commit_timelocked_mechanism_weights"): timelock.commit_timelocked_mechanism_weights,
+    ("SubtensorModule", "commit_crv3_mechanism_weights"): timelock.commit_crv3_mechanism_weights,
     ("SubtensorModule", "set_tempo"): admin.set_tempo,
     **{("AdminUtils", name): admin.setter(name) for name in admin.SETTERS},
     **{name: admin.global_setter(item) for name, item in admin.GLOBAL_SETTERS.items()},

@@ -21,8 +21,12 @@ from protocol.types import PeerId, hotkey, peer_id
 
 MAX_UNREVEALED = 10
 """Commits that a hotkey may have waiting in an epoch."""
-_SEALED_AT = {"commit_timelocked_weights": 4, "commit_timelocked_mechanism_weights": 5}
-"""Where the sealed weights begin in an encoded call: behind pallet, call, netuid (2 bytes) and the second's mecid."""
+_SEALED_AT = {
+    "commit_timelocked_weights": 4,
+    "commit_timelocked_mechanism_weights": 5,
+    "commit_crv3_mechanism_weights": 5,
+}
+"""Where the sealed weights begin in an encoded call: behind pallet, call, netuid (2 bytes) and any mecid."""
 _KEY_BYTES = 32
 _NUMBER_BYTES = 8
 
@@ -40,6 +44,12 @@ def commit_timelocked_mechanism_weights(
     call: Call, netuid: int, mecid: int, commit: object, reveal_round: int, commit_reveal_version: int
 ) -> None:
     _commit(call, netuid, mecid, "commit_timelocked_mechanism_weights", reveal_round, commit_reveal_version)
+
+
+def commit_crv3_mechanism_weights(call: Call, netuid: int, mecid: int, commit: object, reveal_round: int) -> None:
+    """The call of before there were versions."""
+    version = call.storage.get("CommitRevealWeightsVersion")
+    _commit(call, netuid, mecid, "commit_crv3_mechanism_weights", reveal_round, version)
 
 
 def check_size(function: str, raw: bytes) -> None:

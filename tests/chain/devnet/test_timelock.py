@@ -1,6 +1,7 @@
 """Commit-reveal: what is checked at the commit, what only at the reveal, and when the weights stand."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -149,11 +150,13 @@ def test_the_key_survives_a_restart_and_is_nowhere_in_the_state(sealed: Chain) -
     assert sealed.get("Weights", 1, 1) == STANDING
 
 
-def test_the_older_alias_commits_too(sealed: Chain) -> None:
+@pytest.mark.parametrize("function", ["commit_timelocked_weights", "commit_crv3_mechanism_weights"])
+def test_older_calls_commit_too(sealed: Chain, function: str) -> None:
     validator = hotkey_of(0)
     payload = beacon.encode(beacon.Weights(validator.public_key, tuple(ROW), tuple(ROW.values()), 0))
-    params = {"netuid": 1, "reveal_round": 7, "commit_reveal_version": 4}
-    params["commit"] = beacon.seal(payload, sealed.beacon_key())  # type: ignore[assignment]
-    assert sealed.run(validator, "SubtensorModule", "commit_timelocked_weights", **params) is None
+    params: dict[str, Any] = {"netuid": 1, "reveal_round": 7}
+    params |= {"mecid": 0} if "mechanism" in function else {"commit_reveal_version": 4}
+    params["commit"] = beacon.seal(payload, sealed.beacon_key())
+    assert sealed.run(validator, "SubtensorModule", function, **params) is None
     finish_epoch(sealed)
     assert sealed.get("Weights", 1, 1) == STANDING
