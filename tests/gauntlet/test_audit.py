@@ -171,7 +171,7 @@ def test_an_old_copy_that_is_gone_is_told_and_accuses_nobody() -> None:
 def test_twins_are_judged_again_like_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Miner 2 sends what miner 1 sends. In the losses of this test no pages show work, so both have copied."""
     monkeypatch.setattr(rounds, "miner", lambda number, round: Miner(number, round, seed=1000 * round + max(2, number)))
-    first, second = play_rounds(2)
+    first, second = play_rounds(3)[-2:]
     for one in (first, second):
         assert {finding.verdict for finding in judge(one, one.body)} <= {Verdict.OBSERVED}
         rows = one.claim.report.rows
