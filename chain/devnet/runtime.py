@@ -47,7 +47,7 @@ def refusal(storage: Storage, number: int, extrinsic: Extrinsic) -> str | None:
     They ask for the fee, and of weights for stake and for the rate limit.
     """
     decoded = storage.codec.decode_call(extrinsic.call)
-    name = decoded["call_module"], decoded["call_function"]
+    name = _name(decoded)
     if not fees.can_pay(storage, name, extrinsic.signer, len(extrinsic.data)):
         return _CANNOT_PAY
     if name not in _WEIGHTS_CALLS:
@@ -99,8 +99,7 @@ def execute_block(
 
 def _apply(storage: Storage, events: Events, number: int, extrinsic: Extrinsic) -> None:
     """Charge an extrinsic and run its call."""
-    decoded = storage.codec.decode_call(extrinsic.call)
-    name = decoded["call_module"], decoded["call_function"]
+    name = _name(storage.codec.decode_call(extrinsic.call))
     fee = fees.fee_of(name, len(extrinsic.data))
     payer = fees.payer_of(storage, name, extrinsic.signer)
     fees.withdraw(storage, events, payer, fee)
@@ -126,7 +125,7 @@ def timestamp(storage: Storage, milliseconds: int) -> bytes:
 def dispatch(storage: Storage, events: Events, number: int, origin: str | None, raw: bytes) -> None:
     """Run one call for `origin` (None: root). Raises DispatchError, having changed nothing."""
     decoded = storage.codec.decode_call(raw)
-    name = decoded["call_module"], decoded["call_function"]
+    name = _name(decoded)
     arguments: dict[str, Any] = {argument["name"]: argument["value"] for argument in decoded["call_args"]}
     mark = events.mark()
     try:
@@ -141,6 +140,10 @@ def dispatch(storage: Storage, events: Events, number: int, origin: str | None, 
     except DispatchError:
         events.rewind(mark)
         raise
+
+
+def _name(decoded: dict[str, Any]) -> fees.Name:
+    return decoded["call_module"], decoded["call_function"]
 
 
 def _sudo(call: Call) -> None:
