@@ -249,7 +249,7 @@ def _published() -> Iterator[str]:
 def duration(seconds: float) -> str:
     """In the unit that fits."""
     if seconds < 0.1:
-        return f"{seconds * 1e3:.2g} ms"
+        return f"{seconds * 1e3:.0f} ms" if seconds >= 1e-3 else "< 1 ms"
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

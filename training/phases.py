@@ -78,9 +78,9 @@ DEADLINES = (
         "validator",
         "gather",
         lambda c: opening(c, "reveal"),
-        "has read the payloads",
+        "has read those who contribute",
         "block V is final",
-        "those that it lacks are left out",
+        "whom it lacks it cannot select",
     ),
     Deadline(
         "validator",
@@ -226,7 +226,8 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
 def validator_phases(setting: Setting) -> tuple[Phase, ...]:
     """rounds/validator.py Validator.play, from D on."""
     spec, sizes, threads = setting.spec, setting.sizes, setting.threads
-    gathered = sizes.gathered * sizes.payload
+    gathered, contributed = sizes.gathered * sizes.payload, sizes.contributors * sizes.payload
+    reserve = gathered - contributed  # the book's best are asked first; who is not there by V is left out
     probe = (
         Work(sizes.probes * sizes.model, "fresh", threads),
         setting.copied(sizes.probes * sizes.model),
@@ -237,12 +238,13 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
     return (
         Phase(
             "gather",
-            (Work(gathered, "down"),),
+            (Work(contributed, "down"),),
             (),
             "commit",
-            (Work(gathered, "write"), Work(gathered, "hash", FETCH_THREADS)),
+            (Work(contributed, "write"), Work(contributed, "hash", FETCH_THREADS)),
         ),
-        Phase("check", setting.opened(sizes.gathered, 2, 1), opens="reveal"),
+        Phase("gather reserve", (Work(reserve, "down"),), beside=(Work(reserve, "write"),)),
+        Phase("check", setting.opened(sizes.gathered, 2, 1), ("gather",), "reveal"),
         Phase("mirror", (Work(gathered, "fresh"), Work(gathered, "hash"), Work(gathered, "up"))),
         Phase("record", (Work(looked, "down"), Work(LOOK_CALLS * sizes.contributors, "call"), setting.posted())),
         Phase("attest", (setting.posted(),), opens="slots"),
