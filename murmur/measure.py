@@ -16,6 +16,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
+from types import ModuleType
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -25,8 +26,7 @@ from torch import Tensor
 
 from protocol.layout import Layout
 from protocol.spec import ModelSpec, RunSpec
-from sparseloco import ops
-from sparseloco.digest import theta_digest
+from sparseloco import ops, outer
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
 from training.inner import autocast
@@ -105,7 +105,6 @@ class _Machine:
         found["cipher"] = self._pooled(data, _ciphered)
         found |= self._disk(data)
         found |= self._model(values[: SLOW_BYTES // 4])
-        found["digest"] = replace(found["digest"], most=max(found["hash"].most, found["digest"].one))
         return {name: replace(rate, most=max(rate.one, rate.most)) for name, rate in found.items()}
 
     def device_rate(self, device: torch.device) -> Rate:
@@ -156,8 +155,8 @@ class _Machine:
         return {"write": written, "read": read}
 
     def _model(self, values: Tensor) -> dict[str, Rate]:
-        """The codec and the theta digest, on one matrix."""
-        self.tell(f"codec and digest, {ops.backend()}")
+        """The codec, on one matrix."""
+        self.tell(f"the codec, {ops.backend()}")
         matrix = values if not ops.is_fallback() else values[: len(values) // 16]
         theta = {"matrix": matrix.reshape(1024, -1)}
         layout = Layout.of({"matrix": tuple(theta["matrix"].shape)}, 64)
@@ -173,14 +172,23 @@ class _Machine:
             )
 
         several, single = step(PAYLOADS), step(1)
+        moved = 2 * len(update.records)
+        decoded = moved / _seconds(lambda: _probed(outer, out, update))
         return {
             "compress": compressed,
             "apply": Rate(
                 _added(update, several.one, single.one),
                 _added(update, several.most, single.most),
             ),
-            "digest": Rate(num_bytes / _seconds(lambda: theta_digest(theta, layout, state))),
+            "probe": self._torch(moved, lambda: _probed(ops, out, update)),
+            "decode": Rate(decoded, decoded),
         }
+
+
+def _probed(codec: ModuleType, values: dict[str, Tensor], update: Update) -> None:
+    """There and back."""
+    kept = codec.probe(values, update, (1.0,), 0.25)
+    codec.undo_probe(values, update, kept)
 
 
 def _added(update: Update, several: float, single: float) -> float:

@@ -15,6 +15,8 @@ from training.plan import ROLES, Missed, Plan, link
 from training.rates import Rate, Rates
 
 GB = 10**9
+TOLD = 3
+"""Phases that a refusal names."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,10 +112,11 @@ def refusals(plan: Plan) -> list[str]:
 
 
 def _late(missed: Missed) -> str:
-    deadline, worst = missed.deadline, missed.worst
+    deadline = missed.deadline
+    longest = ", ".join(f"{timed.phase.name!r} {duration(timed.seconds)}" for timed in missed.path[:TOLD])
     return (
         f"a {deadline.role} {deadline.does} {duration(missed.ends - missed.by)} after {deadline.when}: "
-        f"{deadline.missed}. What takes longest on the way there is {worst.phase.name!r}, {duration(worst.seconds)}"
+        f"{deadline.missed}. What takes longest on the way there: {longest}"
     )
 
 

@@ -26,12 +26,13 @@ DOES = {
     "copy": "copied",
     "fresh": "copied anew",
     "hash": "hashed",
-    "digest": "hashed by chunks",
     "cipher": "ciphered",
     "write": "written",
     "read": "read",
     "compress": "compressed",
     "apply": "added",
+    "probe": "put on weights and back",
+    "decode": "decoded",
 }
 
 
@@ -218,7 +219,7 @@ def _assumptions(plan: Plan, measured: bool) -> Iterator[str]:
 
     yield from _wrapped(
         f"{machine}: {trains}; in GB/s by one thread (by all {rates.threads}): "
-        + ", ".join(f"{name} {of(name)}" for name in ("hash", "digest", "copy", "fresh", "write", "read", "compress"))
+        + ", ".join(f"{name} {of(name)}" for name in ("hash", "copy", "fresh", "write", "read", "compress"))
         + f"; link {8e-6 * rates.up.one:,g} Mb/s up, {8e-6 * rates.down.one:,g} Mb/s down.",
         "",
     )

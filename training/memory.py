@@ -22,9 +22,6 @@ RESERVE = 0.05
 PROCESS_BYTES = 360_000_000
 """What a process has before it holds a model: Python, torch and the chain's SDK (measured on a CPU)."""
 
-FILE_BYTES = 4 << 30
-"""Tensors of saved state are grouped into files of at most this size (training/checkpoint.py)."""
-
 SLAB_BYTES = 1 << 28
 """Of theta that is compressed at once on a GPU (training/trainer.py)."""
 
@@ -183,35 +180,30 @@ def host_moments(
     areas = {"theta": model, "spare": model}
     # What travels is opened twice: the bytes as they are deciphered, and the records without the digest before them.
     opened = {"payloads": (sizes.contributors + 1) * payload}
-    theta_file = {"file_buffers": 2 * _file(spec, model)}
-    loaded = {"loaded": model, "file_buffers": _file(spec, model)}
     if role == "validator":
         held = always | module | areas
         checked = {"payloads": (sizes.gathered + 1) * payload}
         applied = {"payloads": (sizes.gathered + sizes.contributors + 1) * payload}
+        # The records for all ranks, each rank's own copy, and what its weights were.
+        probed = {"probed": (1 + ranks) * payload + FP32 * kept_values(spec)}
         return {
             "check": held | checked,
-            "probe": held | checked | {"probed_copy": model},
+            "probe": held | checked | probed,
             "outer step": held | applied,
-            "save consensus": held | applied | theta_file,
-            "restart: load consensus": always | module | {"theta": model} | loaded,
+            "restart": always | module | {"theta": model},
         }
     areas |= {"error_feedback": model, "stored_moments": sizes.optimizer}
-    own_file = {"file_buffers": 2 * _file(spec, sizes.own)}
     held = always | areas
     gradients = {"gradients": model, "activations": cpu_activations} if cpu_activations is not None else {}
     sealed = {"payloads": 4 * payload}
     # "kept_back": what exceeds the norms that an outer step applies returns to the error feedback as new tensors.
-    own = {"theta": model, "error_feedback": model, "stored_moments": sizes.optimizer}
     return {
         COMPUTING: held | trained | gradients,
         "compress": held | trained | sealed | {"kept_back": model},
         "swap": held | trained | sealed | {"moments_copy": sizes.optimizer},
-        "save own state": held | trained | sealed | own_file,
+        "save own state": held | trained | sealed,
         "outer step": held | trained | opened,
-        "save consensus": held | trained | opened | theta_file,
-        "restart: load own state": always | trained | own | {"loaded": sizes.own},
-        "restart: load consensus": always | trained | own | loaded,
+        "restart": always | trained | {name: areas[name] for name in ("theta", "error_feedback", "stored_moments")},
     }
 
 
@@ -221,10 +213,9 @@ def host_bytes_peak(spec: RunSpec, role: Role, *, ranks: int = 1, cpu_activation
     return max(sum(held.values()) for held in moments.values())
 
 
-def _file(spec: RunSpec, num_bytes: int) -> int:
-    """The largest file of saved state of so many bytes: a larger tensor has one of its own."""
-    largest = FP32 * max(tensor.numel for tensor in spec.layout)
-    return min(num_bytes, max(FILE_BYTES, largest))
+def kept_values(spec: RunSpec) -> int:
+    """Values that a payload has."""
+    return sum(region.down * region.across * region.k for tensor in spec.layout for region in tensor.regions)
 
 
 # --- disk --------------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from training.sizes import Sizes, flops_per_token
 
 PART_BYTES = 16 << 20
 """Part of an upload (storage/s3.py), and section of a payload that is read back (protocol/merkle.py)."""
+FILE_BYTES = 1 << 30
+"""Saved state is in files of about so many bytes, written and read beside each other (training/checkpoint.py)."""
 FETCH_THREADS, PREFETCH_THREADS = 16, 3
 """Objects that are fetched, and hashed, beside each other (node/payloads.py)."""
 POST_BLOCKS = 2
@@ -24,8 +26,8 @@ SELECT_CALLS, LOOK_CALLS = 5, 3
 """Looks at the chain for a selection; requests for one mirrored payload that is read back."""
 
 RateName = Literal[
-    "compute", "up", "down", "device", "copy", "fresh", "hash", "digest", "cipher", "write", "read", "compress",
-    "apply", "call", "wait",
+    "compute", "up", "down", "device", "copy", "fresh", "hash", "cipher", "write", "read", "compress", "apply", "probe",
+    "decode", "call", "wait",
 ]  # fmt: skip
 """A field of training/rates.py Rates."""
 
@@ -141,13 +143,21 @@ class Setting:
         return Work(num_bytes, "copy", self.threads)
 
     def saved(self, num_bytes: int) -> tuple[Work, ...]:
-        """training/checkpoint.py save: tensors to bytes, bytes to one string, hash, write, by one thread."""
-        return Work(2 * num_bytes, "fresh"), Work(num_bytes, "hash"), Work(num_bytes, "write")
+        """training/checkpoint.py save: files beside each other, each hashed and written in turn, piece by piece."""
+        threads = self._files(num_bytes)
+        return Work(num_bytes, "hash", threads), Work(num_bytes, "write", threads)
+
+    def _files(self, num_bytes: int) -> int:
+        return min(self.threads, -(-num_bytes // FILE_BYTES))
+
+    def hashed(self, num_bytes: int) -> Work:
+        """sparseloco/digest.py theta_digest."""
+        return Work(num_bytes, "hash", min(self.threads, -(-num_bytes // PART_BYTES)))
 
     def loaded(self, num_bytes: int) -> tuple[Work, ...]:
-        """training/checkpoint.py load, which hashes twice, and the copy to where it belongs."""
-        read = Work(num_bytes, "read"), Work(2 * num_bytes, "hash"), Work(num_bytes, "fresh")
-        return *read, self.copied(num_bytes)
+        """training/checkpoint.py load: files mapped, read by being hashed, and copied to where they belong."""
+        threads = self._files(num_bytes)
+        return Work(num_bytes, "read", threads), Work(num_bytes, "hash", threads), self.copied(num_bytes)
 
     def opened(self, payloads: int, hashes: int, hashers: int) -> tuple[Work, ...]:
         """storage/seal.py unseal and sparseloco/wire.py parse_submission: hashed, deciphered, then copied without the
@@ -176,7 +186,7 @@ class Setting:
             Phase("outer step", (self.copied(sizes.model), Work(contributed, "apply", threads))),
             Phase("load weights", (self.to_device(sizes.model),)),
             Phase("save consensus", self.saved(sizes.model)),
-            Phase("theta digest", (Work(sizes.model, "digest"),)),
+            Phase("theta digest", (self.hashed(sizes.model),)),
         )
 
 
@@ -228,12 +238,9 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
     spec, sizes, threads = setting.spec, setting.sizes, setting.threads
     gathered, contributed = sizes.gathered * sizes.payload, sizes.contributors * sizes.payload
     reserve = gathered - contributed  # the book's best are asked first; who is not there by V is left out
-    probe = (
-        Work(sizes.probes * sizes.model, "fresh", threads),
-        setting.copied(sizes.probes * sizes.model),
-        Work(sizes.probes * sizes.payload, "apply", threads),
-        setting.to_device(2 * sizes.probes * sizes.model),
-    )
+    sent = 2 * sizes.probes * sizes.payload  # there and back
+    # training/trainer.py probe: weights on a GPU are moved by the reference, which every rank has decode all of it.
+    moved = Work(sent, "decode") if setting.on_gpu else Work(sent, "probe", threads)
     looked = sizes.contributors * min(sizes.payload, PART_BYTES)
     return (
         Phase(
@@ -249,7 +256,7 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("record", (Work(looked, "down"), Work(LOOK_CALLS * sizes.contributors, "call"), setting.posted())),
         Phase("attest", (setting.posted(),), opens="slots"),
         Phase("fetch data", setting.fetched(sizes.evaluated_shards)),
-        Phase("probe", probe),
+        Phase("probe", (Work(2 * sent, "fresh"), moved)),
         Phase("losses", (setting.evaluated(sizes.losses),)),
         Phase("select", (Work(SELECT_CALLS, "call"),), opens="attest"),
         Phase("fold", (Work(gathered, "write"),)),
@@ -272,5 +279,5 @@ def restart_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
         Phase("build", (build if setting.on_gpu else setting.copied(2 * sizes.model),), ()),
         *((own,) if role == "miner" else ()),
         Phase("load consensus", (*setting.loaded(sizes.model), setting.to_device(sizes.model))),
-        Phase("theta digest", (Work(sizes.model, "digest"),)),
+        Phase("theta digest", (setting.hashed(sizes.model),)),
     )

@@ -70,12 +70,12 @@ COVENANT = Claim("Covenant-72B", 72_747_327_488, 64, 14, 20, 110.0, 500.0, 20 * 
 @dataclass(frozen=True, slots=True)
 class Missed:
     """A deadline that a node as planned does not meet: `ends` and `by` in seconds from block D of the round before.
-    `worst`: the longest of the phases that hold it up."""
+    `path`: the phases that hold it up, the longest first."""
 
     deadline: Deadline
     ends: float
     by: float
-    worst: Timed
+    path: tuple[Timed, ...]
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,8 @@ class Plan:
             timed = {phase.phase.name: phase for phase in self.timeline(deadline.role)}
             last, by = timed[deadline.phase], deadline.by(self.spec.clock)
             if last.ends > by:
-                found.append(Missed(deadline, last.ends, by, max(_path(timed, last), key=lambda phase: phase.seconds)))
+                path = sorted(_path(timed, last), key=lambda phase: -phase.seconds)
+                found.append(Missed(deadline, last.ends, by, tuple(path)))
         return tuple(found)
 
     @property

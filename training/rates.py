@@ -30,9 +30,10 @@ class Rates:
     (docs/plan.md names the source of each); what 64 do together is assumed.
 
     compute: model FLOP/s of training, one GPU. device: bytes between the host and one GPU. copy: into memory that was
-    used before; fresh: into new memory. hash: sha256. digest: the theta digest. cipher: AES-CTR. write: to a file, with
-    fsync. read: of a file into new memory. compress: bytes of the model. apply: bytes of payloads added in an outer
-    step. call: exchanges with a bucket or the chain. wait: seconds as such.
+    used before; fresh: into new memory. hash: sha256. cipher: AES-CTR. write: to a file, with fsync. read: of a file.
+    compress: bytes of the model. apply, probe, decode: bytes of payloads: added in an outer step; put on weights, or
+    taken back, by the native codec; the same by the reference. call: exchanges with a bucket or the chain. wait:
+    seconds as such.
     """
 
     threads: int = 64
@@ -40,14 +41,15 @@ class Rates:
     up: Rate = Rate(0.0)
     down: Rate = Rate(0.0)
     device: Rate = Rate(10e9)
-    copy: Rate = Rate(5e9, 100e9)
+    copy: Rate = Rate(4e9, 100e9)
     fresh: Rate = Rate(1.5e9, 30e9)
     hash: Rate = Rate(1.1e9, 64e9)
-    digest: Rate = Rate(0.55e9, 32e9)
     cipher: Rate = Rate(3.8e9, 100e9)
     write: Rate = Rate(1.5e9, 5e9)
     read: Rate = Rate(1.3e9, 5e9)
     compress: Rate = Rate(3.6e9, 35e9)
     apply: Rate = Rate(1.9e9, 60e9)
+    probe: Rate = Rate(90e6, 3e9)
+    decode: Rate = Rate(7e6, 7e6)
     call: Rate = Rate(2.0, 2.0)
     wait: Rate = ONCE

@@ -83,15 +83,11 @@ def miner(spec: RunSpec, folder: Path, peaks: Peaks) -> None:
         opened = copies(update, spec.gauntlet.contributors)
         replica.outer_step(opened, alpha=1.0, aggregate="mean")
         peaks.note("outer step")
-        consensus = checkpoint.save(folder, replica.consensus_state())
-        peaks.note("save consensus")
     del replica, update, own, opened, plaintext
     peaks.note("nothing")
     replica = Replica(spec, {name: torch.zeros(shape) for name, shape in spec.model.shapes().items()})
     replica.load_own(checkpoint.load(folder, own_digest, replica.own_shapes()))
-    peaks.note("restart: load own state")
-    replica.load_consensus(checkpoint.load(folder, consensus, spec.model.shapes()))
-    peaks.note("restart: load consensus")
+    peaks.note("restart")
 
 
 def validator(spec: RunSpec, folder: Path, peaks: Peaks) -> None:
@@ -114,13 +110,13 @@ def validator(spec: RunSpec, folder: Path, peaks: Peaks) -> None:
     replica.outer_step(opened, alpha=1.0, aggregate="mean")
     peaks.note("outer step")
     consensus = checkpoint.save(folder, replica.consensus_state())
-    peaks.note("save consensus")
+    peaks.note("saved")
     del replica, checked, opened
     gc.collect()
     peaks.note("nothing")
     replica = Replica(spec, {name: torch.zeros(shape) for name, shape in spec.model.shapes().items()})
     replica.load_consensus(checkpoint.load(folder, consensus, spec.model.shapes()))
-    peaks.note("restart: load consensus")
+    peaks.note("restart")
 
 
 def main() -> None:

@@ -70,13 +70,11 @@ def test_utilization_is_of_the_whole_round_and_of_more_when_a_miner_is_late() ->
 
 
 def test_at_72b_every_miner_commits_late_because_its_own_state_is_saved_before() -> None:
-    """40 minutes of the commit window's last two, on a server with a disk of 5 GB/s: it is the one thread that takes
-    them (docs/plan.md)."""
+    """847 GB before the commitment, of which a disk of 5 GB/s alone makes three minutes (docs/plan.md)."""
     plan = Plan(presets.read("covenant-72b").first, 8, 180 * 10**9)
     missed = {found.deadline.phase: found for found in plan.missed}
-    assert missed["commit"].worst.phase.name == "save own state"
-    assert missed["commit"].worst.seconds == pytest.approx(40 * 60, rel=0.05)
-    assert missed["commit"].ends - missed["commit"].by > 3600
+    assert [timed.phase.name for timed in missed["commit"].path[:2]] == ["inner steps", "save own state"]
+    assert missed["commit"].path[1].seconds == pytest.approx(847.2 / 5 + 847.2 / 64, rel=0.01)
 
 
 def test_a_small_model_meets_every_deadline() -> None:
@@ -86,7 +84,7 @@ def test_a_small_model_meets_every_deadline() -> None:
 def test_a_slow_uplink_is_told_by_what_it_holds_up() -> None:
     plan = planned("1b")
     slow = replace(plan, rates=replace(plan.rates, up=link(1.0)))
-    assert {found.worst.phase.name for found in slow.missed} == {"mirror"}
+    assert "mirror" in {found.path[0].phase.name for found in slow.missed}
     assert slow.uplink_share > 1 > plan.uplink_share
 
 

@@ -7,10 +7,12 @@ from node import payloads
 from protocol import merkle
 from protocol.spec import WINDOW_MARGIN_BLOCKS
 from storage import s3
+from training import checkpoint
 from training.memory import Role
 from training.phases import (
     DEADLINES,
     FETCH_THREADS,
+    FILE_BYTES,
     PART_BYTES,
     POST_BLOCKS,
     PREFETCH_THREADS,
@@ -34,12 +36,13 @@ RATES = Rates(
     copy=Rate(1e9, 2e9),
     fresh=Rate(5e8, 1e9),
     hash=Rate(1e8, 1e9),
-    digest=Rate(5e7, 5e7),
     cipher=Rate(4e8, 1e9),
     write=Rate(2e8, 5e8),
     read=Rate(3e8, 6e8),
     compress=Rate(2.5e8, 5e8),
     apply=Rate(1e8, 2e8),
+    probe=Rate(1e7, 3e7),
+    decode=Rate(1e6, 1e6),
     call=Rate(10.0, 10.0),
 )
 
@@ -121,9 +124,9 @@ def test_a_miners_phases_by_hand() -> None:
     def seconds(*names: str) -> list[float]:
         return [found[name].seconds for name in names]
 
-    saving = 2 / 5e8 + 1 / 1e8 + 1 / 2e8  # two copies, hash and write, by one thread
+    saving = 1 / 4e8 + 1 / 5e8  # hash and write, by four threads
     assert seconds("save own state", "save consensus") == pytest.approx([3 * model * saving, model * saving])
-    assert seconds("theta digest") == pytest.approx([model / 5e7])
+    assert seconds("theta digest") == pytest.approx([model / 4e8])
     assert seconds("compress", "load weights") == pytest.approx([3 * model / 2e9, model / 2e9])
     assert seconds("swap") == pytest.approx([2 * model / 2e9 + 2 * model / 2e9])
     assert seconds("outer step") == pytest.approx([model / 2e9 + 20 * payload / 2e8])
@@ -147,10 +150,11 @@ def test_a_validators_phases_by_hand() -> None:
     assert found["gather"].seconds == pytest.approx(20 * payload / 2e6)
     assert found["gather reserve"].seconds == pytest.approx(4 * payload / 2e6)
     assert found["mirror"].seconds == pytest.approx(24 * payload * (1 / 5e8 + 1 / 1e8 + 1 / 1e6))
-    # A fresh copy of the model, a copy of that, to the GPUs and back to theta; 24 times.
-    probe = model / 1e9 + model / 2e9 + payload / 2e8 + 2 * model / 2e9
-    assert found["probe"].seconds == pytest.approx(24 * probe)
-    assert found["save consensus"].seconds == pytest.approx(model * (2 / 5e8 + 1 / 1e8 + 1 / 2e8))
+    # There and back, 24 times: records to the ranks' area and out of it, then the reference or the native codec.
+    assert found["probe"].seconds == pytest.approx(24 * 2 * payload * (2 / 5e8 + 1 / 1e6))
+    native = timed("1b", "validator", on_gpu=False)["probe"]
+    assert native.seconds == pytest.approx(24 * 2 * payload * (2 / 5e8 + 1 / 3e7))
+    assert found["save consensus"].seconds == pytest.approx(model * (1 / 4e8 + 1 / 5e8))
     assert found["checkpoint upload"].seconds == pytest.approx(model / 1e6)
     assert not found["checkpoint upload"].critical
     assert found["check"].begins >= (6 + 3) * 12
@@ -175,11 +179,11 @@ def test_a_restart_reads_back_what_a_round_saved() -> None:
     model = setting.sizes.model
     miner, validator = restart_phases(setting, "miner"), restart_phases(setting, "validator")
     assert (amount(miner, "read"), amount(validator, "read")) == (4 * model, model)
-    assert amount(miner, "hash") == 8 * model  # twice each
-    assert amount(miner, "digest") == amount(validator, "digest") == model
+    assert amount(miner, "hash") == 5 * model  # theta's digest as well
 
 
 def test_what_stands_in_other_modules_is_the_same_here() -> None:
+    assert FILE_BYTES == checkpoint.FILE_BYTES
     assert (PART_BYTES, PART_BYTES) == (s3.PART_BYTES, merkle.SECTION_BYTES)
     assert (FETCH_THREADS, PREFETCH_THREADS) == (payloads.MAX_THREADS, payloads.PREFETCH_THREADS)
     assert POST_BLOCKS == WINDOW_MARGIN_BLOCKS
