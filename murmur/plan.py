@@ -125,6 +125,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     return {
         "spec": plan.spec.name,
         "refused": refusals(plan),
+        "loses_own_state": plan.loses_own_state,
         "gpus": plan.gpus,
         "on_gpu": plan.on_gpu,
         "gpu_memory_bytes": plan.gpu_bytes,

@@ -41,6 +41,12 @@ def lines(plan: Plan, run: Run, refused: Sequence[str], *, measured: bool) -> It
     yield from _size(plan)
     yield ""
     yield from _verdict(refused)
+    if plan.loses_own_state:
+        yield from _wrapped(
+            "MIND: a miner's own state is not on the disk when it compresses the next round, and is given up: a crash "
+            "loses error feedback and optimizer state. Take a faster disk.",
+            "  ",
+        )
     for role in ROLES:
         yield ""
         yield from _timeline(plan, role)

@@ -201,7 +201,6 @@ def host_moments(
         COMPUTING: held | trained | gradients,
         "compress": held | trained | sealed | {"kept_back": model},
         "swap": held | trained | sealed | {"moments_copy": sizes.optimizer},
-        "save own state": held | trained | sealed,
         "outer step": held | trained | opened,
         "restart": always | trained | {name: areas[name] for name in ("theta", "error_feedback", "stored_moments")},
     }

@@ -204,13 +204,22 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
     return (
         Phase("reveal", (Work(seconds(setting.spec.clock, 1), "wait"), Work(2, "call")), (), "commit"),
         Phase(
+            "swap",
+            (
+                setting.to_device(sizes.optimizer) if setting.on_gpu else Work(sizes.optimizer, "fresh", threads),
+                setting.copied(sizes.optimizer),
+            ),
+            ("reveal",),
+        ),
+        Phase("save own state", setting.saved(sizes.own)),
+        Phase(
             "download",
             (Work(contributed, "down"),),
             (),
             "commit",
             (Work(contributed, "write"), Work(contributed, "hash", PREFETCH_THREADS)),
         ),
-        Phase("select", (Work(SELECT_CALLS, "call"),), ("reveal",), "attest"),
+        Phase("select", (Work(SELECT_CALLS, "call"),), ("swap",), "attest"),
         Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS), ("select", "download")),
         *setting.applied(),
         Phase("fetch data", setting.fetched(sizes.trained_shards)),
@@ -218,16 +227,7 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("compress", (pack if setting.on_gpu else Work(sizes.model, "compress", threads),)),
         Phase("seal", (Work(sizes.payload, "fresh"), Work(sizes.payload, "cipher"), Work(sizes.payload, "hash"))),
         Phase("upload ahead", (Work(sizes.payload - first_part, "up"),), ("compress",)),
-        Phase(
-            "swap",
-            (
-                setting.to_device(sizes.optimizer) if setting.on_gpu else Work(sizes.optimizer, "fresh", threads),
-                setting.copied(sizes.optimizer),
-            ),
-            ("seal",),
-        ),
-        Phase("save own state", setting.saved(sizes.own)),
-        Phase("save sealed", (Work(sizes.payload, "write"), Work(sizes.payload, "hash"))),
+        Phase("save sealed", (Work(sizes.payload, "write"), Work(sizes.payload, "hash")), ("seal",)),
         Phase("publish", (Work(first_part, "up"), Work(1, "call")), ("save sealed", "upload ahead")),
         Phase("commit", (setting.posted(),)),
     )

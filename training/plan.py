@@ -190,6 +190,12 @@ class Plan:
         return tuple(found)
 
     @property
+    def loses_own_state(self) -> bool:
+        """Whether what a miner carries over is never whole on its disk: the next compression gives its writing up."""
+        timed = {phase.phase.name: phase for phase in self.timeline("miner")}
+        return timed["save own state"].ends > timed["compress"].begins
+
+    @property
     def uplink_share(self) -> float:
         """Share of the time in which a validator's uplink is busy; above 1 its checkpoints never get up."""
         return self.rates.up.seconds(amount(round_phases(self.setting, "validator"), "up"), 1) / self.round_seconds

@@ -69,16 +69,22 @@ def test_utilization_is_of_the_whole_round_and_of_more_when_a_miner_is_late() ->
     assert late.utilization == late.compute_seconds / commit.ends
 
 
-def test_at_72b_every_miner_commits_late_because_its_own_state_is_saved_before() -> None:
-    """847 GB before the commitment, of which a disk of 5 GB/s alone makes three minutes (docs/plan.md)."""
+def test_at_72b_every_miner_commits_late_because_theta_is_saved_before() -> None:
+    """282 GB before its first inner step, of which a disk of 5 GB/s alone makes a minute (docs/plan.md)."""
     plan = Plan(presets.read("covenant-72b").first, 8, 180 * 10**9)
     missed = {found.deadline.phase: found for found in plan.missed}
-    assert [timed.phase.name for timed in missed["commit"].path[:2]] == ["inner steps", "save own state"]
-    assert missed["commit"].path[1].seconds == pytest.approx(847.2 / 5 + 847.2 / 64, rel=0.01)
+    assert [timed.phase.name for timed in missed["commit"].path[:2]] == ["inner steps", "save consensus"]
+    assert missed["commit"].path[1].seconds == pytest.approx(282.4 / 5 + 282.4 / 64, rel=0.01)
 
 
 def test_a_small_model_meets_every_deadline() -> None:
     assert [planned(name).missed for name in ("tiny", "150m", "1b")] == [(), (), ()]
+
+
+def test_own_state_that_a_disk_does_not_take_in_a_round_is_told() -> None:
+    plan = planned("8b")
+    slow = replace(plan, rates=replace(plan.rates, write=Rate(1e8, 1e8)))
+    assert (plan.loses_own_state, slow.loses_own_state) == (False, True)
 
 
 def test_a_slow_uplink_is_told_by_what_it_holds_up() -> None:

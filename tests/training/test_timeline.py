@@ -134,7 +134,8 @@ def test_a_miners_phases_by_hand() -> None:
     assert seconds("upload ahead", "publish") == pytest.approx([(payload - (16 << 20)) / 1e6, (16 << 20) / 1e6 + 0.1])
     assert seconds("commit") == [24.0]
     assert found["upload ahead"].begins == found["seal"].begins == found["compress"].ends
-    assert found["upload ahead"].overlaps == ("seal", "swap")
+    assert found["upload ahead"].overlaps[-2:] == ("seal", "save sealed")
+    assert not found["save own state"].critical
     assert found["commit"].critical
 
 
