@@ -133,10 +133,7 @@ def measured(way: str, ready: StoreReady, source: Path, target: Path) -> dict[st
     before, used, began = resident_kib("VmRSS"), getrusage(who), time.monotonic()
     found = work()
     seconds, after = time.monotonic() - began, getrusage(who)
-    if who == RUSAGE_CHILDREN:
-        peak = after.ru_maxrss * 1024
-    else:
-        peak = (resident_kib("VmHWM") - before) * 1024 - held
+    peak = after.ru_maxrss * 1024 if who == RUSAGE_CHILDREN else (resident_kib("VmHWM") - before) * 1024 - held
     data = found if isinstance(found, bytes) else target.read_bytes() if target.exists() else None
     if way in KINDS["down"] and (data is None or sha256(data).digest() != sha256(source.read_bytes()).digest()):
         raise SystemExit(f"{way}: other bytes than are stored")
