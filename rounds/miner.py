@@ -32,7 +32,6 @@ from storage.upload import Upload, goes_ahead
 from training.loader import sequences
 from training.shards import Shards
 
-ABORT_SECONDS = 10.0
 PAUSE_SECONDS = 1.0
 """After a round that broke off: what refuses at once must not be asked without end."""
 
@@ -64,7 +63,7 @@ class Miner:
     def run(self) -> None:
         """Play every round whose commit window is open when we get there, until stopped."""
 
-        self.abort_unfinished()
+        self.node.abort_unfinished()
         while True:
             try:
                 self.play(self.open_round())
@@ -105,6 +104,7 @@ class Miner:
         self.finished = round
         if counts:
             self.report(round)
+        node.held.save_own()
         self.clean_up(round)
 
     def pages(self, round: int) -> tuple[Page, ...]:
@@ -146,6 +146,7 @@ class Miner:
     def compress(self) -> Update:
         """Error feedback, Top-k, 2-bit: the update that we send; the error feedback keeps the rest."""
 
+        self.node.held.own.hold()
         try:
             with self.node.held.timeline.begin("compress"):
                 return self.node.held.replica.compress()
@@ -153,10 +154,11 @@ class Miner:
             raise Diverged(f"training has diverged ({fault})") from None
 
     def seal(self, round: int, update: Update) -> SealedRound:
-        """Encrypt, sign and save: the one commit point of the round. A restart publishes these very bytes.
+        """Encrypt, sign and save object and key: the one commit point of the round. A restart publishes these very
+        bytes.
 
-        What is sealed travels at once, while our own state is copied and written, but for the part with the envelope
-        and the completion. Those are left to `publish`, so nobody can see anything that is not saved.
+        What is sealed travels at once, but for the part with the envelope and the completion. Those are left to
+        `publish`, so nobody can see anything that is not saved. What we carry over is written later, beside the rounds.
         """
 
         node = self.node
@@ -169,10 +171,9 @@ class Miner:
                 if upload is not None:
                     upload.ready(sealing.num_final)
             sealing.finish()
-        own = node.held.save_own()
         with node.held.timeline.begin("save"):
             saved = SealedRound(round, node.held.store.write(sealing.object), sealing.key)
-            node.held.save(sealed=saved, own=own)
+            node.held.save(sealed=saved)
         if self.ahead is not None:
             self.ahead.object = saved.object
         return saved
@@ -200,16 +201,6 @@ class Miner:
         if ahead is not None:
             ahead.upload.abandon()
             ahead.phase.end()
-
-    def abort_unfinished(self) -> None:
-        """Of uploads that we did not live to finish, the server keeps the parts: they are of no use to anybody."""
-
-        node = self.node
-        prefix = keys.payload(node.run.id, 0).removesuffix(f"{0:08d}")
-        try:
-            node.doors.bucket.abort_unfinished(prefix, timeout_seconds=ABORT_SECONDS)
-        except StorageError as fault:
-            logger.warning("unfinished uploads of an earlier start may stay in our bucket: {fault}", fault=str(fault))
 
     def publish(self, round: int, sealed: SealedRound) -> None:
         """Make the sealed bytes visible before block D: finish the upload that was begun, or, when that is not of these

@@ -196,9 +196,7 @@ class Held(RealTime):
         return Looking()
 
 
-def test_a_store_that_takes_parts_in_order_is_found_out_by_one_byte_and_remembered(
-    store: FakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_takes_parts_in_order_is_found_out_by_one_byte_and_remembered(store: FakeStore) -> None:
     held = Held()
 
     def in_order(call: Call) -> None:
@@ -290,9 +288,9 @@ def test_a_real_client_gives_up_on_a_store_that_takes_parts_in_order_and_a_plain
     assert server.objects["key"] == data
 
 
-def test_parts_of_sixteen_mebibytes_arrive_at_a_real_server(moto_store: StoreReady) -> None:
-    user = moto_store.users["miner-0"]
-    bucket = open_bucket(moto_store.endpoint, user.bucket, user.write_access_key, user.write_secret_key, local=True)
+def test_parts_of_sixteen_mebibytes_arrive_at_a_real_server(s3_store: StoreReady) -> None:
+    user = s3_store.users["miner-0"]
+    bucket = open_bucket(s3_store.endpoint, user.bucket, user.write_access_key, user.write_secret_key, local=True)
     data = bytearray(DATA) * ((2 * s3.PART_BYTES + 12345) // len(DATA) + 1)
     ahead = Upload(bucket, "ahead", data, timeout_seconds=60)
     for end in range(0, len(data), 1 << 20):
