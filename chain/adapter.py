@@ -144,11 +144,7 @@ class SubtensorChain:
 
     def balance(self) -> int:
         address = self._signing_wallet().hotkey.ss58_address
-
-        async def read(session: Session, block_hash: str) -> int:
-            return await reading.balance(session, await reading.payer(session, address), block_hash)
-
-        return self._read(self.finalized().block, read)
+        return self._read(self.finalized().block, lambda session, at: reading.payer(session, address, at))[1]
 
     def head(self) -> int:
         """Number of the best block, final or not."""
@@ -217,12 +213,8 @@ class SubtensorChain:
     def _unpaid(self, wallet: "Wallet") -> str:
         hotkey = wallet.hotkey.ss58_address
 
-        async def read(session: Session) -> tuple[str, int]:
-            owner = await reading.payer(session, hotkey)
-            return owner, await reading.balance(session, owner)
-
         try:
-            owner, rao = self.call(read)
+            owner, rao = self.call(lambda session: reading.payer(session, hotkey))
             payer = f"coldkey {owner}, which owns this hotkey and has {rao / _RAO:.9f} TAO free"
         except ChainError:
             payer = f"the coldkey that owns hotkey {hotkey}"

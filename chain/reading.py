@@ -86,12 +86,13 @@ async def weights(session: Session, netuid: int, uid: Uid, block_hash: str) -> d
     return {Uid(int(target)): int(weight) for target, weight in rows or []}
 
 
-async def payer(session: Session, address: str) -> str:
-    """Address of the coldkey that owns a hotkey, at the head: it pays the hotkey's fees."""
-    owner = await session.substrate.query("SubtensorModule", "Owner", [address])
+async def payer(session: Session, address: str, block_hash: str | None = None) -> tuple[str, int]:
+    """Address of the coldkey that owns a hotkey and pays its fees, and its free balance in rao; at the head without a
+    hash."""
+    owner = await session.substrate.query("SubtensorModule", "Owner", [address], block_hash=block_hash)
     if owner in (None, _NOBODY):
         raise ChainError(f"no coldkey owns hotkey {address}: register it on the subnet", code="HotKeyAccountNotExists")
-    return str(owner)
+    return str(owner), await balance(session, str(owner), block_hash)
 
 
 async def balance(session: Session, address: str, block_hash: str | None = None) -> int:

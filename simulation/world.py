@@ -267,7 +267,8 @@ class World:
         def write(state: _State, block: int) -> None:
             neuron = _registered(state, peer)
             if neuron.last_update and block - neuron.last_update < self._rate_limit:
-                raise ChainError("weights were set too recently", code="SettingWeightsTooFast")
+                code = "CommittingWeightsTooFast" if self._commit_reveal else "SettingWeightsTooFast"
+                raise ChainError("weights were set too recently", code=code)
             if not (neuron.validates or peer == self.owner):
                 raise ChainError("no validator permit", code="NeuronNoValidatorPermit")
             if not given.keys() <= state.neurons.keys():
