@@ -5,6 +5,7 @@ runtime's raise what Python raises. Source: subtensor's pallets SubtensorModule 
 """
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -101,12 +102,17 @@ async def balance(session: Session, address: str, block_hash: str | None = None)
     return int(account["data"]["free"])
 
 
-async def commits_wait(session: Session, netuid: int, epoch: int, committed_in: int, block_hash: str) -> bool:
-    """Whether weights that were committed in block `committed_in`, of this epoch, wait to be revealed."""
-    waiting = await session.substrate.query(
-        "SubtensorModule", "TimelockedWeightCommits", [netuid, epoch], block_hash=block_hash
-    )
-    return any(int(commit[1]) == committed_in for commit in waiting or [])
+async def commits_wait(
+    session: Session, netuid: int, epochs: Iterable[int], committed_in: int, block_hash: str
+) -> bool:
+    """Whether weights that were committed in block `committed_in`, of one of these epochs, wait to be revealed."""
+    for epoch in epochs:
+        waiting = await session.substrate.query(
+            "SubtensorModule", "TimelockedWeightCommits", [netuid, epoch], block_hash=block_hash
+        )
+        if any(int(commit[1]) == committed_in for commit in waiting or []):
+            return True
+    return False
 
 
 async def epoch(session: Session, netuid: int, block_hash: str) -> int:

@@ -24,6 +24,7 @@ from node.held import Held
 from node.node import Node
 from node.payloads import MAX_THREADS, Sources, fetch_keys, fetch_pinned
 from node.reader import AsOf
+from node.standing import Unseen, row_of
 from node.state import StateStore
 from protocol import keys
 from protocol.errors import (
@@ -43,7 +44,6 @@ from protocol.messages import (
     parse_envelope,
     parse_reveal,
 )
-from protocol.ports import Chain
 from protocol.run import Run
 from protocol.spec import RunSpec
 from protocol.types import MAX_UIDS, Digest, Peer, PeerId
@@ -322,30 +322,13 @@ def _paid(facts: Facts, doors: Doors, validator: PeerId, report: Report) -> tupl
         peers = chain.peers(paid.block)
     except ChainError:
         return None, GONE
-    uid = next((peer.uid for peer in peers if peer.id == validator), None)
-    if paid.set_in is None or uid is None:
+    if paid.set_in is None:
         return peers, "nothing was set"
     try:
-        block = chain.stands_from(paid.set_in)
-        if block is None:
-            return peers, "not revealed yet, or not final"
-        if (later := _set_later(chain, validator, paid.set_in, block)) is not None:
-            return peers, f"revealed together with those of block {later}, which have overwritten them"
-        return peers, Row(block, chain.weights(block, uid), chain.weights(block - 1, uid))
+        row = row_of(chain, validator, paid.set_in)
     except ChainError:
         return peers, GONE
-
-
-def _set_later(chain: Chain, validator: PeerId, set_in: int, stands: int) -> int | None:
-    """A later block than `set_in` in which the validator set weights that stand from the same block on."""
-    before = stands - 1
-    while True:
-        last = next((peer.last_update for peer in chain.peers(before) if peer.id == validator), 0)
-        if last <= set_in:
-            return None
-        if chain.stands_from(last) == stands:
-            return last
-        before = last - 1
+    return peers, str(row) if isinstance(row, Unseen) else row
 
 
 def _seconds(spec: RunSpec, num_payloads: int) -> float:

@@ -24,6 +24,8 @@ PATIENCE = 1.25
 stands still, which is told, and the wait goes on."""
 NO_FEE = "Payment"
 """`ChainError.code` of a call whose fee the hotkey's owner cannot pay."""
+RETURN_BLOCKS = 2
+"""What a fork has dropped mostly comes back by itself, so many blocks later at most."""
 STALL_SECONDS = 1.0
 """Pause between two tries to reach a chain that does not answer."""
 

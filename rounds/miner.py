@@ -14,6 +14,7 @@ from loguru import logger
 from gauntlet.checks import commitment
 from node.checkpoints import kept_from, published_by_most
 from node.events import Phase, round_seconds
+from node.follower import RETURN_BLOCKS
 from node.node import Node
 from node.state import SealedRound
 from protocol import keys
@@ -32,8 +33,6 @@ from storage.upload import Upload, goes_ahead
 from training.loader import sequences
 from training.shards import Shards
 
-RETURN_BLOCKS = 2
-"""A commitment that a fork has dropped mostly comes back by itself, so many blocks later at most."""
 PAUSE_SECONDS = 1.0
 """After a round that broke off: what refuses at once must not be asked without end."""
 

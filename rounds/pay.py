@@ -8,10 +8,13 @@ refuses to reveal it does not tell anybody. So every row that was sent is read b
 from loguru import logger
 
 from gauntlet.book import ScoreBook
+from gauntlet.facts import Row
 from gauntlet.report import Paid
 from gauntlet.selection import Ranking
 from gauntlet.weights import differing, is_due, lasting, weights
+from node.follower import RETURN_BLOCKS
 from node.node import Node
+from node.standing import Unseen, row_of
 from node.state import SentWeights
 from protocol.errors import STATE_PRUNED, ChainError
 
@@ -38,7 +41,7 @@ class Pay:
         if not by_uid or me is None or not is_due(node.run, round, me.last_update, head):
             return Paid(head, None, shares)
         try:
-            block = node.set_weights(by_uid)
+            block = self._settled(node.set_weights(by_uid), me.last_update)
         except ChainError as fault:
             logger.warning("round {round}: weights were not set: {fault}", round=round, fault=str(fault))
             if fault.code is not None:
@@ -49,6 +52,16 @@ class Pay:
         node.held.save(unread=unread[-UNREAD_KEPT:])
         return Paid(head, block, shares)
 
+    def _settled(self, block: int, before: int) -> int:
+        """The final block in which the weights of `block` were set: a fork may have moved them. Raises ChainError when
+        it has dropped them. `before`: of the ones before."""
+        node = self.node
+        node.wait_for(block + RETURN_BLOCKS, "our weights to be final")
+        me = node.registered()
+        if me is None or me.last_update <= before:
+            raise ChainError(f"a fork dropped them after block {block}; the next round pays")
+        return me.last_update
+
     def nothing(self) -> Paid:
         """For a round that was not observed: the weights on chain stay as they are."""
         return Paid(self.node.head(), None, {})
@@ -56,40 +69,30 @@ class Pay:
     def read_back(self) -> None:
         """Look what became of the rows that were sent, of those that stand by now or never will."""
         held, waiting = self.node.held, list[SentWeights]()
-        standing: dict[int, SentWeights] = {}
         for sent in held.saved.unread:
             try:
-                block = self.node.doors.chain.stands_from(sent.set_in)
+                row = row_of(self.node.doors.chain, self.node.me, sent.set_in)
+                if row is Unseen.WAITING:
+                    waiting.append(sent)
+                elif not isinstance(row, Unseen):
+                    self._judge(sent, row)
             except ChainError as fault:
+                told = "round {round}: its weights cannot be read back from the chain: {fault}"
+                logger.warning(told, round=sent.round, fault=str(fault))
                 if fault.code != STATE_PRUNED:
-                    return  # the next round looks again
-                told = "round {round}: its weights cannot be read back: this chain node keeps too few blocks"
-                logger.warning(told, round=sent.round)
-                continue
-            if block is None:
-                waiting.append(sent)
-            else:
-                standing[block] = sent  # of two that one block reveals the later has overwritten the other
-        try:
-            for block, sent in standing.items():
-                self._judge(block, sent)
-        except ChainError as fault:
-            logger.warning("weights cannot be read back: {fault}; trying again", fault=str(fault))
-            return
+                    waiting.append(sent)
         if len(waiting) < len(held.saved.unread):
             held.save(unread=tuple(waiting))
 
-    def _judge(self, block: int, sent: SentWeights) -> None:
-        """Compare what stands from `block` on with what was sent, and say so."""
-        node = self.node
-        me = next((peer for peer in node.doors.chain.peers(block) if peer.id == node.me), None)
-        wrong = differing(sent.shares, node.doors.chain.weights(block, me.uid)) if me is not None else list(sent.shares)
+    def _judge(self, sent: SentWeights, row: Row) -> None:
+        """Compare what stands with what was sent, and say so."""
+        node, block = self.node, row.block
+        wrong = differing(sent.shares, row.now)
         if not wrong:
             node.held.events.emit("weights_standing", sent.round, set_in=sent.set_in, block=block)
             return
-        if me is None:
-            why = "this hotkey was not registered any more"
-        elif not me.validates:
+        me = next((peer for peer in node.doors.chain.peers(block) if peer.id == node.me), None)
+        if me is not None and not me.validates:
             why = "this hotkey had no validator permit by then: it needs more stake"
         else:
             why = (
