@@ -71,8 +71,6 @@ def _serve(weed: Path, folder: Path, names: Sequence[str]) -> int:
     admin = secrets.token_hex(10), secrets.token_hex(20)
     write_secret(folder / "identities.json", {"identities": list(_identities(ready, admin))})
     (folder / "data").mkdir(exist_ok=True)
-    # What the master remembers is worth nothing, and would be waited for.
-    shutil.rmtree(folder / "data" / f"m{ports['master.port']}", ignore_errors=True)
     process = subprocess.Popen(
         [str(weed), *_words(folder, ports, len(names))],
         stdin=subprocess.DEVNULL,
@@ -167,7 +165,7 @@ def _words(folder: Path, ports: Mapping[str, int], num_buckets: int) -> list[str
         "ip.bind": HOST,
         "dir": folder / "data",
         "disableHttp": "true",
-        # No raft: with it a master that was killed is waited for, 4 to 23 s.
+        # No raft: it makes a killed master wait for some 17 s when it comes back.
         "master.peers": "none",
         "master.telemetry": "false",
         "master.volumeSizeLimitMB": VOLUME_MIB,

@@ -1,4 +1,4 @@
-"""The Bucket port over S3 (boto3): Cloudflare R2, AWS, MinIO, Swift, Ceph, or moto on a local network.
+"""The Bucket port over S3 (boto3): Cloudflare R2, AWS, MinIO, Swift, Ceph, or SeaweedFS on a local network.
 
 The only module that imports boto3, and only when a bucket is opened. boto3 signs and parses; the exchange itself goes
 through storage/transport.py, because the server may be a stranger's. An error says what we asked and which status
