@@ -131,6 +131,9 @@ class EventLog:
 def open_network(plan: Plan, say: Say) -> Network:
     """Build the network and start its nodes; `say` gets one line for every step. On any failure everything that was
     started is stopped again."""
+    names = plan.names()
+    if plan.store is not None:
+        read_ready(plan.store, names)  # before anything is started or written
     os.environ.setdefault("BITTENSOR_RUNTIME_CACHE_DIR", str(plan.folder / "runtime-cache"))
     # A node's environment is stronger than its file: an operator's own settings must not leak into this network.
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("MURMUR_", "BT_"))}
@@ -139,8 +142,7 @@ def open_network(plan: Plan, say: Say) -> Network:
     logs.mkdir(parents=True, exist_ok=True)
     processes = Processes(logs, environment)
     try:
-        names = plan.names()
-        say("starting the chain and the object store")
+        say("starting the chain and the object store" if plan.store is None else "starting the chain")
         store_ready = _start_store(plan, processes, names)
         wallets = make_wallets(plan, names)
         devnet = start_devnet(plan, wallets)
@@ -198,6 +200,9 @@ def stop(processes: Processes) -> None:
 
 
 def _start_store(plan: Plan, processes: Processes, names: Iterable[str]) -> Path:
+    """The store's credentials file; our own writes it when it is ready."""
+    if plan.store is not None:
+        return plan.store
     folder = plan.folder / "store"
     program = ["-m", "localnet.seaweed", "--folder", str(folder), *names]
     processes.start(STORE, program, program)
