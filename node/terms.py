@@ -87,7 +87,15 @@ class Terms:
         found = misfits(run, round, subnet)
         if seen == settings or (seen is None and not found):
             return
-        self._events.emit("subnet_changed", round, **settings, misfits=found)
+        self._events.emit(
+            "subnet_changed",
+            round,
+            tempo=subnet.tempo,
+            post_bytes=subnet.post_bytes,
+            weights_rate_limit=subnet.weights_rate_limit,
+            commit_reveal=subnet.commit_reveal,
+            misfits=found,
+        )
         logger.warning(
             "round {round}: the subnet's settings have changed: {settings}. {verdict}",
             round=round,

@@ -1,5 +1,5 @@
-"""The boto3 client of one bucket: its settings (docs/decisions/0006), its requests through our transport, and when a
-request is repeated.
+"""The boto3 client of one bucket: its settings (docs/decisions/0006-storage-settings.md), its requests through our
+transport, and when a request is repeated.
 
 The only module that imports boto3, and only when a bucket is opened. May not know what is asked for.
 """
