@@ -5,7 +5,6 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from localnet.plan import BLOCK_SECONDS, NETUID, Plan
 from localnet.store import StoreReady
 from protocol import keys
 from protocol.messages import encode_slot
-from protocol.spec import ClockSpec, RunSpec
+from protocol.spec import RunSpec
 from protocol.types import Digest
 from storage.s3 import open_bucket
 from training import checkpoint
@@ -71,11 +70,12 @@ def seal(
     genesis = checkpoint.save(plan.folder / "genesis", state)
     for digest, path in checkpoint.blobs(plan.folder / "genesis", genesis):
         bucket.put(keys.blob(digest), path, timeout_seconds=60.0)
-    start_block = chain.finalized().block + int(LEAD_SECONDS / BLOCK_SECONDS)
-    clock = calibration.windows(phases, BLOCK_SECONDS, plan.validators) | {"start_block": start_block}
-    weight_rounds = ceil(ClockSpec.model_fields["weights_rate_limit"].default / clock["round_blocks"])
-    gauntlet = draft["gauntlet"] | {"weight_rounds": weight_rounds}
-    spec = RunSpec.model_validate({**draft, "genesis_checkpoint": genesis.hex(), "clock": clock, "gauntlet": gauntlet})
+    final = chain.finalized().block
+    start_block, subnet = final + int(LEAD_SECONDS / BLOCK_SECONDS), chain.subnet(final)
+    clock = calibration.windows(phases, BLOCK_SECONDS, plan.validators, subnet) | {"start_block": start_block}
+    gauntlet = draft["gauntlet"] | {"weight_rounds": calibration.weight_rounds(int(clock["round_blocks"]), subnet)}
+    sealed = {"genesis_checkpoint": genesis.hex(), "clock": clock, "gauntlet": gauntlet}
+    spec = RunSpec.model_validate({**draft, **sealed})
     data = spec.to_bytes()
     digest = Digest(sha256(data).digest())
     bucket.put(keys.blob(digest), data, timeout_seconds=60.0)

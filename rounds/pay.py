@@ -44,6 +44,8 @@ class Pay:
             block = self._settled(node.set_weights(by_uid), me.last_update)
         except ChainError as fault:
             logger.warning("round {round}: weights were not set: {fault}", round=round, fault=str(fault))
+            if fault.code is not None:
+                node.held.events.emit("weights_not_taken", round, code=fault.code)
             return Paid(head, None, shares)
         node.held.events.emit("weights", round, block=block, weights={str(uid): w for uid, w in by_uid.items()})
         unread = (*node.held.saved.unread, SentWeights(round, block, by_uid))

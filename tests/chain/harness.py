@@ -128,8 +128,10 @@ class DevnetHarness:
         return self
 
     def _bring_up(self) -> None:
-        balances = {entry.coldkey.ss58_address: 100 * 10**9 for entry in [self._owner, *self._wallets[:_OUTSIDER]]}
-        genesis = Genesis(
+        payers = [entry.coldkey for entry in [self._owner, *self._wallets[:_OUTSIDER]]]
+        payers.append(self._wallets[_OUTSIDER].hotkey)  # which no coldkey owns, so that it has to pay itself
+        balances = {key.ss58_address: 100 * 10**9 for key in payers}
+        genesis = Genesis.fast(
             owner_coldkey=self._owner.coldkey.ss58_address,
             owner_hotkey=self._owner.hotkey.ss58_address,
             balances=balances,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from bittensor.result import ChainError as Refusal
-from bittensor.result import ErrorCode, ExtrinsicResult, RpcConnectionError
+from bittensor.result import ExtrinsicResult, RpcConnectionError
 
 from chain import submission
 from chain.adapter import SubtensorChain, open_chain
@@ -238,26 +238,33 @@ def test_weights_without_meaning_never_reach_the_chain(weights: dict[Uid, float]
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "expected"),
+    ("name", "expected"),
     [
-        ("SettingWeightsTooFast", None, "SettingWeightsTooFast"),
-        (None, ErrorCode.RATE_LIMITED, "SettingWeightsTooFast"),
-        ("SpaceLimitExceeded", None, "SpaceLimitExceeded"),
-        (None, ErrorCode.NOT_REGISTERED, "HotKeyNotRegisteredInSubNet"),
+        ("SettingWeightsTooFast", "SettingWeightsTooFast"),
+        ("RateLimitExceeded", "SettingWeightsTooFast"),
+        ("SpaceLimitExceeded", "SpaceLimitExceeded"),
     ],
 )
-def test_a_refusal_has_the_pallets_name_whoever_refused(
-    name: str | None, code: ErrorCode | None, expected: str
-) -> None:
+def test_a_refusal_has_the_pallets_name_whoever_refused(name: str, expected: str) -> None:
     class Refusing(Stub):
         async def submit(self, call: Any, keypair: Any, **options: Any) -> ExtrinsicResult:
-            return ExtrinsicResult(success=False, message="no", error=Refusal("no", name, code))
+            return ExtrinsicResult(success=False, message="no", error=Refusal("no", name))
 
     stub = Refusing()
     stub.storage["Commitments", "CommitmentOf"] = None
     with pytest.raises(ChainError) as caught:
         chain_over(stub).publish((b"x",))
     assert caught.value.code == expected
+
+
+def test_an_endpoint_that_has_enough_of_us_is_no_verdict_of_the_chain() -> None:
+    class Tired(Stub):
+        async def query(self, *_: Any, **__: Any) -> Any:
+            raise Refusal("rate limit exceeded, please slow down")
+
+    with pytest.raises(ChainError, match="rate limit") as caught:
+        over(Tired()).call(lambda session: session.substrate.query("Timestamp", "Now"))
+    assert caught.value.code is None, "it is asked again"
 
 
 class Forgetful(Stub):
