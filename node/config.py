@@ -52,6 +52,15 @@ class BucketConfig(_Table):
     read_access_key: Annotated[str, Field(description="access key id of the read-only token, published on chain")]
     read_secret_key: Annotated[SecretStr, Field(description="secret of the read-only token, published on chain")]
 
+    def model_post_init(self, context: Any) -> None:
+        pairs = (self.access_key, self.read_access_key), (self.secret_key, self.read_secret_key)
+        for name, (ours, published) in zip(("access_key", "secret_key"), pairs, strict=True):
+            if ours == published:
+                raise ValueError(
+                    f"{variable_of('bucket.' + name)} and {variable_of('bucket.read_' + name)} are the same, and the "
+                    "latter is published for ever: make a second token, one that may only read this bucket, for it"
+                )
+
 
 class NetworkConfig(_Table):
     """Where a run is: its chain, its subnet, its spec, its data. Enough for whoever only reads."""
@@ -135,7 +144,8 @@ def _leaves(model: type[BaseModel], prefix: str = "") -> "list[tuple[str, str]]"
     return leaves
 
 
-def _variable(name: str) -> str:
+def variable_of(name: str) -> str:
+    """The environment variable of a setting: `bucket.name` as MURMUR_BUCKET__NAME."""
     return PREFIX + name.replace(".", "__").upper()
 
 
@@ -176,7 +186,7 @@ def _file_values(path: Path) -> dict[str, Any]:
 
 def _environment_values(fields: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
     values = {name: environment[variable] for variable, name in _BTCLI.items() if environment.get(variable)}
-    known = {_variable(name): name for name in fields}
+    known = {variable_of(name): name for name in fields}
     for variable, value in environment.items():
         if not variable.startswith(PREFIX) or variable in _NOT_OURS or variable == "MURMUR_CONFIG":
             continue
@@ -221,7 +231,7 @@ def _explain(program: str, fault: ValidationError, fields: Mapping[str, str], ta
         width = max(len(name) for name in required)
         lines.append(f"{program} is not configured yet. Missing:")
         for name in required:
-            how = _variable(name) if _is_secret(name) else f"--{name}"
+            how = variable_of(name) if _is_secret(name) else f"--{name}"
             lines.append(f"  {name:<{width}}  {fields[name]} [{how}]")
     others = [e for e in fault.errors(include_url=False) if e["type"] != "missing"]
     if others:

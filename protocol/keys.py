@@ -52,3 +52,8 @@ def checkpoints(run: Digest) -> str:
 def blob(digest: Digest) -> str:
     """Content under its own sha256: specs, amendments, shards, checkpoint files."""
     return f"blob/{digest.hex()}"
+
+
+def trial() -> str:
+    """Written, read and deleted again at a node's start, to try the key that it publishes."""
+    return "trial"

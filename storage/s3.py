@@ -88,6 +88,14 @@ def open_pointer(pointer: Pointer, *, local: bool) -> "S3Bucket":
     return S3Bucket(pointer, local=local, public_only=not local)
 
 
+def open_published(pointer: Pointer, *, local: bool) -> "S3Bucket":
+    """Our own bucket as our pointer leads to it; unlike a stranger's, its address may be private as seen from here.
+
+    Raises ConfigError for a pointer that nobody could follow.
+    """
+    return S3Bucket(pointer, local=local, public_only=False)
+
+
 class S3Bucket:
     """One bucket with one credential (RangedBucket). Thread-safe; keeps up to 32 connections."""
 

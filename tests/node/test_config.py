@@ -198,3 +198,21 @@ def test_a_state_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="choose another --home"):
         home(config(MURMUR_HOME=str(tmp_path / "file" / "home")))
+
+
+@pytest.mark.parametrize(
+    ("environment", "names"),
+    [
+        ({"MURMUR_BUCKET__READ_ACCESS_KEY": "writer"}, ("MURMUR_BUCKET__ACCESS_KEY", "MURMUR_BUCKET__READ_ACCESS_KEY")),
+        (
+            {"MURMUR_BUCKET__READ_SECRET_KEY": "hush-writer"},
+            ("MURMUR_BUCKET__SECRET_KEY", "MURMUR_BUCKET__READ_SECRET_KEY"),
+        ),
+    ],
+)
+def test_a_published_key_that_equals_our_own_is_refused_with_both_names_and_no_secret(
+    environment: dict[str, str], names: tuple[str, str]
+) -> None:
+    told = refused(**environment)
+    assert all(name in told for name in names)
+    assert "hush" not in told

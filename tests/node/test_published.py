@@ -1,0 +1,66 @@
+"""What a node does with the verdict on its published key: names what to change, or asks a store again that is down."""
+
+import re
+
+import pytest
+from loguru import logger
+
+from node import published
+from node.published import RETRY_SECONDS, require_read_only
+from protocol.errors import ConfigError
+from protocol.types import Pointer
+from simulation.store import Faults
+from storage.published import Unfit
+from storage.realtime import RealTime
+from tests.fakes.bucket import FakeStore
+
+
+class Repaired(RealTime):
+    """Time in which the store comes back after so many pauses."""
+
+    def __init__(self, store: FakeStore, pauses: int) -> None:
+        self.store, self.left, self.slept = store, pauses, 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        self.left -= 1
+        if self.left == 0:
+            self.store.faults.clear()
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
+    made = FakeStore()
+
+    def open_published(pointer: Pointer, *, local: bool) -> object:
+        return made.open(pointer)
+
+    monkeypatch.setattr(published, "open_published", open_published)
+    return made
+
+
+def test_a_store_that_is_down_is_asked_again_and_nothing_is_decided_before(store: FakeStore) -> None:
+    store.bucket("own")
+    store.faults["own"] = Faults(down=True)
+    time, told = Repaired(store, 3), []
+    sink = logger.add(told.append, level="WARNING")
+    require_read_only(store.bucket("own"), store.pointer("own"), local=True, time=time)
+    logger.remove(sink)
+    assert time.slept == 3 * RETRY_SECONDS
+    assert len(told) == 3
+    assert "nothing goes on chain before" in told[0]
+
+
+def test_a_key_that_must_not_be_published_ends_the_node_with_the_setting_to_change(store: FakeStore) -> None:
+    with pytest.raises(ConfigError, match="MURMUR_BUCKET__NAME"):
+        require_read_only(store.bucket("own"), store.pointer("other"), local=True)
+
+
+@pytest.mark.parametrize("unfit", Unfit)
+def test_every_verdict_names_a_variable_and_says_that_nothing_was_posted(
+    unfit: Unfit, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "try_published", lambda *_, **__: unfit)
+    with pytest.raises(ConfigError, match="Nothing was put on chain") as caught:
+        require_read_only(store.bucket("own"), store.pointer("own"), local=True)
+    assert re.search(r"MURMUR_BUCKET__[A-Z_]+", str(caught.value))
