@@ -73,7 +73,7 @@ def build(config: NodeConfig, name: str, home: Path, ranks: Ranks) -> Built:
         codec=ops.backend(),
         reason=ops.reason(),
         hotkey=hotkey(doors.signer.peer),
-        bucket=f"{doors.pointer.endpoint}/{doors.pointer.bucket}",
+        bucket=f"{config.bucket.endpoint}/{config.bucket.name}",
         network=config.network,
     )
     if ops.is_fallback():

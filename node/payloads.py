@@ -10,12 +10,13 @@ from hashlib import sha256
 from pathlib import Path
 from shutil import disk_usage
 
+from node.adapters import Opener
 from protocol import keys
 from protocol.errors import InvalidMessage, InvalidSubmission, StorageError
 from protocol.messages import ENVELOPE_BYTES, REVEAL_BYTES, Envelope, parse_envelope, parse_reveal
 from protocol.ports import Time, Verify
 from protocol.spec import RunSpec
-from protocol.types import Digest, Peer, PeerId, Pointer
+from protocol.types import Digest, Peer, PeerId
 from sparseloco import ops
 from sparseloco.update import Update
 from storage.collect import Collection, gather
@@ -43,7 +44,7 @@ class Opened:
 class Sources:
     """Where a round's objects may be: each peer's bucket, then the mirrors of the validators by stake."""
 
-    def __init__(self, peers: Iterable[Peer], open_pointer: Callable[[Pointer], RangedBucket]) -> None:
+    def __init__(self, peers: Iterable[Peer], open_pointer: Opener) -> None:
         self._peers = {peer.id: peer for peer in peers}
         self._mirrors = sorted((p for p in self._peers.values() if p.validates), key=lambda p: (-p.stake, p.id))
         self._open = open_pointer

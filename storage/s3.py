@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
+from protocol import keys
 from protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
 from protocol.ports import Bucket, Multipart, ObjectFacts
-from protocol.types import Pointer
+from protocol.types import Pointer, PublicPointer
 from storage import transport
 from storage.transport import DeadlinePassed, Interrupted, Transport, TransportError
 
@@ -46,6 +47,11 @@ _READ_BYTES = 256 << 10
 _PAGE_KEYS = 1000
 _PAGES_OF_UPLOADS = 10
 _RETRIED_STATUS = frozenset({429, 500, 502, 503, 504})
+
+_KEPT, _NOT_KEPT = "public, max-age=31536000, immutable", "no-store"
+"""What a cache before a public bucket may do with an object (Cache-Control)."""
+_PUBLIC = "public"
+"""Stands for the bucket's name in the URLs that boto3 makes for a public bucket, and is taken out again."""
 
 _BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _RESERVED_ENDINGS = ("--x-s3", "--ol-s3", "-s3alias", ".mrap", "--table-s3")
@@ -75,7 +81,7 @@ def open_bucket(endpoint: str, bucket: str, access_key: str, secret_key: str, *,
     return S3Bucket(Pointer(endpoint, bucket, access_key, secret_key), local=local, public_only=False)
 
 
-def open_pointer(pointer: Pointer, *, local: bool) -> "S3Bucket":
+def open_pointer(pointer: Pointer | PublicPointer, *, local: bool) -> "S3Bucket":
     """A bucket that a stranger points to. Unless the run is `local`: https only, and public addresses only, checked
     again at every connection.
 
@@ -88,7 +94,7 @@ def open_pointer(pointer: Pointer, *, local: bool) -> "S3Bucket":
     return S3Bucket(pointer, local=local, public_only=not local)
 
 
-def open_published(pointer: Pointer, *, local: bool) -> "S3Bucket":
+def open_published(pointer: Pointer | PublicPointer, *, local: bool) -> "S3Bucket":
     """Our own bucket as our pointer leads to it; unlike a stranger's, its address may be private as seen from here.
 
     Raises ConfigError for a pointer that nobody could follow.
@@ -97,15 +103,16 @@ def open_published(pointer: Pointer, *, local: bool) -> "S3Bucket":
 
 
 class S3Bucket:
-    """One bucket with one credential (RangedBucket). Thread-safe; keeps up to 32 connections."""
+    """One bucket with one credential, or a public one with none (RangedBucket). Thread-safe; keeps up to 32
+    connections."""
 
-    def __init__(self, pointer: Pointer, *, local: bool, public_only: bool) -> None:
+    def __init__(self, pointer: Pointer | PublicPointer, *, local: bool, public_only: bool) -> None:
         _plain_endpoint(pointer.endpoint, local=local)
-        if not _BUCKET_NAME.fullmatch(pointer.bucket) or pointer.bucket.endswith(_RESERVED_ENDINGS):
+        self._bucket = _PUBLIC if isinstance(pointer, PublicPointer) else pointer.bucket
+        if not _BUCKET_NAME.fullmatch(self._bucket) or self._bucket.endswith(_RESERVED_ENDINGS):
             raise ConfigError(
                 "a bucket name must be 3 to 63 of a-z, 0-9, '.' and '-', and none of the names that S3 reserves"
             )
-        self._bucket = pointer.bucket
         self._endpoint = pointer.endpoint
         self._public_only = public_only
         self._transport = Transport(pointer.endpoint, public_only=public_only)
@@ -122,7 +129,7 @@ class S3Bucket:
         with self._call("put", timeout_seconds):
             if size <= PART_BYTES:
                 body = data.read_bytes() if isinstance(data, Path) else data
-                self._client.put_object(Bucket=self._bucket, Key=key, Body=body)
+                self._client.put_object(Bucket=self._bucket, Key=key, Body=body, CacheControl=_cache_control(key))
             elif isinstance(data, Path):
                 with data.open("rb") as file:
                     self._upload(key, file)
@@ -187,7 +194,9 @@ class S3Bucket:
     def begin(self, key: str, *, timeout_seconds: float) -> Multipart:
         """See Bucket."""
         with self._call("upload", timeout_seconds):
-            answer = self._client.create_multipart_upload(Bucket=self._bucket, Key=key)
+            answer = self._client.create_multipart_upload(
+                Bucket=self._bucket, Key=key, CacheControl=_cache_control(key)
+            )
             return _Parts(self, key, answer["UploadId"])
 
     def abort_unfinished(self, prefix: str, *, timeout_seconds: float) -> int:
@@ -264,7 +273,7 @@ class S3Bucket:
             ThreadPoolExecutor, initializer=transport.set_deadline, initargs=(transport.current_deadline(),)
         )
         with TransferManager(self._client, config, executor_cls=workers) as manager:
-            manager.upload(file, self._bucket, key).result()
+            manager.upload(file, self._bucket, key, {"CacheControl": _cache_control(key)}).result()
 
     # --- errors ------------------------------------------------------------------------------------------------
 
@@ -353,7 +362,7 @@ def _translated(verb: str, error: Exception) -> StorageError:
         code = response.get("Error", {}).get("Code")
         if code == "RequestTimeTooSkewed":
             return AccessDenied(f"{verb}: the server says that this machine's clock is wrong; set it (NTP)")
-        if status in (401, 403):
+        if status in (401, 403, 405):  # 405: a server of files, which takes no changes from anybody
             return AccessDenied(f"{verb}: the credential is unknown or may not do this ({status})")
         if status == 404:
             return ObjectMissing(f"{verb}: there is no such object or bucket")
@@ -365,6 +374,10 @@ def _translated(verb: str, error: Exception) -> StorageError:
     if isinstance(error, TransportError):
         return StorageError(f"{verb}: {error}")
     return StorageError(f"{verb}: the server's answer can't be used ({type(error).__name__})")
+
+
+def _cache_control(key: str) -> str:
+    return _KEPT if keys.is_final(key) else _NOT_KEPT
 
 
 # --- the boto3 client ------------------------------------------------------------------------------------------
@@ -383,14 +396,17 @@ def _session() -> "Session":
     return _shared_session
 
 
-def _client(pointer: Pointer, exchange: Transport) -> Any:
+def _client(pointer: Pointer | PublicPointer, exchange: Transport) -> Any:
+    from botocore import UNSIGNED
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
     from botocore.handlers import add_expect_header
 
+    is_public = isinstance(pointer, PublicPointer)
+    access_key, secret_key = (None, None) if is_public else (pointer.access_key, pointer.secret_key)
     config = Config(
         region_name=REGION,
-        signature_version="s3v4",
+        signature_version=UNSIGNED if is_public else "s3v4",
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         # boto3's own retries sleep past a deadline; _retry_delay below replaces them.
@@ -406,8 +422,8 @@ def _client(pointer: Pointer, exchange: Transport) -> Any:
             client = _session().client(
                 "s3",
                 endpoint_url=pointer.endpoint,
-                aws_access_key_id=pointer.access_key,
-                aws_secret_access_key=pointer.secret_key,
+                aws_access_key_id=access_key,
+                aws_secret_access_key=secret_key,
                 config=config,
             )
     except (BotoCoreError, ValueError) as error:
@@ -415,19 +431,20 @@ def _client(pointer: Pointer, exchange: Transport) -> Any:
     events = client.meta.events
     # R2 does not answer Expect: 100-continue; boto3 waits a second for it before every upload.
     events.unregister("before-call.s3", add_expect_header)
-    events.register_last("before-send.s3", _sender(exchange))
+    events.register_last("before-send.s3", _sender(exchange, f"/{_PUBLIC}" if is_public else ""))
     events.register_first("needs-retry.s3", _retry_delay)
     return client
 
 
-def _sender(exchange: Transport) -> "Callable[..., AWSResponse]":
-    """The event handler that answers boto3's requests through our transport."""
+def _sender(exchange: Transport, prefix: str) -> "Callable[..., AWSResponse]":
+    """The event handler that answers boto3's requests through our transport. `prefix` is left out of their paths, which
+    nothing signs where it is not empty."""
     from botocore.awsrequest import AWSResponse
 
     def send(request: "AWSPreparedRequest", **_: Any) -> "AWSResponse":
-        answer = exchange.send(
-            request.method, request.url, request.headers, request.body, stream=bool(request.stream_output)
-        )
+        parts = urlsplit(request.url)
+        url = parts._replace(path=parts.path.removeprefix(prefix) or "/").geturl() if prefix else request.url
+        answer = exchange.send(request.method, url, request.headers, request.body, stream=bool(request.stream_output))
         raw: Any = answer.stream if answer.stream is not None else _Held(answer.body)
         headers: Any = answer.headers
         return AWSResponse(request.url, answer.status, headers, raw)

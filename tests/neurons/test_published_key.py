@@ -19,10 +19,11 @@ from chain.devnet.genesis import Genesis
 from chain.keys import create_wallet
 from localnet.store import StoreReady, StoreUser, read_ready
 from protocol.types import PeerId, peer_id
-from storage.s3 import open_bucket
+from storage.s3 import RangedBucket, open_bucket
 from tests.specs import to_toml, toy_table
 from tests.storage.conftest import served
 from tests.storage.permissive import permissive
+from tests.storage.public import public
 
 ROOT = Path(__file__).parents[2]
 NETUID = 1
@@ -45,7 +46,7 @@ class World:
         (me,) = [peer for peer in peers if peer.id == self.hotkey]
         return None if me.slot is None else me.slot.pointer
 
-    def mine(self, user: StoreUser, endpoint: str | None = None) -> subprocess.CompletedProcess[str]:
+    def mine(self, user: StoreUser, endpoint: str | None, public_url: str | None) -> subprocess.CompletedProcess[str]:
         """The miner, as an operator starts it, until it ends."""
         table: dict[str, Any] = {
             "network": self.url,
@@ -59,10 +60,13 @@ class World:
                 "name": user.bucket,
                 "access_key": user.write_access_key,
                 "secret_key": user.write_secret_key,
-                "read_access_key": user.read_access_key,
-                "read_secret_key": user.read_secret_key,
             },
         }
+        table["bucket"] |= (
+            {"read_access_key": user.read_access_key, "read_secret_key": user.read_secret_key}
+            if public_url is None
+            else {"public_url": public_url}
+        )
         config = self.folder / "node.toml"
         config.write_text(to_toml(table))
         ours = {name: value for name, value in os.environ.items() if not name.startswith(("MURMUR_", "BT_"))}
@@ -104,9 +108,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         devnet.stop()
 
 
-def refused(world: World, user: StoreUser, endpoint: str | None = None) -> str:
+def refused(world: World, user: StoreUser, endpoint: str | None = None, public_url: str | None = None) -> str:
     """What the miner says when it ends with status 2 before it has posted anything."""
-    done = world.mine(user, endpoint)
+    done = world.mine(user, endpoint, public_url)
     told = done.stdout + done.stderr
     assert done.returncode == 2, told
     assert "Traceback" not in told
@@ -137,7 +141,7 @@ def test_swapped_keys_are_refused_before_anything_is_on_chain(world: World) -> N
         own.bucket, own.read_access_key, own.read_secret_key, own.write_access_key, own.write_secret_key
     )
     told = refused(world, swapped)
-    assert "swapped" in told
+    assert "exchange the tokens" in told
     for name in (ID, SECRET, READ_ID, READ_SECRET):
         assert name in told
 
@@ -156,14 +160,27 @@ def test_a_published_key_of_another_bucket_is_refused_before_it_is_on_chain(worl
     assert READ_ID in told
 
 
-def test_right_keys_are_tried_and_taken(world: World) -> None:
-    """The run of these tests has nothing to train on: that is found out after the keys were tried."""
-    told = refused(world, user(world))
+def test_a_public_bucket_that_everybody_may_change_is_refused_before_it_is_on_chain(world: World) -> None:
+    with permissive() as endpoint:
+        told = refused(world, user(world), endpoint, endpoint)
+    assert "everybody may write" in told
+    assert "MURMUR_BUCKET__PUBLIC_URL" in told
+
+
+def own_bucket(world: World) -> RangedBucket:
+    own = user(world)
+    return open_bucket(world.store.endpoint, own.bucket, own.write_access_key, own.write_secret_key, local=True)
+
+
+@pytest.mark.parametrize("is_public", [False, True])
+def test_right_keys_and_a_public_bucket_are_tried_and_taken(world: World, is_public: bool) -> None:
+    """The run of these tests has nothing to train on: that is found out after what is published was tried."""
+    with public(own_bucket(world)) as server:
+        told = refused(world, user(world), public_url=server.endpoint if is_public else None)
     assert "the run's owner" in told
-    assert "published key" not in told
+    assert "was tried" not in told
+    assert any(method == "PUT" for method, _, _ in server.requests) == is_public
 
 
 def test_nothing_of_these_tries_is_left_in_the_bucket(world: World) -> None:
-    own = user(world)
-    bucket = open_bucket(world.store.endpoint, own.bucket, own.write_access_key, own.write_secret_key, local=True)
-    assert bucket.list("", max_keys=10, timeout_seconds=10) == ()
+    assert own_bucket(world).list("", max_keys=10, timeout_seconds=10) == ()

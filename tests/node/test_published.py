@@ -5,10 +5,11 @@ import re
 import pytest
 from loguru import logger
 
+from node import config as variables
 from node import published
 from node.published import RETRY_SECONDS, require_read_only
 from protocol.errors import ConfigError
-from protocol.types import Pointer
+from protocol.types import Pointer, PublicPointer
 from simulation.store import Faults
 from storage.published import Unfit
 from storage.realtime import RealTime
@@ -28,12 +29,15 @@ class Repaired(RealTime):
             self.store.faults.clear()
 
 
+READ_KEY, PUBLIC_URL = variables.READ_KEY.split(" and "), variables.PUBLIC_URL
+
+
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
     made = FakeStore()
 
-    def open_published(pointer: Pointer, *, local: bool) -> object:
-        return made.open(pointer)
+    def open_published(pointer: Pointer | PublicPointer, *, local: bool) -> object:
+        return made.open(pointer) if isinstance(pointer, Pointer) else None
 
     monkeypatch.setattr(published, "open_published", open_published)
     return made
@@ -61,6 +65,9 @@ def test_every_verdict_names_a_variable_and_says_that_nothing_was_posted(
     unfit: Unfit, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(published, "try_published", lambda *_, **__: unfit)
-    with pytest.raises(ConfigError, match="Nothing was put on chain") as caught:
-        require_read_only(store.bucket("own"), store.pointer("own"), local=True)
-    assert re.search(r"MURMUR_BUCKET__[A-Z_]+", str(caught.value))
+    for pointer in (store.pointer("own"), PublicPointer("https://cdn.example")):
+        with pytest.raises(ConfigError, match="Nothing was put on chain") as caught:
+            require_read_only(store.bucket("own"), pointer, local=True)
+        named = set(re.findall(r"MURMUR_BUCKET__[A-Z_]+", str(caught.value)))
+        assert named
+        assert not named & ({*READ_KEY} if isinstance(pointer, PublicPointer) else {PUBLIC_URL})

@@ -20,7 +20,8 @@ def permissive() -> Iterator[str]:
 
         @property
         def key(self) -> str:
-            return urlsplit(self.path).path
+            """The path's last word: the bucket's own name may stand before it or not."""
+            return urlsplit(self.path).path.rsplit("/", 1)[1]
 
         def do_PUT(self) -> None:
             objects[self.key] = self.rfile.read(int(self.headers["Content-Length"]))
