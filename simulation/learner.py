@@ -23,7 +23,6 @@ from sparseloco import ops
 from sparseloco.digest import sync_proof, sync_values
 from sparseloco.outer import Aggregate, Scales
 from sparseloco.update import Update
-from training.host import copy
 from training.inner import InnerReport, OnStep
 from training.parallel import Ranks
 from training.replica import Replica
@@ -37,6 +36,8 @@ OWN_SHARE = 1.0
 """How strongly a page pulls its own way, as a share of the common one."""
 INNER_STEP = 0.01
 """How far a peer gets in one round."""
+START_LOSS = 1.0
+"""That of theta_0, which is zero, on any page."""
 _REMEMBERED = 16
 
 
@@ -102,7 +103,7 @@ class Problem:
         return own[which]
 
     def losses(self, theta: npt.NDArray[np.float32], sequences: Tensor) -> list[float]:
-        found: list[float] = (1.0 - (theta * self.pulls(sequences)).mean(1)).tolist()
+        found: list[float] = (START_LOSS - (theta * self.pulls(sequences)).mean(1)).tolist()
         return found
 
     def sync_values(self, theta: Digest, block_hash: Digest, read: Callable[[], bytes]) -> bytes:
@@ -134,9 +135,10 @@ class Machine(Trainer):
         self.layout = Layout.of(MODEL.shapes(), self.spec.compression.k)
         self.weights = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         self._areas = {}
+        self._held = self._kept = None
 
-    def load(self, *, area: str) -> None:
-        copy(self.weights, self.tensors(area))
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return self.weights
 
     def compress(self, *, theta: str, error: str | None, new_error: str, beta: float) -> bool:
         carried = None if error is None else self.tensors(error)

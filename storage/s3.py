@@ -402,11 +402,10 @@ def _client(pointer: Pointer | PublicPointer, exchange: Transport) -> Any:
     from botocore.exceptions import BotoCoreError
     from botocore.handlers import add_expect_header
 
-    is_public = isinstance(pointer, PublicPointer)
-    access_key, secret_key = (None, None) if is_public else (pointer.access_key, pointer.secret_key)
+    signed = pointer if isinstance(pointer, Pointer) else None
     config = Config(
         region_name=REGION,
-        signature_version=UNSIGNED if is_public else "s3v4",
+        signature_version=UNSIGNED if signed is None else "s3v4",
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         # boto3's own retries sleep past a deadline; _retry_delay below replaces them.
@@ -422,8 +421,8 @@ def _client(pointer: Pointer | PublicPointer, exchange: Transport) -> Any:
             client = _session().client(
                 "s3",
                 endpoint_url=pointer.endpoint,
-                aws_access_key_id=access_key,
-                aws_secret_access_key=secret_key,
+                aws_access_key_id=None if signed is None else signed.access_key,
+                aws_secret_access_key=None if signed is None else signed.secret_key,
                 config=config,
             )
     except (BotoCoreError, ValueError) as error:
@@ -431,7 +430,7 @@ def _client(pointer: Pointer | PublicPointer, exchange: Transport) -> Any:
     events = client.meta.events
     # R2 does not answer Expect: 100-continue; boto3 waits a second for it before every upload.
     events.unregister("before-call.s3", add_expect_header)
-    events.register_last("before-send.s3", _sender(exchange, f"/{_PUBLIC}" if is_public else ""))
+    events.register_last("before-send.s3", _sender(exchange, f"/{_PUBLIC}" if signed is None else ""))
     events.register_first("needs-retry.s3", _retry_delay)
     return client
 

@@ -1,7 +1,6 @@
 """The real miner with keys that must not be published: it ends with status 2 and the setting to change, and its slot on
 chain is empty. Over a real chain interface and a real S3 server."""
 
-import json
 import os
 import subprocess
 import sys
@@ -91,16 +90,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         balances={wallet.coldkeypub.ss58_address: 100 * 10**9 for wallet in wallets.values()},
         netuid=NETUID,
     )
-    (folder / "users.json").write_text(json.dumps(["miner", "another"]))
-    ready = folder / "ready.json"
-    store = ["-m", "localnet.store", "--ready-file", str(ready), "--users", str(folder / "users.json")]
+    store, ready = folder / "store", folder / "store" / "ready.json"
     devnet = launch.start(folder / "chain", genesis, block_seconds=0.1)
     try:
         chain = open_chain(devnet.url, NETUID, wallets["miner"])
         operator.register(chain, wallets["miner"])
         spec = toy_table({"chain": devnet.genesis.removeprefix("0x"), "netuid": NETUID})
         (folder / "spec.toml").write_text(to_toml(spec))
-        with served(store, ready):
+        with served(["-m", "localnet.seaweed", "--folder", str(store), "miner", "another"], ready):
             peer = peer_id(wallets["miner"].hotkey.ss58_address)
             yield World(folder, devnet.url, chain, peer, read_ready(ready))
         chain.close()

@@ -53,7 +53,7 @@ def test_a_key_that_begins_like_our_stand_in_for_the_bucket_is_left_whole(owner:
 
 
 def test_nobodys_credential_is_looked_for(monkeypatch: pytest.MonkeyPatch, server: Public, owner: RangedBucket) -> None:
-    """Where there is something to sign and no key is given, boto3 takes one of the environment, of files, of its cloud."""
+    """Where there is something to sign and no key is given, boto3 takes one of the environment, files, its cloud."""
     from botocore.session import Session
 
     def looks(*_: object, **__: object) -> None:
@@ -118,7 +118,9 @@ def test_a_strangers_address_has_to_be_https_and_public(endpoint: str) -> None:
         open_pointer(PublicPointer(endpoint), local=False)
 
 
-@pytest.mark.parametrize("endpoint", ["https://cdn.example/prefix", "https://user@cdn.example", "https://cdn.example?a"])
+@pytest.mark.parametrize(
+    "endpoint", ["https://cdn.example/prefix", "https://user@cdn.example", "https://cdn.example?a"]
+)
 def test_an_address_with_more_than_scheme_host_and_port_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError):
         open_pointer(PublicPointer(endpoint), local=True)
