@@ -72,9 +72,12 @@ def seal(
     genesis = checkpoint.save(plan.folder / "genesis", state)
     for digest, path in checkpoint.blobs(plan.folder / "genesis", genesis):
         bucket.put(keys.blob(digest), path, timeout_seconds=60.0)
-    start_block = chain.finalized().block + int(LEAD_SECONDS / BLOCK_SECONDS)
-    clock = calibration.windows(phases, BLOCK_SECONDS, plan.validators) | {"start_block": start_block}
-    spec = RunSpec.model_validate({**draft, "genesis_checkpoint": genesis.hex(), "clock": clock})
+    final = chain.finalized().block
+    start_block, subnet = final + int(LEAD_SECONDS / BLOCK_SECONDS), chain.subnet(final)
+    clock = calibration.windows(phases, BLOCK_SECONDS, plan.validators, subnet) | {"start_block": start_block}
+    gauntlet = draft["gauntlet"] | {"weight_rounds": calibration.weight_rounds(int(clock["round_blocks"]), subnet)}
+    sealed = {"genesis_checkpoint": genesis.hex(), "clock": clock, "gauntlet": gauntlet}
+    spec = RunSpec.model_validate({**draft, **sealed})
     data = spec.to_bytes()
     digest = Digest(sha256(data).digest())
     bucket.put(keys.blob(digest), data, timeout_seconds=60.0)

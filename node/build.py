@@ -10,6 +10,7 @@ import torch
 from loguru import logger
 
 from node import run as runs
+from node import terms
 from node.adapters import connect, open_doors, owner_opener
 from node.amendments import settled
 from node.config import NodeConfig
@@ -60,6 +61,7 @@ def build(config: NodeConfig, name: str, home: Path, ranks: Ranks) -> Built:
             f"hotkey {hotkey(doors.signer.peer)} is not registered on subnet {config.netuid} of {config.network}: "
             f"register it (btcli subnet register --netuid {config.netuid}) and start again"
         )
+    terms.require_fit(run, round, doors.chain.subnet(head))
     logger.info(
         "murmuration {version}, {name} of run {run} ({id}), round {round}, on {ranks} x {device}, "
         "codec {codec} ({reason}), hotkey {hotkey}, bucket {bucket}, chain {network}",
@@ -78,6 +80,7 @@ def build(config: NodeConfig, name: str, home: Path, ranks: Ranks) -> Built:
     )
     if ops.is_fallback():
         logger.warning("the codec runs on the slow reference: {reason}", reason=ops.reason())
+    terms.warn_of_balance(doors.chain, doors.signer.peer)
     require_read_only(doors.bucket, doors.pointer, local=run.first.local, time=doors.time)
     shards = runs.open_data(config, run, doors, home)
     replica = Replica(run.first, _zeros(run.first.model.shapes()), ranks=ranks)

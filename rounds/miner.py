@@ -14,6 +14,7 @@ from loguru import logger
 from gauntlet.checks import commitment
 from node.checkpoints import kept_from, published_by_most
 from node.events import Phase, round_seconds
+from node.follower import RETURN_BLOCKS
 from node.node import Node
 from node.state import SealedRound
 from protocol import keys
@@ -28,11 +29,10 @@ from sparseloco.update import Update
 from storage.exchange import publish
 from storage.realtime import seconds_until
 from storage.seal import Sealing
-from storage.upload import Upload, has_parts
+from storage.upload import Upload, goes_ahead
 from training.loader import sequences
 from training.shards import Shards
 
-ABORT_SECONDS = 10.0
 PAUSE_SECONDS = 1.0
 """After a round that broke off: what refuses at once must not be asked without end."""
 
@@ -64,7 +64,7 @@ class Miner:
     def run(self) -> None:
         """Play every round whose commit window is open when we get there, until stopped."""
 
-        self.abort_unfinished()
+        self.node.abort_unfinished()
         while True:
             try:
                 self.play(self.open_round())
@@ -92,6 +92,7 @@ class Miner:
         node.advance(round)
         if node.held.saved.round != round:
             return  # catch-up went further: `round` is over
+        node.look_at_terms(round)
         sealed = node.held.saved.sealed
         if sealed is None or sealed.round != round:
             self.train(round, self.pages(round))
@@ -188,7 +189,7 @@ class Miner:
             deadline = node.seconds_until(node.clock.commit_by(round))
         except ChainError:
             return None  # not a reason to lose work that is not saved yet
-        if not has_parts(len(data)) or deadline <= 0:
+        if not goes_ahead(node.doors.bucket, len(data)) or deadline <= 0:
             return None
         upload = Upload(
             node.doors.bucket, keys.payload(node.run.id, round), data, timeout_seconds=deadline, time=node.time
@@ -202,16 +203,6 @@ class Miner:
         if ahead is not None:
             ahead.upload.abandon()
             ahead.phase.end()
-
-    def abort_unfinished(self) -> None:
-        """Of uploads that we did not live to finish, the server keeps the parts: they are of no use to anybody."""
-
-        node = self.node
-        prefix = keys.payload(node.run.id, 0).removesuffix(f"{0:08d}")
-        try:
-            node.doors.bucket.abort_unfinished(prefix, timeout_seconds=ABORT_SECONDS)
-        except StorageError as fault:
-            logger.warning("unfinished uploads of an earlier start may stay in our bucket: {fault}", fault=str(fault))
 
     def publish(self, round: int, sealed: SealedRound) -> None:
         """Make the sealed bytes visible before block D: finish the upload that was begun, or, when that is not of these
@@ -257,26 +248,40 @@ class Miner:
         return True
 
     def commit(self, round: int, sealed: SealedRound) -> None:
-        """Put the digest of our envelope on chain, unless it stands there or block D has passed."""
+        """Put the digest of our envelope on chain by block D, again while there is time when a fork drops it. One that
+        is lost is a round in which we are not selected: what we sent stays out of the error feedback."""
 
         node = self.node
         last = node.clock.commit_by(round)
         statement = Commitment(round, self.envelope_digest(sealed))
-        me = node.registered()
-        if me is not None and me.slot is not None and me.slot.statement == statement:
-            return
-        if node.head() >= last:
-            logger.warning("round {round}: finished after block {last}, too late to commit", round=round, last=last)
-            return
-        with node.held.timeline.begin("commit"):
-            block = node.post(statement)
-        logger.info(
-            "round {round}: committed in block {block}, {margin} blocks before the deadline",
-            round=round,
-            block=block,
-            margin=last - block,
-        )
-        node.held.events.emit("committed", round, block=block, in_time=block <= last)
+        block: int | None = None
+        while not self.stands(statement):
+            late = node.head() >= last
+            if block is not None:
+                then = "it is too late to commit again, so we are not selected" if late else "committing again"
+                told = "round {round}: a fork dropped our commitment of block {block}: {then}"
+                logger.warning(told, round=round, block=block, then=then)
+                node.held.events.emit("commitment_dropped", round, block=block, again=not late)
+            elif late:
+                logger.warning("round {round}: finished after block {last}, too late to commit", round=round, last=last)
+            if late:
+                return
+            with node.held.timeline.begin("commit"):
+                block = node.post(statement)
+            logger.info(
+                "round {round}: committed in block {block}, {margin} blocks before the deadline",
+                round=round,
+                block=block,
+                margin=last - block,
+            )
+            node.held.events.emit("committed", round, block=block, in_time=block <= last)
+            settled = max(block, min(block + RETURN_BLOCKS, last - 1))
+            node.wait_for(settled, f"our commitment for round {round} to be final")
+
+    def stands(self, statement: Commitment) -> bool:
+        """Whether this is what our slot says, as of the finalised head."""
+        me = self.node.registered()
+        return me is not None and me.slot is not None and me.slot.statement == statement
 
     def counts(self, round: int, sealed: SealedRound) -> bool:
         """Whether our commitment stands in the state of block D, which is what everybody reads: a second post of ours

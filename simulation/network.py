@@ -165,7 +165,9 @@ class Network:
         self.world = World(
             f"simulation {seed}".encode(),
             finality_lag=FINALITY_LAG,
-            weights_rate_limit=1,
+            epoch_blocks=CLOCK.tempo,
+            weights_rate_limit=CLOCK.weights_rate_limit,
+            commit_reveal=True,
             keep_blocks=KEEP_BLOCKS,
             block_seconds=BLOCK_SECONDS,
             time=self.outside,
@@ -334,6 +336,7 @@ def draft_spec(world: World, genesis: Digest) -> RunSpec:
             proof_floor=0.0,
             proof_allowance=1000.0,
             score_floor=0.0,
+            weight_rounds=2,
         ),
     )
 

@@ -6,6 +6,7 @@ May not know where the keys come from, or what becomes of the verdict.
 
 import secrets
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 
 from protocol import keys
@@ -18,7 +19,7 @@ _REFUSED = (AccessDenied, ObjectMissing)
 """To a change: a server that does not let anybody change anything may know no such place."""
 
 
-class Unfit(Enum):
+class Why(Enum):
     """Why a key must not be published."""
 
     NO_BUCKET = "there is no bucket of this name"
@@ -27,6 +28,14 @@ class Unfit(Enum):
     UNREADABLE = "the published key may not read"
     ELSEWHERE = "the published key reads something else than was written a moment ago"
     WRITABLE = "the published key may write, delete, or begin an upload"
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A key that must not be published. `detail`: the refusal that shows it, if there was one, in our own words."""
+
+    why: Why
+    detail: str = ""
 
 
 def try_published(owner: Bucket, reader: Bucket, *, timeout_seconds: float, time: Time = REAL) -> Unfit | None:
@@ -50,24 +59,26 @@ class _Trial:
             self._get()
         try:
             self.owner.put(self.key, self.data, timeout_seconds=self._left)
-        except ObjectMissing:
-            return Unfit.NO_BUCKET
-        except AccessDenied:
-            return Unfit.SWAPPED if self._writes() else Unfit.OWNER_REFUSED
-        fault = self._reads() or (Unfit.WRITABLE if self._writes() or self._deletes() or self._begins() else None)
+        except ObjectMissing as fault:
+            return Unfit(Why.NO_BUCKET, str(fault))
+        except AccessDenied as fault:
+            return Unfit(Why.SWAPPED if self._writes() else Why.OWNER_REFUSED, str(fault))
+        unfit = self._reads()
+        if unfit is None and (self._writes() or self._deletes() or self._begins()):
+            unfit = Unfit(Why.WRITABLE)
         try:
             self.owner.delete(self.key, timeout_seconds=self._left)
-        except AccessDenied:
-            return fault or Unfit.OWNER_REFUSED
-        return fault
+        except AccessDenied as fault:
+            return unfit or Unfit(Why.OWNER_REFUSED, str(fault))
+        return unfit
 
     def _reads(self) -> Unfit | None:
         try:
-            return None if self._get() == self.data else Unfit.ELSEWHERE
-        except AccessDenied:
-            return Unfit.UNREADABLE
-        except (ObjectMissing, ObjectTooLarge):
-            return Unfit.ELSEWHERE
+            return None if self._get() == self.data else Unfit(Why.ELSEWHERE)
+        except AccessDenied as fault:
+            return Unfit(Why.UNREADABLE, str(fault))
+        except (ObjectMissing, ObjectTooLarge) as fault:
+            return Unfit(Why.ELSEWHERE, str(fault))
 
     def _get(self) -> bytes:
         return self.reader.get(self.key, max_bytes=_BYTES, timeout_seconds=self._left)

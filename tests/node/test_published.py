@@ -11,7 +11,7 @@ from node.published import RETRY_SECONDS, require_read_only
 from protocol.errors import ConfigError
 from protocol.types import Pointer, PublicPointer
 from simulation.store import Faults
-from storage.published import Unfit
+from storage.published import Unfit, Why
 from storage.realtime import RealTime
 from tests.fakes.bucket import FakeStore
 
@@ -60,14 +60,15 @@ def test_a_key_that_must_not_be_published_ends_the_node_with_the_setting_to_chan
         require_read_only(store.bucket("own"), store.pointer("other"), local=True)
 
 
-@pytest.mark.parametrize("unfit", Unfit)
+@pytest.mark.parametrize("why", Why)
 def test_every_verdict_names_a_variable_and_says_that_nothing_was_posted(
-    unfit: Unfit, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+    why: Why, store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(published, "try_published", lambda *_, **__: unfit)
+    monkeypatch.setattr(published, "try_published", lambda *_, **__: Unfit(why, "put: a refusal"))
     for pointer in (store.pointer("own"), PublicPointer("https://cdn.example")):
         with pytest.raises(ConfigError, match="Nothing was put on chain") as caught:
             require_read_only(store.bucket("own"), pointer, local=True)
         named = set(re.findall(r"MURMUR_BUCKET__[A-Z_]+", str(caught.value)))
         assert named
+        assert "(put: a refusal)" in str(caught.value)
         assert not named & ({*READ_KEY} if isinstance(pointer, PublicPointer) else {PUBLIC_URL})

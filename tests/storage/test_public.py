@@ -8,7 +8,7 @@ import pytest
 from protocol import keys
 from protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooLarge, StorageError
 from protocol.types import Digest, PeerId, PublicPointer
-from storage.published import Unfit, try_published
+from storage.published import Why, try_published
 from storage.resume import download_to
 from storage.s3 import PART_BYTES, ObjectReplaced, RangedBucket, S3Bucket, open_bucket, open_pointer, open_published
 from tests.fakes.bucket import FakeStore
@@ -141,13 +141,17 @@ def test_a_bucket_that_everybody_may_change_may_not() -> None:
     with permissive() as endpoint:
         owner = open_bucket(endpoint, "own", "k", "s", local=True)
         published = open_published(PublicPointer(endpoint), local=True)
-        assert try_published(owner, published, timeout_seconds=SECONDS) is Unfit.WRITABLE
+        unfit = try_published(owner, published, timeout_seconds=SECONDS)
+        assert unfit is not None
+        assert unfit.why is Why.WRITABLE
 
 
 def test_the_address_of_another_bucket_may_not(owner: RangedBucket) -> None:
     with public(FakeStore().bucket("other")) as other:
         published = open_published(PublicPointer(other.endpoint), local=True)
-        assert try_published(owner, published, timeout_seconds=SECONDS) is Unfit.ELSEWHERE
+        unfit = try_published(owner, published, timeout_seconds=SECONDS)
+        assert unfit is not None
+        assert unfit.why is Why.ELSEWHERE
 
 
 # --- what a cache may keep ---------------------------------------------------------------------------------------

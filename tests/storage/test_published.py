@@ -8,7 +8,7 @@ import pytest
 from protocol import keys
 from protocol.errors import AccessDenied, ObjectMissing, StorageError
 from simulation.store import Faults, Store
-from storage.published import Unfit, try_published
+from storage.published import Why, try_published
 from storage.s3 import RangedBucket
 from tests.fakes.bucket import FakeBucket, FakeStore
 
@@ -26,8 +26,9 @@ def reader(store: Store, name: str = "own") -> FakeBucket:
     return store.bucket(name, read_only=True, reader="published")
 
 
-def trial(owner: RangedBucket, published: RangedBucket) -> Unfit | None:
-    return try_published(owner, published, timeout_seconds=5.0)
+def trial(owner: RangedBucket, published: RangedBucket) -> Why | None:
+    unfit = try_published(owner, published, timeout_seconds=5.0)
+    return None if unfit is None else unfit.why
 
 
 def test_a_key_that_reads_and_does_nothing_else_may_be_published(store: FakeStore) -> None:
@@ -56,32 +57,32 @@ class Partly:
 @pytest.mark.parametrize("verb", ["put", "delete", "begin"])
 def test_one_change_that_is_allowed_is_enough_to_refuse_it(store: FakeStore, verb: str) -> None:
     published = Partly(reader(store), writer(store), verb)
-    assert trial(writer(store), published) is Unfit.WRITABLE  # type: ignore[arg-type]
+    assert trial(writer(store), published) is Why.WRITABLE  # type: ignore[arg-type]
     assert store.buckets["own"] == {}
     assert store.unfinished.get("own", []) == []
 
 
 def test_the_read_write_key_itself_must_not_be_published(store: FakeStore) -> None:
-    assert trial(writer(store), writer(store)) is Unfit.WRITABLE
+    assert trial(writer(store), writer(store)) is Why.WRITABLE
     assert store.unfinished.get("own", []) == []
 
 
 def test_swapped_keys_are_told_from_a_key_that_may_not_write(store: FakeStore) -> None:
-    assert trial(reader(store), writer(store)) is Unfit.SWAPPED
+    assert trial(reader(store), writer(store)) is Why.SWAPPED
     assert store.buckets["own"] == {}
-    assert trial(reader(store), reader(store)) is Unfit.OWNER_REFUSED
+    assert trial(reader(store), reader(store)) is Why.OWNER_REFUSED
 
 
 def test_a_key_that_cannot_read_is_told(store: FakeStore) -> None:
     store.faults["other"] = Faults(denied=True)
-    assert trial(writer(store), reader(store, "other")) is Unfit.UNREADABLE
+    assert trial(writer(store), reader(store, "other")) is Why.UNREADABLE
 
 
 @pytest.mark.parametrize("there", [{}, {keys.trial(): b"x" * 32}, {keys.trial(): b"x" * 33}])
 def test_a_key_that_reads_another_bucket_is_told(store: FakeStore, there: dict[str, bytes]) -> None:
     for key, data in there.items():
         writer(store, "other").put(key, data, timeout_seconds=1)
-    assert trial(writer(store), reader(store, "other")) is Unfit.ELSEWHERE
+    assert trial(writer(store), reader(store, "other")) is Why.ELSEWHERE
 
 
 class Cache:
@@ -108,7 +109,7 @@ class Cache:
 def test_a_cache_that_keeps_what_is_replaced_is_found_out(store: FakeStore, before: bytes | None) -> None:
     if before is not None:
         writer(store).put(keys.trial(), before, timeout_seconds=1)
-    assert trial(writer(store), Cache(reader(store))) is Unfit.ELSEWHERE  # type: ignore[arg-type]
+    assert trial(writer(store), Cache(reader(store))) is Why.ELSEWHERE  # type: ignore[arg-type]
 
 
 def test_a_bucket_that_is_not_there_is_told(store: FakeStore) -> None:
@@ -117,7 +118,7 @@ def test_a_bucket_that_is_not_there_is_told(store: FakeStore) -> None:
             raise ObjectMissing("put: there is no such object or bucket")
 
     nowhere = Nowhere(store, "own", read_only=False, reader="owner")
-    assert trial(nowhere, reader(store)) is Unfit.NO_BUCKET
+    assert trial(nowhere, reader(store)) is Why.NO_BUCKET
 
 
 def test_an_owner_that_may_not_delete_is_told(store: FakeStore) -> None:
@@ -126,7 +127,7 @@ def test_an_owner_that_may_not_delete_is_told(store: FakeStore) -> None:
             raise AccessDenied("delete: the credential is unknown or may not do this (403)")
 
     owner = Keeping(store.bucket("own")._store, "own", read_only=False, reader="owner")
-    assert trial(owner, reader(store)) is Unfit.OWNER_REFUSED
+    assert trial(owner, reader(store)) is Why.OWNER_REFUSED
 
 
 def test_a_server_that_does_not_answer_proves_nothing(store: FakeStore) -> None:
@@ -135,3 +136,10 @@ def test_a_server_that_does_not_answer_proves_nothing(store: FakeStore) -> None:
     with pytest.raises(StorageError) as caught:
         trial(writer(store), reader(store))
     assert not isinstance(caught.value, AccessDenied)
+
+
+def test_the_refusal_is_told_because_it_may_have_another_cause_than_the_key(store: FakeStore) -> None:
+    """A wrong clock refuses the right keys, and only the refusal says so."""
+    unfit = try_published(reader(store), reader(store), timeout_seconds=5.0)
+    assert unfit is not None
+    assert unfit.detail == "put: the credential is unknown or may not do this (403)"
