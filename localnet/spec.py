@@ -12,6 +12,7 @@ from chain.adapter import SubtensorChain
 from localnet import calibration
 from localnet.plan import BLOCK_SECONDS, NETUID, Plan
 from localnet.store import StoreReady
+from node.published import require_read_only
 from protocol import keys
 from protocol.messages import encode_slot
 from protocol.spec import RunSpec
@@ -64,6 +65,7 @@ def seal(
     """Make theta_0, fix the clock, and publish both: the moment at which the run exists."""
     user = store.users["owner"]
     bucket = open_bucket(store.endpoint, user.bucket, user.write_access_key, user.write_secret_key, local=True)
+    require_read_only(bucket, store.pointer("owner"), local=True)
     provisional = RunSpec.model_validate(dict(draft))
     replica = Replica(provisional, genesis_theta(provisional.model, plan.seed))
     state = genesis_state(replica, Shards.open(text))

@@ -1,4 +1,4 @@
-"""A whole node from its configuration, in the order in which things can fail: wallet, chain, run, data, state."""
+"""A whole node from its configuration, as things can fail in turn: wallet, chain, run, bucket, data, state."""
 
 import platform
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from node.config import NodeConfig
 from node.events import Events
 from node.held import Held
 from node.node import Node
+from node.published import require_read_only
 from node.state import StateStore
 from protocol.errors import ConfigError
 from protocol.types import hotkey
@@ -74,12 +75,13 @@ def build(config: NodeConfig, name: str, home: Path, ranks: Ranks) -> Built:
         codec=ops.backend(),
         reason=ops.reason(),
         hotkey=hotkey(doors.signer.peer),
-        bucket=f"{doors.pointer.endpoint}/{doors.pointer.bucket}",
+        bucket=f"{config.bucket.endpoint}/{config.bucket.name}",
         network=config.network,
     )
     if ops.is_fallback():
         logger.warning("the codec runs on the slow reference: {reason}", reason=ops.reason())
     terms.warn_of_balance(doors.chain, doors.signer.peer)
+    require_read_only(doors.bucket, doors.pointer, local=run.first.local, time=doors.time)
     shards = runs.open_data(config, run, doors, home)
     replica = Replica(run.first, _zeros(run.first.model.shapes()), ranks=ranks)
     events = Events(home / "events.jsonl", f"{config.wallet.name}/{config.wallet.hotkey}")

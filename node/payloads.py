@@ -11,13 +11,14 @@ from pathlib import Path
 from shutil import disk_usage
 
 from gauntlet.agreement import mirrors
+from node.adapters import Opener
 from protocol import keys
 from protocol.errors import InvalidMessage, InvalidSubmission, StorageError
 from protocol.messages import ENVELOPE_BYTES, REVEAL_BYTES, Envelope, parse_envelope, parse_reveal
 from protocol.ports import Time, Verify
 from protocol.run import Run
 from protocol.spec import RunSpec
-from protocol.types import Digest, Peer, PeerId, Pointer
+from protocol.types import Digest, Peer, PeerId
 from sparseloco import ops
 from sparseloco.update import Update
 from storage.collect import Collection, gather
@@ -48,7 +49,7 @@ class Sources:
     def __init__(
         self,
         peers: Iterable[Peer],
-        open_pointer: Callable[[Pointer], RangedBucket],
+        open_pointer: Opener,
         mirrors: Iterable[PeerId] = (),
     ) -> None:
         self._peers = {peer.id: peer for peer in peers}
@@ -84,9 +85,7 @@ class Sources:
         return self.of(peer, keys.reveal(run, round), keys.mirror_reveal(run, round, peer))
 
 
-def sources_as_of(
-    run: Run, block: int, peers: Sequence[Peer], open_pointer: Callable[[Pointer], RangedBucket]
-) -> Sources:
+def sources_as_of(run: Run, block: int, peers: Sequence[Peer], open_pointer: Opener) -> Sources:
     """Where objects of a run may be, by who is registered and who counts as of a final block."""
     return Sources(peers, open_pointer, mirrors(run, block, peers))
 

@@ -20,7 +20,7 @@ from protocol.errors import ConfigError, MurmurError
 from protocol.messages import encode_slot
 from protocol.run import Run
 from protocol.spec import ClockSpec, CompressionSpec, DataSpec, GauntletSpec, InnerSpec, RunSpec
-from protocol.types import Digest, PeerId, Pointer, hotkey
+from protocol.types import Digest, PeerId, Pointer, PublicPointer, hotkey
 from rounds.miner import Miner
 from rounds.validator import Validator
 from simulation.chain import BLOCK_SECONDS, Blocks, Connection, NodeChain
@@ -287,7 +287,8 @@ class Network:
             size = num_bytes * LARGE_BYTES if "/payload/" in key or "/mirror/" in key or "blob/" in key else num_bytes
             return draw.uniform(*STORE_SECONDS) + size / (UP_BYTES if up else DOWN_BYTES)
 
-        def open_pointer(pointer: Pointer) -> StoreBucket:
+        def open_pointer(pointer: Pointer | PublicPointer) -> StoreBucket:
+            assert isinstance(pointer, Pointer)  # nobody's bucket is public here
             return self.store.open(pointer, reader=member.name, time=life, link=link)
 
         return Doors(
