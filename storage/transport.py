@@ -331,6 +331,8 @@ class Transport:
                     raise TransportError(f"the answer is longer than {cap} bytes")
                 return Answer(response.status, headers, b"", None)
             if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
+                if response.status >= 400:  # a page for people, or worse
+                    return Answer(response.status, headers, b"", None)
                 raise TransportError("the answer declares XML entities")
             keep = True
             response.release_conn()
