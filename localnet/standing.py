@@ -81,14 +81,16 @@ class Standing:
 
     def _stands(self, entry: _Set, weights: Mapping[Uid, int]) -> bool:
         """Of several commits that one block reveals only the last can be seen to stand; the others did if as many were
-        revealed as were committed."""
+        revealed as were committed. A validator goes on while it is counted: the last may be one that it has not told of
+        yet."""
         row, (peer, block) = self._rows[entry], entry
         together = [
             other for (who, other), found in self._rows.items() if (who, found.stands_from) == (peer, row.stands_from)
         ]
         if not row.seen or (row.revealed is not None and row.revealed < len(together)):
             return False
-        return block < max(together) or _positive(row.weights) == _positive(weights)
+        is_last = block == max(together) and (row.revealed is None or row.revealed == len(together))
+        return not is_last or _positive(row.weights) == _positive(weights)
 
 
 def _sets(events: Events) -> dict[_Set, Mapping[Uid, int]]:

@@ -59,8 +59,11 @@ def show(peer: PeerId, options: argparse.Namespace) -> int:
         if report is None or peer not in report.rows:
             continue
         spec = there.run.spec_at(report.round).gauntlet
-        share = stakes[validator] / (sum(stakes[one] for one in validators) or 1)
-        lines += ["", f"validator {hotkey(validator)} ({100 * share:.0f} % of their stake), round {report.round}:"]
+        share = 100 * stakes[validator] / (sum(stakes[one] for one in validators) or 1)
+        lines += [
+            "",
+            f"validator {hotkey(validator)} ({share:.0f} % of the validators' stake), round {report.round}:",
+        ]
         if told < _SHOWN_IN_FULL:
             before = _newest(archive, validator, report.round - 1)
             lines += [f"  {line}" for line in account(peer, report, before, spec)]

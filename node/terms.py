@@ -4,7 +4,7 @@ The owner of a subnet, or root, may change all of it at any time. A spec was pla
 does not start on a chain on which the run cannot work, and says so when the chain changes under it.
 """
 
-from dataclasses import asdict
+from dataclasses import replace
 
 from loguru import logger
 
@@ -72,7 +72,7 @@ class Terms:
 
     def __init__(self, events: Events) -> None:
         self._events = events
-        self._seen: dict[str, object] | None = None
+        self._seen: Subnet | None = None
 
     def look(self, chain: Chain, run: Run, round: int) -> None:
         """Tell a change, once, and whether the run can go on with it. A chain that does not answer is asked again in
@@ -82,7 +82,7 @@ class Terms:
         except ChainError as fault:
             logger.debug("round {round}: the subnet's settings are not known: {fault}", round=round, fault=str(fault))
             return
-        settings = {name: value for name, value in asdict(subnet).items() if name != "owner"}
+        settings = replace(subnet, owner=None)  # who owns it is nothing to us
         seen, self._seen = self._seen, settings
         found = misfits(run, round, subnet)
         if seen == settings or (seen is None and not found):
@@ -97,8 +97,12 @@ class Terms:
             misfits=found,
         )
         logger.warning(
-            "round {round}: the subnet's settings have changed: {settings}. {verdict}",
+            "round {round}: the subnet's settings have changed: tempo {tempo}, {post_bytes} bytes of posts an epoch, "
+            "weights every {weights_rate_limit} blocks, commit-reveal {commit_reveal}. {verdict}",
             round=round,
-            settings=", ".join(f"{name} {value}" for name, value in settings.items()),
+            tempo=subnet.tempo,
+            post_bytes=subnet.post_bytes,
+            weights_rate_limit=subnet.weights_rate_limit,
+            commit_reveal="on" if subnet.commit_reveal else "off",
             verdict="; ".join(found) or "The run goes on with them",
         )

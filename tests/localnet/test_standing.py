@@ -110,6 +110,13 @@ def test_of_commits_revealed_together_the_last_is_compared_and_all_are_counted(c
     assert look(Standing(""), *events) == (2, 0, 2, 0), "which of the two was refused is not told"
 
 
+def test_a_commit_that_the_validator_has_not_told_of_yet_hides_the_one_before(chain: Chain) -> None:
+    """Its round was still going on when the weights were counted."""
+    chain.final, chain.commits = 30, {(ONE, 10): 20, (ONE, 15): 20}
+    chain.rows[20, 0] = {5: 65535}
+    assert look(Standing(""), paid(10, u6=1.0)) == (1, 1, 0, 0)
+
+
 def test_a_block_that_did_not_move_last_update_holds_no_commit(chain: Chain) -> None:
     chain.final, chain.commits = 30, {(ONE, 12): 20}
     chain.rows[20, 0] = {5: 65535}
