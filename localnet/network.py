@@ -178,11 +178,10 @@ def stop(processes: Processes) -> None:
 
 
 def _start_store(plan: Plan, processes: Processes, names: Iterable[str]) -> Path:
-    users, ready = plan.folder / "store-users.json", plan.folder / "store-ready.json"
-    users.write_text(json.dumps(list(names)))
-    program = ["-m", "localnet.store", "--port", "0", "--ready-file", str(ready), "--users", str(users)]
+    folder = plan.folder / "store"
+    program = ["-m", "localnet.seaweed", "--folder", str(folder), *names]
     processes.start(STORE, program, program)
-    return ready
+    return folder / "ready.json"
 
 
 def _store(ready: Path, processes: Processes) -> StoreReady:

@@ -5,7 +5,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -78,6 +78,7 @@ def simulate(options: argparse.Namespace) -> "Result":
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="murmur-simulate-", dir=parent)))
         trace = stack.enter_context(options.trace.open("w")) if options.trace is not None else None
         witness = Witness(options.rounds, trace)
+        witness.on_round = stack.enter_context(_progress(options.rounds))
         network = Network(
             folder,
             options.seed,
@@ -110,6 +111,19 @@ def _drawn_keys(seed: int) -> Iterator[None]:
         yield
     finally:
         vars(seal)["secrets"] = real
+
+
+@contextmanager
+def _progress(rounds: int) -> Iterator[Callable[[int], None]]:
+    """A bar of the rounds that are over, with the time that is left, where somebody watches a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("rounds", total=rounds)
+        yield lambda over: bar.update(task, completed=over)
 
 
 def _show(result: "Result", seconds: float) -> None:

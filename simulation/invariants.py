@@ -15,6 +15,7 @@ from protocol import keys
 from protocol.types import hotkey
 from simulation.chain import BLOCK_SECONDS
 from simulation.faults import CALM_ROUNDS, Incident
+from simulation.learner import START_LOSS
 from simulation.network import Member, Network
 from simulation.world import hash_verify
 
@@ -43,6 +44,9 @@ class Result:
     recovery_rounds_p99: float = 0.0
     unobserved_weights: int = 0
     oldest_needed_checkpoint_rounds: int = 0
+    loss_fall: float = 0.0
+    """How far the held-out loss has fallen since theta_0: the progress of the model, to be compared with that of a
+    run of the same seed in which nothing goes wrong."""
     history: str = ""
     """sha256 of everything that happened: the same for the same seed and code."""
     explained: dict[str, int] = field(default_factory=dict)
@@ -73,6 +77,8 @@ class Witness:
         self.rounds = rounds
         self.network: Network | None = None
         self.calm: Callable[[int], bool] = lambda round: True
+        self.on_round: Callable[[int], None] = lambda rounds: None
+        """Called with the number of rounds that are over, whenever another one is."""
         self.result = Result(0, rounds)
         self.round = 0
         """The first round that is not over yet."""
@@ -86,6 +92,8 @@ class Witness:
         """Void rounds, and why."""
         self._applied: set[int] = set()
         self._recoveries: list[float] = []
+        self._measured = -1
+        """The newest round after which an honest validator measured the held-out loss."""
         self._revealed: dict[int, set[str]] = {}
         """Who has published its key, by round."""
 
@@ -128,6 +136,8 @@ class Witness:
             seen.gathered = (round, fields["revealed"], len(self._revealed.get(round, ())))
         elif event == "revealed":
             self._revealed.setdefault(round, set()).add(member.name)
+        elif event == "held_out" and not member.hostile and round >= self._measured:
+            self._measured, self.result.loss_fall = round, START_LOSS - fields["val_loss"]
         elif event == "weights":
             self._weighed(member, round, seen)
         elif event == "reported":
@@ -245,6 +255,7 @@ class Witness:
         if network.world.head >= clock.start(self.round + 1):
             self._over(self.round)
             self.round += 1
+            self.on_round(self.round)
             if self.round >= self.rounds:
                 network.clock.stop()
 

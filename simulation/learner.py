@@ -37,6 +37,8 @@ OWN_SHARE = 1.0
 """How strongly a page pulls its own way, as a share of the common one."""
 INNER_STEP = 0.01
 """How far a peer gets in one round."""
+START_LOSS = 1.0
+"""That of theta_0, which is zero, on any page."""
 _REMEMBERED = 16
 
 
@@ -102,7 +104,7 @@ class Problem:
         return own[which]
 
     def losses(self, theta: npt.NDArray[np.float32], sequences: Tensor) -> list[float]:
-        found: list[float] = (1.0 - (theta * self.pulls(sequences)).mean(1)).tolist()
+        found: list[float] = (START_LOSS - (theta * self.pulls(sequences)).mean(1)).tolist()
         return found
 
     def sync_values(self, theta: Digest, block_hash: Digest, read: Callable[[], bytes]) -> bytes:

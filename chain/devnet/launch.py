@@ -95,10 +95,10 @@ def start(
     return Devnet(process, ready["url"], ready["genesis"], again)
 
 
-def end_with_parent() -> None:
+def end_with_parent(signum: int = signal.SIGTERM) -> None:
     """For a child's preexec: have the kernel end it when its parent dies, however that dies (Linux)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
 
 
 def _first_line(process: subprocess.Popen[str]) -> str:

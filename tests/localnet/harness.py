@@ -121,7 +121,7 @@ def assert_nothing_runs(folder: Path, seconds: float = 15.0) -> None:
 def secrets_of(folder: Path) -> dict[str, bytes]:
     """Everything of a finished run that must never be told: what it is -> its bytes as text."""
     secrets = {}
-    for name, user in read_ready(folder / "store-ready.json").users.items():
+    for name, user in read_ready(folder / "store" / "ready.json").users.items():
         secrets |= {f"{name}'s write key": user.write_secret_key, f"{name}'s read key": user.read_secret_key}
     for path in (folder / "wallets").glob("*/hotkeys/default"):
         body = json.loads(path.read_text())

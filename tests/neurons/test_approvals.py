@@ -7,10 +7,12 @@ from typing import Any
 from gauntlet.average import Average
 from gauntlet.selection import Ranking
 from node.node import Node
-from protocol.types import PeerId, hotkey
+from protocol.types import Attestation, PeerId, hotkey
 from rounds.score import Scores
 from rounds.validator import Validator
+from rounds.vote import Vote
 from tests.network import FakeNetwork, with_parts
+from tests.neurons.test_crashes import dead, killed
 from training.shards import Shards
 
 Networks = Callable[..., FakeNetwork]
@@ -62,3 +64,37 @@ def test_a_friend_of_no_worth_is_not_brought_in_by_a_minority(networks: Networks
         if 1 <= event["round"] < rounds:
             assert not event["void"]
             assert event["contributing"] == [hotkey(network["miner-2"].peer)]
+
+
+class StandsByNothing(Vote):
+    """Can no longer check what a record names."""
+
+    def approves(self, *_: Any) -> bool:
+        return False
+
+
+def test_a_restarted_validator_does_not_take_back_what_it_has_approved(networks: Networks) -> None:
+    network = networks(miners=2, validators={"first": 100, "second": 100})
+    network.start("miner-1", "miner-2", "first")
+    network.start("second", role=killed(Validator, "vote.look_again", 1))
+    dead(network, "second")
+
+    def word() -> Attestation:
+        (peer,) = (
+            p
+            for p in network.world.chain(network["second"].peer).peers(network.world.final)
+            if p.id == network["second"].peer
+        )
+        assert peer.slot is not None
+        assert isinstance(peer.slot.statement, Attestation)
+        assert peer.slot.statement.round == 1
+        return peer.slot.statement
+
+    said = word()
+    assert said.bitmap
+    network.start("second", role=with_parts(StandsByNothing))
+    network.run_blocks(lambda: network.world.head >= network.run.clock.attest_by(1))
+    assert word() == said
+    network.run_until(2)
+    assert not any(event["void"] for event in network["second"].events("applied"))
+    network.assert_agreement()

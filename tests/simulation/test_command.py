@@ -15,6 +15,7 @@ from node.follower import Follower
 from protocol.errors import ConfigError
 from simulation import command
 from simulation.command import add_arguments, simulate
+from simulation.learner import INNER_STEP
 from storage.realtime import RealTime
 
 HOLDS = {"disagreements", "void_unexplained", "halted", "honest_faults_booked", "unobserved_weights"}
@@ -35,6 +36,8 @@ def test_twenty_rounds_without_a_fault_are_all_agreed_and_touch_no_real_time(mon
     result = simulate(options("--rounds", "20", "--validators", "2", "--miners", "3", "--faults-per-hour", "0"))
     assert (result.rounds, result.faults, result.void_rounds, result.broken) == (20, 0, 0, [])
     assert result.recovery_rounds_p99 < 0.1
+    # Every round moves theta about one inner step along the pages' common way, whose mean square is a third.
+    assert 0.5 < result.loss_fall / (20 * INNER_STEP / 3) < 1.5
 
 
 def test_one_seed_is_one_history_in_any_process() -> None:

@@ -34,14 +34,17 @@ def served(command: list[str], ready: Path) -> Iterator[subprocess.Popen[bytes]]
 
 
 @pytest.fixture(scope="session")
-def moto_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreReady]:
-    """localnet's store as a process of its own, with two peers."""
+def s3_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folder of the local network's S3 server (SeaweedFS), running as a process of its own with two peers."""
     folder = tmp_path_factory.mktemp("store")
-    (folder / "users.json").write_text(json.dumps(["miner-0", "miner-1"]))
-    ready = folder / "ready.json"
-    arguments = ["--ready-file", str(ready), "--users", str(folder / "users.json")]
-    with served(["-m", "localnet.store", *arguments], ready):
-        yield read_ready(ready)
+    with served(["-m", "localnet.seaweed", "--folder", str(folder), "miner-0", "miner-1"], folder / "ready.json"):
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def s3_store(s3_folder: Path) -> StoreReady:
+    """That server: its endpoint, and the buckets and keys of miner-0 and miner-1."""
+    return read_ready(s3_folder / "ready.json")
 
 
 @pytest.fixture(scope="session")

