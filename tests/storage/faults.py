@@ -2,7 +2,7 @@
 
 import gzip
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -80,10 +80,10 @@ def drips_head(exchange: Exchange) -> Response:
     return Response("200 OK", {"x-slow": "x"}, _dripped(b"x" * 3600, exchange), endless_head=True)
 
 
-def takes_nothing(exchange: Exchange) -> Response:
-    """The request's body is not taken: the buffers between fill up, and then nothing moves."""
-    exchange.wait(3600)
-    raise HangUp(reset=True)
+def takes_slowly(exchange: Exchange) -> Response:
+    """The request's body is taken at 64 KiB a second."""
+    exchange.body = _slowed(exchange.body, exchange)
+    return exchange.forward()
 
 
 def continues_first(exchange: Exchange) -> Response:
@@ -198,7 +198,8 @@ def truncates(share: float) -> Action:
 def never_ends(exchange: Exchange) -> Response:
     """A listing that says again and again that there is more."""
     answer = exchange.forward()
-    body = answer.read().replace(b"<IsTruncated>false<", b"<NextContinuationToken>t</NextContinuationToken><IsTruncated>true<")
+    more = b"<NextContinuationToken>t</NextContinuationToken><IsTruncated>true<"
+    body = answer.read().replace(b"<IsTruncated>false<", more)
     answer.headers["content-length"] = str(len(body))
     return replace(answer, body=(body,))
 
@@ -284,10 +285,16 @@ def _broken(body: bytes, share: float, event: Callable[[], None]) -> Iterator[by
     yield body[cut:]
 
 
-def _dripped(body: bytes, exchange: Exchange) -> Iterable[bytes]:
+def _dripped(body: bytes, exchange: Exchange) -> Iterator[bytes]:
     for byte in body:
         yield bytes([byte])
         exchange.wait(0.2)
+
+
+def _slowed(body: Iterator[bytes], exchange: Exchange) -> Iterator[bytes]:
+    for block in body:
+        exchange.wait(1)
+        yield block
 
 
 def _hang_up(reset: bool) -> None:

@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -106,7 +106,7 @@ class Exchange:
         """Whether the server heard of the request."""
         self._server = server
         self._over = over
-        self._upstream: socket.socket | None = None
+        self._upstream = ExitStack()
 
     def wait(self, seconds: float) -> None:
         """Let time pass; not beyond the end of the test."""
@@ -116,13 +116,13 @@ class Exchange:
     def forward(self, head: bytes | None = None) -> Response:
         """Have the server do it; its answer, the body still on its way. `head`: instead of the client's own."""
         self.forwarded = True
-        self._upstream = socket.create_connection(self._server, SERVER_SECONDS)
-        self._upstream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._upstream.sendall(head or self.request.head)
+        upstream = self._upstream.enter_context(socket.create_connection(self._server, SERVER_SECONDS))
+        upstream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        upstream.sendall(head or self.request.head)
         for block in self.body:
             with suppress(OSError):  # refused unread; the answer says why
-                self._upstream.sendall(block)
-        file = self._upstream.makefile("rb", BLOCK_BYTES)
+                upstream.sendall(block)
+        file = self._upstream.enter_context(upstream.makefile("rb", BLOCK_BYTES))
         status = "100"
         while status.startswith("1"):
             first, headers, _ = read_head(file)
@@ -136,8 +136,8 @@ class Exchange:
         return answer
 
     def close(self) -> None:
-        if self._upstream is not None:
-            self._upstream.close()
+        """Let go of the connection to the server."""
+        self._upstream.close()
 
 
 Action = Callable[[Exchange], Response]
@@ -274,12 +274,18 @@ def read_head(file: BinaryIO) -> tuple[str, dict[str, str], bytes]:
 def body_of(file: BinaryIO, headers: Mapping[str, str]) -> Iterator[bytes]:
     """The body that follows a head. EOFError when it breaks off."""
     if headers.get("transfer-encoding", "").lower() == "chunked":
-        while size := int(file.readline().partition(b";")[0], 16):
-            yield file.read(size)
-            file.readline()
+        return _chunks(file)
+    return _block_by_block(file, int(headers.get("content-length", 0)))
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    while size := int(file.readline().partition(b";")[0], 16):
+        yield file.read(size)
         file.readline()
-        return
-    left = int(headers.get("content-length", 0))
+    file.readline()
+
+
+def _block_by_block(file: BinaryIO, left: int) -> Iterator[bytes]:
     while left:
         block = file.read1(min(left, BLOCK_BYTES))
         if not block:

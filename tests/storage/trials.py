@@ -1,12 +1,15 @@
-"""What a Bucket is asked to do while something goes wrong, and what must be true afterwards, whatever went wrong.
+"""What a Bucket is asked to do while something goes wrong, and what has to be true afterwards whatever that was.
 
-A trial has a key of its own on a real server, which holds `old` there at first. Its bucket speaks through the proxy;
-what stands is read beside it, with plain boto3.
+A trial has a key of its own on a real server, where OLD stands at first. Its bucket speaks through the proxy; what
+stands in the end is read beside it, with plain boto3.
 """
 
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,21 @@ from storage.s3 import S3Bucket
 from storage.upload import Upload
 from tests.storage.proxy import Proxy
 
+PART_BYTES = 5 << 20
+"""The least that a server takes as a part before the last."""
 OLD = bytes(number * 31 % 251 for number in range(200_000))
 SMALL = OLD[::-1]
-LARGE = bytes(range(256)) * 20480 + OLD
-"""5 MiB, the least that a part may have, and a second part."""
-PART_BYTES = 5 << 20
+LARGE = bytes(range(256)) * (PART_BYTES // 256) + OLD
+"""Two parts."""
+_NAMES = {None: "nothing", OLD: "what stood before", SMALL: "the new object", LARGE: "the new large object"}
+
+SLACK_SECONDS = 4.0
+"""How late a busy machine may be; what is not bounded takes 20 s and more."""
+
+
+def named(data: bytes | None) -> str:
+    """Short, for pytest compares long bytes for minutes."""
+    return _NAMES.get(data) or f"{len(data or b'')} other bytes"
 
 
 @dataclass(frozen=True)
@@ -42,105 +55,155 @@ class Truth:
             assert error.response["Error"]["Code"] == "NoSuchKey", error
             return None
 
+    def etag(self, key: str) -> str:
+        return str(self.client.head_object(Bucket=self.bucket, Key=key)["ETag"])
+
     def begin(self, key: str) -> None:
         self.client.create_multipart_upload(Bucket=self.bucket, Key=key)
 
-    def unfinished(self, prefix: str) -> int:
-        page = self.client.list_multipart_uploads(Bucket=self.bucket, Prefix=prefix)
-        return sum(one["Key"].startswith(prefix) for one in page.get("Uploads", ()))
+    def unfinished(self, key: str) -> list[str]:
+        page = self.client.list_multipart_uploads(Bucket=self.bucket, Prefix=key)
+        return [one["UploadId"] for one in page.get("Uploads", ()) if one["Key"] == key]
 
-    def clear(self, prefix: str) -> None:
-        """Leave nothing under `prefix`."""
-        for one in self.client.list_objects_v2(Bucket=self.bucket, Prefix=prefix).get("Contents", ()):
-            self.client.delete_object(Bucket=self.bucket, Key=one["Key"])
-        for one in self.client.list_multipart_uploads(Bucket=self.bucket, Prefix=prefix).get("Uploads", ()):
-            if one["Key"].startswith(prefix):
-                self.client.abort_multipart_upload(Bucket=self.bucket, Key=one["Key"], UploadId=one["UploadId"])
+    def clear(self, key: str) -> None:
+        """Leave nothing under the key."""
+        self.client.delete_object(Bucket=self.bucket, Key=key)
+        for upload in self.unfinished(key):
+            self.client.abort_multipart_upload(Bucket=self.bucket, Key=key, UploadId=upload)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trial:
+    """`seconds` is the time-out of every call, `read_seconds` the socket's."""
+
     truth: Truth
     proxy: Proxy
     bucket: S3Bucket
-    """Through the proxy."""
     key: str
     folder: Path
-    seconds: float = 20.0
-    """The time-out of a call."""
+    seconds: float
+    read_seconds: float
 
 
 @dataclass(frozen=True)
 class Verb:
-    """Something to ask of a Bucket. `does` raises AssertionError where it returned with anything but the right bytes;
-    `writes` is what stands after it returned (None: nothing)."""
+    """Something to ask of a Bucket. `does` fails (AssertionError) when it returned anything but the right bytes.
+    `operations`: S3's, of which it consists. `writes`: what stands when it has returned."""
 
     does: Callable[[Trial], None]
+    operations: tuple[str, ...]
     writes: bytes | None = OLD
 
 
-def get(trial: Trial) -> None:
-    assert trial.bucket.get(trial.key, max_bytes=len(OLD), timeout_seconds=trial.seconds, exact=True) == OLD
+def attempt(trial: Trial, verb: Verb) -> StorageError | None:
+    """Do it, and return what it raised. Fails unless, whatever the proxy did,
+
+    - it ended by its deadline and one socket time-out, with the right result or with a StorageError;
+    - what stands is whole: what stood before or, when it returned, what was written;
+    - no unfinished upload is left, but those whose beginning or end the server was not allowed to tell;
+    - the bucket's connections are none the worse.
+    """
+    trial.truth.put(trial.key, OLD)
+    raised = None
+    began = time.monotonic()
+    try:
+        verb.does(trial)
+    except StorageError as error:
+        raised = error
+    took = time.monotonic() - began
+    assert took < trial.seconds + trial.read_seconds + SLACK_SECONDS
+    stands = trial.truth.stands(trial.key)
+    assert named(stands) in {named(verb.writes), *([named(OLD)] if raised else [])}
+    hit = [one for one in trial.proxy.seen if one.fault is not None]
+    if not any(one.request.operation == "AbortMultipartUpload" for one in hit):
+        lost = [one for one in hit if one.request.operation == "CreateMultipartUpload" and one.forwarded]
+        assert len(trial.truth.unfinished(trial.key)) <= len(lost)
+    trial.proxy.faults.clear()
+    if stands is not None:
+        assert named(trial.bucket.get(trial.key, max_bytes=len(LARGE), timeout_seconds=20)) == named(stands)
+    assert trial.bucket.abort_unfinished(trial.key, timeout_seconds=20) >= 0
+    assert trial.truth.unfinished(trial.key) == []
+    return raised
 
 
-def get_at_most(trial: Trial) -> None:
-    assert trial.bucket.get(trial.key, max_bytes=2 * len(OLD), timeout_seconds=trial.seconds) == OLD
+def _same(found: bytes, expected: bytes) -> None:
+    assert sha256(found).hexdigest() == sha256(expected).hexdigest()
 
 
-def get_range(trial: Trial) -> None:
-    facts = trial.truth.client.head_object(Bucket=trial.truth.bucket, Key=trial.key)
+def _get(trial: Trial) -> None:
+    _same(trial.bucket.get(trial.key, max_bytes=len(OLD), timeout_seconds=trial.seconds, exact=True), OLD)
+
+
+def _get_at_most(trial: Trial) -> None:
+    _same(trial.bucket.get(trial.key, max_bytes=2 * len(OLD), timeout_seconds=trial.seconds), OLD)
+
+
+def _get_range(trial: Trial) -> None:
     found = trial.bucket.get_range(
-        trial.key, first=1000, num_bytes=150_000, etag=facts["ETag"], timeout_seconds=trial.seconds
+        trial.key, first=1000, num_bytes=150_000, etag=trial.truth.etag(trial.key), timeout_seconds=trial.seconds
     )
-    assert found == OLD[1000:151_000]
+    _same(found, OLD[1000:151_000])
 
 
-def download(trial: Trial) -> None:
+def _download_to(trial: Trial) -> None:
     path = trial.folder / "file"
     try:
         download_to(trial.bucket, trial.key, path, len(OLD), timeout_seconds=trial.seconds)
     except StorageError:
         assert not path.exists()
         raise
-    assert path.read_bytes() == OLD
+    _same(path.read_bytes(), OLD)
 
 
-def put_small(trial: Trial) -> None:
+def _head(trial: Trial) -> None:
+    facts = trial.bucket.head(trial.key, timeout_seconds=trial.seconds)
+    assert facts is not None
+    assert (facts.size_bytes, facts.etag) == (len(OLD), trial.truth.etag(trial.key))
+
+
+def _list(trial: Trial) -> None:
+    assert trial.bucket.list(trial.key, max_keys=10, timeout_seconds=trial.seconds) == (trial.key,)
+
+
+def _put(trial: Trial) -> None:
     trial.bucket.put(trial.key, SMALL, timeout_seconds=trial.seconds)
 
 
-def put_small_file(trial: Trial) -> None:
+def _put_file(trial: Trial) -> None:
     (trial.folder / "small").write_bytes(SMALL)
     trial.bucket.put(trial.key, trial.folder / "small", timeout_seconds=trial.seconds)
 
 
-def put_large(trial: Trial) -> None:
+def _put_large(trial: Trial) -> None:
     trial.bucket.put(trial.key, LARGE, timeout_seconds=trial.seconds)
 
 
-def put_large_file(trial: Trial) -> None:
+def _put_large_file(trial: Trial) -> None:
     (trial.folder / "large").write_bytes(LARGE)
     trial.bucket.put(trial.key, trial.folder / "large", timeout_seconds=trial.seconds)
 
 
-def parts(trial: Trial) -> None:
+def _parts(trial: Trial) -> None:
+    until = time.monotonic() + trial.seconds
     upload = trial.bucket.begin(trial.key, timeout_seconds=trial.seconds)
     try:
-        upload.put(2, LARGE[PART_BYTES:], timeout_seconds=trial.seconds)
-        upload.put(1, LARGE[:PART_BYTES], timeout_seconds=trial.seconds)
-        upload.complete(timeout_seconds=trial.seconds)
+        for number, data in ((2, LARGE[PART_BYTES:]), (1, LARGE[:PART_BYTES])):
+            upload.put(number, data, timeout_seconds=until - time.monotonic())
+        upload.complete(timeout_seconds=until - time.monotonic())
     except StorageError:
-        upload.abort(timeout_seconds=trial.seconds)
+        upload.abort(timeout_seconds=2)
         raise
 
 
-def abort(trial: Trial) -> None:
+def _abort(trial: Trial) -> None:
+    until = time.monotonic() + trial.seconds
     upload = trial.bucket.begin(trial.key, timeout_seconds=trial.seconds)
-    upload.put(1, SMALL, timeout_seconds=trial.seconds)
-    upload.abort(timeout_seconds=trial.seconds)
+    with suppress(StorageError):
+        upload.put(1, SMALL, timeout_seconds=until - time.monotonic())
+    upload.abort(timeout_seconds=2)
 
 
-def upload(trial: Trial) -> None:
+def _upload(trial: Trial) -> None:
     ahead = Upload(trial.bucket, trial.key, bytearray(LARGE), timeout_seconds=trial.seconds)
     ahead.ready(len(LARGE))
     try:
@@ -151,40 +214,31 @@ def upload(trial: Trial) -> None:
                 thread.join(trial.seconds)
 
 
-def head(trial: Trial) -> None:
-    facts = trial.bucket.head(trial.key, timeout_seconds=trial.seconds)
-    assert facts is not None
-    assert facts.size_bytes == len(OLD)
-
-
-def list_(trial: Trial) -> None:
-    assert trial.bucket.list(trial.key, max_keys=10, timeout_seconds=trial.seconds) == (trial.key,)
-
-
-def delete(trial: Trial) -> None:
+def _delete(trial: Trial) -> None:
     trial.bucket.delete(trial.key, timeout_seconds=trial.seconds)
 
 
-def abort_unfinished(trial: Trial) -> None:
+def _abort_unfinished(trial: Trial) -> None:
     trial.truth.begin(trial.key)
     assert trial.bucket.abort_unfinished(trial.key, timeout_seconds=trial.seconds) == 1
-    assert trial.truth.unfinished(trial.key) == 0
+    assert trial.truth.unfinished(trial.key) == []
 
 
+_IN_PARTS = ("CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload")
 VERBS = {
-    "get": Verb(get),
-    "get at most": Verb(get_at_most),
-    "get_range": Verb(get_range),
-    "download_to": Verb(download),
-    "head": Verb(head),
-    "list": Verb(list_),
-    "put": Verb(put_small, SMALL),
-    "put file": Verb(put_small_file, SMALL),
-    "put large": Verb(put_large, LARGE),
-    "put large file": Verb(put_large_file, LARGE),
-    "parts": Verb(parts, LARGE),
-    "abort": Verb(abort),
-    "upload": Verb(upload, LARGE),
-    "delete": Verb(delete, None),
-    "abort_unfinished": Verb(abort_unfinished),
+    "get": Verb(_get, ("GetObject",)),
+    "get of unknown size": Verb(_get_at_most, ("GetObject",)),
+    "get_range": Verb(_get_range, ("GetObject",)),
+    "download_to": Verb(_download_to, ("HeadObject", "GetObject")),
+    "head": Verb(_head, ("HeadObject",)),
+    "list": Verb(_list, ("ListObjectsV2",)),
+    "put": Verb(_put, ("PutObject",), SMALL),
+    "put file": Verb(_put_file, ("PutObject",), SMALL),
+    "put large": Verb(_put_large, _IN_PARTS, LARGE),
+    "put large file": Verb(_put_large_file, _IN_PARTS, LARGE),
+    "parts": Verb(_parts, _IN_PARTS, LARGE),
+    "Upload": Verb(_upload, _IN_PARTS, LARGE),
+    "abort": Verb(_abort, ("UploadPart", "AbortMultipartUpload")),
+    "delete": Verb(_delete, ("DeleteObject",), None),
+    "abort_unfinished": Verb(_abort_unfinished, ("ListMultipartUploads", "AbortMultipartUpload")),
 }
