@@ -1,11 +1,10 @@
 """Extrinsics: how a call is signed and sent, and the chain's word on it as a block number or a ChainError.
 
-One attempt each: when to try again is for chain/adapter.py. Source: docs/protocol.md sections 1 and 9.
+One attempt each: when to try again is for chain/submission.py. Source: docs/protocol.md sections 1 and 9; the author
+RPC of Substrate nodes; bittensor 11.3.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from loguru import logger
 
 from chain.session import Session
 from protocol.errors import STATE_PRUNED, ChainError
@@ -13,16 +12,22 @@ from protocol.errors import STATE_PRUNED, ChainError
 if TYPE_CHECKING:
     from bittensor.result import ExtrinsicResult
 
-_U16_MAX = 65535
-
 _PALLET_NAMES = {
     "rate_limited": "SettingWeightsTooFast",
     "RateLimitExceeded": "SettingWeightsTooFast",
     "not_registered": "HotKeyNotRegisteredInSubNet",
-    "not_authorized": "NeuronNoValidatorPermit",
 }
-"""The SDK checks some conditions of set_weights before signing and the transaction pool others. Both name the same
-refusals differently from the pallet, whose names are what callers compare `code` with."""
+"""The SDK and the transaction pool name some refusals differently from the pallet, whose names are what callers compare
+`code` with."""
+
+_POOL_WORDS = {
+    "invalid transaction": "InvalidTransaction",
+    "verification error": "VerificationError",
+    "unknown transaction validity": "UnknownTransactionValidity",
+    "transaction is temporarily banned": "TemporarilyBanned",
+    "immediately dropped": "Dropped",
+}
+"""How an author RPC's error begins (codes 1010, 1002, 1011, 1012 and 1016) where the SDK has no name for its reason."""
 
 _FATE_UNKNOWN = frozenset(
     {
@@ -33,11 +38,14 @@ _FATE_UNKNOWN = frozenset(
         "Invalid",
         "Stale",
         "Future",
+        "AncientBirthBlock",
+        "ExhaustsResources",
         "AlreadyImported",
         "PriorityTooLow",
+        "TemporarilyBanned",
     }
 )
-"""What the pool says of a submission that, or an earlier copy of which, may stand in a block all the same."""
+"""What the pool says of a submission that, or an earlier or later copy of which, may stand in a block all the same."""
 
 
 class Call(NamedTuple):
@@ -48,31 +56,27 @@ class Call(NamedTuple):
     params: dict[str, Any]
 
 
-async def send_weights(session: Session, netuid: int, targets: dict[int, float], keypair: Any) -> "ExtrinsicResult":
-    """The SDK's intent knows about commit-reveal and the subnet's limits. On a runtime without the call that it makes,
-    the older, plain extrinsic does the same."""
-    from bittensor import SetWeights
+async def send_call(session: Session, call: Call, keypair: Any, *, again: bool) -> "ExtrinsicResult":
+    """Sign and send one call and wait for its block; what became of it there.
 
-    try:
-        return await session.client.execute(
-            SetWeights(netuid=netuid, weights=targets), keypair, wait_for_finalization=False
-        )
-    except ValueError as error:
-        logger.info("set_weights by the plain extrinsic: the intent does not fit this runtime", error=str(error))
-    top = max(targets.values())
-    scaled = [(uid, round(weight / top * _U16_MAX)) for uid, weight in targets.items()]
-    kept = [(uid, weight) for uid, weight in scaled if weight]
-    call = Call(
-        "SubtensorModule",
-        "set_weights",
-        {"netuid": netuid, "dests": [u for u, _ in kept], "weights": [w for _, w in kept], "version_key": 0},
+    `again`: an earlier copy may still be on its way. It then gets the account's next nonce on chain, which that copy
+    has too where the pool still holds it: at most one of both gets into a block.
+    """
+    address = keypair.ss58_address
+    composed = await session.substrate.compose(call)
+    if again:
+        nonce = await account_nonce(session, address)
+    else:
+        nonce = await session.substrate.account_next_index(address)
+    return await session.substrate.submit(
+        composed, keypair, nonce=nonce, wait_for_inclusion=True, wait_for_finalization=False
     )
-    return await send_call(session, call, keypair)
 
 
-async def send_call(session: Session, call: Call, keypair: Any) -> "ExtrinsicResult":
-    """Sign and send one call; what became of it in its block."""
-    return await session.client.submit_call(call, keypair, wait_for_inclusion=True, wait_for_finalization=False)
+async def account_nonce(session: Session, address: str) -> int:
+    """Extrinsics of an account that stand in blocks."""
+    account = await session.substrate.query("System", "Account", [address])
+    return int(account["nonce"])
 
 
 def included(result: "ExtrinsicResult") -> int:
@@ -80,12 +84,12 @@ def included(result: "ExtrinsicResult") -> int:
     when the outcome is unknown."""
     if result.success and result.extrinsic_id is not None:
         return int(result.extrinsic_id.split("-")[0])
-    code = _code(result.error) if result.error is not None else None
+    code = _code(result.error, result.message) if result.error is not None else None
     if not result.success and code is not None and code not in _FATE_UNKNOWN:
         raise ChainError(f"the chain refused: {code}: {result.message}", code=code)
     if not result.success and result.block_hash is not None:
         raise ChainError(f"the chain refused: {result.message}", code="ExtrinsicFailed")
-    raise ChainError(f"the submission's outcome is unknown: {result.message}")
+    raise ChainError(f"the submission's outcome is unknown: {code or 'no word from the pool'}: {result.message}")
 
 
 def refused(error: Any, block: int | None) -> ChainError:
@@ -97,11 +101,16 @@ def refused(error: Any, block: int | None) -> ChainError:
             "use an archive endpoint, or take what is needed from a peer's checkpoint",
             STATE_PRUNED if block is not None else None,
         )
-    code = _code(error)
-    return ChainError(f"the chain refused: {code or 'unnamed'}: {error}", code=code)
+    code = _code(error, str(error))
+    if code is None or code in _FATE_UNKNOWN:
+        return ChainError(f"the chain's node answered with an error: {error}")
+    return ChainError(f"the chain refused: {code}: {error}", code=code)
 
 
-def _code(error: Any) -> str | None:
-    """The chain's name of an error; a pallet's name where the SDK has only its own class of errors to offer."""
-    name = error.name or (error.code.value if error.code.value != "unknown" else None)
+def _code(error: Any, message: str) -> str | None:
+    """The chain's name of an error; a pallet's name where the SDK has only its own class of errors to offer, and the
+    pool's where it has none."""
+    said = message.lower()
+    pool = next((name for words, name in _POOL_WORDS.items() if said.startswith(words)), None)
+    name = error.name or pool or (error.code.value if error.code.value != "unknown" else None)
     return _PALLET_NAMES.get(name, name) if name else None

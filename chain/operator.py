@@ -8,8 +8,9 @@ SubtensorModule, Balances, AdminUtils and Sudo.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from chain import reading
 from chain.adapter import SubtensorChain
-from chain.extrinsics import Call, send_call
+from chain.extrinsics import Call, account_nonce, send_call
 from chain.session import Session
 from protocol.errors import ChainError
 from protocol.types import PeerId, Uid, hotkey
@@ -28,8 +29,7 @@ def uid_of(chain: SubtensorChain, peer: PeerId) -> Uid | None:
 
 def balance(chain: SubtensorChain, address: str) -> int:
     """Free balance of an account at the head of the chain, in rao."""
-    account = chain.call(lambda session: session.substrate.query("System", "Account", [address]))
-    return int(account["data"]["free"])
+    return chain.call(lambda session: reading.balance(session, address))
 
 
 def register(chain: SubtensorChain, wallet: "Wallet") -> Uid:
@@ -79,13 +79,12 @@ def _submit(chain: SubtensorChain, keypair: Any, call: Call, *, root: bool = Fal
     def written() -> int | None:
         return chain.head() if nonce(chain, keypair.ss58_address) > before else None
 
-    async def send(session: Session) -> "ExtrinsicResult":
+    async def send(session: Session, again: bool) -> "ExtrinsicResult":
         outer = Call("Sudo", "sudo", {"call": await session.substrate.compose(call)}) if root else call
-        return await send_call(session, outer, keypair)
+        return await send_call(session, outer, keypair, again=again)
 
     return chain.submit(send, written)
 
 
 def nonce(chain: SubtensorChain, address: str) -> int:
-    account = chain.call(lambda session: session.substrate.query("System", "Account", [address]))
-    return int(account["nonce"])
+    return chain.call(lambda session: account_nonce(session, address))

@@ -8,7 +8,7 @@ fresh one. It knows nothing of what the calls mean.
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from loguru import logger
@@ -22,8 +22,8 @@ _CLOSE_SECONDS = 2.0
 
 
 class _Tolerant:
-    """A transport that answers None for storage that the connected runtime does not have. The SDK's intents read some
-    that only newer runtimes have, and take None for "not switched on"."""
+    """A transport that answers None for storage that the connected runtime does not have: what only newer runtimes
+    have is not switched on."""
 
     def __init__(self, substrate: "Substrate") -> None:
         self._substrate = substrate
@@ -42,18 +42,13 @@ class _Tolerant:
 
 
 class Session:
-    """A transport and the client over it, connected by the first call. Thread-safe; not usable across a fork.
+    """A transport, connected by the first call. Thread-safe; not usable across a fork.
 
     `greet` runs once after connecting, before any call; when it raises, so does the call.
     """
 
-    def __init__(
-        self, network: str, substrate: "Substrate", greet: "Callable[[Session], Coroutine[Any, Any, None]]"
-    ) -> None:
-        from bittensor.client import Client
-
-        self.substrate = substrate
-        self.client = Client(network, substrate=cast("Substrate", _Tolerant(substrate)))
+    def __init__(self, substrate: "Substrate", greet: "Callable[[Session], Coroutine[Any, Any, None]]") -> None:
+        self.substrate = cast("Substrate", _Tolerant(substrate))
         self._greet = greet
         self._closed = False
         self._connected = False
@@ -62,19 +57,21 @@ class Session:
         self._loop.set_exception_handler(_note)
         threading.Thread(target=self._serve, name="chain-session", daemon=True).start()
 
+    def start(self, call: "Callable[[Session], Coroutine[Any, Any, T]]") -> "Future[T]":
+        """Begin `call(self)`. Who no longer waits for it cancels it. ConnectionError when the session is closed."""
+        if self._closed:
+            raise ConnectionError("the session was closed")
+        return asyncio.run_coroutine_threadsafe(self._connected_call(call), self._loop)
+
     def run(self, call: "Callable[[Session], Coroutine[Any, Any, T]]", timeout_seconds: float) -> T:
         """What `call(self)` returns or raises; TimeoutError after `timeout_seconds`, whatever the call is doing, and
         ConnectionError when another thread closed the session meanwhile."""
-        if self._closed:
-            raise ConnectionError("the session was closed")
-        future = asyncio.run_coroutine_threadsafe(self._connected_call(call), self._loop)
+        future = self.start(call)
         try:
-            return future.result(timeout_seconds)
+            return result(future, timeout_seconds)
         except TimeoutError:
             future.cancel()
             raise
-        except CancelledError:
-            raise ConnectionError("the session was closed during the call") from None
 
     def close(self) -> None:
         """Let go of the connection. Returns at once; a loop that hangs is left behind on its daemon thread."""
@@ -104,6 +101,15 @@ class Session:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         self._loop.stop()
+
+
+def result(future: "Future[T]", timeout_seconds: float) -> T:
+    """What a call that was started returns or raises. TimeoutError when it goes on, and ConnectionError when its
+    session was closed meanwhile."""
+    try:
+        return future.result(timeout_seconds)
+    except CancelledError:
+        raise ConnectionError("the session was closed during the call") from None
 
 
 def _note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -51,13 +51,20 @@ def _decode(entry: Any) -> bytes:
     ((variant, value),) = entry.items()
     if not variant.startswith("Raw") and variant != "BigRaw":
         return b""
+    return raw_bytes(value)
+
+
+def raw_bytes(value: Any) -> bytes:
+    """The bytes of a decoded vector of bytes.
+
+    It comes as text when its bytes are UTF-8 and as hex otherwise, so text that itself looks like hex reads as the
+    bytes it spells. (Raw<n> always comes as hex.) Every node reads a slot so, and the reading is a function of the
+    bytes on chain: a peer gains a second spelling of its own slot and nothing else.
+    """
     if not isinstance(value, str):
         return bytes(value)
     if not value.startswith("0x"):
         return value.encode()
-    # Raw<n> always comes as hex. BigRaw comes as text when its bytes are UTF-8 and as hex otherwise, so text that
-    # itself looks like hex reads as the bytes it spells. Every node reads it so, and the reading is a function of the
-    # bytes on chain: a peer gains a second spelling of its own slot and nothing else.
     try:
         return bytes.fromhex(value[2:])
     except ValueError:

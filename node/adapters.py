@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from chain.adapter import open_chain
+from chain.adapter import SubtensorChain, open_chain
 from chain.keys import HotkeySigner, open_wallet, verify
 from node.config import NetworkConfig, NodeConfig
 from protocol.errors import ConfigError
@@ -24,7 +24,7 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 class Line:
     """A node's connection to the chain: what it needs to find its run."""
 
-    chain: Chain
+    chain: SubtensorChain
     signer: Signer
     verify: Verify
 
@@ -76,4 +76,5 @@ def open_doors(config: NodeConfig, line: Line, *, local: bool) -> Doors:
     bucket = open_bucket(own.endpoint, own.name, own.access_key, own.secret_key.get_secret_value(), local=local)
     pointer = Pointer(own.endpoint, own.name, own.read_access_key, own.read_secret_key.get_secret_value())
     encode_pointer(pointer)  # what cannot be published is found out now, not in the first round
-    return Doors(line.chain, line.signer, line.verify, bucket, pointer, opener(local=local))
+    chain = line.chain.as_local() if local else line.chain
+    return Doors(chain, line.signer, line.verify, bucket, pointer, opener(local=local))

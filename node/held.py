@@ -158,8 +158,17 @@ class Held:
         return checkpoint.save(self.store.files, self.replica.consensus_state())
 
     def load_consensus(self, digest: Digest, fetch: Fetch | None = None) -> None:
-        """Take theta and the outer state from disk, or through `fetch`."""
-        self.replica.load_consensus(checkpoint.load(self.store.files, digest, self.first.model.shapes(), fetch=fetch))
+        """Take theta and the outer state from disk, or through `fetch`: also what the disk has damaged since it was
+        fetched, which no saved state names yet."""
+        shapes = self.first.model.shapes()
+        try:
+            found = checkpoint.load(self.store.files, digest, shapes, fetch=fetch)
+        except checkpoint.Damaged:
+            if fetch is None:
+                raise
+            self.store.set_aside_damaged()
+            found = checkpoint.load(self.store.files, digest, shapes, fetch=fetch)
+        self.replica.load_consensus(found)
 
     def _load_own(self, digest: Digest) -> None:
         self.replica.load_own(checkpoint.load(self.store.files, digest, self.replica.own_shapes()))

@@ -12,7 +12,7 @@ from loguru import logger
 from protocol.clock import Clock
 from protocol.errors import ChainError
 from protocol.ports import Chain, Time
-from protocol.types import Header, Peer, Uid
+from protocol.types import Header, Peer, Subnet, Uid
 
 PAUSE_SECONDS = 1.0
 
@@ -42,12 +42,21 @@ class PatientChain:
     def peers(self, block: int) -> tuple[Peer, ...]:
         return self._patiently(lambda: self._chain.peers(block), block)
 
+    def subnet(self, block: int) -> Subnet:
+        return self._patiently(lambda: self._chain.subnet(block), block)
+
+    def balance(self) -> int:
+        return self._patiently(self._chain.balance)
+
     def publish(self, fields: tuple[bytes, ...]) -> int:
         # The same fields once more change nothing, if it was only the answer that was lost.
         return self._patiently(lambda: self._chain.publish(fields))
 
     def set_weights(self, weights: Mapping[Uid, float]) -> int:
         return self._patiently(lambda: self._chain.set_weights(weights))
+
+    def stands_from(self, set_in: int) -> int | None:
+        return self._patiently(lambda: self._chain.stands_from(set_in))
 
     def weights(self, block: int, uid: Uid) -> Mapping[Uid, int]:
         return self._patiently(lambda: self._chain.weights(block, uid), block)

@@ -11,7 +11,7 @@ from node.config import NetworkConfig
 from protocol.errors import AccessDenied, OutOfSync
 from protocol.ports import Chain, Multipart, ObjectFacts, Verify
 from protocol.run import Run
-from protocol.types import Header, Peer, PeerId, Pointer, Uid
+from protocol.types import Header, Peer, PeerId, Pointer, Subnet, Uid
 
 _NOWHERE = Pointer("https://nowhere.invalid", "none", "none", "none")
 
@@ -57,8 +57,18 @@ class AsOf:
     def peers(self, block: int) -> tuple[Peer, ...]:
         return self._chain.peers(block)
 
+    def subnet(self, block: int) -> Subnet:
+        return self._chain.subnet(block)
+
+    def stands_from(self, set_in: int) -> int | None:
+        block = self._chain.stands_from(set_in)
+        return block if block is not None and block <= self._block else None
+
     def weights(self, block: int, uid: Uid) -> Mapping[Uid, int]:
         return self._chain.weights(block, uid)
+
+    def balance(self) -> int:
+        _refuse()
 
     def publish(self, fields: tuple[bytes, ...]) -> int:
         _refuse()

@@ -35,9 +35,13 @@ STATE_PRUNED = "StatePruned"
 """`ChainError.code` of a read at a height whose state this chain node no longer has: asking again is of no use."""
 
 
+UNKNOWN_BEACON = "UnknownBeacon"
+"""`ChainError.code` of weights that would have to be sealed to a beacon which this run may not use."""
+
+
 class ChainError(MurmurError):
     """The chain is unreachable, too slow, or refused a call. `code` is the chain's own error name when it gave one, or
-    STATE_PRUNED."""
+    one of the two above."""
 
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)

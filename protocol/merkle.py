@@ -1,12 +1,13 @@
 """The one Merkle tree of the protocol: leaf sha256(00 | x), node sha256(01 | left | right), odd node promoted."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 
 from protocol.types import Digest
 
 SECTION_BYTES = 16 << 20
-"""Section of a ciphertext that can be verified by itself, so that ranges from several sources can be mixed."""
+"""Section of a large object that can be hashed, and verified, by itself."""
 
 
 def leaf(data: bytes | memoryview) -> Digest:
@@ -26,7 +27,20 @@ def root(leaves: Iterable[bytes]) -> Digest:
     return Digest(level[0])
 
 
+def sections(data: bytes | memoryview) -> Iterator[memoryview]:
+    """The 16 MiB sections of an object's bytes, the last one shorter; none of nothing."""
+    view = memoryview(data)
+    return (view[at : at + SECTION_BYTES] for at in range(0, len(view), SECTION_BYTES))
+
+
+def leaves(parts: Iterable[bytes | memoryview], threads: int = 1) -> list[Digest]:
+    """The leaf of every part, in order; hashed on several threads beside each other where `threads` is above 1."""
+    if threads == 1:
+        return [leaf(part) for part in parts]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(leaf, parts))
+
+
 def sections_root(data: bytes | memoryview) -> Digest:
     """Root over the 16 MiB sections of a ciphertext."""
-    view = memoryview(data)
-    return root(leaf(view[at : at + SECTION_BYTES]) for at in range(0, len(view), SECTION_BYTES))
+    return root(leaves(sections(data)))

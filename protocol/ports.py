@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from protocol.types import Header, Peer, PeerId, Uid
+from protocol.types import Header, Peer, PeerId, Subnet, Uid
 
 
 class Condition(Protocol):
@@ -100,6 +100,17 @@ class Chain(Protocol):
         """Every registered hotkey with its slot, as of the finalised `block`, sorted by uid."""
         ...
 
+    def subnet(self, block: int) -> Subnet:
+        """What the chain demands of the subnet's hotkeys as of the finalised `block`."""
+        ...
+
+    def balance(self) -> int:
+        """What pays this hotkey's fees, in rao: the free balance of the coldkey that owns it, at the finalised head.
+
+        Raises ChainError with code HotKeyAccountNotExists when no coldkey owns it.
+        """
+        ...
+
     def publish(self, fields: tuple[bytes, ...]) -> int:
         """Overwrite this hotkey's commitment slot with 1 to 3 fields; return the block that included it (read
         back from the slot when a lost connection hid it).
@@ -109,12 +120,21 @@ class Chain(Protocol):
         ...
 
     def set_weights(self, weights: Mapping[Uid, float]) -> int:
-        """Set this validator's weights (non-negative, any scale); return the block of the set_weights that was read
-        back. Raises ChainError (code: rate limit, no permit)."""
+        """Set this validator's complete row of weights (non-negative, any scale, at least one positive): registered
+        uids that are absent weigh zero. Returns the block of the set, or of the sealed commit of it, read back.
+
+        Raises ChainError with the chain's error name in `code` (rate limit, no permit, stake); under commit-reveal
+        also for what the chain would only find out at the reveal.
+        """
+        ...
+
+    def stands_from(self, set_in: int) -> int | None:
+        """The first block whose state holds the weights that were set in the final block `set_in`: that block itself,
+        or, when they were committed there, the block that revealed them. None while that is not final."""
         ...
 
     def weights(self, block: int, uid: Uid) -> Mapping[Uid, int]:
-        """The u16 weights that `uid` had set, as of the finalised `block`."""
+        """The u16 weights that `uid` had set, as of the finalised `block`; a target that weighs zero may be absent."""
         ...
 
 

@@ -152,6 +152,22 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
+class Subnet:
+    """What the chain demands of a subnet's hotkeys as of one height. Lengths in blocks.
+
+    `tempo` is an epoch, in which each hotkey may post `post_bytes` bytes; between two sets of its weights a validator
+    waits `weights_rate_limit`. With `commit_reveal`, weights are committed sealed and stand on chain an epoch later.
+    `owner` is the hotkey of the subnet's owner, which always holds a validator permit; None when there is none.
+    """
+
+    tempo: int
+    post_bytes: int
+    weights_rate_limit: int
+    commit_reveal: bool
+    owner: PeerId | None
+
+
+@dataclass(frozen=True, slots=True)
 class Rejection:
     """A peer's fault as a value. `detail` is our own words and numbers, never text that the peer chose."""
 

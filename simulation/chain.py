@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from protocol.errors import ChainError
-from protocol.types import Header, Peer, PeerId, Uid
+from protocol.types import Header, Peer, PeerId, Subnet, Uid
 from simulation.clock import Clock, Life, Work
 from simulation.world import World
 
@@ -109,6 +109,15 @@ class NodeChain:
             _remember(self._peers, block, self.world.state(block).peers)
         return self._peers[block]
 
+    def subnet(self, block: int) -> Subnet:
+        self._call()
+        self._require(block)
+        return self.world.subnet(block)
+
+    def balance(self) -> int:
+        self._call()
+        return self.world.balance(self.peer)
+
     def wait(self, block: int, timeout_seconds: float) -> Header:
         until = self.time.now() + timeout_seconds
         while not (self.blocks.wait(block, final=True, until=until) and self._visible >= block):
@@ -124,6 +133,11 @@ class NodeChain:
     def set_weights(self, weights: Mapping[Uid, float]) -> int:
         self._call()
         return self._included(self.world.set_weights(self.peer, weights))
+
+    def stands_from(self, set_in: int) -> int | None:
+        self._call()
+        block = self.world.stands_from(set_in)
+        return block if block is not None and block <= self._visible else None
 
     def weights(self, block: int, uid: Uid) -> Mapping[Uid, int]:
         self._call()

@@ -21,12 +21,13 @@ from chain.slots import encode_fields
 from protocol.errors import STATE_PRUNED, ChainError
 from protocol.messages import parse_slot
 from protocol.ports import Time
-from protocol.types import SIGNATURE_BYTES, Digest, Header, Peer, PeerId, Slot, Uid
+from protocol.types import SIGNATURE_BYTES, Digest, Header, Peer, PeerId, Slot, Subnet, Uid
 from storage.realtime import REAL
 
 _U16_MAX = 65535
 _MIN_CHARGED_BYTES = 100
 _INCLUSION_SECONDS = 30.0
+_BALANCE_RAO = 10**10
 
 
 @lru_cache(maxsize=4096)
@@ -36,16 +37,18 @@ def _parsed(block: int, fields: tuple[bytes, ...]) -> Slot:
 
 @dataclass
 class _State:
-    """The chain's state after a block. Values are immutable, so a copy of the four maps is a copy of the state; blocks
+    """The chain's state after a block. Values are immutable, so a copy of the maps is a copy of the state; blocks
     without a write share one."""
 
     neurons: dict[Uid, Peer] = field(default_factory=dict)
     slots: dict[PeerId, tuple[int, tuple[bytes, ...]]] = field(default_factory=dict)
     weights: dict[Uid, dict[Uid, int]] = field(default_factory=dict)
     used: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
+    commits: dict[tuple[int, PeerId], dict[Uid, int]] = field(default_factory=dict)
+    """Rows of weights that wait to be revealed, by the block of their commit."""
 
     def copy(self) -> "_State":
-        return _State(dict(self.neurons), dict(self.slots), dict(self.weights), dict(self.used))
+        return _State(dict(self.neurons), dict(self.slots), dict(self.weights), dict(self.used), dict(self.commits))
 
     @cached_property
     def peers(self) -> tuple[Peer, ...]:
@@ -78,16 +81,22 @@ class World:
         epoch_blocks: int = 360,
         max_space_bytes: int = 3100,
         weights_rate_limit: int = 100,
+        commit_reveal: bool = False,
         keep_blocks: int | None = None,
         block_seconds: float = 12.0,
         start_time: float = 1_700_000_000.0,
         time: Time = REAL,
     ) -> None:
-        """`keep_blocks`: state older than this many blocks below the head is pruned; None keeps all.
+        """`commit_reveal`: weights stand on chain from the first block of the epoch after the one that set them.
+        `keep_blocks`: state older than this many blocks below the head is pruned; None keeps all.
         `block_seconds` and `start_time` are the chain's clock, whatever the pace at which blocks are made."""
         self.finality_lag = finality_lag
         self.down = False
         """While True every call fails as if the chain's node were unreachable."""
+        self.owner: PeerId | None = None
+        """The subnet's owner: its hotkey may always set weights."""
+        self.balances: dict[PeerId, int] = {}
+        """Rao that pay a hotkey's fees, where it is not enough for everything. Nothing here costs any."""
         self._failing: dict[PeerId, int] = {}
         self.finality_stops: int | None = None
         """While set, no later block becomes final."""
@@ -95,6 +104,7 @@ class World:
         self._epoch_blocks = epoch_blocks
         self._max_space = max_space_bytes
         self._rate_limit = weights_rate_limit
+        self._commit_reveal = commit_reveal
         self._keep = keep_blocks
         self._block_seconds = block_seconds
         self._start_time = start_time
@@ -248,20 +258,40 @@ class World:
         if not all(isfinite(weight) and weight >= 0 for weight in weights.values()) or not any(weights.values()):
             raise ValueError("weights must be finite and non-negative, and at least one positive")
         top = max(weights.values())
-        scaled = {uid: round(weight / top * _U16_MAX) for uid, weight in sorted(weights.items())}
+        given = {uid: round(weight / top * _U16_MAX) for uid, weight in weights.items()}
 
         def write(state: _State, block: int) -> None:
             neuron = _registered(state, peer)
             if neuron.last_update and block - neuron.last_update < self._rate_limit:
                 raise ChainError("weights were set too recently", code="SettingWeightsTooFast")
-            if not neuron.validates:
+            if not (neuron.validates or peer == self.owner):
                 raise ChainError("no validator permit", code="NeuronNoValidatorPermit")
-            if not scaled.keys() <= state.neurons.keys():
+            if not given.keys() <= state.neurons.keys():
                 raise ChainError("weights for an unknown uid", code="UidVecContainInvalidOne")
-            state.weights[neuron.uid] = {uid: weight for uid, weight in scaled.items() if weight}
+            row = {uid: given.get(uid, 0) for uid in sorted(state.neurons)}
+            if self._commit_reveal:
+                state.commits[block, peer] = row
+            else:
+                state.weights[neuron.uid] = row
             state.neurons[neuron.uid] = replace(neuron, last_update=block)
 
         return self._write(write)
+
+    def subnet(self, block: int) -> Subnet:
+        self._at(block)
+        return Subnet(self._epoch_blocks, self._max_space, self._rate_limit, self._commit_reveal, self.owner)
+
+    def stands_from(self, set_in: int) -> int | None:
+        if set_in > self.final:
+            return None
+        waiting = any(block == set_in for block, _ in self.state(set_in).commits)
+        block = (set_in // self._epoch_blocks + 1) * self._epoch_blocks if waiting else set_in
+        return block if block <= self.final else None
+
+    def balance(self, peer: PeerId) -> int:
+        if self.state(self.final).neuron(peer) is None:
+            raise ChainError("no coldkey owns this hotkey", code="HotKeyAccountNotExists")
+        return self.balances.get(peer, _BALANCE_RAO)
 
     # --- blocks --------------------------------------------------------------------------------------------------
 
@@ -281,13 +311,27 @@ class World:
 
     def _apply(self, write: _Write) -> int:
         block = self.head + 1
-        if self._blocks and self._pending is self._blocks[self.head].state:
-            self._pending = self._pending.copy()
+        self._own_pending()
         write(self._pending, block)
         self._pending_writes.append(write)
         return block
 
+    def _own_pending(self) -> None:
+        if self._blocks and self._pending is self._blocks[self.head].state:
+            self._pending = self._pending.copy()
+
+    def _reveal(self, block: int) -> None:
+        """Weights that were committed in an epoch before this block's stand from here; who may not set any, loses."""
+        due = [key for key in self._pending.commits if key[0] // self._epoch_blocks < block // self._epoch_blocks]
+        if due:
+            self._own_pending()
+        for key in due:
+            row, neuron = self._pending.commits.pop(key), self._pending.neuron(key[1])
+            if neuron is not None and (neuron.validates or neuron.id == self.owner):
+                self._pending.weights[neuron.uid] = row
+
     def _seal(self) -> None:
+        self._reveal(self.head + 1)
         self.head += 1
         position = self.head.to_bytes(8, "little") + self._forks.to_bytes(8, "little")
         digest = Digest(sha256(b"fake block" + position + self._seed).digest())
@@ -324,6 +368,14 @@ class WorldChain:
         self.world.check(self.peer)
         return self.world.state(block).peers
 
+    def subnet(self, block: int) -> Subnet:
+        self.world.check(self.peer)
+        return self.world.subnet(block)
+
+    def balance(self) -> int:
+        self.world.check(self.peer)
+        return self.world.balance(self.peer)
+
     def publish(self, fields: tuple[bytes, ...]) -> int:
         self.world.check(self.peer)
         return self.world.publish(self.peer, fields)
@@ -331,6 +383,10 @@ class WorldChain:
     def set_weights(self, weights: Mapping[Uid, float]) -> int:
         self.world.check(self.peer)
         return self.world.set_weights(self.peer, weights)
+
+    def stands_from(self, set_in: int) -> int | None:
+        self.world.check(self.peer)
+        return self.world.stands_from(set_in)
 
     def weights(self, block: int, uid: Uid) -> Mapping[Uid, int]:
         self.world.check(self.peer)

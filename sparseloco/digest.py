@@ -1,29 +1,32 @@
 """Digests of the consensus state: theta's Merkle root, and the proof of being in sync (docs/protocol.md section 5)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from protocol import merkle
 from protocol.assignment import Draw
-from protocol.layout import Layout, TensorLayout
+from protocol.layout import Layout
 from protocol.types import Digest, PeerId
 from sparseloco.floats import tensor_of
 from sparseloco.outer import OuterState
-from sparseloco.topk import blocks, slabs
 
 SYNC_POSITIONS = 4096
 
 
 def theta_digest(theta: Mapping[str, Tensor], layout: Layout, state: OuterState) -> Digest:
-    """Merkle root over the consensus state. A leaf is one chunk: its fp32 values, little-endian, row-major within the
-    block (-0.0 and every other bit kept), chunks in layout order; the last leaf is `state.encode()`."""
-    leaves = [leaf for tensor in layout for leaf in _leaves(tensor_of(theta, tensor, torch.float32), tensor)]
-    return merkle.root([*leaves, merkle.leaf(state.encode())])
+    """Merkle root over the consensus state: fp32 tensors on the CPU, which are not copied, and the outer state.
+
+    A leaf is a section of 16 MiB of one tensor's values, fp32 little-endian, row-major (-0.0 and every other bit kept),
+    each tensor beginning a new section, tensors in layout order; the last leaf is `state.encode()`. Hashed on as many
+    threads as torch computes with.
+    """
+    parts = [part for tensor in layout for part in merkle.sections(_bytes(tensor_of(theta, tensor, torch.float32)))]
+    threads = min(torch.get_num_threads(), max(1, len(parts)))
+    return merkle.root([*merkle.leaves(parts, threads), merkle.leaf(state.encode())])
 
 
 def sync_values(theta: Mapping[str, Tensor], layout: Layout, block_hash: Digest) -> bytes:
@@ -50,17 +53,8 @@ def sync_proof(values: bytes, peer: PeerId) -> Digest:
     return Digest(sha256(values + peer).digest())
 
 
-def _leaves(values: Tensor, tensor: TensorLayout) -> list[Digest]:
-    leaves: list[Digest] = [Digest(b"")] * tensor.num_chunks
-    for number, data in _chunk_bytes(values, tensor):
-        leaves[number] = merkle.leaf(data)
-    return leaves
-
-
-def _chunk_bytes(values: Tensor, tensor: TensorLayout) -> Iterator[tuple[int, bytes]]:
-    """(chunk number within the tensor, its bytes), region by region."""
-    for region in slabs(tensor):
-        rows: npt.NDArray[np.float32] = blocks(values, tensor, region).cpu().numpy().astype("<f4", copy=False)
-        for row, data in enumerate(rows):
-            down, across = divmod(row, region.across)
-            yield region.first + down * region.chunk_stride + across, data.tobytes()
+def _bytes(values: Tensor) -> memoryview:
+    """A tensor's values as they lie in memory, one row after the other."""
+    rows = values.detach().cpu().contiguous().numpy().astype("<f4", copy=False)
+    data: memoryview = rows.reshape(-1).view(np.uint8).data
+    return data

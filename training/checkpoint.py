@@ -3,19 +3,24 @@
 Files may come from strangers: sizes are known beforehand, headers are capped, and only the expected names, shapes and
 the one dtype pass; anything else is CheckpointCorrupt. Files are written whole and renamed, so one that exists is
 complete.
+
+The model is the largest thing that a node has: it is never copied in memory here, and its files are hashed and written
+beside each other, on as many threads as torch computes with.
 """
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
+from mmap import ACCESS_COPY, mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -25,13 +30,21 @@ from protocol.types import DIGEST_BYTES, Digest
 from training.shards import Fetch
 
 Shapes = Mapping[str, tuple[int, ...]]
+S = TypeVar("S")
+T = TypeVar("T")
 
-FILE_BYTES = 4 << 30
+FILE_BYTES = 1 << 30
 """Tensors are grouped, in order of name, into files of at most this size; a larger tensor has a file of its own."""
 
 MAX_MANIFEST_BYTES = 16 << 20
 _LENGTH_BYTES = 8
 _ITEM_BYTES = 4
+_WRITE_BYTES = 16 << 20
+"""Hashed, and then written, at once."""
+
+
+class Damaged(CheckpointCorrupt):
+    """A file is not what its name says: the disk has changed it, or whoever brought it did not look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,44 +61,46 @@ def save(folder: Path, saved: Saved) -> Digest:
     The manifest is written last. Saving the same state twice gives the same digests and the same files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files = []
-    for group in _groups(saved.tensors):
-        data = _encode({name: saved.tensors[name] for name in group})
-        digest = Digest(sha256(data).digest())
-        _write(tensors_path(folder, digest), data)
-        files.append({"sha256": digest.hex(), "num_bytes": len(data), "tensors": group})
-    manifest = canonical_json({"version": 1, "facts": dict(saved.facts), "files": files})
-    digest = Digest(sha256(manifest).digest())
-    _write(manifest_path(folder, digest), manifest)
+    groups = [{name: saved.tensors[name] for name in group} for group in _groups(saved.tensors)]
+    written = _beside(lambda group: _write(folder, ".safetensors", _encoded(group)), groups)
+    files = [
+        {"sha256": digest.hex(), "num_bytes": num_bytes, "tensors": list(group)}
+        for group, (digest, num_bytes) in zip(groups, written, strict=True)
+    ]
+    digest, _ = _write(folder, ".json", [canonical_json({"version": 1, "facts": dict(saved.facts), "files": files})])
+    _sync(folder)
     return digest
 
 
 def load(folder: Path, digest: Digest, shapes: Shapes, *, fetch: Fetch | None = None) -> Saved:
     """The state whose manifest has `digest`, with exactly the tensors of `shapes`; missing files are fetched.
 
-    Facts are returned as they stand: their reader judges them. Raises CheckpointCorrupt.
+    The tensors lie in the mapped files, and are read from the disk when they are looked at. Facts are returned as they
+    stand: their reader judges them. Raises CheckpointCorrupt.
     """
     path = manifest_path(folder, digest)
     if fetch is not None and not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         fetch(digest, MAX_MANIFEST_BYTES, path)
-    facts, files = _parse_manifest(_read(path, MAX_MANIFEST_BYTES, digest))
+    facts, files = _parse_manifest(bytes(_read(path, MAX_MANIFEST_BYTES, digest)))
     if sorted(name for file in files for name in file.tensors) != sorted(shapes):
         raise CheckpointCorrupt(f"checkpoint {digest.hex()} does not hold this model's tensors, each once")
-    tensors: dict[str, Tensor] = {}
     for file in files:
-        expected = {name: shapes[name] for name in file.tensors}
         path = tensors_path(folder, file.digest)
         if fetch is not None and not path.exists():
-            fetch(file.digest, _max_bytes(expected), path)
-        tensors |= load_tensors(path, expected, digest=file.digest)
-    return Saved(tensors, facts)
+            fetch(file.digest, _max_bytes({name: shapes[name] for name in file.tensors}), path)
+
+    def read(file: _File) -> dict[str, Tensor]:
+        expected = {name: shapes[name] for name in file.tensors}
+        return load_tensors(tensors_path(folder, file.digest), expected, digest=file.digest)
+
+    return Saved({name: tensor for part in _beside(read, files) for name, tensor in part.items()}, facts)
 
 
 def blobs(folder: Path, digest: Digest) -> tuple[tuple[Digest, Path], ...]:
     """Every file of a saved state, tensors first, the manifest last: the order in which to publish them."""
     path = manifest_path(folder, digest)
-    _, files = _parse_manifest(_read(path, MAX_MANIFEST_BYTES, digest))
+    _, files = _parse_manifest(bytes(_read(path, MAX_MANIFEST_BYTES, digest)))
     return (*((file.digest, tensors_path(folder, file.digest)) for file in files), (digest, path))
 
 
@@ -97,26 +112,16 @@ def tensors_path(folder: Path, digest: Digest) -> Path:
     return folder / f"{digest.hex()}.safetensors"
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Digest:
-    """Write fp32 tensors to one safetensors file; returns its sha256. The same tensors give the same bytes."""
-    data = _encode(tensors)
-    _write(path, data)
-    return Digest(sha256(data).digest())
-
-
-def load_tensors(source: Path | bytes, shapes: Shapes, *, digest: Digest | None = None) -> dict[str, Tensor]:
-    """Exactly the fp32 tensors of `shapes` from a safetensors file or its bytes, as fresh CPU tensors.
+def load_tensors(path: Path, shapes: Shapes, *, digest: Digest) -> dict[str, Tensor]:
+    """Exactly the fp32 tensors of `shapes` from a safetensors file, over its mapped bytes: writing to them changes
+    neither the file nor what others see of it.
 
     Raises CheckpointCorrupt when the file is missing, larger than these tensors can be, of another digest, or holds
     anything but these tensors. The safetensors library accepts duplicate keys, overlaps and 100 MB headers; the header
     is therefore read here.
     """
     max_bytes = _max_bytes(shapes)
-    data = _read(source, max_bytes, digest) if isinstance(source, Path) else source
-    if len(data) > max_bytes:
-        raise CheckpointCorrupt(f"a tensors file of {len(data)} bytes; these tensors take at most {max_bytes}")
-    if digest is not None and sha256(data).digest() != digest:
-        raise CheckpointCorrupt(f"a tensors file does not hash to {digest.hex()}")
+    data = _read(path, max_bytes, digest)
     header, begin = _parse_header(data, max_bytes - _num_bytes(shapes))
     if header.keys() != shapes.keys():
         odd = sorted(header.keys() ^ shapes.keys())
@@ -132,12 +137,13 @@ def load_tensors(source: Path | bytes, shapes: Shapes, *, digest: Digest | None 
         position = end
     if begin + position != len(data):
         raise CheckpointCorrupt(f"a tensors file has {len(data)} bytes, its header accounts for {begin + position}")
-    return {
-        name: torch.from_numpy(
-            np.frombuffer(data, dtype="<f4", count=prod(shape), offset=begin + first).reshape(shape).copy()
-        )
-        for name, (shape, first, _) in header.items()
-    }
+    return {name: _tensor(data, shape, begin + first) for name, (shape, first, _) in header.items()}
+
+
+def _tensor(data: memoryview, shape: tuple[int, ...], first: int) -> Tensor:
+    values = np.frombuffer(data, dtype="<f4", count=prod(shape), offset=first).reshape(shape)
+    # Whoever wrote the file decides where its data begins.
+    return torch.from_numpy(values if values.flags.aligned and values.flags.writeable else values.copy())
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +175,7 @@ def _parse_file(entry: Any) -> _File:
     return _File(Digest(bytes.fromhex(digest)), tuple(names))
 
 
-def _parse_header(data: bytes, max_header_bytes: int) -> tuple[dict[str, tuple[tuple[int, ...], int, int]], int]:
+def _parse_header(data: memoryview, max_header_bytes: int) -> tuple[dict[str, tuple[tuple[int, ...], int, int]], int]:
     """Name -> (shape, first byte, end) of every tensor, and where the data begins."""
     if len(data) < _LENGTH_BYTES:
         raise CheckpointCorrupt(f"a tensors file of {len(data)} bytes is cut short")
@@ -179,7 +185,7 @@ def _parse_header(data: bytes, max_header_bytes: int) -> tuple[dict[str, tuple[t
             f"a tensors file claims a header of {length} bytes; at most {max_header_bytes} expected"
         )
     try:
-        table = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length], object_pairs_hook=_unique)
+        table = json.loads(bytes(data[_LENGTH_BYTES : _LENGTH_BYTES + length]), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as fault:
         raise CheckpointCorrupt(f"the header of a tensors file is not JSON with unique keys: {fault}") from None
     if not isinstance(table, dict):
@@ -230,38 +236,75 @@ def _groups(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
         yield group
 
 
-def _encode(tensors: Mapping[str, Tensor]) -> bytes:
-    for name, tensor in tensors.items():
+def _encoded(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """A safetensors file, piece by piece: length of the header, header, data in order of name."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in sorted(tensors.items()):
         if tensor.dtype != torch.float32:
             raise ValueError(f"tensor {name!r} is {tensor.dtype}; saved state is fp32")
-    data: bytes = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    return data
+        first, end = end, end + tensor.numel() * _ITEM_BYTES
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [first, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(-(-len(text) // _LENGTH_BYTES) * _LENGTH_BYTES)
+    yield len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    for _, tensor in sorted(tensors.items()):
+        values = tensor.detach().cpu().contiguous().numpy().astype("<f4", copy=False)
+        data: memoryview = values.reshape(-1).view(np.uint8).data
+        for first in range(0, len(data), _WRITE_BYTES):
+            yield data[first : first + _WRITE_BYTES]
 
 
-def _read(path: Path, max_bytes: int, digest: Digest | None) -> bytes:
-    """A file's bytes, never more than `max_bytes` of them. Raises CheckpointCorrupt."""
+def _beside(work: Callable[[S], T], items: Iterable[S]) -> list[T]:
+    """The work on every item, in order: hashing and writing give the interpreter up."""
+    items = list(items)
+    threads = min(torch.get_num_threads(), len(items))
+    if threads <= 1:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, items))
+
+
+def _read(path: Path, max_bytes: int, digest: Digest) -> memoryview:
+    """A file's mapped bytes, if they are at most `max_bytes` and have this digest. Raises CheckpointCorrupt."""
     try:
         with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
+            size = os.fstat(file.fileno()).st_size
+            if size > max_bytes:
+                raise CheckpointCorrupt(f"{path} is larger than the {max_bytes} bytes that it can hold")
+            data = memoryview(mmap(file.fileno(), size, access=ACCESS_COPY) if size else b"")
     except FileNotFoundError:
         raise CheckpointCorrupt(f"{path} is missing") from None
-    if len(data) > max_bytes:
-        raise CheckpointCorrupt(f"{path} is larger than the {max_bytes} bytes that it can hold")
-    if digest is not None and sha256(data).digest() != digest:
-        raise CheckpointCorrupt(f"{path} does not hash to {digest.hex()}; delete it to get it from another source")
+    if sha256(data).digest() != digest:
+        raise Damaged(f"{path} does not hash to {digest.hex()}; delete it to get it from another source")
     return data
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all, also when the machine loses power: data reach the disk before the name does."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+def _write(folder: Path, suffix: str, pieces: Iterable[bytes | memoryview]) -> tuple[Digest, int]:
+    """Write a file under its sha256, whole or not at all; returns that and its size. Data reach the disk before the
+    name does, also when the machine loses power."""
+    hashed = sha256()
+    descriptor, partial = tempfile.mkstemp(dir=folder, suffix=".partial")
     try:
-        os.fsync(folder)
+        with open(descriptor, "wb", buffering=0) as file:
+            for piece in pieces:
+                hashed.update(piece)
+                left = memoryview(piece)
+                while left:
+                    left = left[file.write(left) :]
+            size = file.tell()
+            os.fsync(file.fileno())
+        os.replace(partial, folder / f"{hashed.hexdigest()}{suffix}")
+    except BaseException:
+        os.unlink(partial)
+        raise
+    return Digest(hashed.digest()), size
+
+
+def _sync(folder: Path) -> None:
+    """The names in a folder reach the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)

@@ -229,10 +229,11 @@ def test_weights_are_read_back_scaled_to_u16_and_a_second_set_at_once_is_refused
         chain.set_weights({first: 1.0, second: 1.0})
     assert caught.value.code == "SettingWeightsTooFast"
     peers = final(chain, block)
-    assert chain.weights(block, me) == {first: 65535, second: 16384}
+    row = dict.fromkeys((peer.uid for peer in peers), 0) | {first: 65535, second: 16384}
+    assert chain.weights(block, me) == row, "the complete row: uids that were not named weigh zero"
     assert next(peer.last_update for peer in peers if peer.uid == me) == block
     assert next(peer.last_update for peer in chain.peers(block - 1) if peer.uid == me) < block
-    assert chain.weights(block - 1, me) != {first: 65535, second: 16384}
+    assert chain.weights(block - 1, me) != row
     assert chain.weights(block, second) == {}
 
 

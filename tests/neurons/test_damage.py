@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from node.runfile import folder_of
 from node.state import Saved
-from protocol.types import hotkey
+from protocol import keys
+from protocol.types import Digest, hotkey
 from rounds.validator import Validator
 from tests.network import FakeNetwork, saved_state
-from training.checkpoint import blobs
+from training.checkpoint import blobs, manifest_path
 
 Networks = Callable[..., FakeNetwork]
 
@@ -70,3 +72,22 @@ def test_a_node_whose_disk_changed_a_byte_mends_itself(networks: Networks, name:
         program = network[name].program
         assert isinstance(program, Validator)
         assert program.scores.book.peers[network["miner-1"].peer].evaluations > 3  # nothing but theta was lost
+
+
+@pytest.mark.parametrize("part", ["theta", "manifest"])
+def test_what_was_fetched_and_damaged_before_anything_was_saved_is_fetched_again(networks: Networks, part: str) -> None:
+    """A node that died between the two must not fail at every start for ever."""
+    network = networks(miners=2)
+    state = Digest(bytes.fromhex(network.run.first.genesis_checkpoint))
+    files = folder_of(network["miner-2"].home, network.run.id) / "files"
+    files.mkdir(parents=True)
+    manifest = network.store.buckets["owner"][keys.blob(state)].data
+    manifest_path(files, state).write_bytes(manifest if part == "theta" else manifest[:-1])
+    if part == "theta":
+        (_, tensors), _ = blobs(files, state)
+        tensors.write_bytes(b"another")
+    network.start()
+    network.run_until(2)
+    assert network["miner-2"].events("applied")
+    network.assert_agreement()
+    assert list((files.parent / "damaged").iterdir())

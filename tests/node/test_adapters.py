@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
+from chain.adapter import open_chain
 from node.adapters import Line, open_doors, opener, owner_opener
 from node.config import NetworkConfig, NodeConfig
 from protocol.errors import ConfigError
 from protocol.types import Pointer
-from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
+from tests.fakes.chain import FakeSigner, fake_verify
 
 PRIVATE = [Pointer(f"http://{host}", "bucket", "access", "secret") for host in ("169.254.169.254", "127.0.0.1:9000")]
 BUCKET = {"name": "own", "access_key": "a", "secret_key": "b", "read_access_key": "c", "read_secret_key": "d"}
@@ -26,8 +27,7 @@ def config(endpoint: str, network: str = "ws://127.0.0.1:9944") -> NodeConfig:
 
 
 def line() -> Line:
-    signer = FakeSigner("a")
-    return Line(FakeChain(FakeWorld(), signer.peer), signer, fake_verify)
+    return Line(open_chain("ws://127.0.0.1:1", 1, None), FakeSigner("a"), fake_verify)
 
 
 @pytest.mark.parametrize("pointer", PRIVATE)

@@ -10,7 +10,6 @@ from protocol.layout import Layout
 from protocol.types import Digest, PeerId
 from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.outer import OuterState
-from tests.sparseloco import twin
 from tests.sparseloco.samples import RAGGED, arrays, tensors
 
 LAYOUT = Layout.of(RAGGED, 64)
@@ -19,16 +18,17 @@ HASH = Digest(sha256(b"block").digest())
 PEER = PeerId(b"p" * 32)
 
 
-def test_the_digest_is_the_merkle_root_over_chunks_and_state():
-    shapes = {**RAGGED, "grid": (200, 150)}
-    layout = Layout.of(shapes, 64)
-    theta = arrays("normal", 0, shapes)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_digest_is_the_merkle_root_over_sections_and_state(monkeypatch, threads):
+    monkeypatch.setattr(merkle, "SECTION_BYTES", 4096)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    theta = arrays("normal", 0)
     leaves = []
-    for name in sorted(shapes):
-        matrix, slices = twin.chunk_slices(shapes[name])
-        leaves += [merkle.leaf(theta[name].reshape(matrix)[where].astype("<f4").tobytes()) for where in slices]
-    assert len(leaves) == layout.num_chunks
-    assert theta_digest(tensors(theta), layout, STATE) == merkle.root([*leaves, merkle.leaf(STATE.encode())])
+    for name in sorted(RAGGED):
+        data = theta[name].astype("<f4").tobytes()
+        leaves += [sha256(b"\x00" + data[at : at + 4096]).digest() for at in range(0, len(data), 4096)]
+    assert len(leaves) > len(RAGGED)
+    assert theta_digest(tensors(theta), LAYOUT, STATE) == merkle.root([*leaves, merkle.leaf(STATE.encode())])
 
 
 @pytest.mark.parametrize("name", [name for name in RAGGED if name != "empty"])

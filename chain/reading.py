@@ -1,0 +1,130 @@
+"""What is read of a subnet, each at the hash of one block: headers, hotkeys, demands, balances, commits.
+
+Coroutines over a session; when to call them and what to keep is for chain/adapter.py. Answers of another shape than the
+runtime's raise what Python raises. Source: subtensor's pallets SubtensorModule and Commitments; bittensor 11.3.
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from chain.session import Session
+from chain.slots import decode_fields, decode_slot
+from protocol.errors import ChainError
+from protocol.types import DIGEST_BYTES, Digest, Header, Peer, PeerId, Subnet, Uid, hotkey, peer_id
+
+_METAGRAPH = ("SubnetInfoRuntimeApi", "get_metagraph")
+_SELECTIVE_METAGRAPH = ("SubnetInfoRuntimeApi", "get_selective_metagraph")
+_COLUMNS = [52, 57, 59, 69]
+"""SelectiveMetagraphIndex of hotkeys, validator_permit, last_update and total_stake: a twentieth of a metagraph."""
+_NOBODY = hotkey(PeerId(bytes(32)))
+"""What the chain says of an owner where there is none."""
+
+
+async def header(session: Session, block: int) -> Header:
+    block_hash = await session.substrate.block_hash(block)
+    milliseconds = await session.substrate.query("Timestamp", "Now", [], block_hash=block_hash)
+    return Header(block, Digest(hash_bytes(block_hash)), int(milliseconds) / 1000.0)
+
+
+def hash_bytes(text: str) -> bytes:
+    """The 32 bytes of a block's hash; ValueError, or AttributeError, for what is none."""
+    found = bytes.fromhex(text.removeprefix("0x"))
+    if len(found) != DIGEST_BYTES:
+        raise ValueError("a block's hash has 32 bytes")
+    return found
+
+
+async def neurons(session: Session, netuid: int, block_hash: str) -> tuple[Peer, ...]:
+    """Every registered hotkey by uid, without its slot, in one call. Stake comes from the runtime itself, which weighs
+    alpha and root stake by rules that change with its version."""
+    try:
+        columns = await session.substrate.runtime_call(*_SELECTIVE_METAGRAPH, [netuid, _COLUMNS], block_hash=block_hash)
+    except ValueError:  # the SDK's word for a method that the runtime's metadata does not have
+        columns = await session.substrate.runtime_call(*_METAGRAPH, [netuid], block_hash=block_hash)
+    if not isinstance(columns, dict) or columns.get("hotkeys") is None:
+        raise ChainError(f"there is no subnet {netuid} on this chain: correct the netuid, or the network")
+    rows = zip(
+        columns["hotkeys"], columns["total_stake"], columns["validator_permit"], columns["last_update"], strict=True
+    )
+    return tuple(
+        Peer(peer_id(str(address)), Uid(uid), int(stake), bool(permit), int(updated))
+        for uid, (address, stake, permit, updated) in enumerate(rows)
+    )
+
+
+async def peers(session: Session, netuid: int, block_hash: str) -> tuple[Peer, ...]:
+    """Every registered hotkey with its slot, by uid."""
+    found = await neurons(session, netuid, block_hash)
+    keys = [[netuid, hotkey(peer.id)] for peer in found]
+    registrations = await session.substrate.query_batch("Commitments", "CommitmentOf", keys, block_hash=block_hash)
+    return tuple(
+        replace(peer, slot=decode_slot(registration)) for peer, registration in zip(found, registrations, strict=True)
+    )
+
+
+async def subnet(session: Session, netuid: int, block_hash: str) -> Subnet:
+    async def read(pallet: str, item: str, *params: int) -> Any:
+        return await session.substrate.query(pallet, item, list(params), block_hash=block_hash)
+
+    tempo, space, limit, conceals, owner = await asyncio.gather(
+        read("SubtensorModule", "Tempo", netuid),
+        read("Commitments", "MaxSpace"),
+        read("SubtensorModule", "WeightsSetRateLimit", netuid),
+        read("SubtensorModule", "CommitRevealWeightsEnabled", netuid),
+        read("SubtensorModule", "SubnetOwnerHotkey", netuid),
+    )
+    if not tempo:
+        raise ChainError(f"there is no subnet {netuid} on this chain: correct the netuid, or the network")
+    return Subnet(
+        int(tempo), int(space), int(limit), bool(conceals), None if owner in (None, _NOBODY) else peer_id(str(owner))
+    )
+
+
+async def weights(session: Session, netuid: int, uid: Uid, block_hash: str) -> dict[Uid, int]:
+    rows = await session.substrate.query("SubtensorModule", "Weights", [netuid, int(uid)], block_hash=block_hash)
+    return {Uid(int(target)): int(weight) for target, weight in rows or []}
+
+
+async def payer(session: Session, address: str) -> str:
+    """Address of the coldkey that owns a hotkey, at the head: it pays the hotkey's fees."""
+    owner = await session.substrate.query("SubtensorModule", "Owner", [address])
+    if owner in (None, _NOBODY):
+        raise ChainError(f"no coldkey owns hotkey {address}: register it on the subnet", code="HotKeyAccountNotExists")
+    return str(owner)
+
+
+async def balance(session: Session, address: str, block_hash: str | None = None) -> int:
+    """Free balance of an account, in rao; at the head without a hash."""
+    account = await session.substrate.query("System", "Account", [address], block_hash=block_hash)
+    return int(account["data"]["free"])
+
+
+async def commits_wait(session: Session, netuid: int, epoch: int, committed_in: int, block_hash: str) -> bool:
+    """Whether weights that were committed in block `committed_in`, of this epoch, wait to be revealed."""
+    waiting = await session.substrate.query(
+        "SubtensorModule", "TimelockedWeightCommits", [netuid, epoch], block_hash=block_hash
+    )
+    return any(int(commit[1]) == committed_in for commit in waiting or [])
+
+
+async def epoch(session: Session, netuid: int, block_hash: str) -> int:
+    """Number of the subnet's epoch; 0 on a runtime that does not count them, which reveals otherwise."""
+    index = await session.substrate.query("SubtensorModule", "SubnetEpochIndex", [netuid], block_hash=block_hash)
+    return int(index or 0)
+
+
+async def own_slot(session: Session, netuid: int, address: str) -> tuple[int, tuple[bytes, ...]]:
+    """Block and fields of a hotkey's slot at the head; block -1 when there is none."""
+    value = await session.substrate.query("Commitments", "CommitmentOf", [netuid, address])
+    return (int(value["block"]), decode_fields(value["info"])) if isinstance(value, dict) else (-1, ())
+
+
+async def own_update(session: Session, netuid: int, address: str) -> int:
+    """`last_update` of a hotkey's uid at the head."""
+    block_hash = await session.substrate.block_hash()
+    uid = await session.substrate.query("SubtensorModule", "Uids", [netuid, address], block_hash=block_hash)
+    if uid is None:
+        raise ChainError(f"hotkey {address} is not registered on subnet {netuid}", code="HotKeyNotRegisteredInSubNet")
+    updates = await session.substrate.query("SubtensorModule", "LastUpdate", [netuid], block_hash=block_hash)
+    return int(updates[uid])
