@@ -12,6 +12,7 @@ from protocol.errors import AccessDenied, OutOfSync
 from protocol.ports import Chain, Multipart, ObjectFacts, Verify
 from protocol.run import Run
 from protocol.types import Header, Peer, PeerId, Pointer, Subnet, Uid
+from storage.s3 import Sink
 
 _NOWHERE = Pointer("https://nowhere.invalid", "none", "none", "none")
 
@@ -96,6 +97,9 @@ class _NoBucket:
         _refuse()
 
     def get_range(self, key: str, *, first: int, num_bytes: int, etag: str, timeout_seconds: float) -> bytes:
+        _refuse()
+
+    def stream(self, key: str, sink: Sink, *, first: int, num_bytes: int, etag: str, timeout_seconds: float) -> None:
         _refuse()
 
     def head(self, key: str, *, timeout_seconds: float) -> ObjectFacts | None:

@@ -6,6 +6,8 @@ MurmurError
 ├── ChainError           the chain did not answer or refused; retried until the phase's deadline
 ├── StorageError         a bucket did not answer or refused; retried until the phase's deadline
 │   ├── ObjectMissing    404: not there (yet)
+│   │   └── BucketMissing   nor is the bucket: a wrong name or endpoint
+│   ├── ObjectReplaced   another version than the one that was being read; read it from its beginning
 │   ├── ObjectTooLarge   the size differs from the one known beforehand; nothing was read
 │   └── AccessDenied     401/403: the credential is wrong or may not do this
 ├── InvalidSubmission    a peer's bytes break a rule; becomes a Rejection with this reason, never unwinds our loop
@@ -54,6 +56,14 @@ class StorageError(MurmurError):
 
 class ObjectMissing(StorageError):
     """The object is not there."""
+
+
+class BucketMissing(ObjectMissing):
+    """There is no bucket of this name, so far as the server lets us see."""
+
+
+class ObjectReplaced(StorageError):
+    """The object is no longer the version whose ETag was given."""
 
 
 class ObjectTooLarge(StorageError):

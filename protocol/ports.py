@@ -151,7 +151,7 @@ class Multipart(Protocol):
     """An object on its way in parts, seen by nobody before `complete`. Thread-safe: parts may travel beside each other
     and in any order."""
 
-    def put(self, number: int, data: bytes, *, timeout_seconds: float) -> None:
+    def put(self, number: int, data: bytes | memoryview, *, timeout_seconds: float) -> None:
         """Store part `number`, from 1 to 10,000. Every part but the last needs 5 MiB, on some servers one size for all.
 
         Raises ObjectMissing when the server does not know this upload (any more), AccessDenied, StorageError.
@@ -159,7 +159,8 @@ class Multipart(Protocol):
         ...
 
     def complete(self, *, timeout_seconds: float) -> None:
-        """Make the object of all parts that are stored, in order of number, visible at once."""
+        """Make the object of all parts that are stored, in order of number, visible at once. Returns also when only the
+        answer was lost."""
         ...
 
     def abort(self, *, timeout_seconds: float) -> None:
@@ -184,7 +185,7 @@ class Bucket(Protocol):
         ...
 
     def head(self, key: str, *, timeout_seconds: float) -> ObjectFacts | None:
-        """Facts of an object, None when it is not there."""
+        """Facts of an object, None when it is not there. Raises BucketMissing where the server tells."""
         ...
 
     def list(self, prefix: str, *, max_keys: int, timeout_seconds: float) -> tuple[str, ...]:

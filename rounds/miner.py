@@ -28,7 +28,7 @@ from sparseloco.update import Update
 from storage.exchange import publish
 from storage.realtime import seconds_until
 from storage.seal import Sealing
-from storage.upload import Upload, has_parts
+from storage.upload import Upload, goes_ahead
 from training.loader import sequences
 from training.shards import Shards
 
@@ -186,7 +186,7 @@ class Miner:
             deadline = node.seconds_until(node.clock.commit_by(round))
         except ChainError:
             return None  # not a reason to lose work that is not saved yet
-        if not has_parts(len(data)) or deadline <= 0:
+        if not goes_ahead(node.doors.bucket, len(data)) or deadline <= 0:
             return None
         upload = Upload(
             node.doors.bucket, keys.payload(node.run.id, round), data, timeout_seconds=deadline, time=node.time

@@ -11,11 +11,11 @@ from hashlib import md5
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from protocol.errors import AccessDenied, ObjectMissing, ObjectTooLarge, StorageError
+from protocol.errors import AccessDenied, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
 from protocol.ports import Multipart, ObjectFacts, Time
 from protocol.types import Pointer
-from storage.realtime import REAL
-from storage.s3 import ObjectReplaced
+from storage.realtime import REAL, seconds_until
+from storage.s3 import PART_BYTES, Sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +163,12 @@ class StoreBucket:
         self._travel("get", key, num_bytes, timeout_seconds)
         return found.data[first : first + num_bytes]
 
+    def stream(self, key: str, sink: Sink, *, first: int, num_bytes: int, etag: str, timeout_seconds: float) -> None:
+        until, end = self._time.now() + timeout_seconds, first + num_bytes
+        for at in range(first, end, PART_BYTES):
+            left = seconds_until(until, self._time)
+            sink(self.get_range(key, first=at, num_bytes=min(PART_BYTES, end - at), etag=etag, timeout_seconds=left))
+
     def head(self, key: str, *, timeout_seconds: float) -> ObjectFacts | None:
         self._enter("head", key, timeout_seconds)
         try:
@@ -250,7 +256,7 @@ class StoreParts:
         self._bucket, self._store = bucket, store
         self._data: dict[int, bytes] = {}
 
-    def put(self, number: int, data: bytes, *, timeout_seconds: float) -> None:
+    def put(self, number: int, data: bytes | memoryview, *, timeout_seconds: float) -> None:
         self._bucket._enter(f"part {number}", self.key, timeout_seconds, writes=True)
         self._bucket._travel("part", self.key, len(data), timeout_seconds, up=True)
         with self._store.lock:

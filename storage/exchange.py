@@ -128,7 +128,7 @@ def fetch(
     would leave the owner's bucket a sixtieth beside sixty mirrors, too little for any large object.
 
     Also tells whether one of them ran out of its part, so that more time might still bring the object. `stopped` is
-    asked before every part of a large one.
+    asked before every object, and before every block of one that goes to the disk.
     """
     until = time.now() + timeout_seconds
     faults: list[Fault] = []
@@ -181,6 +181,8 @@ class _Visit:
         return data if isinstance(data, Fault) or path is None else self._kept(data, path)
 
     def _to_memory(self, bucket: RangedBucket) -> bytes | Fault:
+        if self.stopped():
+            return Fault("unavailable", "no longer wanted")
         data = bucket.get(self.source.key, max_bytes=self.item.size, timeout_seconds=self._left, exact=self.item.exact)
         return data if self.item.accept(data) else _MISMATCH
 

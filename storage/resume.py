@@ -1,6 +1,6 @@
 """Downloads that survive a restart of this process: a file in the cache and, beside it, which version it is of.
 
-boto3 starts again from nothing; here the ETag and the number of whole parts on disk are enough to go on with Range and
+boto3 starts again from nothing; here the ETag and the number of bytes on disk are enough to go on with Range and
 If-Match. A file is never trusted for having been resumed: whoever asked for it checks its digest (docs/protocol.md
 section 8), so nothing is synced to disk on the way.
 """
@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
-from protocol.errors import ConfigError, ObjectMissing, ObjectTooLarge, StorageError
+from protocol.errors import ConfigError, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
 from protocol.ports import Time
 from storage.realtime import REAL, seconds_until
-from storage.s3 import PART_BYTES, ObjectReplaced, RangedBucket
+from storage.s3 import PART_BYTES, RangedBucket
 
 _VERSIONS = 3
 
@@ -35,10 +35,10 @@ def download_to(
     stopped: Callable[[], bool] = lambda: False,
     time: Time = REAL,
 ) -> None:
-    """Bring the object's `size` bytes to `path`, in parts of 16 MiB, going on from what an earlier call left.
+    """Bring the object's `size` bytes to `path`, going on from what an earlier call left.
 
     `path` appears only when it is whole; until then `<path>.part` and `<path>.etag` stand beside it. `stopped` is asked
-    before every part. Raises what Bucket.get raises, Busy at once when another thread is at it, and ConfigError when
+    before every block. Raises what Bucket.get raises, Busy at once when another thread is at it, and ConfigError when
     the disk is full or not writable.
     """
     until = time.now() + timeout_seconds
@@ -140,22 +140,27 @@ def _download(
         _forget(path)
         note.write_text(label)
     with part.open("ab") as file:
-        # A write that was cut off may have left less than a part: go back to the last whole one.
-        have = min(file.tell(), size) // PART_BYTES * PART_BYTES
+        # However it ended before, blocks were appended in order, so what is there is the object's beginning.
+        have = min(file.tell(), size)
         file.truncate(have)
-        while have < size:
+
+        def go_on() -> None:
             if stopped():
                 raise StorageError("get: no longer wanted")
-            block = bucket.get_range(
-                key,
-                first=have,
-                num_bytes=min(PART_BYTES, size - have),
-                etag=facts.etag,
-                timeout_seconds=seconds_until(until, time),
-            )
+
+        def append(block: bytes) -> None:
             file.write(block)
-            file.flush()
-            have += len(block)
+            go_on()
+
+        go_on()
+        bucket.stream(
+            key,
+            append,
+            first=have,
+            num_bytes=size - have,
+            etag=facts.etag,
+            timeout_seconds=seconds_until(until, time),
+        )
     os.replace(part, path)
     note.unlink(missing_ok=True)
 

@@ -50,12 +50,13 @@ _KEEPALIVE = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, s
 logging.getLogger("urllib3.connection").setLevel(logging.ERROR)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _UNICAST = ipaddress.ip_network("2000::/3")
+_DATE = re.compile(r"[A-Za-z0-9,: +-]{1,64}")
 _WELL_FORMED = {
     "content-length": re.compile(r"[0-9]{1,15}"),
-    "content-range": re.compile(r"bytes [0-9]{1,15}-[0-9]{1,15}/[0-9]{1,15}"),
+    "content-range": re.compile(r"bytes ([0-9]{1,15}-[0-9]{1,15}|\*)/([0-9]{1,15}|\*)"),
     "content-type": re.compile(r"[!-~ ]{1,200}"),
     "etag": re.compile(r"[!-~]{1,200}"),
-    "last-modified": re.compile(r"[A-Za-z0-9,: +-]{1,64}"),
+    "last-modified": _DATE,
 }
 
 
@@ -349,9 +350,18 @@ def _checked(response: urllib3.BaseHTTPResponse) -> dict[str, str]:
         if len(values) > 1 or not form.fullmatch(values[0]):
             raise TransportError(f"the answer's {name} is malformed")
         headers[name] = values[0]
-    if "last-modified" in headers:
-        try:
-            parsedate_to_datetime(headers["last-modified"]).timestamp()
-        except (ValueError, OverflowError):
-            raise TransportError("the answer's last-modified is malformed") from None
+    if "last-modified" in headers and not _is_date(headers["last-modified"]):
+        raise TransportError("the answer's last-modified is malformed")
+    # Only a refusal looks at it, so a server that has it wrong, or a proxy that adds one, may.
+    dates = response.headers.getlist("date")
+    if len(dates) == 1 and _DATE.fullmatch(dates[0]) and _is_date(dates[0]):
+        headers["date"] = dates[0]
     return headers
+
+
+def _is_date(text: str) -> bool:
+    try:
+        parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):
+        return False
+    return True

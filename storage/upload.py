@@ -3,17 +3,22 @@
 The first part waits for `finish`, and so does the completion; without both nobody sees any of the rest. A miner's
 envelope stands in the first part, so nothing is published before it is saved (docs/protocol.md section 2). What a dead
 process left behind is not resumed but aborted at the next start (Bucket.abort_unfinished), and the saved bytes go up
-whole. May not decide what to do when it fails: the caller still has the bytes.
+whole. May not decide what to do when it fails, but leaves the time for it: the caller still has the bytes.
+
+A store that takes parts in order only holds on to every other part until it has the first, which here never comes. So
+a part of one byte asks, before any real one travels.
 """
 
 from collections import deque
 from contextlib import suppress
+from weakref import WeakKeyDictionary
 
 from protocol.errors import AccessDenied, ObjectMissing, StorageError
-from protocol.ports import Multipart, Time
+from protocol.ports import Bucket, Multipart, Time
 from storage.exchange import persist
 from storage.realtime import REAL, seconds_until
-from storage.s3 import PART_BYTES, UPLOAD_THREADS, RangedBucket
+from storage.s3 import PART_BYTES, UPLOAD_THREADS
+from storage.transport import READ_SECONDS
 
 ABORT_SECONDS = 5.0
 _TRIES = 5
@@ -21,12 +26,19 @@ _TRIES = 5
 to do it another way."""
 _FINAL = (AccessDenied, ObjectMissing)
 """Trying again does not help: refused, or the server has forgotten this upload."""
-_PROBE_BYTES = 4096
+_PROBE_SECONDS = 10.0
+"""For one byte, to a server that has just answered."""
+_STILL_SECONDS = READ_SECONDS
+"""A request that hangs is noticed, and asked again, only after that."""
+
+_any_order: "WeakKeyDictionary[Bucket, bool]" = WeakKeyDictionary()
+"""What the first upload has found out about each bucket."""
 
 
-def has_parts(num_bytes: int) -> bool:
-    """Whether an object of this size has anything that could travel before its first part."""
-    return num_bytes > PART_BYTES
+def goes_ahead(bucket: Bucket, num_bytes: int) -> bool:
+    """Whether an object of this size has anything that could travel before its first part, and the store would take it,
+    so far as is known."""
+    return num_bytes > PART_BYTES and _any_order.get(bucket, True)
 
 
 class Upload:
@@ -36,9 +48,7 @@ class Upload:
     not declared `ready` may change, and those of the first part until `finish`.
     """
 
-    def __init__(
-        self, bucket: RangedBucket, key: str, data: bytearray, *, timeout_seconds: float, time: Time = REAL
-    ) -> None:
+    def __init__(self, bucket: Bucket, key: str, data: bytearray, *, timeout_seconds: float, time: Time = REAL) -> None:
         self._bucket, self._key, self._data, self._time = bucket, key, data, time
         self._until = time.now() + timeout_seconds
         self._num_parts = -(-len(data) // PART_BYTES)
@@ -63,24 +73,14 @@ class Upload:
     def finish(self, *, timeout_seconds: float) -> None:
         """Everything is final: send what is left, the first part last, and make the object visible.
 
-        Raises StorageError when that did not succeed in time; the upload is given up then.
+        Raises StorageError when that did not succeed; the upload is given up then. Half of the time that was left when
+        it last moved is then still there for another way, but for a link so slow that no part ends within 30 s.
         """
         until = self._time.now() + timeout_seconds
         self.ready(len(self._data))
         try:
             multipart = self._all_sent(until)
-            try:
-                persist(
-                    lambda left: multipart.complete(timeout_seconds=left),
-                    until,
-                    final=_FINAL,
-                    tries=_TRIES,
-                    time=self._time,
-                )
-            except StorageError:
-                # An answer may be lost, and asked again the server no longer knows the upload that it completed.
-                if not self._stands(until):
-                    raise
+            multipart.complete(timeout_seconds=seconds_until(until, self._time) / 2)
         except BaseException:
             self.abandon()
             raise
@@ -102,34 +102,23 @@ class Upload:
                 self._multipart.abort(timeout_seconds=ABORT_SECONDS)
 
     def _all_sent(self, until: float) -> Multipart:
-        """Send the first part too and wait for all."""
+        """Send the first part too and wait for all, as long as they move."""
         with self._changed:
             self._queue.append(1)
             self._changed.notify_all()
-            while self._open and self._failure is None and (left := seconds_until(until, self._time)) > 0:
+            num_open = self._open + 1
+            while self._open and self._failure is None:
+                if self._open < num_open:
+                    num_open, moved = self._open, self._time.now()
+                patience = max((until - moved) / 2, _STILL_SECONDS)
+                if (left := seconds_until(min(moved + patience, until), self._time)) <= 0:
+                    break
                 self._changed.wait(left)
             if self._failure is not None:
                 raise self._failure
             if self._open or self._multipart is None:
                 raise StorageError(f"upload: {self._open} of {self._num_parts} parts are not up in time")
             return self._multipart
-
-    def _stands(self, until: float) -> bool:
-        """Whether the object is there, by its size and its first bytes: an envelope is of one sealing only, and an
-        object becomes visible whole or not at all."""
-        with suppress(StorageError):
-            facts = self._bucket.head(self._key, timeout_seconds=seconds_until(until, self._time))
-            if facts is not None and facts.size_bytes == len(self._data):
-                num_bytes = min(_PROBE_BYTES, len(self._data))
-                found = self._bucket.get_range(
-                    self._key,
-                    first=0,
-                    num_bytes=num_bytes,
-                    etag=facts.etag,
-                    timeout_seconds=seconds_until(until, self._time),
-                )
-                return found == self._data[:num_bytes]
-        return False
 
     # --- threads -----------------------------------------------------------------------------------------------
 
@@ -142,16 +131,33 @@ class Upload:
                 tries=_TRIES,
                 time=self._time,
             )
+            with self._changed:
+                self._multipart = multipart
+                closed = self._closed
+            if closed:
+                return self._abort()  # abandoned meanwhile
+            if self._num_parts > 1 and not self._takes_any_order(multipart):
+                raise StorageError("upload: the store takes no part before the one in front of it")
         except Exception as error:  # noqa: BLE001 - raised where the upload is finished
             return self._fail(error)
-        with self._changed:
-            self._multipart = multipart
-            closed = self._closed
-        if closed:
-            return self._abort()  # abandoned meanwhile
         for number in range(1, UPLOAD_THREADS):
             self._time.start(lambda: self._work(multipart), f"upload-{number}")
         self._work(multipart)
+
+    def _takes_any_order(self, multipart: Multipart) -> bool:
+        """Whether the store answers to a second part without a first, so far as can be told. What it is sent for that
+        is replaced by the real one."""
+        if self._bucket not in _any_order:
+            began, left = self._time.now(), seconds_until(self._until, self._time)
+            patience = min(_PROBE_SECONDS, left / 4)
+            try:
+                multipart.put(2, b"?", timeout_seconds=patience)
+                _any_order[self._bucket] = True
+            except StorageError:
+                # What fails at once fails for another reason, which the parts themselves will meet.
+                if self._time.now() - began >= patience:
+                    _any_order[self._bucket] = False
+        return _any_order.get(self._bucket, True)
 
     def _work(self, multipart: Multipart) -> None:
         try:
@@ -180,7 +186,7 @@ class Upload:
 
     def _send(self, multipart: Multipart, number: int) -> None:
         first = (number - 1) * PART_BYTES
-        data = bytes(memoryview(self._data)[first : first + PART_BYTES])
+        data = memoryview(self._data)[first : first + PART_BYTES]
         persist(
             lambda left: multipart.put(number, data, timeout_seconds=left),
             self._until,

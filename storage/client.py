@@ -1,0 +1,138 @@
+"""The boto3 client of one bucket: its settings (docs/decisions/0006), its requests through our transport, and when a
+request is repeated.
+
+The only module that imports boto3, and only when a bucket is opened. May not know what is asked for.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from protocol.errors import ConfigError
+from protocol.types import Pointer
+from storage import transport
+from storage.transport import Interrupted, Transport
+
+if TYPE_CHECKING:
+    from boto3.session import Session
+    from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+
+REGION = "auto"
+
+_ATTEMPTS = 6
+_BACKOFF_SECONDS = 0.25
+_BACKOFF_MAX_SECONDS = 10.0
+_RETRIED_STATUS = frozenset({429, 500, 502, 503, 504})
+_ASKED_ABOUT_FIRST = "CompleteMultipartUpload"
+"""The one request that cannot simply be repeated: whoever sent it looks first whether it was carried out."""
+
+_session_lock = threading.Lock()
+_shared_session: "Session | None" = None
+
+
+def open_client(pointer: Pointer, exchange: Transport) -> Any:
+    """A client for the pointer's endpoint and credential whose requests go through `exchange`. Raises ConfigError."""
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+    from botocore.handlers import add_expect_header
+
+    config = Config(
+        region_name=REGION,
+        signature_version="s3v4",
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        # boto3's own retries sleep past a deadline; _retry_delay below replaces them.
+        retries={"mode": "standard", "total_max_attempts": 1},
+        connect_timeout=transport.CONNECT_SECONDS,
+        read_timeout=transport.READ_SECONDS,
+        tcp_keepalive=True,
+        max_pool_connections=transport.MAX_POOL_CONNECTIONS,
+        s3={"addressing_style": "path"},
+    )
+    try:
+        with _session_lock:
+            client = _session().client(
+                "s3",
+                endpoint_url=pointer.endpoint,
+                aws_access_key_id=pointer.access_key,
+                aws_secret_access_key=pointer.secret_key,
+                config=config,
+            )
+    except (BotoCoreError, ValueError) as error:
+        raise ConfigError(f"boto3 refuses the endpoint or its own configuration ({type(error).__name__})") from None
+    events = client.meta.events
+    # R2 does not answer Expect: 100-continue; boto3 waits a second for it before every upload.
+    events.unregister("before-call.s3", add_expect_header)
+    events.register_last("before-send.s3", _sender(exchange))
+    events.register_first("needs-retry.s3", _retry_delay)
+    return client
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether a request that ended so may succeed when it is repeated."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        return response.get("ResponseMetadata", {}).get("HTTPStatusCode") in _RETRIED_STATUS
+    return isinstance(error, Interrupted)
+
+
+def pause(attempt: int) -> None:
+    """Wait before the next attempt, not past the deadline. Raises DeadlinePassed."""
+    time.sleep(min(_delay(attempt), transport.remaining_seconds()))
+
+
+def _session() -> "Session":
+    """One session for all clients: it caches S3's service model. Making clients from it is not thread-safe."""
+    global _shared_session
+    if _shared_session is None:
+        import boto3
+
+        _shared_session = boto3.session.Session()
+    return _shared_session
+
+
+def _sender(exchange: Transport) -> "Callable[..., AWSResponse]":
+    """The event handler that answers boto3's requests through our transport."""
+    from botocore.awsrequest import AWSResponse
+
+    def send(request: "AWSPreparedRequest", **_: Any) -> "AWSResponse":
+        answer = exchange.send(
+            request.method, request.url, request.headers, request.body, stream=bool(request.stream_output)
+        )
+        raw: Any = answer.stream if answer.stream is not None else _Held(answer.body)
+        headers: Any = answer.headers
+        return AWSResponse(request.url, answer.status, headers, raw)
+
+    return send
+
+
+class _Held(BytesIO):
+    """A body that is already here, with the method by which botocore reads it."""
+
+    def stream(self) -> Iterator[bytes]:
+        yield self.read()
+
+
+def _retry_delay(
+    attempts: int, operation: Any = None, response: Any = None, caught_exception: Any = None, **_: Any
+) -> float | None:
+    """botocore's question whether to repeat a request: seconds to sleep first, or None. Never past the deadline."""
+    if attempts >= _ATTEMPTS or operation.name == _ASKED_ABOUT_FIRST:
+        return None
+    if caught_exception is not None:
+        if not may_pass(caught_exception):
+            return None
+    elif response is None or response[0].status_code not in _RETRIED_STATUS:
+        return None
+    delay = _delay(attempts)
+    until = transport.current_deadline()
+    return delay if until is None or time.monotonic() + delay < until else None
+
+
+def _delay(attempt: int) -> float:
+    """Exponential back-off with jitter, in seconds."""
+    ceiling = min(_BACKOFF_MAX_SECONDS, _BACKOFF_SECONDS * 2.0**attempt)
+    return ceiling * (0.5 + secrets.randbelow(1 << 20) / (1 << 21))

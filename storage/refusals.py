@@ -1,0 +1,79 @@
+"""What it means when a server refuses or fails us: one of our errors, whose words are our own.
+
+An error says what we asked and which status came back; it never carries text of the server or a secret. May not ask
+anything itself.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from functools import cache
+
+from protocol.errors import AccessDenied, BucketMissing, ObjectMissing, ObjectReplaced, StorageError
+from storage import transport
+from storage.transport import DeadlinePassed, TransportError
+
+CLOCK_SECONDS = 300.0
+"""Servers refuse a signature that is 15 minutes off theirs, some one that is 5."""
+
+NO_BUCKET = "there is no such bucket; check its name and the endpoint"
+
+
+@contextmanager
+def asking(verb: str, timeout_seconds: float) -> Iterator[None]:
+    """Run boto3 calls within `timeout_seconds` and turn whatever comes out into our errors.
+
+    The original may quote the server, so it is not chained. An OSError is ours (a file to read or write): those of
+    sockets are TransportErrors by now.
+    """
+    try:
+        with transport.deadline(timeout_seconds):
+            yield
+    except failures() as error:
+        raise _translated(verb, error) from None
+
+
+@cache
+def failures() -> tuple[type[Exception], ...]:
+    """What boto3 raises when a server fails it. The built-in ones are from its parsers, which expect honest answers."""
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+
+    parsing = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError, SyntaxError)
+    return (TransportError, BotoCoreError, ClientError, ResponseParserError, *parsing)
+
+
+def _translated(verb: str, error: Exception) -> StorageError:
+    """Our error for one of boto3's. Only the status and codes that we know by name are taken from the answer."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        facts = response.get("ResponseMetadata", {})
+        status = facts.get("HTTPStatusCode", 0)
+        code = response.get("Error", {}).get("Code")
+        if status in (401, 403):
+            return AccessDenied(f"{verb}: {_why_denied(status, code, facts.get('HTTPHeaders', {}).get('date'))}")
+        if status == 404:
+            if code == "NoSuchBucket":
+                return BucketMissing(f"{verb}: {NO_BUCKET}")
+            return ObjectMissing(f"{verb}: there is no such object or bucket")
+        if status == 412:
+            return ObjectReplaced(f"{verb}: the object is another version by now")
+        if status == 416:
+            return ObjectReplaced(f"{verb}: the object is shorter than it was said to be: another version by now")
+        return StorageError(f"{verb}: the server answered with status {int(status)}")
+    if isinstance(error, DeadlinePassed):
+        return StorageError(f"{verb}: out of time")
+    if isinstance(error, TransportError):
+        return StorageError(f"{verb}: {error}")
+    return StorageError(f"{verb}: the server's answer can't be used ({type(error).__name__})")
+
+
+def _why_denied(status: int, code: object, date: str | None) -> str:
+    """The answer to HEAD has no body, so the clock is looked at even where the server does not name it."""
+    off = 0.0 if date is None else abs(time.time() - parsedate_to_datetime(date).timestamp())
+    if off > CLOCK_SECONDS:
+        return f"this machine's clock is {off / 60:.0f} minutes off the server's, which refuses us for it; set it (NTP)"
+    if code == "RequestTimeTooSkewed":
+        return "the server says that this machine's clock is wrong; set it (NTP)"
+    return f"the credential is unknown or may not do this ({status})"
