@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from math import ceil
 
 from tests.storage.proxy import Action, Exchange, HangUp, Response, xml
 
@@ -175,6 +176,12 @@ def miscounts(by: int) -> Action:
     return does
 
 
+def sends_more(exchange: Exchange) -> Response:
+    """The body goes on where it should have ended; the connection stays."""
+    answer = exchange.forward()
+    return replace(answer, body=(answer.read(), b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nno"))
+
+
 def compresses(exchange: Exchange) -> Response:
     """The body is sent gzipped, as a cache on the way does it."""
     answer = exchange.forward()
@@ -279,7 +286,7 @@ class InOrder:
 
 
 def _broken(body: bytes, share: float, event: Callable[[], None]) -> Iterator[bytes]:
-    cut = int(len(body) * share)
+    cut = ceil(len(body) * share)
     yield body[:cut]
     event()
     yield body[cut:]
