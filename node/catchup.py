@@ -65,7 +65,10 @@ def catch_up(follower: Follower, held: Held) -> bool:
     if target < held.saved.round:
         # Nobody has stated anything since: those rounds have no record, so they changed nothing.
         if held.saved.round < newest:
-            held.save(round=newest, own=_given_back(held, newest, set()))
+            given_back = _give_back(held, newest, set())
+            held.save(round=newest)
+            if given_back:
+                held.save_own()
         return True
     settle(follower, held)
     sources, stakes = follower.sources(), counted_stakes(follower, target, _at_commit(follower, target))
@@ -318,8 +321,10 @@ def _replay(
         raise OutOfSync(f"replayed state does not hash to the theta that round {newest} names on chain")
     follow(follower, held, run)
     # Of rounds before a checkpoint's nobody tells us which were void. What may have been applied is not sent twice.
-    own = _given_back(held, newest, {*range(start.round), *(step.record.round for step in steps)})
-    held.save(round=newest, consensus=held.save_consensus(), link=previous, own=own)
+    given_back = _give_back(held, newest, {*range(start.round), *(step.record.round for step in steps)})
+    held.save(round=newest, consensus=held.save_consensus(), link=previous)
+    if given_back:
+        held.save_own()
     held.events.emit("caught_up", newest, origin=start.origin, applied=len(steps), theta=theta.hex())
 
 
@@ -341,12 +346,12 @@ def _apply(follower: Follower, held: Held, spec: RunSpec, step: Link, sources: S
     held.replica.outer_step([o.update for o in opened], alpha=spec.outer.alpha, aggregate=spec.outer.aggregate)
 
 
-def _given_back(held: Held, newest: int, decided: Collection[int]) -> Digest | None:
-    """Our own state after the rounds up to `newest`: where the one that we sealed for was void, with what we sent."""
+def _give_back(held: Held, newest: int, decided: Collection[int]) -> bool:
+    """After the rounds up to `newest`: where the one that we sealed for was void, take back what we sent; whether."""
     sealed = held.saved.sealed
     if sealed is None or not held.saved.round <= sealed.round < newest or sealed.round in decided:
-        return held.saved.own
+        return False
     mine = held.own_update(sealed.round)
     assert mine is not None
-    held.replica.give_back(mine)
-    return held.save_own()
+    held.give_back(mine)
+    return True

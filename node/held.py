@@ -12,6 +12,7 @@ from loguru import logger
 
 from gauntlet.agreement import Agreed, Claim
 from node.events import Events, Timeline
+from node.own import OwnState
 from node.payloads import Opened
 from node.state import Saved, StateStore
 from protocol import keys
@@ -51,6 +52,7 @@ class Held:
         self.replica, self.store, self.events = replica, store, events
         self.timeline = Timeline(time)
         """What the time since the last applied round went into."""
+        self.own = OwnState(store.own, replica, time)
         self._kept: Saved | None = None
         """What is left of a state whose theta is damaged."""
         self.cache = store.folder / "cache"
@@ -78,9 +80,9 @@ class Held:
 
     def _without_damage(self, saved: Saved, lost: list[str]) -> Saved:
         """The state without those of our own parts that cannot be read any more; loads what a miner carries over."""
-        own, sealed, book = saved.own, saved.sealed, saved.book
-        if own is not None and not self._is_whole("own", lambda: self._load_own(own), lost):
-            saved = replace(saved, own=None)
+        sealed, book = saved.sealed, saved.book
+        if not self._is_whole("own", self.own.load, lost):
+            self.own.forget()
         if sealed is not None and not self._is_whole("sealed", lambda: self.store.read(sealed.object), lost):
             saved = replace(saved, sealed=None)
         if book is not None and not self._is_whole("book", lambda: self.store.read(book), lost):
@@ -115,16 +117,22 @@ class Held:
     def apply(self, round: int, spec: RunSpec, decision: Agreed, opened: list[Opened]) -> None:
         """The outer step (or, in a void round, giving our own update back to the error feedback), then save. `spec`: in
         force in `round`."""
-        own = self.saved.own
+        mine = self.own_update(round) if decision.selection is None else None
         if decision.selection is not None:
             self.replica.outer_step(
                 [submission.update for submission in opened], alpha=spec.outer.alpha, aggregate=spec.outer.aggregate
             )
-        elif (mine := self.own_update(round)) is not None:
-            self.replica.give_back(mine)
-            own = self.save_own()
+        elif mine is not None:
+            self.give_back(mine)
         consensus = self.save_consensus() if decision.selection is not None else self.saved.consensus
-        self.save(round=round + 1, consensus=consensus, link=decision.link, own=own)
+        self.save(round=round + 1, consensus=consensus, link=decision.link)
+        if mine is not None:
+            self.save_own()
+
+    def give_back(self, mine: Update) -> None:
+        """Our own update of a void round goes back into the error feedback."""
+        self.own.hold()
+        self.replica.give_back(mine)
 
     def own_update(self, round: int) -> Update | None:
         """What we sealed in `round`, opened again from the saved bytes."""
@@ -170,13 +178,7 @@ class Held:
             found = checkpoint.load(self.store.files, digest, shapes, fetch=fetch)
         self.replica.load_consensus(found)
 
-    def _load_own(self, digest: Digest) -> None:
-        self.replica.load_own(checkpoint.load(self.store.files, digest, self.replica.own_shapes()))
-
-    def save_own(self) -> Digest:
-        """Copy error feedback and the optimizer's state off the accelerator and write them to disk; not part of the
-        state until a commit names them."""
+    def save_own(self) -> None:
+        """Copy the optimizer's state off the accelerator, and begin to write what a miner carries over."""
         with self.timeline.begin("swap"):
-            own = self.replica.own_state()
-        with self.timeline.begin("save"):
-            return checkpoint.save(self.store.files, own)
+            self.own.save()

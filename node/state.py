@@ -22,7 +22,7 @@ from protocol.errors import CheckpointCorrupt, ConfigError
 from protocol.types import Digest
 from training.checkpoint import blobs
 
-SCHEMA = 2
+SCHEMA = 3
 DAMAGED_KEPT = 8
 """So many files that were set aside are kept for whoever wants to know what the disk did; the oldest go first."""
 _FAULTS = (sqlite3.DatabaseError, UnicodeDecodeError)
@@ -52,15 +52,13 @@ class Saved:
     """Everything that one node must not lose.
 
     round: the state stands at the start of this round. consensus: checkpoint (training/checkpoint.py) with theta and
-    the outer state. link: what the next agreed record must name as previous. own: checkpoint with error feedback and
-    inner-optimizer state (miners). sealed: the last sealed submission. book: file with the ScoreBook (validators).
-    scored: last round folded into the book.
+    the outer state. link: what the next agreed record must name as previous. sealed: the last sealed submission. book:
+    file with the ScoreBook (validators). scored: last round folded into the book.
     """
 
     round: int
     consensus: Digest
     link: Digest
-    own: Digest | None = None
     sealed: SealedRound | None = None
     book: Digest | None = None
     scored: int = -1
@@ -71,7 +69,8 @@ class StateStore:
     process at a time: a second one is refused. The folder is the owner's alone, also one that was there before: the row
     holds sealing keys.
 
-    `files` is where checkpoints (training/checkpoint.py) of the state are saved before a commit names them. `run` is
+    `files` is where checkpoints (training/checkpoint.py) of the state are saved before a commit names them, `own` where
+    a miner's own state lies (node/own.py). `run` is
     the run as it is followed.
     """
 
@@ -79,6 +78,7 @@ class StateStore:
         self.folder = folder_of(home, run)
         self.files = self.folder / "files"
         self.files.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.own = self.folder / "own"
         _tighten(self.folder)
         self.run = RunFile(self.folder)
         self._path = self.folder / "state.db"
@@ -182,7 +182,7 @@ class StateStore:
 
     def set_aside_damaged(self) -> None:
         """Move every file whose bytes do not hash to its name out of the way."""
-        for path in sorted(self.files.iterdir()):
+        for path in sorted([*self.files.iterdir(), *self.own.glob("*.*")]):
             with path.open("rb") as file:
                 if file_digest(file, "sha256").hexdigest() != path.name.partition(".")[0]:
                     self._set_aside(path)
@@ -210,9 +210,7 @@ class StateStore:
         """Every file that a row names. Raises CheckpointCorrupt when one was never written."""
         single = (saved.book, saved.sealed.object if saved.sealed else None)
         paths = [self.path(digest) for digest in single if digest is not None]
-        for checkpoint in (saved.consensus, saved.own):
-            if checkpoint is not None:
-                paths += [path for _, path in blobs(self.files, checkpoint)]
+        paths += [path for _, path in blobs(self.files, saved.consensus)]
         for path in paths:
             if not path.exists():
                 raise CheckpointCorrupt(f"the state to be committed names {path.name}, which was never written")
@@ -228,7 +226,6 @@ def _encode(saved: Saved) -> str:
         "round": saved.round,
         "consensus": text(saved.consensus),
         "link": text(saved.link),
-        "own": text(saved.own),
         "sealed": [sealed.round, text(sealed.object), sealed.key.hex()] if sealed else None,
         "book": text(saved.book),
         "scored": saved.scored,
@@ -252,7 +249,6 @@ def _decode(stored: bytes) -> Saved:
             row["round"],
             Digest(bytes.fromhex(row["consensus"])),
             Digest(bytes.fromhex(row["link"])),
-            digest(row["own"]),
             None,
             digest(row["book"]),
             row["scored"],

@@ -105,6 +105,7 @@ class Miner:
         self.finished = round
         if counts:
             self.report(round)
+        node.held.save_own()
         self.clean_up(round)
 
     def pages(self, round: int) -> tuple[Page, ...]:
@@ -146,6 +147,7 @@ class Miner:
     def compress(self) -> Update:
         """Error feedback, Top-k, 2-bit: the update that we send; the error feedback keeps the rest."""
 
+        self.node.held.own.hold()
         try:
             with self.node.held.timeline.begin("compress"):
                 return self.node.held.replica.compress()
@@ -153,10 +155,11 @@ class Miner:
             raise Diverged(f"training has diverged ({fault})") from None
 
     def seal(self, round: int, update: Update) -> SealedRound:
-        """Encrypt, sign and save: the one commit point of the round. A restart publishes these very bytes.
+        """Encrypt, sign and save object and key: the one commit point of the round. A restart publishes these very
+        bytes.
 
-        What is sealed travels at once, while our own state is copied and written, but for the part with the envelope
-        and the completion. Those are left to `publish`, so nobody can see anything that is not saved.
+        What is sealed travels at once, but for the part with the envelope and the completion. Those are left to
+        `publish`, so nobody can see anything that is not saved. What we carry over is written later, beside the rounds.
         """
 
         node = self.node
@@ -169,10 +172,9 @@ class Miner:
                 if upload is not None:
                     upload.ready(sealing.num_final)
             sealing.finish()
-        own = node.held.save_own()
         with node.held.timeline.begin("save"):
             saved = SealedRound(round, node.held.store.write(sealing.object), sealing.key)
-            node.held.save(sealed=saved, own=own)
+            node.held.save(sealed=saved)
         if self.ahead is not None:
             self.ahead.object = saved.object
         return saved

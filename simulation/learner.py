@@ -23,7 +23,6 @@ from sparseloco import ops
 from sparseloco.digest import sync_proof, sync_values
 from sparseloco.outer import Aggregate, Scales
 from sparseloco.update import Update
-from training.host import copy
 from training.inner import InnerReport, OnStep
 from training.parallel import Ranks
 from training.replica import Replica
@@ -136,9 +135,10 @@ class Machine(Trainer):
         self.layout = Layout.of(MODEL.shapes(), self.spec.compression.k)
         self.weights = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         self._areas = {}
+        self._held = self._kept = None
 
-    def load(self, *, area: str) -> None:
-        copy(self.weights, self.tensors(area))
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return self.weights
 
     def compress(self, *, theta: str, error: str | None, new_error: str, beta: float) -> bool:
         carried = None if error is None else self.tensors(error)

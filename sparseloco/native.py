@@ -22,13 +22,23 @@ from protocol.errors import ConfigError, InvalidSubmission
 from protocol.layout import Layout, TensorLayout
 from protocol.types import DIGEST_BYTES, Digest, PeerId, Reason
 from sparseloco.floats import FLUSHES, NonFinite, destination, tensor_of
-from sparseloco.outer import SMALLEST_WEIGHT, Aggregate, OuterState, Scales, bounds, peer_weights, unchanged
+from sparseloco.outer import (
+    SMALLEST_WEIGHT,
+    Aggregate,
+    OuterState,
+    Scales,
+    bounds,
+    held_part,
+    peer_weights,
+    span,
+    unchanged,
+)
 from sparseloco.update import LEVELS, Update
 from sparseloco.wire import Submission, require_size
 
 LIBRARY = Path(__file__).with_name("murmur_codec.so")
 ISAS = ("plain", "avx2", "avx512")
-_ABI = 2
+_ABI = 3
 _OK, _NOT_FINITE = 0, 2
 _MALFORMED = {
     10: "a chunk does not hold exactly k' indices",
@@ -94,6 +104,10 @@ def library() -> ctypes.CDLL:
     loaded.murmur_validate.argtypes = (plan, pointer, u64, pointer, pointer, pointer)
     loaded.murmur_products.argtypes = (plan, pointer, u64, pointer, pointer)
     loaded.murmur_aggregate.argtypes = (plan, pointer, u64, pointer, u32, pointer, pointer)
+    loaded.murmur_probe.argtypes = (
+        *(plan, pointer, pointer, pointer, pointer),
+        *(pointer, pointer, pointer, ctypes.c_int),
+    )
     return loaded
 
 
@@ -395,6 +409,47 @@ class Codec:
     ) -> dict[str, Tensor]:
         """As outer.apply_probe."""
         return self._move(theta, [update], step * np.array([factor], dtype=np.float64), _PROBE, None)
+
+    def probe(
+        self,
+        values: Mapping[str, Tensor],
+        update: Update,
+        factor: Scales,
+        step: float,
+        rows: Mapping[str, slice] | None = None,
+    ) -> Tensor:
+        """As outer.probe."""
+        kept = torch.empty(sum(r.down * r.across * r.k for t in update.layout for r in t.regions))
+        self._probe(values, update, step * np.array(factor, dtype=np.float64), rows, kept, undo=False)
+        return kept
+
+    def undo_probe(
+        self, values: Mapping[str, Tensor], update: Update, kept: Tensor, rows: Mapping[str, slice] | None = None
+    ) -> None:
+        """As outer.undo_probe."""
+        self._probe(values, update, np.zeros(len(update.layout.tensors)), rows, kept, undo=True)
+
+    def _probe(
+        self,
+        values: Mapping[str, Tensor],
+        update: Update,
+        weights: npt.NDArray[np.float64],
+        rows: Mapping[str, slice] | None,
+        kept: Tensor,
+        *,
+        undo: bool,
+    ) -> None:
+        layout, record = update.layout, self._records(update)
+        spans = np.array([span(tensor, rows) for tensor in layout], dtype=np.uint64).reshape(-1, 2).T.copy()
+        held = [held_part(values, tensor, rows) for tensor in layout]
+        counts = [r.down * r.across * r.k for tensor in layout for r in tensor.regions]
+        places = np.cumsum([0, *counts], dtype=np.uint64)
+        rounded = prepared(weights)
+        regions, sizes = _tables(layout)
+        call = _Call(regions, sizes, record.numel(), *self._how())
+        begin, end = spans
+        where = (begin.ctypes.data, end.ctypes.data, _pointers(held), places.ctypes.data, kept.data_ptr(), int(undo))
+        _require_ok(library().murmur_probe(call.plan, record.data_ptr(), rounded.data_ptr(), *where))
 
     def _move(
         self,

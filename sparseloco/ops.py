@@ -18,7 +18,7 @@ from protocol.layout import Layout
 from protocol.types import PeerId
 from sparseloco import cuda, native, outer, reference, wire
 from sparseloco.native import Codec
-from sparseloco.outer import Aggregate, OuterState, Scales
+from sparseloco.outer import Aggregate, OuterState, Rows, Scales
 from sparseloco.update import Update
 from sparseloco.wire import Submission
 
@@ -172,3 +172,20 @@ def outer_step(
 def apply_probe(theta: Mapping[str, Tensor], update: Update, factor: Scales, step: float) -> dict[str, Tensor]:
     """As outer.apply_probe, which states it."""
     return (_codec_for(theta) or outer).apply_probe(theta, update, factor, step)
+
+
+def probe(
+    values: Mapping[str, Tensor], update: Update, factor: Scales, step: float, rows: Rows | None = None
+) -> Tensor:
+    """As outer.probe, which states it."""
+    return (_host_codec(values) or outer).probe(values, update, factor, step, rows)
+
+
+def undo_probe(values: Mapping[str, Tensor], update: Update, kept: Tensor, rows: Rows | None = None) -> None:
+    """As outer.undo_probe, which states it."""
+    (_host_codec(values) or outer).undo_probe(values, update, kept, rows)
+
+
+def _host_codec(values: Mapping[str, Tensor]) -> Codec | None:
+    """The native codec for values in host memory; None, the reference, for those on a GPU too."""
+    return _chosen.codec if all(value.device.type == "cpu" for value in values.values()) else None

@@ -14,9 +14,9 @@ A contributor whose payload does not parse (None) has s = 0, takes no part in th
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 from typing import Literal
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 from protocol.layout import Layout, Region, TensorLayout
 from sparseloco.floats import destination, fp32, require_denormals, tensor_of
 from sparseloco.spectral import Products, gram, trust
-from sparseloco.topk import blocks, slabs, write_blocks
+from sparseloco.topk import blocks, elements, slabs, write_blocks
 from sparseloco.update import Norms, Update
 
 Aggregate = Literal["mean", "contributor_mean", "filtered_mean"]
@@ -200,3 +200,63 @@ def apply_probe(theta: Mapping[str, Tensor], update: Update, factor: Scales, ste
         delta = update.dense(index) * _weight(step * factor[index])
         probed[tensor.name] = values - delta.to(values.device)
     return probed
+
+
+Rows = Mapping[str, slice]
+"""The rows (of the first dimension) of each tensor that are held, where they are not all."""
+
+
+def probe(
+    values: Mapping[str, Tensor], update: Update, factor: Scales, step: float, rows: Rows | None = None
+) -> Tensor:
+    """`apply_probe` in place: `values` (contiguous fp32 tensors, or with `rows` those rows of them) become what it
+    makes of them, bit for bit, at the cost of the values that the update has.
+
+    Returns what `undo_probe` needs, about 4 bytes for each of these. A value that does not move is left alone.
+    """
+    kept: list[Tensor] = [torch.empty(0)]
+    for index, tensor in enumerate(update.layout):
+        flat, weight = held_part(values, tensor, rows).view(-1), _weight(step * factor[index])
+        for places, sent in _sent(update, tensor, rows):
+            there = places.to(flat.device)
+            before = flat[there]
+            flat[there] = before - (sent * weight).to(flat.device)
+            kept.append(before.cpu())
+    return torch.cat(kept)
+
+
+def undo_probe(values: Mapping[str, Tensor], update: Update, kept: Tensor, rows: Rows | None = None) -> None:
+    """Set the values back to what they were before `probe` of the same update, which has returned `kept`."""
+    first = 0
+    for tensor in update.layout:
+        flat = held_part(values, tensor, rows).view(-1)
+        for places, _ in _sent(update, tensor, rows):
+            flat[places.to(flat.device)] = kept[first : first + len(places)].to(flat.device)
+            first += len(places)
+
+
+def _sent(update: Update, tensor: TensorLayout, rows: Rows | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """(places among the values held, values) of a tensor, slab by slab."""
+    begin, end = span(tensor, rows)
+    for region in slabs(tensor):
+        chunks = update.chunks(tensor, region)
+        places = elements(chunks.indices, tensor, region)
+        ours = (places >= begin) & (places < end)
+        yield places[ours] - begin, chunks.codes.values()[ours]
+
+
+def span(tensor: TensorLayout, rows: Rows | None) -> tuple[int, int]:
+    """First element of a tensor that is held, counted row-major, and the one behind the last."""
+    if rows is None:
+        return 0, tensor.numel
+    held, wide = rows[tensor.name], prod(tensor.shape[1:])
+    return held.start * wide, held.stop * wide
+
+
+def held_part(values: Mapping[str, Tensor], tensor: TensorLayout, rows: Rows | None) -> Tensor:
+    """What is held of a tensor. Raises ValueError when it is not contiguous fp32 of these rows."""
+    found = values[tensor.name].detach()
+    begin, end = span(tensor, rows)
+    if found.numel() != end - begin or found.dtype != torch.float32 or not found.is_contiguous():
+        raise ValueError(f"tensor {tensor.name!r} is not contiguous fp32 of {end - begin} elements")
+    return found

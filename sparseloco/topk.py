@@ -46,6 +46,15 @@ def blocks(values: Tensor, tensor: TensorLayout, region: Region) -> Tensor:
     return area.permute(0, 2, 1, 3).reshape(region.down * region.across, region.n).clone()
 
 
+def elements(indices: Tensor, tensor: TensorLayout, region: Region) -> Tensor:
+    """Where values of a region's chunks stand in the tensor, counted row-major; int64 [chunks, k'] as `indices`, which
+    count within the block."""
+    chunk = torch.arange(indices.shape[0]).unsqueeze(1)
+    row = region.row + chunk // region.across * region.height + indices // region.width
+    column = region.column + chunk % region.across * region.width + indices % region.width
+    return row * tensor.columns + column
+
+
 def write_blocks(values: Tensor, tensor: TensorLayout, region: Region, new: Tensor) -> None:
     """Inverse of `blocks`: overwrite the region of a contiguous tensor in place with [chunks, n] values."""
     area = _area(values.view(tensor.rows, tensor.columns), region)

@@ -43,6 +43,10 @@ _WRITE_BYTES = 16 << 20
 """Hashed, and then written, at once."""
 
 
+class GivenUp(Exception):
+    """What was to be saved is not wanted any more."""
+
+
 class Damaged(CheckpointCorrupt):
     """A file is not what its name says: the disk has changed it, or whoever brought it did not look."""
 
@@ -55,14 +59,15 @@ class Saved:
     facts: Mapping[str, Any]
 
 
-def save(folder: Path, saved: Saved) -> Digest:
+def save(folder: Path, saved: Saved, *, stopped: Callable[[], bool] = lambda: False) -> Digest:
     """Write tensors files and manifest under their digests; returns the manifest's, by which `load` finds it.
 
-    The manifest is written last. Saving the same state twice gives the same digests and the same files.
+    The manifest is written last. Saving the same state twice gives the same digests and the same files. `stopped` is
+    asked before every 16 MiB, by several threads; raises GivenUp when it says so.
     """
     folder.mkdir(parents=True, exist_ok=True)
     groups = [{name: saved.tensors[name] for name in group} for group in _groups(saved.tensors)]
-    written = _beside(lambda group: _write(folder, ".safetensors", _encoded(group)), groups)
+    written = _beside(lambda group: _write(folder, ".safetensors", _encoded(group), stopped), groups)
     files = [
         {"sha256": digest.hex(), "num_bytes": num_bytes, "tensors": list(group)}
         for group, (digest, num_bytes) in zip(groups, written, strict=True)
@@ -280,7 +285,9 @@ def _read(path: Path, max_bytes: int, digest: Digest) -> memoryview:
     return data
 
 
-def _write(folder: Path, suffix: str, pieces: Iterable[bytes | memoryview]) -> tuple[Digest, int]:
+def _write(
+    folder: Path, suffix: str, pieces: Iterable[bytes | memoryview], stopped: Callable[[], bool] = lambda: False
+) -> tuple[Digest, int]:
     """Write a file under its sha256, whole or not at all; returns that and its size. Data reach the disk before the
     name does, also when the machine loses power."""
     hashed = sha256()
@@ -288,6 +295,8 @@ def _write(folder: Path, suffix: str, pieces: Iterable[bytes | memoryview]) -> t
     try:
         with open(descriptor, "wb", buffering=0) as file:
             for piece in pieces:
+                if stopped():
+                    raise GivenUp
                 hashed.update(piece)
                 left = memoryview(piece)
                 while left:

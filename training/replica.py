@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -192,14 +193,18 @@ class Replica:
     @contextmanager
     def probe(self, update: Update, scales: Scales, step: float) -> Iterator[None]:
         """Inside the block the module's weights are theta - step * s * Delta_hat: one peer's bounded update; after it
-        theta again, bit for bit, by copy (adding back what was subtracted would round)."""
+        theta again, bit for bit: what they were is kept (adding back what was subtracted would round). It costs what
+        the update's values cost, never a copy of the model."""
+        self.reset()
+        records = self._trainer.area(RECORDS, self.layout.records_bytes)
+        records.tensor((self.layout.records_bytes,), torch.uint8).numpy()[:] = np.frombuffer(update.records, np.uint8)
+        self._at_theta = False
         try:
-            copy(self._trainer.tensors(self._spare), ops.apply_probe(self.theta, update, scales, step))
-            self._at_theta = False
-            self._trainer.load(area=self._spare)
+            self._trainer.probe(scales=list(scales), step=step)
             yield
         finally:
             if self._trainer.ranks.in_step:  # else a call broke off: no other would be answered, and this process ends
+                self._at_theta = self._trainer.undo_probe()
                 self.reset()
 
     def consensus_state(self) -> Saved:

@@ -16,6 +16,7 @@ from protocol.layout import BLOCK, Layout, TensorLayout
 from protocol.spec import InnerSpec, RunSpec
 from sparseloco import ops
 from sparseloco.floats import NonFinite
+from sparseloco.update import Update
 from training.host import Area, copy, model_bytes, model_tensors
 from training.inner import InnerReport, OnStep, autocast, inner_round
 from training.loader import ahead, batches
@@ -53,6 +54,10 @@ class Trainer:
         self._areas: dict[str, Area] = {}
         self._tensors = {tensor.name: tensor for tensor in self.layout}
         self._mine = {tensor.name: _share(tensor, ranks) for tensor in self.layout}
+        self._held = None if ranks.size == 1 else {tensor.name: ranks.rows(tensor.shape[0]) for tensor in self.layout}
+        """The rows of every tensor that this rank's weights are."""
+        self._kept: Tensor | None = None
+        """What the weights were before a probe, where it moved them."""
         self._slabs = _slabs(self.layout, self._mine, SLAB_BYTES if ranks.device.type == "cuda" else inf)
 
     # --- host memory -----------------------------------------------------------------------------------------
@@ -83,8 +88,31 @@ class Trainer:
     @torch.no_grad()
     def load(self, *, area: str) -> None:
         """Set the module's weights to the area's tensors."""
-        for name, rows in self._rows(area).items():
-            local(self._parameters[name]).copy_(rows)
+        copy(self._weights(), self._rows(area))
+
+    @together
+    @torch.no_grad()
+    def probe(self, *, scales: list[float], step: float) -> None:
+        """Move the module's weights by one peer's bounded update, whose records lie in the area RECORDS."""
+        self._kept = ops.probe(self._weights(), self._sent(), tuple(scales), step, self._held)
+
+    @together
+    @torch.no_grad()
+    def undo_probe(self) -> bool:
+        """Set them back, bit for bit; False when they were not moved, or not wholly."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            ops.undo_probe(self._weights(), self._sent(), kept, self._held)
+        return kept is not None
+
+    def _weights(self) -> dict[str, Tensor]:
+        """This rank's rows of the module's weights, where they are."""
+        return {name: local(parameter).detach() for name, parameter in self._parameters.items()}
+
+    def _sent(self) -> Update:
+        """The update whose records lie in the area RECORDS: valid, since the first rank put it there."""
+        records = self._areas[RECORDS].tensor((self.layout.records_bytes,), torch.uint8)
+        return Update(self.layout, records.numpy().tobytes())
 
     @together
     def inner_round(self, *, inner: dict[str, Any], first_step: int, num_sequences: int) -> InnerReport:
@@ -186,7 +214,7 @@ class Trainer:
 
     def _ends(self) -> dict[str, Tensor]:
         """theta_r of what this rank compresses. Tensors whose blocks the ranks' rows would cut are put together."""
-        ends = {name: local(parameter) for name, parameter in self._parameters.items()}
+        ends = self._weights()
         whole = [tensor.name for tensor in self.layout if not _divides(tensor, self.ranks.size)]
         if whole:
             rows = self._rows(ENDS)
@@ -233,9 +261,7 @@ class Trainer:
     def _rows(self, area: str) -> dict[str, Tensor]:
         """This rank's rows of every tensor of an area: those of its shards."""
         tensors = model_tensors(self._areas[area], self.layout)
-        if self.ranks.size == 1:
-            return tensors
-        return {name: tensor[self.ranks.rows(len(tensor))] for name, tensor in tensors.items()}
+        return tensors if self._held is None else {name: tensor[self._held[name]] for name, tensor in tensors.items()}
 
     def _compressed(self, area: str) -> dict[str, Tensor]:
         """What this rank compresses of every tensor of an area."""

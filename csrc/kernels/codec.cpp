@@ -238,3 +238,15 @@ int murmur_products(const murmur_plan *plan, const uint8_t *const *records, uint
         return kernels->products(region, begin, end, job, scratch, at);
     });
 }
+
+int murmur_probe(const murmur_plan *plan, const uint8_t *records, const float *weights, const uint64_t *begin,
+                 const uint64_t *end, float *const *values, const uint64_t *places, float *kept, int undo) {
+    if (!is_valid(*plan)) return MURMUR_BAD_PLAN;
+    for (uint64_t i = 0; i < plan->num_tensors; ++i)
+        if (begin[i] > end[i] || end[i] > plan->tensor_elements[i]) return MURMUR_BAD_PLAN;
+    const Probe job{plan->regions, records, weights, begin, end, values, places, kept, undo != 0};
+    const Kernels *kernels = kernels_for(plan->isa);
+    return run(*plan, [&](const murmur_region &region, uint64_t from, uint64_t to, Scratch &scratch, uint64_t *at) {
+        return kernels->probe(region, from, to, job, scratch, at);
+    });
+}

@@ -89,6 +89,17 @@ struct Products {
     int64_t *products;
 };
 
+struct Probe {
+    const murmur_region *regions;
+    const uint8_t *records;
+    const float *weights;
+    const uint64_t *begin, *end;
+    float *const *values;
+    const uint64_t *places;
+    float *kept;
+    bool undo;
+};
+
 // Each works on blocks [begin, end) of one region, in order, and stops at the first that fails (*at).
 struct Kernels {
     int (*compress)(const murmur_region &, uint64_t begin, uint64_t end, const Compress &, Scratch &, uint64_t *at);
@@ -96,6 +107,7 @@ struct Kernels {
                     Scratch &, uint64_t *at);
     int (*aggregate)(const murmur_region &, uint64_t begin, uint64_t end, const Aggregate &, Scratch &, uint64_t *at);
     int (*products)(const murmur_region &, uint64_t begin, uint64_t end, const Products &, Scratch &, uint64_t *at);
+    int (*probe)(const murmur_region &, uint64_t begin, uint64_t end, const Probe &, Scratch &, uint64_t *at);
 };
 
 extern const Kernels plain_kernels;

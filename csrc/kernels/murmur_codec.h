@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define MURMUR_ABI 2
+#define MURMUR_ABI 3
 #define MURMUR_API __attribute__((visibility("default")))
 
 /* What a function returns. From MURMUR_COUNT on: why a record is malformed. */
@@ -96,6 +96,15 @@ MURMUR_API int murmur_aggregate(const murmur_plan *plan, const uint8_t *const *r
  * reason. */
 MURMUR_API int murmur_products(const murmur_plan *plan, const uint8_t *const *records, uint64_t num_payloads,
                                const int32_t *numbers, int64_t *products);
+
+/* One payload applied in place and taken back: for the values that it has, value = value - w * v, with what they were
+ * before in `kept`; and, with `undo`, value = kept. weights: fp32 [num_tensors]. values: [num_tensors] pointers to
+ * elements begin <= element < end of each tensor, [num_tensors] each; others stay as they are. kept: a float for each
+ * value of the payload, those of region i from places[i] on. A malformed record stops it with its reason, values then
+ * being undefined: validate first. */
+MURMUR_API int murmur_probe(const murmur_plan *plan, const uint8_t *records, const float *weights,
+                            const uint64_t *begin, const uint64_t *end, float *const *values, const uint64_t *places,
+                            float *kept, int undo);
 
 #ifdef __cplusplus
 }

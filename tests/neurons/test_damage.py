@@ -23,8 +23,8 @@ def file_of(files: Path, saved: Saved, part: str) -> Path:
         case "manifest":
             return blobs(files, saved.consensus)[-1][1]
         case "own":
-            assert saved.own is not None
-            return blobs(files, saved.own)[0][1]
+            own = files.parent / "own"
+            return blobs(own, Digest(bytes.fromhex((own / "latest").read_text())))[0][1]
         case "sealed":
             assert saved.sealed is not None
             return files / saved.sealed.object.hex()

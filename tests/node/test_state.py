@@ -39,7 +39,6 @@ def full(store: StateStore, round: int) -> Saved:
         round,
         state_files(store, float(round)),
         LINK,
-        own=state_files(store, round + 0.5),
         sealed=SealedRound(round, store.write(b"sealed %d" % round), bytes([round]) * 32),
         book=store.write(b"book %d" % round),
         scored=round - 1,
@@ -48,9 +47,7 @@ def full(store: StateStore, round: int) -> Saved:
 
 def assert_whole(store: StateStore, saved: Saved) -> None:
     """Everything that the state names can be read."""
-    for digest in (saved.consensus, saved.own):
-        assert digest is not None
-        checkpoint.load(store.files, digest, {"w": (3,)})
+    checkpoint.load(store.files, saved.consensus, {"w": (3,)})
     assert saved.sealed is not None
     assert saved.book is not None
     assert store.read(saved.sealed.object) == b"sealed %d" % saved.round
@@ -83,7 +80,7 @@ def test_a_commit_sweeps_what_no_row_names_and_nothing_else(store: StateStore) -
     third = full(store, 3)
     store.commit(third)
     assert_whole(store, third)
-    assert len(list(store.files.iterdir())) == 2 + 2 + 1 + 1
+    assert len(list(store.files.iterdir())) == 2 + 1 + 1
 
 
 def test_a_state_whose_files_were_never_written_is_not_committed(store: StateStore) -> None:
@@ -92,7 +89,6 @@ def test_a_state_whose_files_were_never_written_is_not_committed(store: StateSto
     for changes in (
         {"book": Digest(sha256(b"nothing").digest())},
         {"consensus": Digest(sha256(b"nothing").digest())},
-        {"own": Digest(sha256(b"nothing").digest())},
     ):
         with pytest.raises(CheckpointCorrupt):
             store.commit(replace(saved, **changes))

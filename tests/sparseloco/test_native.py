@@ -196,6 +196,42 @@ def test_a_probe_equals_the_reference_bit_for_bit(kind, step, isa):
     assert same_bits(found, outer.apply_probe(theta, update, factor, step))
 
 
+SPLITS = {"whole": None, "halves": 2, "sevenths": 7}
+
+
+@pytest.mark.parametrize("kind", ["normal", "signed zeros"])
+@pytest.mark.parametrize("step", [0.4, 0.0])
+@pytest.mark.parametrize("parts", SPLITS.values(), ids=SPLITS)
+@pytest.mark.parametrize("backend", [*ISAS, "reference"])
+def test_a_probe_in_place_is_what_apply_probe_makes_and_is_undone_bit_for_bit(kind, step, parts, backend):
+    """Also on rows as ranks hold them, wherever these cut blocks."""
+    codec = outer if backend == "reference" else native.Codec(backend, 2)
+    theta = {name: torch.where(value > 0, value, -0.0) for name, value in tensors(arrays("normal", 3)).items()}
+    update, factor = update_of(kind, 4), tuple(1 / (place + 1) for place in range(len(RAGGED)))
+    expected = {name: torch.atleast_1d(value) for name, value in outer.apply_probe(theta, update, factor, step).items()}
+    theta = {name: torch.atleast_1d(value) for name, value in theta.items()}
+    for part in range(parts or 1):
+        rows = None
+        if parts is not None:
+            cuts = {name: [len(value) * at // parts for at in range(parts + 1)] for name, value in theta.items()}
+            rows = {name: slice(cut[part], cut[part + 1]) for name, cut in cuts.items()}
+        held = {name: value[rows[name] if rows else slice(None)].clone() for name, value in theta.items()}
+        before = {name: value.clone() for name, value in held.items()}
+        kept = codec.probe(held, update, factor, step, rows)
+        assert same_bits(held, {name: value[rows[name] if rows else slice(None)] for name, value in expected.items()})
+        codec.undo_probe(held, update, kept, rows)
+        assert same_bits(held, before)
+
+
+def test_a_probe_in_place_refuses_bytes_that_were_never_validated_and_other_tensors(isa):
+    theta, update = tensors(arrays("normal", 0)), update_of("normal", 0)
+    forged = dataclasses.replace(update, records=bytes(len(update.records)))
+    with pytest.raises(InvalidSubmission):
+        native.Codec(isa).probe(theta, forged, (1.0,) * len(RAGGED), 1.0)
+    with pytest.raises(ValueError, match="contiguous fp32 of"):
+        native.Codec(isa).probe({name: value.double() for name, value in theta.items()}, update, (1.0,) * 99, 1.0)
+
+
 def verdict(parse, plaintext, layout):
     """Level counts of an accepted plaintext, or the words of its refusal."""
     try:
