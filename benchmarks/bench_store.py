@@ -4,7 +4,7 @@
 
 Every transfer is a process of its own, once warm (imports, one HEAD): wall time, processor time of the client (the
 server's is not in it), and by how much its resident memory peaked above what it had before, beside the object where
-the caller holds that. Starts the local network's store (localnet/store.py) in a temporary folder unless it is given
+the caller holds that. Starts the local network's store (localnet/seaweed.py) in a temporary folder unless it is given
 one, `--store`, whose first user's bucket is written to. rclone is a program that is started anew: its time and
 processor seconds include that, its memory is all it has. Bytes are compared after every download. boto3 has its
 own defaults but the checksum settings without which R2 refuses it.
@@ -133,10 +133,7 @@ def measured(way: str, ready: StoreReady, source: Path, target: Path) -> dict[st
     before, used, began = resident_kib("VmRSS"), getrusage(who), time.monotonic()
     found = work()
     seconds, after = time.monotonic() - began, getrusage(who)
-    if who == RUSAGE_CHILDREN:
-        peak = after.ru_maxrss * 1024
-    else:
-        peak = (resident_kib("VmHWM") - before) * 1024 - held
+    peak = after.ru_maxrss * 1024 if who == RUSAGE_CHILDREN else (resident_kib("VmHWM") - before) * 1024 - held
     data = found if isinstance(found, bytes) else target.read_bytes() if target.exists() else None
     if way in KINDS["down"] and (data is None or sha256(data).digest() != sha256(source.read_bytes()).digest()):
         raise SystemExit(f"{way}: other bytes than are stored")
@@ -149,10 +146,9 @@ def store(given: Path | None, folder: Path) -> Iterator[Path]:
     if given is not None:
         yield given
         return
-    (folder / "users.json").write_text(json.dumps(["bench"]))
-    ready = folder / "ready.json"
-    words = ["--port", "0", "--ready-file", str(ready), "--users", str(folder / "users.json")]
-    server = subprocess.Popen([sys.executable, "-m", "localnet.store", *words])
+    served, ready = folder / "store", folder / "store" / "ready.json"
+    served.mkdir()
+    server = subprocess.Popen([sys.executable, "-m", "localnet.seaweed", "--folder", str(served), "bench"])
     try:
         while not ready.exists():
             if server.poll() is not None:

@@ -24,6 +24,8 @@ from protocol.run import Run
 from protocol.types import Digest, PeerId, hotkey
 from storage.collect import Collection
 
+ABORT_SECONDS = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Applied:
@@ -55,6 +57,14 @@ class Node(Follower):
         head = self.head()
         round = max(0, self.clock.round_at(head))
         return max(round + (head >= last(round)), self.held.saved.round)
+
+    def abort_unfinished(self) -> None:
+        """Of uploads that we did not live to finish (payloads, mirrors, checkpoints), the server keeps the parts, and
+        bills them: they are of no use to anybody. The bucket is this hotkey's alone."""
+        try:
+            self.doors.bucket.abort_unfinished("", timeout_seconds=ABORT_SECONDS)
+        except StorageError as fault:
+            logger.warning("unfinished uploads of an earlier start may stay in our bucket: {fault}", fault=str(fault))
 
     def advance(self, round: int) -> list[Applied]:
         """Apply agreed selections until the state stands at the start of `round`; what was applied, in order. After a

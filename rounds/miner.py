@@ -32,7 +32,6 @@ from storage.upload import Upload, goes_ahead
 from training.loader import sequences
 from training.shards import Shards
 
-ABORT_SECONDS = 10.0
 PAUSE_SECONDS = 1.0
 """After a round that broke off: what refuses at once must not be asked without end."""
 
@@ -64,7 +63,7 @@ class Miner:
     def run(self) -> None:
         """Play every round whose commit window is open when we get there, until stopped."""
 
-        self.abort_unfinished()
+        self.node.abort_unfinished()
         while True:
             try:
                 self.play(self.open_round())
@@ -202,16 +201,6 @@ class Miner:
         if ahead is not None:
             ahead.upload.abandon()
             ahead.phase.end()
-
-    def abort_unfinished(self) -> None:
-        """Of uploads that we did not live to finish, the server keeps the parts: they are of no use to anybody."""
-
-        node = self.node
-        prefix = keys.payload(node.run.id, 0).removesuffix(f"{0:08d}")
-        try:
-            node.doors.bucket.abort_unfinished(prefix, timeout_seconds=ABORT_SECONDS)
-        except StorageError as fault:
-            logger.warning("unfinished uploads of an earlier start may stay in our bucket: {fault}", fault=str(fault))
 
     def publish(self, round: int, sealed: SealedRound) -> None:
         """Make the sealed bytes visible before block D: finish the upload that was begun, or, when that is not of these

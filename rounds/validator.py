@@ -39,6 +39,7 @@ class Validator:
     def run(self) -> None:
         """Judge every round that is not decided yet when we get there, until stopped: block D's state can be read
         afterwards, keys count until V, and others' records can be looked at until X."""
+        self.node.abort_unfinished()
         while True:
             try:
                 self.announce()

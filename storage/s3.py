@@ -136,18 +136,11 @@ class S3Bucket:
             self._stream(key, sink, first, first + num_bytes, etag)
 
     def head(self, key: str, *, timeout_seconds: float) -> ObjectFacts | None:
-        """See Bucket."""
-        try:
-            with asking("head", timeout_seconds):
-                answer = self._client.head_object(Bucket=self._bucket, Key=key)
-        except ObjectMissing:
+        """See Bucket. HEAD's 404 does not say what is missing."""
+        facts = self._look(key, timeout_seconds=timeout_seconds)
+        if facts is None:
             self._require_bucket(timeout_seconds)
-            return None
-        if "ContentLength" not in answer:
-            raise StorageError("head: the server does not say the object's size")
-        self._exists = True
-        modified = answer.get("LastModified")
-        return ObjectFacts(answer["ContentLength"], answer.get("ETag", ""), modified.timestamp() if modified else 0.0)
+        return facts
 
     def list(self, prefix: str, *, max_keys: int, timeout_seconds: float) -> tuple[str, ...]:
         """See Bucket. Keys that do not begin with `prefix` are not passed on, whatever the server sends."""
@@ -230,16 +223,28 @@ class S3Bucket:
 
     def _begin(self, key: str, timeout_seconds: float) -> Parts:
         with transport.deadline(timeout_seconds):
-            before = self.head(key, timeout_seconds=timeout_seconds)
+            before = self._look(key, timeout_seconds=timeout_seconds)
             with asking("upload", timeout_seconds):
                 answer = self._client.create_multipart_upload(Bucket=self._bucket, Key=key)
                 names = {"Bucket": self._bucket, "Key": key, "UploadId": answer["UploadId"]}
-        return Parts(self._client, names, partial(self.head, key), before)
+        return Parts(self._client, names, partial(self._look, key), before)
 
     # --- reading -----------------------------------------------------------------------------------------------
 
+    def _look(self, key: str, *, timeout_seconds: float) -> ObjectFacts | None:
+        try:
+            with asking("head", timeout_seconds):
+                answer = self._client.head_object(Bucket=self._bucket, Key=key)
+        except ObjectMissing:
+            return None
+        if "ContentLength" not in answer:
+            raise StorageError("head: the server does not say the object's size")
+        self._exists = True
+        modified = answer.get("LastModified")
+        return ObjectFacts(answer["ContentLength"], answer.get("ETag", ""), modified.timestamp() if modified else 0.0)
+
     def _require_bucket(self, timeout_seconds: float) -> None:
-        """HEAD's 404 does not say what is missing. Raises BucketMissing when the server says that it is the bucket."""
+        """Raise BucketMissing when the server says so. Asked until the bucket has been seen once."""
         if self._exists:
             return
         try:

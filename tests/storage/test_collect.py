@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from protocol.errors import ConfigError, ObjectMissing, StorageError
 from protocol.ports import Condition
 from protocol.types import PeerId, Pointer
+from simulation import store as world
 from storage import resume
 from storage.collect import Collection, first, gather
 from storage.exchange import Data, Fault, Source, Wanted, cached
@@ -349,7 +350,7 @@ def test_peers_that_stall_a_prefetch_use_up_their_own_share(tmp_path: Path) -> N
 def test_a_prefetch_that_is_stopped_starts_nothing_more_and_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resume, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr(world, "PART_BYTES", 1 << 20)
     store = FakeStore()
     item = large(store, "m1")
     arrived, released, ended = threading.Event(), threading.Event(), threading.Semaphore(0)
@@ -392,6 +393,34 @@ def test_a_download_that_a_server_holds_on_to_does_not_hold_up_the_next_gather(t
     prefetch.stop()
     assert gather([item], timeout_seconds=30, max_threads=1, cache=tmp_path) == {peer(1): LARGE}
     released.set()
+
+
+def test_a_stopped_prefetch_whose_files_were_swept_away_fetches_nothing_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "PART_BYTES", 1 << 20)
+    store = FakeStore()
+    item = replace(large(store, "m1"), sources=large(store, "m1").sources * 2)
+    arrived, released = threading.Event(), threading.Event()
+
+    def last(call: Call) -> None:
+        if parts_asked(store) == 17:
+            arrived.set()
+            released.wait(20)
+
+    store.before = last
+    until = time.monotonic() + 60
+    # Not `ahead`: what may be held in memory instead is what must not be fetched.
+    prefetch = Collection([item], seconds_left=lambda: until - time.monotonic(), max_threads=1, cache=tmp_path).start()
+    assert arrived.wait(20)
+    prefetch.stop()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    released.set()
+    while any(thread.name.startswith("collect") for thread in threading.enumerate()):
+        assert time.monotonic() < until, "the thread of a stopped prefetch went on"
+        time.sleep(0.01)
+    assert parts_asked(store) == 17
 
 
 def parts_asked(store: FakeStore) -> int:
@@ -677,6 +706,7 @@ def test_a_disk_that_takes_nothing_leaves_out_what_must_not_be_held_in_memory(tm
 def test_a_download_that_grows_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two objects on one thread the slow one, first in the order, comes before the other, in several turns."""
     monkeypatch.setattr(resume, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr(world, "PART_BYTES", 1 << 20)
     store = FakeStore()
     first = large(store, "m1")
     second = replace(large(store, "m2"), peer=peer(2))

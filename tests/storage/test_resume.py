@@ -1,10 +1,14 @@
 """Downloads that go on after a break, a restart and a replacement; compared with the bytes that are stored."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from protocol.errors import ConfigError, ObjectMissing, ObjectTooLarge, StorageError
+from simulation import store as world
 from storage import resume
 from storage.resume import download_to
 from tests.fakes.bucket import FakeBucket, FakeStore, Faults
@@ -15,7 +19,7 @@ DATA = bytes(number * 7 % 251 for number in range(3 * PART + 500))
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "PART_BYTES", PART)
+    monkeypatch.setattr(world, "PART_BYTES", PART)
 
 
 @pytest.fixture
@@ -63,12 +67,71 @@ def test_a_restart_reads_only_what_is_not_there_yet(store: FakeStore, tmp_path: 
     assert parts_read(store) == 2
 
 
-def test_a_part_that_was_half_written_is_read_again(store: FakeStore, tmp_path: Path) -> None:
+def test_what_came_of_a_part_is_not_read_again(store: FakeStore, tmp_path: Path) -> None:
     cut_off_after(store, 2, tmp_path / "file")
     with (tmp_path / "file.part").open("ab") as file:
-        file.write(b"torn")
-    download_to(store.bucket("m"), "k", tmp_path / "file", len(DATA), timeout_seconds=5)
+        file.write(DATA[2 * PART : 2 * PART + 300])
+    asked: list[int] = []
+
+    class Watched(FakeBucket):
+        def get_range(self, key: str, *, first: int, num_bytes: int, etag: str, timeout_seconds: float) -> bytes:
+            asked.append(first)
+            return super().get_range(key, first=first, num_bytes=num_bytes, etag=etag, timeout_seconds=timeout_seconds)
+
+    bucket = Watched(store, "m", read_only=True, reader="")
+    download_to(bucket, "k", tmp_path / "file", len(DATA), timeout_seconds=5)
     assert (tmp_path / "file").read_bytes() == DATA
+    assert asked[0] == 2 * PART + 300
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_a_download_killed_at_any_line_is_gone_on_with_and_never_gives_wrong_bytes(
+    store: FakeStore, tmp_path: Path
+) -> None:
+    def die_at(line: int) -> Callable[[FrameType, str, object], object]:
+        left = line
+
+        def trace(frame: FrameType, event: str, argument: object) -> object:
+            nonlocal left
+            # Not of what claims the path in this process, which a death would take along.
+            if frame.f_code.co_filename != resume.__file__ or frame.f_code.co_name not in what_writes:
+                return None
+            if event == "line":
+                left -= 1
+                if left == 0:
+                    raise Killed
+            return trace
+
+        return trace
+
+    what_writes = ("_download", "go_on", "append", "_forget")
+    before, lines = sys.gettrace(), 0
+    while True:
+        lines += 1
+        folder = tmp_path / str(lines)
+        try:
+            sys.settrace(die_at(lines))
+            download_to(store.bucket("m"), "k", folder / "file", len(DATA), timeout_seconds=5)
+            break
+        except Killed:
+            pass
+        finally:
+            sys.settrace(before)
+        path, part = folder / "file", folder / "file.part"
+        assert not path.exists() or path.read_bytes() == DATA
+        came = part.read_bytes() if part.exists() else b""
+        assert DATA.startswith(came)
+        if path.exists():
+            continue
+        store.log.clear()
+        download_to(store.bucket("m"), "k", path, len(DATA), timeout_seconds=5)
+        assert path.read_bytes() == DATA
+        assert parts_read(store) == -(-(len(DATA) - len(came)) // PART)
+        assert [left.name for left in folder.iterdir()] == ["file"]
+    assert lines > 30
 
 
 def test_an_object_replaced_between_two_runs_is_read_from_its_beginning(store: FakeStore, tmp_path: Path) -> None:

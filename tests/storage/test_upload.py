@@ -9,9 +9,12 @@ import pytest
 from localnet.store import StoreReady
 from protocol.errors import AccessDenied, StorageError
 from storage import exchange, s3, upload
+from storage.realtime import RealTime
 from storage.s3 import open_bucket
-from storage.upload import Upload
-from tests.fakes.bucket import Call, FakeParts, FakeStore, Faults
+from storage.upload import Upload, goes_ahead
+from tests.fakes.bucket import Call, FakeStore, Faults
+from tests.storage.hostile import hostile
+from tests.storage.part_server import PartServer
 
 PART = 100
 DATA = bytes(range(250)) + bytes(range(40, 140))
@@ -57,10 +60,10 @@ def seen(store: FakeStore) -> bytes | None:
 def test_the_object_is_seen_when_it_is_finished_and_its_first_part_went_last(store: FakeStore) -> None:
     ahead = started(store)
     ahead.ready(len(DATA))
-    assert sorted(wait_for(store, 4)) == ["begin", "part 2", "part 3", "part 4"]
+    assert sorted(wait_for(store, 5)) == ["begin", "part 2", "part 2", "part 3", "part 4"]
     assert seen(store) is None
     ahead.finish(timeout_seconds=SECONDS)
-    assert sent(store)[4:] == ["part 1", "complete"]
+    assert sent(store)[5:] == ["part 1", "complete"]
     assert seen(store) == DATA
     assert store.unfinished["miner"] == []
 
@@ -69,9 +72,9 @@ def test_only_whole_parts_behind_the_first_travel_before_the_end_is_known(store:
     ahead = started(store)
     for end in (50, 199, 200, 299):
         ahead.ready(end)
-    assert wait_for(store, 2) == ["begin", "part 2"]
+    assert wait_for(store, 3) == ["begin", "part 2", "part 2"]
     ahead.ready(300)
-    assert wait_for(store, 3) == ["begin", "part 2", "part 3"]
+    assert wait_for(store, 4) == ["begin", "part 2", "part 2", "part 3"]
     ahead.finish(timeout_seconds=SECONDS)
     assert seen(store) == DATA
 
@@ -80,7 +83,7 @@ def test_the_first_part_may_change_until_the_end(store: FakeStore) -> None:
     data = bytearray(DATA)
     ahead = Upload(store.bucket("miner"), "k", data, timeout_seconds=SECONDS)
     ahead.ready(len(data))
-    wait_for(store, 4)
+    wait_for(store, 5)
     data[:10] = b"late words"
     ahead.finish(timeout_seconds=SECONDS)
     assert seen(store) == b"late words" + DATA[10:]
@@ -94,7 +97,7 @@ def test_any_size_arrives(store: FakeStore, size: int) -> None:
 
 
 def test_calls_that_fail_are_tried_again(store: FakeStore) -> None:
-    failures = {"begin": 2, "part 2": 3, "part 1": 1, "complete": 2}
+    failures = {"begin": 2, "part 2": 3, "part 1": 1}
 
     def flaky(call: Call) -> None:
         if failures.get(call.verb, 0):
@@ -120,45 +123,12 @@ def test_a_refused_upload_fails_at_once(store: FakeStore) -> None:
 def test_an_upload_that_the_server_forgot_fails_and_leaves_nothing(store: FakeStore) -> None:
     ahead = started(store)
     ahead.ready(200)
-    wait_for(store, 2)
+    wait_for(store, 3)
     store.bucket("miner").abort_unfinished("", timeout_seconds=1)
     with pytest.raises(StorageError):
         ahead.finish(timeout_seconds=SECONDS)
     assert seen(store) is None
     assert store.unfinished["miner"] == []
-
-
-def lose_the_answer(monkeypatch: pytest.MonkeyPatch, *, completes: bool) -> None:
-    complete = FakeParts.complete
-
-    def lost(self: FakeParts, *, timeout_seconds: float) -> None:
-        if completes:
-            complete(self, timeout_seconds=timeout_seconds)
-        else:
-            self.abort(timeout_seconds=timeout_seconds)
-        monkeypatch.setattr(FakeParts, "complete", complete)
-        raise StorageError("upload: the connection broke")
-
-    monkeypatch.setattr(FakeParts, "complete", lost)
-
-
-def test_a_completion_whose_answer_is_lost_has_succeeded(store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    lose_the_answer(monkeypatch, completes=True)
-    ahead = started(store)
-    ahead.finish(timeout_seconds=SECONDS)
-    assert seen(store) == DATA
-
-
-@pytest.mark.parametrize("other", [b"x" * len(DATA), DATA + b"x"])
-def test_another_object_under_the_key_is_not_taken_for_ours(
-    store: FakeStore, monkeypatch: pytest.MonkeyPatch, other: bytes
-) -> None:
-    store.bucket("miner").put("k", other, timeout_seconds=1)
-    lose_the_answer(monkeypatch, completes=False)
-    ahead = started(store)
-    with pytest.raises(StorageError):
-        ahead.finish(timeout_seconds=SECONDS)
-    assert seen(store) == other
 
 
 def test_a_bucket_that_stands_still_costs_no_more_than_the_time_given(store: FakeStore) -> None:
@@ -183,12 +153,12 @@ def test_a_bucket_that_stands_still_costs_no_more_than_the_time_given(store: Fak
 def test_an_abandoned_upload_sends_nothing_more_and_is_never_seen(store: FakeStore) -> None:
     ahead = started(store)
     ahead.ready(200)
-    wait_for(store, 2)
+    wait_for(store, 3)
     ahead.abandon()
     ahead.abandon()
     ahead.ready(len(DATA))
     assert store.unfinished["miner"] == []
-    assert sent(store) == ["begin", "part 2", "abort"]
+    assert sent(store) == ["begin", "part 2", "part 2", "abort"]
 
 
 def test_an_upload_that_is_abandoned_while_it_begins_is_aborted(store: FakeStore) -> None:
@@ -205,6 +175,117 @@ def test_an_upload_that_is_abandoned_while_it_begins_is_aborted(store: FakeStore
     ahead.abandon()
     held.set()
     assert wait_for(store, 2) == ["begin", "abort"]
+
+
+# --- stores that take parts in order, or none ---------------------------------------------------------------------
+
+
+class Held(RealTime):
+    """Time stands still until it is set."""
+
+    seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+    def condition(self) -> threading.Condition:
+        class Looking(threading.Condition):
+            def wait(self, timeout: float | None = None) -> bool:
+                return super().wait(0.002)
+
+        return Looking()
+
+
+def test_a_store_that_takes_parts_in_order_is_found_out_by_one_byte_and_remembered(store: FakeStore) -> None:
+    held = Held()
+
+    def in_order(call: Call) -> None:
+        if call.verb == "part 2":
+            held.seconds += 60
+            raise StorageError("upload: out of time")
+
+    store.before = in_order
+    bucket = store.bucket("miner")
+    assert goes_ahead(bucket, PART + 1)
+    ahead = Upload(bucket, "k", bytearray(DATA), timeout_seconds=200, time=held)
+    ahead.ready(len(DATA))
+    with pytest.raises(StorageError, match="no part before"):
+        ahead.finish(timeout_seconds=200)
+    assert sent(store) == ["begin", "part 2", "abort"]
+    assert not goes_ahead(bucket, PART + 1)
+    assert goes_ahead(store.bucket("other"), PART + 1)
+
+
+def test_a_store_that_only_fails_the_question_is_not_taken_for_one_that_keeps_an_order(store: FakeStore) -> None:
+    failures = [StorageError("upload: the connection broke")]
+
+    def flaky(call: Call) -> None:
+        if call.verb == "part 2" and failures:
+            raise failures.pop()
+
+    store.before = flaky
+    bucket = store.bucket("miner")
+    Upload(bucket, "k", bytearray(DATA), timeout_seconds=SECONDS).finish(timeout_seconds=SECONDS)
+    assert seen(store) == DATA
+    assert goes_ahead(bucket, PART + 1)
+
+
+def test_a_bucket_is_asked_only_once(store: FakeStore) -> None:
+    bucket = store.bucket("miner")
+    for _ in range(2):
+        Upload(bucket, "k", bytearray(DATA), timeout_seconds=SECONDS).finish(timeout_seconds=SECONDS)
+    assert sent(store).count("part 2") == 3
+
+
+def test_parts_that_do_not_move_leave_half_of_the_time_for_another_way(store: FakeStore) -> None:
+    held, free = Held(), threading.Semaphore(0)
+
+    def slow(call: Call) -> None:
+        if call.verb.startswith("part") and len(store.log) > 2:
+            free.acquire()
+
+    store.before = slow
+    ahead = Upload(store.bucket("miner"), "k", bytearray(DATA), timeout_seconds=200, time=held)
+    failed: list[StorageError] = []
+
+    def finish() -> None:
+        try:
+            ahead.finish(timeout_seconds=200)
+        except StorageError as error:
+            failed.append(error)
+
+    finishing = threading.Thread(target=finish)
+    finishing.start()
+    wait_for(store, 5)
+    held.seconds = 99
+    finishing.join(0.1)
+    assert finishing.is_alive()
+    free.release()
+    wait_for(store, 6)
+    held.seconds = 149
+    finishing.join(0.1)
+    assert finishing.is_alive()
+    held.seconds = 150
+    finishing.join(SECONDS)
+    assert "3 of 4 parts are not up in time" in str(failed)
+    assert seen(store) is None
+    free.release(10)
+
+
+def test_a_real_client_gives_up_on_a_store_that_takes_parts_in_order_and_a_plain_put_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upload, "_PROBE_SECONDS", 0.5)
+    server = PartServer(in_order=True)
+    data = bytearray(DATA) * ((2 * s3.PART_BYTES + 12345) // len(DATA) + 1)
+    with hostile(server) as running:
+        bucket = open_bucket(running.endpoint, "bucket", "access", "secret", local=True)
+        ahead = Upload(bucket, "key", data, timeout_seconds=60)
+        with pytest.raises(StorageError, match="no part before"):
+            ahead.finish(timeout_seconds=60)
+        assert "part 1" not in server.asked
+        bucket.put("key", bytes(data), timeout_seconds=60)
+    assert server.objects["key"] == data
 
 
 def test_parts_of_sixteen_mebibytes_arrive_at_a_real_server(s3_store: StoreReady) -> None:
