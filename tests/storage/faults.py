@@ -7,8 +7,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from math import ceil
+from urllib.parse import urlsplit
 
 from tests.storage.proxy import Action, Exchange, HangUp, Response, xml
+from tests.storage.trials import Truth
 
 SKEW = timedelta(minutes=20)
 
@@ -69,16 +71,20 @@ def stalls_body(share: float, seconds: float) -> Action:
     return does
 
 
-def drips_body(exchange: Exchange) -> Response:
-    """The answer's body comes a byte a fifth of a second: no single read has to wait long."""
-    answer = exchange.forward()
-    return replace(answer, body=_dripped(answer.read(), exchange))
+def slows_body(num_bytes: int, seconds: float) -> Action:
+    """The answer's body comes in blocks of so many bytes, with pauses."""
+
+    def does(exchange: Exchange) -> Response:
+        answer = exchange.forward()
+        return replace(answer, body=_dripped(answer.read(), num_bytes, seconds, exchange))
+
+    return does
 
 
 def drips_head(exchange: Exchange) -> Response:
     """The answer's head never ends: a byte a fifth of a second."""
     exchange.forward().read()
-    return Response("200 OK", {"x-slow": "x"}, _dripped(b"x" * 3600, exchange), endless_head=True)
+    return Response("200 OK", {"x-slow": "x"}, _dripped(b"x" * 3600, 1, 0.2, exchange), endless_head=True)
 
 
 def takes_slowly(exchange: Exchange) -> Response:
@@ -223,7 +229,7 @@ def http_date(skew: timedelta) -> str:
 # --- the deed -------------------------------------------------------------------------------------------------------
 
 
-def after(deed: Callable[[], None], then: Action) -> Action:
+def after(deed: Callable[[], None], then: Action = Exchange.forward) -> Action:
     """Something happens to the bucket before the request gets there."""
 
     def does(exchange: Exchange) -> Response:
@@ -233,8 +239,19 @@ def after(deed: Callable[[], None], then: Action) -> Action:
     return does
 
 
-def passes(exchange: Exchange) -> Response:
-    return exchange.forward()
+def ignores_if_match(truth: Truth) -> Action:
+    """A server that knows no If-Match: the object is served as it is now, with its own ETag. What is read may not be
+    signed for another question, so it is asked for in the owner's name."""
+
+    def does(exchange: Exchange) -> Response:
+        names = {"Bucket": truth.bucket, "Key": exchange.request.key}
+        url = urlsplit(truth.client.generate_presigned_url("get_object", Params=names))
+        lines = [f"GET {url.path}?{url.query} HTTP/1.1", f"Host: {url.netloc}"]
+        if "range" in exchange.request.headers:
+            lines.append(f"Range: {exchange.request.headers['range']}")
+        return exchange.forward("\r\n".join([*lines, "", ""]).encode())
+
+    return does
 
 
 class Forgets:
@@ -292,10 +309,10 @@ def _broken(body: bytes, share: float, event: Callable[[], None]) -> Iterator[by
     yield body[cut:]
 
 
-def _dripped(body: bytes, exchange: Exchange) -> Iterator[bytes]:
-    for byte in body:
-        yield bytes([byte])
-        exchange.wait(0.2)
+def _dripped(body: bytes, num_bytes: int, seconds: float, exchange: Exchange) -> Iterator[bytes]:
+    for first in range(0, len(body), num_bytes):
+        yield body[first : first + num_bytes]
+        exchange.wait(seconds)
 
 
 def _slowed(body: Iterator[bytes], exchange: Exchange) -> Iterator[bytes]:

@@ -95,28 +95,25 @@ def xml(status: str, body: str, **headers: str) -> Response:
 class Exchange:
     """One request, and what an action may do about it."""
 
-    def __init__(
-        self, request: Request, body: Iterator[bytes], fault: "Fault | None", server: tuple[str, int], over: threading.Event
-    ) -> None:
+    def __init__(self, request: Request, body: Iterator[bytes], fault: "Fault | None", proxy: "Proxy") -> None:
         self.request = request
         self.body = body
         """The request's body, as it comes in."""
         self.fault = fault
         self.forwarded = False
         """Whether the server heard of the request."""
-        self._server = server
-        self._over = over
+        self._proxy = proxy
         self._upstream = ExitStack()
 
     def wait(self, seconds: float) -> None:
         """Let time pass; not beyond the end of the test."""
-        if self._over.wait(seconds):
+        if self._proxy.over.wait(seconds):
             raise HangUp(reset=True)
 
     def forward(self, head: bytes | None = None) -> Response:
         """Have the server do it; its answer, the body still on its way. `head`: instead of the client's own."""
         self.forwarded = True
-        upstream = self._upstream.enter_context(socket.create_connection(self._server, SERVER_SECONDS))
+        upstream = self._upstream.enter_context(socket.create_connection(self._proxy.server, SERVER_SECONDS))
         upstream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         upstream.sendall(head or self.request.head)
         for block in self.body:
@@ -145,7 +142,8 @@ Action = Callable[[Exchange], Response]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What becomes of some requests: of each of `operations` (none named: of all), the `first` one and so many in all."""
+    """What becomes of some requests: of each of `operations` (none named: of all) the `first` one, and so many in all.
+    None: all that follow."""
 
     does: Action
     operations: tuple[str, ...] = ()
@@ -173,6 +171,11 @@ class Proxy:
     def operations(self) -> list[str]:
         return [one.request.operation for one in self.seen]
 
+    def restart(self) -> None:
+        """Count from one again."""
+        with self._lock:
+            self._counts.clear()
+
     def _fault(self, operation: str) -> Fault | None:
         with self._lock:
             for index, fault in enumerate(self.faults):
@@ -195,7 +198,7 @@ class Proxy:
                     reset(client)
             except (EOFError, OSError):
                 pass
-            except Exception as bug:
+            except Exception as bug:  # noqa: BLE001 - raised where the proxy ends
                 self.bugs.append(bug)
             finally:
                 file.close()
@@ -205,7 +208,7 @@ class Proxy:
         method, target, _ = first.split(" ")
         request = Request(method, target, headers, head)
         fault = self._fault(request.operation)
-        exchange = Exchange(request, body_of(file, headers), fault, self.server, self.over)
+        exchange = Exchange(request, body_of(file, headers), fault, self)
         self.seen.append(exchange)
         try:
             answer = fault.does(exchange) if fault else exchange.forward()

@@ -2,24 +2,24 @@
 left half done (tests/storage/trials.py says what that means). TABLE says which of the two."""
 
 import itertools
-import logging
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import boto3
+import botocore.auth
 import pytest
-from botocore.config import Config
 
-from localnet.store import StoreReady
-from protocol.errors import AccessDenied, ObjectTooLarge, StorageError
-from storage import client, exchange, s3, transport, upload
-from storage.s3 import S3Bucket, open_bucket
+from protocol.errors import AccessDenied, StorageError
+from storage import refusals, transport
+from storage.s3 import S3Bucket
 from tests.storage import faults
 from tests.storage.faults import SKEW, Forgets, InOrder
 from tests.storage.proxy import Action, Fault, Proxy, proxied
-from tests.storage.trials import OLD, PART_BYTES, VERBS, Trial, Truth, attempt
+from tests.storage.trials import OLD, VERBS, Trial, Truth, attempt
 
 RIGHT = None
 """It returns the right result, and what it was to write stands."""
@@ -54,11 +54,10 @@ class Row:
 
 COMPLETED = {f"{verb} at CompleteMultipartUpload": RIGHT for verb in ("put large", "put large file", "parts", "Upload")}
 """Whoever looks finds that the object stands, whatever the answer was."""
-NO_RANGES = {"get": RIGHT, "get all": RIGHT, "get at GetObject": RIGHT, "get all at GetObject": RIGHT, "download_to": RIGHT}
-"""They read the object in one go; download_to does so once more, from the beginning."""
-BEGUN_AGAIN = {"Upload": RIGHT}
-PROBED = {"Upload": RIGHT}
-"""What it sends first is no part, but asks how the store takes parts."""
+WHOLE = dict.fromkeys(("get", "get all", "get at GetObject", "get all at GetObject", "download_to"), RIGHT)
+"""They read the object in one go; download_to once more, from the beginning."""
+AGAIN = {"Upload": RIGHT}
+"""It tries again whatever may pass. The first that it sends as a part is none, but asks how the store takes parts."""
 
 TABLE = (
     # The connection.
@@ -75,7 +74,7 @@ TABLE = (
     Row("half of the body and a reset", faults.breaks_body(0.5, reset=True), ("GetObject",)),
     Row("more bytes than there are", faults.sends_more, READ, always=RIGHT),
     Row("the body stalls", faults.stalls_body(0.5, 3600), BODIES, waits=True),
-    Row("the body comes byte by byte", faults.drips_body, BODIES, once=StorageError, waits=True),
+    Row("the body comes byte by byte", faults.slows_body(1, 0.2), BODIES, once=StorageError, waits=True),
     Row("the head comes byte by byte", faults.drips_head, ALL, once=StorageError, waits=True),
     Row("the request's body taken slowly", faults.takes_slowly, SENT, once=StorageError, waits=True),
     # Statuses.
@@ -90,61 +89,17 @@ TABLE = (
     Row("the server's Date is 20 minutes off", faults.dated(SKEW), ALL, always=RIGHT),
     # What the answer says.
     Row("no ETag of the object", faults.without("etag"), ("HeadObject",), once=StorageError, blind=("head",)),
-    Row("no ETag of a part", faults.without("etag"), ("UploadPart",), once=StorageError, but=PROBED),
-    Row("another ETag of a part", faults.saying(etag='"beef"'), ("UploadPart",), once=StorageError, but=PROBED),
-    Row("another ETag of a range", faults.saying(etag='"beef"'), ("GetObject",), once=StorageError, but=NO_RANGES),
+    Row("no ETag of a part", faults.without("etag"), ("UploadPart",), once=StorageError, but=AGAIN),
+    Row("another ETag of a part", faults.saying(etag='"beef"'), ("UploadPart",), once=StorageError, but=AGAIN),
+    Row("another ETag of a range", faults.saying(etag='"beef"'), ("GetObject",), once=StorageError, but=WHOLE),
     Row("no Content-Length", faults.without("content-length"), ("GetObject", "HeadObject"), once=StorageError),
     Row("a larger Content-Length", faults.miscounts(1000), READ, StorageError, but={"get all": RIGHT}, blind=("head",)),
     Row("a smaller Content-Length", faults.miscounts(-1000), READ, once=StorageError, blind=("head", "get all")),
     Row("gzip", faults.compresses, READ, once=StorageError),
     Row("half a document", faults.truncates(0.5), DOCUMENTS, but=COMPLETED),
-    Row("an empty document", faults.truncates(0), DOCUMENTS, once=StorageError, but=COMPLETED | BEGUN_AGAIN),
+    Row("an empty document", faults.truncates(0), DOCUMENTS, once=StorageError, but=COMPLETED | AGAIN),
     Row("a listing that never ends", faults.never_ends, LISTINGS, always=RIGHT),
 )
-
-
-@pytest.fixture(scope="module")
-def truth(s3_store: StoreReady) -> Truth:
-    user = s3_store.users["miner-0"]
-    client: Any = boto3.client(
-        "s3",
-        endpoint_url=s3_store.endpoint,
-        region_name="us-east-1",
-        aws_access_key_id=user.write_access_key,
-        aws_secret_access_key=user.write_secret_key,
-        config=Config(request_checksum_calculation="when_required", response_checksum_validation="when_required"),
-    )
-    return Truth(client, user.bucket)
-
-
-_keys = (f"faults/{number}" for number in itertools.count())
-
-
-@pytest.fixture
-def key(truth: Truth) -> Iterator[str]:
-    """A key of this test's own."""
-    key = next(_keys)
-    yield key
-    truth.delete(key)
-
-
-@pytest.fixture
-def proxy(s3_store: StoreReady) -> Iterator[Proxy]:
-    with proxied(s3_store.endpoint) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def bucket(proxy: Proxy, s3_store: StoreReady, monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
-    """miner-0's, through the proxy; impatient, with the smallest parts that the server takes."""
-    for module in (s3, upload):
-        monkeypatch.setattr(module, "PART_BYTES", PART_BYTES)
-    monkeypatch.setattr(client, "_BACKOFF_SECONDS", 0.001)
-    monkeypatch.setattr(exchange, "_PUBLISH_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(s3, "_ABORT_SECONDS", 2.0)
-    monkeypatch.setattr(upload, "ABORT_SECONDS", 2.0)
-    user = s3_store.users["miner-0"]
-    return open_bucket(proxy.endpoint, user.bucket, user.write_access_key, user.write_secret_key, local=True)
 
 
 @dataclass(frozen=True)
@@ -157,9 +112,11 @@ class Cell:
     expected: Expected
 
     @property
-    def in_haste(self) -> bool:
-        """Nothing but the deadline will end it."""
-        return self.row.waits and self.expected is not RIGHT
+    def slow(self) -> bool:
+        """Left to the long tests: twins of what the short ones do, and most of what ends by a time-out only."""
+        if self.row.waits or self.fault.times is None:
+            return self.verb not in ("get", "put", "Upload") or (self.row.waits and self.fault.times is not None)
+        return self.verb in ("put file", "put large", "get all")
 
 
 def cells() -> Iterator[Any]:
@@ -168,15 +125,15 @@ def cells() -> Iterator[Any]:
         if not hit or name in row.blind:
             continue
         once = Fault(row.does, row.operations, times=row.times)
-        yield cell(f"{row.name}, {name}", Cell(row, name, once, row.but.get(name, row.once)))
+        yield param(f"{row.name}: {name}", Cell(row, name, once, row.but.get(name, row.once)))
         for operation in hit:
             where = f"{name} at {operation}"
             always = Fault(row.does, (operation,))
-            yield cell(f"{row.name}, always: {where}", Cell(row, name, always, row.but.get(where, row.always)))
+            yield param(f"{row.name}, always: {where}", Cell(row, name, always, row.but.get(where, row.always)))
 
 
-def cell(name: str, cell: Cell) -> Any:
-    return pytest.param(cell, id=name)
+def param(name: str, cell: Cell) -> Any:
+    return pytest.param(cell, id=name, marks=[pytest.mark.slow] if cell.slow else [])
 
 
 @pytest.mark.parametrize("cell", tuple(cells()))
@@ -192,6 +149,79 @@ def test_a_fault_costs_no_more_than_an_error(
     read_seconds = 1.0 if cell.row.waits else 10.0
     monkeypatch.setattr(transport, "READ_SECONDS", read_seconds)
     proxy.faults.append(cell.fault)
-    trial = Trial(truth, proxy, bucket, key, tmp_path, 1.0 if cell.in_haste else 20.0, read_seconds)
-    raised = attempt(trial, VERBS[cell.verb])
-    assert type(raised) is type(None) if cell.expected is None else isinstance(raised, cell.expected), raised
+    # What nothing but the deadline ends has a short one.
+    seconds = 1.0 if cell.row.waits and cell.expected is not RIGHT else 20.0
+    raised = attempt(Trial(truth, proxy, bucket, key, tmp_path, seconds, read_seconds), VERBS[cell.verb])
+    assert isinstance(raised, cell.expected or type(None)), raised
+
+
+def trial(truth: Truth, proxy: Proxy, bucket: S3Bucket, key: str, folder: Path, seconds: float = 20.0) -> Trial:
+    return Trial(truth, proxy, bucket, key, folder, seconds, transport.READ_SECONDS)
+
+
+# --- what takes more than one request to go wrong --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["put large", "put large file", "parts", "Upload"])
+def test_an_upload_that_the_server_completed_and_forgot_is_not_sent_twice(
+    truth: Truth, proxy: Proxy, bucket: S3Bucket, key: str, tmp_path: Path, verb: str
+) -> None:
+    proxy.faults.append(Fault(Forgets(), ("CompleteMultipartUpload",)))
+    assert attempt(trial(truth, proxy, bucket, key, tmp_path), VERBS[verb]) is None
+    assert proxy.operations().count("CreateMultipartUpload") == 1
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["refuses", "waits"])
+@pytest.mark.parametrize("verb", ["put large file", "parts", "Upload"])
+def test_a_store_that_takes_parts_in_order_only_gets_them_so_or_is_given_up_in_time(
+    truth: Truth, proxy: Proxy, bucket: S3Bucket, key: str, tmp_path: Path, verb: str, waits: bool
+) -> None:
+    proxy.faults.append(Fault(InOrder(waits=waits), ("UploadPart",)))
+    attempt(trial(truth, proxy, bucket, key, tmp_path, seconds=3.0), VERBS[verb])
+
+
+@pytest.mark.parametrize("verb", ["get", "put", "head", "list", "delete", "Upload"])
+def test_nobody_is_asked_where_a_redirect_leads(
+    truth: Truth, proxy: Proxy, bucket: S3Bucket, key: str, tmp_path: Path, verb: str
+) -> None:
+    with proxied(truth.endpoint) as elsewhere:
+        proxy.faults.append(Fault(faults.redirects(elsewhere.endpoint)))
+        assert attempt(trial(truth, proxy, bucket, key, tmp_path), VERBS[verb]) is not None
+    assert elsewhere.seen == []
+
+
+@pytest.mark.parametrize("skew", [SKEW, -SKEW], ids=["fast", "slow"])
+@pytest.mark.parametrize("verb", ["get", "put", "head", "list", "download_to", "Upload"])
+def test_a_clock_that_the_server_does_not_believe_is_named(
+    truth: Truth, proxy: Proxy, bucket: S3Bucket, key: str, tmp_path: Path, verb: str, skew: timedelta
+) -> None:
+    refuses = faults.refuses("403 Forbidden", "RequestTimeTooSkewed", date=faults.http_date(skew))
+    proxy.faults.append(Fault(refuses))
+    raised = attempt(trial(truth, proxy, bucket, key, tmp_path), VERBS[verb])
+    assert isinstance(raised, AccessDenied)
+    assert "clock" in str(raised)
+
+
+@pytest.mark.parametrize("verb", ["get", "put", "head"])
+def test_our_own_clock_20_minutes_off_is_named(
+    truth: Truth, bucket: S3Bucket, key: str, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth.put(key, OLD)
+    signs = botocore.auth.get_current_datetime
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *given: signs(*given) + SKEW)
+    monkeypatch.setattr(refusals, "time", SimpleNamespace(time=lambda: time.time() + SKEW.total_seconds()))
+    calls: dict[str, Callable[[], object]] = {
+        "get": lambda: bucket.get(key, max_bytes=len(OLD), timeout_seconds=20),
+        "put": lambda: bucket.put(key, OLD, timeout_seconds=20),
+        "head": lambda: bucket.head(key, timeout_seconds=20),
+    }
+    with pytest.raises(AccessDenied, match="clock"):
+        calls[verb]()
+
+
+def test_no_request_waits_for_a_100_continue(
+    truth: Truth, proxy: Proxy, bucket: S3Bucket, key: str, tmp_path: Path
+) -> None:
+    for verb in ("put", "put large file", "Upload"):
+        assert attempt(trial(truth, proxy, bucket, key, tmp_path), VERBS[verb]) is None
+    assert [one.request.operation for one in proxy.seen if "expect" in one.request.headers] == []
