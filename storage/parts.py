@@ -79,7 +79,9 @@ class Parts:
         with asking("upload", timeout_seconds):
             for attempt in count(1):
                 try:
-                    self._client.complete_multipart_upload(**self._names, MultipartUpload={"Parts": parts})
+                    answer = self._client.complete_multipart_upload(**self._names, MultipartUpload={"Parts": parts})
+                    # Servers send the status before the deed, and what became of it in the document.
+                    _ = answer["ETag"]
                 except failures() as error:
                     if self._stands():
                         return

@@ -167,7 +167,7 @@ class S3Bucket:
                 before = len(keys)
                 keys.update(item["Key"] for item in page.get("Contents", ()) if item["Key"].startswith(prefix))
                 # A page that brings nothing new ends the listing: a server could send such pages for ever.
-                if not page.get("IsTruncated") or len(keys) == before:
+                if not page["IsTruncated"] or len(keys) == before:
                     break
                 options = {"ContinuationToken": page["NextContinuationToken"]}
         return tuple(sorted(keys)[:max_keys])
@@ -195,7 +195,7 @@ class S3Bucket:
                 for item in found:
                     self._client.abort_multipart_upload(Bucket=self._bucket, Key=item["Key"], UploadId=item["UploadId"])
                 aborted += len(found)
-                if not page.get("IsTruncated") or not found:
+                if not page["IsTruncated"] or not found:
                     break
         return aborted
 

@@ -50,6 +50,8 @@ _KEEPALIVE = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, s
 logging.getLogger("urllib3.connection").setLevel(logging.ERROR)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _UNICAST = ipaddress.ip_network("2000::/3")
+_PLAIN = re.compile(r"(identity|aws-chunked)?")
+"""Content encodings that leave the bytes as they are: some servers give back how the object came to them."""
 _DATE = re.compile(r"[A-Za-z0-9,: +-]{1,64}")
 _WELL_FORMED = {
     "content-length": re.compile(r"[0-9]{1,15}"),
@@ -321,6 +323,8 @@ class Transport:
             headers = _checked(response)
             if 300 <= response.status < 400:
                 raise TransportError(f"the server answered {response.status}: redirects are not followed")
+            if response.status < 300 and not _PLAIN.fullmatch(response.headers.get("content-encoding", "")):
+                raise TransportError("the answer is compressed, which it was not asked to be")
             if stream and 200 <= response.status < 300:
                 keep = True
                 return Answer(response.status, headers, b"", response)
@@ -330,6 +334,8 @@ class Transport:
                 if response.status < 300:
                     raise TransportError(f"the answer is longer than {cap} bytes")
                 return Answer(response.status, headers, b"", None)
+            if response.length_remaining and response.status < 300:
+                raise Interrupted("the connection broke in the answer's body")
             if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
                 if response.status >= 400:  # a page for people, or worse
                     return Answer(response.status, headers, b"", None)

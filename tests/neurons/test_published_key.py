@@ -95,9 +95,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     try:
         chain = open_chain(devnet.url, NETUID, wallets["miner"])
         operator.register(chain, wallets["miner"])
-        spec = toy_table(
-            {"chain": devnet.genesis.removeprefix("0x"), "netuid": NETUID, "gauntlet.weight_rounds": 3}
-        )
+        spec = toy_table({"chain": devnet.genesis.removeprefix("0x"), "netuid": NETUID, "gauntlet.weight_rounds": 3})
         (folder / "spec.toml").write_text(to_toml(spec))
         with served(["-m", "localnet.seaweed", "--folder", str(store), "miner", "another"], ready):
             peer = peer_id(wallets["miner"].hotkey.ss58_address)

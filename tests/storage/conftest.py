@@ -1,5 +1,6 @@
 """Servers for the storage tests: each fixture yields real credentials for real buckets."""
 
+import itertools
 import json
 import os
 import shutil
@@ -15,6 +16,10 @@ from pathlib import Path
 import pytest
 
 from localnet.store import StoreReady, read_ready
+from storage import client, exchange, s3, upload
+from storage.s3 import S3Bucket, open_bucket
+from tests.storage.proxy import Proxy, proxied
+from tests.storage.trials import PART_BYTES, Truth
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,6 +81,48 @@ def rclone_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.kill()
         process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def truth(s3_store: StoreReady) -> Truth:
+    """The bucket of miner-0, seen with plain boto3."""
+    return Truth(s3_store.endpoint, s3_store.users["miner-0"])
+
+
+@pytest.fixture
+def proxy(s3_store: StoreReady) -> Iterator[Proxy]:
+    """Stands before that server."""
+    with proxied(s3_store.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short pauses, and the smallest parts that a server takes."""
+    for module in (s3, upload):
+        monkeypatch.setattr(module, "PART_BYTES", PART_BYTES)
+    monkeypatch.setattr(client, "_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(exchange, "_PUBLISH_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(s3, "_ABORT_SECONDS", 2.0)
+    monkeypatch.setattr(upload, "ABORT_SECONDS", 2.0)
+
+
+@pytest.fixture
+def bucket(proxy: Proxy, s3_store: StoreReady, impatient: None) -> S3Bucket:
+    """miner-0's, through the proxy."""
+    user = s3_store.users["miner-0"]
+    return open_bucket(proxy.endpoint, user.bucket, user.write_access_key, user.write_secret_key, local=True)
+
+
+_keys = (f"trials/{number}" for number in itertools.count())
+
+
+@pytest.fixture
+def key(truth: Truth) -> Iterator[str]:
+    """A key of this test's own."""
+    key = next(_keys)
+    yield key
+    truth.delete(key)
 
 
 @pytest.fixture(scope="session")
