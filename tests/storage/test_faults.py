@@ -208,15 +208,16 @@ def test_our_own_clock_20_minutes_off_is_named(
 ) -> None:
     truth.put(key, OLD)
     signs = botocore.auth.get_current_datetime
-    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *given: signs(*given) + SKEW)
-    monkeypatch.setattr(refusals, "time", SimpleNamespace(time=lambda: time.time() + SKEW.total_seconds()))
     calls: dict[str, Callable[[], object]] = {
         "get": lambda: bucket.get(key, max_bytes=len(OLD), timeout_seconds=20),
         "put": lambda: bucket.put(key, OLD, timeout_seconds=20),
         "head": lambda: bucket.head(key, timeout_seconds=20),
     }
-    with pytest.raises(AccessDenied, match="clock"):
-        calls[verb]()
+    with monkeypatch.context() as wrong:
+        wrong.setattr(botocore.auth, "get_current_datetime", lambda *given: signs(*given) + SKEW)
+        wrong.setattr(refusals, "time", SimpleNamespace(time=lambda: time.time() + SKEW.total_seconds()))
+        with pytest.raises(AccessDenied, match="clock"):
+            calls[verb]()
 
 
 def test_no_request_waits_for_a_100_continue(
