@@ -242,7 +242,7 @@ def _explain(program: str, fault: ValidationError, fields: Mapping[str, str], ta
             missing += [name for name in fields if name == where or name.startswith(where + ".")]
     required = [name for name in missing if name not in _DEFAULTED]
     if not table.get("bucket"):
-        required += [f"bucket.read_{part}" for part in _KEY]
+        required += [name for part in _KEY if (name := f"bucket.read_{part}") in fields]
     if not table.get("owner") and not table.get("spec"):
         required.append("owner")
     lines = []

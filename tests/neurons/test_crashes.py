@@ -110,7 +110,7 @@ def test_a_miner_killed_at_any_call_of_the_chain_resumes(networks: Networks) -> 
     assert hotkey(miner.peer) in network["validator"].contributing(last)
 
 
-@pytest.mark.parametrize(("step", "folded"), [("scores.pay", 1), ("scores.fold", 0)])
+@pytest.mark.parametrize(("step", "folded"), [("pay.pay", 1), ("scores.fold", 0)])
 def test_a_validator_killed_in_a_round_keeps_every_rating_and_folds_no_round_twice(
     networks: Networks, step: str, folded: int
 ) -> None:

@@ -129,7 +129,8 @@ def test_what_a_validator_could_not_see_is_nobodys_fault_and_changes_no_weights(
 
 STEPS = {
     "collector": ["commitments", "collect"],
-    "scores": ["check", "rank", "evaluate", "fold", "pay", "report"],
+    "scores": ["check", "rank", "evaluate", "fold", "report"],
+    "pay": ["pay"],
     "vote": ["mirror_selected", "propose", "attest"],
     "keeper": ["keep"],
 }

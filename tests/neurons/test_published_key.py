@@ -84,9 +84,9 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("world")
     wallets = {name: create_wallet(name, "default", str(folder / "wallets")) for name in ("owner", "miner")}
-    genesis = Genesis(
-        owner_coldkey=wallets["owner"].coldkeypub.ss58_address,
-        owner_hotkey=wallets["owner"].hotkey.ss58_address,
+    genesis = Genesis.fast(
+        wallets["owner"].coldkeypub.ss58_address,
+        wallets["owner"].hotkey.ss58_address,
         balances={wallet.coldkeypub.ss58_address: 100 * 10**9 for wallet in wallets.values()},
         netuid=NETUID,
     )
