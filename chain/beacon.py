@@ -3,7 +3,8 @@
 A real chain opens commits with pulses of the drand beacon, which a local chain can't wait for: its `Drand.BeaconConfig`
 names an X25519 key of its own instead, and opens what was sealed to it in the epoch that reveals. The payload is the
 runtime's `WeightsTlockPayload` in SCALE. Pure but for the fresh key and nonce of each seal.
-Source: subtensor, pallets/subtensor (timelocked commits); docs/decisions/0029.
+Source: subtensor, pallets/subtensor (timelocked commits);
+docs/decisions/0029-complete-rows-local-beacon-fate-by-blocks.md.
 """
 
 import os

@@ -12,13 +12,9 @@ from protocol.errors import STATE_PRUNED, ChainError
 if TYPE_CHECKING:
     from bittensor.result import ExtrinsicResult
 
-_PALLET_NAMES = {
-    "rate_limited": "SettingWeightsTooFast",
-    "RateLimitExceeded": "SettingWeightsTooFast",
-    "not_registered": "HotKeyNotRegisteredInSubNet",
-}
-"""The SDK and the transaction pool name some refusals differently from the pallet, whose names are what callers compare
-`code` with."""
+_PALLET_NAMES = {"RateLimitExceeded": "SettingWeightsTooFast"}
+"""The transaction pool names some refusals differently from the pallet, whose names are what callers compare `code`
+with."""
 
 _POOL_WORDS = {
     "invalid transaction": "InvalidTransaction",
@@ -108,9 +104,9 @@ def refused(error: Any, block: int | None) -> ChainError:
 
 
 def _code(error: Any, message: str) -> str | None:
-    """The chain's name of an error; a pallet's name where the SDK has only its own class of errors to offer, and the
-    pool's where it has none."""
+    """The chain's name of an error, or the pool's where the SDK has none. The SDK's own class of errors is no name: it
+    guesses it from words, and an endpoint that has enough of us says "rate limit" too."""
     said = message.lower()
     pool = next((name for words, name in _POOL_WORDS.items() if said.startswith(words)), None)
-    name = error.name or pool or (error.code.value if error.code.value != "unknown" else None)
+    name = error.name or pool
     return _PALLET_NAMES.get(name, name) if name else None

@@ -5,6 +5,7 @@ runtime's raise what Python raises. Source: subtensor's pallets SubtensorModule 
 """
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -86,12 +87,13 @@ async def weights(session: Session, netuid: int, uid: Uid, block_hash: str) -> d
     return {Uid(int(target)): int(weight) for target, weight in rows or []}
 
 
-async def payer(session: Session, address: str) -> str:
-    """Address of the coldkey that owns a hotkey, at the head: it pays the hotkey's fees."""
-    owner = await session.substrate.query("SubtensorModule", "Owner", [address])
+async def payer(session: Session, address: str, block_hash: str | None = None) -> tuple[str, int]:
+    """Address of the coldkey that owns a hotkey and pays its fees, and its free balance in rao; at the head without a
+    hash."""
+    owner = await session.substrate.query("SubtensorModule", "Owner", [address], block_hash=block_hash)
     if owner in (None, _NOBODY):
         raise ChainError(f"no coldkey owns hotkey {address}: register it on the subnet", code="HotKeyAccountNotExists")
-    return str(owner)
+    return str(owner), await balance(session, str(owner), block_hash)
 
 
 async def balance(session: Session, address: str, block_hash: str | None = None) -> int:
@@ -100,12 +102,17 @@ async def balance(session: Session, address: str, block_hash: str | None = None)
     return int(account["data"]["free"])
 
 
-async def commits_wait(session: Session, netuid: int, epoch: int, committed_in: int, block_hash: str) -> bool:
-    """Whether weights that were committed in block `committed_in`, of this epoch, wait to be revealed."""
-    waiting = await session.substrate.query(
-        "SubtensorModule", "TimelockedWeightCommits", [netuid, epoch], block_hash=block_hash
-    )
-    return any(int(commit[1]) == committed_in for commit in waiting or [])
+async def commits_wait(
+    session: Session, netuid: int, epochs: Iterable[int], committed_in: int, block_hash: str
+) -> bool:
+    """Whether weights that were committed in block `committed_in`, of one of these epochs, wait to be revealed."""
+    for epoch in epochs:
+        waiting = await session.substrate.query(
+            "SubtensorModule", "TimelockedWeightCommits", [netuid, epoch], block_hash=block_hash
+        )
+        if any(int(commit[1]) == committed_in for commit in waiting or []):
+            return True
+    return False
 
 
 async def epoch(session: Session, netuid: int, block_hash: str) -> int:

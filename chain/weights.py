@@ -4,7 +4,7 @@ The SDK's own intent sends no zeros and refuses fewer weights than MinAllowedWei
 subnet has uids. The chain counts entries, zeros included, so the row names every uid. Under commit-reveal the chain
 checks little before it takes a commit and says nothing when it refuses the reveal: so everything is checked here, in
 the runtime's order and by its names. Source: subtensor, pallets/subtensor (set_weights, timelocked commits);
-docs/decisions/0029.
+docs/decisions/0029-complete-rows-local-beacon-fate-by-blocks.md.
 """
 
 import asyncio

@@ -29,9 +29,9 @@ from dataclasses import dataclass
 
 from gauntlet.checks import commitment
 from protocol.assignment import leaders
-from protocol.messages import encode_statement, record_link
+from protocol.messages import encode_statement, first_link, record_link
 from protocol.run import Run
-from protocol.types import MAX_UIDS, Attestation, Commitment, Digest, Peer, PeerId, Record, Selection, Uid
+from protocol.types import MAX_UIDS, Attestation, Digest, Peer, PeerId, Record, Selection, Uid
 
 STATEMENT_ROUNDS = 4
 """A validator counts while its last statement, which stands in its slot, is at most so many rounds old: the void rounds
@@ -72,31 +72,42 @@ class Agreed:
 def electorate(run: Run, round: int, peers: Iterable[Peer]) -> dict[PeerId, int]:
     """Stake in rao of the validators that lead and count in `round`. `peers` as of D.
 
-    Those with a permit whose slot holds a statement for one of the last STATEMENT_ROUNDS rounds. In the first so many
-    rounds of a run, and when nobody made one for so long, those with a permit and a pointer that do not mine count too,
-    as if they had spoken: else whoever says the first word would be the only one to count. It follows from one
-    snapshot, so a joiner needs no history, and it is fixed by D: nobody enters after seeing how a vote goes. A
-    validator that comes later posts an attestation and counts from the next round on.
+    Those with a permit that have spoken for one of the last STATEMENT_ROUNDS rounds; when nobody has, those that ever
+    did. To announce oneself before the run's first leader slot is to speak for the round before the first: else whoever
+    says the first word would be the only one to count. A permit alone is no seat: the owner of the chain's subnet
+    always has one, and a miner with enough stake (docs/decisions/0031-who-has-spoken.md).
+
+    It follows from one snapshot, so a joiner needs no history, and it is fixed by D: nobody enters after seeing how a
+    vote goes. A validator that comes later posts an attestation and counts from the next round on.
     """
-    permitted = [peer for peer in peers if peer.validates and peer.slot is not None]
-    counting = {peer.id: peer.stake for peer in permitted if _spoke_lately(run, round, peer)}
-    if counting and round >= STATEMENT_ROUNDS:
-        return counting
-    starting = {
-        peer.id: peer.stake
-        for peer in permitted
-        if peer.slot is not None and peer.slot.pointer is not None and not isinstance(peer.slot.statement, Commitment)
-    }
-    return counting | starting
+    said = {peer: at for peer in peers if peer.validates and (at := _spoke_for(run, peer)) is not None and at < round}
+    lately = [peer for peer, at in said.items() if at >= round - STATEMENT_ROUNDS]
+    return {peer.id: peer.stake for peer in lately or said}
 
 
-def _spoke_lately(run: Run, round: int, peer: Peer) -> bool:
-    # Written later than its window is fine here: a new pointer rewrites the slot and the old statement with it.
-    slot = peer.slot
-    if slot is None or not isinstance(slot.statement, Record | Attestation):
-        return False
-    said = slot.statement.round
-    return max(0, round - STATEMENT_ROUNDS) <= said < round and slot.block >= run.clock.slot(said, 0)[0]
+def mirrors(run: Run, block: int, peers: Iterable[Peer]) -> tuple[PeerId, ...]:
+    """Who is asked for copies of others' objects: the validators that count in the round of `block`, and those that
+    have spoken for it by now; the most stake first. `peers` as of `block`."""
+    peers, round = tuple(peers), max(0, run.clock.round_at(block))
+    stakes = electorate(run, round, peers) | electorate(run, round + 1, peers)
+    return tuple(sorted(stakes, key=lambda peer: (-stakes[peer], peer)))
+
+
+def announcement(run: Run, theta: Digest) -> Attestation:
+    """A validator's first word, posted by block D of round 0: it is there, for this run, and holds its theta_0."""
+    return attestation_for(0, (), theta, first_link(run.id))
+
+
+def _spoke_for(run: Run, peer: Peer) -> int | None:
+    """The round for which a word of the peer stands in its slot, None without one; -1 for its announcement. Written
+    later than its window is fine here: a new pointer rewrites the slot and the old statement with it."""
+    statement = peer.slot.statement if peer.slot is not None else None
+    if peer.slot is None or not isinstance(statement, Record | Attestation):
+        return None
+    if peer.slot.block >= run.clock.slot(statement.round, 0)[0]:
+        return statement.round
+    announced = isinstance(statement, Attestation) and statement == announcement(run, statement.theta)
+    return -1 if announced else None
 
 
 def leader_order(run: Run, round: int, commit_hash: Digest, peers: Iterable[Peer]) -> tuple[PeerId, ...]:

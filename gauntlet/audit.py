@@ -18,11 +18,12 @@ from gauntlet.book import RoundOutcome, ScoreBook, fold
 from gauntlet.checks import Checked, commitment
 from gauntlet.difference import body_of, first_difference, same
 from gauntlet.facts import Claim, Facts
+from gauntlet.facts import Row as OnChain
 from gauntlet.observed import Unobserved, is_unreadable, pass_over
 from gauntlet.replay import OBSERVED_BYTES, Replay
 from gauntlet.report import Report, Row
 from gauntlet.sketch import Remembered
-from gauntlet.weights import lasting, weights
+from gauntlet.weights import differing, is_due, lasting, weights
 from protocol.messages import canonical_json, parse_json
 from protocol.types import Attestation, PeerId, Reason, Record, Rejection, Uid, hotkey
 from sparseloco.wire import Submission
@@ -32,8 +33,6 @@ GAP_TOLERANCE = 0.02
 """How far a stated LossScore may lie from ours, in nats a token, and a gap, in shares of comparisons. The same device
 gives the same bits; another one rounds otherwise, and bf16 coarsely: at most 0.0005 and 0.008 were measured
 (docs/audit.md)."""
-WEIGHT_STEPS = 1.5
-"""Of 65,535: by so much a weight on chain may be rounded."""
 _OF_OTHERS = {Reason.NORM, Reason.COPY}
 """Reasons that depend on other peers' payloads."""
 
@@ -324,32 +323,24 @@ def _pay(again: Replay) -> Iterator[Finding]:
         if not same(row.weight, found):
             yield _differs(Topic.WEIGHTS, f"weight {row.weight:.6g} stated, {found:.6g} by the book", peer)
     if paid.set_in is None:
-        due = bool(shares) and again.facts.round % again.spec.gauntlet.weight_rounds == 0
-        if due:
+        me = next((peer for peer in again.claim.paid if peer.id == again.claim.validator), None)
+        if shares and me is not None and is_due(facts.run, facts.round, me.last_update, paid.block):
             yield Finding(Topic.WEIGHTS, Verdict.OBSERVED, "the chain is said to have taken no weights")
-    elif again.claim.set_weights is None:
-        text = f"the weights of block {paid.set_in} are not final yet, or not to be had any more"
-        yield _unchecked(Topic.WEIGHTS, text)
+    elif isinstance(again.claim.row, str):
+        yield _unchecked(Topic.WEIGHTS, f"the weights of block {paid.set_in}: {again.claim.row}")
     else:
-        yield from _on_chain(again, shares, *again.claim.set_weights)
+        yield from _on_chain(again, shares, paid.set_in, again.claim.row)
 
 
-def _on_chain(
-    again: Replay, shares: Mapping[Uid, float], now: Mapping[Uid, int], before: Mapping[Uid, int]
-) -> Iterator[Finding]:
-    top, most = max(shares.values(), default=0.0), max(now.values(), default=0)
+def _on_chain(again: Replay, shares: Mapping[Uid, float], set_in: int, row: OnChain) -> Iterator[Finding]:
     names = {peer.uid: peer.id for peer in again.claim.paid or ()}
-    wrong = [
-        uid
-        for uid in sorted({*shares, *now})
-        if abs(shares.get(uid, 0.0) / (top or 1.0) - now.get(uid, 0) / (most or 1)) * 65535 > WEIGHT_STEPS
-    ]
-    if wrong and now == before:
-        text = "the chain shows the weights of before: where a subnet conceals weights at first, look again later"
+    wrong = differing(shares, row.now)
+    if wrong and row.now == row.before and row.block > set_in:
+        text = f"the weights of block {set_in} were not revealed in block {row.block}: the chain shows those of before"
         yield _unchecked(Topic.WEIGHTS, text)
         return
     for uid in wrong:
-        share = now.get(uid, 0) / (sum(now.values()) or 1)
+        share = row.now.get(uid, 0) / (sum(row.now.values()) or 1)
         text = f"uid {uid} was set {share:.6g} on chain, {shares.get(uid, 0.0):.6g} is its share"
         yield _differs(Topic.WEIGHTS, text, names.get(uid))
 

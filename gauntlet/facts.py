@@ -61,6 +61,16 @@ class Facts:
         return {peer.id: peer for peer in self.views.commit if is_judged(peer, self.spec.owner_id)}
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A validator's weights on chain as of `block`, the first at which those that it set have to stand, and one block
+    before."""
+
+    block: int
+    now: Mapping[Uid, int]
+    before: Mapping[Uid, int]
+
+
 @dataclass(frozen=True)
 class Claim:
     """What one validator states, and what belongs to it.
@@ -68,8 +78,8 @@ class Claim:
     `shown`: the table of hotkeys as it stands in the document. `earlier`: its report of the round that its book before
     was made in, None when that is not to be had; `skipped`: a later round before this one that it reported all the
     same. `sketches`: by the round's sample, of those payloads of `compared` that could be had. `paid`: hotkeys as of
-    `report.paid.block`, `set_weights`: what stood on chain for this validator at `report.paid.set_in` and one block
-    before; None when the chain's node does not have it.
+    `report.paid.block`; None when the chain's node does not have it. `row`: what came to stand on chain of the weights
+    that were set in `report.paid.set_in`, or why that cannot be told.
     """
 
     validator: PeerId
@@ -79,7 +89,7 @@ class Claim:
     skipped: int | None = None
     sketches: tuple[Sketch, ...] = ()
     paid: Sequence[Peer] | None = None
-    set_weights: tuple[Mapping[Uid, int], Mapping[Uid, int]] | None = None
+    row: Row | str = ""
 
 
 def compared(report: Report, spec: GauntletSpec) -> tuple[Remembered, ...]:

@@ -8,11 +8,34 @@ from collections.abc import Iterable, Mapping
 
 from gauntlet.book import ScoreBook, eligible
 from gauntlet.selection import Ranking, peer_score
+from protocol.run import Run
 from protocol.spec import GauntletSpec
 from protocol.types import Peer, PeerId, Uid
 
+U16_MAX = 65_535
+WEIGHT_STEPS = 1.5
+"""Of U16_MAX: by so much a weight on chain may be rounded."""
 RESERVE_SHARE = 0.5
 """What a peer of the reserve earns for the same score: its work was ready, but nobody applied it."""
+
+
+def is_due(run: Run, round: int, last_update: int, block: int) -> bool:
+    """Whether a validator sets its weights for `round` in the block after `block`, when it set them last in
+    `last_update`: the chain's word for it as of `block`, so that a restart decides the same. The chain may take them
+    again, and the round that was paid last is `weight_rounds` ago."""
+    spec = run.spec_at(round)
+    rested = block + 1 - last_update >= spec.clock.weights_rate_limit
+    return rested and round - run.clock.decided_before(last_update) >= spec.gauntlet.weight_rounds
+
+
+def differing(shares: Mapping[Uid, float], row: Mapping[Uid, int]) -> list[Uid]:
+    """Uids whose weight in a row on chain is not the share that was to be set, but for its rounding to 65,535 steps."""
+    top, most = max(shares.values(), default=0.0), max(row.values(), default=0)
+    return [
+        uid
+        for uid in sorted({*shares, *row})
+        if abs(shares.get(uid, 0.0) / (top or 1.0) - row.get(uid, 0) / (most or 1)) * U16_MAX > WEIGHT_STEPS
+    ]
 
 
 def lasting(at_commit: Iterable[Peer], now: Iterable[Peer]) -> dict[PeerId, Uid]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 
 from protocol.spec import POSTS_PER_EPOCH
+from protocol.types import Subnet
 
 MARGIN = 4.0
 MIN_BLOCKS = 4
@@ -34,10 +35,14 @@ def merge(measured: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, list[f
     return phases
 
 
-def windows(phases: Mapping[str, Sequence[float]], block_seconds: float, leader_slots: int) -> dict[str, int | float]:
-    """Fields of ClockSpec, but for start_block. `phases`: seconds of
-    advance (read the selection, gather, outer step, save), compute (inner steps, compress, seal, save), upload, commit
-    (a chain post until it is in a block), reveal, check (gather, fast checks, mirror), evaluate."""
+def windows(
+    phases: Mapping[str, Sequence[float]], block_seconds: float, leader_slots: int, subnet: Subnet
+) -> dict[str, int | float]:
+    """Fields of ClockSpec, but for start_block. A round is no shorter than the subnet's quota of posts allows.
+
+    `phases`: seconds of advance (read the selection, gather, outer step, save), compute (inner steps, compress, seal,
+    save), upload, commit (a chain post until it is in a block), reveal, check (gather, fast checks, mirror), evaluate.
+    """
     longest = {phase: percentile_95(seconds) for phase, seconds in phases.items()}
 
     def blocks(*names: str, margin: float = MARGIN) -> int:
@@ -49,7 +54,7 @@ def windows(phases: Mapping[str, Sequence[float]], block_seconds: float, leader_
     slots_end = reveal + leader_slots * slot
     attest = slots_end + blocks("check", "commit")
     scoring = reveal + blocks("evaluate", "advance", margin=FINISH_MARGIN) - commit
-    round_blocks = max(attest + 2, scoring)
+    round_blocks = max(attest + 2, scoring, ceil(subnet.tempo / POSTS_PER_EPOCH))
     return {
         "round_blocks": round_blocks,
         "commit": commit,
@@ -57,11 +62,12 @@ def windows(phases: Mapping[str, Sequence[float]], block_seconds: float, leader_
         "leader_slots": leader_slots,
         "leader_slot": slot,
         "attest": attest,
-        "tempo": tempo(round_blocks),
+        "tempo": subnet.tempo,
+        "weights_rate_limit": subnet.weights_rate_limit,
         "block_seconds": block_seconds,
     }
 
 
-def tempo(round_blocks: int) -> int:
-    """The devnet's epoch: as short as the quota allows for these rounds."""
-    return max(MIN_BLOCKS, round_blocks * POSTS_PER_EPOCH // 2)
+def weight_rounds(round_blocks: int, subnet: Subnet) -> int:
+    """Rounds from one set of weights to the next: the fewest that the subnet's rate limit allows."""
+    return max(1, ceil(subnet.weights_rate_limit / round_blocks))

@@ -41,12 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="kill, freeze, wipe and cut off processes while the network runs, the store and the chain too, and let a "
         "newcomer join; the seed says what happens when",
     )
+    parser.add_argument(
+        "--store",
+        type=Path,
+        metavar="READY.json",
+        help="use an S3 server that runs already, with the buckets and keys in this file (README), in place of our own",
+    )
     parser.add_argument("--folder", type=Path, help="run folder (default runs/<time>)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; the exit status is 0 when all rounds were played and every replica agrees, 130 when it was
-    stopped on request."""
+    """Run the command; the exit status is 0 when all rounds were played, every replica agrees and no weights were
+    refused, 130 when it was stopped on request."""
     _check(options)
     folder = new_folder(options.folder)
     stop = _Stop()
@@ -62,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
         newcomers=0 if options.chaos is None else 1,
         ranks=options.ranks,
         chaos=options.chaos,
+        store=options.store,
     )
     return play(plan, stop.check)
 
@@ -73,6 +80,8 @@ def _check(options: argparse.Namespace) -> None:
     for name, least, most in bounds:
         if not least <= getattr(options, name) <= most:
             raise ConfigError(f"--{name} is {getattr(options, name)}, expected {least} to {most}")
+    if options.chaos is not None and options.store is not None:
+        raise ConfigError("--chaos kills the network's own object store, and --store names somebody's: leave one out")
     if len(options.ranks) > options.miners or not all(1 <= count <= 8 for count in options.ranks):
         raise ConfigError(
             f"--ranks {','.join(map(str, options.ranks))}: expected at most one number, 1 to 8, for each of the "

@@ -17,7 +17,7 @@ import torch
 from neurons.miner import SUMMARY
 from node.build import on_ranks
 from node.config import load
-from node.payloads import Sources, gather_pinned
+from node.payloads import gather_pinned
 from node.program import log_to_stderr, run_program
 from node.state import SealedRound
 from protocol.assignment import Draw, page_at
@@ -118,7 +118,7 @@ class Copycat(Miner):
         if round < 0:
             return None
         chain = node.doors.chain
-        sources = Sources(chain.peers(node.head()), node.doors.open_pointer)
+        sources = node.sources()
         for peer in chain.peers(node.clock.commit_by(round)):
             statement = peer.slot.statement if peer.slot is not None else None
             if peer.id == node.me or not isinstance(statement, Commitment) or statement.round != round:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chain import operator
 from chain.devnet.launch import Devnet
 from localnet import calibration
 from localnet.inject import Injector
@@ -22,12 +21,14 @@ from localnet.members import Member, configured, first_program, make_wallets, pr
 from localnet.plan import BLOCK_SECONDS, NEWCOMER, Plan
 from localnet.processes import Processes, undisturbed
 from localnet.spec import draft, seal, to_toml
+from localnet.standing import Standing
 from localnet.store import StoreReady, read_ready
-from localnet.subnet import open_subnet, register, start_devnet
+from localnet.subnet import await_permits, open_subnet, register, start_devnet
 from localnet.text import text_data
 from node.events import read_events
 from protocol.errors import ChainError, ConfigError
 from protocol.spec import RunSpec
+from protocol.types import PeerId
 
 START_SECONDS = 180.0
 NODE_SECONDS = 30.0
@@ -52,6 +53,7 @@ class Network:
     """Registered, but not running yet."""
     links: Links | None = None
     chaos: Injector | None = None
+    standing: Standing | None = None
     _progress: float = 0.0
     _logs: dict[str, "EventLog"] = field(default_factory=dict)
 
@@ -78,6 +80,22 @@ class Network:
                 self._progress = (head - clock.start_block) / clock.round_blocks
         return self.chaos.step(self._progress)
 
+    def look_at_weights(self) -> None:
+        """Read what has become of the weights that were set, while the chain still has it."""
+        if self.standing is not None and not (self.chaos is not None and self.chaos.frozen(DEVNET)):
+            self.standing.look(self._pay())
+
+    def paid(self) -> dict[str, int]:
+        """What has become of the weights that honest validators set in the plan's rounds: numbers of report.json."""
+        return (self.standing or Standing(self.devnet.url)).counts(self._pay())
+
+    def _pay(self) -> dict[PeerId, list[dict[str, Any]]]:
+        return {
+            member.peer: [event for event in self.events(member) if event["round"] < self.plan.rounds]
+            for member in self.honest
+            if member.role == "validator"
+        }
+
     def join(self) -> Member:
         """Start the next newcomer; it has to catch up by itself."""
         member = self.waiting.pop(0)
@@ -88,6 +106,8 @@ class Network:
     def close(self) -> None:
         """Stop every process."""
         stop(self.processes)
+        if self.standing is not None:
+            self.standing.close()
         if self.links is not None:
             self.links.close()
 
@@ -111,6 +131,9 @@ class EventLog:
 def open_network(plan: Plan, say: Say) -> Network:
     """Build the network and start its nodes; `say` gets one line for every step. On any failure everything that was
     started is stopped again."""
+    names = plan.names()
+    if plan.store is not None:
+        read_ready(plan.store, names)  # before anything is started or written
     os.environ.setdefault("BITTENSOR_RUNTIME_CACHE_DIR", str(plan.folder / "runtime-cache"))
     # A node's environment is stronger than its file: an operator's own settings must not leak into this network.
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("MURMUR_", "BT_"))}
@@ -119,8 +142,7 @@ def open_network(plan: Plan, say: Say) -> Network:
     logs.mkdir(parents=True, exist_ok=True)
     processes = Processes(logs, environment)
     try:
-        names = plan.names()
-        say("starting the chain and the object store")
+        say("starting the chain and the object store" if plan.store is None else "starting the chain")
         store_ready = _start_store(plan, processes, names)
         wallets = make_wallets(plan, names)
         devnet = start_devnet(plan, wallets)
@@ -141,9 +163,8 @@ def open_network(plan: Plan, say: Say) -> Network:
         drafted = draft(devnet.genesis, wallets["owner"].hotkey.ss58_address, data)
         _start_nodes(plan, processes, members, drafted, go)
         phases = _measured(processes, members)
+        await_permits(devnet, wallets, names, say)
         owner = open_subnet(devnet.url, wallets["owner"])
-        tempo = int(calibration.windows(phases, BLOCK_SECONDS, plan.validators)["tempo"])
-        operator.set_hyperparameter(owner, wallets["owner"], "tempo", tempo, root=True)
         spec = seal(plan, drafted, phases, owner, store, data)
         owner.close()
         go.touch()
@@ -154,6 +175,7 @@ def open_network(plan: Plan, say: Say) -> Network:
         )
         waiting = [member for name, member in everybody.items() if name not in members]
         network = Network(plan, processes, devnet, store, spec, members, waiting, links)
+        network.standing = Standing(devnet.url)
         if links is not None:
             seconds, homes = clock.round_blocks * BLOCK_SECONDS, {name: m.home for name, m in everybody.items()}
             network.chaos = Injector(plan.injections(), seconds, processes, links, homes, network.join)
@@ -178,6 +200,9 @@ def stop(processes: Processes) -> None:
 
 
 def _start_store(plan: Plan, processes: Processes, names: Iterable[str]) -> Path:
+    """The store's credentials file; our own writes it when it is ready."""
+    if plan.store is not None:
+        return plan.store
     folder = plan.folder / "store"
     program = ["-m", "localnet.seaweed", "--folder", str(folder), *names]
     processes.start(STORE, program, program)

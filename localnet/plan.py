@@ -15,7 +15,8 @@ NEWCOMER = "newcomer-"
 class Plan:
     """What to build. `faults`: kinds of localnet/faults.py, one miner each, beside `miners` honest ones. `newcomers`:
     honest miners that are registered, but run only from `Network.join` on. `ranks`: processes of each honest miner, in
-    order; one where it ends. `chaos`: the seed of what goes wrong (localnet/chaos.py); None: nothing does."""
+    order; one where it ends. `chaos`: the seed of what goes wrong (localnet/chaos.py); None: nothing does. `store`: the
+    credentials file (localnet/store.py) of an S3 server that runs already; None: the network starts its own."""
 
     folder: Path
     rounds: int = 12
@@ -26,6 +27,7 @@ class Plan:
     newcomers: int = 0
     ranks: tuple[int, ...] = ()
     chaos: int | None = None
+    store: Path | None = None
 
     def names(self) -> dict[str, tuple[str, str | None]]:
         """name -> (role, fault), the owner first."""

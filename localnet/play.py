@@ -20,8 +20,8 @@ CHAOS_STALL_ROUNDS = 10.0
 
 
 def play(plan: Plan, go_on: Callable[[], None]) -> int:
-    """The exit status: 0 when all rounds were played, every replica agrees and chaos did no lasting harm, 130 when it
-    was stopped on request.
+    """The exit status: 0 when all rounds were played, every replica agrees, the chain has refused no weights and chaos
+    did no lasting harm, 130 when it was stopped on request.
     `go_on` is called between the steps of the start, and raises KeyboardInterrupt where there is to be no next one."""
     began = time.monotonic()
     table = Table(sys.stderr)
@@ -35,6 +35,7 @@ def play(plan: Plan, go_on: Callable[[], None]) -> int:
             network = open_network(plan, say)
         try:
             table.follow(network, STALL_ROUNDS if plan.chaos is None else CHAOS_STALL_ROUNDS)
+            table.await_reveals(network)
             report = _write_report(network, time.monotonic() - began)
         except BaseException as fault:
             if isinstance(fault, KeyboardInterrupt):
@@ -52,7 +53,8 @@ def play(plan: Plan, go_on: Callable[[], None]) -> int:
     table.close(report, plan.folder)
     whole = len(report["rounds"]) == plan.rounds
     sound = report["chaos"] is None or survived(report["chaos"])
-    return 0 if whole and sound and report["summary"]["replicas_identical"] else 1
+    summary = report["summary"]
+    return 0 if whole and sound and summary["replicas_identical"] and not summary["weights_refused"] else 1
 
 
 def _write_report(network: Network, wall_seconds: float) -> dict[str, Any]:

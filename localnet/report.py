@@ -49,6 +49,7 @@ def build_report(network: Network, wall_seconds: float) -> dict[str, Any]:
             "faulty_contributions": sum(peer["contributed"] for peer in peers.values() if peer["fault"]),
             "honest_contributions": sum(peer["contributed"] for peer in peers.values() if not peer["fault"]),
             "void_rounds": sum(row["void"] for row in rounds),
+            **network.paid(),
             "payload_ratio": dense / network.spec.object_bytes,
             "wall_seconds": round(wall_seconds, 1),
         },

@@ -33,10 +33,15 @@ from localnet.store import StoreReady, StoreUser, read_ready, write_ready, write
 from protocol.errors import ConfigError
 
 HOST = "127.0.0.1"
-START_SECONDS = 120.0
+START_SECONDS = 60.0
 VOLUME_MIB = 64
 SPARE_VOLUMES = 128
-"""Beside one for each bucket: together with VOLUME_MIB the most that is kept on disk, 8 GiB. None is preallocated."""
+"""Beside one for each bucket: with VOLUME_MIB, about the most that it ever puts on the disk (8 GiB). What is free in a
+volume takes no room on the disk."""
+FREE_MIB = 512
+"""It takes no objects when the disk has less left."""
+MEMORY_MIB = 256
+"""What it tries to get along with. Left to itself it took 540 with a few megabytes a second going through."""
 VACUUM_SECONDS = 30
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _LISTENERS = [f"{server}.port{kind}" for server in ("s3", "filer", "volume", "master") for kind in ("", ".grpc")]
@@ -50,24 +55,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, required=True, help="everything that the server keeps; ready.json")
     parser.add_argument("names", nargs="+", metavar="NAME", help="a peer: 3 to 63 of a-z, 0-9 and '-'")
     options = parser.parse_args(arguments)
-    folder: Path = options.folder.absolute()
     try:
         _check(options.names)
-        weed = _weed()
-        folder.mkdir(parents=True, exist_ok=True)
-        ports = _ports(folder / "ports.json")
-        known = read_ready(folder / "ready.json", options.names) if (folder / "ready.json").exists() else None
+        return _serve(_weed(), options.folder.absolute(), options.names)
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    ready = known or StoreReady(f"http://{HOST}:{ports['s3.port']}", {name: _user(name) for name in options.names})
+
+
+def _serve(weed: Path, folder: Path, names: Sequence[str]) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    ports, ready_file = _ports(folder / "ports.json"), folder / "ready.json"
+    known = read_ready(ready_file, names) if ready_file.exists() else None
+    ready = known or StoreReady(f"http://{HOST}:{ports['s3.port']}", {name: _user(name) for name in names})
     admin = secrets.token_hex(10), secrets.token_hex(20)
     write_secret(folder / "identities.json", {"identities": list(_identities(ready, admin))})
     (folder / "data").mkdir(exist_ok=True)
-    # What the master remembers is worth nothing, and would be waited for.
-    shutil.rmtree(folder / "data" / f"m{ports['master.port']}", ignore_errors=True)
     process = subprocess.Popen(
-        [str(weed), *_words(folder, ports, len(options.names))],
+        [str(weed), *_words(folder, ports, len(names))],
         stdin=subprocess.DEVNULL,
         cwd=folder,
         env=_environment(folder),
@@ -77,23 +82,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def stop(signum: int, _: object) -> None:
         stopped.append(signum)
-        # Not SIGTERM, to which it may listen for minutes: what it has answered is with the kernel already.
+        # Not SIGTERM, on which it may linger for minutes: what it has answered is with the kernel already.
         process.kill()
 
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, stop)
     try:
-        if known is None:
-            _open(ready, admin, process)
-            write_ready(folder / "ready.json", ready)
+        if known is None and _open(ready, admin, process):
+            write_ready(ready_file, ready)
         process.wait()
     finally:
         process.kill()
         process.wait()
         _remove_sockets(ports)
-    if not stopped:
-        sys.stderr.write(f"SeaweedFS ended with status {process.returncode}: its last lines say why\n")
-    return 0 if stopped else 1
+    if stopped:
+        return 0
+    sys.stderr.write(f"SeaweedFS ended with status {process.returncode}: its last lines above say why\n")
+    return 1
 
 
 def _check(names: Sequence[str]) -> None:
@@ -160,12 +165,13 @@ def _words(folder: Path, ports: Mapping[str, int], num_buckets: int) -> list[str
         "ip.bind": HOST,
         "dir": folder / "data",
         "disableHttp": "true",
-        # No raft: with it a master that was killed is waited for, 4 to 23 s.
+        # No raft: it makes a killed master wait for some 17 s when it comes back.
         "master.peers": "none",
         "master.telemetry": "false",
         "master.volumeSizeLimitMB": VOLUME_MIB,
         "master.vacuumIntervalSeconds": VACUUM_SECONDS,
         "volume.max": SPARE_VOLUMES + num_buckets,
+        "volume.minFreeSpace": f"{FREE_MIB}MiB",
         "filer": "true",
         "s3": "true",
         "s3.config": folder / "identities.json",
@@ -182,11 +188,12 @@ def _environment(folder: Path) -> dict[str, str]:
     parts = ("SIGNING", "SIGNING_READ", "FILER_SIGNING", "FILER_SIGNING_READ")
     keys = {f"WEED_JWT_{part}_KEY": secrets.token_hex(20) for part in parts}
     # Otherwise the first write to a bucket makes seven volumes for it.
-    return {"HOME": str(folder), "WEED_MASTER_VOLUME_GROWTH_COPY_1": "1", **keys}
+    growth = {"WEED_MASTER_VOLUME_GROWTH_COPY_1": "1"}
+    return {"HOME": str(folder), "GOMEMLIMIT": f"{MEMORY_MIB}MiB", **growth, **keys}
 
 
-def _open(ready: StoreReady, admin: tuple[str, str], process: "subprocess.Popen[bytes]") -> None:
-    """Make the buckets as soon as the server listens, and wait until it takes objects."""
+def _open(ready: StoreReady, admin: tuple[str, str], process: "subprocess.Popen[bytes]") -> bool:
+    """Make the buckets as soon as the server listens, and wait until it takes objects; False when it ends before."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
@@ -209,11 +216,15 @@ def _open(ready: StoreReady, admin: tuple[str, str], process: "subprocess.Popen[
             probe = {"Bucket": next(iter(ready.users.values())).bucket, "Key": "probe"}
             s3.put_object(Body=b"x", **probe)
             s3.delete_object(**probe)
-            return
-        except (BotoCoreError, ClientError):
+            return True
+        except (BotoCoreError, ClientError) as fault:
             if time.monotonic() > until:
-                raise
+                raise ConfigError(
+                    f"SeaweedFS took no object within {START_SECONDS:.0f} s ({fault}): see the lines above; "
+                    f"the disk needs {FREE_MIB} MiB of free space"
+                ) from None
             time.sleep(0.05)
+    return False
 
 
 def _remove_sockets(ports: Mapping[str, int]) -> None:

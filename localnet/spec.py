@@ -12,6 +12,7 @@ from chain.adapter import SubtensorChain
 from localnet import calibration
 from localnet.plan import BLOCK_SECONDS, NETUID, Plan
 from localnet.store import StoreReady
+from node.published import require_read_only
 from protocol import keys
 from protocol.messages import encode_slot
 from protocol.spec import RunSpec
@@ -64,15 +65,19 @@ def seal(
     """Make theta_0, fix the clock, and publish both: the moment at which the run exists."""
     user = store.users["owner"]
     bucket = open_bucket(store.endpoint, user.bucket, user.write_access_key, user.write_secret_key, local=True)
+    require_read_only(bucket, store.pointer("owner"), local=True)
     provisional = RunSpec.model_validate(dict(draft))
     replica = Replica(provisional, genesis_theta(provisional.model, plan.seed))
     state = genesis_state(replica, Shards.open(text))
     genesis = checkpoint.save(plan.folder / "genesis", state)
     for digest, path in checkpoint.blobs(plan.folder / "genesis", genesis):
         bucket.put(keys.blob(digest), path, timeout_seconds=60.0)
-    start_block = chain.finalized().block + int(LEAD_SECONDS / BLOCK_SECONDS)
-    clock = calibration.windows(phases, BLOCK_SECONDS, plan.validators) | {"start_block": start_block}
-    spec = RunSpec.model_validate({**draft, "genesis_checkpoint": genesis.hex(), "clock": clock})
+    final = chain.finalized().block
+    start_block, subnet = final + int(LEAD_SECONDS / BLOCK_SECONDS), chain.subnet(final)
+    clock = calibration.windows(phases, BLOCK_SECONDS, plan.validators, subnet) | {"start_block": start_block}
+    gauntlet = draft["gauntlet"] | {"weight_rounds": calibration.weight_rounds(int(clock["round_blocks"]), subnet)}
+    sealed = {"genesis_checkpoint": genesis.hex(), "clock": clock, "gauntlet": gauntlet}
+    spec = RunSpec.model_validate({**draft, **sealed})
     data = spec.to_bytes()
     digest = Digest(sha256(data).digest())
     bucket.put(keys.blob(digest), data, timeout_seconds=60.0)

@@ -76,29 +76,35 @@ def _faults(body: object, names: Iterable[str]) -> Iterator[str]:
     if not isinstance(body, dict) or set(body) != {"endpoint", "users"} or not isinstance(body["users"], dict):
         yield 'expected {"endpoint": URL, "users": {NAME: {..}}}'
         return
-    for name in names:
-        if name not in body["users"]:
-            yield f"nothing about {name}: every member of the network needs a bucket and two keys"
-    for name, user in body["users"].items():
-        yield from (f"users.{name}: {fault}" for fault in _faults_of(body["endpoint"], user))
-    buckets = [user.get("bucket") for user in body["users"].values() if isinstance(user, dict)]
-    for bucket in sorted({str(bucket) for bucket in buckets if buckets.count(bucket) > 1}):
-        yield f"bucket {bucket} stands there twice: a peer owns its bucket alone"
+    endpoint, users = body["endpoint"], body["users"]
+    if not isinstance(endpoint, str):
+        yield "endpoint: expected text"
+    elif fault := _refused(Pointer(endpoint, "bucket", "key", "secret")):
+        yield f"endpoint: {fault}"
+    else:
+        yield from (f"users.{name}: {fault}" for name, user in users.items() if (fault := _fault_of(endpoint, user)))
+    yield from (f"nothing about {name}: every member has a bucket and two keys" for name in names if name not in users)
+    buckets = [user["bucket"] for user in users.values() if isinstance(user, dict) and "bucket" in user]
+    for number, bucket in enumerate(buckets):
+        if bucket in buckets[:number]:
+            yield f"bucket {bucket!r} stands there twice: everybody has one alone"
 
 
-def _faults_of(endpoint: object, user: object) -> Iterator[str]:
+def _fault_of(endpoint: str, user: object) -> str | None:
     if not isinstance(user, dict) or set(user) != set(_FIELDS):
-        yield "expected " + ", ".join(_FIELDS)
-        return
+        return "expected " + ", ".join(_FIELDS)
     wrong = [key for key, value in user.items() if not isinstance(value, str) or not value]
     if wrong:
-        yield f"{', '.join(wrong)}: expected text"
-    elif not isinstance(endpoint, str):
-        yield "the file's endpoint is not text"
-    elif user["write_access_key"] == user["read_access_key"]:
-        yield "the write key and the read key are the same: the read key is published"
-    else:
-        try:
-            encode_pointer(Pointer(endpoint, user["bucket"], user["read_access_key"], user["read_secret_key"]))
-        except ConfigError as fault:
-            yield str(fault)
+        return f"{', '.join(wrong)}: expected text"
+    if user["write_access_key"] == user["read_access_key"]:
+        return "the write key is the read key, which is published"
+    return _refused(Pointer(endpoint, user["bucket"], user["read_access_key"], user["read_secret_key"]))
+
+
+def _refused(pointer: Pointer) -> str | None:
+    """Why the pointer can't be published."""
+    try:
+        encode_pointer(pointer)
+    except ConfigError as fault:
+        return str(fault)
+    return None

@@ -1,7 +1,7 @@
 """The chain of a local network: a devnet with one subnet, everybody registered on it, and validators with stake."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -9,16 +9,23 @@ from chain import operator
 from chain.adapter import SubtensorChain, open_chain
 from chain.devnet.genesis import Genesis
 from chain.devnet.launch import Devnet, start
+from chain.devnet.market import cost
 from localnet.plan import BLOCK_SECONDS, NETUID, Plan
 from protocol.errors import ConfigError
+from protocol.types import PeerId
 
 if TYPE_CHECKING:
     from bittensor.wallet import Wallet
 
 TAO = 10**9
-STAKE_RAO = 1000 * TAO
+STAKE_RAO = 100 * TAO
+"""Alpha of each validator. What it costs rises with each of them: eight of them have four fifths of the pool's."""
 FUNDS_RAO = 10_000 * TAO
-PERMIT_SECONDS = 180.0
+"""Of everybody: the dearest stake and slot, and the fees of a run of a million posts."""
+KEPT_BLOCKS = 512
+"""States that the chain keeps: those of an epoch, at whose end sealed weights are looked for where they were set."""
+PERMIT_BLOCKS = 40
+"""How long after its epoch a permit may be seen, on a busy machine."""
 
 
 def start_devnet(plan: Plan, wallets: "Mapping[str, Wallet]") -> Devnet:
@@ -29,11 +36,9 @@ def start_devnet(plan: Plan, wallets: "Mapping[str, Wallet]") -> Devnet:
         owner_hotkey=owner.hotkey.ss58_address,
         balances={wallet.coldkeypub.ss58_address: FUNDS_RAO for wallet in wallets.values()},
         netuid=NETUID,
-        max_validators=max(1, sum(name.startswith("validator-") for name in wallets)),
-        weights_rate_limit_blocks=1,
     )
     with (plan.folder / "logs" / "devnet.log").open("a") as log:
-        return start(plan.folder / "chain", genesis, block_seconds=BLOCK_SECONDS, log=log)
+        return start(plan.folder / "chain", genesis, block_seconds=BLOCK_SECONDS, keep_blocks=KEPT_BLOCKS, log=log)
 
 
 def open_subnet(url: str, wallet: "Wallet") -> SubtensorChain:
@@ -42,22 +47,53 @@ def open_subnet(url: str, wallet: "Wallet") -> SubtensorChain:
 
 
 def register(url: str, wallets: "Mapping[str, Wallet]", names: Mapping[str, tuple[str, str | None]]) -> None:
-    """Register every hotkey and stake the validators, all at once, then wait until they have their permits."""
+    """Register every hotkey and stake the validators, who come first and one after another: every registration and
+    every stake makes the next one dearer."""
 
-    def enter(name: str) -> None:
+    def enter(name: str, alpha_rao: int = 0) -> None:
         chain = open_subnet(url, wallets[name])
         operator.register(chain, wallets[name])
-        if names[name][0] == "validator":
-            operator.add_stake(chain, wallets[name], STAKE_RAO)
+        if alpha_rao:
+            operator.add_stake(chain, wallets[name], cost(*_pool(chain), alpha_rao))
         chain.close()
 
+    others = [name for name, (role, _) in names.items() if role == "miner"]
+    for name, (role, _) in names.items():
+        if role == "validator":
+            enter(name, STAKE_RAO)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(enter, [name for name in names if name != "owner"]))
-    chain = open_subnet(url, wallets["owner"])
-    wanted = sum(role == "validator" for role, _ in names.values())
-    until = time.monotonic() + PERMIT_SECONDS
-    while sum(peer.validates and peer.stake > 0 for peer in chain.peers(chain.finalized().block)) < wanted:
-        if time.monotonic() > until:
-            raise ConfigError("the validators got no permit from the chain: see logs/devnet.log in the run folder")
-        time.sleep(BLOCK_SECONDS)
-    chain.close()
+        list(pool.map(enter, others))
+
+
+def _pool(chain: SubtensorChain) -> tuple[int, int, int]:
+    """TAO and alpha in the subnet's pool, and its fee in parts of 65,535."""
+
+    def read(pallet: str, item: str) -> int:
+        return int(chain.call(lambda session: session.substrate.query(pallet, item, [NETUID])))
+
+    return read("SubtensorModule", "SubnetTAO"), read("SubtensorModule", "SubnetAlphaIn"), read("Swap", "FeeRate")
+
+
+def await_permits(
+    devnet: Devnet,
+    wallets: "Mapping[str, Wallet]",
+    names: Mapping[str, tuple[str, str | None]],
+    say: Callable[[str], None],
+) -> None:
+    """Wait until an epoch has given the validators their permits; `say` how long that takes."""
+    validators = {
+        PeerId(bytes(wallets[name].hotkey.public_key)) for name, (role, _) in names.items() if role == "validator"
+    }
+    chain = open_subnet(devnet.url, wallets["owner"])
+    try:
+        final = chain.finalized().block
+        left = max(0, chain.subnet(final).tempo - final)
+        if left:
+            say(f"the chain's first epoch gives the validators their permits, in {left * BLOCK_SECONDS:.0f} s")
+        deadline = time.monotonic() + 2 * (left + PERMIT_BLOCKS) * BLOCK_SECONDS
+        while validators - {peer.id for peer in chain.peers(chain.finalized().block) if peer.validates}:
+            if time.monotonic() > deadline:
+                raise ConfigError("the validators got no permit from the chain: see logs/devnet.log in the run folder")
+            time.sleep(BLOCK_SECONDS)
+    finally:
+        chain.close()

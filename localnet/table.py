@@ -27,6 +27,8 @@ from protocol.errors import ConfigError
 POLL_SECONDS = 0.25
 INDENT = 8
 MIN_NAMES_WIDTH = 24
+REVEAL_SECONDS = 10.0
+"""From the block that reveals weights until they are seen to stand."""
 
 
 class Table:
@@ -62,6 +64,7 @@ class Table:
                         self.say(f"{name} died and was started again", "yellow")
                 if dead:
                     raise ConfigError(f"{dead[0]} ended for good:\n{network.processes.last_lines(dead[0])}")
+                network.look_at_weights()
                 if self._show_finished(network, names):
                     moved = time.monotonic()
                 if self._rows == network.plan.rounds:
@@ -79,6 +82,19 @@ class Table:
                         f"{network.processes.folder}"
                     )
                 time.sleep(POLL_SECONDS)
+
+    def await_reveals(self, network: Network) -> None:
+        """Wait until the chain has revealed the last weights that were committed: no longer than an epoch."""
+        seconds = network.spec.clock.tempo * BLOCK_SECONDS
+        until = time.monotonic() + seconds + REVEAL_SECONDS
+        pending = network.paid()["weights_pending"]
+        if pending:
+            self.say(f"waiting for the epoch in which the chain reveals the last weights, at most {seconds:.0f} s")
+        with self.status("the last weights"):
+            while pending and time.monotonic() < until:
+                time.sleep(POLL_SECONDS)
+                network.look_at_weights()
+                pending = network.paid()["weights_pending"]
 
     def _show_finished(self, network: Network, names: dict[str, str]) -> bool:
         """Print the next round's row when all honest nodes have its result; True when they have."""
@@ -132,6 +148,14 @@ class Table:
             Text.assemble(
                 ("all replicas identical" if same else "REPLICAS DIFFER", "green" if same else "red"),
                 f", {summary['void_rounds']} of {rounds} rounds void, {summary['wall_seconds']:.0f} s in all",
+            )
+        )
+        refused = summary["weights_refused"]
+        self._print(
+            Text.assemble(
+                f"weights: {summary['weights_set']} sets, {summary['weights_standing']} stand on chain, ",
+                (f"{refused} refused", "red" if refused else ""),
+                f", {summary['weights_pending']} not revealed yet",
             )
         )
         self._print(Text(f"a payload is {summary['payload_ratio']:.0f} times smaller than the model in fp32"))

@@ -26,6 +26,7 @@ from node.config import NodeConfig, load
 from node.events import Stopwatch
 from node.payloads import MAX_THREADS, Sources
 from node.program import log_to_stderr, run_program
+from node.published import require_read_only
 from protocol.assignment import page_at
 from protocol.messages import REVEAL_BYTES, encode_slot, parse_envelope
 from protocol.spec import RunSpec, parse_toml
@@ -88,6 +89,7 @@ def rehearse(role: str, config: NodeConfig, draft: Path, ranks: Ranks) -> dict[s
     """Seconds of each phase of a round, measured beside all other processes."""
     spec = parse_toml(draft.read_text(), str(draft))
     doors = open_doors(config, connect(config), local=spec.local)
+    require_read_only(doors.bucket, doors.pointer, local=spec.local)
     assert config.data is not None
     shards = Shards.open(config.data, index_digest=Digest(bytes.fromhex(spec.data.index)))
     shards.train.verify()

@@ -2,14 +2,16 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from gauntlet.agreement import mirrors
 from gauntlet.book import PeerRecord, least_gap, least_score
 from gauntlet.report import Report, Row
 from gauntlet.selection import peer_score
 from murmur import network
 from node.evidence import LOOK_BACK_ROUNDS, Archive
-from protocol.errors import ConfigError, InvalidMessage, MurmurError, ObjectMissing
+from protocol.errors import ChainError, ConfigError, InvalidMessage, MurmurError, ObjectMissing
+from protocol.ports import Chain
 from protocol.spec import GauntletSpec
 from protocol.types import Peer, PeerId, Reason, Standing, hotkey
 
@@ -45,20 +47,27 @@ def show(peer: PeerId, options: argparse.Namespace) -> int:
     head = chain.finalized().block
     peers = chain.peers(head)
     newest = clock.round_at(head)
-    archive = Archive(there.run, there.doors, peers)
+    archive = Archive(there.run, there.doors, (head, peers))
     mine = next((one for one in peers if one.id == peer), None)
     where = f"uid {mine.uid}" if mine is not None else "not registered any more"
     lines = [f"{hotkey(peer)}, {where}, in run {there.run.first.name} (round {newest} now)"]
     told = 0
-    for validator in sorted((one for one in peers if one.validates), key=lambda one: (-one.stake, one.id)):
-        report = _newest(archive, validator.id, newest)
+    stakes = {one.id: one.stake for one in peers}
+    validators = mirrors(there.run, head, peers)
+    for validator in validators:
+        report = _newest(archive, validator, newest)
         if report is None or peer not in report.rows:
             continue
         spec = there.run.spec_at(report.round).gauntlet
-        lines += ["", f"validator {_share(validator, peers)}, round {report.round}:"]
+        share = 100 * stakes[validator] / (sum(stakes[one] for one in validators) or 1)
+        lines += [
+            "",
+            f"validator {hotkey(validator)} ({share:.0f} % of the validators' stake), round {report.round}:",
+        ]
         if told < _SHOWN_IN_FULL:
-            before = _newest(archive, validator.id, report.round - 1)
+            before = _newest(archive, validator, report.round - 1)
             lines += [f"  {line}" for line in account(peer, report, before, spec)]
+            lines.append(f"  {on_chain(chain, head, validator, mine)}")
         else:
             lines.append(f"  {outcome(report.rows[peer])}")
         told += 1
@@ -81,6 +90,21 @@ def account(peer: PeerId, report: Report, earlier: Report | None, spec: Gauntlet
         yield f"in round {earlier.round} it was: {then}"
     yield from _changes(row, judged_by, now)
     yield f"next: {advice(row)}"
+
+
+def on_chain(chain: Chain, block: int, validator: PeerId, miner: Peer | None) -> str:
+    """What stands on chain of a validator's weights for this miner, as of `block`."""
+    payer = next((peer for peer in chain.peers(block) if peer.id == validator), None)
+    if payer is None or miner is None:
+        return "on chain: nothing"
+    row = chain.weights(block, payer.uid)
+    share = row.get(miner.uid, 0) / (sum(row.values()) or 1)
+    try:
+        stands = chain.stands_from(payer.last_update)
+    except ChainError:
+        stands = block  # set so long ago that this chain node has forgotten it
+    newer = f"; newer weights, of block {payer.last_update}, are not revealed yet" if stands is None else ""
+    return f"on chain: {100 * share:.2f} % of this validator's weights{newer}"
 
 
 def advice(row: Row) -> str:
@@ -168,8 +192,3 @@ def _newest(archive: Archive, validator: PeerId, round: int) -> Report | None:
         except MurmurError:
             return None  # a bucket that does not answer is not asked again
     return None
-
-
-def _share(validator: Peer, peers: Sequence[Peer]) -> str:
-    total = sum(peer.stake for peer in peers if peer.validates)
-    return f"{hotkey(validator.id)} ({100 * validator.stake / total if total else 0:.0f} % of the validators' stake)"

@@ -7,7 +7,7 @@ from murmur import where
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--round", type=int, required=True, help="the round to judge again")
-    parser.add_argument("--validator", metavar="HOTKEY", help="one validator (default: all with a permit)")
+    parser.add_argument("--validator", metavar="HOTKEY", help="one validator (default: all that count)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     where.add_arguments(parser)
 

@@ -7,15 +7,15 @@ from urllib.parse import urlsplit
 
 from chain.adapter import SubtensorChain, open_chain
 from chain.keys import HotkeySigner, open_wallet, verify
-from node.config import NetworkConfig, NodeConfig
+from node.config import BucketConfig, NetworkConfig, NodeConfig
 from protocol.errors import ConfigError
 from protocol.messages import encode_pointer
 from protocol.ports import Chain, Signer, Time, Verify
-from protocol.types import Pointer
+from protocol.types import Pointer, PublicPointer
 from storage.realtime import REAL
 from storage.s3 import RangedBucket, open_bucket, open_pointer
 
-Opener = Callable[[Pointer], RangedBucket]
+Opener = Callable[[Pointer | PublicPointer], RangedBucket]
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
@@ -38,7 +38,7 @@ class Doors:
     signer: Signer
     verify: Verify
     bucket: RangedBucket
-    pointer: Pointer
+    pointer: Pointer | PublicPointer
     open_pointer: Opener
     time: Time = REAL
 
@@ -68,13 +68,22 @@ def connect(config: NodeConfig) -> Line:
     return Line(chain, HotkeySigner(wallet.hotkey), verify)
 
 
+def published(own: BucketConfig) -> Pointer | PublicPointer:
+    """What everybody may know of a node's own bucket."""
+    if own.public_url is not None:
+        return PublicPointer(own.public_url)
+    assert own.read_access_key is not None
+    assert own.read_secret_key is not None
+    return Pointer(own.endpoint, own.name, own.read_access_key, own.read_secret_key.get_secret_value())
+
+
 def open_doors(config: NodeConfig, line: Line, *, local: bool) -> Doors:
     """Open the node's bucket beside its chain, for a run that is `local` or not. Raises ConfigError."""
-    own = config.bucket
-    if not local and urlsplit(own.endpoint).scheme != "https":
-        raise ConfigError("bucket.endpoint must be an https URL in a run that is not local: peers refuse all others")
+    own, pointer = config.bucket, published(config.bucket)
+    if not local and urlsplit(pointer.endpoint).scheme != "https":
+        name = "bucket.public_url" if isinstance(pointer, PublicPointer) else "bucket.endpoint"
+        raise ConfigError(f"{name} must be an https URL in a run that is not local: peers refuse all others")
     bucket = open_bucket(own.endpoint, own.name, own.access_key, own.secret_key.get_secret_value(), local=local)
-    pointer = Pointer(own.endpoint, own.name, own.read_access_key, own.read_secret_key.get_secret_value())
     encode_pointer(pointer)  # what cannot be published is found out now, not in the first round
     chain = line.chain.as_local() if local else line.chain
     return Doors(chain, line.signer, line.verify, bucket, pointer, opener(local=local))

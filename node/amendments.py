@@ -12,10 +12,10 @@ from hashlib import sha256
 
 from loguru import logger
 
-from node.adapters import Doors, Opener
+from node.adapters import Doors
 from node.follower import Follower
 from node.held import Held
-from node.payloads import Sources
+from node.payloads import Sources, sources_as_of
 from protocol import keys
 from protocol.errors import STATE_PRUNED, ChainError, ConfigError, InvalidMessage, OutOfSync, StorageError
 from protocol.ports import Bucket, Chain, Time
@@ -40,19 +40,10 @@ def fetch_blob(bucket: Bucket, digest: Digest, max_bytes: int, timeout_seconds: 
 
 
 class Reader:
-    """Small blobs of the owner, from its bucket or a mirror: so many, within one deadline for all. What was read stays
-    in `read`, so the next reader goes on where this one had to stop."""
+    """Small blobs of the owner, from its bucket or the first ones of `sources`: so many, within one deadline for all.
+    What was read stays in `read`, so the next reader goes on where this one had to stop."""
 
-    def __init__(
-        self,
-        owner: PeerId,
-        peers: Sequence[Peer],
-        open_pointer: Opener,
-        read: dict[Digest, bytes],
-        fetches: int,
-        time: Time,
-    ) -> None:
-        sources = Sources(peers, open_pointer)
+    def __init__(self, owner: PeerId, sources: Sources, read: dict[Digest, bytes], fetches: int, time: Time) -> None:
         openers = (sources.bucket_of(peer) for peer in (owner, *sources.validators()[:MIRRORS_ASKED]))
         self._openers = [opener for opener in openers if opener is not None]
         self._read, self._left, self._time = read, fetches, time
@@ -115,7 +106,7 @@ def settled(run: Run, undecided: int, doors: Doors, read: dict[Digest, bytes], t
         return run
     if named is None or named in known:
         return run
-    reader = Reader(owner, peers, doors.open_pointer, read, FETCHES_A_LOOK, time)
+    reader = Reader(owner, sources_as_of(run, head, peers, doors.open_pointer), read, FETCHES_A_LOOK, time)
     try:
         previous, fresh = reader.chain(named, known)
     except (StorageError, InvalidMessage) as fault:
@@ -159,7 +150,7 @@ def adopted(
     head = doors.chain.finalized().block
     peers = doors.chain.peers(head)
     read.update({amendment.digest: amendment.to_bytes() for amendment in run.amendments})
-    reader = Reader(owner, peers, doors.open_pointer, read, MAX_AMENDMENTS, time)
+    reader = Reader(owner, sources_as_of(run, head, peers, doors.open_pointer), read, MAX_AMENDMENTS, time)
     try:
         _, chain = reader.chain(heads[-1][1], [run.id])
         told = first.amended(chain)

@@ -1,4 +1,4 @@
-"""A whole node from its configuration, in the order in which things can fail: wallet, chain, run, data, state."""
+"""A whole node from its configuration, as things can fail in turn: wallet, chain, run, bucket, data, state."""
 
 import platform
 from collections.abc import Callable
@@ -10,12 +10,14 @@ import torch
 from loguru import logger
 
 from node import run as runs
+from node import terms
 from node.adapters import connect, open_doors, owner_opener
 from node.amendments import settled
 from node.config import NodeConfig
 from node.events import Events
 from node.held import Held
 from node.node import Node
+from node.published import require_read_only
 from node.state import StateStore
 from protocol.errors import ConfigError
 from protocol.types import hotkey
@@ -59,6 +61,7 @@ def build(config: NodeConfig, name: str, home: Path, ranks: Ranks) -> Built:
             f"hotkey {hotkey(doors.signer.peer)} is not registered on subnet {config.netuid} of {config.network}: "
             f"register it (btcli subnet register --netuid {config.netuid}) and start again"
         )
+    terms.require_fit(run, round, doors.chain.subnet(head))
     logger.info(
         "murmuration {version}, {name} of run {run} ({id}), round {round}, on {ranks} x {device}, "
         "codec {codec} ({reason}), hotkey {hotkey}, bucket {bucket}, chain {network}",
@@ -72,11 +75,13 @@ def build(config: NodeConfig, name: str, home: Path, ranks: Ranks) -> Built:
         codec=ops.backend(),
         reason=ops.reason(),
         hotkey=hotkey(doors.signer.peer),
-        bucket=f"{doors.pointer.endpoint}/{doors.pointer.bucket}",
+        bucket=f"{config.bucket.endpoint}/{config.bucket.name}",
         network=config.network,
     )
     if ops.is_fallback():
         logger.warning("the codec runs on the slow reference: {reason}", reason=ops.reason())
+    terms.warn_of_balance(doors.chain, doors.signer.peer)
+    require_read_only(doors.bucket, doors.pointer, local=run.first.local, time=doors.time)
     shards = runs.open_data(config, run, doors, home)
     replica = Replica(run.first, _zeros(run.first.model.shapes()), ranks=ranks)
     events = Events(home / "events.jsonl", f"{config.wallet.name}/{config.wallet.hotkey}")

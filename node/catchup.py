@@ -125,7 +125,7 @@ def _genesis(follower: Follower, held: Held) -> Start:
     """theta_0 from the owner's bucket or a validator's. Its digest stands in the spec, so any source will do."""
     spec = follower.run.first
     digest = Digest(bytes.fromhex(spec.genesis_checkpoint))
-    sources = Sources(follower.doors.chain.peers(follower.head()), follower.doors.open_pointer)
+    sources = follower.sources()
     faults: list[str] = []
     for holder in _holders_of_genesis(follower, digest, sources):
         opener = sources.bucket_of(holder)

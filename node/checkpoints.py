@@ -239,7 +239,7 @@ def published_by_most(follower: Follower, round: int, seconds: float) -> int:
     what fewer say may be untrue. 0 when they do not. Takes at most `seconds`; raises ChainError."""
     peers = follower.doors.chain.peers(follower.clock.commit_by(round))
     stakes = counted_stakes(follower, round, peers)
-    shown = shown_by_all(follower, Sources(peers, follower.doors.open_pointer), seconds)
+    shown = shown_by_all(follower, follower.sources(follower.clock.commit_by(round)), seconds)
     behind = 0
     for newest, stake in sorted(((shown[peer].newest, stakes.get(peer, 0)) for peer in shown), reverse=True):
         behind += stake

@@ -30,6 +30,17 @@ _BTCLI = {
 _NOT_OURS = {"MURMUR_FUZZ_CASES", "MURMUR_CACHE"}
 
 
+def variable_of(name: str) -> str:
+    """The environment variable of a setting: `bucket.name` as MURMUR_BUCKET__NAME."""
+    return PREFIX + name.replace(".", "__").upper()
+
+
+_KEY = "access_key", "secret_key"
+READ_KEY = " and ".join(variable_of(f"bucket.read_{part}") for part in _KEY)
+WRITE_KEY = " and ".join(variable_of(f"bucket.{part}") for part in _KEY)
+PUBLIC_URL = variable_of("bucket.public_url")
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,14 +54,34 @@ class WalletConfig(_Table):
 
 
 class BucketConfig(_Table):
-    """This node's own bucket: a read-write key that stays here and a read-only key that is published on chain."""
+    """This node's own bucket: a read-write key that stays here, and what is published on chain: a read-only key, or the
+    address under which everybody may read it without one."""
 
     endpoint: Annotated[str, Field(description="S3 endpoint; for R2 https://ACCOUNT_ID.r2.cloudflarestorage.com")]
     name: Annotated[str, Field(description="bucket name; one bucket per hotkey")]
     access_key: Annotated[str, Field(description="access key id of the read-write token")]
     secret_key: Annotated[SecretStr, Field(description="secret of the read-write token (environment or file)")]
-    read_access_key: Annotated[str, Field(description="access key id of the read-only token, published on chain")]
-    read_secret_key: Annotated[SecretStr, Field(description="secret of the read-only token, published on chain")]
+    read_access_key: Annotated[
+        str | None, Field(description="access key id of the read-only token, published on chain")
+    ] = None
+    read_secret_key: Annotated[
+        SecretStr | None, Field(description="secret of the read-only token, published on chain")
+    ] = None
+    public_url: Annotated[
+        str | None,
+        Field(description="of a public bucket, in place of a read-only token: https://HOST before its objects' keys"),
+    ] = None
+
+    def model_post_init(self, context: Any) -> None:
+        published = self.read_access_key, self.read_secret_key
+        if (None in published) if self.public_url is None else any(published):
+            raise ValueError(f"give either both of {READ_KEY} (a read-only token) or {PUBLIC_URL} (a public bucket)")
+        for name, ours, theirs in zip(_KEY, (self.access_key, self.secret_key), published, strict=True):
+            if ours == theirs:
+                raise ValueError(
+                    f"{variable_of(f'bucket.{name}')} and {variable_of(f'bucket.read_{name}')} are the same, and the "
+                    "latter is published for ever: make a second token, one that may only read this bucket, for it"
+                )
 
 
 class NetworkConfig(_Table):
@@ -135,10 +166,6 @@ def _leaves(model: type[BaseModel], prefix: str = "") -> "list[tuple[str, str]]"
     return leaves
 
 
-def _variable(name: str) -> str:
-    return PREFIX + name.replace(".", "__").upper()
-
-
 def _is_secret(name: str) -> bool:
     return name.endswith("secret_key")
 
@@ -176,7 +203,7 @@ def _file_values(path: Path) -> dict[str, Any]:
 
 def _environment_values(fields: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
     values = {name: environment[variable] for variable, name in _BTCLI.items() if environment.get(variable)}
-    known = {_variable(name): name for name in fields}
+    known = {variable_of(name): name for name in fields}
     for variable, value in environment.items():
         if not variable.startswith(PREFIX) or variable in _NOT_OURS or variable == "MURMUR_CONFIG":
             continue
@@ -214,6 +241,8 @@ def _explain(program: str, fault: ValidationError, fields: Mapping[str, str], ta
         if error["type"] == "missing":
             missing += [name for name in fields if name == where or name.startswith(where + ".")]
     required = [name for name in missing if name not in _DEFAULTED]
+    if not table.get("bucket"):
+        required += [f"bucket.read_{part}" for part in _KEY]
     if not table.get("owner") and not table.get("spec"):
         required.append("owner")
     lines = []
@@ -221,7 +250,7 @@ def _explain(program: str, fault: ValidationError, fields: Mapping[str, str], ta
         width = max(len(name) for name in required)
         lines.append(f"{program} is not configured yet. Missing:")
         for name in required:
-            how = _variable(name) if _is_secret(name) else f"--{name}"
+            how = variable_of(name) if _is_secret(name) else f"--{name}"
             lines.append(f"  {name:<{width}}  {fields[name]} [{how}]")
     others = [e for e in fault.errors(include_url=False) if e["type"] != "missing"]
     if others:
@@ -235,7 +264,7 @@ def _explain(program: str, fault: ValidationError, fields: Mapping[str, str], ta
     return "\n".join(lines)
 
 
-_DEFAULTED = {"wallet.hotkey", "wallet.path"}
+_DEFAULTED = {"wallet.hotkey", "wallet.path", "bucket.public_url", *(f"bucket.read_{part}" for part in _KEY)}
 
 
 def home(config: NetworkConfig) -> Path:

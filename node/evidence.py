@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from gauntlet.agreement import Views, agreed, claimed_start
+from gauntlet.agreement import Views, agreed, claimed_start, mirrors
 from gauntlet.audit import Finding, Topic, Verdict, audit
 from gauntlet.checks import Doors as CheckDoors
 from gauntlet.checks import commitment
-from gauntlet.facts import Claim, Facts, State, compared
+from gauntlet.facts import Claim, Facts, Row, State, compared
 from gauntlet.report import Report, parse_report
 from gauntlet.sketch import Remembered, Sample, Sketch
 from node.adapters import Doors
@@ -24,6 +24,7 @@ from node.held import Held
 from node.node import Node
 from node.payloads import MAX_THREADS, Sources, fetch_keys, fetch_pinned
 from node.reader import AsOf
+from node.standing import Unseen, row_of
 from node.state import StateStore
 from protocol import keys
 from protocol.errors import (
@@ -57,6 +58,7 @@ from training.replica import Replica
 from training.shards import Shards
 
 FETCH_SECONDS = 30.0
+GONE = "not to be had any more from this chain node"
 LOOK_BACK_ROUNDS = 8
 """A book that goes on from an older round is looked into so far back for reports that it should have gone on from."""
 RETAINED_ROUNDS = 8
@@ -77,12 +79,14 @@ class Audited:
 
 
 class Archive:
-    """A run's public objects, from wherever they still are. `peers`: whose buckets to ask, the newest word last."""
+    """A run's public objects, from wherever they still are. `views`: blocks, and everybody registered as of them, whose
+    buckets are asked; the newest last."""
 
-    def __init__(self, run: Run, doors: Doors, *peers: Iterable[Peer]) -> None:
+    def __init__(self, run: Run, doors: Doors, *views: tuple[int, Sequence[Peer]]) -> None:
         self.run, self.doors = run, doors
-        self.peers = {peer.id: peer for some in peers for peer in some if peer.slot is not None and peer.slot.pointer}
-        self.sources = Sources(self.peers.values(), doors.open_pointer)
+        self.peers = {p.id: p for _, peers in views for p in peers if p.slot is not None and p.slot.pointer is not None}
+        copies = dict.fromkeys(mirror for block, peers in views for mirror in mirrors(run, block, peers))
+        self.sources = Sources(self.peers.values(), doors.open_pointer, copies)
 
     def report(self, validator: PeerId, round: int) -> tuple[Report, dict[str, Any]]:
         """A validator's report and its body. Raises ObjectMissing, StorageError, ConfigError for a bucket that cannot
@@ -164,8 +168,8 @@ def audit_round(
     device: torch.device,
     validator: PeerId | None,
 ) -> list[Audited]:
-    """Audit `round` of one validator, or of every one with a permit at D. Without `shards` scores are not measured.
-    `home`: where a copy of the model is put while this runs.
+    """Audit `round` of one validator, or of every one that counted or spoke in it. Without `shards` scores are not
+    measured. `home`: where a copy of the model is put while this runs.
 
     Raises ConfigError for a round that cannot be audited (from this chain node), and says which can.
     """
@@ -173,7 +177,8 @@ def audit_round(
     if not first <= round <= last:
         raise ConfigError(_not_auditable(run, round, first, last))
     with _facts(run, doors, shards, round, home, device) as (facts, archive):
-        wanted = [validator] if validator is not None else [p.id for p in facts.views.commit if p.validates]
+        everyone = mirrors(run, run.clock.attest_by(round), facts.views.attest)
+        wanted = [validator] if validator is not None else sorted(everyone)
         return [_audited(facts, archive, peer) for peer in wanted]
 
 
@@ -224,7 +229,7 @@ def _facts(
     theta, previous = starts[0]
     head = chain.finalized().block
     commit_hash = chain.header(last).hash
-    archive = Archive(run, doors, views.attest, chain.peers(head))
+    archive = Archive(run, doors, (clock.attest_by(round), views.attest), (head, chain.peers(head)))
     pairs = [(peer.id, promise.envelope) for peer in commit if (promise := commitment(peer, round, last)) is not None]
     facts = Facts(
         run,
@@ -310,20 +315,20 @@ def _report(archive: Archive, validator: PeerId, round: int) -> Report | None:
         return None
 
 
-def _paid(facts: Facts, doors: Doors, validator: PeerId, report: Report) -> tuple[Any, Any]:
-    """The uids that were paid, and the weights on chain when they were set and a block before."""
+def _paid(facts: Facts, doors: Doors, validator: PeerId, report: Report) -> tuple[Any, Row | str]:
+    """The uids that were paid, and the weights that came to stand on chain."""
     paid, chain = report.paid, doors.chain
     try:
         peers = chain.peers(paid.block)
     except ChainError:
-        return None, None
-    uid = next((peer.uid for peer in peers if peer.id == validator), None)
-    if paid.set_in is None or uid is None:
-        return peers, None
+        return None, GONE
+    if paid.set_in is None:
+        return peers, "nothing was set"
     try:
-        return peers, (chain.weights(paid.set_in, uid), chain.weights(paid.set_in - 1, uid))
+        row = row_of(chain, validator, paid.set_in)
     except ChainError:
-        return peers, None
+        return peers, GONE
+    return peers, str(row) if isinstance(row, Unseen) else row
 
 
 def _seconds(spec: RunSpec, num_payloads: int) -> float:

@@ -2,6 +2,7 @@
 state it knows the amendments only; what is done with a decision is node/node.py's business.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from loguru import logger
@@ -10,17 +11,21 @@ from gauntlet.agreement import Agreed, Claim, Views, agreed, contradicted, leade
 from node.adapters import Doors
 from node.events import Timeline
 from node.patient import PatientChain
-from node.payloads import Sources
-from protocol.errors import ChainError
+from node.payloads import Sources, sources_as_of
+from protocol.errors import ChainError, ConfigError
 from protocol.messages import encode_slot
 from protocol.run import Run
-from protocol.types import Attestation, Commitment, Digest, Header, Peer, PeerId, Record, Selection
+from protocol.types import Attestation, Commitment, Digest, Header, Peer, PeerId, Record, Selection, Uid
 
 QUIET_SECONDS = 2.0
 """Waits that are expected to last longer are announced."""
 PATIENCE = 1.25
 """A wait for a block is given up after this many times its planned length plus the chain's time-out: then the chain
 stands still, which is told, and the wait goes on."""
+NO_FEE = "Payment"
+"""`ChainError.code` of a call whose fee the hotkey's owner cannot pay."""
+RETURN_BLOCKS = 2
+"""What a fork has dropped mostly comes back by itself, so many blocks later at most."""
 STALL_SECONDS = 1.0
 """Pause between two tries to reach a chain that does not answer."""
 
@@ -134,9 +139,10 @@ class Follower:
 
     # --- others, and our own slot ------------------------------------------------------------------------------
 
-    def sources(self) -> Sources:
-        """Where objects may be, as of the finalised head."""
-        return Sources(self.doors.chain.peers(self.head()), self.doors.open_pointer)
+    def sources(self, block: int | None = None) -> Sources:
+        """Where objects may be, as of a final block (default: the head)."""
+        at = self.head() if block is None else block
+        return sources_as_of(self.run, at, self.doors.chain.peers(at), self.doors.open_pointer)
 
     def transfer_seconds(self, num_payloads: int) -> float:
         """Time-out of a transfer of that many payloads: four times what the spec's slowest planned link needs, and
@@ -153,8 +159,22 @@ class Follower:
             me = self.registered()
             named = me.slot.amendment if me is not None and me.slot is not None else None
             amendment = named or self.run.head
-        return self.doors.chain.publish(encode_slot(self.doors.pointer, statement, amendment))
+        return _paid(lambda: self.doors.chain.publish(encode_slot(self.doors.pointer, statement, amendment)))
+
+    def set_weights(self, weights: Mapping[Uid, float]) -> int:
+        """Set our weights; the block of the set, or of the sealed commit of them."""
+        return _paid(lambda: self.doors.chain.set_weights(weights))
 
     def registered(self) -> Peer | None:
         """Ourselves as the chain sees us, None when the hotkey is not registered."""
         return next((peer for peer in self.doors.chain.peers(self.head()) if peer.id == self.me), None)
+
+
+def _paid(call: Callable[[], int]) -> int:
+    """Make a call that may cost a fee. Raises ConfigError when nobody can pay it: no later call would fare better."""
+    try:
+        return call()
+    except ChainError as fault:
+        if fault.code == NO_FEE:
+            raise ConfigError(str(fault)) from None
+        raise

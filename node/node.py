@@ -18,7 +18,8 @@ from node.catchup import catch_up, join
 from node.events import round_seconds
 from node.follower import Follower
 from node.held import Held
-from node.payloads import Opened, Sources, gather_pinned, prefetch_pinned
+from node.payloads import Opened, gather_pinned, prefetch_pinned
+from node.terms import Terms
 from protocol.errors import ChainError, OutOfSync, StorageError
 from protocol.run import Run
 from protocol.types import Digest, PeerId, hotkey
@@ -42,6 +43,7 @@ class Node(Follower):
     def __init__(self, run: Run, doors: Doors, held: Held) -> None:
         super().__init__(run, doors, held.timeline)
         self.held = held
+        self._terms = Terms(held.events)
         self._likely: frozenset[PeerId] = frozenset()
         """Who was selected last."""
         self._prefetch: Collection | None = None
@@ -57,6 +59,10 @@ class Node(Follower):
         head = self.head()
         round = max(0, self.clock.round_at(head))
         return max(round + (head >= last(round)), self.held.saved.round)
+
+    def look_at_terms(self, round: int) -> None:
+        """Tell what has changed of what the chain demands."""
+        self._terms.look(self.doors.chain, self.run, round)
 
     def abort_unfinished(self) -> None:
         """Of uploads that we did not live to finish (payloads, mirrors, checkpoints), the server keeps the parts, and
@@ -188,7 +194,7 @@ class Node(Follower):
                 self.run.id,
                 round,
                 pairs,
-                Sources(peers, self.doors.open_pointer),
+                self.sources(last),
                 timeout,
                 self.held.cache,
                 self.timeline.begin("prefetch").end,

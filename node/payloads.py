@@ -10,12 +10,15 @@ from hashlib import sha256
 from pathlib import Path
 from shutil import disk_usage
 
+from gauntlet.agreement import mirrors
+from node.adapters import Opener
 from protocol import keys
 from protocol.errors import InvalidMessage, InvalidSubmission, StorageError
 from protocol.messages import ENVELOPE_BYTES, REVEAL_BYTES, Envelope, parse_envelope, parse_reveal
 from protocol.ports import Time, Verify
+from protocol.run import Run
 from protocol.spec import RunSpec
-from protocol.types import Digest, Peer, PeerId, Pointer
+from protocol.types import Digest, Peer, PeerId
 from sparseloco import ops
 from sparseloco.update import Update
 from storage.collect import Collection, gather
@@ -41,11 +44,16 @@ class Opened:
 
 
 class Sources:
-    """Where a round's objects may be: each peer's bucket, then the mirrors of the validators by stake."""
+    """Where a round's objects may be: each peer's bucket, then the `mirrors` (gauntlet.agreement.mirrors), in order."""
 
-    def __init__(self, peers: Iterable[Peer], open_pointer: Callable[[Pointer], RangedBucket]) -> None:
+    def __init__(
+        self,
+        peers: Iterable[Peer],
+        open_pointer: Opener,
+        mirrors: Iterable[PeerId] = (),
+    ) -> None:
         self._peers = {peer.id: peer for peer in peers}
-        self._mirrors = sorted((p for p in self._peers.values() if p.validates), key=lambda p: (-p.stake, p.id))
+        self._mirrors = tuple(mirrors)
         self._open = open_pointer
 
     def bucket_of(self, peer: PeerId) -> Callable[[], RangedBucket] | None:
@@ -57,8 +65,8 @@ class Sources:
         return lambda: self._open(pointer)
 
     def validators(self) -> list[PeerId]:
-        """Validators with a published bucket, by stake."""
-        return [peer.id for peer in self._mirrors if self.bucket_of(peer.id) is not None]
+        """The mirrors with a published bucket."""
+        return [peer for peer in self._mirrors if self.bucket_of(peer) is not None]
 
     def own(self, peer: PeerId, key: str) -> tuple[Source, ...]:
         """The peer's own bucket as the only source."""
@@ -75,6 +83,11 @@ class Sources:
 
     def reveal(self, run: Digest, round: int, peer: PeerId) -> tuple[Source, ...]:
         return self.of(peer, keys.reveal(run, round), keys.mirror_reveal(run, round, peer))
+
+
+def sources_as_of(run: Run, block: int, peers: Sequence[Peer], open_pointer: Opener) -> Sources:
+    """Where objects of a run may be, by who is registered and who counts as of a final block."""
+    return Sources(peers, open_pointer, mirrors(run, block, peers))
 
 
 def fetch_pinned(

@@ -9,6 +9,7 @@ from loguru import logger
 from node.adapters import Doors, Opener, is_local
 from node.amendments import MAX_AMENDMENTS, Reader, fetch_blob, owner_slot
 from node.config import NetworkConfig
+from node.payloads import Sources, sources_as_of
 from node.runfile import RunFile, folder_of, saved_runs
 from protocol.errors import ConfigError, InvalidMessage, StorageError, UpdateNeeded
 from protocol.ports import Bucket, Chain, Time
@@ -139,7 +140,8 @@ def _published_run(
     read: dict[Digest, bytes],
 ) -> Run:
     """The saved run that the owner's digest leads to, else the first spec that it leads back to."""
-    peers = chain.peers(chain.finalized().block)
+    head = chain.finalized().block
+    peers = chain.peers(head)
     try:
         owner_id = peer_id(owner)
     except ValueError as fault:
@@ -153,7 +155,9 @@ def _published_run(
         if ours:
             return ours[0]
         raise ConfigError(f"the owner {owner} names no run in its slot on chain: ask it, or use --spec")
-    reader = Reader(owner_id, peers, open_pointer, read, MAX_AMENDMENTS, REAL)
+    # Who counts follows from the run: while none is known, nobody but the owner is asked.
+    sources = sources_as_of(ours[0], head, peers, open_pointer) if ours else Sources(peers, open_pointer)
+    reader = Reader(owner_id, sources, read, MAX_AMENDMENTS, REAL)
     try:
         for _ in range(MAX_AMENDMENTS + 1):
             if named in known:

@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -19,7 +20,7 @@ from loguru import logger
 
 from node.runfile import RunFile, folder_of
 from protocol.errors import CheckpointCorrupt, ConfigError
-from protocol.types import Digest
+from protocol.types import Digest, Uid
 from training.checkpoint import blobs
 
 SCHEMA = 3
@@ -48,12 +49,22 @@ class SealedRound:
 
 
 @dataclass(frozen=True, slots=True)
+class SentWeights:
+    """What a validator set for `round`, or committed to, in block `set_in`: share by uid."""
+
+    round: int
+    set_in: int
+    shares: Mapping[Uid, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """Everything that one node must not lose.
 
     round: the state stands at the start of this round. consensus: checkpoint (training/checkpoint.py) with theta and
     the outer state. link: what the next agreed record must name as previous. sealed: the last sealed submission. book:
-    file with the ScoreBook (validators). scored: last round folded into the book.
+    file with the ScoreBook (validators). scored: last round folded into the book. unread: weights that were sent and
+    not yet read back, the oldest first.
     """
 
     round: int
@@ -62,6 +73,7 @@ class Saved:
     sealed: SealedRound | None = None
     book: Digest | None = None
     scored: int = -1
+    unread: tuple[SentWeights, ...] = ()
 
 
 class StateStore:
@@ -229,6 +241,7 @@ def _encode(saved: Saved) -> str:
         "sealed": [sealed.round, text(sealed.object), sealed.key.hex()] if sealed else None,
         "book": text(saved.book),
         "scored": saved.scored,
+        "unread": [[sent.round, sent.set_in, list(sent.shares.items())] for sent in saved.unread],
     }
     value = json.dumps(row)
     # SQLite has no checksums of its own: a changed digit would be believed.
@@ -252,6 +265,7 @@ def _decode(stored: bytes) -> Saved:
             None,
             digest(row["book"]),
             row["scored"],
+            tuple(SentWeights(round, set_in, dict(shares)) for round, set_in, shares in row["unread"]),
         )
         if sealed:
             saved = replace(

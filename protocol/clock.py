@@ -54,6 +54,10 @@ class Clock:
         """Block X: statements after it do not count."""
         return self.start(round) + self.attest
 
+    def decided_before(self, block: int) -> int:
+        """The newest round whose X is before `block`; negative before the first one's."""
+        return (block - 1 - self.attest_by(0)) // self.round_blocks
+
     def end(self, round: int) -> int:
         """First block of the next round."""
         return self.start(round + 1)

@@ -2,6 +2,8 @@
 
 from protocol.types import Digest, PeerId
 
+_ONCE = {"payload", "reveal", "peer-report", "report", "statement", "mirror", "mirror-reveal"}
+
 
 def _run(run: Digest) -> str:
     return run.hex()[:16]
@@ -52,3 +54,14 @@ def checkpoints(run: Digest) -> str:
 def blob(digest: Digest) -> str:
     """Content under its own sha256: specs, amendments, shards, checkpoint files."""
     return f"blob/{digest.hex()}"
+
+
+def is_final(key: str) -> bool:
+    """Whether nothing else comes to stand under this key once something does. What a cache keeps of it stays right."""
+    first, *rest = key.split("/")
+    return first == "blob" or (len(rest) > 1 and rest[0] in _ONCE)
+
+
+def trial() -> str:
+    """Written, read and deleted again at a node's start, to try the key that it publishes."""
+    return "trial"

@@ -3,7 +3,8 @@ or raises InvalidMessage; each `encode_*` is its exact inverse. Integers u32 lit
 
 On chain (docs/protocol.md sections 4 and 6), in the one commitment slot of a hotkey, in this order:
 
-    pointer    up to 200 bytes   version | kind | bucket | access key | secret key | endpoint
+    pointer    up to 200 bytes   version | kind | bucket | access key | secret key | endpoint, or of a public bucket
+                                 version | kind | endpoint
     statement  40 or 101 bytes   commitment, record or attestation
     amendment  32 bytes          sha256 of the spec or of its latest amendment (the run's owner only)
 
@@ -32,6 +33,7 @@ from protocol.types import (
     Digest,
     PeerId,
     Pointer,
+    PublicPointer,
     Record,
     Slot,
 )
@@ -49,19 +51,32 @@ that lands late can never be read as an approval (docs/decisions/0001-statement-
 
 # --- pointer -------------------------------------------------------------------------------------------------
 
-_R2, _URL = 1, 2
+_R2, _URL, _PUBLIC = 1, 2, 3
 _R2_HOST = ".r2.cloudflarestorage.com"
 _PRINTABLE = frozenset(range(0x21, 0x7F))
 _ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 """Scheme, host and port in the one spelling that all URL parsers read alike."""
 
 
-def encode_pointer(pointer: Pointer) -> bytes:
+def encode_pointer(pointer: Pointer | PublicPointer) -> bytes:
     """At most 200 bytes, or ConfigError. R2 account ids and keys (hex) are packed to half their length."""
     if not _is_endpoint(pointer.endpoint):
+        what = "public URL" if isinstance(pointer, PublicPointer) else "endpoint"
         raise ConfigError(
-            "the bucket's endpoint must be https://HOST[:PORT] and nothing else, without a slash at the end"
+            f"the bucket's {what} must be https://HOST[:PORT] and nothing else, without a slash at the end"
         )
+    encoded = bytes([WIRE_VERSION]) + _pointer_body(pointer)
+    if len(encoded) > POINTER_MAX_BYTES:
+        raise ConfigError(
+            f"the bucket pointer takes {len(encoded)} bytes on chain, at most {POINTER_MAX_BYTES} fit: "
+            "use a shorter endpoint, bucket name or read key"
+        )
+    return encoded
+
+
+def _pointer_body(pointer: Pointer | PublicPointer) -> bytes:
+    if isinstance(pointer, PublicPointer):
+        return bytes([_PUBLIC]) + _text(pointer.endpoint)
     account = pointer.endpoint.removeprefix("https://").removesuffix(_R2_HOST)
     packed_r2 = (
         pointer.endpoint == f"https://{account}{_R2_HOST}"
@@ -71,40 +86,42 @@ def encode_pointer(pointer: Pointer) -> bytes:
     )
     if packed_r2:
         body = bytes.fromhex(account + pointer.access_key + pointer.secret_key)
-        encoded = bytes([WIRE_VERSION, _R2]) + _text(pointer.bucket) + body
-    else:
-        fields = (pointer.bucket, pointer.access_key, pointer.secret_key, pointer.endpoint)
-        encoded = bytes([WIRE_VERSION, _URL]) + b"".join(_text(field) for field in fields)
-    if len(encoded) > POINTER_MAX_BYTES:
-        raise ConfigError(
-            f"the bucket pointer takes {len(encoded)} bytes on chain, at most {POINTER_MAX_BYTES} fit: "
-            "use a shorter endpoint, bucket name or read key"
-        )
-    return encoded
+        return bytes([_R2]) + _text(pointer.bucket) + body
+    fields = (pointer.bucket, pointer.access_key, pointer.secret_key, pointer.endpoint)
+    return bytes([_URL]) + b"".join(_text(field) for field in fields)
 
 
-def parse_pointer(data: bytes) -> Pointer:
-    if not 2 <= len(data) <= POINTER_MAX_BYTES or data[0] != WIRE_VERSION or data[1] not in (_R2, _URL):
-        raise InvalidMessage("pointer: unknown version, kind or length")
-    rest = data[2:]
-    if data[1] == _R2:
+def parse_pointer(data: bytes) -> Pointer | PublicPointer:
+    if not 2 <= len(data) <= POINTER_MAX_BYTES or data[0] != WIRE_VERSION:
+        raise InvalidMessage("pointer: unknown version or length")
+    kind, rest = data[1], data[2:]
+    if kind == _PUBLIC:
+        return PublicPointer(_take_endpoint(rest))
+    if kind == _URL:
+        bucket, rest = _take_text(rest)
+        access, rest = _take_text(rest)
+        secret, rest = _take_text(rest)
+        pointer = Pointer(_take_endpoint(rest), bucket, access, secret)
+        if encode_pointer(pointer) != data:
+            raise InvalidMessage("pointer: not in canonical form")
+        return pointer
+    if kind == _R2:
         bucket, rest = _take_text(rest)
         if len(rest) != 64:
             raise InvalidMessage("pointer: an R2 pointer ends in 64 bytes of account and keys")
         account, access, secret = rest[:16].hex(), rest[16:32].hex(), rest[32:].hex()
         return Pointer(f"https://{account}{_R2_HOST}", bucket, access, secret)
-    bucket, rest = _take_text(rest)
-    access, rest = _take_text(rest)
-    secret, rest = _take_text(rest)
-    endpoint, rest = _take_text(rest)
+    raise InvalidMessage("pointer: unknown kind")
+
+
+def _take_endpoint(data: bytes) -> str:
+    """The last text of a pointer."""
+    endpoint, rest = _take_text(data)
     if rest:
         raise InvalidMessage("pointer: bytes after the endpoint")
     if not _is_endpoint(endpoint):
         raise InvalidMessage("pointer: the endpoint is not a plain http(s) URL")
-    pointer = Pointer(endpoint, bucket, access, secret)
-    if encode_pointer(pointer) != data:
-        raise InvalidMessage("pointer: not in canonical form")
-    return pointer
+    return endpoint
 
 
 def _is_endpoint(text: str) -> bool:
@@ -163,7 +180,9 @@ def parse_statement(data: bytes) -> Commitment | Record | Attestation:
 
 
 def encode_slot(
-    pointer: Pointer, statement: Commitment | Record | Attestation | None = None, amendment: Digest | None = None
+    pointer: Pointer | PublicPointer,
+    statement: Commitment | Record | Attestation | None = None,
+    amendment: Digest | None = None,
 ) -> tuple[bytes, ...]:
     """The fields of a commitment slot. An amendment without a statement leaves an empty field between them."""
     fields = [encode_pointer(pointer)]
@@ -176,7 +195,7 @@ def encode_slot(
 
 def parse_slot(block: int, fields: tuple[bytes, ...]) -> Slot:
     """A slot as read from chain; never raises: a field that is not canonical is None."""
-    pointer: Pointer | None = None
+    pointer: Pointer | PublicPointer | None = None
     statement: Commitment | Record | Attestation | None = None
     with suppress(InvalidMessage):
         pointer = parse_pointer(fields[0]) if fields else None

@@ -21,9 +21,11 @@ from protocol.messages import ENVELOPE_BYTES, canonical_json, parse_json
 from protocol.types import DIGEST_BYTES, Digest, PeerId, peer_id
 
 PROTOCOL_VERSION = 2
-POSTS_PER_EPOCH = 5
-"""Rounds that the chain's quota of 3,100 bytes an epoch carries: a validator is sure of two posts a round, at most 301
-bytes each. A third one, a leader's second vote, fits where posts take at most 206 (docs/protocol.md section 6)."""
+ROUND_POST_BYTES = 2 * 301
+"""A validator is sure of two posts a round, at most 301 bytes each. A third one, a leader's second vote, fits where
+posts take at most 206 (docs/protocol.md section 6)."""
+POSTS_PER_EPOCH = 3100 // ROUND_POST_BYTES
+"""Rounds that the chain's quota of 3,100 bytes an epoch carries."""
 WINDOW_MARGIN_BLOCKS = 2
 """What a post takes until it is in a block, at most; a window has to hold it even where finality lags twice as far
 behind as planned."""
@@ -163,8 +165,9 @@ class DataSpec(Table):
 
 
 class ClockSpec(Table):
-    """Windows of a round as offsets in blocks (protocol/clock.py). `tempo` is the subnet's epoch in blocks;
-    `block_seconds` and the megabits a second are what the windows were planned for."""
+    """Windows of a round as offsets in blocks (protocol/clock.py). `tempo` is the subnet's epoch in blocks,
+    `weights_rate_limit` how many blocks a validator has to leave between two sets of its weights; `block_seconds` and
+    the megabits a second are what the windows were planned for."""
 
     start_block: Count
     round_blocks: Positive
@@ -175,6 +178,7 @@ class ClockSpec(Table):
     attest: Positive
     finality_blocks: Count = 0
     tempo: Positive = 360
+    weights_rate_limit: Count = 100
     block_seconds: Rate = 12.0
     upload_mbps: Rate = 110.0
     download_mbps: Rate = 500.0
@@ -283,6 +287,14 @@ class RunSpec(Published):
                 f"clock: round_blocks {clock.round_blocks} is too short for the chain's quota: an epoch of "
                 f"{clock.tempo} blocks carries {POSTS_PER_EPOCH} rounds of statements, so at least "
                 f"{-(-clock.tempo // POSTS_PER_EPOCH)} blocks are needed"
+            )
+        pay_blocks = self.gauntlet.weight_rounds * clock.round_blocks
+        if pay_blocks < clock.weights_rate_limit:
+            raise ValueError(
+                f"clock: the chain takes a validator's weights once in weights_rate_limit = {clock.weights_rate_limit} "
+                f"blocks, but gauntlet.weight_rounds {self.gauntlet.weight_rounds} of round_blocks "
+                f"{clock.round_blocks} are {pay_blocks}: set gauntlet.weight_rounds to at least "
+                f"{-(-clock.weights_rate_limit // clock.round_blocks)}"
             )
         upload = self.object_bytes * 8e-6 / clock.upload_mbps
         if upload > clock.commit * clock.block_seconds:

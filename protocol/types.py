@@ -98,6 +98,16 @@ class Pointer:
 
 
 @dataclass(frozen=True, slots=True)
+class PublicPointer:
+    """Where a peer's bucket is that everybody may read without a credential: KEY is at `endpoint`/KEY.
+
+    `endpoint` as a Pointer's: scheme, host and port, nothing else.
+    """
+
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
 class Commitment:
     """A miner's word on chain: in `round`, my sealed submission is the object whose envelope hashes to `envelope`."""
 
@@ -133,7 +143,7 @@ class Slot:
     """
 
     block: int
-    pointer: Pointer | None = None
+    pointer: Pointer | PublicPointer | None = None
     statement: Commitment | Record | Attestation | None = None
     amendment: Digest | None = None
 

@@ -9,7 +9,7 @@ from gauntlet.observed import Looked
 from gauntlet.selection import in_order
 from node.events import round_seconds
 from node.node import Node
-from node.payloads import Sources, collect_keys, collect_pinned
+from node.payloads import collect_keys, collect_pinned
 from protocol.types import Peer
 from storage.exchange import Fault
 
@@ -53,7 +53,7 @@ class Collector:
         last, reveal_by = clock.commit_by(round), clock.reveal_by(round)
         promised = {p.id: c.envelope for p in at_commit if (c := commitment(p, round, last)) is not None}
         order = in_order(book, promised, node.doors.chain.header(last).hash)
-        sources, run = Sources(at_commit, node.doors.open_pointer), node.run.id
+        sources, run = node.sources(last), node.run.id
 
         def seconds_left() -> float:
             return node.seconds_until(reveal_by)

@@ -14,6 +14,7 @@ from loguru import logger
 from gauntlet.checks import commitment
 from node.checkpoints import kept_from, published_by_most
 from node.events import Phase, round_seconds
+from node.follower import RETURN_BLOCKS
 from node.node import Node
 from node.state import SealedRound
 from protocol import keys
@@ -91,6 +92,7 @@ class Miner:
         node.advance(round)
         if node.held.saved.round != round:
             return  # catch-up went further: `round` is over
+        node.look_at_terms(round)
         sealed = node.held.saved.sealed
         if sealed is None or sealed.round != round:
             self.train(round, self.pages(round))
@@ -246,26 +248,40 @@ class Miner:
         return True
 
     def commit(self, round: int, sealed: SealedRound) -> None:
-        """Put the digest of our envelope on chain, unless it stands there or block D has passed."""
+        """Put the digest of our envelope on chain by block D, again while there is time when a fork drops it. One that
+        is lost is a round in which we are not selected: what we sent stays out of the error feedback."""
 
         node = self.node
         last = node.clock.commit_by(round)
         statement = Commitment(round, self.envelope_digest(sealed))
-        me = node.registered()
-        if me is not None and me.slot is not None and me.slot.statement == statement:
-            return
-        if node.head() >= last:
-            logger.warning("round {round}: finished after block {last}, too late to commit", round=round, last=last)
-            return
-        with node.held.timeline.begin("commit"):
-            block = node.post(statement)
-        logger.info(
-            "round {round}: committed in block {block}, {margin} blocks before the deadline",
-            round=round,
-            block=block,
-            margin=last - block,
-        )
-        node.held.events.emit("committed", round, block=block, in_time=block <= last)
+        block: int | None = None
+        while not self.stands(statement):
+            late = node.head() >= last
+            if block is not None:
+                then = "it is too late to commit again, so we are not selected" if late else "committing again"
+                told = "round {round}: a fork dropped our commitment of block {block}: {then}"
+                logger.warning(told, round=round, block=block, then=then)
+                node.held.events.emit("commitment_dropped", round, block=block, again=not late)
+            elif late:
+                logger.warning("round {round}: finished after block {last}, too late to commit", round=round, last=last)
+            if late:
+                return
+            with node.held.timeline.begin("commit"):
+                block = node.post(statement)
+            logger.info(
+                "round {round}: committed in block {block}, {margin} blocks before the deadline",
+                round=round,
+                block=block,
+                margin=last - block,
+            )
+            node.held.events.emit("committed", round, block=block, in_time=block <= last)
+            settled = max(block, min(block + RETURN_BLOCKS, last - 1))
+            node.wait_for(settled, f"our commitment for round {round} to be final")
+
+    def stands(self, statement: Commitment) -> bool:
+        """Whether this is what our slot says, as of the finalised head."""
+        me = self.node.registered()
+        return me is not None and me.slot is not None and me.slot.statement == statement
 
     def counts(self, round: int, sealed: SealedRound) -> bool:
         """Whether our commitment stands in the state of block D, which is what everybody reads: a second post of ours

@@ -1,5 +1,5 @@
-"""Scoring: fast checks, ranking, LossScores, the fold into the book, weights on chain and the report (docs/protocol.md
-sections 5 and 9). Every decision is a pure function of gauntlet/.
+"""Scoring: fast checks, ranking, LossScores, the fold into the book, and the report (docs/protocol.md sections 5 and
+9). Every decision is a pure function of gauntlet/.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,11 @@ from gauntlet.report import Paid, round_report
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Sample
-from gauntlet.weights import lasting, weights
 from node.events import round_seconds
 from node.memory import Memory
 from node.node import Node
 from protocol import keys
-from protocol.errors import ChainError, ConfigError, InvalidMessage, StorageError
+from protocol.errors import ConfigError, InvalidMessage, StorageError
 from protocol.messages import encode_document
 from protocol.types import Peer, PeerId, hotkey
 from rounds.collect import Seen
@@ -121,7 +120,7 @@ class Scores:
         )
         return ranking
 
-    # --- score and pay ---------------------------------------------------------------------------------------
+    # --- score -------------------------------------------------------------------------------------------------
 
     def evaluate(
         self, round: int, checked: Checked, ranking: Ranking, at_commit: Sequence[Peer]
@@ -160,30 +159,10 @@ class Scores:
         node.held.save(book=node.held.store.write(book.to_json(self.book)), scored=round)
         self.memory.prune(self.book.remembered)
 
-    def pass_over(self, why: Unobserved) -> Paid:
-        """The round was not observed: the ratings and the weights on chain stay as they are."""
+    def pass_over(self, why: Unobserved) -> None:
+        """The round was not observed: the ratings stay as they are."""
         self.book = pass_over(self.book, why)
         self.node.held.save(book=self.node.held.store.write(book.to_json(self.book)))
-        return Paid(self.node.head(), None, {})
-
-    def pay(self, round: int, ranking: Ranking) -> Paid:
-        """Set weights when they are due; what was computed is returned either way. A refusal costs a round's pay, never
-        the round."""
-        node, spec = self.node, self.node.run.spec_at(round)
-        head = node.head()
-        peers = node.doors.chain.peers(head)
-        uids = lasting(node.doors.chain.peers(node.clock.commit_by(round)), peers)
-        by_uid = weights(self.book, ranking, uids, spec.owner_id, spec.gauntlet)
-        shares = {peer.id: by_uid[peer.uid] for peer in peers if peer.uid in by_uid}
-        if not by_uid or round % spec.gauntlet.weight_rounds:
-            return Paid(head, None, shares)
-        try:
-            block = node.doors.chain.set_weights(by_uid)
-        except ChainError as fault:
-            logger.warning("round {round}: weights were not set: {fault}", round=round, fault=str(fault))
-            return Paid(head, None, shares)
-        node.held.events.emit("weights", round, block=block, weights={str(uid): w for uid, w in by_uid.items()})
-        return Paid(head, block, shares)
 
     def report(
         self,

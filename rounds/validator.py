@@ -5,11 +5,12 @@ One round reads top to bottom in `Validator.play`; the rules are docs/protocol.m
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed
+from gauntlet.agreement import Agreed, announcement
 from node.node import Node
 from protocol.errors import ChainError, StorageError
 from rounds.collect import Collector
 from rounds.keep import Keeper
+from rounds.pay import Pay
 from rounds.score import Scores
 from rounds.vote import Vote
 from storage.mirror import Mirror
@@ -20,11 +21,12 @@ PAUSE_SECONDS = 1.0
 
 
 class Validator:
-    """One validator's rounds over a node. The four parts are named here, so that a dishonest one can replace a part."""
+    """One validator's rounds over a node. The five parts are named here, so that a dishonest one can replace a part."""
 
     collecting: type[Collector] = Collector
     scoring: type[Scores] = Scores
     voting: type[Vote] = Vote
+    paying: type[Pay] = Pay
     keeping: type[Keeper] = Keeper
 
     def __init__(self, node: Node, shards: Shards) -> None:
@@ -33,6 +35,7 @@ class Validator:
         self.collector = self.collecting(node)
         self.scores = self.scoring(node, shards)
         self.vote = self.voting(node, self.scores, mirror)
+        self.pay = self.paying(node)
         self.keeper = self.keeping(node, shards, mirror)
         node.before_apply = self.keeper.publish_link
 
@@ -49,17 +52,23 @@ class Validator:
                 self.node.time.sleep(PAUSE_SECONDS)
 
     def announce(self) -> None:
-        """Publish our bucket on chain, so that we count as a validator before our first statement."""
-        me = self.node.registered()
-        if me is None or me.slot is None or me.slot.pointer != self.node.doors.pointer:
-            self.node.post(me.slot.statement if me is not None and me.slot is not None else None)
+        """Publish our bucket on chain; and, before the run's first round is decided, that we are there for it: who has
+        not spoken does not count."""
+        node = self.node
+        me = node.registered()
+        slot = me.slot if me is not None else None
+        said = slot.statement if slot is not None else None
+        word = announcement(node.run, node.held.claim[0]) if node.head() < node.clock.commit_by(0) else said
+        if slot is None or slot.pointer != node.doors.pointer or said != word:
+            node.post(word)
 
     def play(self, round: int) -> None:
         """One round, from its first block to the state at the start of the next."""
-        node, scores, vote = self.node, self.scores, self.vote
+        node, scores, vote, pay = self.node, self.scores, self.vote, self.pay
         node.advance(round)
         if node.held.saved.round != round:
             return  # catch-up went further: `round` is over
+        node.look_at_terms(round)
         seen = self.collector.look(round, scores.book)
         at_commit, gathered = seen.at_commit, seen.gathered
         checked = scores.check(round, gathered)
@@ -69,13 +78,15 @@ class Validator:
         vote.vote(round, ranking, at_commit, checked)
         evaluations = scores.evaluate(round, checked, ranking, at_commit) if unobserved is None else {}
         decision = self.decision(round)
+        pay.read_back()
         before = scores.book
         if before.round < round:  # else folded before a restart, and judged by another book
             if unobserved is None:
                 scores.fold(round, checked, evaluations, decision)
-                paid = scores.pay(round, ranking)
+                paid = pay.pay(round, scores.book, ranking)
             else:
-                paid = scores.pass_over(unobserved)
+                scores.pass_over(unobserved)
+                paid = pay.nothing()
             scores.report(round, at_commit, gathered, checked, ranking, evaluations, before, paid, unobserved)
         node.advance(round + 1)
         self.keeper.keep(round)

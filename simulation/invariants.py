@@ -43,6 +43,10 @@ class Result:
     honest_faults_booked: int = 0
     recovery_rounds_p99: float = 0.0
     unobserved_weights: int = 0
+    refused_weights: int = 0
+    """Rows of honest validators that the chain took and did not let stand."""
+    unpaid: int = 0
+    """Honest validators that had not paid for too long at the end of a calm."""
     oldest_needed_checkpoint_rounds: int = 0
     loss_fall: float = 0.0
     """How far the held-out loss has fallen since theta_0: the progress of the model, to be compared with that of a
@@ -140,6 +144,9 @@ class Witness:
             self._measured, self.result.loss_fall = round, START_LOSS - fields["val_loss"]
         elif event == "weights":
             self._weighed(member, round, seen)
+        elif event == "weights_refused" and not member.hostile:
+            self.result.refused_weights += 1
+            self._broke(f"{member.name}: the weights of round {round} do not stand in block {fields['block']}")
         elif event == "reported":
             self._booked(member, round, fields["peers"], seen)
 
@@ -286,10 +293,21 @@ class Witness:
             if not member.hostile and not member.gone and member.round < number:
                 self.result.halted = True
                 self._broke(f"{member.name} stands at round {member.round} at the end of the calm round {number}")
+        self._pay_is_due(number)
         for round in range(number - CALM_ROUNDS + 1 + RETURN_ROUNDS, number + 1):
             if round in self._void:
                 self.result.halted = True
                 self._broke(f"round {round} is void in calm weather")
+
+    def _pay_is_due(self, number: int) -> None:
+        """In a calm every honest validator pays as often as the run says."""
+        network = self._network
+        owed = number - network.spec.gauntlet.weight_rounds
+        last = {peer.id: peer.last_update for peer in network.world.state(network.world.final).peers}
+        for member in network.members.values():
+            if member.validates and not member.hostile and last[member.peer] <= network.run.clock.attest_by(owed):
+                self.result.unpaid += 1
+                self._broke(f"{member.name} set no weights for rounds {owed} to {number - 1}, which were calm")
 
     # --- who was hit -------------------------------------------------------------------------------------------
 

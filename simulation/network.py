@@ -20,7 +20,7 @@ from protocol.errors import ConfigError, MurmurError
 from protocol.messages import encode_slot
 from protocol.run import Run
 from protocol.spec import ClockSpec, CompressionSpec, DataSpec, GauntletSpec, InnerSpec, RunSpec
-from protocol.types import Digest, PeerId, Pointer, hotkey
+from protocol.types import Digest, PeerId, Pointer, PublicPointer, hotkey
 from rounds.miner import Miner
 from rounds.validator import Validator
 from simulation.chain import BLOCK_SECONDS, Blocks, Connection, NodeChain
@@ -165,7 +165,9 @@ class Network:
         self.world = World(
             f"simulation {seed}".encode(),
             finality_lag=FINALITY_LAG,
-            weights_rate_limit=1,
+            epoch_blocks=CLOCK.tempo,
+            weights_rate_limit=CLOCK.weights_rate_limit,
+            commit_reveal=True,
             keep_blocks=KEEP_BLOCKS,
             block_seconds=BLOCK_SECONDS,
             time=self.outside,
@@ -285,7 +287,8 @@ class Network:
             size = num_bytes * LARGE_BYTES if "/payload/" in key or "/mirror/" in key or "blob/" in key else num_bytes
             return draw.uniform(*STORE_SECONDS) + size / (UP_BYTES if up else DOWN_BYTES)
 
-        def open_pointer(pointer: Pointer) -> StoreBucket:
+        def open_pointer(pointer: Pointer | PublicPointer) -> StoreBucket:
+            assert isinstance(pointer, Pointer)  # nobody's bucket is public here
             return self.store.open(pointer, reader=member.name, time=life, link=link)
 
         return Doors(
@@ -333,6 +336,7 @@ def draft_spec(world: World, genesis: Digest) -> RunSpec:
             proof_floor=0.0,
             proof_allowance=1000.0,
             score_floor=0.0,
+            weight_rounds=2,
         ),
     )
 

@@ -97,6 +97,8 @@ class World:
         """The subnet's owner: its hotkey may always set weights."""
         self.balances: dict[PeerId, int] = {}
         """Rao that pay a hotkey's fees, where it is not enough for everything. Nothing here costs any."""
+        self._revealed: dict[int, int] = {}
+        """By the block of a commit, the one that revealed it."""
         self._failing: dict[PeerId, int] = {}
         self.finality_stops: int | None = None
         """While set, no later block becomes final."""
@@ -154,14 +156,16 @@ class World:
                 self._seal()
             return self.head
 
-    def reorg(self, depth: int) -> None:
-        """Replace the last `depth` blocks by depth + 1 others. Their writes are made again in the first of those."""
+    def reorg(self, depth: int, *, lost: bool = False) -> None:
+        """Replace the last `depth` blocks by depth + 1 others. Their writes are made again in the first of those, or
+        are `lost`."""
         with self._changed:
             if not 0 < depth <= self.finality_lag:
                 raise ValueError(f"a reorg of {depth} blocks would undo final ones: the lag is {self.finality_lag}")
             dropped = [self._blocks.pop(block) for block in range(self.head - depth + 1, self.head + 1)]
             self.head -= depth
-            waiting = [write for block in dropped for write in block.writes] + self._pending_writes
+            made = [] if lost else [write for block in dropped for write in block.writes]
+            waiting = made + self._pending_writes
             self._forks += 1
             self._pending, self._pending_writes = self._blocks[self.head].state.copy(), []
             for write in waiting:
@@ -263,7 +267,8 @@ class World:
         def write(state: _State, block: int) -> None:
             neuron = _registered(state, peer)
             if neuron.last_update and block - neuron.last_update < self._rate_limit:
-                raise ChainError("weights were set too recently", code="SettingWeightsTooFast")
+                code = "CommittingWeightsTooFast" if self._commit_reveal else "SettingWeightsTooFast"
+                raise ChainError("weights were set too recently", code=code)
             if not (neuron.validates or peer == self.owner):
                 raise ChainError("no validator permit", code="NeuronNoValidatorPermit")
             if not given.keys() <= state.neurons.keys():
@@ -282,11 +287,11 @@ class World:
         return Subnet(self._epoch_blocks, self._max_space, self._rate_limit, self._commit_reveal, self.owner)
 
     def stands_from(self, set_in: int) -> int | None:
-        if set_in > self.final:
+        if set_in > self.final or any(block == set_in for block, _ in self.state(self.final).commits):
             return None
-        waiting = any(block == set_in for block, _ in self.state(set_in).commits)
-        block = (set_in // self._epoch_blocks + 1) * self._epoch_blocks if waiting else set_in
-        return block if block <= self.final else None
+        if set_in not in self._revealed:
+            self._at(set_in)
+        return self._revealed.get(set_in, set_in)
 
     def balance(self, peer: PeerId) -> int:
         if self.state(self.final).neuron(peer) is None:
@@ -326,6 +331,7 @@ class World:
         if due:
             self._own_pending()
         for key in due:
+            self._revealed[key[0]] = block
             row, neuron = self._pending.commits.pop(key), self._pending.neuron(key[1])
             if neuron is not None and (neuron.validates or neuron.id == self.owner):
                 self._pending.weights[neuron.uid] = row

@@ -1,5 +1,5 @@
-"""The boto3 client of one bucket: its settings (docs/decisions/0006), its requests through our transport, and when a
-request is repeated.
+"""The boto3 client of one bucket: its settings (docs/decisions/0006-storage-settings.md), its requests through our
+transport, and when a request is repeated.
 
 The only module that imports boto3, and only when a bucket is opened. May not know what is asked for.
 """
@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from protocol.errors import ConfigError
-from protocol.types import Pointer
+from protocol.types import Pointer, PublicPointer
 from storage import transport
 from storage.transport import Interrupted, Transport
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 REGION = "auto"
+PUBLIC = "public"
+"""Stands for the bucket's name in the URLs that boto3 makes for a public bucket, and is taken out of them again."""
 
 _ATTEMPTS = 6
 _BACKOFF_SECONDS = 0.25
@@ -33,15 +36,18 @@ _session_lock = threading.Lock()
 _shared_session: "Session | None" = None
 
 
-def open_client(pointer: Pointer, exchange: Transport) -> Any:
-    """A client for the pointer's endpoint and credential whose requests go through `exchange`. Raises ConfigError."""
+def open_client(pointer: Pointer | PublicPointer, exchange: Transport) -> Any:
+    """A client for the pointer's endpoint and credential, if it has one, whose requests go through `exchange`. Raises
+    ConfigError."""
+    from botocore import UNSIGNED
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
     from botocore.handlers import add_expect_header
 
+    signed = pointer if isinstance(pointer, Pointer) else None
     config = Config(
         region_name=REGION,
-        signature_version="s3v4",
+        signature_version=UNSIGNED if signed is None else "s3v4",
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         # boto3's own retries sleep past a deadline; _retry_delay below replaces them.
@@ -57,8 +63,8 @@ def open_client(pointer: Pointer, exchange: Transport) -> Any:
             client = _session().client(
                 "s3",
                 endpoint_url=pointer.endpoint,
-                aws_access_key_id=pointer.access_key,
-                aws_secret_access_key=pointer.secret_key,
+                aws_access_key_id=None if signed is None else signed.access_key,
+                aws_secret_access_key=None if signed is None else signed.secret_key,
                 config=config,
             )
     except (BotoCoreError, ValueError) as error:
@@ -66,7 +72,7 @@ def open_client(pointer: Pointer, exchange: Transport) -> Any:
     events = client.meta.events
     # R2 does not answer Expect: 100-continue; boto3 waits a second for it before every upload.
     events.unregister("before-call.s3", add_expect_header)
-    events.register_last("before-send.s3", _sender(exchange))
+    events.register_last("before-send.s3", _sender(exchange, f"/{PUBLIC}" if signed is None else ""))
     events.register_first("needs-retry.s3", _retry_delay)
     return client
 
@@ -94,14 +100,15 @@ def _session() -> "Session":
     return _shared_session
 
 
-def _sender(exchange: Transport) -> "Callable[..., AWSResponse]":
-    """The event handler that answers boto3's requests through our transport."""
+def _sender(exchange: Transport, prefix: str) -> "Callable[..., AWSResponse]":
+    """The event handler that answers boto3's requests through our transport. `prefix` is left out of their paths, which
+    nothing signs where it is not empty."""
     from botocore.awsrequest import AWSResponse
 
     def send(request: "AWSPreparedRequest", **_: Any) -> "AWSResponse":
-        answer = exchange.send(
-            request.method, request.url, request.headers, request.body, stream=bool(request.stream_output)
-        )
+        parts = urlsplit(request.url)
+        url = parts._replace(path=parts.path.removeprefix(prefix) or "/").geturl() if prefix else request.url
+        answer = exchange.send(request.method, url, request.headers, request.body, stream=bool(request.stream_output))
         raw: Any = answer.stream if answer.stream is not None else _Held(answer.body)
         headers: Any = answer.headers
         return AWSResponse(request.url, answer.status, headers, raw)

@@ -51,7 +51,7 @@ def _translated(verb: str, error: Exception) -> StorageError:
         facts = response.get("ResponseMetadata", {})
         status = facts.get("HTTPStatusCode", 0)
         code = response.get("Error", {}).get("Code")
-        if status in (401, 403):
+        if status in (401, 403, 405):  # 405: a server of files, which takes no changes from anybody
             return AccessDenied(f"{verb}: {_why_denied(status, code, facts.get('HTTPHeaders', {}).get('date'))}")
         if status == 404:
             if code == "NoSuchBucket":

@@ -16,10 +16,11 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from protocol.errors import BucketMissing, ConfigError, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
+from protocol.keys import is_final
 from protocol.ports import Bucket, Multipart, ObjectFacts
-from protocol.types import Pointer
+from protocol.types import Pointer, PublicPointer
 from storage import transport
-from storage.client import open_client, pause
+from storage.client import PUBLIC, open_client, pause
 from storage.parts import Parts, ReadAt, Section, in_file, in_memory
 from storage.refusals import NO_BUCKET, asking
 from storage.transport import Transport
@@ -37,6 +38,9 @@ _READ_BYTES = 256 << 10
 _ABORT_SECONDS = 5.0
 _PAGE_KEYS = 1000
 _PAGES_OF_UPLOADS = 10
+
+_KEPT, _NOT_KEPT = "public, max-age=31536000, immutable", "no-store"
+"""What a cache before a public bucket may do with an object (Cache-Control)."""
 
 _BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _RESERVED_ENDINGS = ("--x-s3", "--ol-s3", "-s3alias", ".mrap", "--table-s3")
@@ -70,7 +74,7 @@ def open_bucket(endpoint: str, bucket: str, access_key: str, secret_key: str, *,
     return S3Bucket(Pointer(endpoint, bucket, access_key, secret_key), local=local, public_only=False)
 
 
-def open_pointer(pointer: Pointer, *, local: bool) -> "S3Bucket":
+def open_pointer(pointer: Pointer | PublicPointer, *, local: bool) -> "S3Bucket":
     """A bucket that a stranger points to. Unless the run is `local`: https only, and public addresses only, checked
     again at every connection.
 
@@ -83,22 +87,31 @@ def open_pointer(pointer: Pointer, *, local: bool) -> "S3Bucket":
     return S3Bucket(pointer, local=local, public_only=not local)
 
 
-class S3Bucket:
-    """One bucket with one credential (RangedBucket). Thread-safe; keeps up to 32 connections."""
+def open_published(pointer: Pointer | PublicPointer, *, local: bool) -> "S3Bucket":
+    """Our own bucket as our pointer leads to it; unlike a stranger's, its address may be private as seen from here.
 
-    def __init__(self, pointer: Pointer, *, local: bool, public_only: bool) -> None:
+    Raises ConfigError for a pointer that nobody could follow.
+    """
+    return S3Bucket(pointer, local=local, public_only=False)
+
+
+class S3Bucket:
+    """One bucket with one credential, or a public one with none (RangedBucket). Thread-safe; keeps up to 32
+    connections."""
+
+    def __init__(self, pointer: Pointer | PublicPointer, *, local: bool, public_only: bool) -> None:
         _plain_endpoint(pointer.endpoint, local=local)
-        if not _BUCKET_NAME.fullmatch(pointer.bucket) or pointer.bucket.endswith(_RESERVED_ENDINGS):
+        self._bucket = PUBLIC if isinstance(pointer, PublicPointer) else pointer.bucket
+        if not _BUCKET_NAME.fullmatch(self._bucket) or self._bucket.endswith(_RESERVED_ENDINGS):
             raise ConfigError(
                 "a bucket name must be 3 to 63 of a-z, 0-9, '.' and '-', and none of the names that S3 reserves"
             )
-        self._bucket = pointer.bucket
         self._endpoint = pointer.endpoint
         self._public_only = public_only
         self._transport = Transport(pointer.endpoint, public_only=public_only)
         self._client = open_client(pointer, self._transport)
-        self._exists = False
-        """The bucket has been seen: what is missing in it is an object."""
+        self._exists = isinstance(pointer, PublicPointer)
+        """The bucket has been seen, or is nothing that could be asked for: what is missing in it is an object."""
 
     def __repr__(self) -> str:
         return f"S3Bucket({self._endpoint!r}, {self._bucket!r})"
@@ -192,7 +205,7 @@ class S3Bucket:
         if size > PART_BYTES:
             return self._put_parts(key, read_at, size, timeout_seconds)
         with asking("put", timeout_seconds):
-            self._client.put_object(Bucket=self._bucket, Key=key, Body=Section(read_at, 0, size))
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=Section(read_at, 0, size), **_kept(key))
 
     def _put_parts(self, key: str, read_at: ReadAt, size: int, timeout_seconds: float) -> None:
         upload = None
@@ -225,7 +238,7 @@ class S3Bucket:
         with transport.deadline(timeout_seconds):
             before = self._look(key, timeout_seconds=timeout_seconds)
             with asking("upload", timeout_seconds):
-                answer = self._client.create_multipart_upload(Bucket=self._bucket, Key=key)
+                answer = self._client.create_multipart_upload(Bucket=self._bucket, Key=key, **_kept(key))
                 names = {"Bucket": self._bucket, "Key": key, "UploadId": answer["UploadId"]}
         return Parts(self._client, names, partial(self._look, key), before)
 
@@ -326,6 +339,10 @@ def _copy(body: Any, sink: Sink, num_bytes: int) -> int:
         sink(block)
         left -= len(block)
     return num_bytes - left
+
+
+def _kept(key: str) -> dict[str, str]:
+    return {"CacheControl": _KEPT if is_final(key) else _NOT_KEPT}
 
 
 def _require_public(host: str, port: int) -> None:

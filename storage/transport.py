@@ -337,6 +337,8 @@ class Transport:
             if response.length_remaining and response.status < 300:
                 raise Interrupted("the connection broke in the answer's body")
             if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
+                if response.status >= 400:  # a page for people, or worse
+                    return Answer(response.status, headers, b"", None)
                 raise TransportError("the answer declares XML entities")
             keep = True
             response.release_conn()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from gauntlet.agreement import announcement
 from node import follower, patient
 from node.adapters import Doors
 from node.amendments import settled
@@ -23,6 +24,7 @@ from node.events import Events, read_events
 from node.held import Held
 from node.node import Node
 from node.state import Saved, StateStore
+from node.terms import require_fit
 from protocol import keys
 from protocol.errors import ChainError, ConfigError
 from protocol.messages import encode_slot
@@ -34,6 +36,7 @@ from rounds import validator as validators
 from rounds.collect import Collector
 from rounds.keep import Keeper
 from rounds.miner import Miner
+from rounds.pay import Pay
 from rounds.score import Scores
 from rounds.validator import Validator
 from rounds.vote import Vote
@@ -58,8 +61,8 @@ Program = Miner | Validator
 
 
 def with_parts(*parts: type) -> type[Validator]:
-    """A validator some of whose four parts are these."""
-    names = {Collector: "collecting", Scores: "scoring", Vote: "voting", Keeper: "keeping"}
+    """A validator some of whose five parts are these."""
+    names = {Collector: "collecting", Scores: "scoring", Vote: "voting", Pay: "paying", Keeper: "keeping"}
     own = {name: part for part in parts for kind, name in names.items() if issubclass(part, kind)}
     return type("Dishonest", (Validator,), own)
 
@@ -79,7 +82,9 @@ def data_set(folder: Path) -> Digest:
     )
 
 
-def small_spec(data: Shards, genesis: Digest, world: FakeWorld, **gauntlet: Any) -> RunSpec:
+def small_spec(
+    data: Shards, genesis: Digest, world: FakeWorld, weights_rate_limit: int = 1, **gauntlet: Any
+) -> RunSpec:
     """A run whose rounds cost milliseconds. Peers are judged leniently: who is honest is the arena's subject."""
     rules = {
         "contributors": 3,
@@ -129,6 +134,7 @@ def small_spec(data: Shards, genesis: Digest, world: FakeWorld, **gauntlet: Any)
             "attest": attest,
             "finality_blocks": lag,
             "tempo": 100,
+            "weights_rate_limit": weights_rate_limit,
             "block_seconds": PLANNED_SECONDS,
         },
         "gauntlet": {**rules, **gauntlet},
@@ -306,13 +312,20 @@ class FakeNetwork:
         validators: Mapping[str, int] | None = None,
         finality_lag: int = 0,
         keep_blocks: int | None = None,
+        weights_rate_limit: int = 1,
+        commit_reveal: bool = False,
         **gauntlet: Any,
     ) -> None:
         torch.set_num_threads(1)
         self.folder = folder
         self.world = FakeWorld(
-            finality_lag=finality_lag, keep_blocks=keep_blocks, epoch_blocks=100, weights_rate_limit=1
+            finality_lag=finality_lag,
+            keep_blocks=keep_blocks,
+            epoch_blocks=100,
+            weights_rate_limit=weights_rate_limit,
+            commit_reveal=commit_reveal,
         )
+        gauntlet["weights_rate_limit"] = weights_rate_limit
         self.store = FakeStore()
         self.data = data
         self.members: dict[str, Member] = {}
@@ -324,7 +337,9 @@ class FakeNetwork:
         self._owner_bucket = self.store.bucket("owner", reader="owner")
         opened = Shards.open(data)
         provisional = small_spec(opened, Digest(bytes(32)), self.world, **gauntlet)
-        state = Replica(provisional, genesis_theta(provisional.model, 1)).consensus_state()
+        replica = Replica(provisional, genesis_theta(provisional.model, 1))
+        self._theta = replica.digest()
+        state = replica.consensus_state()
         genesis = checkpoint.save(folder / "genesis", state)
         for digest, path in checkpoint.blobs(folder / "genesis", genesis):
             self._owner_bucket.put(keys.blob(digest), path, timeout_seconds=1)
@@ -338,7 +353,7 @@ class FakeNetwork:
             self._add(f"miner-{number}", Miner, 0)
         self._publish(OWNER.peer, "owner", self.run.id)
         for name in stakes:
-            self._publish(self[name].peer, name, None)
+            self.announce(name)
         self.world.step(1 + finality_lag)
 
     def __getitem__(self, name: str) -> Member:
@@ -361,6 +376,11 @@ class FakeNetwork:
 
     def _publish(self, peer: PeerId, bucket: str, amendment: Digest | None) -> None:
         self.world.publish(peer, encode_slot(self.store.pointer(bucket), None, amendment))
+
+    def announce(self, name: str) -> None:
+        """As if the validator had been started before the run begins."""
+        word = announcement(self.run, self._theta)
+        self.world.publish(self[name].peer, encode_slot(self.store.pointer(name), word, None))
 
     def amend(self, **changes: Any) -> Amendment:
         """The owner publishes an amendment and names it on chain."""
@@ -421,6 +441,8 @@ class FakeNetwork:
         saved = store.load()
         run = settled(store.run.load() or first, saved.round if saved else 0, doors, store.run.read)
         store.run.save(run)
+        head = self.world.final
+        require_fit(run, max(0, run.clock.round_at(head)), doors.chain.subnet(head))
         zeros = {name: torch.zeros(shape) for name, shape in first.first.model.shapes().items()}
         replica = Replica(first.first, zeros)
         events = Events(member.home / "events.jsonl", member.name)

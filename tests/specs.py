@@ -35,6 +35,7 @@ _TOY: dict[str, Any] = {
         "leader_slot": 4,
         "attest": 36,
         "tempo": 200,
+        "weights_rate_limit": 40,
         "block_seconds": 0.5,
     },
     "gauntlet": {"contributors": 4, "reserve": 1},

@@ -18,8 +18,8 @@ from training.loader import ahead
 from training.model import Transformer
 from training.optimizer import set_constants
 from training.parallel import ALONE, Ranks, whole
-from training.plan import Recompute
 from training.schedule import lr_at
+from training.sizes import Recompute
 
 OnStep = Callable[[int, float], None]
 """Called after each inner step with the step within the round, from 0, and its loss in nats a token."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from protocol.spec import InnerSpec, ModelSpec
-from training.plan import flops_per_token
+from training.sizes import flops_per_token
 
 INTERVAL_SECONDS = 10.0
 

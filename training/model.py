@@ -24,7 +24,7 @@ from torch.nn.utils import skip_init
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from protocol.spec import ModelSpec
-from training.plan import LOGITS_PER_CHUNK, Recompute
+from training.sizes import LOGITS_PER_CHUNK, Recompute
 
 INIT_STD = 0.02
 
@@ -178,7 +178,7 @@ class Transformer(nn.Module):
         """Mean cross entropy of each sequence, nats a token, fp32 [B].
 
         `sequences` is int64 [B, T + 1]: position t predicts token t + 1. At most LOGITS_PER_CHUNK logits exist at once,
-        never those of a larger batch. recompute: what each layer's backward pass computes again (training/plan.py).
+        never those of a larger batch. recompute: what each layer's backward pass computes again (training/sizes.py).
         Under FSDP2 the caller registers `loss` as a forward method of the root, in whose group embedding and head are:
         their weights are whole from its start, and again for its backward pass.
         """

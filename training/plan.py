@@ -1,39 +1,32 @@
-"""What a run asks of one miner: memory, compute, bytes and time, by arithmetic from the spec. No torch, no measurement.
+"""What a run asks of a node: memory, disk, compute, bytes and time, by arithmetic from the spec. No torch.
 
-The miner it describes shards everything over its GPUs (FSDP2: fp32 parameters, gradients and Adam's moments, bf16
-matrix products), keeps one input a layer and computes the layer again for its gradient, makes logits in chunks, and
-swaps between two phases: while computing the error feedback is on the host, while communicating Adam's moments are.
-Bytes are counted tensor by tensor; what the allocator and NCCL take on top is `RESERVE`. Source of the phases:
-Covenant-72B (arXiv 2603.08163).
+Memory and disk are counted in training/memory.py, a round's phases in training/phases.py. Source of the published
+figures: Covenant-72B (arXiv 2603.08163).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import prod
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from protocol.run import Run
-from protocol.spec import InnerSpec, ModelSpec, RunSpec
-from training.schedule import lr_at
+from protocol.spec import RunSpec
+from training.memory import (
+    CPU_BYTES,
+    RESERVE,
+    Part,
+    Role,
+    cpu_activations,
+    disk_parts,
+    host_moments,
+    memory_parts,
+    memory_total,
+)
+from training.phases import DEADLINES, Deadline, Setting, opening, restart_phases, round_phases
+from training.rates import Rate, Rates
+from training.sizes import Sizes, untied_parameters
+from training.timeline import Timed, amount, phase_seconds, schedule
 
-LOGITS_PER_CHUNK = 1 << 26
-"""Logits that training/model.py has at once: 256 MiB in fp32. A 262,144-row vocabulary is done 256 positions at a
-time."""
-
-Recompute = Literal["none", "selective", "full"]
-"""What a layer computes again for its gradient instead of keeping it: nothing; what is cheap beside matrix products and
-attention; everything, from the layer's input on. Results are the same. A matter of each node."""
-
-SUSTAINED_FLOPS = 530e12
-"""Model FLOP/s of one GPU in the published run: 20 minutes for its round on eight B200, 24 % of their bf16 peak."""
-
-RESERVE = 0.05
-"""Share of a GPU's memory that is left for the CUDA context, NCCL's buffers and fragmentation."""
-
-FP32, BF16 = 4, 2
-
-STEP_PARTS = ("weights_in_use", "gradients_in_use", "activations", "logits")
-"""What an inner step holds for a moment, beyond the shards."""
+ROLES: tuple[Role, ...] = ("miner", "validator")
+DAY_SECONDS = 86_400
 
 
 def utilization(compute_seconds: float, communication_seconds: float) -> float:
@@ -43,7 +36,12 @@ def utilization(compute_seconds: float, communication_seconds: float) -> float:
 
 def transfer_seconds(num_bytes: float, mbps: float) -> float:
     """Seconds that `num_bytes` take at `mbps` megabits (10^6) a second."""
-    return num_bytes * 8e-6 / mbps
+    return link(mbps).seconds(num_bytes, 1)
+
+
+def link(mbps: float) -> Rate:
+    """A link of so many megabits (10^6) a second."""
+    return Rate(mbps / 8e-6, mbps / 8e-6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,159 +67,45 @@ class Claim:
 COVENANT = Claim("Covenant-72B", 72_747_327_488, 64, 14, 20, 110.0, 500.0, 20 * 60.0, 70.0)
 
 
-# --- sizes ---------------------------------------------------------------------------------------------------
-
-
-def layer_parameters(model: ModelSpec) -> int:
-    """Parameters of one layer."""
-    return sum(prod(shape) for name, shape in model.shapes().items() if name.startswith("layers.0."))
-
-
-def matrix_parameters(model: ModelSpec) -> int:
-    """Parameters in the matrices of all layers."""
-    return model.layers * sum(
-        prod(shape) for name, shape in model.shapes().items() if name.startswith("layers.0.") and len(shape) == 2
-    )
-
-
-def untied_parameters(model: ModelSpec) -> int:
-    """Parameters with embedding and head counted separately, tied or not: how published counts are often given."""
-    return sum(prod(shape) for shape in model.model_copy(update={"tie_embeddings": False}).shapes().values())
-
-
-def flops_per_token(model: ModelSpec) -> int:
-    """FLOPs of training on one token, forward and backward, without what is computed again.
-
-    6 for each weight of a matrix product (the embedding is a look-up, the head a product), and causal attention:
-    scores and weighted values of (T + 1) / 2 positions, 2 FLOPs each, three times over.
-    """
-    matrices = sum(prod(shape) for name, shape in model.shapes().items() if len(shape) == 2)
-    products = matrices if model.tie_embeddings else matrices - model.vocabulary * model.width
-    return 6 * products + 6 * model.layers * model.width * (model.context + 1)
-
-
-def kept_layer_bytes(model: ModelSpec, recompute: Recompute) -> int:
-    """Bytes a token that one layer keeps from the forward to the backward pass, in bf16 but for what norms take in.
-
-    full: the layer's input. selective: that, and what matrix products and attention gave. none: fp32 inputs of both
-    norms; inputs of query, key and value, these turned, output of the attention; inputs of gate and up, both outputs,
-    silu and the product.
-    """
-    width, keys = model.width, model.width * model.kv_heads // model.heads
-    if recompute == "full":
-        return BF16 * width
-    if recompute == "selective":
-        return BF16 * (5 * width + 2 * keys + 2 * model.ffn)
-    return FP32 * 2 * width + BF16 * (4 * width + 2 * keys + 4 * model.ffn)
-
-
-# --- memory --------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Bytes of one thing in both phases: on each GPU, and on the host of all of them."""
+class Missed:
+    """A deadline that a node as planned does not meet: `ends` and `by` in seconds from block D of the round before.
+    `path`: the phases that hold it up, the longest first."""
 
-    gpu_computing: int = 0
-    gpu_communicating: int = 0
-    host_computing: int = 0
-    host_communicating: int = 0
-
-
-def memory_parts(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> dict[str, Part]:
-    """Memory of a miner by part, each at its own peak. `gpus` >= 1 share the model; each takes `micro_sequences` at
-    once."""
-    total = spec.layout.num_parameters
-    shard = -(-total // gpus)
-    # Muon keeps one value of each entry of the layers' matrices, AdamW two of everything.
-    state = 2 * total - matrix_parameters(spec.model) * (spec.inner.optimizer == "muon")
-    payloads = (1 + spec.gauntlet.contributors) * spec.object_bytes
-    moments = step_moments(spec.model, gpus, micro_sequences, recompute).values()
-    return {
-        "theta": Part(0, FP32 * shard, FP32 * total, FP32 * total),
-        "parameters": Part(FP32 * shard, FP32 * shard),
-        "gradients": Part(FP32 * shard),
-        "adam_moments": Part(FP32 * -(-state // gpus), 0, 0, FP32 * state),
-        "error_feedback": Part(0, FP32 * shard, FP32 * total),
-        **{name: Part(max(moment[name] for moment in moments)) for name in STEP_PARTS},
-        "payloads": Part(0, 0, 0, payloads),
-    }
-
-
-def memory_total(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> Part:
-    """Memory of all parts. What an inner step takes beyond the shards is that of its fullest moment: its parts peak at
-    different ones."""
-    parts = memory_parts(spec, gpus, micro_sequences, recompute)
-    moments = step_moments(spec.model, gpus, micro_sequences, recompute).values()
-    fullest = max(sum(moment.values()) for moment in moments)
-    return Part(
-        sum(part.gpu_computing for name, part in parts.items() if name not in STEP_PARTS) + fullest,
-        sum(part.gpu_communicating for part in parts.values()),
-        sum(part.host_computing for part in parts.values()),
-        sum(part.host_communicating for part in parts.values()),
-    )
-
-
-def step_moments(
-    model: ModelSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full"
-) -> dict[str, dict[str, int]]:
-    """Bytes on one GPU beyond the shards, by part, at the moments of a micro-batch at which memory peaks.
-
-    Sharded (gpus > 1): weights are gathered in bf16, those of embedding and head for the whole step, layers one by one
-    with the next fetched ahead; gradients are bf16, then an fp32 buffer that is reduced. On one GPU autocast keeps
-    bf16 copies of all layers to the end of the forward pass, and gradients are fp32. The gradient of a tied head waits
-    for the embedding's, and their sum is a third tensor. Compiled layers and losses take less.
-    """
-    width, tokens, tied = model.width, micro_sequences * model.context, model.tie_embeddings
-    layer, table = layer_parameters(model), model.vocabulary * model.width
-    residual = BF16 * width * tokens
-    kept = kept_layer_bytes(model, recompute) * model.layers * tokens
-    again = (kept_layer_bytes(model, "none") - kept_layer_bytes(model, recompute)) * tokens
-    hidden = kept + (FP32 + 2 * BF16) * width * tokens
-    inside = kept + again + (BF16 * model.ffn + FP32 * width) * tokens
-    chunk = model.vocabulary * min(max(1, LOGITS_PER_CHUNK // model.vocabulary), tokens)
-    logits = (BF16 + FP32) * chunk
-    grad_logits = (2 * BF16 + FP32) * chunk
-
-    # Each moment: weights, gradients, activations, logits.
-    if gpus == 1:
-        low, full = BF16 * table, FP32 * table
-        matrix = (FP32 + BF16) * width * model.ffn
-        moments = {
-            "logits": (BF16 * model.layers * layer + low, 0, hidden, logits),
-            "gradient of the logits": (low, full, hidden, grad_logits),
-            "gradient of the head": (low, full + low, hidden, BF16 * chunk),
-            "gradient of a layer": (BF16 * layer, full * tied + matrix, inside, 0),
-            "gradient of the embedding": (0, full * (3 if tied else 1), residual, 0),
-        }
-    else:
-        tables = table if tied else 2 * table
-        low, gathered = BF16 * table, BF16 * tables
-        moments = {
-            "gathering": (2 * gathered, 0, 0, 0),
-            "logits": (gathered + BF16 * layer, 0, hidden, logits),
-            "gradient of the logits": (gathered + BF16 * layer, low, hidden, grad_logits),
-            "gradient of a layer": (gathered + 2 * BF16 * layer, low + (BF16 + FP32) * layer, inside, 0),
-            "gradient of the embedding": (gathered, low * (3 if tied else 2), residual, 0),
-            "reduction": (0, (BF16 + FP32) * tables, 0, 0),
-        }
-    return {moment: dict(zip(STEP_PARTS, taken, strict=True)) for moment, taken in moments.items()}
-
-
-# --- the plan ------------------------------------------------------------------------------------------------
+    deadline: Deadline
+    ends: float
+    by: float
+    path: tuple[Timed, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one miner needs for `spec` on `gpus` GPUs of `gpu_bytes` memory and `gpu_flops` model FLOP/s each, behind a
-    link of `up_mbps` and `down_mbps` megabits a second."""
+    """What one node needs for `spec` on `gpus` GPUs of `gpu_bytes` memory, or, on_gpu False, on its CPU alone.
+
+    rates: of its machine and links; the links that are not given are those that the spec's clock was planned for.
+    """
 
     spec: RunSpec
     gpus: int
     gpu_bytes: int
-    gpu_flops: float
-    up_mbps: float
-    down_mbps: float
+    rates: Rates = field(default_factory=Rates)
+    on_gpu: bool = True
+
+    def __post_init__(self) -> None:
+        clock = self.spec.clock
+        up = self.rates.up if self.rates.up.one else link(clock.upload_mbps)
+        down = self.rates.down if self.rates.down.one else link(clock.download_mbps)
+        object.__setattr__(self, "rates", replace(self.rates, up=up, down=down))
+
+    # --- bytes and FLOPs -----------------------------------------------------------------------------------------
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.spec)
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.spec, self.gpus, self.rates.threads, self.on_gpu)
 
     @property
     def parameters(self) -> int:
@@ -240,41 +124,130 @@ class Plan:
     @property
     def flops(self) -> int:
         """Model FLOPs of one peer's round."""
-        return self.tokens * flops_per_token(self.spec.model)
+        return self.setting.flops
 
     @property
     def payload_bytes(self) -> int:
-        return self.spec.object_bytes
+        return self.sizes.payload
 
     @property
     def download_bytes(self) -> int:
         """All contributing payloads of a full round."""
-        return self.spec.gauntlet.contributors * self.payload_bytes
+        return self.sizes.contributors * self.sizes.payload
+
+    # --- time ----------------------------------------------------------------------------------------------------
 
     @property
     def compute_seconds(self) -> float:
-        return self.flops / (self.gpus * self.gpu_flops)
+        return self.rates.compute.seconds(self.flops, self.gpus)
 
     @property
     def upload_seconds(self) -> float:
-        return transfer_seconds(self.payload_bytes, self.up_mbps)
+        """One payload."""
+        return self.rates.up.seconds(self.payload_bytes, 1)
 
     @property
     def download_seconds(self) -> float:
-        return transfer_seconds(self.download_bytes, self.down_mbps)
+        return self.rates.down.seconds(self.download_bytes, 1)
+
+    @property
+    def round_seconds(self) -> float:
+        return self.spec.clock.round_blocks * self.spec.clock.block_seconds
+
+    @cached_property
+    def _timelines(self) -> dict[Role, tuple[Timed, ...]]:
+        clock = self.spec.clock
+        openings = {block: opening(clock, block) for block in ("commit", "reveal", "slots", "attest")}
+        return {
+            role: schedule(
+                round_phases(self.setting, role),
+                self.rates,
+                openings,  # type: ignore[arg-type]
+                [deadline.phase for deadline in DEADLINES if deadline.role == role],
+                self.round_seconds,
+            )
+            for role in ROLES
+        }
+
+    def timeline(self, role: Role) -> tuple[Timed, ...]:
+        """The phases of a round, in the order of the code."""
+        return self._timelines[role]
+
+    def restart(self, role: Role) -> tuple[tuple[str, float], ...]:
+        """Names and seconds of what a start does before the first round."""
+        return tuple((phase.name, phase_seconds(phase, self.rates)) for phase in restart_phases(self.setting, role))
+
+    @property
+    def missed(self) -> tuple[Missed, ...]:
+        """Deadlines that are not met."""
+        found: list[Missed] = []
+        for deadline in DEADLINES:
+            timed = {phase.phase.name: phase for phase in self.timeline(deadline.role)}
+            last, by = timed[deadline.phase], deadline.by(self.spec.clock)
+            if last.ends > by:
+                path = sorted(_path(timed, last), key=lambda phase: -phase.seconds)
+                found.append(Missed(deadline, last.ends, by, tuple(path)))
+        return tuple(found)
+
+    @property
+    def loses_own_state(self) -> bool:
+        """Whether what a miner carries over is never whole on its disk: the next compression gives its writing up."""
+        timed = {phase.phase.name: phase for phase in self.timeline("miner")}
+        return timed["save own state"].ends > timed["compress"].begins
+
+    @property
+    def uplink_share(self) -> float:
+        """Share of the time in which a validator's uplink is busy; above 1 its checkpoints never get up."""
+        return self.rates.up.seconds(amount(round_phases(self.setting, "validator"), "up"), 1) / self.round_seconds
 
     @property
     def utilization(self) -> float:
+        """Share of a miner's round that is spent computing; of the time from D to its own commitment when that comes
+        after the next D."""
+        committed = next(phase.ends for phase in self.timeline("miner") if phase.phase.name == "commit")
+        return self.compute_seconds / max(self.round_seconds, committed)
+
+    @property
+    def published_utilization(self) -> float:
+        """The same as the published runs count it: one payload up and those of all contributors down, nothing else."""
         return utilization(self.compute_seconds, self.upload_seconds + self.download_seconds)
 
+    # --- memory and disk -----------------------------------------------------------------------------------------
+
     def memory(self, micro_sequences: int = 1) -> dict[str, Part]:
-        """Memory by part with so many sequences on each GPU at once."""
+        """A miner's memory by part with so many sequences on each GPU at once."""
         return memory_parts(self.spec, self.gpus, micro_sequences)
 
     @property
     def memory_total(self) -> Part:
         """All of it, with one sequence at once."""
         return memory_total(self.spec, self.gpus, 1)
+
+    def host(self, role: Role) -> dict[str, int]:
+        """Bytes on the host at each moment at which memory peaks."""
+        held = host_moments(
+            self.spec,
+            role,
+            ranks=self.gpus if self.on_gpu else 1,
+            cpu_activations=None if self.on_gpu else self._cpu_activations,
+        )
+        return {moment: sum(parts.values()) for moment, parts in held.items()}
+
+    def host_bytes_peak(self, role: Role) -> int:
+        return max(self.host(role).values())
+
+    def disk_bytes(self, role: Role) -> int:
+        """Most bytes of its state, without the data set."""
+        return sum(disk_parts(self.spec, role).values())
+
+    def disk_bytes_per_day(self, role: Role) -> float:
+        """What it writes in a day."""
+        return amount(round_phases(self.setting, role), "write") * DAY_SECONDS / self.round_seconds
+
+    def data_bytes_per_day(self, role: Role) -> float:
+        """Of that what stays: files of the data set, until all are there."""
+        shards = self.sizes.trained_shards if role == "miner" else self.sizes.evaluated_shards
+        return shards * self.sizes.shard * DAY_SECONDS / self.round_seconds
 
     @property
     def sequences_per_gpu(self) -> int:
@@ -296,6 +269,10 @@ class Plan:
         needed = memory_total(self.spec, gpus, micro_sequences)
         return max(needed.gpu_computing, needed.gpu_communicating) <= (1 - RESERVE) * self.gpu_bytes
 
+    @property
+    def _cpu_activations(self) -> int:
+        return min(CPU_BYTES, cpu_activations(self.spec.model, self.spec.inner.sequences))
+
 
 def last(holds: Callable[[int], bool], most: int) -> int:
     """Largest number of 1 .. most for which `holds`, which is true up to some number; 0 when none."""
@@ -306,45 +283,15 @@ def last(holds: Callable[[int], bool], most: int) -> int:
     return low
 
 
-# --- schedule ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Milestone:
-    """From `inner_step` on, the first of `round`: the inner learning rate there, the outer one, and what begins."""
-
-    round: int
-    inner_step: int
-    lr: float
-    alpha: float
-    begins: str
-
-
-def milestones(run: Run) -> list[Milestone]:
-    """Where the learning rates of a run change their course, in order, when no round is void."""
-    begins = [0, *(amendment.from_round for amendment in run.amendments)]
-    found: list[Milestone] = []
-    for first, last in zip(begins, [*begins[1:], None], strict=True):
-        spec = run.spec_at(first)
-        inner = spec.inner
-        course = {first * inner.steps: ["amended" if first else "outset"]}
-        for own, what in _course(inner):
-            course.setdefault(inner.start_step + own, []).append(what)
-        for step, whats in sorted(course.items()):
-            round = step // inner.steps
-            if first <= round and (last is None or round < last):
-                found.append(Milestone(round, step, lr_at(step, inner), spec.outer.alpha, ", ".join(whats)))
-    return found
-
-
-def _course(inner: InnerSpec) -> list[tuple[int, str]]:
-    """(inner steps from the schedule's start, what begins there), the flat window included in the count."""
-    pause = inner.flat_steps
-    late = [pause if inner.flat_from <= own else 0 for own in (inner.warmup_steps, inner.decay_steps)]
-    course = [(0, "warm-up")] if inner.warmup_steps else []
-    course += [(inner.warmup_steps + late[0], f"{inner.decay} decay"), (inner.decay_steps + late[1], "flat")]
-    if pause:
-        course.append((inner.flat_from, f"flat for {pause:,} steps"))
-        if inner.warmup_steps < inner.flat_from < inner.decay_steps:
-            course.append((inner.flat_from + pause, f"{inner.decay} decay goes on"))
-    return course
+def _path(timed: dict[str, Timed], last: Timed) -> list[Timed]:
+    """The phases that end one when the other begins, back from `last`."""
+    path, names = [last], list(timed)
+    while True:
+        first = path[-1]
+        waits = first.phase.after
+        if waits is None:
+            waits = tuple(names[at - 1] for at in [names.index(first.phase.name)] if at)
+        before = [timed[name] for name in waits if timed[name].ends >= first.begins - 1e-9]
+        if not before:
+            return path
+        path.append(max(before, key=lambda phase: phase.ends))

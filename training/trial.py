@@ -16,13 +16,12 @@ import torch
 from protocol.errors import ConfigError
 from protocol.spec import RunSpec
 from training.inner import autocast
+from training.memory import CPU_BYTES, RESERVE, cpu_activations, memory_total
 from training.model import Transformer
 from training.optimizer import state_shapes
 from training.parallel import Ranks
-from training.plan import FP32, RESERVE, SUSTAINED_FLOPS, Plan, Recompute, last, memory_total, step_moments
-
-CPU_BYTES = 4 << 30
-"""Activations and logits that a CPU may hold at once."""
+from training.plan import Plan, last
+from training.sizes import FP32, Recompute
 
 TryStep = Callable[[int, Recompute], bool]
 """Whether a micro-batch of so many sequences runs within memory."""
@@ -69,7 +68,7 @@ def fit_tried(try_step: TryStep, most: int) -> Fit | None:
 
 
 def fit_planned(spec: RunSpec, gpus: int, gpu_bytes: int, most: int) -> Fit | None:
-    """By arithmetic (training/plan.py), RESERVE of the memory left free. None when nothing fits."""
+    """By arithmetic (training/memory.py), RESERVE of the memory left free. None when nothing fits."""
     usable_bytes = (1 - RESERVE) * gpu_bytes
     for recompute in get_args(Recompute):
         size = last(lambda size: memory_total(spec, gpus, size, recompute).gpu_computing <= usable_bytes, most)  # noqa: B023
@@ -79,14 +78,8 @@ def fit_planned(spec: RunSpec, gpus: int, gpu_bytes: int, most: int) -> Fit | No
 
 
 def fit_cpu(spec: RunSpec, most: int) -> Fit:
-    """By arithmetic: `most`, or as many as hold CPU_BYTES of activations and logits at once; one at least. In fp32 they
-    take at most twice what the plan counts in bf16."""
-
-    def fits(size: int) -> bool:
-        moments = step_moments(spec.model, 1, size, "none").values()
-        return 2 * max(moment["activations"] + moment["logits"] for moment in moments) <= CPU_BYTES
-
-    return Fit(max(1, last(fits, most)), "none")
+    """By arithmetic: `most`, or as many as hold CPU_BYTES of activations and logits at once; one at least."""
+    return Fit(max(1, last(lambda size: cpu_activations(spec.model, size) <= CPU_BYTES, most)), "none")
 
 
 def step_on_gpu(
@@ -122,7 +115,7 @@ def step_on_gpu(
 
 def too_big(spec: RunSpec, gpus: int, gpu_bytes: int) -> str:
     """What the operator is told when not even one sequence fits: the plan's figures, and what to do."""
-    plan = Plan(spec, gpus, gpu_bytes, SUSTAINED_FLOPS, spec.clock.upload_mbps, spec.clock.download_mbps)
+    plan = Plan(spec, gpus, gpu_bytes)
     parts = ", ".join(
         f"{name.replace('_', ' ')} {part.gpu_computing / 1e9:.1f}"
         for name, part in plan.memory().items()

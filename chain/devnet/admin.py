@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 from chain.devnet.call import BAD_ORIGIN, Call, DispatchError
 
+MIN_TEMPO, MAX_TEMPO = 360, 50_400
+"""SubtensorModule.MinTempo and MaxTempo of the pinned runtime: what an owner may choose."""
+
 
 class Setter(NamedTuple):
     item: str
@@ -24,11 +27,18 @@ SETTERS = {
     "sudo_set_min_allowed_weights": Setter("MinAllowedWeights", True),
     "sudo_set_immunity_period": Setter("ImmunityPeriod", True),
     "sudo_set_weights_version_key": Setter("WeightsVersionKey", True),
-    "sudo_set_activity_cutoff": Setter("ActivityCutoff", True),
+    "sudo_set_activity_cutoff_factor": Setter("ActivityCutoffFactorMilli", True),
+    "sudo_set_commit_reveal_weights_enabled": Setter("CommitRevealWeightsEnabled", True),
+    "sudo_set_commit_reveal_weights_interval": Setter("RevealPeriodEpochs", True),
     "sudo_set_kappa": Setter("Kappa", True),
     "sudo_set_min_burn": Setter("MinBurn", True),
     "sudo_set_max_burn": Setter("MaxBurn", True),
 }
+GLOBAL_SETTERS = {
+    ("AdminUtils", "sudo_set_stake_threshold"): "StakeThreshold",
+    ("Commitments", "set_max_space"): "Commitments.MaxSpace",
+}
+"""Root's, for all subnets: the item that each writes."""
 
 
 def setter(name: str) -> Callable[..., None]:
@@ -50,3 +60,25 @@ def setter(name: str) -> Callable[..., None]:
         call.storage.put(item, netuid, value=value)
 
     return handle
+
+
+def global_setter(item: str) -> Callable[..., None]:
+    """The handler of one of root's setters; its only argument is the new value."""
+
+    def handle(call: Call, **arguments: Any) -> None:
+        if call.origin is not None:
+            raise DispatchError(BAD_ORIGIN)
+        (value,) = arguments.values()
+        call.storage.put(item, value=value)
+
+    return handle
+
+
+def set_tempo(call: Call, netuid: int, tempo: int) -> None:
+    """The owner's own call: within bounds, and a new epoch begins to count now."""
+    if call.signer() != call.storage.get("SubnetOwner", netuid):
+        raise DispatchError(BAD_ORIGIN)
+    call.ensure(MIN_TEMPO <= tempo <= MAX_TEMPO, "TempoOutOfBounds")
+    call.storage.put("Tempo", netuid, value=tempo)
+    call.storage.put("LastEpochBlock", netuid, value=call.block)
+    call.events.emit("SubtensorModule", "TempoSet", (netuid, tempo))

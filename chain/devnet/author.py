@@ -10,11 +10,12 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
+from chain import beacon
 from chain.devnet.codec import Codec, compact
 from chain.devnet.extrinsic import Extrinsic, parse
 from chain.devnet.genesis import Genesis, write_genesis
 from chain.devnet.pool import Pool, PoolError
-from chain.devnet.runtime import execute_block, timestamp
+from chain.devnet.runtime import execute_block, refusal, timestamp
 from chain.devnet.state import SCHEMA_VERSION, Block, State
 from chain.devnet.storage import Storage
 from protocol.errors import ConfigError
@@ -43,7 +44,8 @@ class Author:
         self._milliseconds = milliseconds
         self._watchers: dict[bytes, list[Watcher]] = {}
         self._included: dict[int, list[Extrinsic]] = {}  # by block, until final
-        self.pool = Pool(codec, state.hash_of, self._nonce)
+        self.pool = Pool(codec, state.hash_of, self._nonce, self._refusal)
+        self._beacon_key = bytes(beacon.KEY_BYTES)
 
     # --- life
 
@@ -62,17 +64,20 @@ class Author:
                 )
             self._make_genesis(genesis)
         self.netuid = int(self.state.fact("netuid") or 0)
+        self._beacon_key = bytes.fromhex(self.state.fact("beacon") or "")
         self.finalized = int(self.state.fact("finalized") or 0)
         for data in self.state.pooled():
             self._repool(data)
 
     def _make_genesis(self, genesis: Genesis) -> None:
         storage = Storage(self.codec, lambda key: None)
-        write_genesis(storage, genesis)
+        beacon_key = secrets.token_bytes(beacon.KEY_BYTES)
+        write_genesis(storage, genesis, beacon.public_key(beacon_key))
         storage.put("System.Number", value=0)
         timestamp(storage, self._milliseconds())
         self.state.set_fact("schema", str(SCHEMA_VERSION))
         self.state.set_fact("netuid", str(genesis.netuid))
+        self.state.set_fact("beacon", beacon_key.hex())  # never in the state: with it, commits are no secret
         self._seal(0, _NO_PARENT, bytes(32), storage.changes, [], [], bytes.fromhex(genesis.seed))
 
     # --- reading
@@ -83,6 +88,9 @@ class Author:
 
     def _nonce(self, address: str) -> int:
         return int(self.storage_at(self.state.head).get("System.Account", address)["nonce"])
+
+    def _refusal(self, extrinsic: Extrinsic) -> str | None:
+        return refusal(self.storage_at(self.state.head), self.state.head + 1, extrinsic)
 
     # --- extrinsics
 
@@ -124,8 +132,9 @@ class Author:
         storage = self.storage_at(number - 1)
         # Time never stands still between blocks, whatever the machine's clock does.
         milliseconds = max(self._milliseconds(), storage.get("Timestamp.Now") + 1)
-        included, invalid = ([], []) if empty else self.pool.take(number)
-        raw = execute_block(storage, self.netuid, number, milliseconds, included)
+        taken, invalid = ([], []) if empty else self.pool.take(number)
+        raw, included, left_out = execute_block(storage, self.netuid, number, milliseconds, taken, self._beacon_key)
+        invalid += left_out
         leaving = [extrinsic.data for extrinsic in (*included, *invalid)]
         parent_root = bytes.fromhex(parent.header["stateRoot"][2:])
         seal = secrets.token_bytes(_SEAL_BYTES)

@@ -1,4 +1,4 @@
-"""Accounts' money: transfers, and the withdrawals that registration and stake make. Amounts in rao."""
+"""Accounts' money: transfers, and the withdrawals that fees, registration and stake make. Amounts in rao."""
 
 from typing import Any
 
@@ -13,12 +13,23 @@ def free(storage: Storage, address: str) -> int:
     return int(storage.get("System.Account", address)["data"]["free"])
 
 
+def spendable(storage: Storage, address: str) -> int:
+    """What an account can pay and go on existing."""
+    return max(0, free(storage, address) - EXISTENTIAL_DEPOSIT)
+
+
 def add(storage: Storage, address: str, amount: int) -> None:
     """Change a free balance by `amount` (negative: withdraw; the caller has checked that it is there)."""
     account = storage.get("System.Account", address)
     account["data"]["free"] += amount
     account["providers"] = int(account["data"]["free"] > 0)
     storage.put("System.Account", address, value=account)
+
+
+def destroy(storage: Storage, amount: int) -> None:
+    """Money that left an account and comes to nobody: the issuance falls by it."""
+    for total in ("Balances.TotalIssuance", "TotalIssuance"):
+        storage.put(total, value=max(0, storage.get(total) - amount))
 
 
 def transfer_keep_alive(call: Call, dest: Any, value: int) -> None:

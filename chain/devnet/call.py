@@ -10,10 +10,10 @@ _NO_WEIGHT = {"ref_time": 0, "proof_size": 0}
 
 
 class DispatchError(Exception):
-    """A call's refusal. `value` is the runtime's DispatchError, ready for the codec."""
+    """A call's refusal. `value` is the runtime's DispatchError, ready for the codec; `name` a pallet's name of it."""
 
-    def __init__(self, value: Any) -> None:
-        super().__init__(str(value))
+    def __init__(self, value: Any, name: str | None = None) -> None:
+        super().__init__(name or str(value))
         self.value = value
 
 
@@ -38,15 +38,16 @@ class Events:
         """`fields`: a dict for an event with named fields, a tuple for one without."""
         self.records.append({"phase": self._phase, "event": {pallet: {name: fields}}, "topics": []})
 
-    def succeed(self, dispatch_class: str) -> None:
-        self.emit("System", "ExtrinsicSuccess", {"dispatch_info": _dispatch_info(dispatch_class)})
+    def succeed(self, dispatch_class: str, *, pays: bool) -> None:
+        self.emit("System", "ExtrinsicSuccess", {"dispatch_info": _dispatch_info(dispatch_class, pays)})
 
-    def fail(self, error: Any) -> None:
-        self.emit("System", "ExtrinsicFailed", {"dispatch_error": error, "dispatch_info": _dispatch_info("Normal")})
+    def fail(self, error: Any, *, pays: bool) -> None:
+        info = _dispatch_info("Normal", pays)
+        self.emit("System", "ExtrinsicFailed", {"dispatch_error": error, "dispatch_info": info})
 
 
-def _dispatch_info(dispatch_class: str) -> dict[str, Any]:
-    return {"weight": _NO_WEIGHT, "class": dispatch_class, "pays_fee": "No"}
+def _dispatch_info(dispatch_class: str, pays: bool) -> dict[str, Any]:
+    return {"weight": _NO_WEIGHT, "class": dispatch_class, "pays_fee": "Yes" if pays else "No"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Call:
 
     def fail(self, pallet: str, error: str) -> NoReturn:
         """Refuse with a pallet's error, by its name in the runtime."""
-        raise DispatchError(self.storage.codec.module_error(pallet, error))
+        raise DispatchError(self.storage.codec.module_error(pallet, error), error)
 
     def ensure(self, condition: bool, error: str, pallet: str = "SubtensorModule") -> None:
         if not condition:

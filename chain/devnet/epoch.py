@@ -1,37 +1,67 @@
-"""The epoch of a subnet, every tempo blocks: who may validate, what the validators' weights amount to.
+"""The epoch of a subnet, every tempo blocks: who may validate, what validators' weights amount to, who is paid.
 
-Yuma consensus without bonds: permits go to the K highest stakes; each target's weights are clipped at their
-stake-weighted median (`kappa` of the stake gave at least that much), and incentive is the stake-weighted sum of what
-is left, normalised. Emission is what a neuron would earn in the tempo; it orders evictions and is never paid out.
-Quantised values are PerU16. Source: subtensor's epoch, whose bonds and liquid alpha matter to nobody here.
+Yuma consensus without bonds: permits go to the K highest stakes and to the owner's hotkey; each target's weights are
+clipped at their stake-weighted median (`kappa` of the stake gave at least that much), and incentive is the
+stake-weighted sum of what is left, normalised. Quantised values are PerU16. Emission gathers block by block and is paid
+as stake: the owner's cut (18 %), then half of the rest each to miners by incentive and to validators by dividends.
+Source: subtensor's epoch and coinbase. Left out: bonds and liquid alpha, what root earns, and the halving.
 """
 
-from chain.devnet.staking import stake_of
+from chain.devnet import staking
+from chain.devnet.call import Events
+from chain.devnet.neurons import owner
 from chain.devnet.storage import Storage
+from chain.devnet.timelock import reveal
 
 U16_MAX = 0xFFFF
 EMISSION_PER_BLOCK_RAO = 10**9
+"""Alpha that a subnet emits to its people in each block, until the first halving."""
+_MILLI = 1000
 
 
-def run_due_epoch(storage: Storage, netuid: int, block: int) -> None:
-    """At the start of `block`: run the subnet's epoch if its tempo has passed, else count the blocks since."""
+def begin_block(storage: Storage, events: Events, netuid: int, block: int, private_key: bytes) -> None:
+    """What happens to the subnet before a block's calls: emission, and when it is due the epoch, before which the
+    commits that it reveals are opened with the devnet's key."""
+    _accrue(storage, netuid)
     since = block - storage.get("LastEpochBlock", netuid)
     due = since >= storage.get("Tempo", netuid) > 0
     if due:
+        index = storage.get("SubnetEpochIndex", netuid) + 1
+        reveal(storage, events, netuid, block, index, private_key)
         _run(storage, netuid, block)
         storage.put("LastEpochBlock", netuid, value=block)
         storage.put("LastMechansimStepBlock", netuid, value=block)
-        storage.put("SubnetEpochIndex", netuid, value=storage.get("SubnetEpochIndex", netuid) + 1)
+        storage.put("SubnetEpochIndex", netuid, value=index)
     storage.put("BlocksSinceLastStep", netuid, value=0 if due else since)
+
+
+def _accrue(storage: Storage, netuid: int) -> None:
+    """A block's emission, for the next epoch to pay out."""
+    emitted = storage.get("SubnetAlphaOutEmission", netuid)
+    if not emitted:
+        return
+    cut = emitted * storage.get("SubnetOwnerCut") // U16_MAX
+    servers = (emitted - cut) // 2
+    pending = {
+        "PendingOwnerCut": cut,
+        "PendingServerEmission": servers,
+        "PendingValidatorEmission": emitted - cut - servers,
+        "SubnetAlphaOut": emitted,
+    }
+    for item, amount in pending.items():
+        storage.put(item, netuid, value=storage.get(item, netuid) + amount)
 
 
 def _run(storage: Storage, netuid: int, block: int) -> None:
     count = storage.get("SubnetworkN", netuid)
-    stakes = [stake_of(storage, storage.get("Keys", netuid, uid), netuid) for uid in range(count)]
+    hotkeys = [storage.get("Keys", netuid, uid) for uid in range(count)]
+    stakes = [staking.stake_of(storage, hotkey, netuid) for hotkey in hotkeys]
     updates = storage.get("LastUpdate", netuid)
-    cutoff = storage.get("ActivityCutoff", netuid)
+    cutoff = storage.get("ActivityCutoffFactorMilli", netuid) * storage.get("Tempo", netuid) // _MILLI
     active = [updated + cutoff >= block for updated in updates]
     permits = top_stakes(stakes, storage.get("MaxAllowedValidators", netuid), storage.get("StakeThreshold"))
+    owner_hotkey = storage.get("SubnetOwnerHotkey", netuid)
+    permits = [permit or hotkey == owner_hotkey for permit, hotkey in zip(permits, hotkeys, strict=True)]
     # Weights count from those permitted until now; new permits hold from the next block on.
     voting = [
         stake if is_active and permit else 0
@@ -39,15 +69,44 @@ def _run(storage: Storage, netuid: int, block: int) -> None:
     ]
     rows = [_row(storage, netuid, uid, count) if voting[uid] else {} for uid in range(count)]
     consensus, incentive, trust, dividends = yuma(voting, rows, storage.get("Kappa", netuid) / U16_MAX)
-    earned = storage.get("Tempo", netuid) * EMISSION_PER_BLOCK_RAO // 2
     storage.put("ValidatorPermit", netuid, value=permits)
     storage.put("Active", netuid, value=active)
     storage.put("Consensus", netuid, value=_per_u16(consensus))
     storage.put("Incentive", netuid, value=_per_u16(incentive))
     storage.put("ValidatorTrust", netuid, value=_per_u16(trust))
     storage.put("Dividends", netuid, value=_per_u16(dividends))
-    emission = [int(earned * (mine + voted)) for mine, voted in zip(incentive, dividends, strict=True)]
-    storage.put("Emission", netuid, value=emission)
+    if not any(dividends):  # without weights that count, stake alone decides
+        dividends = _normalised([float(stake) for stake in (voting if any(voting) else stakes)])
+    _pay(storage, netuid, hotkeys, incentive, dividends)
+
+
+def _pay(storage: Storage, netuid: int, hotkeys: list[str], incentive: list[float], dividends: list[float]) -> None:
+    """Pay out what has gathered. Where nobody has incentive, validators have the miners' part as well."""
+    cut, servers, validators = (
+        storage.get(item, netuid) for item in ("PendingOwnerCut", "PendingServerEmission", "PendingValidatorEmission")
+    )
+    if not any(incentive):
+        servers, validators = 0, servers + validators
+    mined = [int(servers * share) for share in incentive]
+    voted = [int(validators * share) for share in dividends]
+    owner_coldkey, owner_hotkey = storage.get("SubnetOwner", netuid), storage.get("SubnetOwnerHotkey", netuid)
+    burned = 0
+    if cut:
+        staking.credit(storage, owner_hotkey, owner_coldkey, netuid, cut)
+    for hotkey, earned, dividend in zip(hotkeys, mined, voted, strict=True):
+        coldkey = owner(storage, hotkey)
+        if hotkey == owner_hotkey or coldkey == owner_coldkey:  # weight on the owner pays nobody
+            burned += earned
+        elif earned:
+            staking.credit(storage, hotkey, coldkey, netuid, earned)
+        if dividend:
+            staking.pay_dividend(storage, hotkey, netuid, dividend)
+    storage.put("SubnetAlphaOut", netuid, value=storage.get("SubnetAlphaOut", netuid) - burned)
+    storage.put("Emission", netuid, value=[m + v for m, v in zip(mined, voted, strict=True)])
+    # Roundings, and all that found nobody, wait for the next epoch.
+    left = {"PendingServerEmission": servers - sum(mined), "PendingValidatorEmission": validators - sum(voted)}
+    for item, amount in {**left, "PendingOwnerCut": 0}.items():
+        storage.put(item, netuid, value=max(0, amount))
 
 
 def top_stakes(stakes: list[int], limit: int, threshold: int) -> list[bool]:

@@ -1,15 +1,18 @@
-"""Registration: uids, who owns which hotkey, and who is evicted from a full subnet.
+"""Registration: uids, who owns which hotkey, what a slot costs, and who is evicted from a full subnet.
 
-Source: subtensor's burned registration. Left out: the per-block and per-interval limits and the rise of the burn with
-demand, which would only slow a local network down; the burn stays what genesis or the owner set it to.
+The price is multiplied by `BurnIncreaseMult` (1.26) with every registration and halves every `BurnHalfLife` (360
+blocks), between `MinBurn` and `MaxBurn`; what is paid buys alpha that nobody gets. Source: subtensor's registration
+since its interval controller went (spec 461 has both items). Left out: proof of work and miners' collateral.
 """
 
-from chain.devnet import balances
+from chain.devnet import balances, market
 from chain.devnet.call import Call
 from chain.devnet.storage import Storage
 
 PER_NEURON = {"Active": True, "Emission": 0, "Consensus": 0, "Dividends": 0, "ValidatorTrust": 0, "Incentive": 0}
 """Per-uid vectors of a subnet with a new neuron's value, besides ValidatorPermit and LastUpdate."""
+_FIXED_ONE = 1 << 64
+"""One, in the fixed-point numbers that the runtime keeps multipliers in."""
 
 
 def burned_register(call: Call, netuid: int, hotkey: str) -> None:
@@ -19,21 +22,37 @@ def burned_register(call: Call, netuid: int, hotkey: str) -> None:
     call.ensure(storage.get("NetworkRegistrationAllowed", netuid), "SubNetRegistrationDisabled")
     call.ensure(storage.get("Uids", netuid, hotkey) is None, "HotKeyAlreadyRegisteredInSubNet")
     burn = storage.get("Burn", netuid)
-    call.ensure(balances.free(storage, coldkey) >= burn, "NotEnoughBalanceToStake")
+    call.ensure(balances.spendable(storage, coldkey) >= burn, "NotEnoughBalanceToStake")
     call.ensure(not is_owned(storage, hotkey) or owner(storage, hotkey) == coldkey, "NonAssociatedColdKey")
     full = storage.get("SubnetworkN", netuid) >= storage.get("MaxAllowedUids", netuid)
-    evicted = _lowest(storage, netuid, call.block) if full else None
+    evicted = to_prune(storage, netuid, call.block) if full else None
     if full and evicted is None:
         call.fail("SubtensorModule", "NoNeuronIdAvailable")
     balances.add(storage, coldkey, -burn)
-    for total in ("Balances.TotalIssuance", "TotalIssuance"):
-        storage.put(total, value=max(0, storage.get(total) - burn))
+    alpha, _fee = market.buy(call, netuid, burn)
+    storage.put("SubnetAlphaOut", netuid, value=storage.get("SubnetAlphaOut", netuid) - alpha)
     if evicted is None:
         uid = append_neuron(storage, netuid, hotkey, coldkey, call.block)
     else:
         uid = evicted
         _replace_neuron(storage, netuid, uid, hotkey, coldkey, call.block)
+    raised = burn * storage.get("BurnIncreaseMult", netuid)["bits"] // _FIXED_ONE
+    storage.put("Burn", netuid, value=_bounded_burn(storage, netuid, raised))
     call.events.emit("SubtensorModule", "NeuronRegistered", (netuid, uid, hotkey))
+
+
+def decay_burn(storage: Storage, netuid: int) -> None:
+    """What every block takes off the price of a registration."""
+    half_life = storage.get("BurnHalfLife", netuid)
+    burn = storage.get("Burn", netuid)
+    decayed = round(burn * 0.5 ** (1 / half_life)) if half_life else burn
+    bounded = _bounded_burn(storage, netuid, decayed)
+    if bounded != burn:
+        storage.put("Burn", netuid, value=bounded)
+
+
+def _bounded_burn(storage: Storage, netuid: int, burn: int) -> int:
+    return int(max(storage.get("MinBurn", netuid), min(burn, storage.get("MaxBurn", netuid))))
 
 
 def owner(storage: Storage, hotkey: str) -> str:
@@ -78,14 +97,29 @@ def _occupy(storage: Storage, netuid: int, uid: int, hotkey: str, coldkey: str, 
         storage.put("OwnedHotkeys", coldkey, value=[*storage.get("OwnedHotkeys", coldkey), hotkey])
 
 
-def _lowest(storage: Storage, netuid: int, block: int) -> int | None:
-    """The uid to evict: least emission, then longest registered, among those neither immune nor the owner's."""
+def to_prune(storage: Storage, netuid: int, block: int) -> int | None:
+    """The uid to evict: least emission, then longest registered, then lowest. An immune one only while no more than
+    `MinNonImmuneUids` are not immune; the owner's hotkeys, as many as `ImmuneOwnerUidsLimit` says, never."""
     emission = storage.get("Emission", netuid)
     immunity = storage.get("ImmunityPeriod", netuid)
-    owner_hotkey = storage.get("SubnetOwnerHotkey", netuid)
-    candidates = []
+    spared = _owners_uids(storage, netuid)
+    immune: list[tuple[int, int, int]] = []
+    others: list[tuple[int, int, int]] = []
     for uid, earned in enumerate(emission):
         registered = storage.get("BlockAtRegistration", netuid, uid)
-        if block - registered >= immunity and storage.get("Keys", netuid, uid) != owner_hotkey:
-            candidates.append((earned, registered, uid))
+        if uid not in spared:
+            (immune if block - registered < immunity else others).append((earned, registered, uid))
+    candidates = others if len(others) > storage.get("MinNonImmuneUids", netuid) else immune
     return min(candidates)[2] if candidates else None
+
+
+def _owners_uids(storage: Storage, netuid: int) -> list[int]:
+    """The uids that are the subnet owner's and never evicted: first that of its hotkey, then the longest registered."""
+    coldkey, hotkey = storage.get("SubnetOwner", netuid), storage.get("SubnetOwnerHotkey", netuid)
+    keys = [storage.get("Keys", netuid, uid) for uid in range(storage.get("SubnetworkN", netuid))]
+    owned = sorted(
+        (key != hotkey, storage.get("BlockAtRegistration", netuid, uid), uid)
+        for uid, key in enumerate(keys)
+        if key == hotkey or owner(storage, key) == coldkey
+    )
+    return [uid for _, _, uid in owned][: storage.get("ImmuneOwnerUidsLimit", netuid)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from chain.devnet.codec import Codec
 from chain.devnet.commitments import check_bounds
 from chain.devnet.extrinsic import Extrinsic, ExtrinsicError, parse
+from chain.devnet.timelock import check_size
 
 MAX_WAITING = 4096
 _MAX_NONCES_AHEAD = 256
@@ -41,11 +42,19 @@ class Waiting:
 class Pool:
     """Verified extrinsics in order of arrival. In memory; the author mirrors it to disk."""
 
-    def __init__(self, codec: Codec, hash_of: Callable[[int], bytes | None], nonce_of: Callable[[str], int]) -> None:
-        """`hash_of`: hash of a canonical block, None above the head; `nonce_of`: an account's nonce at the head."""
+    def __init__(
+        self,
+        codec: Codec,
+        hash_of: Callable[[int], bytes | None],
+        nonce_of: Callable[[str], int],
+        refusal: Callable[[Extrinsic], str | None],
+    ) -> None:
+        """`hash_of`: hash of a canonical block, None above the head; `nonce_of`: an account's nonce at the head;
+        `refusal`: why the runtime would not take an extrinsic into the next block, None when it would."""
         self._codec = codec
         self._hash_of = hash_of
         self._nonce_of = nonce_of
+        self._refusal = refusal
         self._waiting: dict[bytes, Waiting] = {}
 
     def add(self, data: bytes, next_block: int) -> Extrinsic:
@@ -55,6 +64,7 @@ class Pool:
             call = self._codec.decode_call(extrinsic.call)
             if (call["call_module"], call["call_function"]) == ("Commitments", "set_commitment"):
                 check_bounds(call["call_args"][1]["value"], extrinsic.call)
+            check_size(call["call_function"], extrinsic.call)
         except (ExtrinsicError, ValueError) as error:
             raise PoolError(1002, "Verification Error", f"the extrinsic could not be decoded: {error}") from error
         if extrinsic.hash in self._waiting:
@@ -70,6 +80,9 @@ class Pool:
             raise _invalid("Transaction has an ancient birth block")
         if not extrinsic.is_signed(self._codec, genesis, birth_hash):
             raise _invalid("Transaction has a bad signature")
+        reason = self._refusal(extrinsic)
+        if reason is not None:
+            raise _invalid(reason)
         for other in self._waiting.values():
             if (other.extrinsic.signer, other.extrinsic.nonce) == (extrinsic.signer, extrinsic.nonce):
                 raise PoolError(1014, "Priority is too low", "another transaction of this account has the same nonce")

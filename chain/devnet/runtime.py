@@ -1,16 +1,17 @@
-"""Executing extrinsics: origins, nonces, events, and the table of the calls that this chain knows.
+"""Executing extrinsics: what the pool may take, origins, nonces, fees, events, and the table of the calls that this
+chain knows.
 
 Rules and error names are those of the pinned subtensor runtime as far as a subnet's life needs them; every other call
-fails with System.CallFiltered. Fees are zero. Deterministic: time and block number are arguments.
+fails with System.CallFiltered. Deterministic: time and block number are arguments.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from chain.devnet import admin, balances, commitments, neurons, staking, weights
+from chain.devnet import admin, balances, commitments, fees, neurons, staking, timelock, weights
 from chain.devnet.call import Call, DispatchError, Events
 from chain.devnet.codec import compact
-from chain.devnet.epoch import run_due_epoch
+from chain.devnet.epoch import begin_block
 from chain.devnet.extrinsic import Extrinsic
 from chain.devnet.storage import Storage
 
@@ -25,36 +26,93 @@ CALLS: dict[tuple[str, str], Handler] = {
     ("SubtensorModule", "remove_stake"): staking.remove_stake,
     ("SubtensorModule", "set_weights"): weights.set_weights,
     ("SubtensorModule", "set_mechanism_weights"): weights.set_mechanism_weights,
+    ("SubtensorModule", "commit_timelocked_weights"): timelock.commit_timelocked_weights,
+    ("SubtensorModule", "commit_timelocked_mechanism_weights"): timelock.commit_timelocked_mechanism_weights,
+    ("SubtensorModule", "commit_crv3_mechanism_weights"): timelock.commit_crv3_mechanism_weights,
+    ("SubtensorModule", "set_tempo"): admin.set_tempo,
     **{("AdminUtils", name): admin.setter(name) for name in admin.SETTERS},
+    **{name: admin.global_setter(item) for name, item in admin.GLOBAL_SETTERS.items()},
 }
 
 
-def execute_block(
-    storage: Storage, netuid: int, number: int, milliseconds: int, extrinsics: list[Extrinsic]
-) -> list[bytes]:
-    """Apply block `number` to `storage`; returns the block's raw extrinsics, the timestamp inherent first.
+_WEIGHTS_CALLS = frozenset(name for name in CALLS if "weights" in name[1] and name[0] == "SubtensorModule")
+_CANNOT_PAY = "Inability to pay some fees (e.g. account balance too low)"
+_RATE_LIMITED = "Custom error: 6"
+_STAKE_TOO_LOW = "Custom error: 1"
 
-    Extrinsics must be verified and in nonce order; one whose call fails changes nothing but its nonce and the events.
+
+def refusal(storage: Storage, number: int, extrinsic: Extrinsic) -> str | None:
+    """Why the transaction extensions keep an extrinsic out of block `number`, in the pool's words; None: nothing does.
+
+    They ask for the fee, and of weights for stake and for the rate limit.
+    """
+    decoded = storage.codec.decode_call(extrinsic.call)
+    name = _name(decoded)
+    if not fees.can_pay(storage, name, extrinsic.signer, len(extrinsic.data)):
+        return _CANNOT_PAY
+    if name not in _WEIGHTS_CALLS:
+        return None
+    netuid = next(argument["value"] for argument in decoded["call_args"] if argument["name"] == "netuid")
+    uid = storage.get("Uids", netuid, extrinsic.signer)
+    if staking.stake_of(storage, extrinsic.signer, netuid) < storage.get("StakeThreshold"):
+        return _STAKE_TOO_LOW
+    call = Call(storage, Events(), number, extrinsic.signer, extrinsic.call)
+    return _RATE_LIMITED if uid is not None and not weights.has_rested(call, netuid, uid) else None
+
+
+def execute_block(
+    storage: Storage,
+    netuid: int,
+    number: int,
+    milliseconds: int,
+    extrinsics: list[Extrinsic],
+    beacon_key: bytes,
+) -> tuple[list[bytes], list[Extrinsic], list[Extrinsic]]:
+    """Apply block `number` to `storage`: (the block's raw extrinsics, the timestamp inherent first; those that are in
+    it; those that are not, because what an earlier one did keeps them out).
+
+    Extrinsics must be verified and in nonce order; one whose call fails changes nothing but its nonce, its payer's
+    balance and the events. `beacon_key` opens the commits that are due.
     """
     events = Events()
     storage.put("System.Number", value=number)
-    run_due_epoch(storage, netuid, number)
+    neurons.decay_burn(storage, netuid)
+    begin_block(storage, events, netuid, number, beacon_key)
     events.begin(0)
     inherent = timestamp(storage, milliseconds)
-    events.succeed("Mandatory")
-    for index, extrinsic in enumerate(extrinsics, start=1):
-        events.begin(index)
+    events.succeed("Mandatory", pays=False)
+    included: list[Extrinsic] = []
+    left_out: list[Extrinsic] = []
+    for extrinsic in extrinsics:
         account = storage.get("System.Account", extrinsic.signer)
+        if account["nonce"] != extrinsic.nonce or refusal(storage, number, extrinsic) is not None:
+            left_out.append(extrinsic)
+            continue
+        included.append(extrinsic)
+        events.begin(len(included))
         account["nonce"] += 1
         storage.put("System.Account", extrinsic.signer, value=account)
-        try:
-            dispatch(storage, events, number, extrinsic.signer, extrinsic.call)
-        except DispatchError as error:
-            events.fail(error.value)
-        else:
-            events.succeed("Normal")
+        _apply(storage, events, number, extrinsic)
     storage.put_raw("System.Events", value=storage.codec.encode_events(events.records))
-    return [inherent, *(extrinsic.data for extrinsic in extrinsics)]
+    return [inherent, *(extrinsic.data for extrinsic in included)], included, left_out
+
+
+def _apply(storage: Storage, events: Events, number: int, extrinsic: Extrinsic) -> None:
+    """Charge an extrinsic and run its call."""
+    name = _name(storage.codec.decode_call(extrinsic.call))
+    fee = fees.fee_of(name, len(extrinsic.data))
+    payer = fees.payer_of(storage, name, extrinsic.signer)
+    fees.withdraw(storage, events, payer, fee)
+    failure: DispatchError | None = None
+    try:
+        dispatch(storage, events, number, extrinsic.signer, extrinsic.call)
+    except DispatchError as error:
+        failure = error
+    fees.report(events, payer, fee)
+    if failure is None:
+        events.succeed("Normal", pays=fee > 0)
+    else:
+        events.fail(failure.value, pays=fee > 0)
 
 
 def timestamp(storage: Storage, milliseconds: int) -> bytes:
@@ -67,7 +125,7 @@ def timestamp(storage: Storage, milliseconds: int) -> bytes:
 def dispatch(storage: Storage, events: Events, number: int, origin: str | None, raw: bytes) -> None:
     """Run one call for `origin` (None: root). Raises DispatchError, having changed nothing."""
     decoded = storage.codec.decode_call(raw)
-    name = decoded["call_module"], decoded["call_function"]
+    name = _name(decoded)
     arguments: dict[str, Any] = {argument["name"]: argument["value"] for argument in decoded["call_args"]}
     mark = events.mark()
     try:
@@ -82,6 +140,10 @@ def dispatch(storage: Storage, events: Events, number: int, origin: str | None, 
     except DispatchError:
         events.rewind(mark)
         raise
+
+
+def _name(decoded: dict[str, Any]) -> fees.Name:
+    return decoded["call_module"], decoded["call_function"]
 
 
 def _sudo(call: Call) -> None:

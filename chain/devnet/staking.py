@@ -1,59 +1,111 @@
-"""Stake on a subnet of the stable mechanism: one alpha is one tao, so amounts move one to one, in rao.
+"""Stake: alpha of a subnet behind a hotkey, held by coldkeys in shares, bought and sold at the pool's price.
 
-Shares equal alpha (no emission is ever paid into a pool). Stake on root and moving stake do not exist here.
+All amounts in rao. Each hotkey has a pool of shares on each subnet: dividends raise what a share is worth. Source:
+subtensor's staking and share pools. Left out: moving, swapping, locking and limits of stake, child hotkeys, and the
+validators' take, which matters to nobody who stakes on his own hotkey.
 """
 
-from typing import Any
-
-from chain.devnet import balances
+from chain.devnet import balances, market
 from chain.devnet.call import Call
-from chain.devnet.neurons import is_owned
+from chain.devnet.neurons import is_owned, owner
 from chain.devnet.storage import Storage
 
 MIN_STAKE_RAO = 2_000_000
 """SubtensorModule.InitialMinStake of the pinned runtime."""
+
+ROOT = 0
+_U64_MAX = (1 << 64) - 1
 
 
 def add_stake(call: Call, hotkey: str, netuid: int, amount_staked: int) -> None:
     coldkey, storage = call.signer(), call.storage
     _ensure_stakable(call, hotkey, netuid)
     call.ensure(amount_staked >= MIN_STAKE_RAO, "AmountTooLow")
-    call.ensure(balances.free(storage, coldkey) >= amount_staked, "NotEnoughBalanceToStake")
+    call.ensure(balances.spendable(storage, coldkey) >= amount_staked, "NotEnoughBalanceToStake")
     balances.add(storage, coldkey, -amount_staked)
-    _move(storage, hotkey, coldkey, netuid, amount_staked)
-    call.events.emit("SubtensorModule", "StakeAdded", (coldkey, hotkey, amount_staked, amount_staked, netuid, 0))
+    alpha, fee = market.buy(call, netuid, amount_staked)
+    credit(storage, hotkey, coldkey, netuid, alpha)
+    call.events.emit("SubtensorModule", "StakeAdded", (coldkey, hotkey, amount_staked, alpha, netuid, fee))
 
 
 def remove_stake(call: Call, hotkey: str, netuid: int, amount_unstaked: int) -> None:
     coldkey, storage = call.signer(), call.storage
     _ensure_stakable(call, hotkey, netuid)
-    staked = int(storage.get("AlphaV2", hotkey, coldkey, netuid)["mantissa"])
-    call.ensure(staked >= amount_unstaked, "NotEnoughStakeToWithdraw")
-    call.ensure(amount_unstaked >= MIN_STAKE_RAO or amount_unstaked == staked, "AmountTooLow")
-    balances.add(storage, coldkey, amount_unstaked)
-    _move(storage, hotkey, coldkey, netuid, -amount_unstaked)
-    call.events.emit("SubtensorModule", "StakeRemoved", (coldkey, hotkey, amount_unstaked, amount_unstaked, netuid, 0))
+    held = held_by(storage, hotkey, coldkey, netuid)
+    call.ensure(0 < amount_unstaked <= held, "NotEnoughStakeToWithdraw")
+    withdraw(storage, hotkey, coldkey, netuid, amount_unstaked)
+    tao, fee = market.sell(call, netuid, amount_unstaked)
+    call.ensure(tao >= MIN_STAKE_RAO or amount_unstaked == held, "AmountTooLow")
+    balances.add(storage, coldkey, tao)
+    call.events.emit("SubtensorModule", "StakeRemoved", (coldkey, hotkey, tao, amount_unstaked, netuid, fee))
+
+
+def alpha_of(storage: Storage, hotkey: str, netuid: int) -> int:
+    """All alpha behind a hotkey on a subnet; on root, TAO."""
+    return int(storage.get("TotalHotkeyAlpha", hotkey, netuid))
+
+
+def root_weight_of(storage: Storage, hotkey: str) -> int:
+    """What a hotkey's stake on root counts for on every subnet."""
+    return int(alpha_of(storage, hotkey, ROOT) * storage.get("TaoWeight") // _U64_MAX)
 
 
 def stake_of(storage: Storage, hotkey: str, netuid: int) -> int:
-    """All stake that stands behind a hotkey on a subnet, in rao."""
-    return int(storage.get("TotalHotkeyAlpha", hotkey, netuid))
+    """A hotkey's stake as the epoch weighs it: its alpha, and its stake on root times TaoWeight."""
+    return alpha_of(storage, hotkey, netuid) + root_weight_of(storage, hotkey)
+
+
+def held_by(storage: Storage, hotkey: str, coldkey: str, netuid: int) -> int:
+    """What a coldkey's shares of a hotkey's stake are worth."""
+    total = _shares(storage, "TotalHotkeySharesV2", hotkey, netuid)
+    return alpha_of(storage, hotkey, netuid) * _shares(storage, "AlphaV2", hotkey, coldkey, netuid) // max(total, 1)
+
+
+def credit(storage: Storage, hotkey: str, coldkey: str, netuid: int, alpha: int) -> None:
+    """Give a coldkey stake on a hotkey: new shares at what a share is worth now."""
+    alpha_before, shares_before = alpha_of(storage, hotkey, netuid), _total_shares(storage, hotkey, netuid)
+    shares = alpha * shares_before // alpha_before if shares_before else alpha
+    _add_shares(storage, hotkey, coldkey, netuid, shares)
+    storage.put("TotalHotkeyAlpha", hotkey, netuid, value=alpha_before + alpha)
+    staking = storage.get("StakingHotkeys", coldkey)
+    if hotkey not in staking:
+        storage.put("StakingHotkeys", coldkey, value=[*staking, hotkey])
+
+
+def pay_dividend(storage: Storage, hotkey: str, netuid: int, alpha: int) -> None:
+    """Let everybody who stakes on the hotkey have a part; its owner alone where nobody does."""
+    if _total_shares(storage, hotkey, netuid):
+        storage.put("TotalHotkeyAlpha", hotkey, netuid, value=alpha_of(storage, hotkey, netuid) + alpha)
+    else:
+        credit(storage, hotkey, owner(storage, hotkey), netuid, alpha)
+
+
+def withdraw(storage: Storage, hotkey: str, coldkey: str, netuid: int, alpha: int) -> None:
+    """Take stake that the coldkey holds: shares rounded up, so that nobody else's lose by it."""
+    alpha_before, shares_before = alpha_of(storage, hotkey, netuid), _total_shares(storage, hotkey, netuid)
+    held = _shares(storage, "AlphaV2", hotkey, coldkey, netuid)
+    _add_shares(storage, hotkey, coldkey, netuid, -min(held, -(-alpha * shares_before // alpha_before)))
+    storage.put("TotalHotkeyAlpha", hotkey, netuid, value=alpha_before - alpha)
+
+
+def _total_shares(storage: Storage, hotkey: str, netuid: int) -> int:
+    return _shares(storage, "TotalHotkeySharesV2", hotkey, netuid)
+
+
+def _shares(storage: Storage, item: str, *params: str | int) -> int:
+    return int(storage.get(item, *params)["mantissa"])
+
+
+def _add_shares(storage: Storage, hotkey: str, coldkey: str, netuid: int, shares: int) -> None:
+    entries: list[tuple[str, *tuple[str | int, ...]]] = [
+        ("AlphaV2", hotkey, coldkey, netuid),
+        ("TotalHotkeySharesV2", hotkey, netuid),
+    ]
+    for entry in entries:
+        storage.put(*entry, value={"mantissa": _shares(storage, *entry) + shares, "exponent": 0})
 
 
 def _ensure_stakable(call: Call, hotkey: str, netuid: int) -> None:
     call.ensure(call.storage.get("NetworksAdded", netuid), "SubnetNotExists")
     call.ensure(call.storage.get("SubtokenEnabled", netuid), "SubtokenDisabled")
     call.ensure(is_owned(call.storage, hotkey), "HotKeyAccountNotExists")
-
-
-def _move(storage: Storage, hotkey: str, coldkey: str, netuid: int, amount: int) -> None:
-    sums: list[tuple[Any, ...]] = [("TotalHotkeyAlpha", hotkey, netuid), ("SubnetAlphaOut", netuid)]
-    for entry in (*sums, ("SubnetTAO", netuid), ("TotalStake",)):
-        storage.put(*entry, value=storage.get(*entry) + amount)
-    shares: list[tuple[Any, ...]] = [("AlphaV2", hotkey, coldkey, netuid), ("TotalHotkeySharesV2", hotkey, netuid)]
-    for entry in shares:
-        held = int(storage.get(*entry)["mantissa"]) + amount
-        storage.put(*entry, value={"mantissa": held, "exponent": 0})
-    staking = storage.get("StakingHotkeys", coldkey)
-    if hotkey not in staking:
-        storage.put("StakingHotkeys", coldkey, value=[*staking, hotkey])

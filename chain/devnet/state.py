@@ -16,7 +16,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS blocks (number INTEGER PRIMARY KEY, hash BLOB NOT NULL, body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS versions (key BLOB, block INTEGER, value BLOB, PRIMARY KEY (key, block)) WITHOUT ROWID;

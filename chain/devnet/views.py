@@ -7,10 +7,11 @@ real node. Money in rao, lengths in blocks, PerU16 as integers.
 from collections.abc import Callable
 from typing import Any
 
+from chain.devnet import fees
 from chain.devnet.codec import compact
-from chain.devnet.epoch import EMISSION_PER_BLOCK_RAO
+from chain.devnet.extrinsic import parse
 from chain.devnet.neurons import owner
-from chain.devnet.staking import stake_of
+from chain.devnet.staking import alpha_of, root_weight_of
 from chain.devnet.storage import Storage
 
 U16_MAX = 0xFFFF
@@ -36,8 +37,8 @@ def runtime_call(storage: Storage, metadata: bytes, method: str, arguments: byte
         raise UnknownMethod(method)
     api, _, name = method.partition("_")
     definition = storage.codec.apis[api][name]
-    if handler is _query_info:  # its argument is an extrinsic, and whatever it is costs nothing
-        values = ()
+    if handler is _query_info:  # its argument is an extrinsic, which tells its own length
+        values: tuple[Any, ...] = (arguments,)
     else:
         values = storage.codec.decode(f"({', '.join(kind for _, kind in definition['inputs'])})", arguments)
     return storage.codec.encode(definition["output"], handler(storage, *values))
@@ -49,9 +50,9 @@ def metagraph(storage: Storage, netuid: int) -> dict[str, Any] | None:
         return None
     uids = range(storage.get("SubnetworkN", netuid))
     hotkeys = [storage.get("Keys", netuid, uid) for uid in uids]
-    stakes = [stake_of(storage, hotkey, netuid) for hotkey in hotkeys]
+    alpha = [alpha_of(storage, hotkey, netuid) for hotkey in hotkeys]
+    root = [root_weight_of(storage, hotkey) for hotkey in hotkeys]
     zeros = [0] * len(hotkeys)
-    per_block = EMISSION_PER_BLOCK_RAO
     return {
         "netuid": netuid,
         "name": list(b"murmuration devnet"),
@@ -65,13 +66,15 @@ def metagraph(storage: Storage, netuid: int) -> dict[str, Any] | None:
         "last_step": storage.get("LastEpochBlock", netuid),
         "blocks_since_last_step": storage.get("BlocksSinceLastStep", netuid),
         "subnet_emission": 0,
-        "alpha_in": storage.get("SubnetTAO", netuid),  # stable mechanism: priced one to one
+        "alpha_in": storage.get("SubnetAlphaIn", netuid),
         "alpha_out": storage.get("SubnetAlphaOut", netuid),
         "tao_in": storage.get("SubnetTAO", netuid),
-        "alpha_out_emission": per_block,
+        "alpha_out_emission": storage.get("SubnetAlphaOutEmission", netuid),
         "alpha_in_emission": 0,
         "tao_in_emission": 0,
-        "pending_alpha_emission": 0,
+        "pending_alpha_emission": sum(
+            storage.get(item, netuid) for item in ("PendingServerEmission", "PendingValidatorEmission")
+        ),
         "pending_root_emission": 0,
         "subnet_volume": 0,
         "moving_price": {"bits": 1 << 32},
@@ -95,9 +98,9 @@ def metagraph(storage: Storage, netuid: int) -> dict[str, Any] | None:
         "trust": zeros,
         "rank": zeros,
         "block_at_registration": [storage.get("BlockAtRegistration", netuid, uid) for uid in uids],
-        "alpha_stake": stakes,
-        "tao_stake": zeros,
-        "total_stake": stakes,
+        "alpha_stake": alpha,
+        "tao_stake": root,
+        "total_stake": [mine + weight for mine, weight in zip(alpha, root, strict=True)],
         "tao_dividends_per_hotkey": [],
         "alpha_dividends_per_hotkey": [],
         "collateral_locked": zeros,
@@ -215,8 +218,11 @@ def _account_nonce(storage: Storage, account: str) -> int:
     return int(storage.get("System.Account", account)["nonce"])
 
 
-def _query_info(storage: Storage) -> dict[str, Any]:
-    return {"weight": {"ref_time": 0, "proof_size": 0}, "class": "Normal", "partial_fee": 0}
+def _query_info(storage: Storage, arguments: bytes) -> dict[str, Any]:
+    data = arguments[:-4]  # behind it stands its length
+    decoded = storage.codec.decode_call(parse(data).call)
+    fee = fees.fee_of((decoded["call_module"], decoded["call_function"]), len(data))
+    return {"weight": {"ref_time": 0, "proof_size": 0}, "class": "Normal", "partial_fee": fee}
 
 
 _METHODS: dict[str, Callable[..., Any]] = {

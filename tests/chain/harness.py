@@ -39,6 +39,11 @@ class Harness(Protocol):
 
     def peer(self, who: int) -> PeerId: ...
 
+    @property
+    def owner(self) -> PeerId:
+        """The hotkey of the subnet's owner."""
+        ...
+
     def reorg(self, depth: int) -> None:
         """Replace the last `depth` blocks; what they held goes back to the pool."""
         ...
@@ -55,10 +60,16 @@ class Harness(Protocol):
 class FakeHarness:
     stake_rao = STAKE_RAO
 
-    def __init__(self, folder: Path) -> None:
-        self._world = FakeWorld(finality_lag=FINALITY_LAG, epoch_blocks=EPOCH, weights_rate_limit=RATE_LIMIT)
+    def __init__(self, folder: Path, *, commit_reveal: bool = False) -> None:
+        self._world = FakeWorld(
+            finality_lag=FINALITY_LAG,
+            epoch_blocks=EPOCH,
+            weights_rate_limit=RATE_LIMIT,
+            commit_reveal=commit_reveal,
+        )
         self._peers = [FakeSigner(name).peer for name in ("validator", "first", "second", "outsider")]
-        self._world.register(FakeSigner("owner").peer)
+        self._world.owner = FakeSigner("owner").peer
+        self._world.register(self._world.owner)
         self._world.register(self._peers[_VALIDATOR], stake=STAKE_RAO, validates=True)
         self._world.register(self._peers[_FIRST])
         self._world.register(self._peers[_SECOND])
@@ -79,6 +90,11 @@ class FakeHarness:
 
     def peer(self, who: int) -> PeerId:
         return self._peers[who]
+
+    @property
+    def owner(self) -> PeerId:
+        assert self._world.owner is not None
+        return self._world.owner
 
     def reorg(self, depth: int) -> None:
         self._world.reorg(depth)
@@ -112,8 +128,10 @@ class DevnetHarness:
         return self
 
     def _bring_up(self) -> None:
-        balances = {entry.coldkey.ss58_address: 100 * 10**9 for entry in [self._owner, *self._wallets[:_OUTSIDER]]}
-        genesis = Genesis(
+        payers = [entry.coldkey for entry in [self._owner, *self._wallets[:_OUTSIDER]]]
+        payers.append(self._wallets[_OUTSIDER].hotkey)  # which no coldkey owns, so that it has to pay itself
+        balances = {key.ss58_address: 100 * 10**9 for key in payers}
+        genesis = Genesis.fast(
             owner_coldkey=self._owner.coldkey.ss58_address,
             owner_hotkey=self._owner.hotkey.ss58_address,
             balances=balances,
@@ -153,6 +171,10 @@ class DevnetHarness:
 
     def peer(self, who: int) -> PeerId:
         return HotkeySigner(self._wallets[who].hotkey).peer
+
+    @property
+    def owner(self) -> PeerId:
+        return HotkeySigner(self._owner.hotkey).peer
 
     def reorg(self, depth: int) -> None:
         assert self._process is not None

@@ -1,17 +1,19 @@
 """The adapter on devnets that tests must hold in their hand: pruned, or killed in mid-submission."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loguru import logger
 
 from chain import operator
 from chain.adapter import open_chain
 from chain.devnet import launch
 from chain.devnet.genesis import Genesis
+from chain.submission import GIVE_UP_BLOCKS
 from protocol.errors import ChainError
 from protocol.types import Uid
 from tests.chain.harness import NETUID, wallet
@@ -45,7 +47,8 @@ def devnets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Devnets
 
 
 def genesis() -> Genesis:
-    return Genesis(owner_coldkey=OWNER.coldkey.ss58_address, owner_hotkey=OWNER.hotkey.ss58_address, netuid=NETUID)
+    address = OWNER.coldkey.ss58_address
+    return Genesis.fast(address, OWNER.hotkey.ss58_address, balances={address: 10**9}, netuid=NETUID)
 
 
 def test_a_height_below_the_pruning_horizon_is_a_chain_error_that_says_so(devnets: Devnets) -> None:
@@ -73,10 +76,8 @@ def test_a_submission_whose_node_is_killed_is_found_on_chain_and_not_sent_twice(
     admin.step(2)
     with ThreadPoolExecutor(1) as pool:
         published = pool.submit(chain.publish, (b"slot",))
-        deadline = time.monotonic() + 10.0
-        while admin.request("account_nextIndex", OWNER.hotkey.ss58_address) == 0:  # counts what the pool holds
-            assert time.monotonic() < deadline, "the submission never reached the pool"
-            time.sleep(0.05)
+        # counts what the pool holds
+        wait_for(lambda: admin.request("account_nextIndex", OWNER.hotkey.ss58_address) == 1)
         devnet.kill()
         devnets.start(port=port).admin().step(1)
         assert published.result(30.0) == 3
@@ -86,3 +87,33 @@ def test_a_submission_whose_node_is_killed_is_found_on_chain_and_not_sent_twice(
     assert slot.block == 3
     assert operator.nonce(chain, OWNER.hotkey.ss58_address) == 1, "one submission, one nonce"
     chain.close()
+
+
+def test_a_submission_that_waits_in_the_pool_for_long_is_sent_again_and_gets_into_one_block(devnets: Devnets) -> None:
+    devnet = devnets.start(finality_lag_blocks=20)
+    chain = open_chain(devnet.url, NETUID, OWNER, call_timeout_seconds=10.0)
+    admin = devnet.admin()
+    admin.step(3)
+    told: list[str] = []
+    sink = logger.add(lambda message: told.append(message.record["extra"].get("error", "")))
+    with ThreadPoolExecutor(1) as pool:
+        published = pool.submit(chain.publish, (b"slot",))
+        wait_for(lambda: admin.request("account_nextIndex", OWNER.hotkey.ss58_address) == 1)
+        # A branch that is one block longer each time, and empty: the post stays in the pool.
+        while not any("PriorityTooLow" in error for error in told):
+            head = admin.reorg(1, empty_blocks=2)["head"]
+            assert head < 3 + GIVE_UP_BLOCKS
+            time.sleep(1.0)
+        assert not published.done()
+        assert admin.step(1)["head"] == published.result(30.0)
+    logger.remove(sink)
+    admin.step(2)
+    assert operator.nonce(chain, OWNER.hotkey.ss58_address) == 1, "its copy had the same nonce"
+    chain.close()
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10.0
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)

@@ -16,7 +16,7 @@ import pytest
 from protocol.errors import ChainError
 from protocol.messages import encode_slot, parse_slot
 from protocol.ports import Chain
-from protocol.types import Attestation, Commitment, Digest, Peer, PeerId, Pointer, Record, Slot, Uid
+from protocol.types import Attestation, Commitment, Digest, Peer, PeerId, Pointer, Record, Slot, Subnet, Uid
 from tests.chain.harness import EPOCH, FINALITY_LAG, RATE_LIMIT, DevnetHarness, FakeHarness, Harness
 
 POINTER = Pointer("https://s3.example", "bucket", "access", "secret")
@@ -30,6 +30,16 @@ def harness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BITTENSOR_RUNTIME_CACHE_DIR", str(folder / "runtime"))
         with request.param(folder) as harness:
+            yield harness
+
+
+@pytest.fixture(scope="module", params=[FakeHarness], ids=["fake"])
+def concealing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    """The same subnet with commit-reveal on."""
+    folder = tmp_path_factory.mktemp("concealing")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BITTENSOR_RUNTIME_CACHE_DIR", str(folder / "runtime"))
+        with request.param(folder, commit_reveal=True) as harness:
             yield harness
 
 
@@ -78,6 +88,8 @@ def test_a_block_that_does_not_exist_yet_is_not_final(harness: Harness) -> None:
         chain.peers(block)
     with pytest.raises(ChainError, match="not final"):
         chain.weights(block, Uid(0))
+    with pytest.raises(ChainError, match="not final"):
+        chain.subnet(block)
 
 
 def test_the_best_block_is_not_shown_before_it_is_final(harness: Harness) -> None:
@@ -139,6 +151,21 @@ def test_stake_is_in_rao_and_the_permit_is_the_validators(harness: Harness) -> N
     validator, miner = by_id[harness.peer(VALIDATOR)], by_id[harness.peer(MINER)]
     assert (validator.stake, validator.validates) == (harness.stake_rao, True)
     assert (miner.stake, miner.validates) == (0, False)
+
+
+# --- the subnet --------------------------------------------------------------------------------------------------
+
+
+def test_what_the_subnet_demands_is_read_at_a_final_block(harness: Harness) -> None:
+    chain = harness.chain(MINER)
+    assert chain.subnet(head(chain)) == Subnet(EPOCH, 3100, RATE_LIMIT, False, harness.owner)
+
+
+def test_fees_are_paid_from_a_balance_and_a_hotkey_that_nobody_registered_has_none(harness: Harness) -> None:
+    assert 0 < harness.chain(MINER).balance() <= 100 * 10**9
+    with pytest.raises(ChainError) as caught:
+        harness.chain(OUTSIDER).balance()
+    assert caught.value.code == "HotKeyAccountNotExists"
 
 
 # --- slots -------------------------------------------------------------------------------------------------------
@@ -235,6 +262,8 @@ def test_weights_are_read_back_scaled_to_u16_and_a_second_set_at_once_is_refused
     assert next(peer.last_update for peer in chain.peers(block - 1) if peer.uid == me) < block
     assert chain.weights(block - 1, me) != row
     assert chain.weights(block, second) == {}
+    assert chain.stands_from(block) == block
+    assert chain.stands_from(block + 10_000) is None, "not final"
 
 
 def test_weights_without_a_permit_are_refused_by_name(harness: Harness) -> None:
@@ -256,6 +285,43 @@ def test_weights_of_a_hotkey_that_is_not_registered_are_refused_by_name(harness:
 def test_weights_without_meaning_are_the_callers_bug(harness: Harness, weights: dict[Uid, float]) -> None:
     with pytest.raises(ValueError, match="weights must be"):
         harness.chain(VALIDATOR).set_weights(weights)
+
+
+# --- weights under commit-reveal ---------------------------------------------------------------------------------
+
+
+def test_committed_weights_stand_an_epoch_later_and_not_before(concealing: Harness) -> None:
+    chain = concealing.chain(VALIDATOR)
+    assert chain.subnet(head(chain)).commit_reveal
+    uids = {peer.id: peer.uid for peer in chain.peers(head(chain))}
+    me, first = uids[concealing.peer(VALIDATOR)], uids[concealing.peer(MINER)]
+    chain.wait(head(chain) + RATE_LIMIT, 30.0)
+    block = chain.set_weights({first: 2.0, me: 1.0})
+    with pytest.raises(ChainError) as caught:
+        chain.set_weights({first: 1.0})
+    assert caught.value.code == "CommittingWeightsTooFast"
+    peers = final(chain, block)
+    assert next(peer.last_update for peer in peers if peer.uid == me) == block
+    assert chain.weights(block, me) == {}
+    assert chain.stands_from(block) is None or head(chain) > block
+    chain.wait(block + EPOCH + 2, 30.0)
+    revealed = chain.stands_from(block)
+    assert revealed is not None
+    assert block < revealed <= block + EPOCH + 1
+    assert chain.weights(revealed - 1, me) == {}
+    assert chain.weights(revealed, me) == dict.fromkeys(uids.values(), 0) | {first: 65535, me: 32768}
+    assert concealing.fresh_chain(MINER).stands_from(block) == revealed, "everybody finds the same block"
+
+
+def test_a_commit_that_could_never_be_revealed_is_not_made(concealing: Harness) -> None:
+    chain, me = concealing.chain(MINER), concealing.peer(MINER)
+    chain.wait(head(chain) + RATE_LIMIT, 30.0)
+    before = next(peer.last_update for peer in chain.peers(head(chain)) if peer.id == me)
+    with pytest.raises(ChainError) as caught:
+        chain.set_weights({Uid(0): 1.0, Uid(1): 1.0})
+    assert caught.value.code == "NeuronNoValidatorPermit"
+    later = final(chain, head(chain) + FINALITY_LAG + 1)
+    assert next(peer.last_update for peer in later if peer.id == me) == before
 
 
 # --- faults ------------------------------------------------------------------------------------------------------

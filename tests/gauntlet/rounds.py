@@ -9,6 +9,7 @@ from gauntlet.agreement import Agreed, Views
 from gauntlet.book import RoundOutcome, ScoreBook, fold
 from gauntlet.checks import Gathered, fast_checks
 from gauntlet.facts import Claim, Facts, State
+from gauntlet.facts import Row as OnChain
 from gauntlet.loss import bounded, evaluate
 from gauntlet.report import Paid, Report, round_report
 from gauntlet.sampling import Seed, pick, references, samples
@@ -133,7 +134,7 @@ def play(
         block + 50,
         state,
     )
-    claim = Claim(VALIDATOR, report, {}, earlier, None, history, peers, (chain_weights, {}))
+    claim = Claim(VALIDATOR, report, {}, earlier, None, history, peers, OnChain(block + 1, chain_weights, {}))
     claim = replace(claim, shown=parse_json(canonical_json(report.to_body(gauntlet)))["peers"])
     return Played(facts, claim, after, checked.remember)
 

@@ -19,6 +19,7 @@ from gauntlet.agreement import (
     contradicted,
     electorate,
     leader_order,
+    mirrors,
     posted_records,
     proposals,
     record_for,
@@ -41,6 +42,9 @@ MINERS = [
 ]
 NO_COMMITMENT = Peer(peer_id(8), Uid(8), 0, False, slot=Slot(D, POINTER, Commitment(ROUND - 1, digest("old"))))
 LATE = Peer(peer_id(9), Uid(9), 0, False, slot=Slot(D + 1, POINTER, Commitment(ROUND, digest("late"))))
+
+ANNOUNCED = Slot(7, POINTER, attestation_for(0, (), THETA, LINK))
+"""Of a validator that was there before the run's first leader slot."""
 
 
 def said_before(round: int = ROUND - 1) -> Slot:
@@ -329,17 +333,52 @@ def test_who_counts_is_who_spoke_lately():
     oldest, too_old = late - STATEMENT_ROUNDS, late - STATEMENT_ROUNDS - 1
     speaks = {said: validator(said, 1, said_before(said)) for said in (too_old, oldest, late - 1)}
     assert counts(*speaks.values()) == {speaks[oldest].id, speaks[late - 1].id}
-    # When nobody has spoken for so long, a pointer and a permit are enough.
-    quiet = validator(1, 1, Slot(7, POINTER))
-    assert counts(quiet) == {quiet.id}
-    assert counts(quiet, speaks[late - 1]) == {speaks[late - 1].id}
-    assert counts(speaks[too_old]) == {speaks[too_old].id}
-    assert counts(quiet, round=0) == {quiet.id}
-    assert counts(replace(quiet, slot=Slot(7)), replace(quiet, slot=None), replace(quiet, validates=False)) == set()
+    # When nobody has spoken for so long, whoever ever did; before anybody could, whoever has announced itself.
+    here = validator(1, 1, ANNOUNCED)
+    assert counts(speaks[too_old], here) == {speaks[too_old].id, here.id}
+    assert counts(here, speaks[late - 1]) == {speaks[late - 1].id}
+    assert counts(here, round=0) == {here.id}
+    assert counts(replace(here, slot=Slot(7)), replace(here, slot=None), replace(here, validates=False)) == set()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        Commitment(0, digest("a miner with a permit")),
+        attestation_for(0, (), THETA, first_link(digest("another run"))),
+        attestation_for(1, (), THETA, LINK),
+        record_for(0, [Uid(0)], THETA, LINK),
+    ],
+)
+def test_a_permit_and_a_pointer_are_no_seat_for_whoever_has_not_announced_itself_for_this_run(said):
+    """The owner of a subnet always has a permit, a miner with much alpha has one, and so has an earlier run's
+    validator: none of them leads, and their silence is no vote."""
+    stranger, here = validator(1, 10**15, Slot(7, POINTER, said)), validator(2, 1, ANNOUNCED)
+    owner = Peer(RUN.first.owner_id, Uid(0), 10**16, True, slot=Slot(7, POINTER, amendment=RUN.id))
+    for round in (0, 1, STATEMENT_ROUNDS - 1, STATEMENT_ROUNDS, 50):
+        assert set(electorate(RUN, round, [stranger, owner, here])) == {here.id}
+        assert leader_order(RUN, round, COMMIT_HASH, [stranger, owner, here]) == (here.id,)
+        assert electorate(RUN, round, [stranger, owner]) == {}
+
+
+def test_an_owner_that_has_spoken_as_a_validator_counts_like_any():
+    owner = Peer(RUN.first.owner_id, Uid(0), 5, True, slot=replace(said_before(), amendment=RUN.id))
+    assert electorate(RUN, ROUND, [owner, A]) == {owner.id: 5, A.id: A.stake}
+
+
+def test_who_is_asked_for_copies_is_who_counts_the_most_stake_first():
+    owner = Peer(RUN.first.owner_id, Uid(0), 10**16, True, slot=Slot(7, POINTER, amendment=RUN.id))
+    newcomer = validator(4, 99, Slot(AFTER_SLOTS, POINTER, attest()))
+    away = validator(5, 77, said_before(ROUND - STATEMENT_ROUNDS))
+    silent = validator(6, 88, said_before(ROUND - STATEMENT_ROUNDS - 1))
+    assert mirrors(RUN, X, [owner, C, B, away, newcomer, A, silent]) == (newcomer.id, away.id, A.id, B.id, C.id)
+    assert mirrors(RUN, D, [owner, silent]) == (silent.id,)
+    assert mirrors(RUN, 0, [owner, validator(7, 1, ANNOUNCED)]) == (peer_id(107),)
 
 
 def test_at_the_start_of_a_run_the_first_to_speak_is_not_the_only_one_to_count():
-    quiet, first = validator(1, 10**15, Slot(7, POINTER)), validator(2, 1, said_before(0))
+    quiet, first = validator(1, 10**15, ANNOUNCED), validator(2, 1, said_before(0))
     for round in range(1, STATEMENT_ROUNDS):
         assert set(electorate(RUN, round, [quiet, first])) == {quiet.id, first.id}
     assert set(electorate(RUN, STATEMENT_ROUNDS, [quiet, first])) == {first.id}
@@ -516,7 +555,7 @@ class History:
     def __init__(self, stakes: Mapping[str, int]) -> None:
         self.ids = {name: PeerId(digest(name)) for name in stakes}
         self.stakes = stakes
-        self.slots = {name: Slot(7, POINTER) for name in stakes}
+        self.slots = dict.fromkeys(stakes, ANNOUNCED)
         self.round = 0
 
     def peers(self) -> tuple[Peer, ...]:

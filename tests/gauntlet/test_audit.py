@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gauntlet.audit import GAP_TOLERANCE, SCORE_TOLERANCE, Topic, Verdict, audit
+from gauntlet.facts import Row as OnChain
 from gauntlet.report import parse_report
 from protocol.errors import InvalidMessage
 from protocol.messages import canonical_json, parse_json
@@ -125,15 +126,39 @@ def test_without_the_model_or_the_payloads_the_rest_is_still_judged() -> None:
     assert (Topic.WEIGHTS, peer_id(1)) in {(f.topic, f.peer) for f in told if f.verdict is Verdict.DIFFERS}
 
 
-def test_a_chain_that_still_shows_the_weights_of_before_proves_nothing() -> None:
+def of_weights(one: Played, **changes: Any) -> list[Verdict]:
+    """What is found of the pay when the claim is changed so."""
+    found = audit(one.facts, replace(one.claim, **changes))
+    return [finding.verdict for finding in found if finding.topic is Topic.WEIGHTS]
+
+
+def test_weights_that_were_not_revealed_prove_nothing_and_others_than_stated_do() -> None:
     one = played()[ROUND]
-    assert one.claim.set_weights is not None
-    now, _ = one.claim.set_weights
-    other = {Uid(5): 65535}  # which never commits
-    concealed = audit(one.facts, replace(one.claim, set_weights=(other, other)))
-    assert [(f.topic, f.verdict) for f in concealed if f.topic is Topic.WEIGHTS] == [(Topic.WEIGHTS, Verdict.UNCHECKED)]
-    wrong = audit(one.facts, replace(one.claim, set_weights=(other, now)))
-    assert any(f.topic is Topic.WEIGHTS and f.verdict is Verdict.DIFFERS for f in wrong)
+    set_in = one.claim.report.paid.set_in
+    assert set_in is not None
+    assert isinstance(one.claim.row, OnChain)
+    now, other = one.claim.row.now, {Uid(5): 65535}  # which never commits
+    assert of_weights(one, row=OnChain(set_in + 99, now, other)) == []
+    assert of_weights(one, row=OnChain(set_in + 99, other, other)) == [Verdict.UNCHECKED]
+    assert of_weights(one, row="not revealed yet") == [Verdict.UNCHECKED]
+    assert Verdict.DIFFERS in of_weights(one, row=OnChain(set_in + 99, other, now))
+    # Where the chain takes weights openly, a set that changed nothing was none.
+    assert Verdict.DIFFERS in of_weights(one, row=OnChain(set_in, other, other))
+
+
+def test_a_round_in_which_the_chain_would_take_no_weights_yet_is_not_held_against_anybody() -> None:
+    one = played()[ROUND]
+    assert one.claim.paid is not None
+    paid = replace(one.claim.report.paid, set_in=None)
+    unpaid = replace(one.claim.report, paid=paid)
+
+    def found(last_update: int) -> list[Verdict]:
+        peers = [replace(p, last_update=last_update) if p.id == rounds.VALIDATOR else p for p in one.claim.paid or ()]
+        return of_weights(one, report=unpaid, paid=peers)
+
+    limit = rounds.SPEC.clock.weights_rate_limit
+    assert found(paid.block + 1 - limit) == [Verdict.OBSERVED]
+    assert found(paid.block + 2 - limit) == []
 
 
 def test_an_old_copy_that_is_gone_is_told_and_accuses_nobody() -> None:
@@ -146,7 +171,7 @@ def test_an_old_copy_that_is_gone_is_told_and_accuses_nobody() -> None:
 def test_twins_are_judged_again_like_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Miner 2 sends what miner 1 sends. In the losses of this test no pages show work, so both have copied."""
     monkeypatch.setattr(rounds, "miner", lambda number, round: Miner(number, round, seed=1000 * round + max(2, number)))
-    first, second = play_rounds(2)
+    first, second = play_rounds(3)[-2:]
     for one in (first, second):
         assert {finding.verdict for finding in judge(one, one.body)} <= {Verdict.OBSERVED}
         rows = one.claim.report.rows

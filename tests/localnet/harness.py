@@ -60,16 +60,32 @@ class Run:
 
     def ranks(self, name: str) -> dict[str, int]:
         """Process of each rank, of a node that torchrun has started."""
-        launcher, found = self.pid(name), {}
+        found = {}
+        for pid in self.children(self.pid(name)):
+            with suppress(OSError):
+                environment = dict(
+                    entry.partition(b"=")[::2] for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                )
+                if b"RANK" in environment:
+                    found[environment[b"RANK"].decode()] = pid
+        return found
+
+    @staticmethod
+    def children(parent: int) -> list[int]:
+        """Processes that this one has started."""
+        found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == launcher:
-                    environment = dict(
-                        entry.partition(b"=")[::2] for entry in (folder / "environ").read_bytes().split(b"\0")
-                    )
-                    if b"RANK" in environment:
-                        found[environment[b"RANK"].decode()] = int(folder.name)
+                if int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1]) == parent:
+                    found.append(int(folder.name))
         return found
+
+    @property
+    def round_seconds(self) -> float:
+        """How long a round is, once that is said."""
+        said = re.search(r"a round has \d+ blocks \(([0-9.]+) s\)", self.screen)
+        assert said, self.screen
+        return float(said[1])
 
     def kill(self, name: str) -> None:
         """kill -9 of one node."""

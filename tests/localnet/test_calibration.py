@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localnet.calibration import HICCUP_SECONDS, MARGIN, merge, percentile_95, tempo, windows
+from localnet.calibration import HICCUP_SECONDS, MARGIN, merge, percentile_95, weight_rounds, windows
 from protocol.spec import POSTS_PER_EPOCH
+from protocol.types import Subnet
 from tests.specs import toy_spec
 
 PHASES = ("advance", "compute", "upload", "commit", "reveal", "check", "evaluate")
@@ -14,6 +15,15 @@ SECONDS = st.lists(st.floats(min_value=1e-4, max_value=60.0), min_size=1, max_si
 MEASURED = st.fixed_dictionaries(dict.fromkeys(PHASES, SECONDS))
 BLOCKS = st.sampled_from([0.1, 0.25, 1.0, 12.0])
 SLOTS = st.integers(1, 8)
+SUBNETS = st.builds(
+    Subnet,
+    tempo=st.integers(1, 50_400),
+    post_bytes=st.just(3100),
+    weights_rate_limit=st.integers(0, 2000),
+    commit_reveal=st.booleans(),
+    owner=st.none(),
+)
+REAL = Subnet(tempo=360, post_bytes=3100, weights_rate_limit=100, commit_reveal=True, owner=None)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300))
@@ -26,10 +36,14 @@ def test_of_few_samples_the_slowest_counts(samples: list[float]) -> None:
     assert percentile_95(samples) == max(samples)
 
 
-@given(MEASURED, BLOCKS, SLOTS)
-def test_any_machine_gets_a_valid_spec(measured: dict[str, list[float]], block: float, slots: int) -> None:
-    clock = windows(measured, block, slots)
-    spec = toy_spec({f"clock.{name}": value for name, value in clock.items()} | {"clock.start_block": 100})
+@given(MEASURED, BLOCKS, SLOTS, SUBNETS)
+def test_any_machine_gets_a_valid_spec_on_any_subnet(
+    measured: dict[str, list[float]], block: float, slots: int, subnet: Subnet
+) -> None:
+    clock = windows(measured, block, slots, subnet)
+    changes = {f"clock.{name}": value for name, value in clock.items()}
+    changes |= {"gauntlet.weight_rounds": weight_rounds(int(clock["round_blocks"]), subnet)}
+    spec = toy_spec(changes | {"clock.start_block": 100})
     assert {name: getattr(spec.clock, name) for name in clock} == clock
 
 
@@ -38,7 +52,7 @@ def test_every_window_is_four_times_what_happens_in_it(
     measured: dict[str, list[float]], block: float, slots: int
 ) -> None:
     slow = {phase: percentile_95(seconds) for phase, seconds in measured.items()}
-    clock = windows(measured, block, slots)
+    clock = windows(measured, block, slots, REAL)
     long = {
         "commit": clock["commit"] * block,
         "reveal": (clock["reveal"] - clock["commit"]) * block,
@@ -55,15 +69,21 @@ def test_every_window_is_four_times_what_happens_in_it(
     assert left >= slow["evaluate"] + slow["advance"]
 
 
-@given(st.integers(4, 10**6))
-def test_the_epoch_leaves_the_chains_quota_twice_over(round_blocks: int) -> None:
-    assert 2 * tempo(round_blocks) <= round_blocks * POSTS_PER_EPOCH
+@given(MEASURED, SUBNETS)
+def test_an_epoch_carries_the_posts_of_its_rounds_and_weights_keep_their_distance(
+    measured: dict[str, list[float]], subnet: Subnet
+) -> None:
+    blocks = int(windows(measured, 0.25, 2, subnet)["round_blocks"])
+    assert blocks * POSTS_PER_EPOCH >= subnet.tempo
+    rounds = weight_rounds(blocks, subnet)
+    assert rounds * blocks >= subnet.weights_rate_limit
+    assert rounds == 1 or (rounds - 1) * blocks < subnet.weights_rate_limit
 
 
 def test_a_faster_machine_never_gets_longer_rounds() -> None:
     measured = {phase: [0.2, 0.4, 0.3] for phase in PHASES}
     slower = {phase: [2 * value for value in seconds] for phase, seconds in measured.items()}
-    fast, slow = windows(measured, 0.25, 1), windows(slower, 0.25, 1)
+    fast, slow = windows(measured, 0.25, 1, REAL), windows(slower, 0.25, 1, REAL)
     assert all(fast[name] <= slow[name] for name in fast)
     assert fast["round_blocks"] < slow["round_blocks"]
 
@@ -74,4 +94,4 @@ def test_samples_of_all_processes_are_taken_together() -> None:
 
 def test_a_phase_that_nobody_measured_is_an_error() -> None:
     with pytest.raises(KeyError, match="evaluate"):
-        windows({phase: [0.1] for phase in PHASES if phase != "evaluate"}, 0.25, 1)
+        windows({phase: [0.1] for phase in PHASES if phase != "evaluate"}, 0.25, 1, REAL)

@@ -73,6 +73,12 @@ def test_different_replicas_are_status_1(ran: Synthetic) -> None:
     assert start(ran) == 1
 
 
+def test_weights_that_the_chain_refused_are_status_1(ran: Synthetic) -> None:
+    ran.emit("validator-1", "weights_not_taken", 1, code="NeuronNoValidatorPermit")
+    assert start(ran) == 1
+    assert written(ran)["summary"]["weights_refused"] == 1
+
+
 def test_a_run_that_breaks_has_a_report_and_tells_why_it_broke(ran: Synthetic, monkeypatch: pytest.MonkeyPatch) -> None:
     breaks(monkeypatch, ConfigError("round 2 did not end"))
     with pytest.raises(ConfigError, match="round 2 did not end"):

@@ -17,13 +17,14 @@ from localnet.members import address
 from localnet.network import open_network
 from localnet.plan import Plan
 from localnet.report import build_report
+from localnet.store import read_ready
+from localnet.subnet import KEPT_BLOCKS
 from localnet.table import Table
 from protocol.types import Reason
+from storage.s3 import open_pointer
 from tests.localnet.harness import Run, assert_nothing_runs, localnet, secrets_of, told
 from tests.localnet.schema import assert_report
-
-KEPT_BLOCKS = 256
-"""What the devnet keeps unless it is told otherwise."""
+from tests.storage.conftest import served
 
 
 def by_name(report: dict[str, Any]) -> dict[str, str]:
@@ -37,11 +38,13 @@ def assert_sound(run: Run, rounds: int) -> dict[str, Any]:
     report = run.report
     assert_report(report)
     assert [row["round"] for row in report["rounds"]] == list(range(rounds))
-    assert report["summary"]["replicas_identical"]
+    summary = report["summary"]
+    assert summary["replicas_identical"]
+    assert summary["weights_set"] == summary["weights_standing"] > 0, summary
     return report
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_killed_nodes_come_back_to_identical_replicas_and_no_secret_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with localnet(folder, "--rounds", "3", "--miners", "2", "--ranks", "1,2") as run:
@@ -138,6 +141,47 @@ def test_a_network_whose_store_and_chain_are_killed_goes_on_with_what_they_held(
         assert f"{name} died and was started again" in run.screen
     assert set(report["rounds"][-1]["theta"]) == {"miner-1", "miner-2", "validator-1"}
     assert report["rounds"][-1]["contributing"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("whom", ["weed", "store"])
+def test_killing_the_store_in_mid_round_costs_at_most_one_round(whom: str, tmp_path: Path) -> None:
+    with localnet(tmp_path / "run", "--rounds", "5", "--miners", "3") as run:
+        run.wait_for_round(0)
+        time.sleep(run.round_seconds / 2)
+        supervisor = run.pid("store")
+        os.kill(run.children(supervisor)[0] if whom == "weed" else supervisor, signal.SIGKILL)
+        report = assert_sound(run, rounds=5)
+    assert "store died and was started again" in run.screen
+    assert report["summary"]["void_rounds"] <= 1
+    assert len(report["rounds"][-1]["contributing"]) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_network_runs_on_a_store_that_runs_already(tmp_path: Path) -> None:
+    names = ["owner", "validator-1", "miner-1"]
+    ready = tmp_path / "store" / "ready.json"
+    with served(["-m", "localnet.seaweed", "--folder", str(ready.parent), *names], ready):
+        with localnet(tmp_path / "run", "--rounds", "2", "--miners", "1", "--store", str(ready)) as run:
+            report = assert_sound(run, rounds=2)
+            assert "store " not in (run.folder / "logs" / "pids").read_text()
+        reader = open_pointer(read_ready(ready).pointer("miner-1"), local=True)
+        assert reader.list("", max_keys=10, timeout_seconds=20.0)
+    assert report["summary"]["honest_contributions"] > 0
+
+
+def test_a_store_that_lacks_members_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "ready.json").write_text('{"endpoint": "http://127.0.0.1:1", "users": {}}')
+    with localnet(tmp_path / "run", "--miners", "1", "--store", str(tmp_path / "ready.json")) as run:
+        assert run.finish(60) == 2
+    assert [line.split(": ")[-2] for line in run.screen.splitlines() if "ready.json" in line] == [
+        "nothing about owner",
+        "nothing about validator-1",
+        "nothing about miner-1",
+    ]
+    assert not list(run.folder.iterdir())
 
 
 def events(run: Run, name: str, round: int) -> set[str]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from localnet.kinds import FAULTS
 from localnet.plan import NEWCOMER, Plan
-from localnet.store import _NAME
+from localnet.seaweed import _NAME
 
 
 def test_every_member_has_a_name_of_its_own_that_tells_its_role(tmp_path: Path) -> None:

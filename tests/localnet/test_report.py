@@ -78,6 +78,10 @@ def test_a_run_in_which_all_went_well(tmp_path: Path) -> None:
         "faulty_contributions": 0,
         "honest_contributions": 4,
         "void_rounds": 0,
+        "weights_set": 0,
+        "weights_standing": 0,
+        "weights_refused": 0,
+        "weights_pending": 0,
         "payload_ratio": 4 * spec.layout.num_parameters / spec.object_bytes,
         "wall_seconds": 12.3,
     }

@@ -37,7 +37,7 @@ def test_a_network_that_is_stopped_while_it_starts_leaves_nothing_behind(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_network_that_is_stopped_in_mid_run_leaves_a_report_and_nothing_else(tmp_path: Path) -> None:
     with localnet(tmp_path / "run", "--rounds", "50", "--miners", "1") as run:
         run.wait_for_round(0)

@@ -113,6 +113,20 @@ def test_a_miner_is_told_how_it_stands_why_and_what_to_do(played: FakeNetwork, m
     assert "evaluated in this round: LossScore" in left_out
     assert f"next: {account.ADVICE[Standing.NOT_SELECTED]}" in left_out
     assert f"next: {account.CONTRIBUTING}" in now["contributing"]
+    assert "on chain: 0.00 % of this validator's weights" in text
+    assert "on chain: 0.00 %" not in now["contributing"]
+
+
+def test_of_weights_that_the_chain_conceals_a_miner_is_told_that_newer_ones_come(played: FakeNetwork) -> None:
+    peers = played.world.state(played.world.final).peers
+    miner = next(peer for peer in peers if peer.id == played["miner-1"].peer)
+    chain = FakeChain(played.world, PeerId(bytes(32)))
+    last = next(peer.last_update for peer in peers if peer.id == played["one"].peer)
+    assert "newer" not in account.on_chain(chain, played.world.final, played["one"].peer, miner)
+    chain.stands_from = lambda set_in: None  # type: ignore[method-assign]
+    told = account.on_chain(chain, played.world.final, played["one"].peer, miner)
+    assert told.endswith(f"newer weights, of block {last}, are not revealed yet")
+    assert account.on_chain(chain, played.world.final, played["one"].peer, None) == "on chain: nothing"
 
 
 def test_a_hotkey_that_nobody_knows_is_refused_with_what_to_check(murmur: Murmur) -> None:

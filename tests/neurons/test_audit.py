@@ -21,6 +21,7 @@ from protocol.errors import ConfigError
 from protocol.messages import canonical_json, encode_document, parse_document, parse_json
 from protocol.types import LossScore, PeerId, Reason, Rejection, Standing, hotkey
 from rounds.collect import Collector
+from rounds.pay import Pay
 from rounds.score import Scores
 from rounds.validator import Validator
 from rounds.vote import Vote
@@ -146,11 +147,11 @@ def test_a_chain_node_that_has_pruned_a_round_is_told_with_the_rounds_that_it_ha
     assert audited.findings == ()
 
 
-class DiesAfterTheFold(Scores):
-    def pay(self, round: int, ranking: Ranking) -> Paid:
+class DiesAfterTheFold(Pay):
+    def pay(self, round: int, book: ScoreBook, ranking: Ranking) -> Paid:
         if round == 2:
             raise Killed
-        return super().pay(round, ranking)
+        return super().pay(round, book, ranking)
 
 
 def test_a_validator_that_died_between_fold_and_report_states_nothing_false_later(
@@ -213,18 +214,18 @@ class RanksOtherwise(Friendly, Scores):
         return Ranking(order, order[:count], order[count : count + len(ranking.reserve)], standing)
 
 
-class PaysOtherwise(Friendly, Scores):
+class PaysOtherwise(Friendly, Pay):
     """On chain; the report says what would be right."""
 
-    def pay(self, round: int, ranking: Ranking) -> Paid:
-        paid = super().pay(round, ranking)
+    def pay(self, round: int, book: ScoreBook, ranking: Ranking) -> Paid:
+        paid = super().pay(round, book, ranking)
         uids = {peer.id: peer.uid for peer in self.node.doors.chain.peers(self.node.head())}
         return replace(paid, set_in=self.node.doors.chain.set_weights({uids[self.friend]: 1.0}))
 
 
-class SaysOtherPay(Friendly, Scores):
-    def pay(self, round: int, ranking: Ranking) -> Paid:
-        paid = super().pay(round, ranking)
+class SaysOtherPay(Friendly, Pay):
+    def pay(self, round: int, book: ScoreBook, ranking: Ranking) -> Paid:
+        paid = super().pay(round, book, ranking)
         return replace(paid, shares={**paid.shares, self.friend: 0.9})
 
 

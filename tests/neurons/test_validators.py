@@ -10,7 +10,7 @@ from protocol.types import Attestation, Digest, PeerId, Record, hotkey
 from rounds.collect import Collector
 from rounds.validator import Validator
 from rounds.vote import Vote
-from tests.network import FakeNetwork, with_parts
+from tests.network import OWNER, FakeNetwork, with_parts
 
 Networks = Callable[..., FakeNetwork]
 
@@ -38,6 +38,21 @@ def test_of_two_equal_validators_one_goes_on_alone_once_the_word_of_the_other_is
     assert_one_branch(network, STATEMENT_ROUNDS + 3)
     # It has half of the stake, and counts for so many rounds after its last word.
     assert all(1 <= round <= STATEMENT_ROUNDS + 1 for round in network["second"].voids())
+
+
+def test_strangers_with_permits_lead_nothing_cost_no_round_and_are_asked_for_nothing(networks: Networks) -> None:
+    """The owner's hotkey that only posted the spec, and a miner with stake. The validator announces itself."""
+    network = networks(miners=2)
+    network._publish(network["validator"].peer, "validator", None)
+    network.world.set_stake(OWNER.peer, 10**15, True)
+    network.world.set_stake(network["miner-1"].peer, 10**14, True)
+    network.world.step(1)
+    network.start()
+    network.run_until(3)
+    assert network["validator"].voids() == []
+    assert len(network["validator"].events("posted")) == 3
+    for member in network.members.values():
+        assert member.node.sources().validators() == [network["validator"].peer]
 
 
 class Liar(Vote):

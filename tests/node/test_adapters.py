@@ -5,23 +5,23 @@ from typing import Any
 import pytest
 
 from chain.adapter import open_chain
-from node.adapters import Line, open_doors, opener, owner_opener
+from node.adapters import Doors, Line, open_doors, opener, owner_opener
 from node.config import NetworkConfig, NodeConfig
 from protocol.errors import ConfigError
-from protocol.types import Pointer
+from protocol.types import Pointer, PublicPointer
 from tests.fakes.chain import FakeSigner, fake_verify
 
 PRIVATE = [Pointer(f"http://{host}", "bucket", "access", "secret") for host in ("169.254.169.254", "127.0.0.1:9000")]
 BUCKET = {"name": "own", "access_key": "a", "secret_key": "b", "read_access_key": "c", "read_secret_key": "d"}
 
 
-def config(endpoint: str, network: str = "ws://127.0.0.1:9944") -> NodeConfig:
+def config(endpoint: str, network: str = "ws://127.0.0.1:9944", **bucket: str | None) -> NodeConfig:
     table: dict[str, Any] = {
         "network": network,
         "netuid": 1,
         "owner": "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY",
         "wallet": {"name": "w"},
-        "bucket": BUCKET | {"endpoint": endpoint},
+        "bucket": BUCKET | {"endpoint": endpoint} | bucket,
     }
     return NodeConfig.model_validate(table)
 
@@ -42,6 +42,25 @@ def test_a_public_run_over_a_chain_node_on_this_machine_follows_no_private_point
 def test_ones_own_bucket_has_to_be_one_that_the_runs_peers_will_follow() -> None:
     with pytest.raises(ConfigError, match="https"):
         open_doors(config("http://127.0.0.1:9000"), line(), local=False)
+
+
+def test_a_public_bucket_is_published_without_a_key_and_its_address_has_to_be_one_that_peers_follow() -> None:
+    def doors(public_url: str) -> Doors:
+        table = config("https://own.example", read_access_key=None, read_secret_key=None, public_url=public_url)
+        return open_doors(table, line(), local=False)
+
+    assert doors("https://cdn.example").pointer == PublicPointer("https://cdn.example")
+    with pytest.raises(ConfigError, match=r"bucket\.public_url must be an https URL"):
+        doors("http://cdn.example")
+    with pytest.raises(ConfigError, match="public URL must be https://HOST"):
+        doors("https://cdn.example/")
+
+
+@pytest.mark.parametrize("pointer", PRIVATE)
+def test_a_public_pointer_to_a_private_address_is_not_followed(pointer: Pointer) -> None:
+    doors = open_doors(config("https://own.example"), line(), local=False)
+    with pytest.raises(ConfigError):
+        doors.open_pointer(PublicPointer(pointer.endpoint.replace("http:", "https:")))
 
 
 def test_the_owners_bucket_may_be_on_this_machine_when_the_chain_is() -> None:

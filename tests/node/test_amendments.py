@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gauntlet.agreement import announcement
 from node.adapters import Doors
 from node.amendments import FETCHES_A_LOOK, LOOK_SECONDS, adopted, settled
 from node.config import NetworkConfig
@@ -37,6 +38,11 @@ class Owned:
         self.bucket.put(keys.blob(self.run.id), spec.to_bytes(), timeout_seconds=1)
         self.name(self.run.id)
         self.clock = self.run.clock
+
+    def validate(self) -> None:
+        """The validator announces itself, so that it is asked."""
+        fields = encode_slot(self.store.pointer("v"), announcement(self.run, Digest(bytes(32))))
+        self.world.publish(VALIDATOR.peer, fields)
 
     def until(self, block: int) -> None:
         """Make blocks until `block` is final."""
@@ -217,7 +223,7 @@ def test_records_that_name_an_invented_amendment_or_no_one_run_are_refused(owned
     invented = Amendment(previous=owned.run.head.hex(), from_round=5, changes={"outer": {"alpha": 9.0}})
     # Anybody can write one: what the owner said stands on chain only.
     owned.store.bucket("v", reader="v").put(keys.blob(invented.digest), invented.to_bytes(), timeout_seconds=1)
-    owned.world.publish(VALIDATOR.peer, encode_slot(owned.store.pointer("v"), None))
+    owned.validate()
     owned.until(owned.clock.start(9))
     for heads in ([(8, invented.digest)], [(4, real.head), (8, real.head)], [(8, real.head), (9, Digest(b"x" * 32))]):
         with pytest.raises((OutOfSync, StorageError)):
@@ -299,7 +305,7 @@ def test_a_look_has_one_deadline_for_all_that_it_reads(owned: Owned) -> None:
 
 
 def test_what_is_followed_is_kept_for_others(owned: Owned) -> None:
-    owned.world.publish(VALIDATOR.peer, encode_slot(owned.store.pointer("v"), None))
+    owned.validate()
     owned.until(owned.clock.start(2))
     amended = owned.publish(owned.run, from_round=5, changes=ALPHA)
     owned.until(owned.clock.start(4))

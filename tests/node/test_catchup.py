@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from gauntlet.agreement import attestation_for, mirrors
 from node import catchup
 from node.checkpoints import Checkpoint, Shown, encode_shown, parse_shown
 from protocol import keys
 from protocol.errors import ChainError, InvalidMessage
 from protocol.messages import encode_document, encode_link, encode_slot, encode_statement
-from protocol.types import Commitment, Digest, Record
+from protocol.types import Attestation, Commitment, Digest, Record
 from storage.realtime import REAL
 from tests.fakes.chain import fake_verify
 from tests.network import OWNER, FakeNetwork
@@ -75,11 +76,23 @@ def put_up(network: FakeNetwork, name: str, seed: int) -> tuple[Digest, tuple[Di
 
 
 def silence(network: FakeNetwork) -> None:
-    """Forgers do not count before they speak: a validator that mines has to."""
+    """Forgers do not count before they speak."""
+    say(network, Commitment(2**31, Digest(bytes(32))))
+
+
+def speak(network: FakeNetwork) -> None:
+    """The forgers count from now on, so that joiners ask them."""
+    say(network, attestation_for(3, (), Digest(bytes(32)), Digest(bytes(32))))
+    network.world.step(1)
+    peers = network.world.state(network.world.final).peers
+    forgers = {member.peer for name, member in network.members.items() if name.startswith("forger")}
+    assert forgers < set(mirrors(network.run, network.world.final, peers))
+
+
+def say(network: FakeNetwork, statement: Attestation | Commitment) -> None:
     for name, member in network.members.items():
         if name.startswith("forger"):
-            mines = encode_slot(network.store.pointer(name), Commitment(2**31, Digest(bytes(32))))
-            network.world.publish(member.peer, mines)
+            network.world.publish(member.peer, encode_slot(network.store.pointer(name), statement))
 
 
 def test_a_joiner_on_a_pruned_chain_starts_from_a_checkpoint(networks: Networks) -> None:
@@ -104,6 +117,7 @@ def test_a_forged_checkpoint_is_refused_and_the_true_one_of_the_next_validator_i
     state, files = put_up(network, "forger", 7)
     true, nowhere = network["miner-1"].node.held.saved.link, Digest(bytes(32))
     show(network, "forger", Checkpoint(6, true, state, files), Checkpoint(2, nowhere, state, files))
+    speak(network)
     assert join(network).startswith("the checkpoint of round")
 
 
@@ -133,6 +147,7 @@ def test_malformed_documents_of_states_harm_no_joiner(networks: Networks) -> Non
         with pytest.raises(InvalidMessage):
             parse_shown(document, network.run.id, network[name].peer, fake_verify)
         network.store.bucket(name).put(keys.checkpoints(network.run.id), document, timeout_seconds=1)
+    speak(network)
     network.start("miner-2")
     network.run_until(5)
     network.assert_agreement()
@@ -147,6 +162,7 @@ def test_a_forged_record_is_refused_and_the_true_one_of_the_next_validator_is_us
     for key in kept:
         lie = encode_link(encode_statement(Record(3, 1, Digest(bytes(32)), Digest(bytes(32)))), (), network.run.id)
         forger.put(key, lie, timeout_seconds=1)
+    speak(network)
     assert join(network).startswith("the checkpoint of round")
 
 

@@ -25,7 +25,7 @@ from rounds.keep import Keeper
 from tests.fakes.bucket import Call, Faults
 from tests.fakes.chain import FakeSigner, fake_verify
 from tests.network import FakeNetwork, with_parts
-from tests.node.test_catchup import hide_checkpoints, put_up, show, shown, silence
+from tests.node.test_catchup import hide_checkpoints, put_up, show, shown, silence, speak
 
 Networks = Callable[..., FakeNetwork]
 DIGESTS = st.binary(min_size=32, max_size=32).map(Digest)
@@ -238,6 +238,7 @@ def test_no_model_is_downloaded_that_more_counted_stake_contradicts(networks: Ne
     for number, forger in enumerate(("forger-1", "forger-2")):
         state, files = put_up(network, forger, number)
         show(network, forger, *(Checkpoint(round + 2, links[round], state, files) for round in (4, 3, 2)))
+    speak(network)
     network.start("miner-2")
     network.run_until(6)
     joined = network["miner-2"].events("caught_up")[-1]
@@ -260,6 +261,7 @@ def test_validators_that_stall_cost_a_joiner_one_deadline_together(
         for key in objects:
             network.store.bucket(f"forger-{number}").put(key, b"for ever", timeout_seconds=1)
         network.store.faults[f"forger-{number}"] = Faults(stalls=True)
+    speak(network)
     began = time.monotonic()
     network.start("miner-2")
     network.run_until(5, "miner-2")

@@ -198,3 +198,40 @@ def test_a_state_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="choose another --home"):
         home(config(MURMUR_HOME=str(tmp_path / "file" / "home")))
+
+
+READ_KEY = ("MURMUR_BUCKET__READ_ACCESS_KEY", "MURMUR_BUCKET__READ_SECRET_KEY")
+PUBLIC = {"MURMUR_BUCKET__PUBLIC_URL": "https://cdn.example"}
+
+
+def test_a_public_bucket_needs_no_read_key() -> None:
+    values = {name: value for name, value in (COMPLETE | PUBLIC).items() if name not in READ_KEY}
+    bucket = load("murmur-miner", "a summary", (), values).bucket
+    assert (bucket.public_url, bucket.read_access_key, bucket.read_secret_key) == ("https://cdn.example", None, None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "without"), [(PUBLIC, ()), (PUBLIC, READ_KEY[1:]), ({}, READ_KEY), ({}, READ_KEY[:1])]
+)
+def test_it_is_a_whole_read_key_or_a_public_bucket(environment: dict[str, str], without: tuple[str, ...]) -> None:
+    told = refused(without=without, **environment)
+    assert all(name in told for name in (*READ_KEY, *PUBLIC))
+    assert "hush" not in told
+
+
+@pytest.mark.parametrize(
+    ("environment", "names"),
+    [
+        ({"MURMUR_BUCKET__READ_ACCESS_KEY": "writer"}, ("MURMUR_BUCKET__ACCESS_KEY", "MURMUR_BUCKET__READ_ACCESS_KEY")),
+        (
+            {"MURMUR_BUCKET__READ_SECRET_KEY": "hush-writer"},
+            ("MURMUR_BUCKET__SECRET_KEY", "MURMUR_BUCKET__READ_SECRET_KEY"),
+        ),
+    ],
+)
+def test_a_published_key_that_equals_our_own_is_refused_with_both_names_and_no_secret(
+    environment: dict[str, str], names: tuple[str, str]
+) -> None:
+    told = refused(**environment)
+    assert all(name in told for name in names)
+    assert "hush" not in told

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,19 @@ def test_keys_hold_nothing_but_our_own_words_numbers_and_hex(
 ) -> None:
     for key in all_keys(run, round, peer, digest):
         assert re.fullmatch(r"[a-z-]+/[0-9a-f]{64}|[0-9a-f]{16}/[a-z-]+(/[0-9a-f]{8,64}){0,2}", key)
+
+
+@given(DIGESTS, ROUNDS, PEERS, DIGESTS)
+def test_only_the_document_of_checkpoints_and_the_trial_are_ever_replaced(
+    run: Digest, round: int, peer: PeerId, digest: Digest
+) -> None:
+    replaced = {key for key in [*all_keys(run, round, peer, digest), keys.trial()] if not keys.is_final(key)}
+    assert replaced == {keys.checkpoints(run), keys.trial()}
+
+
+@pytest.mark.parametrize("key", ["", "rehearsal", "rehearsal-key", "payload/1", "0123456789abcdef/new/1", "blobs/1"])
+def test_what_is_not_known_to_stay_may_be_replaced(key: str) -> None:
+    assert not keys.is_final(key)
 
 
 @given(st.lists(st.tuples(DIGESTS, ROUNDS, PEERS), max_size=4, unique_by=lambda it: (it[0][:8], it[1])))

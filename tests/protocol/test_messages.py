@@ -36,7 +36,7 @@ from protocol.messages import (
     parse_statement,
     record_link,
 )
-from protocol.types import Attestation, Commitment, Digest, PeerId, Pointer, Record, Slot
+from protocol.types import Attestation, Commitment, Digest, PeerId, Pointer, PublicPointer, Record, Slot
 
 ROUNDS = st.integers(0, 2**32 - 1)
 DIGESTS = st.binary(min_size=32, max_size=32).map(Digest)
@@ -70,7 +70,8 @@ ENDPOINTS = st.builds(
     st.just("") | st.integers(1, 65535).map(lambda port: f":{port}"),
 )
 URL_POINTERS = st.builds(Pointer, ENDPOINTS, texts(40), texts(40), texts(44))
-POINTERS = R2_POINTERS | URL_POINTERS
+PUBLIC_POINTERS = st.builds(PublicPointer, ENDPOINTS)
+POINTERS = R2_POINTERS | URL_POINTERS | PUBLIC_POINTERS
 BITMAPS = st.integers(0, 2**256 - 1)
 STATEMENTS = st.one_of(
     st.builds(Commitment, ROUNDS, DIGESTS),
@@ -89,7 +90,7 @@ def url_bytes(endpoint: str, bucket: str = "b", access: str = "k", secret: str =
 
 
 @given(POINTERS)
-def test_a_pointer_survives_its_bytes(pointer: Pointer) -> None:
+def test_a_pointer_survives_its_bytes(pointer: Pointer | PublicPointer) -> None:
     data = encode_pointer(pointer)
     assert len(data) <= 200
     assert parse_pointer(data) == pointer
@@ -105,6 +106,12 @@ def test_an_r2_pointer_of_a_usual_bucket_fits_a_raw_field_of_128_bytes() -> None
     data = encode_pointer(pointer)
     assert len(data) <= 128
     assert data == b"\x01\x01\x13murmuration-miner-0" + b"\x0a" * 16 + b"\x1b" * 16 + b"\x2c" * 32
+
+
+def test_the_pointer_of_a_public_bucket_is_its_address_and_nothing_else() -> None:
+    pointer = PublicPointer("https://cdn.example")
+    assert encode_pointer(pointer) == b"\x01\x03\x13https://cdn.example"
+    assert parse_pointer(b"\x01\x03\x13https://cdn.example") == pointer
 
 
 def test_an_r2_pointer_with_an_unusual_key_still_survives_unpacked() -> None:
@@ -154,8 +161,11 @@ NOT_ENDPOINTS = [
 def test_an_endpoint_that_is_more_or_less_than_scheme_host_and_port_is_refused_on_both_sides(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="must be https://HOST"):
         encode_pointer(Pointer(endpoint, "b", "k", "s"))
-    with pytest.raises(InvalidMessage):
-        parse_pointer(url_bytes(endpoint))
+    with pytest.raises(ConfigError, match="public URL must be https://HOST"):
+        encode_pointer(PublicPointer(endpoint))
+    for data in (url_bytes(endpoint), b"\x01\x03" + bytes([len(endpoint)]) + endpoint.encode()):
+        with pytest.raises(InvalidMessage):
+            parse_pointer(data)
     assert parse_pointer(url_bytes("https://host")).endpoint == "https://host"
 
 
@@ -180,12 +190,26 @@ def test_a_pointer_has_one_spelling_only() -> None:
 
 
 @given(POINTERS, st.data())
-def test_a_pointer_cut_short_or_made_longer_is_refused(pointer: Pointer, data: st.DataObject) -> None:
+def test_a_pointer_cut_short_or_made_longer_is_refused(pointer: Pointer | PublicPointer, data: st.DataObject) -> None:
     encoded = encode_pointer(pointer)
     cut = data.draw(st.integers(0, len(encoded) - 1))
-    for broken in (encoded[:cut], encoded + b"\0", b"\x02" + encoded[1:], encoded[:1] + b"\x03" + encoded[2:]):
+    for broken in (encoded[:cut], encoded + b"\0", b"\x02" + encoded[1:], encoded[:1] + b"\x04" + encoded[2:]):
         with pytest.raises(InvalidMessage):
             parse_pointer(broken)
+
+
+@given(POINTERS, st.data())
+def test_a_pointer_with_another_byte_is_refused_or_the_one_encoding_of_another(
+    pointer: Pointer | PublicPointer, data: st.DataObject
+) -> None:
+    changed = bytearray(encode_pointer(pointer))
+    changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        found = parse_pointer(bytes(changed))
+    except InvalidMessage:
+        return
+    assert found != pointer
+    assert encode_pointer(found) == changed
 
 
 def test_the_secret_does_not_stand_in_the_repr_of_a_pointer() -> None:
@@ -236,7 +260,10 @@ def test_a_statement_with_another_head_is_refused(
 
 @given(POINTERS, st.none() | STATEMENTS, st.none() | DIGESTS, st.integers(0, 2**31))
 def test_a_slot_survives_its_fields(
-    pointer: Pointer, statement: Commitment | Record | Attestation | None, amendment: Digest | None, block: int
+    pointer: Pointer | PublicPointer,
+    statement: Commitment | Record | Attestation | None,
+    amendment: Digest | None,
+    block: int,
 ) -> None:
     fields = encode_slot(pointer, statement, amendment)
     assert 1 <= len(fields) <= 3
@@ -252,7 +279,7 @@ def test_a_slot_of_any_bytes_is_read_and_keeps_its_block(block: int, fields: lis
 
 @given(POINTERS, st.builds(Commitment, ROUNDS, DIGESTS), st.binary(max_size=120))
 def test_a_field_that_does_not_parse_takes_no_other_with_it(
-    pointer: Pointer, commitment: Commitment, noise: bytes
+    pointer: Pointer | PublicPointer, commitment: Commitment, noise: bytes
 ) -> None:
     good, statement = encode_slot(pointer, commitment)
     assert parse_slot(5, (b"\xff" + noise, statement, b"d" * 31)) == Slot(5, None, commitment, None)

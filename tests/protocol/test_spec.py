@@ -79,6 +79,8 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("clock.start_block", 5, "start_block must be at least 6, whose hash assigns pages"),
     ("clock.tempo", 201, "too short for the chain's quota: an epoch of 201 blocks carries 5 rounds of statements"),
     ("clock.tempo", 201, "so at least 41 blocks are needed"),
+    ("clock.weights_rate_limit", 41, "once in weights_rate_limit = 41 blocks, but gauntlet.weight_rounds 1 of"),
+    ("clock.weights_rate_limit", 81, "round_blocks 40 are 40: set gauntlet.weight_rounds to at least 3"),
     ("clock.upload_mbps", 1e-4, "at 0.0001 Mb/s, but the commit window is 10 s"),
     ("clock.download_mbps", 1e-3, "a validator mirrors 5 payloads in"),
 ]

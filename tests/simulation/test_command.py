@@ -18,7 +18,10 @@ from simulation.command import add_arguments, simulate
 from simulation.learner import INNER_STEP
 from storage.realtime import RealTime
 
-HOLDS = {"disagreements", "void_unexplained", "halted", "honest_faults_booked", "unobserved_weights"}
+HOLDS = {"disagreements", "void_unexplained", "halted", "honest_faults_booked", "unobserved_weights"} | {
+    "refused_weights",
+    "unpaid",
+}
 
 
 def options(*words: str) -> Namespace:

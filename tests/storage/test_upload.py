@@ -254,22 +254,25 @@ def test_parts_that_do_not_move_leave_half_of_the_time_for_another_way(store: Fa
         except StorageError as error:
             failed.append(error)
 
-    finishing = threading.Thread(target=finish)
+    finishing = threading.Thread(target=finish, daemon=True)
     finishing.start()
-    wait_for(store, 5)
-    held.seconds = 99
-    finishing.join(0.1)
-    assert finishing.is_alive()
-    free.release()
-    wait_for(store, 6)
-    held.seconds = 149
-    finishing.join(0.1)
-    assert finishing.is_alive()
-    held.seconds = 150
-    finishing.join(SECONDS)
-    assert "3 of 4 parts are not up in time" in str(failed)
-    assert seen(store) is None
-    free.release(10)
+    try:
+        wait_for(store, 5)
+        held.seconds = 99
+        finishing.join(0.1)
+        assert finishing.is_alive()
+        free.release()
+        wait_for(store, 6)
+        held.seconds = 149
+        finishing.join(0.1)
+        assert finishing.is_alive()
+        held.seconds = 150
+        finishing.join(SECONDS)
+        assert "3 of 4 parts are not up in time" in str(failed)
+        assert seen(store) is None
+    finally:
+        held.seconds = 1000
+        free.release(10)
 
 
 def test_a_real_client_gives_up_on_a_store_that_takes_parts_in_order_and_a_plain_put_succeeds(

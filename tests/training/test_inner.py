@@ -15,8 +15,8 @@ from training.loader import batches
 from training.model import Transformer, initialise
 from training.optimizer import adam_state, make_optimizer
 from training.parallel import whole
-from training.plan import Recompute
 from training.schedule import lr_at
+from training.sizes import Recompute
 
 
 def fresh(model_spec: ModelSpec, inner_spec: InnerSpec) -> tuple[Transformer, torch.optim.Optimizer]:

@@ -12,7 +12,7 @@ from training.loader import batches
 from training.meter import Meter, Reading, memory_bytes, peak_flops, peak_flops_of
 from training.model import Transformer, initialise
 from training.optimizer import make_optimizer
-from training.plan import flops_per_token
+from training.sizes import flops_per_token
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from protocol.spec import ModelSpec
 from tests.training.allocations import Watched
 from training import model as model_module
 from training.model import Transformer, cross_entropy, initialise
-from training.plan import LOGITS_PER_CHUNK, Recompute
+from training.sizes import LOGITS_PER_CHUNK, Recompute
 
 SPECS = [
     ModelSpec(vocabulary=50, layers=2, width=24, heads=6, kv_heads=2, ffn=20, context=17, tie_embeddings=True),

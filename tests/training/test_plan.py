@@ -1,115 +1,17 @@
-"""The plan's arithmetic against counts that others published, against torch's own, and against a watched step."""
+"""What follows for one node: published figures, a round's shares, what fits and what is refused."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
 
 import pytest
-import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.flop_counter import FlopCounterMode
 
 from murmur import presets
-from protocol.spec import ModelSpec
-from tests.training.allocations import Watched
-from training import model as model_module
-from training.model import Transformer
-from training.optimizer import state_shapes
-from training.plan import (
-    COVENANT,
-    Plan,
-    Recompute,
-    flops_per_token,
-    kept_layer_bytes,
-    layer_parameters,
-    memory_parts,
-    memory_total,
-    milestones,
-    step_moments,
-    transfer_seconds,
-    untied_parameters,
-    utilization,
-)
-from training.schedule import lr_at
-
-COUNTS = {
-    "tiny": (115_072, 131_520),
-    "150m": (182_215_680, 214_983_680),
-    "1b": (1_235_814_400, 1_498_482_688),
-    "8b": (8_030_261_248, 8_030_261_248),
-    "intellect-10b": (10_211_381_248, 10_211_381_248),
-    "covenant-72b": (70_599_843_840, 72_747_327_488),
-}
+from training.memory import memory_total
+from training.plan import COVENANT, Plan, link, transfer_seconds, utilization
+from training.rates import Rate, Rates
 
 
-def planned(name: str, gpus: int = 8, memory: float = 180e9, flops: float = 530e12) -> Plan:
-    return Plan(presets.read(name).first, gpus, int(memory), flops, 110.0, 500.0)
-
-
-@contextmanager
-def built_without_memory(monkeypatch: pytest.MonkeyPatch, device: str) -> Iterator[None]:
-    """Models made inside have their parameters on `device`, where skip_init would put them on the CPU."""
-
-    def made(module: type[torch.nn.Module], *sizes: int, **options: Any) -> torch.nn.Module:
-        return module(*sizes, device=device, **options)
-
-    monkeypatch.setattr(model_module, "skip_init", made)
-    with torch.device(device):
-        yield
-
-
-# --- sizes ---------------------------------------------------------------------------------------------------
-
-
-def test_every_preset_has_its_count() -> None:
-    assert set(COUNTS) == set(presets.names())
-
-
-@pytest.mark.parametrize("name", COUNTS)
-def test_parameters_are_exact_and_those_of_the_model_that_is_trained(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = presets.read(name).first
-    with built_without_memory(monkeypatch, "meta"):
-        model = Transformer(spec.model)
-    assert {key: tuple(value.shape) for key, value in model.named_parameters()} == spec.model.shapes()
-    tied, untied = COUNTS[name]
-    assert sum(parameter.numel() for parameter in model.parameters()) == planned(name).parameters == tied
-    assert untied_parameters(spec.model) == untied
-    assert layer_parameters(spec.model) == sum(parameter.numel() for parameter in model.layers[-1].parameters())
-
-
-def test_covenants_tied_count_with_the_reports_vocabulary_would_need_another_ffn() -> None:
-    """The report says tied and 262,208 rows; the published count is then not a Llama-3-70B feed-forward's."""
-    model = presets.read("covenant-72b").first.model
-    for ffn, expected in ((28_672, False), (29_764, True)):
-        said = model.model_copy(update={"vocabulary": 262_208, "ffn": ffn})
-        count = sum(torch.Size(shape).numel() for shape in said.shapes().values())
-        assert (abs(count - COUNTS["covenant-72b"][1]) < 10**7) is expected
-
-
-def test_a_full_chunk_is_82_bytes_and_covenant_has_nothing_else() -> None:
-    assert planned("covenant-72b").payload_bytes == 70_599_843_840 // 4096 * 82 + 32 + 204
-    assert planned("covenant-72b").parameters % 4096 == 0
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_flops_of_matrix_products_are_what_torch_counts(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = ModelSpec(vocabulary=300, layers=3, width=48, heads=4, kv_heads=2, ffn=80, context=32, tie_embeddings=tied)
-    model = Transformer(spec)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.02)
-    with FlopCounterMode(display=False) as counter:
-        model.loss(torch.zeros(2, 33, dtype=torch.int64)).sum().backward()
-    counted = counter.get_flop_counts()["Global"]
-    products = sum(flops for op, flops in counted.items() if "attention" not in str(op))
-    attention = 6 * spec.layers * spec.width * (spec.context + 1)
-    assert products == 2 * 32 * (flops_per_token(spec) - attention)
+def planned(name: str, gpus: int = 8, memory: float = 180e9) -> Plan:
+    return Plan(presets.read(name).first, gpus, int(memory), Rates(up=link(110.0), down=link(500.0)))
 
 
 def test_published_throughput_follows_from_the_flops() -> None:
@@ -121,7 +23,7 @@ def test_covenants_round_takes_the_published_20_minutes() -> None:
     assert planned("covenant-72b").compute_seconds == pytest.approx(20 * 60, rel=0.005)
 
 
-# --- time ----------------------------------------------------------------------------------------------------
+# --- time --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -150,180 +52,65 @@ def test_transfers_are_the_bytes_of_one_payload_up_and_of_every_contributor_down
     plan = planned("8b")
     assert plan.upload_seconds == pytest.approx(plan.spec.object_bytes * 8 / 110e6)
     assert plan.download_seconds == pytest.approx(20 * plan.spec.object_bytes * 8 / 500e6)
-    assert plan.utilization == utilization(plan.compute_seconds, plan.upload_seconds + plan.download_seconds)
+    assert plan.published_utilization == utilization(plan.compute_seconds, plan.upload_seconds + plan.download_seconds)
 
 
-# --- memory --------------------------------------------------------------------------------------------------
+def test_links_that_are_not_given_are_those_of_the_spec() -> None:
+    plan = Plan(presets.read("covenant-72b").first, 8, 180 * 10**9)
+    assert plan.upload_seconds == pytest.approx(plan.payload_bytes * 8 / 880e6)
+    assert plan.download_seconds == pytest.approx(plan.download_bytes * 8 / 4000e6)
 
 
-class FusedNorm(torch.autograd.Function):
-    """What torch's norm on a GPU keeps and makes; the one on a CPU has twice as many tensors."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shape: Any, gain: Tensor, epsilon: float) -> Tensor:
-        ctx.save_for_backward(x, gain, x[..., :1].clone())
-        return torch.empty_like(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, Tensor, None]:
-        x, gain, _ = ctx.saved_tensors
-        return torch.empty_like(x), None, torch.empty_like(gain), None
+def test_utilization_is_of_the_whole_round_and_of_more_when_a_miner_is_late() -> None:
+    in_time, late = planned("1b"), planned("covenant-72b")
+    assert in_time.utilization == in_time.compute_seconds / (86 * 12)
+    commit = next(timed for timed in late.timeline("miner") if timed.phase.name == "commit")
+    assert commit.ends > late.round_seconds
+    assert late.utilization == late.compute_seconds / commit.ends
 
 
-def watched_step(
-    spec: ModelSpec,
-    sequences: int,
-    monkeypatch: pytest.MonkeyPatch,
-    mesh: DeviceMesh | None = None,
-    recompute: Recompute = "full",
-) -> int:
-    """Most bytes that exist at once in a second micro-batch, beyond parameters and the first one's gradients. Tensors
-    are fake: they have shapes and no values.
-
-    One GPU: bf16 autocast. A mesh: layers and the rest sharded by FSDP2 over so many fake ranks, of which this is one.
-    """
-    monkeypatch.setattr(torch.nn.functional, "rms_norm", FusedNorm.apply)
-    with FakeTensorMode(), built_without_memory(monkeypatch, "cpu"):
-        model = Transformer(spec)
-        if mesh is not None:
-            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-            for layer in model.layers:
-                fully_shard(layer, mesh=mesh, mp_policy=policy)
-            fully_shard(model, mesh=mesh, mp_policy=policy)
-            register_fsdp_forward_method(model, "loss")
-        tokens = torch.zeros(sequences, spec.context + 1, dtype=torch.int64)
-
-        def step() -> None:
-            with torch.autocast("cpu", torch.bfloat16, enabled=mesh is None):
-                loss = model.loss(tokens, recompute).sum()
-            loss.backward()
-
-        with Watched() as watched:
-            step()
-            gradients = watched.peak = watched.now()
-            step()
-        return watched.peak - gradients
+def test_at_72b_every_miner_commits_late_because_theta_is_saved_before() -> None:
+    """282 GB before its first inner step, of which a disk of 5 GB/s alone makes a minute (docs/plan.md)."""
+    plan = Plan(presets.read("covenant-72b").first, 8, 180 * 10**9)
+    missed = {found.deadline.phase: found for found in plan.missed}
+    assert [timed.phase.name for timed in missed["commit"].path[:2]] == ["inner steps", "save consensus"]
+    assert missed["commit"].path[1].seconds == pytest.approx(282.4 / 5 + 282.4 / 64, rel=0.01)
 
 
-SMALL = {"layers": 4, "width": 512, "heads": 8, "kv_heads": 2, "ffn": 1536, "context": 512}
+def test_a_small_model_meets_every_deadline() -> None:
+    assert [planned(name).missed for name in ("tiny", "150m", "1b")] == [(), (), ()]
 
 
-def fullest_moment(spec: ModelSpec, gpus: int, sequences: int, recompute: Recompute = "full") -> tuple[str, int]:
-    moments = {name: sum(parts.values()) for name, parts in step_moments(spec, gpus, sequences, recompute).items()}
-    return max(moments.items(), key=lambda moment: moment[1])
+def test_own_state_that_a_disk_does_not_take_in_a_round_is_told() -> None:
+    plan = planned("8b")
+    slow = replace(plan, rates=replace(plan.rates, write=Rate(1e8, 1e8)))
+    assert (plan.loses_own_state, slow.loses_own_state) == (False, True)
 
 
-@pytest.mark.parametrize(
-    ("fields", "sequences", "fullest"),
-    [
-        ({"vocabulary": 2048, "layers": 8}, 1, "logits"),
-        ({"vocabulary": 128_256, "layers": 2}, 2, "gradient of the logits"),
-        ({"vocabulary": 32_000}, 5, "gradient of the logits"),
-        ({"vocabulary": 16_384, "tie_embeddings": False, "layers": 1, "context": 32}, 1, "gradient of the head"),
-        ({"vocabulary": 512}, 2, "gradient of a layer"),
-        ({"vocabulary": 512, "kv_heads": 8, "tie_embeddings": False}, 8, "gradient of a layer"),
-        ({"vocabulary": 262_144, "layers": 1, "context": 32}, 1, "gradient of the embedding"),
-    ],
-)
-def test_a_step_on_one_gpu_takes_what_the_plan_says(
-    fields: dict[str, Any], sequences: int, fullest: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = ModelSpec.model_validate(SMALL | fields)
-    moment, num_bytes = fullest_moment(spec, 1, sequences)
-    assert moment == fullest
-    assert num_bytes == pytest.approx(watched_step(spec, sequences, monkeypatch), rel=0.1)
+def test_a_slow_uplink_is_told_by_what_it_holds_up() -> None:
+    plan = planned("1b")
+    slow = replace(plan, rates=replace(plan.rates, up=link(1.0)))
+    assert "mirror" in {found.path[0].phase.name for found in slow.missed}
+    assert slow.uplink_share > 1 > plan.uplink_share
 
 
-@pytest.fixture
-def mesh() -> Iterator[DeviceMesh]:
-    """Eight ranks, seven of which do not exist: collectives return at once."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-    yield init_device_mesh("cpu", (8,))
-    dist.destroy_process_group()
+def test_what_a_disk_writes_in_a_day_is_every_rounds_state_and_payloads() -> None:
+    plan = planned("8b")
+    model, payload = 4 * plan.parameters, plan.payload_bytes
+    shard = plan.sizes.trained_shards * plan.sizes.shard
+    a_round = (1 + 3) * model + (1 + 20) * payload + shard
+    assert plan.disk_bytes_per_day("miner") == pytest.approx(a_round * 86_400 / (86 * 12))
 
 
-@pytest.mark.parametrize(
-    ("fields", "sequences", "fullest"),
-    [
-        ({"vocabulary": 32_000}, 5, "gradient of the logits"),
-        ({"vocabulary": 512}, 8, "gradient of a layer"),
-        ({"vocabulary": 2048, "layers": 5}, 1, "gradient of a layer"),
-        ({"vocabulary": 200_000, "layers": 1, "context": 32}, 1, "gradient of the embedding"),
-        ({"vocabulary": 200_000, "layers": 1, "context": 32, "tie_embeddings": False}, 1, "reduction"),
-    ],
-)
-def test_a_sharded_step_takes_what_the_plan_says(
-    fields: dict[str, Any], sequences: int, fullest: str, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spec = ModelSpec.model_validate(SMALL | fields)
-    moment, num_bytes = fullest_moment(spec, 8, sequences)
-    assert moment == fullest
-    assert num_bytes == pytest.approx(watched_step(spec, sequences, monkeypatch, mesh), rel=0.1)
+def test_a_cpu_holds_what_gpus_would() -> None:
+    on_gpu = Plan(presets.read("150m").first, 1, 10**9)
+    on_cpu = replace(on_gpu, on_gpu=False, rates=replace(on_gpu.rates, compute=Rate(1e11)))
+    assert on_cpu.compute_seconds == on_cpu.flops / 1e11
+    beyond = on_cpu.host("miner")["swap"] - on_gpu.host("miner")["swap"]
+    assert beyond == 3 * 4 * on_gpu.parameters  # parameters and two moments
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective"])
-@pytest.mark.parametrize(
-    ("fields", "gpus", "sequences"),
-    [
-        ({"vocabulary": 2048, "layers": 8}, 1, 1),
-        ({"vocabulary": 512, "kv_heads": 8}, 1, 8),
-        ({"vocabulary": 32_000}, 8, 5),
-        ({"vocabulary": 512}, 8, 8),
-    ],
-)
-def test_a_step_that_keeps_more_of_its_layers_takes_what_the_plan_says(
-    fields: dict[str, Any],
-    gpus: int,
-    sequences: int,
-    recompute: Recompute,
-    mesh: DeviceMesh,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    spec = ModelSpec.model_validate(SMALL | fields)
-    _, num_bytes = fullest_moment(spec, gpus, sequences, recompute)
-    watched = watched_step(spec, sequences, monkeypatch, mesh if gpus > 1 else None, recompute)
-    assert num_bytes == pytest.approx(watched, rel=0.1)
-
-
-def test_the_more_is_computed_again_the_less_is_kept() -> None:
-    for name in COUNTS:
-        model = presets.read(name).first.model
-        none, selective, full = (kept_layer_bytes(model, mode) for mode in ("none", "selective", "full"))
-        assert 1.5 * full < selective < 0.8 * none
-
-
-def test_shards_hold_every_value_once_and_the_phases_swap_error_feedback_and_moments() -> None:
-    plan = planned("covenant-72b")
-    parts, values = plan.memory(), 70_599_843_840
-    computing = {name: 8 * part.gpu_computing for name, part in parts.items() if part.gpu_computing}
-    assert {name: computing[name] / values for name in ("parameters", "gradients", "adam_moments")} == {
-        "parameters": 4.0,
-        "gradients": 4.0,
-        "adam_moments": 8.0,
-    }
-    assert 8 * parts["error_feedback"].gpu_communicating == parts["error_feedback"].host_computing == 4 * values
-    assert parts["adam_moments"].host_communicating == 8 * values
-    assert parts["adam_moments"].gpu_communicating == parts["error_feedback"].gpu_computing == 0
-    assert parts["payloads"].host_communicating == 21 * plan.payload_bytes
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_the_optimizers_state_is_what_is_saved_of_it(optimizer: str) -> None:
-    spec = presets.read("1b").first
-    spec = spec.model_copy(update={"inner": spec.inner.model_copy(update={"optimizer": optimizer})})
-    num_bytes = sum(4 * torch.Size(shape).numel() for shape in state_shapes(spec.model, spec.inner).values())
-    part = memory_parts(spec, 4, 1)["adam_moments"]
-    assert part.host_communicating == num_bytes
-    assert part.gpu_computing == num_bytes / 4
-
-
-def test_the_total_is_at_least_every_part_and_at_most_their_sum() -> None:
-    for name in COUNTS:
-        plan = planned(name)
-        parts, total = plan.memory().values(), plan.memory_total
-        for column in ("gpu_computing", "gpu_communicating", "host_computing", "host_communicating"):
-            values = [getattr(part, column) for part in parts]
-            assert max(values) <= getattr(total, column) <= sum(values)
+# --- GPUs --------------------------------------------------------------------------------------------------------
 
 
 def test_eight_b200_hold_covenant_and_the_fewest_gpus_are_the_fewest() -> None:
@@ -343,24 +130,3 @@ def test_the_largest_micro_batch_is_the_largest() -> None:
     assert 1 <= most < plan.sequences_per_gpu == 192
     fits = [memory_total(plan.spec, 1, count).gpu_computing <= usable for count in (1, most, most + 1)]
     assert fits == [True, True, False]
-
-
-# --- schedule ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", COUNTS)
-def test_milestones_are_in_order_and_between_them_the_rates_turn_nowhere(name: str) -> None:
-    """Signs of the rate's slope change at milestones only."""
-    run = presets.read(name)
-    found = milestones(run)
-    steps = [at.inner_step for at in found]
-    assert steps == sorted(set(steps))
-    assert steps[0] == 0
-    length = run.first.inner.steps
-    for at, after in zip(found, [*steps[1:], steps[-1] + 1000], strict=True):
-        inside = sorted({at.inner_step, *range(at.inner_step, after, max(1, (after - at.inner_step) // 50))})
-        specs = [run.spec_at(step // length) for step in inside]
-        rates = [lr_at(step, spec.inner) for step, spec in zip(inside, specs, strict=True)]
-        assert (at.lr, at.alpha) == (rates[0], specs[0].outer.alpha)
-        assert {spec.outer.alpha for spec in specs} == {at.alpha}
-        assert rates == sorted(rates) or rates == sorted(rates, reverse=True)

@@ -7,10 +7,12 @@ from murmur import presets
 from protocol.errors import ConfigError
 from protocol.spec import RunSpec
 from training import trial
+from training.memory import RESERVE, memory_total
 from training.model import Transformer
 from training.optimizer import make_optimizer
 from training.parallel import ALONE, Ranks
-from training.plan import RESERVE, Plan, Recompute, memory_total
+from training.plan import Plan
+from training.sizes import Recompute
 from training.trial import Fit, fit, fit_cpu, fit_planned, fit_tried
 
 ORDER: list[Recompute] = ["none", "selective", "full"]
@@ -100,7 +102,7 @@ def refused(spec: RunSpec, gpus: int, gpu_bytes: int, monkeypatch: pytest.Monkey
 
 def test_a_model_that_does_not_fit_is_answered_with_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = presets.read("1b").first
-    plan = Plan(spec, 1, 12 * 10**9, 1.0, 1.0, 1.0)
+    plan = Plan(spec, 1, 12 * 10**9)
     said = refused(spec, 1, 12 * 10**9, monkeypatch)
     assert f"parameters {plan.memory()['parameters'].gpu_computing / 1e9:.1f}" in said
     assert f"adam moments {plan.memory()['adam_moments'].gpu_computing / 1e9:.1f}" in said

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from bittensor.sp_core import Keypair
 
+from chain import beacon
 from chain.devnet.author import Author
 from chain.devnet.codec import Codec
 from chain.devnet.genesis import Genesis
@@ -24,17 +25,22 @@ def hotkey_of(index: int) -> Keypair:
     return Keypair.create_from_uri(f"//hotkey//{index}")
 
 
+FUNDS = {key.ss58_address: 1000 * TAO for key in (OWNER, ALICE, BOB)}
+OWNED: dict[str, Any] = {
+    "owner_coldkey": OWNER.ss58_address,
+    "owner_hotkey": OWNER_HOTKEY.ss58_address,
+    "balances": FUNDS,
+}
+
+
 def genesis(**changes: Any) -> Genesis:
-    """A subnet of tempo 10 with three rich coldkeys."""
-    values: dict[str, Any] = {
-        "owner_coldkey": OWNER.ss58_address,
-        "owner_hotkey": OWNER_HOTKEY.ss58_address,
-        "balances": {key.ss58_address: 1000 * TAO for key in (OWNER, ALICE, BOB)},
-        "tempo_blocks": 10,
-        "weights_rate_limit_blocks": 5,
-        **changes,
-    }
-    return Genesis(**values)
+    """A fast subnet of tempo 10 with three rich coldkeys."""
+    return Genesis.fast(**{**OWNED, "tempo_blocks": 10, "weights_rate_limit_blocks": 5, **changes})
+
+
+def real_genesis(**changes: Any) -> Genesis:
+    """A subnet with a real one's settings, and three rich coldkeys."""
+    return Genesis(**{**OWNED, **changes})
 
 
 @dataclass
@@ -128,6 +134,33 @@ class Chain:
         self.author.build()
         return [hotkey_of(index) for index in range(count)]
 
+    def commit_weights(
+        self, key: Keypair, weights: dict[int, int], *, hotkey: Keypair | None = None, version_key: int = 0, **more: Any
+    ) -> str | None:
+        """Commit a row under commit-reveal, sealed to the devnet's key, as `hotkey`'s (default: the signer's own)."""
+        payload = beacon.encode(
+            beacon.Weights((hotkey or key).public_key, tuple(weights), tuple(weights.values()), version_key)
+        )
+        params = {"netuid": 1, "mecid": 0, "reveal_round": 7, "commit_reveal_version": 4, **more}
+        params.setdefault("commit", beacon.seal(payload, self.beacon_key()))
+        return self.run(key, "SubtensorModule", "commit_timelocked_mechanism_weights", **params)
+
+    def beacon_key(self) -> bytes:
+        """The public key that commits are sealed to: the first field of the beacon's configuration on chain."""
+        raw = self.author.storage_at(self.head).raw(self.codec.key("Drand.BeaconConfig"))
+        assert raw is not None
+        assert raw[0] == beacon.KEY_BYTES << 2
+        return raw[1 : 1 + beacon.KEY_BYTES]
+
+    def events(self, name: str) -> list[Any]:
+        """The attributes of the last block's events of this name, in order."""
+        return [record["attributes"] for record in self.get("System.Events") if record["event_id"] == name]
+
+    def fee(self) -> int:
+        """What the last block's one extrinsic cost."""
+        (paid,) = self.events("TransactionFeePaid")
+        return int(paid["actual_fee"])
+
     def commit(self, key: Keypair, *fields: dict[str, bytes]) -> str | None:
         return self.run(key, "Commitments", "set_commitment", netuid=1, info={"fields": [list(fields)]})
 
@@ -148,10 +181,11 @@ def codec() -> Codec:
 def make_chain(codec: Codec, tmp_path: Path) -> Iterator[Callable[..., Chain]]:
     chains: list[Chain] = []
 
-    def make(*, lag: int = 0, keep: int = 256, **changes: Any) -> Chain:
+    def make(*, lag: int = 0, keep: int = 256, real: bool = False, **changes: Any) -> Chain:
         folder = tmp_path / str(len(chains))
         folder.mkdir()
-        chains.append(Chain(codec, folder, genesis(**changes), lag, keep))
+        start = real_genesis(**changes) if real else genesis(**changes)
+        chains.append(Chain(codec, folder, start, lag, keep))
         return chains[-1]
 
     yield make
@@ -162,3 +196,8 @@ def make_chain(codec: Codec, tmp_path: Path) -> Iterator[Callable[..., Chain]]:
 @pytest.fixture
 def chain(make_chain: Callable[..., Chain]) -> Chain:
     return make_chain()
+
+
+@pytest.fixture
+def real(make_chain: Callable[..., Chain]) -> Chain:
+    return make_chain(real=True)

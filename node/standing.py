@@ -1,0 +1,42 @@
+"""Where a validator's weights stand on chain, once they were taken: at once, or, where a subnet conceals them at first,
+from the block that revealed them."""
+
+from enum import StrEnum
+
+from gauntlet.facts import Row
+from protocol.ports import Chain
+from protocol.types import Peer, PeerId
+
+
+class Unseen(StrEnum):
+    """Why a row that was set cannot be looked at."""
+
+    WAITING = "not revealed yet, or not final"
+    OVERWRITTEN = "revealed together with later ones, which have overwritten them"
+    GONE = "its hotkey was not registered any more when they came to stand"
+
+
+def row_of(chain: Chain, validator: PeerId, set_in: int) -> Row | Unseen:
+    """What stands of the weights that the validator set in block `set_in`. Raises ChainError."""
+    block = chain.stands_from(set_in)
+    if block is None:
+        return Unseen.WAITING
+    # The chain reveals in the order of the commits: of all that stand from one block on, only the last is to be seen.
+    last = _last_update(chain, validator, block - 1)
+    while last > set_in:
+        if chain.stands_from(last) == block:
+            return Unseen.OVERWRITTEN
+        last = _last_update(chain, validator, last - 1)
+    me = _peer(chain, validator, block)
+    if me is None:
+        return Unseen.GONE
+    return Row(block, chain.weights(block, me.uid), chain.weights(block - 1, me.uid))
+
+
+def _last_update(chain: Chain, validator: PeerId, block: int) -> int:
+    peer = _peer(chain, validator, block)
+    return peer.last_update if peer is not None else 0
+
+
+def _peer(chain: Chain, peer: PeerId, block: int) -> Peer | None:
+    return next((found for found in chain.peers(block) if found.id == peer), None)

@@ -1,0 +1,113 @@
+"""Pay: a validator's weights on chain when they are due, and whether what was sent came to stand there
+(docs/protocol.md section 9).
+
+A subnet may conceal weights at first (commit-reveal): then that the chain took them says nothing, and one that it
+refuses to reveal it does not tell anybody. So every row that was sent is read back from where it has to stand.
+"""
+
+from loguru import logger
+
+from gauntlet.book import ScoreBook
+from gauntlet.facts import Row
+from gauntlet.report import Paid
+from gauntlet.selection import Ranking
+from gauntlet.weights import differing, is_due, lasting, weights
+from node.follower import RETURN_BLOCKS
+from node.node import Node
+from node.standing import Unseen, row_of
+from node.state import SentWeights
+from protocol.errors import STATE_PRUNED, ChainError
+
+UNREAD_KEPT = 64
+"""Rows that wait to be read back, at most: more wait only where the chain reveals nothing at all."""
+
+
+class Pay:
+    """What one validator pays the peers."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def pay(self, round: int, book: ScoreBook, ranking: Ranking) -> Paid:
+        """Set weights when they are due; what was computed is returned either way. A refusal costs a round's pay, never
+        the round."""
+        node, spec = self.node, self.node.run.spec_at(round)
+        head = node.head()
+        peers = node.doors.chain.peers(head)
+        uids = lasting(node.doors.chain.peers(node.clock.commit_by(round)), peers)
+        by_uid = weights(book, ranking, uids, spec.owner_id, spec.gauntlet)
+        shares = {peer.id: by_uid[peer.uid] for peer in peers if peer.uid in by_uid}
+        me = next((peer for peer in peers if peer.id == node.me), None)
+        if not by_uid or me is None or not is_due(node.run, round, me.last_update, head):
+            return Paid(head, None, shares)
+        try:
+            block = self._settled(node.set_weights(by_uid), me.last_update)
+        except ChainError as fault:
+            logger.warning("round {round}: weights were not set: {fault}", round=round, fault=str(fault))
+            if fault.code is not None:
+                node.held.events.emit("weights_not_taken", round, code=fault.code)
+            return Paid(head, None, shares)
+        node.held.events.emit("weights", round, block=block, weights={str(uid): w for uid, w in by_uid.items()})
+        unread = (*node.held.saved.unread, SentWeights(round, block, by_uid))
+        node.held.save(unread=unread[-UNREAD_KEPT:])
+        return Paid(head, block, shares)
+
+    def _settled(self, block: int, before: int) -> int:
+        """The final block in which the weights of `block` were set: a fork may have moved them. Raises ChainError when
+        it has dropped them. `before`: of the ones before."""
+        node = self.node
+        node.wait_for(block + RETURN_BLOCKS, "our weights to be final")
+        me = node.registered()
+        if me is None or me.last_update <= before:
+            raise ChainError(f"a fork dropped them after block {block}; the next round pays")
+        return me.last_update
+
+    def nothing(self) -> Paid:
+        """For a round that was not observed: the weights on chain stay as they are."""
+        return Paid(self.node.head(), None, {})
+
+    def read_back(self) -> None:
+        """Look what became of the rows that were sent, of those that stand by now or never will."""
+        held, waiting = self.node.held, list[SentWeights]()
+        for sent in held.saved.unread:
+            try:
+                row = row_of(self.node.doors.chain, self.node.me, sent.set_in)
+                if row is Unseen.WAITING:
+                    waiting.append(sent)
+                elif not isinstance(row, Unseen):
+                    self._judge(sent, row)
+            except ChainError as fault:
+                told = "round {round}: its weights cannot be read back from the chain: {fault}"
+                logger.warning(told, round=sent.round, fault=str(fault))
+                if fault.code != STATE_PRUNED:
+                    waiting.append(sent)
+        if len(waiting) < len(held.saved.unread):
+            held.save(unread=tuple(waiting))
+
+    def _judge(self, sent: SentWeights, row: Row) -> None:
+        """Compare what stands with what was sent, and say so."""
+        node, block = self.node, row.block
+        wrong = differing(sent.shares, row.now)
+        if not wrong:
+            node.held.events.emit("weights_standing", sent.round, set_in=sent.set_in, block=block)
+            return
+        me = next((peer for peer in node.doors.chain.peers(block) if peer.id == node.me), None)
+        if me is not None and not me.validates:
+            why = "this hotkey had no validator permit by then: it needs more stake"
+        else:
+            why = (
+                "likely the subnet has begun to ask for another version key or for more weights in a row: restart with "
+                "the newest release, and ask the subnet's owner"
+            )
+        logger.warning(
+            "round {round}: the chain took our weights in block {set_in}, but from block {block} on, where they should "
+            "stand, {count} of them are others, so nobody is paid by them: {why}",
+            round=sent.round,
+            set_in=sent.set_in,
+            block=block,
+            count=len(wrong),
+            why=why,
+        )
+        node.held.events.emit(
+            "weights_refused", sent.round, set_in=sent.set_in, block=block, uids=[int(uid) for uid in wrong]
+        )

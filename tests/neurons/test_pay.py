@@ -1,0 +1,83 @@
+"""Weights on a chain that takes them seldom and conceals them at first: when they are due, what came to stand."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gauntlet.audit import Topic, Verdict
+from tests.network import FakeNetwork
+from tests.neurons.test_audit import audits
+
+Networks = Callable[..., FakeNetwork]
+EPOCH = 100
+"""Blocks. A round has 30, the first begins at block 12: rounds 0 and 1 are paid in the first epoch, 2 to 5 in the
+second."""
+
+
+def paid(network: FakeNetwork) -> list[int]:
+    return [event["round"] for event in network["validator"].events("weights")]
+
+
+def told(network: FakeNetwork, event: str) -> list[int]:
+    return [found["round"] for found in network["validator"].events(event)]
+
+
+def concealed(networks: Networks) -> FakeNetwork:
+    network = networks(miners=2, weights_rate_limit=25, commit_reveal=True)
+    network.busy_seconds = 30.0
+    return network
+
+
+def test_weights_are_due_by_what_the_chain_says_of_the_last_ones_and_a_restart_decides_the_same(
+    networks: Networks,
+) -> None:
+    network = networks(miners=1, weights_rate_limit=45, weight_rounds=2)
+    network.busy_seconds = 30.0
+    network.start()
+    network.run_until(3)
+    # Registered in block 1, as if weights had been set there: the chain would refuse those of round 0, in block 41.
+    assert paid(network) == [1]
+    network.kill("validator")
+    network.start("validator")
+    network.run_until(6)
+    assert paid(network) == [1, 3, 5]
+
+
+def test_weights_that_are_revealed_are_read_back_and_audited(networks: Networks, tmp_path: Path) -> None:
+    network = concealed(networks)
+    network.start()
+    network.run_until(2)
+    assert paid(network) == [0, 1]
+    assert told(network, "weights_standing") == []
+    network.kill("validator")
+    network.start("validator")
+    network.run_until(7)
+    # Block 100 reveals those of two rounds, and the later ones stand.
+    assert told(network, "weights_standing") == [1, max(round for round in paid(network) if round < 6)]
+    assert told(network, "weights_refused") == []
+    assert [event["block"] for event in network["validator"].events("weights_standing")] == [EPOCH, 2 * EPOCH]
+    network.close()
+    findings = {round: audits(network, round, tmp_path)["validator"].findings for round in (0, 1, 6)}
+    assert findings[1] == ()
+    for round, why in ((0, "which have overwritten them"), (6, "not revealed yet")):
+        (finding,) = findings[round]
+        assert (finding.topic, finding.verdict) == (Topic.WEIGHTS, Verdict.UNCHECKED)
+        assert why in finding.text
+
+
+def test_weights_that_the_chain_takes_and_never_reveals_are_told(networks: Networks, tmp_path: Path) -> None:
+    network = concealed(networks)
+    network.start()
+    network.run_until(2)
+    peer = network["validator"].peer
+    network.world.set_stake(peer, 100, False)
+    network.run_to_block(EPOCH)
+    network.world.set_stake(peer, 100, True)
+    network.run_until(5)
+    assert told(network, "weights_refused") == [1]
+    (event,) = network["validator"].events("weights_refused")
+    assert event["block"] == EPOCH
+    assert event["uids"]
+    network.close()
+    (finding,) = audits(network, 1, tmp_path)["validator"].findings
+    assert (finding.topic, finding.verdict) == (Topic.WEIGHTS, Verdict.UNCHECKED)
+    assert "were not revealed" in finding.text

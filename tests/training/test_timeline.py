@@ -1,0 +1,190 @@
+"""Phases of a round: their work by hand on small numbers, and when each begins."""
+
+import pytest
+
+from murmur import presets
+from node import payloads
+from protocol import merkle
+from protocol.spec import WINDOW_MARGIN_BLOCKS
+from storage import s3
+from training import checkpoint
+from training.memory import Role
+from training.phases import (
+    DEADLINES,
+    FETCH_THREADS,
+    FILE_BYTES,
+    PART_BYTES,
+    POST_BLOCKS,
+    PREFETCH_THREADS,
+    Phase,
+    Setting,
+    Work,
+    opening,
+    restart_phases,
+    round_phases,
+)
+from training.plan import Plan
+from training.rates import Rate, Rates
+from training.timeline import Timed, amount, phase_seconds, schedule
+
+RATES = Rates(
+    threads=4,
+    compute=Rate(1e12),
+    up=Rate(1e6, 1e6),
+    down=Rate(2e6, 2e6),
+    device=Rate(1e9),
+    copy=Rate(1e9, 2e9),
+    fresh=Rate(5e8, 1e9),
+    hash=Rate(1e8, 1e9),
+    cipher=Rate(4e8, 1e9),
+    write=Rate(2e8, 5e8),
+    read=Rate(3e8, 6e8),
+    compress=Rate(2.5e8, 5e8),
+    apply=Rate(1e8, 2e8),
+    probe=Rate(1e7, 3e7),
+    decode=Rate(1e6, 1e6),
+    call=Rate(10.0, 10.0),
+)
+
+
+def timed(name: str, role: Role, *, on_gpu: bool = True) -> dict[str, Timed]:
+    plan = Plan(presets.read(name).first, 2, 10**9, RATES, on_gpu)
+    return {found.phase.name: found for found in plan.timeline(role)}
+
+
+# --- rates and times ---------------------------------------------------------------------------------------------
+
+
+def test_threads_add_up_to_what_all_together_reach() -> None:
+    rate = Rate(3.0, 10.0)
+    assert [rate.seconds(30.0, threads) for threads in (1, 2, 3, 4, 64)] == [10.0, 5.0, 30 / 9, 3.0, 3.0]
+
+
+def test_a_phase_takes_its_work_in_turn_or_what_goes_on_beside_it_if_that_is_longer() -> None:
+    work = (Work(2e8, "hash"), Work(1e9, "fresh", 2))
+    assert phase_seconds(Phase("both", work), RATES) == 2.0 + 1.0
+    assert phase_seconds(Phase("beside", work, beside=(Work(1e9, "write", 4),)), RATES) == 3.0
+    assert phase_seconds(Phase("longer", work, beside=(Work(1e9, "write"),)), RATES) == 5.0
+    assert phase_seconds(Phase("nothing", ()), RATES) == 0.0
+
+
+def test_phases_begin_when_what_they_wait_for_has_ended_and_only_the_longest_way_is_critical() -> None:
+    phases = (
+        Phase("a", (Work(3, "wait"),), ()),
+        Phase("b", (Work(2, "wait"),)),
+        Phase("aside", (Work(4, "wait"),), ("a",)),
+        Phase("final", (Work(1, "wait"),), ("b", "aside"), opens="attest"),
+        Phase("late", (Work(20, "wait"),), ("a",)),
+    )
+    openings = {"commit": 0.0, "reveal": 1.0, "slots": 2.0, "attest": 6.0}
+    found = {one.phase.name: one for one in schedule(phases, RATES, openings, ["final"], 10.0)}
+    assert {name: (one.begins, one.ends) for name, one in found.items()} == {
+        "a": (0, 3),
+        "b": (3, 5),
+        "aside": (3, 7),
+        "final": (7, 8),
+        "late": (3, 23),
+    }
+    assert {name for name, one in found.items() if one.critical} == {"a", "aside", "final"}
+    assert found["b"].overlaps == ("aside", "late")
+    assert found["late"].overlaps == ("a", "b", "aside", "final")  # it goes on in the next round
+    assert found["final"].overlaps == ("late",)
+
+
+def test_a_phase_that_waits_for_a_block_leaves_those_before_it_slack() -> None:
+    phases = (Phase("early", (Work(3, "wait"),), ()), Phase("final", (Work(1, "wait"),), opens="attest"))
+    openings = {"commit": 0.0, "reveal": 1.0, "slots": 2.0, "attest": 6.0}
+    early, final = schedule(phases, RATES, openings, ["final"], 10.0)
+    assert (early.critical, final.critical, final.begins) == (False, True, 6.0)
+
+
+def test_blocks_are_final_when_the_clock_says() -> None:
+    clock = presets.read("8b").first.clock  # commit 44, reveal 50, three slots of 8, attest 84, finality 3, 12 s
+    assert opening(clock, "commit") == 3 * 12
+    assert opening(clock, "reveal") == (6 + 3) * 12
+    assert opening(clock, "slots") == (6 + 24 + 3) * 12
+    assert opening(clock, "attest") == (40 + 3) * 12
+    by = {deadline.phase: deadline.by(clock) for deadline in DEADLINES}
+    assert by == {
+        "commit": 86 * 12,
+        "gather": (6 + 3) * 12,
+        "record": (6 + 24) * 12,
+        "held-out loss": (86 + 3 + 3) * 12,
+    }
+
+
+# --- the tables --------------------------------------------------------------------------------------------------
+
+
+def test_a_miners_phases_by_hand() -> None:
+    spec = presets.read("1b").first
+    found = timed("1b", "miner")
+    model, payload = 4 * spec.layout.num_parameters, spec.object_bytes
+
+    def seconds(*names: str) -> list[float]:
+        return [found[name].seconds for name in names]
+
+    saving = 1 / 4e8 + 1 / 5e8  # hash and write, by four threads
+    assert seconds("save own state", "save consensus") == pytest.approx([3 * model * saving, model * saving])
+    assert seconds("theta digest") == pytest.approx([model / 4e8])
+    assert seconds("compress", "load weights") == pytest.approx([3 * model / 2e9, model / 2e9])
+    assert seconds("swap") == pytest.approx([2 * model / 2e9 + 2 * model / 2e9])
+    assert seconds("outer step") == pytest.approx([model / 2e9 + 20 * payload / 2e8])
+    assert seconds("download") == pytest.approx([20 * payload / 2e6])
+    assert seconds("upload ahead", "publish") == pytest.approx([(payload - (16 << 20)) / 1e6, (16 << 20) / 1e6 + 0.1])
+    assert seconds("commit") == [24.0]
+    assert found["upload ahead"].begins == found["seal"].begins == found["compress"].ends
+    assert found["upload ahead"].overlaps[-2:] == ("seal", "save sealed")
+    assert not found["save own state"].critical
+    assert found["commit"].critical
+
+
+def test_a_cpu_compresses_where_a_gpu_is_given_what_to_compress() -> None:
+    model = 4 * presets.read("1b").first.layout.num_parameters
+    assert timed("1b", "miner", on_gpu=False)["compress"].seconds == pytest.approx(model / 5e8)
+
+
+def test_a_validators_phases_by_hand() -> None:
+    spec = presets.read("1b").first
+    found = timed("1b", "validator")
+    model, payload = 4 * spec.layout.num_parameters, spec.object_bytes
+    assert found["gather"].seconds == pytest.approx(20 * payload / 2e6)
+    assert found["gather reserve"].seconds == pytest.approx(4 * payload / 2e6)
+    assert found["mirror"].seconds == pytest.approx(24 * payload * (1 / 5e8 + 1 / 1e8 + 1 / 1e6))
+    # There and back, 24 times: records to the ranks' area and out of it, then the reference or the native codec.
+    assert found["probe"].seconds == pytest.approx(24 * 2 * payload * (2 / 5e8 + 1 / 1e6))
+    native = timed("1b", "validator", on_gpu=False)["probe"]
+    assert native.seconds == pytest.approx(24 * 2 * payload * (2 / 5e8 + 1 / 3e7))
+    assert found["save consensus"].seconds == pytest.approx(model * (1 / 4e8 + 1 / 5e8))
+    assert found["checkpoint upload"].seconds == pytest.approx(model / 1e6)
+    assert not found["checkpoint upload"].critical
+    assert found["check"].begins >= (6 + 3) * 12
+
+
+@pytest.mark.parametrize("role", ["miner", "validator"])
+@pytest.mark.parametrize("name", presets.names())
+def test_a_rounds_phases_name_what_they_wait_for_before_they_do(name: str, role: Role) -> None:
+    """Each name once; of a line, the one before; of a deadline, a phase."""
+    phases = round_phases(Setting(presets.read(name).first, 8, 64), role)
+    known: set[str] = set()
+    for phase in phases:
+        assert phase.name not in known
+        assert set(phase.after or ()) <= known
+        known.add(phase.name)
+    assert {deadline.phase for deadline in DEADLINES if deadline.role == role} <= known
+    assert all(work.amount >= 0 for phase in phases for work in (*phase.work, *phase.beside))
+
+
+def test_a_restart_reads_back_what_a_round_saved() -> None:
+    setting = Setting(presets.read("8b").first, 8, 64)
+    model = setting.sizes.model
+    miner, validator = restart_phases(setting, "miner"), restart_phases(setting, "validator")
+    assert (amount(miner, "read"), amount(validator, "read")) == (4 * model, model)
+    assert amount(miner, "hash") == 5 * model  # theta's digest as well
+
+
+def test_what_stands_in_other_modules_is_the_same_here() -> None:
+    assert FILE_BYTES == checkpoint.FILE_BYTES
+    assert (PART_BYTES, PART_BYTES) == (s3.PART_BYTES, merkle.SECTION_BYTES)
+    assert (FETCH_THREADS, PREFETCH_THREADS) == (payloads.MAX_THREADS, payloads.PREFETCH_THREADS)
+    assert POST_BLOCKS == WINDOW_MARGIN_BLOCKS

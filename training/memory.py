@@ -1,0 +1,239 @@
+"""Memory and disk of a node as built, by part and by moment. Arithmetic from the spec; no torch.
+
+GPUs: everything is sharded over them (FSDP2: fp32 parameters, gradients and the optimizer's state, bf16 matrix
+products), one input a layer is kept and the layer computed again for its gradient, logits are made in chunks. Parts
+are counted tensor by tensor; what the allocator and NCCL take on top is `RESERVE`.
+
+Host: what the ranks share (training/host.py), what a call makes for a moment, and, where a CPU trains, what a GPU would
+have. Pages of mapped files are the system's and not counted.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from protocol.spec import ModelSpec, RunSpec
+from training.sizes import BF16, FP32, LOGITS_PER_CHUNK, Recompute, Sizes, layer_parameters
+
+Role = Literal["miner", "validator"]
+
+RESERVE = 0.05
+"""Share of a GPU's memory that is left for the CUDA context, NCCL's buffers and fragmentation."""
+
+PROCESS_BYTES = 360_000_000
+"""What a process has before it holds a model: Python, torch and the chain's SDK (measured on a CPU)."""
+
+SLAB_BYTES = 1 << 28
+"""Of theta that is compressed at once on a GPU (training/trainer.py)."""
+
+CPU_BYTES = 4 << 30
+"""Activations and logits that a CPU may hold at once."""
+
+STEP_PARTS = ("weights_in_use", "gradients_in_use", "activations", "logits")
+"""What an inner step holds for a moment, beyond the shards."""
+
+
+def kept_layer_bytes(model: ModelSpec, recompute: Recompute) -> int:
+    """Bytes a token that one layer keeps from the forward to the backward pass, in bf16 but for what norms take in.
+
+    full: the layer's input. selective: that, and what matrix products and attention gave. none: fp32 inputs of both
+    norms; inputs of query, key and value, these turned, output of the attention; inputs of gate and up, both outputs,
+    silu and the product.
+    """
+    width, keys = model.width, model.width * model.kv_heads // model.heads
+    if recompute == "full":
+        return BF16 * width
+    if recompute == "selective":
+        return BF16 * (5 * width + 2 * keys + 2 * model.ffn)
+    return FP32 * 2 * width + BF16 * (4 * width + 2 * keys + 4 * model.ffn)
+
+
+# --- GPUs --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of one thing in both phases, each at its own peak: on each GPU, and on the host of all of them."""
+
+    gpu_computing: int = 0
+    gpu_communicating: int = 0
+    host_computing: int = 0
+    host_communicating: int = 0
+
+
+def memory_parts(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> dict[str, Part]:
+    """Memory of a miner by part, each at its own peak. `gpus` >= 1 share the model; each takes `micro_sequences` at
+    once."""
+    sizes = Sizes(spec)
+    shard, state = _shared(sizes.model, gpus), _shared(sizes.optimizer, gpus)
+    moments = step_moments(spec.model, gpus, micro_sequences, recompute).values()
+    on_gpu = {
+        "parameters": (shard, shard),
+        "gradients": (shard, 0),
+        "adam_moments": (state, state),
+        **{name: (max(moment[name] for moment in moments), 0) for name in STEP_PARTS},
+        "slabs": (0, min(5 * SLAB_BYTES, 5 * shard)),
+    }
+    host = host_moments(spec, "miner", ranks=gpus)
+    computing = host.pop(COMPUTING)
+    names = dict.fromkeys([*on_gpu, *(name for moment in host.values() for name in moment)])
+    return {
+        name: Part(
+            *on_gpu.get(name, (0, 0)),
+            computing.get(name, 0),
+            max(moment.get(name, 0) for moment in host.values()),
+        )
+        for name in names
+    }
+
+
+def memory_total(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> Part:
+    """Memory of all parts at its fullest moment: parts peak at different ones."""
+    parts = memory_parts(spec, gpus, micro_sequences, recompute)
+    moments = step_moments(spec.model, gpus, micro_sequences, recompute).values()
+    fullest = max(sum(moment.values()) for moment in moments)
+    host = {moment: sum(held.values()) for moment, held in host_moments(spec, "miner", ranks=gpus).items()}
+    computing = host.pop(COMPUTING)
+    return Part(
+        sum(part.gpu_computing for name, part in parts.items() if name not in STEP_PARTS) + fullest,
+        sum(part.gpu_communicating for part in parts.values()),
+        computing,
+        max(host.values()),
+    )
+
+
+def _shared(num_bytes: int, gpus: int) -> int:
+    """One GPU's part of fp32 values."""
+    return FP32 * -(-num_bytes // FP32 // gpus)
+
+
+def step_moments(
+    model: ModelSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full"
+) -> dict[str, dict[str, int]]:
+    """Bytes on one GPU beyond the shards, by part, at the moments of a micro-batch at which memory peaks.
+
+    Sharded (gpus > 1): weights are gathered in bf16, those of embedding and head for the whole step, layers one by one
+    with the next fetched ahead; gradients are bf16, then an fp32 buffer that is reduced. On one GPU autocast keeps
+    bf16 copies of all layers to the end of the forward pass, and gradients are fp32. The gradient of a tied head waits
+    for the embedding's, and their sum is a third tensor. Compiled layers and losses take less.
+    """
+    width, tokens, tied = model.width, micro_sequences * model.context, model.tie_embeddings
+    layer, table = layer_parameters(model), model.vocabulary * model.width
+    residual = BF16 * width * tokens
+    kept = kept_layer_bytes(model, recompute) * model.layers * tokens
+    again = (kept_layer_bytes(model, "none") - kept_layer_bytes(model, recompute)) * tokens
+    hidden = kept + (FP32 + 2 * BF16) * width * tokens
+    inside = kept + again + (BF16 * model.ffn + FP32 * width) * tokens
+    chunk = model.vocabulary * min(max(1, LOGITS_PER_CHUNK // model.vocabulary), tokens)
+    logits = (BF16 + FP32) * chunk
+    grad_logits = (2 * BF16 + FP32) * chunk
+
+    # Each moment: weights, gradients, activations, logits.
+    if gpus == 1:
+        low, full = BF16 * table, FP32 * table
+        matrix = (FP32 + BF16) * width * model.ffn
+        moments = {
+            "logits": (BF16 * model.layers * layer + low, 0, hidden, logits),
+            "gradient of the logits": (low, full, hidden, grad_logits),
+            "gradient of the head": (low, full + low, hidden, BF16 * chunk),
+            "gradient of a layer": (BF16 * layer, full * tied + matrix, inside, 0),
+            "gradient of the embedding": (0, full * (3 if tied else 1), residual, 0),
+        }
+    else:
+        tables = table if tied else 2 * table
+        low, gathered = BF16 * table, BF16 * tables
+        moments = {
+            "gathering": (2 * gathered, 0, 0, 0),
+            "logits": (gathered + BF16 * layer, 0, hidden, logits),
+            "gradient of the logits": (gathered + BF16 * layer, low, hidden, grad_logits),
+            "gradient of a layer": (gathered + 2 * BF16 * layer, low + (BF16 + FP32) * layer, inside, 0),
+            "gradient of the embedding": (gathered, low * (3 if tied else 2), residual, 0),
+            "reduction": (0, (BF16 + FP32) * tables, 0, 0),
+        }
+    return {moment: dict(zip(STEP_PARTS, taken, strict=True)) for moment, taken in moments.items()}
+
+
+def cpu_activations(model: ModelSpec, sequences: int) -> int:
+    """Activations and logits of so many sequences at once on a CPU: in fp32 at most twice what is counted in bf16."""
+    moments = step_moments(model, 1, sequences, "none").values()
+    return 2 * max(moment["activations"] + moment["logits"] for moment in moments)
+
+
+# --- host --------------------------------------------------------------------------------------------------------
+
+COMPUTING = "inner steps"
+
+
+def host_moments(
+    spec: RunSpec, role: Role, *, ranks: int = 1, cpu_activations: int | None = None
+) -> dict[str, dict[str, int]]:
+    """Bytes on a node's host, by part, at the moments of a round and of a restart at which memory peaks.
+
+    ranks: processes of the node, one for each GPU. cpu_activations: None where GPUs train; else what an inner step of
+    the CPU's one process holds beyond parameters, gradients and the optimizer's state, which the host then has too.
+    """
+    sizes = Sizes(spec)
+    model, payload = sizes.model, sizes.payload
+    on_cpu = cpu_activations is not None
+    module = {"parameters": model} if on_cpu else {}
+    trained = module | {"adam_moments": sizes.optimizer} if on_cpu else {}
+    always = {"processes": ranks * PROCESS_BYTES}
+    areas = {"theta": model, "spare": model}
+    # What travels is opened twice: the bytes as they are deciphered, and the records without the digest before them.
+    opened = {"payloads": (sizes.contributors + 1) * payload}
+    if role == "validator":
+        held = always | module | areas
+        checked = {"payloads": (sizes.gathered + 1) * payload}
+        applied = {"payloads": (sizes.gathered + sizes.contributors + 1) * payload}
+        # The records for all ranks, each rank's own copy, and what its weights were.
+        probed = {"probed": (1 + ranks) * payload + FP32 * kept_values(spec)}
+        return {
+            "check": held | checked,
+            "probe": held | checked | probed,
+            "outer step": held | applied,
+            "restart": always | module | {"theta": model},
+        }
+    areas |= {"error_feedback": model, "stored_moments": sizes.optimizer}
+    held = always | areas
+    gradients = {"gradients": model, "activations": cpu_activations} if cpu_activations is not None else {}
+    sealed = {"payloads": 4 * payload}
+    # "kept_back": what exceeds the norms that an outer step applies returns to the error feedback as new tensors.
+    return {
+        COMPUTING: held | trained | gradients,
+        "compress": held | trained | sealed | {"kept_back": model},
+        "swap": held | trained | sealed | {"moments_copy": sizes.optimizer},
+        "outer step": held | trained | opened,
+        "restart": always | trained | {name: areas[name] for name in ("theta", "error_feedback", "stored_moments")},
+    }
+
+
+def host_bytes_peak(spec: RunSpec, role: Role, *, ranks: int = 1, cpu_activations: int | None = None) -> int:
+    """The fullest moment."""
+    moments = host_moments(spec, role, ranks=ranks, cpu_activations=cpu_activations)
+    return max(sum(held.values()) for held in moments.values())
+
+
+def kept_values(spec: RunSpec) -> int:
+    """Values that a payload has."""
+    return sum(region.down * region.across * region.k for tensor in spec.layout for region in tensor.regions)
+
+
+# --- disk --------------------------------------------------------------------------------------------------------
+
+
+def disk_parts(spec: RunSpec, role: Role) -> dict[str, int]:
+    """Most bytes of a node's state on its disk, by part: what replaces a file is written before that one goes. The
+    data set is not among them: its files come as they are needed and stay."""
+    sizes = Sizes(spec)
+    if role == "miner":
+        return {
+            "theta": 2 * sizes.model,
+            "own_state": 2 * sizes.own,
+            "sealed": 2 * sizes.payload,
+            "cache": sizes.contributors * sizes.payload,
+        }
+    return {
+        "theta": 2 * sizes.model,
+        "checkpoint": sizes.model,
+        "cache": sizes.gathered * sizes.payload,
+        "payloads": (spec.gauntlet.copy_rounds + 1) * sizes.gathered * sizes.payload,
+    }

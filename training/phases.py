@@ -1,0 +1,283 @@
+"""What a round and a restart consist of, as built: one table for each role.
+
+A phase says how many bytes go through which rate by how many threads, and what it waits for; training/timeline.py makes
+times of that. Time counts from block D of the round before, the last instant at which both roles are idle: what follows
+settles that round, and the next D is the deadline. When the code changes, its line changes here; `murmur plan`, its
+refusals, a disk's wear and the utilization follow.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from protocol.spec import ClockSpec, RunSpec
+from training.memory import Role
+from training.sizes import Sizes, flops_per_token
+
+PART_BYTES = 16 << 20
+"""Part of an upload (storage/s3.py), and section of a payload that is read back (protocol/merkle.py)."""
+FILE_BYTES = 1 << 30
+"""Saved state is in files of about so many bytes, written and read beside each other (training/checkpoint.py)."""
+FETCH_THREADS, PREFETCH_THREADS = 16, 3
+"""Objects that are fetched, and hashed, beside each other (node/payloads.py)."""
+POST_BLOCKS = 2
+"""Until a post is in a block, at most (protocol/spec.py)."""
+SELECT_CALLS, LOOK_CALLS = 5, 3
+"""Looks at the chain for a selection; requests for one mirrored payload that is read back."""
+
+RateName = Literal[
+    "compute", "up", "down", "device", "copy", "fresh", "hash", "cipher", "write", "read", "compress", "apply", "probe",
+    "decode", "call", "wait",
+]  # fmt: skip
+"""A field of training/rates.py Rates."""
+
+Opening = Literal["commit", "reveal", "slots", "attest"]
+"""D, V, the last leader slot's end, X of the round before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """`amount` at a rate, by so many threads (of GPUs: by so many GPUs)."""
+
+    amount: float
+    rate: RateName
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Something that a node does once a round, or once in `every` rounds.
+
+    work: one after the other. beside: by other threads meanwhile; a phase lasts as long as the longest. after: phases
+    that must have ended, None: the one listed before. opens: the block that must be final. Phases with nothing between
+    them in `after` run beside each other.
+    """
+
+    name: str
+    work: tuple[Work, ...]
+    after: tuple[str, ...] | None = None
+    opens: Opening | None = None
+    beside: tuple[Work, ...] = ()
+    every: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """`phase` has to end by `by(clock)`, seconds from block D of the round before. In words: what the node does then,
+    when that is, and what becomes of it when it comes later."""
+
+    role: Role
+    phase: str
+    by: Callable[[ClockSpec], float]
+    does: str
+    when: str
+    missed: str
+
+
+DEADLINES = (
+    Deadline("miner", "commit", lambda c: seconds(c, c.round_blocks), "commits", "block D", "nobody counts its work"),
+    Deadline(
+        "validator",
+        "gather",
+        lambda c: opening(c, "reveal"),
+        "has read those who contribute",
+        "block V is final",
+        "whom it lacks it cannot select",
+    ),
+    Deadline(
+        "validator",
+        "record",
+        lambda c: seconds(c, c.reveal + c.leader_slots * c.leader_slot - c.commit),
+        "can post a record",
+        "the last leader slot",
+        "none is posted, and every round is void",
+    ),
+    Deadline(
+        "validator",
+        "held-out loss",
+        lambda c: opening(c, "commit") + seconds(c, c.round_blocks) + seconds(c, c.reveal - c.commit) / 2,
+        "is ready for the next round",
+        "half of its reveal window",
+        "it judges nobody in it",
+    ),
+)
+
+
+def seconds(clock: ClockSpec, blocks: float) -> float:
+    return blocks * clock.block_seconds
+
+
+def opening(clock: ClockSpec, block: Opening) -> float:
+    """Seconds from D until that block is final."""
+    slots_end = clock.reveal + clock.leader_slots * clock.leader_slot
+    offset = {"commit": clock.commit, "reveal": clock.reveal, "slots": slots_end, "attest": clock.attest}[block]
+    return seconds(clock, offset - clock.commit + clock.finality_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A run on a machine: `threads` of its CPUs, and `gpus` that train; on_gpu: False where its CPU does."""
+
+    spec: RunSpec
+    gpus: int
+    threads: int
+    on_gpu: bool = True
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.spec)
+
+    @property
+    def flops(self) -> int:
+        """Model FLOPs of one peer's round."""
+        inner, model = self.spec.inner, self.spec.model
+        return inner.steps * inner.sequences * model.context * flops_per_token(model)
+
+    # --- what many phases do -------------------------------------------------------------------------------------
+
+    def to_device(self, num_bytes: int) -> Work:
+        """To the GPUs or from them; where a CPU trains, its memory."""
+        return Work(num_bytes, "device", self.gpus) if self.on_gpu else Work(num_bytes, "copy", self.threads)
+
+    def copied(self, num_bytes: int) -> Work:
+        return Work(num_bytes, "copy", self.threads)
+
+    def saved(self, num_bytes: int) -> tuple[Work, ...]:
+        """training/checkpoint.py save: files beside each other, each hashed and written in turn, piece by piece."""
+        threads = self._files(num_bytes)
+        return Work(num_bytes, "hash", threads), Work(num_bytes, "write", threads)
+
+    def _files(self, num_bytes: int) -> int:
+        return min(self.threads, -(-num_bytes // FILE_BYTES))
+
+    def hashed(self, num_bytes: int) -> Work:
+        """sparseloco/digest.py theta_digest."""
+        return Work(num_bytes, "hash", min(self.threads, -(-num_bytes // PART_BYTES)))
+
+    def loaded(self, num_bytes: int) -> tuple[Work, ...]:
+        """training/checkpoint.py load: files mapped, read by being hashed, and copied to where they belong."""
+        threads = self._files(num_bytes)
+        return Work(num_bytes, "read", threads), Work(num_bytes, "hash", threads), self.copied(num_bytes)
+
+    def opened(self, payloads: int, hashes: int, hashers: int) -> tuple[Work, ...]:
+        """storage/seal.py unseal and sparseloco/wire.py parse_submission: hashed, deciphered, then copied without the
+        digest in front, one payload after the other."""
+        total = payloads * self.sizes.payload
+        return Work(hashes * total, "hash", hashers), Work(total, "cipher"), Work(2 * total, "fresh")
+
+    def fetched(self, shards: float) -> tuple[Work, ...]:
+        """training/shards.py: whole files of the data set, at the first touch of one."""
+        total = shards * self.sizes.shard
+        return Work(total, "down"), Work(total, "write"), Work(total, "hash"), Work(total, "copy")
+
+    def evaluated(self, sequences: int) -> Work:
+        """Forward passes: a third of training's FLOPs."""
+        model = self.spec.model
+        return Work(sequences * model.context * flops_per_token(model) / 3, "compute", self.gpus)
+
+    def posted(self) -> Work:
+        return Work(seconds(self.spec.clock, POST_BLOCKS), "wait")
+
+    def applied(self) -> tuple[Phase, ...]:
+        """node/node.py _apply: the agreed payloads, opened and applied, the new state saved and hashed."""
+        sizes, threads = self.sizes, self.threads
+        contributed = sizes.contributors * sizes.payload
+        return (
+            Phase("outer step", (self.copied(sizes.model), Work(contributed, "apply", threads))),
+            Phase("load weights", (self.to_device(sizes.model),)),
+            Phase("save consensus", self.saved(sizes.model)),
+            Phase("theta digest", (self.hashed(sizes.model),)),
+        )
+
+
+def round_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
+    """A round of a node that follows: it was selected and predicted as in the round before."""
+    return miner_phases(setting) if role == "miner" else validator_phases(setting)
+
+
+def miner_phases(setting: Setting) -> tuple[Phase, ...]:
+    """rounds/miner.py Miner.play, from D on, and node/node.py advance."""
+    sizes, threads = setting.sizes, setting.threads
+    contributed = sizes.contributors * sizes.payload
+    first_part = min(sizes.payload, PART_BYTES)
+    pack = Work(3 * sizes.model, "device", setting.gpus)  # theta and error there, the new error back
+    return (
+        Phase("reveal", (Work(seconds(setting.spec.clock, 1), "wait"), Work(2, "call")), (), "commit"),
+        Phase(
+            "swap",
+            (
+                setting.to_device(sizes.optimizer) if setting.on_gpu else Work(sizes.optimizer, "fresh", threads),
+                setting.copied(sizes.optimizer),
+            ),
+            ("reveal",),
+        ),
+        Phase("save own state", setting.saved(sizes.own)),
+        Phase(
+            "download",
+            (Work(contributed, "down"),),
+            (),
+            "commit",
+            (Work(contributed, "write"), Work(contributed, "hash", PREFETCH_THREADS)),
+        ),
+        Phase("select", (Work(SELECT_CALLS, "call"),), ("swap",), "attest"),
+        Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS), ("select", "download")),
+        *setting.applied(),
+        Phase("fetch data", setting.fetched(sizes.trained_shards)),
+        Phase("inner steps", (Work(setting.flops, "compute", setting.gpus),)),
+        Phase("compress", (pack if setting.on_gpu else Work(sizes.model, "compress", threads),)),
+        Phase("seal", (Work(sizes.payload, "fresh"), Work(sizes.payload, "cipher"), Work(sizes.payload, "hash"))),
+        Phase("upload ahead", (Work(sizes.payload - first_part, "up"),), ("compress",)),
+        Phase("save sealed", (Work(sizes.payload, "write"), Work(sizes.payload, "hash")), ("seal",)),
+        Phase("publish", (Work(first_part, "up"), Work(1, "call")), ("save sealed", "upload ahead")),
+        Phase("commit", (setting.posted(),)),
+    )
+
+
+def validator_phases(setting: Setting) -> tuple[Phase, ...]:
+    """rounds/validator.py Validator.play, from D on."""
+    spec, sizes, threads = setting.spec, setting.sizes, setting.threads
+    gathered, contributed = sizes.gathered * sizes.payload, sizes.contributors * sizes.payload
+    reserve = gathered - contributed  # the book's best are asked first; who is not there by V is left out
+    sent = 2 * sizes.probes * sizes.payload  # there and back
+    # training/trainer.py probe: weights on a GPU are moved by the reference, which every rank has decode all of it.
+    moved = Work(sent, "decode") if setting.on_gpu else Work(sent, "probe", threads)
+    looked = sizes.contributors * min(sizes.payload, PART_BYTES)
+    return (
+        Phase(
+            "gather",
+            (Work(contributed, "down"),),
+            (),
+            "commit",
+            (Work(contributed, "write"), Work(contributed, "hash", FETCH_THREADS)),
+        ),
+        Phase("gather reserve", (Work(reserve, "down"),), beside=(Work(reserve, "write"),)),
+        Phase("check", setting.opened(sizes.gathered, 2, 1), ("gather",), "reveal"),
+        Phase("mirror", (Work(gathered, "fresh"), Work(gathered, "hash"), Work(gathered, "up"))),
+        Phase("record", (Work(looked, "down"), Work(LOOK_CALLS * sizes.contributors, "call"), setting.posted())),
+        Phase("attest", (setting.posted(),), opens="slots"),
+        Phase("fetch data", setting.fetched(sizes.evaluated_shards)),
+        Phase("probe", (Work(2 * sent, "fresh"), moved)),
+        Phase("losses", (setting.evaluated(sizes.losses),)),
+        Phase("select", (Work(SELECT_CALLS, "call"),), opens="attest"),
+        Phase("fold", (Work(gathered, "write"),)),
+        Phase("pay", (setting.posted(),), every=spec.gauntlet.weight_rounds),
+        Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS)),
+        *setting.applied(),
+        Phase("held-out loss", (setting.evaluated(spec.data.held_out_sequences),)),
+        Phase("checkpoint upload", (Work(sizes.model, "up"),), ("save consensus",), every=spec.checkpoint_rounds),
+    )
+
+
+def restart_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
+    """node/build.py build and node/held.py resume: each rank builds the whole model and gives its GPU all of it. A
+    joiner gets the checkpoint before."""
+    sizes = setting.sizes
+    build = Work((setting.gpus + 1) * sizes.model, "device", setting.gpus)
+    own = Phase("load own state", (*setting.loaded(sizes.own), setting.to_device(sizes.optimizer)))
+    return (
+        Phase("fetch checkpoint", (Work(sizes.model, "down"), Work(sizes.model, "write")), ()),
+        Phase("build", (build if setting.on_gpu else setting.copied(2 * sizes.model),), ()),
+        *((own,) if role == "miner" else ()),
+        Phase("load consensus", (*setting.loaded(sizes.model), setting.to_device(sizes.model))),
+        Phase("theta digest", (setting.hashed(sizes.model),)),
+    )

@@ -1,0 +1,55 @@
+"""What a machine does a second: stated for a server, or measured by `murmur plan --measure` (murmur/measure.py)."""
+
+from dataclasses import dataclass
+from math import inf
+
+SUSTAINED_FLOPS = 530e12
+"""Model FLOP/s of one GPU in the published run: 20 minutes for its round on eight B200, 24 % of their bf16 peak."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Units a second: of one thread (link, GPU), and the most that all together reach."""
+
+    one: float
+    most: float = inf
+
+    def seconds(self, amount: float, threads: int) -> float:
+        """What `amount` takes when so many work on it."""
+        return amount / min(threads * self.one, self.most)
+
+
+ONCE = Rate(1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """A machine and its links. Bytes a second unless said otherwise.
+
+    The defaults are a stated server: 64 threads, a disk of 5 GB/s. What one thread does was measured on an AMD EPYC
+    (docs/plan.md names the source of each); what 64 do together is assumed.
+
+    compute: model FLOP/s of training, one GPU. device: bytes between the host and one GPU. copy: into memory that was
+    used before; fresh: into new memory. hash: sha256. cipher: AES-CTR. write: to a file, with fsync. read: of a file.
+    compress: bytes of the model. apply, probe, decode: bytes of payloads: added in an outer step; put on weights, or
+    taken back, by the native codec; the same by the reference. call: exchanges with a bucket or the chain. wait:
+    seconds as such.
+    """
+
+    threads: int = 64
+    compute: Rate = Rate(SUSTAINED_FLOPS)
+    up: Rate = Rate(0.0)
+    down: Rate = Rate(0.0)
+    device: Rate = Rate(10e9)
+    copy: Rate = Rate(4e9, 100e9)
+    fresh: Rate = Rate(1.5e9, 30e9)
+    hash: Rate = Rate(1.1e9, 64e9)
+    cipher: Rate = Rate(3.8e9, 100e9)
+    write: Rate = Rate(1.5e9, 5e9)
+    read: Rate = Rate(1.3e9, 5e9)
+    compress: Rate = Rate(3.6e9, 35e9)
+    apply: Rate = Rate(1.9e9, 60e9)
+    probe: Rate = Rate(90e6, 3e9)
+    decode: Rate = Rate(7e6, 7e6)
+    call: Rate = Rate(2.0, 2.0)
+    wait: Rate = ONCE

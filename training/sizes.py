@@ -1,0 +1,130 @@
+"""How large the things of a run are: parameters, FLOPs, and bytes by name. Exact, from the spec. No torch."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from protocol.spec import ModelSpec, RunSpec
+
+LOGITS_PER_CHUNK = 1 << 26
+"""Logits that training/model.py has at once: 256 MiB in fp32. A 262,144-row vocabulary is done 256 positions at a
+time."""
+
+Recompute = Literal["none", "selective", "full"]
+"""What a layer computes again for its gradient instead of keeping it: nothing; what is cheap beside matrix products and
+attention; everything, from the layer's input on. Results are the same. A matter of each node."""
+
+FP32, BF16 = 4, 2
+
+SHARD_TOKENS = 1 << 24
+"""Tokens of a file of a data set as training/shards.py builds them."""
+
+
+def layer_parameters(model: ModelSpec) -> int:
+    """Parameters of one layer."""
+    return sum(prod(shape) for name, shape in model.shapes().items() if name.startswith("layers.0."))
+
+
+def matrix_parameters(model: ModelSpec) -> int:
+    """Parameters in the matrices of all layers."""
+    return model.layers * sum(
+        prod(shape) for name, shape in model.shapes().items() if name.startswith("layers.0.") and len(shape) == 2
+    )
+
+
+def untied_parameters(model: ModelSpec) -> int:
+    """Parameters with embedding and head counted separately, tied or not: how published counts are often given."""
+    return sum(prod(shape) for shape in model.model_copy(update={"tie_embeddings": False}).shapes().values())
+
+
+def flops_per_token(model: ModelSpec) -> int:
+    """FLOPs of training on one token, forward and backward, without what is computed again.
+
+    6 for each weight of a matrix product (the embedding is a look-up, the head a product), and causal attention:
+    scores and weighted values of (T + 1) / 2 positions, 2 FLOPs each, three times over.
+    """
+    matrices = sum(prod(shape) for name, shape in model.shapes().items() if len(shape) == 2)
+    products = matrices if model.tie_embeddings else matrices - model.vocabulary * model.width
+    return 6 * products + 6 * model.layers * model.width * (model.context + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a node holds, writes and moves, by name, in bytes unless a name says otherwise."""
+
+    spec: RunSpec
+
+    @property
+    def model(self) -> int:
+        """theta, the error feedback, or any other fp32 copy of the parameters."""
+        return FP32 * self.spec.layout.num_parameters
+
+    @property
+    def optimizer(self) -> int:
+        """The optimizer's state: AdamW has two values of each parameter, Muon one of each entry of the layers'
+        matrices."""
+        muons = self.spec.inner.optimizer == "muon"
+        return 2 * self.model - FP32 * matrix_parameters(self.spec.model) * muons
+
+    @property
+    def own(self) -> int:
+        """What a miner alone has: error feedback and the optimizer's state."""
+        return self.model + self.optimizer
+
+    @property
+    def payload(self) -> int:
+        return self.spec.object_bytes
+
+    @property
+    def contributors(self) -> int:
+        """How many peers contribute to a full round."""
+        return self.spec.gauntlet.contributors
+
+    @property
+    def gathered(self) -> int:
+        """How many peers a validator hears and mirrors when as many mine as can contribute or stand in reserve."""
+        return self.contributors + self.spec.gauntlet.reserve
+
+    @property
+    def evaluated(self) -> int:
+        """How many of those a validator evaluates."""
+        return min(self.spec.gauntlet.evaluations, self.gathered)
+
+    @property
+    def probes(self) -> int:
+        """How many updates it probes for that: of the evaluated and of their reference peers."""
+        return min(self.gathered, self.evaluated * (1 + self.spec.gauntlet.references))
+
+    @property
+    def losses(self) -> int:
+        """Sequences whose loss it asks for (gauntlet/loss.py): theta's on every evaluated peer's pages and on nobody's;
+        each probed update's on nobody's; every evaluated peer's and its reference peers' on its pages."""
+        rules = self.spec.gauntlet
+        asked = (self.evaluated + 1) + self.probes + self.evaluated * (1 + rules.references)
+        return rules.sample_sequences * asked
+
+    @property
+    def shard(self) -> int:
+        """A file of the data set."""
+        return SHARD_TOKENS * (2 if self.spec.model.vocabulary <= 1 << 16 else 4)
+
+    @property
+    def trained_shards(self) -> float:
+        """Files that a peer's pages of a round touch, on average."""
+        return self._touched(self.spec.pages_per_round, self.spec.page_tokens)
+
+    @property
+    def evaluated_shards(self) -> float:
+        """Files that a validator's samples of a round touch: pages of every evaluated peer, and as many places of
+        nobody's as there are sequences."""
+        rules, context = self.spec.gauntlet, self.spec.model.context
+        pages = min(rules.sample_sequences, self.spec.pages_per_round) * self.evaluated
+        assigned = self._touched(pages, self.spec.page_tokens)
+        return min(assigned + self._touched(rules.sample_sequences, context), self._shards)
+
+    @property
+    def _shards(self) -> int:
+        return -(-self.spec.data.num_tokens // SHARD_TOKENS)
+
+    def _touched(self, places: int, tokens: int) -> float:
+        return min(places * (1 + tokens / SHARD_TOKENS), self._shards)
