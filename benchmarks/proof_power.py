@@ -21,7 +21,7 @@ from gauntlet.checks import Checked
 from gauntlet.loss import bounded, evaluate
 from gauntlet.sampling import Seed, references, samples
 from gauntlet.selection import standing
-from localnet.spec import PRESET
+from localnet.spec import CONFIGS
 from localnet.text import text_data
 from protocol.assignment import Draw, assigned, page_at
 from protocol.spec import RunSpec
@@ -40,7 +40,7 @@ KINDS = ("honest", "lazy", "wandering", "half", "noise")
 
 
 def spec_with(changes: Changes, shards: Shards) -> RunSpec:
-    table = tomllib.loads(PRESET.read_text())
+    table = tomllib.loads((CONFIGS / "tiny.toml").read_text())
     for name, fields in changes.items():
         table.setdefault(name, {}).update(fields)
     table["data"] |= {"index": shards.digest.hex(), "num_tokens": shards.train.num_tokens}

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import FrameType
 
 from localnet.kinds import FAULTS
-from localnet.plan import Plan
+from localnet.plan import PRESETS, TINY, Plan
 from protocol.errors import ConfigError
 from storage.folder import new_folder
 
@@ -32,6 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(),
         metavar="N,N,...",
         help="processes that each honest miner trains on, in order (default 1 each): several share one model",
+    )
+    parser.add_argument(
+        "--preset",
+        choices=list(PRESETS),
+        default=TINY,
+        help="what to train: a tiny model, or one whose payloads travel in parts, for which every node takes 2 GB of "
+        "memory (default %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of theta_0 (default %(default)s)")
     parser.add_argument(
@@ -69,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
         ranks=options.ranks,
         chaos=options.chaos,
         store=options.store,
+        preset=options.preset,
     )
     return play(plan, stop.check)
 

@@ -18,7 +18,7 @@ from localnet import calibration
 from localnet.inject import Injector
 from localnet.links import Links
 from localnet.members import Member, configured, first_program, make_wallets, program
-from localnet.plan import BLOCK_SECONDS, NEWCOMER, Plan
+from localnet.plan import BLOCK_SECONDS, NEWCOMER, PRESETS, Plan
 from localnet.processes import Processes, undisturbed
 from localnet.spec import draft, seal, to_toml
 from localnet.standing import Standing
@@ -31,9 +31,6 @@ from protocol.spec import RunSpec
 from protocol.types import PeerId
 
 START_SECONDS = 180.0
-NODE_SECONDS = 30.0
-"""What each further node may add to the start: they all rehearse at once."""
-
 STORE, DEVNET = SERVERS = ("store", "devnet")
 
 Say = Callable[[str], None]
@@ -160,9 +157,9 @@ def open_network(plan: Plan, say: Say) -> Network:
         register(devnet.url, wallets, names)
         say("starting the nodes and measuring how long a round takes on this machine")
         go = plan.folder / "go"
-        drafted = draft(devnet.genesis, wallets["owner"].hotkey.ss58_address, data)
+        drafted = draft(plan.preset, devnet.genesis, wallets["owner"].hotkey.ss58_address, data)
         _start_nodes(plan, processes, members, drafted, go)
-        phases = _measured(processes, members)
+        phases = _measured(processes, members, START_SECONDS + PRESETS[plan.preset] * len(members))
         await_permits(devnet, wallets, names, say)
         owner = open_subnet(devnet.url, wallets["owner"])
         spec = seal(plan, drafted, phases, owner, store, data)
@@ -223,9 +220,8 @@ def _start_nodes(
         processes.start(member.name, first_program(member, path, go), program(member))
 
 
-def _measured(processes: Processes, members: Mapping[str, Member]) -> dict[str, list[float]]:
+def _measured(processes: Processes, members: Mapping[str, Member], patience: float) -> dict[str, list[float]]:
     files = [member.measured for member in members.values()]
-    patience = START_SECONDS + NODE_SECONDS * len(members)
     _wait_for(lambda: all(file.exists() for file in files), processes, "the nodes", patience)
     return calibration.merge(json.loads(file.read_text()) for file in files)
 

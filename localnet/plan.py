@@ -9,6 +9,9 @@ NETUID = 1
 BLOCK_SECONDS = 0.25
 CALL_SECONDS = 15.0
 NEWCOMER = "newcomer-"
+TINY = "tiny"
+PRESETS = {TINY: 30.0, "parts": 300.0}
+"""Of configs/, those that train on a few cores. Seconds that each node may add to the start: all rehearse at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +19,8 @@ class Plan:
     """What to build. `faults`: kinds of localnet/faults.py, one miner each, beside `miners` honest ones. `newcomers`:
     honest miners that are registered, but run only from `Network.join` on. `ranks`: processes of each honest miner, in
     order; one where it ends. `chaos`: the seed of what goes wrong (localnet/chaos.py); None: nothing does. `store`: the
-    credentials file (localnet/store.py) of an S3 server that runs already; None: the network starts its own."""
+    credentials file (localnet/store.py) of an S3 server that runs already; None: the network starts its own.
+    `preset`: what is trained."""
 
     folder: Path
     rounds: int = 12
@@ -28,6 +32,7 @@ class Plan:
     ranks: tuple[int, ...] = ()
     chaos: int | None = None
     store: Path | None = None
+    preset: str = TINY
 
     def names(self) -> dict[str, tuple[str, str | None]]:
         """name -> (role, fault), the owner first."""

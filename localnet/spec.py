@@ -23,14 +23,14 @@ from training.genesis import genesis_state
 from training.replica import Replica, genesis_theta
 from training.shards import Shards
 
-PRESET = Path(__file__).resolve().parents[1] / "configs" / "tiny.toml"
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 LEAD_SECONDS = 4.0
 """From the sealed spec to round 0: what nodes that are loaded already need to find the run."""
 
 
-def draft(genesis: str, owner: str, data: Path) -> dict[str, Any]:
+def draft(preset: str, genesis: str, owner: str, data: Path) -> dict[str, Any]:
     """Everything of the spec but the clock, which is a placeholder, and theta_0."""
-    table = tomllib.loads(PRESET.read_text())
+    table = tomllib.loads((CONFIGS / f"{preset}.toml").read_text())
     shards = Shards.open(data)
     table["data"] |= {"index": shards.digest.hex(), "num_tokens": shards.train.num_tokens}
     return table | {

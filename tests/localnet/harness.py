@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,11 @@ class Run:
         return self.process.wait(seconds)
 
     @property
+    def id(self) -> Digest:
+        """The run's, once its spec is sealed."""
+        return _run_id(self.folder)
+
+    @property
     def report(self) -> dict[str, Any]:
         body = json.loads((self.folder / "report.json").read_text())
         assert isinstance(body, dict)
@@ -142,7 +148,7 @@ def secrets_of(folder: Path) -> dict[str, bytes]:
     for path in (folder / "wallets").glob("*/hotkeys/default"):
         body = json.loads(path.read_text())
         secrets |= {f"{field} of {path}": body[field] for field in ("secretSeed", "secretPhrase") if body.get(field)}
-    run = Digest(bytes.fromhex(_run_id(folder)))
+    run = _run_id(folder)
     for home in (folder / "nodes").iterdir():
         store = StateStore(home, run)
         saved = store.load()
@@ -152,10 +158,8 @@ def secrets_of(folder: Path) -> dict[str, bytes]:
     return {what: secret.encode() for what, secret in secrets.items()}
 
 
-def _run_id(folder: Path) -> str:
-    from hashlib import sha256
-
-    return sha256((folder / "spec.json").read_bytes()).hexdigest()
+def _run_id(folder: Path) -> Digest:
+    return Digest(sha256((folder / "spec.json").read_bytes()).digest())
 
 
 def told(folder: Path) -> Iterable[Path]:

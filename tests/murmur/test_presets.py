@@ -70,5 +70,7 @@ def test_a_file_that_is_no_spec_is_refused_with_its_name(text: str, expected: st
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"no spec 'covenant'.*150m, 1b, 8b, covenant-72b, intellect-10b, tiny"):
+    with pytest.raises(
+        ConfigError, match=r"no spec 'covenant'.*150m, 1b, 8b, covenant-72b, intellect-10b, parts, tiny"
+    ):
         presets.read("covenant")

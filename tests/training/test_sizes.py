@@ -13,6 +13,7 @@ from training.sizes import SHARD_TOKENS, Sizes, flops_per_token, layer_parameter
 
 COUNTS = {
     "tiny": (115_072, 131_520),
+    "parts": (37_953_024, 38_150_400),
     "150m": (182_215_680, 214_983_680),
     "1b": (1_235_814_400, 1_498_482_688),
     "8b": (8_030_261_248, 8_030_261_248),
