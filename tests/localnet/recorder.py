@@ -1,7 +1,7 @@
 """A server between a network and its store: writes down what is asked for, and can hold an object's body back."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,8 +14,8 @@ _BLOCK = 256 << 10
 
 @dataclass(frozen=True)
 class Request:
-    """One that was answered. `path`: /BUCKET/KEY. `first`: the first byte that a GET asked for. `upload`: what a request
-    about an upload is about: begin, part N or complete."""
+    """One that was answered. `path`: /BUCKET/KEY. `first`: the first byte that a GET asked for. `upload`: what a
+    request about an upload is about: begin, part N or complete."""
 
     method: str
     path: str
