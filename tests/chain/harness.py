@@ -107,12 +107,14 @@ class FakeHarness:
 
 
 class DevnetHarness:
-    """A devnet process, and the adapter on it. Registration and stake go over the operator's real calls."""
+    """A devnet process, and the adapter on it. Registration and stake go over the operator's real calls. With
+    commit-reveal it also has the 1024 weights that a real subnet asks for."""
 
     stake_rao = STAKE_RAO
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, commit_reveal: bool = False) -> None:
         self._folder = folder
+        self._commit_reveal = commit_reveal
         self._wallets = [wallet(f"//contract//{name}") for name in ("validator", "first", "second", "outsider")]
         self._owner = wallet("//contract//owner")
         self._chains: dict[int, SubtensorChain] = {}
@@ -138,6 +140,8 @@ class DevnetHarness:
             netuid=NETUID,
             tempo_blocks=EPOCH,
             weights_rate_limit_blocks=RATE_LIMIT,
+            commit_reveal=self._commit_reveal,
+            min_allowed_weights=1024 if self._commit_reveal else 1,
         )
         self._process = launch.start(
             self._folder, genesis, block_seconds=BLOCK_SECONDS, finality_lag_blocks=FINALITY_LAG
@@ -165,7 +169,8 @@ class DevnetHarness:
 
     def fresh_chain(self, who: int) -> SubtensorChain:
         assert self._process is not None
-        chain = open_chain(self._process.url, NETUID, self._wallets[who], call_timeout_seconds=CALL_SECONDS)
+        wallet = self._wallets[who]
+        chain = open_chain(self._process.url, NETUID, wallet, local=True, call_timeout_seconds=CALL_SECONDS)
         self._opened.append(chain)
         return chain
 

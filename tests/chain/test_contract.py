@@ -33,7 +33,7 @@ def harness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             yield harness
 
 
-@pytest.fixture(scope="module", params=[FakeHarness], ids=["fake"])
+@pytest.fixture(scope="module", params=[FakeHarness, DevnetHarness], ids=["fake", "devnet"])
 def concealing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     """The same subnet with commit-reveal on."""
     folder = tmp_path_factory.mktemp("concealing")
