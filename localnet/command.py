@@ -7,7 +7,7 @@ from types import FrameType
 
 from localnet.kinds import FAULTS
 from localnet.plan import PRESETS, TINY, Plan
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, MurmurError
 from storage.folder import new_folder
 
 CHAOS_ROUNDS = 8
@@ -78,7 +78,11 @@ def run(options: argparse.Namespace) -> int:
         store=options.store,
         preset=options.preset,
     )
-    return play(plan, stop.check)
+    try:
+        return play(plan, stop.check)
+    except MurmurError:
+        stop.check()  # what was broken off in a library's depths may come out as another fault
+        raise
 
 
 def _check(options: argparse.Namespace) -> None:
