@@ -195,7 +195,7 @@ class S3Bucket:
                 for item in found:
                     self._client.abort_multipart_upload(Bucket=self._bucket, Key=item["Key"], UploadId=item["UploadId"])
                 aborted += len(found)
-                if not page.get("IsTruncated") or not found:  # rclone leaves it out where it has told all
+                if not page["IsTruncated"] or not found:
                     break
         return aborted
 
