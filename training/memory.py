@@ -224,15 +224,15 @@ def disk_parts(spec: RunSpec, role: Role) -> dict[str, int]:
     """Most bytes of a node's state on its disk, by part: what replaces a file is written before that one goes. The
     data set is not among them: its files come as they are needed and stay."""
     sizes = Sizes(spec)
+    # A snapshot that is written once an interval. Disks that do not keep up let two intervals pass.
+    consensus = {"snapshot": 2 * sizes.model, "log": spec.checkpoint_rounds * sizes.contributors * sizes.payload}
     if role == "miner":
-        return {
-            "theta": 2 * sizes.model,
+        return consensus | {
             "own_state": 2 * sizes.own,
             "sealed": 2 * sizes.payload,
             "cache": sizes.contributors * sizes.payload,
         }
-    return {
-        "theta": 2 * sizes.model,
+    return consensus | {
         "checkpoint": sizes.model,
         "cache": sizes.gathered * sizes.payload,
         "payloads": (spec.gauntlet.copy_rounds + 1) * sizes.gathered * sizes.payload,

@@ -179,15 +179,22 @@ class Setting:
         return Work(seconds(self.spec.clock, POST_BLOCKS), "wait")
 
     def applied(self) -> tuple[Phase, ...]:
-        """node/node.py _apply: the agreed payloads, opened and applied, the new state saved and hashed."""
-        sizes, threads = self.sizes, self.threads
+        """node/held.py apply: the agreed payloads applied, and theta hashed. Saved is which payloads they were."""
+        return (*self.stepped(), Phase("theta digest", (self.hashed(self.sizes.model),)))
+
+    def stepped(self) -> tuple[Phase, ...]:
+        """training/replica.py outer_step."""
+        sizes = self.sizes
         contributed = sizes.contributors * sizes.payload
         return (
-            Phase("outer step", (self.copied(sizes.model), Work(contributed, "apply", threads))),
+            Phase("outer step", (self.copied(sizes.model), Work(contributed, "apply", self.threads))),
             Phase("load weights", (self.to_device(sizes.model),)),
-            Phase("save consensus", self.saved(sizes.model)),
-            Phase("theta digest", (self.hashed(sizes.model),)),
         )
+
+    def snapshot(self) -> Phase:
+        """node/snapshot.py: theta to the disk beside the rounds, from when it is hashed."""
+        written = self.saved(self.sizes.model)
+        return Phase("snapshot", written, ("theta digest",), every=self.spec.checkpoint_rounds)
 
 
 def round_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
@@ -222,7 +229,8 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("select", (Work(SELECT_CALLS, "call"),), ("swap",), "attest"),
         Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS), ("select", "download")),
         *setting.applied(),
-        Phase("fetch data", setting.fetched(sizes.trained_shards)),
+        setting.snapshot(),
+        Phase("fetch data", setting.fetched(sizes.trained_shards), ("theta digest",)),
         Phase("inner steps", (Work(setting.flops, "compute", setting.gpus),)),
         Phase("compress", (pack if setting.on_gpu else Work(sizes.model, "compress", threads),)),
         Phase("seal", (Work(sizes.payload, "fresh"), Work(sizes.payload, "cipher"), Work(sizes.payload, "hash"))),
@@ -263,21 +271,26 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("pay", (setting.posted(),), every=spec.gauntlet.weight_rounds),
         Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS)),
         *setting.applied(),
-        Phase("held-out loss", (setting.evaluated(spec.data.held_out_sequences),)),
-        Phase("checkpoint upload", (Work(sizes.model, "up"),), ("save consensus",), every=spec.checkpoint_rounds),
+        setting.snapshot(),
+        Phase("checkpoint upload", (Work(sizes.model, "up"),), every=spec.checkpoint_rounds),
+        Phase("held-out loss", (setting.evaluated(spec.data.held_out_sequences),), ("theta digest",)),
     )
 
 
 def restart_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
-    """node/build.py build and node/held.py resume: each rank builds the whole model and gives its GPU all of it. A
-    joiner gets the checkpoint before."""
-    sizes = setting.sizes
+    """node/build.py build and node/held.py resume: each rank builds the whole model and gives its GPU all of it; the
+    snapshot, and the payloads of as many rounds as there are at most until the next one is whole. A joiner gets the
+    checkpoint before."""
+    sizes, rounds = setting.sizes, setting.spec.checkpoint_rounds
     build = Work((setting.gpus + 1) * sizes.model, "device", setting.gpus)
     own = Phase("load own state", (*setting.loaded(sizes.own), setting.to_device(sizes.optimizer)))
+    payloads = Work(sizes.contributors * sizes.payload, "read")
+    step = (payloads, *setting.opened(sizes.contributors, 1, 1), *(work for p in setting.stepped() for work in p.work))
     return (
         Phase("fetch checkpoint", (Work(sizes.model, "down"), Work(sizes.model, "write")), ()),
         Phase("build", (build if setting.on_gpu else setting.copied(2 * sizes.model),), ()),
         *((own,) if role == "miner" else ()),
-        Phase("load consensus", (*setting.loaded(sizes.model), setting.to_device(sizes.model))),
+        Phase("load snapshot", (*setting.loaded(sizes.model), setting.to_device(sizes.model))),
+        Phase("replay", step * rounds),
         Phase("theta digest", (setting.hashed(sizes.model),)),
     )
