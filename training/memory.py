@@ -224,7 +224,6 @@ def disk_parts(spec: RunSpec, role: Role) -> dict[str, int]:
     """Most bytes of a node's state on its disk, by part: what replaces a file is written before that one goes. The
     data set is not among them: its files come as they are needed and stay."""
     sizes = Sizes(spec)
-    # A snapshot that is written once an interval. Disks that do not keep up let two intervals pass.
     consensus = {"snapshot": 2 * sizes.model, "log": spec.checkpoint_rounds * sizes.contributors * sizes.payload}
     if role == "miner":
         return consensus | {

@@ -125,7 +125,7 @@ def test_a_miners_phases_by_hand() -> None:
         return [found[name].seconds for name in names]
 
     saving = 1 / 4e8 + 1 / 5e8  # hash and write, by four threads
-    assert seconds("save own state", "save consensus") == pytest.approx([3 * model * saving, model * saving])
+    assert seconds("save own state", "snapshot") == pytest.approx([3 * model * saving, model * saving])
     assert seconds("theta digest") == pytest.approx([model / 4e8])
     assert seconds("compress", "load weights") == pytest.approx([3 * model / 2e9, model / 2e9])
     assert seconds("swap") == pytest.approx([2 * model / 2e9 + 2 * model / 2e9])
@@ -136,6 +136,8 @@ def test_a_miners_phases_by_hand() -> None:
     assert found["upload ahead"].begins == found["seal"].begins == found["compress"].ends
     assert found["upload ahead"].overlaps[-2:] == ("seal", "save sealed")
     assert not found["save own state"].critical
+    assert not found["snapshot"].critical
+    assert "inner steps" in found["snapshot"].overlaps
     assert found["commit"].critical
 
 
@@ -155,9 +157,11 @@ def test_a_validators_phases_by_hand() -> None:
     assert found["probe"].seconds == pytest.approx(24 * 2 * payload * (2 / 5e8 + 1 / 1e6))
     native = timed("1b", "validator", on_gpu=False)["probe"]
     assert native.seconds == pytest.approx(24 * 2 * payload * (2 / 5e8 + 1 / 3e7))
-    assert found["save consensus"].seconds == pytest.approx(model * (1 / 4e8 + 1 / 5e8))
+    assert found["snapshot"].seconds == pytest.approx(model * (1 / 4e8 + 1 / 5e8))
     assert found["checkpoint upload"].seconds == pytest.approx(model / 1e6)
+    assert found["checkpoint upload"].begins == found["snapshot"].ends
     assert not found["checkpoint upload"].critical
+    assert not found["snapshot"].critical
     assert found["check"].begins >= (6 + 3) * 12
 
 
@@ -175,12 +179,13 @@ def test_a_rounds_phases_name_what_they_wait_for_before_they_do(name: str, role:
     assert all(work.amount >= 0 for phase in phases for work in (*phase.work, *phase.beside))
 
 
-def test_a_restart_reads_back_what_a_round_saved() -> None:
+def test_a_restart_reads_back_a_snapshot_and_an_interval_of_payloads() -> None:
     setting = Setting(presets.read("8b").first, 8, 64)
-    model = setting.sizes.model
+    model, log = setting.sizes.model, 8 * 20 * setting.sizes.payload
     miner, validator = restart_phases(setting, "miner"), restart_phases(setting, "validator")
-    assert (amount(miner, "read"), amount(validator, "read")) == (4 * model, model)
-    assert amount(miner, "hash") == 5 * model  # theta's digest as well
+    assert (amount(miner, "read"), amount(validator, "read")) == (4 * model + log, model + log)
+    assert amount(miner, "hash") == 5 * model + log  # theta's digest as well
+    assert (amount(miner, "cipher"), amount(miner, "apply")) == (log, log)
 
 
 def test_what_stands_in_other_modules_is_the_same_here() -> None:
