@@ -56,7 +56,7 @@ class Held:
         self, first: RunSpec, run: Digest, replica: Replica, store: StateStore, events: Events, time: Time = REAL
     ) -> None:
         self.first, self.run_id = first, run
-        self.replica, self.store, self.events = replica, store, events
+        self.replica, self.store, self.events, self._time = replica, store, events, time
         self.timeline = Timeline(time)
         """What the time since the last applied round went into."""
         self.own = OwnState(store.own, replica, time)
@@ -99,8 +99,8 @@ class Held:
                 count=len(saved.consensus.log),
                 round=saved.consensus.snapshot.round,
             )
-        theta = saved.theta
-        for step in saved.consensus.log:
+        theta, began = saved.theta, self._time.now()
+        for done, step in enumerate(saved.consensus.log, 1):
             try:
                 updates = self.redo.updates(step)
             except Lost as fault:
@@ -118,6 +118,11 @@ class Held:
                 break
             self.replica.outer_step(updates, alpha=step.alpha, aggregate=step.aggregate)
             self.consensus = replace(self.consensus, log=(*self.consensus.log, step))
+            logger.info(
+                "replayed round {round}, about {left} s left",
+                round=step.round,
+                left=int((self._time.now() - began) / done * (len(saved.consensus.log) - done)),
+            )
         if self.replica.digest() != theta:
             raise CheckpointCorrupt(
                 "the saved snapshot and the payloads since give another theta than the one that was saved"
@@ -195,6 +200,8 @@ class Held:
 
     def stand(self, round: int, link: Digest) -> None:
         """Save: we stand at the start of `round` with the theta that the replica holds."""
+        if (snapshot := self.snapshots.take()) is not None:
+            self.consensus = self.consensus.since(snapshot)
         self.save(round=round, consensus=self.consensus, theta=self.replica.digest(), link=link)
         self.begin_snapshot()
 
@@ -226,14 +233,16 @@ class Held:
     # --- disk ------------------------------------------------------------------------------------------------
 
     def save(self, **changes: object) -> None:
-        """Commit a new saved state: the node's only commit point. A snapshot that is whole by now is part of it."""
-        snapshot = self.snapshots.take()
-        saved = replace(self.saved, **changes)  # type: ignore[arg-type]
-        if snapshot is not None:
+        """Commit a new saved state: the node's only commit point."""
+        self.saved = replace(self.saved, **changes)  # type: ignore[arg-type]
+        self.store.commit(self.saved)
+
+    def take_snapshot(self) -> None:
+        """Make a snapshot that is whole by now part of the state. What it replaces is deleted, as large as the model:
+        not for the time between compute and commit."""
+        if (snapshot := self.snapshots.take()) is not None:
             self.consensus = self.consensus.since(snapshot)
-            saved = replace(saved, consensus=self.consensus)
-        self.saved = saved
-        self.store.commit(saved)
+            self.save(consensus=self.consensus)
 
     def begin_snapshot(self) -> None:
         """Begin to write theta, beside the rounds, when as many outer steps were made as the run's interval of
@@ -272,5 +281,6 @@ class Held:
 
     def save_own(self) -> None:
         """Copy the optimizer's state off the accelerator, and begin to write what a miner carries over."""
+        self.take_snapshot()
         with self.timeline.begin("swap"):
             self.own.save()

@@ -58,10 +58,12 @@ class Checkpoints:
         return self.shown.newest if self.shown is not None else 0
 
     def look(self) -> None:
-        """Begin what is due now that our state stands at the start of a round; returns at once and raises nothing."""
-        node, snapshot = self.node, self.node.held.saved.consensus.snapshot
+        """Begin what is due now that our state stands at the start of a round; returns at once. Raises what a commit does."""
+        node = self.node
+        node.held.take_snapshot()
         if node.behind:
             return  # nobody should start from what we hold
+        snapshot = node.held.saved.consensus.snapshot
         self._stood = _latest([*self._stood, (snapshot.link, snapshot.state)])
         if self._task is not None and self._task.is_alive():
             return

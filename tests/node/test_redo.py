@@ -233,7 +233,7 @@ def _play_and_die(home: Path, left: int) -> None:
             agreed = network()[1][number]
             decision: Any = SimpleNamespace(selection=object(), link=agreed.link(number))
             held.apply(number, spec_at(number), decision, list(agreed.opened))
-        held.save()
+        held.take_snapshot()
         os._exit(0)
     finally:
         os._exit(1)
