@@ -58,7 +58,7 @@ class Checkpoints:
         return self.shown.newest if self.shown is not None else 0
 
     def look(self) -> None:
-        """Begin what is due now that our state stands at the start of a round; returns at once. Raises what a commit does."""
+        """Begin what is due now that our state stands at the start of a round; returns at once. Raises ConfigError."""
         node = self.node
         node.held.take_snapshot()
         if node.behind:
