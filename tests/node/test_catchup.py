@@ -228,7 +228,7 @@ def test_a_node_whose_theta_is_wrong_outlives_that_nobody_can_help_it_for_a_whil
 def test_a_validator_deletes_the_checkpoints_that_no_joiner_tries_any_more(networks: Networks) -> None:
     network = networks(miners=1)
     network.start()
-    network.run_until(10)
+    network.run_until(11)
     network.wait_for(lambda: shown(network, "validator").newest == 10)
     kept = shown(network, "validator").checkpoints
     assert [entry.round for entry in kept] == [10, 8, 6]
