@@ -25,6 +25,9 @@ PROCESS_BYTES = 360_000_000
 SLAB_BYTES = 1 << 28
 """Of theta that is compressed at once on a GPU (training/trainer.py)."""
 
+PLACE_BYTES = 8
+"""Where a value stands, on its way to a GPU (sparseloco/outer.py moves)."""
+
 CPU_BYTES = 4 << 30
 """Activations and logits that a CPU may hold at once."""
 
@@ -185,7 +188,10 @@ def host_moments(
         checked = {"payloads": (sizes.gathered + 1) * payload}
         applied = {"payloads": (sizes.gathered + sizes.contributors + 1) * payload}
         # The records for all ranks, each rank's own copy, and what its weights were.
-        probed = {"probed": (1 + ranks) * payload + FP32 * kept_values(spec)}
+        # On the way to GPUs also places and moves of a tensor, listed and picked out.
+        most = max(sum(region.down * region.across * region.k for region in tensor.regions) for tensor in spec.layout)
+        listed = 0 if on_cpu else 2 * (PLACE_BYTES + FP32) * most
+        probed = {"probed": (1 + ranks) * payload + FP32 * sizes.values + listed}
         return {
             "check": held | checked,
             "probe": held | checked | probed,
@@ -210,11 +216,6 @@ def host_bytes_peak(spec: RunSpec, role: Role, *, ranks: int = 1, cpu_activation
     """The fullest moment."""
     moments = host_moments(spec, role, ranks=ranks, cpu_activations=cpu_activations)
     return max(sum(held.values()) for held in moments.values())
-
-
-def kept_values(spec: RunSpec) -> int:
-    """Values that a payload has."""
-    return sum(region.down * region.across * region.k for tensor in spec.layout for region in tensor.regions)
 
 
 # --- disk --------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.spec import ClockSpec, RunSpec
-from training.memory import Role
-from training.sizes import Sizes, flops_per_token
+from training.memory import PLACE_BYTES, Role
+from training.sizes import FP32, Sizes, flops_per_token
 
 PART_BYTES = 16 << 20
 """Part of an upload (storage/s3.py), and section of a payload that is read back (protocol/merkle.py)."""
@@ -27,7 +27,7 @@ SELECT_CALLS, LOOK_CALLS = 5, 3
 
 RateName = Literal[
     "compute", "up", "down", "device", "copy", "fresh", "hash", "cipher", "write", "read", "compress", "apply", "probe",
-    "decode", "call", "wait",
+    "call", "wait",
 ]  # fmt: skip
 """A field of training/rates.py Rates."""
 
@@ -247,8 +247,13 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
     gathered, contributed = sizes.gathered * sizes.payload, sizes.contributors * sizes.payload
     reserve = gathered - contributed  # the book's best are asked first; who is not there by V is left out
     sent = 2 * sizes.probes * sizes.payload  # there and back
-    # training/trainer.py probe: weights on a GPU are moved by the reference, which every rank has decode all of it.
-    moved = Work(sent, "decode") if setting.on_gpu else Work(sent, "probe", threads)
+    # sparseloco/outer.py probe: the CPU decodes; places and moves go to weights on GPUs, what was there comes back, and
+    # returns with the places. They are listed, and those of each rank picked out.
+    values = sizes.probes * sizes.values
+    scattered = (
+        Work(2 * 2 * (PLACE_BYTES + FP32) * values, "fresh", threads),
+        setting.to_device((2 * (PLACE_BYTES + FP32) + FP32) * values),
+    )
     looked = sizes.contributors * min(sizes.payload, PART_BYTES)
     return (
         Phase(
@@ -264,7 +269,14 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("record", (Work(looked, "down"), Work(LOOK_CALLS * sizes.contributors, "call"), setting.posted())),
         Phase("attest", (setting.posted(),), opens="slots"),
         Phase("fetch data", setting.fetched(sizes.evaluated_shards)),
-        Phase("probe", (Work(2 * sent, "fresh"), moved)),
+        Phase(
+            "probe",
+            (
+                Work(2 * sent, "fresh"),
+                Work(sent, "probe", threads),
+                *(scattered if setting.on_gpu else ()),
+            ),
+        ),
         Phase("losses", (setting.evaluated(sizes.losses),)),
         Phase("select", (Work(SELECT_CALLS, "call"),), opens="attest"),
         Phase("fold", (Work(gathered, "write"),)),
