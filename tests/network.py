@@ -271,19 +271,23 @@ class NodeTime(RealTime):
 
 
 class _Condition(threading.Condition):
-    """One that a node waits on for long waits for the chain."""
+    """One that a node waits on for long waits for the chain: long since it was last told of something, however many
+    turns that took. (Were each turn counted for itself, two nodes whose turns take turns would never wait at once.)"""
 
     def __init__(self, network: "FakeNetwork") -> None:
         super().__init__()
         self._network = network
+        self._told = time.monotonic()
 
     def wait(self, timeout: float | None = None) -> bool:
-        until = None if timeout is None else time.monotonic() + timeout
-        if super().wait(min(BESIDE_SECONDS, BESIDE_SECONDS if timeout is None else timeout)):
-            return True
-        with self._network.waiting():
-            left = PLANNED_SECONDS if until is None else max(0.0, until - time.monotonic())
-            return super().wait(min(PLANNED_SECONDS, left))
+        until = time.monotonic() + (PLANNED_SECONDS if timeout is None else timeout)
+        told = super().wait(max(0.0, min(self._told + BESIDE_SECONDS, until) - time.monotonic()))
+        if not told:
+            with self._network.waiting():
+                told = super().wait(max(0.0, min(until - time.monotonic(), PLANNED_SECONDS)))
+        if told:
+            self._told = time.monotonic()
+        return told
 
 
 class _Beside(threading.Thread):
