@@ -201,7 +201,7 @@ def host_moments(
     return {
         COMPUTING: held | trained | gradients,
         "compress": held | trained | sealed | {"kept_back": model},
-        "swap": held | trained | sealed | {"moments_copy": sizes.optimizer},
+        "swap": held | trained | sealed,
         "outer step": held | trained | opened,
         "restart": always | trained | {name: areas[name] for name in ("theta", "error_feedback", "stored_moments")},
     }

@@ -32,13 +32,19 @@ R = TypeVar("R")
 INIT_STD = 0.02
 
 
-def _linear(inputs: int, outputs: int) -> nn.Linear:
+def _uninitialised(kind: Callable[P, R], *size: P.args, **named: P.kwargs) -> R:
     """Without torch's own initialisation, which would take minutes at 72B and draw from the global generator."""
-    return cast(nn.Linear, skip_init(nn.Linear, inputs, outputs, bias=False))  # type: ignore[no-untyped-call]
+    if torch.get_default_device().type == "meta":
+        return kind(*size, **named)
+    return cast(R, skip_init(kind, *size, **named))  # type: ignore[no-untyped-call]
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    return _uninitialised(nn.Linear, inputs, outputs, bias=False)
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:
-    return cast(nn.Embedding, skip_init(nn.Embedding, rows, width))  # type: ignore[no-untyped-call]
+    return _uninitialised(nn.Embedding, rows, width)
 
 
 class Norm(nn.Module):
@@ -142,10 +148,17 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.layers))
         self.norm = Norm(spec.width, spec.norm_epsilon)
         self.head = None if spec.tie_embeddings else _linear(spec.width, spec.vocabulary)
-        cos_TE, sin_TE = rotary_table(spec.context, spec.width // spec.heads, spec.rope_theta)
-        self.register_buffer("cos_TE", cos_TE, persistent=False)
-        self.register_buffer("sin_TE", sin_TE, persistent=False)
+        self.spec = spec
+        self.tabulate()
         self._fused = False
+
+    def tabulate(self) -> None:
+        """Compute what is not loaded, the rotary tables, on the device of the weights: for a model that was built
+        without memory (torch's meta device) and has been given some."""
+        spec = self.spec
+        tables = rotary_table(spec.context, spec.width // spec.heads, spec.rope_theta)
+        for name, table in zip(("cos_TE", "sin_TE"), tables, strict=True):
+            self.register_buffer(name, table.to(self.embedding.weight.device), persistent=False)
 
     def compile(self) -> None:
         """Compile each layer, and the loss behind the logits, with torch.compile: for GPUs, after micro-batches were

@@ -157,7 +157,9 @@ def test_the_heads_gradient_is_rounded_once_however_many_chunks_there_are(kept: 
         mine = weight.to(kept, copy=True).requires_grad_()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             cross_entropy(hidden, mine, targets, 512 * 40 // chunks).sum().backward()  # type: ignore[no-untyped-call]
-        assert mine.grad is not None and mine.grad.dtype == kept and exact.grad is not None
+        assert mine.grad is not None
+        assert mine.grad.dtype == kept
+        assert exact.grad is not None
         errors.append(float((mine.grad - exact.grad).norm() / exact.grad.norm()))
     assert errors[1] == pytest.approx(errors[0], rel=0.2)
     assert errors[1] < 0.005
