@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from training.shards import build
+from training.build import build
 
 TEXT_BYTES = 6_000_000
 

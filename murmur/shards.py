@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     """Build and print the index's digest, which the run spec names."""
     if options.limit_bytes is not None and options.limit_bytes < 1:
         raise ConfigError(f"--limit-bytes is {options.limit_bytes}, expected at least 1")
-    from training.shards import build
+    from training.build import build
 
     shown = 0
 

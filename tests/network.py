@@ -43,7 +43,7 @@ from rounds.vote import Vote
 from storage.realtime import RealTime
 from tests.fakes.bucket import FakeBucket, FakeStore
 from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
-from training import checkpoint, shards
+from training import build, checkpoint
 from training.replica import Replica, genesis_theta
 from training.shards import Shards
 
@@ -73,7 +73,7 @@ class Killed(BaseException):
 
 def data_set(folder: Path) -> Digest:
     """Shards of this project's own text; returns the index's digest."""
-    return shards.build(
+    return build.build(
         str(Path(__file__).parents[1] / "training"),
         folder,
         shard_tokens=20_000,

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from murmur import presets
 from protocol.spec import ModelSpec
 from tests.training.allocations import built_without_memory
-from training import shards
+from training import index
 from training.model import Transformer
 from training.sizes import SHARD_TOKENS, Sizes, flops_per_token, layer_parameters, untied_parameters
 
@@ -70,5 +70,5 @@ def test_flops_of_matrix_products_are_what_torch_counts(tied: bool, monkeypatch:
 
 
 def test_a_shard_is_as_large_as_it_is_built() -> None:
-    assert shards.SHARD_TOKENS == SHARD_TOKENS
+    assert index.SHARD_TOKENS == SHARD_TOKENS
     assert [Sizes(presets.read(name).first).shard // SHARD_TOKENS for name in ("tiny", "8b")] == [2, 4]

@@ -10,7 +10,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from protocol.errors import ConfigError
-from training.shards import Shards, build
+from training.build import build
+from training.shards import Shards
 from training.tokens import byte_tokenizer, open_tokenizer
 
 
