@@ -17,59 +17,8 @@ from protocol.spec import RunSpec
 from protocol.types import Digest, Page
 from tests.fakes.remote import Folder
 from training import shards as shards_module
-from training.build import build
 from training.index import MAX_INDEX_BYTES
 from training.shards import Shards
-
-
-def text_folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for number in range(40):
-        (folder / f"{number:02d}.txt").write_text(f"file {number}: " + "ä word " * (number + 5), encoding="utf-8")
-    return folder
-
-
-def whole(split: Any) -> list[int]:
-    tokens: list[int] = split.tokens(0, split.num_tokens).tolist()
-    return tokens
-
-
-def test_every_document_is_in_exactly_one_split_and_ends_with_the_separator(tmp_path: Path) -> None:
-    source = text_folder(tmp_path)
-    build(str(source), tmp_path / "out", shard_tokens=100, held_out_fraction=0.25)
-    data = Shards.open(tmp_path / "out")
-    documents: list[bytes] = []
-    for split in (data.train, data.held_out):
-        tokens = whole(split)
-        assert tokens[-1] == 256
-        runs = "".join(chr(token) for token in tokens).split(chr(256))[:-1]
-        documents += [run.encode("latin-1") for run in runs]
-    assert sorted(documents) == sorted(file.read_bytes() for file in source.iterdir())
-    share = data.held_out.num_tokens / (data.held_out.num_tokens + data.train.num_tokens)
-    assert share == pytest.approx(0.25, abs=0.05)
-
-
-def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
-    source = text_folder(tmp_path)
-    assert build(str(source), tmp_path / "a") == build(str(source), tmp_path / "b")
-    assert build(str(source), tmp_path / "c", shard_tokens=100) != build(str(source), tmp_path / "d", shard_tokens=99)
-
-
-def test_a_limit_cuts_the_text_at_that_many_bytes(tmp_path: Path) -> None:
-    source = text_folder(tmp_path)
-    build(str(source), tmp_path / "out", limit_bytes=1001)
-    data = Shards.open(tmp_path / "out")
-    num_bytes = sum(token < 256 for split in (data.train, data.held_out) for token in whole(split))
-    assert 1001 - 3 <= num_bytes <= 1001
-
-
-def test_progress_is_reported_in_bytes_so_far(tmp_path: Path) -> None:
-    seen: list[int] = []
-    source = text_folder(tmp_path)
-    build(str(source), tmp_path / "out", on_document=seen.append)
-    assert seen == sorted(seen)
-    assert seen[-1] == sum(file.stat().st_size for file in source.iterdir())
 
 
 @settings(max_examples=50, deadline=None)
@@ -334,33 +283,3 @@ def test_a_run_checks_its_data_set(data: Shards, run_spec: RunSpec) -> None:
     for message, change in faults:
         with pytest.raises(ConfigError, match=message):
             data.check(run_spec.model_copy(update=change))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"held_out_fraction": 0.0}, "fraction"),
-        ({"held_out_fraction": 1.5}, "fraction"),
-        ({"shard_tokens": 0}, "shard"),
-        ({"tokenizer": Path("nowhere.json")}, "cannot read the tokenizer"),
-    ],
-)
-def test_impossible_build_options_are_config_errors(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build(str(text_folder(tmp_path)), tmp_path / "out", **options)
-    assert not (tmp_path / "out").exists()
-
-
-def test_too_little_text_is_a_config_error_and_leaves_no_data_set(tmp_path: Path) -> None:
-    (tmp_path / "one.txt").write_text("one line")
-    with pytest.raises(ConfigError, match="too small"):
-        build(str(tmp_path / "one.txt"), tmp_path / "out")
-    with pytest.raises(ConfigError, match="is missing"):
-        Shards.open(tmp_path / "out")
-
-
-def test_an_existing_data_set_is_not_overwritten(data_folder: Path, tmp_path: Path) -> None:
-    before = {path.name: path.read_bytes() for path in data_folder.iterdir()}
-    with pytest.raises(ConfigError, match="already holds"):
-        build(str(text_folder(tmp_path)), data_folder)
-    assert {path.name: path.read_bytes() for path in data_folder.iterdir()} == before
