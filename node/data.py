@@ -31,6 +31,8 @@ from training.shards import Shards
 
 FETCH_SECONDS = 60.0
 LOOK_SECONDS = 10.0
+PART_THREADS = 64
+"""Many: a part is small, and takes as long as two answers."""
 _SHOWN_BYTES = 256
 """So much of the index a validator has to show to be asked for shards."""
 _COMING = "coming"
@@ -53,7 +55,15 @@ def open_data(config: NetworkConfig, run: Run, doors: Doors, home: Path) -> Shar
                 f"the run's owner {hotkey(spec.owner_id)} has published no bucket on this subnet: check --owner and "
                 "--netuid, or use --spec and --data"
             )
-        shards = Shards.open(folder, index_digest=index, remote=Copies(run, doors, folder / INDEX))
+        max_bytes = int(config.data_gigabytes * 1e9)
+        remote = Copies(run, doors, folder / INDEX)
+        shards = Shards.open(folder, index_digest=index, remote=remote, max_bytes=max_bytes)
+        needed = shards.train.most_bytes(spec.pages_per_round, spec.page_tokens)
+        if needed > max_bytes:
+            raise ConfigError(
+                f"data_gigabytes is {config.data_gigabytes:g}, but one round's pages may lie in {needed / 1e9:.1f} GB "
+                "of shards: set --data_gigabytes at least so high"
+            )
     shards.check(spec)
     return shards
 
@@ -86,7 +96,7 @@ class Copies:
             )
             for number, (name, part) in enumerate(zip(names, parts, strict=True))
         }
-        found = self._gather(list(wanted.values()), sum(part.num_bytes for part in parts))
+        found = self._gather(list(wanted.values()), sum(part.num_bytes for part in parts), PART_THREADS)
         return [bytes(found[name]) for name in names]
 
     def fetch(self, files: Sequence[File]) -> None:
@@ -97,6 +107,10 @@ class Copies:
     def _fetch(self, folder: Path, files: Sequence[File]) -> None:
         coming = folder / _COMING
         coming.mkdir(exist_ok=True)
+        names = {cached(coming, PeerId(file.blob), keys.blob(file.blob)).name for file in files}
+        for left in coming.iterdir():  # of a process that was killed; what is wanted goes on where it was
+            if left.name.split(".")[0] not in names:
+                left.unlink()
         holders = self._in_order()
         wanted = [
             self._wanted(
@@ -104,7 +118,7 @@ class Copies:
             )
             for number, file in enumerate(files)
         ]
-        self._gather(wanted, sum(file.num_bytes for file in files), coming)
+        self._gather(wanted, sum(file.num_bytes for file in files), MAX_THREADS, coming)
         for file in files:
             try:
                 os.replace(cached(coming, PeerId(file.blob), keys.blob(file.blob)), file.path)
@@ -142,10 +156,12 @@ class Copies:
         sources = tuple(Source(holder.open, keys.blob(blob)) for holder in holders)
         return Wanted(name, sources, num_bytes, accept, exact, part, failed)
 
-    def _gather(self, wanted: Sequence[Wanted], num_bytes: int, cache: Path | None = None) -> dict[PeerId, Data]:
+    def _gather(
+        self, wanted: Sequence[Wanted], num_bytes: int, threads: int, cache: Path | None = None
+    ) -> dict[PeerId, Data]:
         """All of it, or StorageError."""
         seconds = FETCH_SECONDS + num_bytes / self._slowest
-        outcome = gather(wanted, timeout_seconds=seconds, max_threads=MAX_THREADS, cache=cache, time=self._doors.time)
+        outcome = gather(wanted, timeout_seconds=seconds, max_threads=threads, cache=cache, time=self._doors.time)
         found = {name: data for name, data in outcome.items() if not isinstance(data, Fault)}
         faults = [fault.detail for fault in outcome.values() if isinstance(fault, Fault)]
         if faults:

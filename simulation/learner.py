@@ -7,7 +7,7 @@ near one, honest updates on single pages would raise the loss on all others, and
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,14 +18,13 @@ from torch import Tensor
 from protocol.layout import Layout
 from protocol.ports import Time
 from protocol.spec import InnerSpec, ModelSpec, RunSpec
-from protocol.types import Digest, Page, PeerId
+from protocol.types import Digest, PeerId
 from sparseloco import ops
 from sparseloco.digest import sync_proof, sync_values
 from sparseloco.outer import Aggregate, Scales
 from sparseloco.update import Update
 from training.inner import InnerReport, OnStep
 from training.parallel import Ranks
-from training.remote import File
 from training.replica import Replica
 from training.shards import Shards, Split
 from training.trainer import RECORDS, Trainer
@@ -76,9 +75,6 @@ class Positions(Split):
 
     def read(self, runs: Sequence[tuple[int, int]]) -> list[npt.NDArray[np.int64]]:
         return [np.arange(self._first + first, self._first + first + count, dtype=np.int64) for first, count in runs]
-
-    def lacking(self, pages: Iterable[Page]) -> list[File]:
-        return []
 
 
 class NoText(Shards):

@@ -122,7 +122,7 @@ def write_whole(path: Path, parts: Iterable[bytes | NDArray[np.unsignedinteger]]
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     with partial.open("wb") as file:
         for part in parts:
-            file.write(part)
+            file.write(memoryview(part))
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)

@@ -34,6 +34,7 @@ from training.index import (
     npy_header,
 )
 from training.remote import File, Part, Remote
+from training.room import make_room, use
 
 Fetch = Callable[[Digest, int, Path], None]
 """fetch(digest, max_bytes, path): store the blob with that sha256 at `path`, refusing more than `max_bytes` unread.
@@ -64,8 +65,13 @@ class _Span:
 class Split:
     """The shards of one split as a single sequence of tokens."""
 
-    def __init__(self, folder: Path, index: Index, entries: tuple[ShardEntry, ...], remote: Remote | None) -> None:
+    _remote: Remote | None = None
+
+    def __init__(
+        self, folder: Path, index: Index, entries: tuple[ShardEntry, ...], remote: Remote | None, max_bytes: int | None
+    ) -> None:
         self._folder, self._index, self._entries, self._remote = folder, index, entries, remote
+        self._max_bytes = max_bytes
         self._starts = [0, *accumulate(entry.num_tokens for entry in entries)]
         self._arrays: dict[int, _Array] = {}
         self._verified: set[int] = set()
@@ -105,20 +111,31 @@ class Split:
             if on_shard is not None:
                 on_shard(number + 1, len(self._entries))
 
-    def lacking(self, pages: Iterable[Page]) -> list[File]:
-        """The files with these pages, of which the loader also reads the token that follows, that are not in the
-        folder and could be had."""
-        if self._remote is None:
-            return []
-        files = [self._file(number) for number in self._numbers(pages)]
-        return [file for file in files if not file.path.exists()]
+    @property
+    def is_fetched(self) -> bool:
+        """Whether what the folder lacks is had from others."""
+        return self._remote is not None
 
     def hold(self, pages: Sequence[Page]) -> None:
-        """Have all files with these pages in the folder, as far as they are not. Raises what training/remote.py
-        raises."""
-        lacking = self.lacking(pages)
-        if lacking and self._remote is not None:
+        """Have in the folder all shards with these pages, and with the token after each, which the loader reads too.
+        Where they come from others, those that were needed longest ago make room for them (training/room.py). Raises
+        what training/remote.py raises."""
+        if self._remote is None:
+            return
+        files = [self._file(number) for number in self._numbers(pages)]
+        needed = [file.path for file in files]
+        use(needed)
+        lacking = [file for file in files if not file.path.exists()]
+        if lacking:
+            if self._max_bytes is not None:
+                coming = sum(file.num_bytes for file in lacking)
+                make_room(self._folder, self._max_bytes, needed=needed, coming_bytes=coming)
             self._remote.fetch(lacking)
+
+    def most_bytes(self, num_pages: int, page_tokens: int) -> int:
+        """Size of the shards that so many pages can lie in at most."""
+        largest = max(self._entries, key=lambda entry: entry.num_tokens)
+        return num_pages * (2 + page_tokens // largest.num_tokens) * self._index.file_bytes(largest)
 
     def _numbers(self, pages: Iterable[Page]) -> list[int]:
         """The shards that these pages, and the token after each, lie in."""
@@ -194,16 +211,26 @@ class Split:
 class Shards:
     """A data set on disk: `train` and `held_out`."""
 
-    def __init__(self, folder: Path, index: Index, digest: Digest, remote: Remote | None) -> None:
+    def __init__(
+        self, folder: Path, index: Index, digest: Digest, remote: Remote | None, max_bytes: int | None
+    ) -> None:
         self.index, self.digest = index, digest
-        self.train = Split(folder, index, index.train, remote)
-        self.held_out = Split(folder, index, index.held_out, remote)
+        self.train = Split(folder, index, index.train, remote, max_bytes)
+        self.held_out = Split(folder, index, index.held_out, remote, max_bytes)
 
     @classmethod
-    def open(cls, folder: Path, *, index_digest: Digest | None = None, remote: Remote | None = None) -> Self:
+    def open(
+        cls,
+        folder: Path,
+        *,
+        index_digest: Digest | None = None,
+        remote: Remote | None = None,
+        max_bytes: int | None = None,
+    ) -> Self:
         """The data set in `folder`. With `index_digest` its index must be that one; with `remote` what is missing may
-        be had from there: the index now, text when it is needed. Raises ConfigError for an index that is missing,
-        broken or another one, and, without `remote`, for a missing shard; and what `remote` raises."""
+        be had from there: the index now, text when it is needed, whole shards within `max_bytes` of disk. Raises
+        ConfigError for an index that is missing, broken or another one, and, without `remote`, for a missing shard; and
+        what `remote` raises."""
         path = folder / INDEX
         if remote is not None and index_digest is not None and not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -227,7 +254,7 @@ class Shards:
             for entry in (*index.train, *index.held_out):
                 if not (folder / entry.file).is_file():
                     raise ConfigError(f"shard {folder / entry.file} is missing; build or download the data set again")
-        return cls(folder, index, digest, remote)
+        return cls(folder, index, digest, remote, max_bytes)
 
     def check(self, spec: RunSpec) -> None:
         """Raise ConfigError unless this data set can carry the run: its index, vocabulary and sizes."""

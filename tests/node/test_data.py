@@ -9,9 +9,10 @@ import pytest
 
 from gauntlet.agreement import announcement
 from node.adapters import Doors
-from node.data import Copies
+from node.config import NetworkConfig
+from node.data import Copies, open_data
 from protocol import keys
-from protocol.errors import StorageError
+from protocol.errors import ConfigError, StorageError
 from protocol.messages import encode_slot
 from protocol.run import Run
 from protocol.types import Digest, Page, Pointer, PublicPointer, hotkey
@@ -181,3 +182,29 @@ def test_what_nobody_has_is_a_storage_error_and_leaves_nothing_half_made(network
     assert not list((tmp_path / "data").glob("*.npy"))
     network.store.faults.clear()
     assert np.array_equal(here.train.tokens(0, 10), network.shards.train.tokens(0, 10))
+
+
+def test_what_a_killed_process_left_half_fetched_goes(network: Network, tmp_path: Path) -> None:
+    here = network.open(tmp_path / "data")
+    coming = tmp_path / "data" / "coming"
+    coming.mkdir()
+    (coming / f"{'0' * 64}.part").write_bytes(bytes(1000))
+    here.train.hold([Page(0, 10)])
+    assert not coming.exists()
+
+
+def test_a_configured_node_fills_its_home_within_its_budget(network: Network, tmp_path: Path) -> None:
+    spec, owner = network.run.first, hotkey(OWNER.peer)
+    data = spec.data.model_copy(update={"num_tokens": network.shards.train.num_tokens, "held_out_sequences": 1})
+    model = spec.model.model_copy(update={"vocabulary": 257})
+    run = Run(spec.model_copy(update={"data": data, "model": model}))
+
+    def config(**values: float) -> NetworkConfig:
+        return NetworkConfig(network="local", netuid=spec.netuid, owner=owner, home=tmp_path, **values)
+
+    shards = open_data(config(), run, network.doors(), tmp_path)
+    assert np.array_equal(shards.train.tokens(0, 10), network.shards.train.tokens(0, 10))
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [spec.data.index[:16]]
+    with pytest.raises(ConfigError, match="--data_gigabytes"):
+        open_data(config(data_gigabytes=0.001), run, network.doors(), tmp_path)
+    assert NetworkConfig(network="local", netuid=1, owner=owner).data_gigabytes == 100

@@ -1,4 +1,4 @@
-"""A data set follows from its text and options alone: however often the build is killed, however many processes work."""
+"""A data set follows from its text and options alone: however often its build is killed, by any number of processes."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,9 @@ def test_another_seed_is_another_order_of_the_same_documents(tmp_path: Path) -> 
 
 def words(folder: Path, word: str, count: int) -> str:
     path = folder / f"{word}.txt"
-    path.write_text("".join(f"{word} {number:06d} {'x' * (number % 50)}\n" for number in range(count)))
+    with path.open("w") as file:
+        for number in range(count):
+            file.write(f"{word} {number:06d} {'x' * (number % 50)}\n")
     return str(path)
 
 
@@ -222,7 +225,8 @@ if __name__ == "__main__":
     "moment",
     [
         "building/*.run",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("building/order.json", "train-*.npy")),
+        pytest.param("building/order.json", marks=pytest.mark.slow),
+        pytest.param("train-*.npy", marks=pytest.mark.slow),
     ],
 )
 def test_processes_that_are_killed_leave_a_build_that_goes_on(
@@ -273,7 +277,7 @@ def grown(tmp_path: Path, small: int, large: int, **options: Any) -> float:
     peaks = []
     for count in (small, large):
         source = words(tmp_path, "a", count)
-        peaks.append(peak(lambda: build(source, tmp_path / f"{count}", **options)))
+        peaks.append(peak(partial(build, source, tmp_path / f"{count}", **options)))
     return peaks[1] / peaks[0]
 
 
