@@ -1,6 +1,8 @@
 """Room for shards: what was needed longest ago goes, what is needed stays, and a kill loses nothing that is used."""
 
 import os
+from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,8 @@ import pytest
 
 from protocol.types import Page
 from tests.fakes.remote import Folder
+from tests.network import Killed
+from training.remote import File
 from training.room import make_room, use
 from training.shards import Shards
 
@@ -70,31 +74,37 @@ def test_a_data_set_stays_within_its_budget(data: Shards, data_folder: Path, tmp
     assert here.train.most_bytes(1, 4000) <= 3 * size < here.train.most_bytes(2, 4000)
 
 
+def dying(removed: int) -> Callable[..., None]:
+    """Path.unlink of a process that is killed after so many."""
+    left, real = count(removed, -1), Path.unlink
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if next(left) <= 0:
+            raise Killed
+        real(path, missing_ok)
+
+    return unlink
+
+
+def fetch_nothing(files: Sequence[File]) -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize("removed", [0, 1, 2])
 def test_killed_while_room_is_made_or_files_come_it_goes_on(
-    data: Shards, data_folder: Path, tmp_path: Path, pages: list[Page], monkeypatch: pytest.MonkeyPatch
+    removed: int, data: Shards, data_folder: Path, tmp_path: Path, pages: list[Page], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = data.index.file_bytes(data.index.train[0])
-    remote = Folder(data_folder)
+    size, remote = data.index.file_bytes(data.index.train[0]), Folder(data_folder)
     here = Shards.open(tmp_path, index_digest=data.digest, remote=remote, max_bytes=2 * size)
     here.train.hold(pages[:2])
-    for victim in ("unlink", "fetch"):
-        with monkeypatch.context() as patch:
-            if victim == "unlink":
-                removed = iter([True, False])
-                real = Path.unlink
-
-                def unlink(path: Path, missing_ok: bool = False) -> None:
-                    if not next(removed):
-                        raise KeyboardInterrupt
-                    real(path, missing_ok)
-
-                patch.setattr(Path, "unlink", unlink)
-            else:
-                patch.setattr(remote, "fetch", lambda files: (_ for _ in ()).throw(KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
-                here.train.hold(pages[2:4])
-        here = Shards.open(tmp_path, index_digest=data.digest, remote=remote, max_bytes=2 * size)
-        for page in pages:
-            assert np.array_equal(here.train.tokens(page.first, 100), data.train.tokens(page.first, 100))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", dying(removed))
+        patch.setattr(remote, "fetch", fetch_nothing)
+        with pytest.raises(Killed):
+            here.train.hold(pages[2:4])
+    assert len(left(tmp_path)) == 2 - removed
+    here = Shards.open(tmp_path, index_digest=data.digest, remote=remote, max_bytes=2 * size)
+    for page in pages:
+        assert np.array_equal(here.train.tokens(page.first, 100), data.train.tokens(page.first, 100))
     here.train.hold(pages[2:4])
     assert left(tmp_path) == {"train-00002", "train-00003"}

@@ -3,7 +3,7 @@
 import pytest
 
 from murmur import presets
-from node import payloads
+from node import data, payloads
 from protocol import merkle
 from protocol.spec import WINDOW_MARGIN_BLOCKS
 from storage import s3
