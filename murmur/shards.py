@@ -1,4 +1,4 @@
-"""`murmur shards build`: text into the tokenised shards that a run trains on."""
+"""`murmur shards`: text into the tokenised shards that a run trains on, and several data sets into one."""
 
 import argparse
 import os
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from protocol.errors import ConfigError
+from protocol.types import Digest
 
 PROGRESS_BYTES = 1_000_000
 PROGRESS_SHARDS = 2
@@ -45,9 +46,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--processes", type=int, default=len(os.sched_getaffinity(0)), help="at work (default %(default)s); same result"
     )
 
+    join = actions.add_parser(
+        "join",
+        help="put data sets one behind the other",
+        description="Put data sets one behind the other: a run that goes on with another mix finds it further back.",
+    )
+    join.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="data sets of one tokenizer, in this order")
+    join.add_argument("--out", type=Path, required=True, help="folder for all of them; must not hold a data set yet")
+
 
 def run(options: argparse.Namespace) -> int:
-    """Build and print the index's digest, which the run spec names."""
+    """Build or join, and print the index's digest, which the run spec names."""
+    digest = _join(options) if options.action == "join" else _build(options)
+    sys.stdout.write(f"{digest.hex()}\n")
+    return 0
+
+
+def _join(options: argparse.Namespace) -> Digest:
+    from training.join import join
+
+    return join(options.folders, options.out)
+
+
+def _build(options: argparse.Namespace) -> Digest:
     if options.limit_bytes is not None and options.limit_bytes < 1:
         raise ConfigError(f"--limit-bytes is {options.limit_bytes}, expected at least 1")
     if options.processes < 1:
@@ -77,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
             show(f"{done} of {total} shards")
 
     try:
-        digest = build(
+        return build(
             dict(zip(options.sources, weights, strict=True)),
             options.out,
             seed=options.seed,
@@ -90,5 +111,3 @@ def run(options: argparse.Namespace) -> int:
         )
     finally:
         sys.stderr.write("\n" if shown else "")
-    sys.stdout.write(f"{digest.hex()}\n")
-    return 0

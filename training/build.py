@@ -121,7 +121,7 @@ def build(
         train=tuple(entry for name, entry in entries.items() if name.startswith("train")),
         held_out=tuple(entry for name, entry in entries.items() if name.startswith("held-out")),
     )
-    write_whole(out / INDEX, [(json.dumps(index.model_dump(mode="json"), separators=(",", ":")) + "\n").encode()])
+    write_whole(out / INDEX, [index.to_bytes()])
     return _tidied(out)
 
 

@@ -5,6 +5,7 @@ the hash of a block of 64 KiB (protocol/merkle.py), so any range of a shard is v
 one, and the blocks that it touches: docs/decisions/0039-ranges-of-shards.md.
 """
 
+import json
 from hashlib import sha256
 from typing import Annotated, Literal
 
@@ -35,6 +36,10 @@ class ShardEntry(BaseModel):
     num_tokens: Annotated[int, Field(gt=0, lt=1 << 40)]
 
     @property
+    def leaves_file(self) -> str:
+        return f"{self.file.removesuffix('.npy')}.leaves"
+
+    @property
     def digest(self) -> Digest:
         return Digest(bytes.fromhex(self.sha256))
 
@@ -59,6 +64,10 @@ class Index(BaseModel):
     def token_type(self) -> np.dtype[np.unsignedinteger]:
         """Little-endian, whatever this machine is."""
         return little_endian(self.dtype)
+
+    def to_bytes(self) -> bytes:
+        """What its digest is of."""
+        return (json.dumps(self.model_dump(mode="json"), separators=(",", ":")) + "\n").encode()
 
     def file_bytes(self, entry: ShardEntry) -> int:
         """Size of a shard: header and tokens."""

@@ -86,7 +86,9 @@ def write_run(batch: Batch) -> None:
     documents = [np.append(codec.encode(batch.texts[at]), codec.separator).astype(batch.dtype) for at in order]
     lengths = np.array([len(document) for document in documents], np.uint32)
     header = _HEADER.pack(_MAGIC, len(documents))
-    write_whole(batch.path, [header, draws[order].tobytes(), lengths.tobytes(), *documents])
+    write_whole(
+        batch.path, [header, draws[order].tobytes(), lengths.tobytes(), *(document.data for document in documents)]
+    )
 
 
 def read_table(path: Path) -> Table:
@@ -117,12 +119,12 @@ def tokenizer_of(path: Path | None) -> Tokenizer:
     return byte_tokenizer() if path is None else open_tokenizer(path)
 
 
-def write_whole(path: Path, parts: Iterable[bytes | NDArray[np.unsignedinteger]]) -> None:
+def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file whole or not at all: it is on the disk before it has its name."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     with partial.open("wb") as file:
         for part in parts:
-            file.write(memoryview(part))
+            file.write(part)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)

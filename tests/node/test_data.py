@@ -69,7 +69,7 @@ class Network:
         for digest, file in [(self.shards.digest, INDEX)] + [
             pair
             for entry in (*index.train, *index.held_out)
-            for pair in ((entry.digest, entry.file), (entry.leaves_digest, entry.file.replace(".npy", ".leaves")))
+            for pair in ((entry.digest, entry.file), (entry.leaves_digest, entry.leaves_file))
         ]:
             bucket.put(keys.blob(digest), self.folder / file, timeout_seconds=1)
         self.store.log.clear()
