@@ -24,6 +24,7 @@ from protocol.run import Run
 from protocol.types import Digest, PeerId, hotkey
 from storage.collect import gather
 from storage.exchange import Data, Fault, Source, Wanted, cached
+from storage.resume import keep
 from storage.s3 import RangedBucket
 from training.index import INDEX
 from training.remote import File, Part
@@ -118,15 +119,12 @@ class Copies:
             )
             for number, file in enumerate(files)
         ]
-        self._gather(wanted, sum(file.num_bytes for file in files), MAX_THREADS, coming)
+        found = self._gather(wanted, sum(file.num_bytes for file in files), MAX_THREADS, coming)
         for file in files:
-            try:
-                os.replace(cached(coming, PeerId(file.blob), keys.blob(file.blob)), file.path)
-            except OSError as fault:
-                raise ConfigError(
-                    f"{file.path} cannot be stored ({fault.strerror}): its text is needed to train; make room, or "
-                    "choose another --home"
-                ) from None
+            place = cached(coming, PeerId(file.blob), keys.blob(file.blob))
+            if not place.exists():  # it came another way than through the disk
+                keep(place, bytes(found[PeerId(file.blob)]))
+            os.replace(place, file.path)
         rmtree(coming, ignore_errors=True)
 
     def _wanted(

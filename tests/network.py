@@ -423,7 +423,7 @@ class FakeNetwork:
         try:
             member.store = StateStore(member.home, self.run.id)
             node = self._node(member, member.store)
-            member.program = (role or member.role)(node, Shards.open(self.data))
+            member.program = (role or member.role)(node, self.shards(member, node))
             member.program.run()
         except Killed:
             pass
@@ -447,6 +447,10 @@ class FakeNetwork:
         replica = Replica(first.first, zeros)
         events = Events(member.home / "events.jsonl", member.name)
         return Node(run, doors, Held(first.first, run.id, replica, store, events))
+
+    def shards(self, member: Member, node: Node) -> Shards:
+        """The data set as a node has it: all of it in its folder."""
+        return Shards.open(self.data)
 
     def kill(self, *names: str) -> None:
         """The named nodes do nothing from their next look at the chain on."""
