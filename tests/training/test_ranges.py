@@ -16,7 +16,7 @@ from training.index import are_blocks, is_list, list_leaves
 from training.shards import Shards
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40_000), st.integers(0, 6000)), max_size=6))
 def test_ranges_from_others_are_what_the_whole_files_hold(
     small_blocks: tuple[Path, Shards], runs: list[tuple[int, int]]
