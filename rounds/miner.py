@@ -145,6 +145,8 @@ class Miner:
 
     def hold(self, pages: Sequence[Page]) -> None:
         """Have the text of these pages, as far as `fetch_ahead` has not brought it."""
+        if not self.shards.train.is_fetched:
+            return
         with self.node.held.timeline.begin("data"):
             if self.fetching is not None:
                 self.fetching.join()

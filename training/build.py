@@ -20,7 +20,7 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from shutil import rmtree
 from threading import Thread
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from protocol.errors import ConfigError
 from protocol.types import Digest
 from training import runs
-from training.index import INDEX, SHARD_TOKENS, Index, ShardEntry, list_leaves, little_endian, npy_header
+from training.index import INDEX, SHARD_TOKENS, Index, ShardEntry, list_leaves, npy_header
 from training.runs import DRAWS, Batch, Table, batches, digest_of, read_documents, read_table, write_run, write_whole
 from training.sources import documents
 
@@ -91,9 +91,9 @@ def build(
         "tokenizer": codec.name,
     }
     _begin(work, options)
-    dtype: Literal["uint16", "uint32"] = "uint16" if codec.vocabulary <= 1 << 16 else "uint32"
+    token_bytes = 2 if codec.vocabulary <= 1 << 16 else 4
     if not (work / _ORDER).exists():
-        found = _tokenise(texts, work, seed, limit_bytes, tokenizer, dtype, processes, on_text)
+        found = _tokenise(texts, work, seed, limit_bytes, tokenizer, token_bytes, processes, on_text)
         _write_json(work / _ORDER, _ordered(work, found, sources, shard_tokens).to_json())
     order, digest = _read_order(work)
     held_out = order.boundary(held_out_fraction)
@@ -103,7 +103,7 @@ def build(
             "held out"
         )
     shards = [
-        _Shard(work, digest, name, begin + at, min(begin + at + shard_tokens, end), dtype)
+        _Shard(work, digest, name, begin + at, min(begin + at + shard_tokens, end), token_bytes)
         for split, begin, end in (("held-out", 0, held_out), ("train", held_out, order.num_tokens))
         for at in range(0, end - begin, shard_tokens)
         for name in [f"{split}-{at // shard_tokens:05d}"]
@@ -117,7 +117,7 @@ def build(
         version=2,
         tokenizer=codec.name,
         vocabulary=codec.vocabulary,
-        dtype=dtype,
+        dtype="uint16" if token_bytes == 2 else "uint32",
         train=tuple(entry for name, entry in entries.items() if name.startswith("train")),
         held_out=tuple(entry for name, entry in entries.items() if name.startswith("held-out")),
     )
@@ -155,7 +155,7 @@ def _tokenise(
     seed: int,
     limit_bytes: int | None,
     tokenizer: Path | None,
-    dtype: Literal["uint16", "uint32"],
+    token_bytes: int,
     processes: int,
     on_text: Callable[[int], None],
 ) -> list[tuple[int, str]]:
@@ -171,7 +171,7 @@ def _tokenise(
                 name = f"{source:03d}-{first:012d}-{digest_of(lot)[:32]}.run"
                 found.append((source, name))
                 if not (work / name).exists():
-                    yield Batch(work / name, seed, source, first, lot, tokenizer, little_endian(dtype))
+                    yield Batch(work / name, seed, source, first, lot, tokenizer, token_bytes)
                 num_bytes += size
                 on_text(num_bytes)
 
@@ -315,7 +315,7 @@ class _Shard:
     name: str
     begin: int
     end: int
-    dtype: Literal["uint16", "uint32"]
+    token_bytes: int
 
 
 def _write_shard(shard: _Shard) -> ShardEntry:
@@ -324,8 +324,7 @@ def _write_shard(shard: _Shard) -> ShardEntry:
     path, leaves_path = out / f"{shard.name}.npy", out / f"{shard.name}.leaves"
     if done.exists():
         return ShardEntry.model_validate_json(done.read_bytes())
-    dtype = little_endian(shard.dtype)
-    data = npy_header(dtype, shard.end - shard.begin) + _tokens(shard, dtype).tobytes()
+    data = npy_header(shard.token_bytes, shard.end - shard.begin) + _tokens(shard).tobytes()
     leaves = list_leaves(data)
     write_whole(leaves_path, [leaves])
     write_whole(path, [data])
@@ -339,7 +338,7 @@ def _write_shard(shard: _Shard) -> ShardEntry:
     return entry
 
 
-def _tokens(shard: _Shard, dtype: np.dtype[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+def _tokens(shard: _Shard) -> NDArray[np.unsignedinteger]:
     order = _order(shard.work, shard.order)
     first = int(np.searchsorted(order.starts, shard.begin, side="right")) - 1
     end = int(np.searchsorted(order.starts, shard.end, side="left"))
@@ -347,7 +346,7 @@ def _tokens(shard: _Shard, dtype: np.dtype[np.unsignedinteger]) -> NDArray[np.un
     places: list[NDArray[np.float64]] = []
     for path, number, table, at in order.between(first, end):
         ends = np.cumsum(table.lengths, dtype=np.int64)
-        found += np.split(read_documents(path, number, table, dtype), ends[:-1])
+        found += np.split(read_documents(path, number, table, shard.token_bytes), ends[:-1])
         places.append(at)
     in_order = np.argsort(np.concatenate(places), kind="stable")
     skipped = shard.begin - int(order.starts[first])

@@ -2,14 +2,13 @@
 
 The run spec names the sha256 of index.json, the index the sha256 of every shard and of its list of leaves. A leaf is
 the hash of a block of 64 KiB (protocol/merkle.py), so any range of a shard is verified with its list, 32 KiB for a full
-one, and the blocks that it touches: docs/decisions/0039-ranges-of-shards.md.
+one, and the blocks that it touches: docs/decisions/0039-ranges-of-shards.md. No numpy: plans are made of this too.
 """
 
 import json
 from hashlib import sha256
 from typing import Annotated, Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from protocol.merkle import leaf
@@ -61,9 +60,8 @@ class Index(BaseModel):
     held_out: Annotated[tuple[ShardEntry, ...], Field(min_length=1)]
 
     @property
-    def token_type(self) -> np.dtype[np.unsignedinteger]:
-        """Little-endian, whatever this machine is."""
-        return little_endian(self.dtype)
+    def token_bytes(self) -> int:
+        return 2 if self.dtype == "uint16" else 4
 
     def to_bytes(self) -> bytes:
         """What its digest is of."""
@@ -71,17 +69,13 @@ class Index(BaseModel):
 
     def file_bytes(self, entry: ShardEntry) -> int:
         """Size of a shard: header and tokens."""
-        return NPY_HEADER_BYTES + entry.num_tokens * self.token_type.itemsize
+        return NPY_HEADER_BYTES + entry.num_tokens * self.token_bytes
 
 
-def little_endian(dtype: Literal["uint16", "uint32"]) -> np.dtype[np.unsignedinteger]:
-    return np.dtype(f"<u{np.dtype(dtype).itemsize}")
-
-
-def npy_header(dtype: np.dtype[np.unsignedinteger], num_tokens: int) -> bytes:
+def npy_header(token_bytes: int, num_tokens: int) -> bytes:
     """The header of every shard, as numpy writes it (format 1.0). It is compared, not parsed: numpy's parser of
     headers is not made for files from strangers."""
-    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({num_tokens},), }}"
+    text = f"{{'descr': '<u{token_bytes}', 'fortran_order': False, 'shape': ({num_tokens},), }}"
     padded = text.ljust(NPY_HEADER_BYTES - 11).encode() + b"\n"
     return b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded
 

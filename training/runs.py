@@ -17,6 +17,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from training.shards import little_endian
 from training.tokens import Tokenizer, byte_tokenizer, open_tokenizer
 
 RUN_BYTES = 16 << 20
@@ -44,7 +45,7 @@ class Batch:
     first: int
     texts: tuple[str, ...]
     tokenizer: Path | None
-    dtype: np.dtype[np.unsignedinteger]
+    token_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,10 @@ def write_run(batch: Batch) -> None:
     codec = tokenizer_of(batch.tokenizer)
     draws = np.array([draw(batch.seed, batch.source, batch.first + i) for i in range(len(batch.texts))], np.uint64)
     order = np.argsort(draws, kind="stable")
-    documents = [np.append(codec.encode(batch.texts[at]), codec.separator).astype(batch.dtype) for at in order]
+    documents = [
+        np.append(codec.encode(batch.texts[at]), codec.separator).astype(little_endian(batch.token_bytes))
+        for at in order
+    ]
     lengths = np.array([len(document) for document in documents], np.uint32)
     header = _HEADER.pack(_MAGIC, len(documents))
     write_whole(
@@ -96,15 +100,13 @@ def read_table(path: Path) -> Table:
         return _table(file)
 
 
-def read_documents(
-    path: Path, first: int, table: Table, dtype: np.dtype[np.unsignedinteger]
-) -> NDArray[np.unsignedinteger]:
+def read_documents(path: Path, first: int, table: Table, token_bytes: int) -> NDArray[np.unsignedinteger]:
     """The tokens of consecutive documents of a run from number `first` on: those of `table`, one after the other."""
     with path.open("rb") as file:
         whole = _table(file)
-        skipped = int(whole.lengths[:first].sum(dtype=np.int64)) * dtype.itemsize
+        skipped = int(whole.lengths[:first].sum(dtype=np.int64)) * token_bytes
         count = int(table.lengths.sum(dtype=np.int64))
-        tokens: NDArray[np.unsignedinteger] = np.fromfile(file, dtype, count, offset=skipped)
+        tokens: NDArray[np.unsignedinteger] = np.fromfile(file, little_endian(token_bytes), count, offset=skipped)
     return tokens
 
 

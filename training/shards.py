@@ -56,9 +56,9 @@ class _Span:
     begin: int
     end: int
 
-    def blocks(self, itemsize: int) -> range:
+    def blocks(self, token_bytes: int) -> range:
         """The blocks of the file that hold them."""
-        first, last = (NPY_HEADER_BYTES + at * itemsize for at in (self.begin, self.end))
+        first, last = (NPY_HEADER_BYTES + at * token_bytes for at in (self.begin, self.end))
         return range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES))
 
 
@@ -196,14 +196,14 @@ class Split:
         return Part(entry.leaves_digest, size, 0, size, lambda data: is_list(data, entry))
 
     def _part(self, span: _Span, leaves: bytes) -> Part:
-        file, blocks = self._file(span.number), span.blocks(self._index.token_type.itemsize)
+        file, blocks = self._file(span.number), span.blocks(self._index.token_bytes)
         first, end = blocks.start * BLOCK_BYTES, min(blocks.stop * BLOCK_BYTES, file.num_bytes)
         return Part(file.blob, file.num_bytes, first, end - first, lambda data: are_blocks(data, blocks.start, leaves))
 
     def _cut(self, span: _Span, data: bytes) -> _Array:
-        dtype = self._index.token_type
-        skipped = NPY_HEADER_BYTES + span.begin * dtype.itemsize - span.blocks(dtype.itemsize).start * BLOCK_BYTES
-        array: _Array = np.frombuffer(data, dtype, span.end - span.begin, skipped)
+        size = self._index.token_bytes
+        skipped = NPY_HEADER_BYTES + span.begin * size - span.blocks(size).start * BLOCK_BYTES
+        array: _Array = np.frombuffer(data, little_endian(size), span.end - span.begin, skipped)
         _require_vocabulary(array, self._entries[span.number].file, self._index)
         return array
 
@@ -283,7 +283,7 @@ def _open_shard(path: Path, entry: ShardEntry, index: Index, *, trusted: bool) -
     """The memory map of one shard, verified unless it is `trusted` (this process has done it before). Raises
     ConfigError with what is wrong and what to do."""
     again = "delete it and build or download it again"
-    dtype, expected_bytes = index.token_type, index.file_bytes(entry)
+    expected_bytes = index.file_bytes(entry)
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -297,8 +297,9 @@ def _open_shard(path: Path, entry: ShardEntry, index: Index, *, trusted: bool) -
             f"shard {path} has {size} bytes, {entry.num_tokens} tokens of {index.dtype} take {expected_bytes}: it was "
             f"cut short or is another file; {again}"
         )
-    if header != npy_header(dtype, entry.num_tokens):
+    if header != npy_header(index.token_bytes, entry.num_tokens):
         raise ConfigError(f"shard {path} is no .npy file of {entry.num_tokens} {index.dtype} in one row; {again}")
+    dtype = little_endian(index.token_bytes)
     array: _Array = np.memmap(path, dtype=dtype, mode="r", offset=NPY_HEADER_BYTES, shape=(entry.num_tokens,))
     if trusted:
         return array
@@ -310,6 +311,11 @@ def _open_shard(path: Path, entry: ShardEntry, index: Index, *, trusted: bool) -
         raise ConfigError(f"shard {path} has sha256 {digest.hexdigest()}, its index says {entry.sha256}; {again}")
     _require_vocabulary(array, str(path), index)
     return array
+
+
+def little_endian(token_bytes: int) -> np.dtype[np.unsignedinteger]:
+    """The type of tokens in files, whatever this machine is."""
+    return np.dtype(f"<u{token_bytes}")
 
 
 def _require_vocabulary(array: _Array, name: str, index: Index) -> None:
