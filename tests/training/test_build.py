@@ -139,7 +139,7 @@ def test_sources_are_mixed_by_the_weights_of_their_tokens(tmp_path: Path, monkey
 
 # --- cut short ---------------------------------------------------------------------------------------------------
 
-OPTIONS: dict[str, Any] = {"shard_tokens": 1500, "held_out_fraction": 0.2, "seed": 3}
+OPTIONS: dict[str, Any] = {"shard_tokens": 2500, "held_out_fraction": 0.2, "seed": 3}
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, at: int, after: bool) -> Callable[[], int]:
