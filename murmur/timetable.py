@@ -233,9 +233,10 @@ def _assumptions(plan: Plan, measured: bool) -> Iterator[str]:
     )
     yield from _wrapped(
         f"Assumed: {sizes.gathered} peers mine, {sizes.contributors} contribute, the same as in the round before; a "
-        f"post takes {POST_BLOCKS * plan.spec.clock.block_seconds:g} s; data comes by whole files of "
-        f"{_bytes(sizes.shard)}; transfers have the link to themselves. A validator evaluates {sizes.evaluated} peers "
-        f"with {sizes.probes} probes. Phases are those of this release (training/phases.py).",
+        f"post takes {POST_BLOCKS * plan.spec.clock.block_seconds:g} s; a miner's data comes by whole files of "
+        f"{_bytes(sizes.shard)}, a validator reads {_bytes(sizes.sampled)} of it; transfers have the link to "
+        f"themselves. A validator evaluates {sizes.evaluated} peers with {sizes.probes} probes. Phases are those of "
+        "this release (training/phases.py).",
         "",
     )
 

@@ -18,8 +18,8 @@ PART_BYTES = 16 << 20
 """Part of an upload (storage/s3.py), and section of a payload that is read back (protocol/merkle.py)."""
 FILE_BYTES = 1 << 30
 """Saved state is in files of about so many bytes, written and read beside each other (training/checkpoint.py)."""
-FETCH_THREADS, PREFETCH_THREADS = 16, 3
-"""Objects that are fetched, and hashed, beside each other (node/payloads.py)."""
+FETCH_THREADS, PREFETCH_THREADS, PART_THREADS = 16, 3, 64
+"""Objects that are fetched, and hashed, beside each other (node/payloads.py), and parts of shards (node/data.py)."""
 POST_BLOCKS = 2
 """Until a post is in a block, at most (protocol/spec.py)."""
 SELECT_CALLS, LOOK_CALLS = 5, 3
@@ -165,10 +165,19 @@ class Setting:
         total = payloads * self.sizes.payload
         return Work(hashes * total, "hash", hashers), Work(total, "cipher"), Work(2 * total, "fresh")
 
-    def fetched(self, shards: float) -> tuple[Work, ...]:
-        """training/shards.py: whole files of the data set, at the first touch of one."""
-        total = shards * self.sizes.shard
-        return Work(total, "down"), Work(total, "write"), Work(total, "hash"), Work(total, "copy")
+    def fetched(self) -> tuple[Work, ...]:
+        """training/shards.py hold, by node/data.py: whole files of the data set, hashed when they come and when they
+        are opened."""
+        total = self.sizes.trained_shards * self.sizes.shard
+        return Work(total, "down"), Work(total, "write"), Work(2 * total, "hash")
+
+    def sampled(self) -> tuple[Work, ...]:
+        """training/shards.py read, for one evaluated peer after the other and for nobody's pages: lists of leaves
+        beside each other, then blocks, with two requests for each."""
+        sizes = self.sizes
+        rounds = -(-self.spec.gauntlet.sample_sequences // PART_THREADS)
+        calls = (2 + 2 * rounds) * (sizes.evaluated + 1)
+        return Work(calls, "call"), Work(sizes.sampled, "down"), Work(sizes.sampled, "hash")
 
     def evaluated(self, sequences: int) -> Work:
         """Forward passes: a third of training's FLOPs."""
@@ -227,8 +236,12 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS), ("select", "download")),
         *setting.applied(),
         setting.snapshot(),
-        Phase("fetch data", setting.fetched(sizes.trained_shards), ("theta digest",)),
-        Phase("inner steps", (Work(setting.flops, "compute", setting.gpus),)),
+        Phase("fetch data", setting.fetched(), ("select",)),
+        Phase(
+            "inner steps",
+            (Work(setting.flops, "compute", setting.gpus),),
+            ("theta digest", "fetch data"),
+        ),
         Phase("compress", (pack if setting.on_gpu else Work(sizes.model, "compress", threads),)),
         Phase("seal", (Work(sizes.payload, "fresh"), Work(sizes.payload, "cipher"), Work(sizes.payload, "hash"))),
         Phase("upload ahead", (Work(sizes.payload - first_part, "up"),), ("compress",)),
@@ -265,7 +278,7 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("mirror", (Work(gathered, "fresh"), Work(gathered, "hash"), Work(gathered, "up"))),
         Phase("record", (Work(looked, "down"), Work(LOOK_CALLS * sizes.contributors, "call"), setting.posted())),
         Phase("attest", (setting.posted(),), opens="slots"),
-        Phase("fetch data", setting.fetched(sizes.evaluated_shards)),
+        Phase("fetch data", setting.sampled()),
         Phase(
             "probe",
             (

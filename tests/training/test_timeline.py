@@ -3,7 +3,7 @@
 import pytest
 
 from murmur import presets
-from node import payloads
+from node import data, payloads
 from protocol import merkle
 from protocol.spec import WINDOW_MARGIN_BLOCKS
 from storage import s3
@@ -14,6 +14,7 @@ from training.phases import (
     FETCH_THREADS,
     FILE_BYTES,
     PART_BYTES,
+    PART_THREADS,
     POST_BLOCKS,
     PREFETCH_THREADS,
     Phase,
@@ -193,4 +194,5 @@ def test_what_stands_in_other_modules_is_the_same_here() -> None:
     assert FILE_BYTES == checkpoint.FILE_BYTES
     assert (PART_BYTES, PART_BYTES) == (s3.PART_BYTES, merkle.SECTION_BYTES)
     assert (FETCH_THREADS, PREFETCH_THREADS) == (payloads.MAX_THREADS, payloads.PREFETCH_THREADS)
+    assert PART_THREADS == data.PART_THREADS
     assert POST_BLOCKS == WINDOW_MARGIN_BLOCKS
