@@ -19,11 +19,11 @@ from protocol.ports import Time
 from protocol.types import PeerId, Pointer
 from simulation import store as world
 from simulation.clock import Life
-from storage import resume
+from storage import exchange, resume
 from storage.collect import Collection, first, gather
 from storage.exchange import Data, Fault, Source, Wanted, cached
 from storage.realtime import REAL
-from storage.s3 import PART_BYTES, RangedBucket, open_bucket, open_pointer
+from storage.s3 import RangedBucket, open_bucket, open_pointer
 from tests.fakes.bucket import Call, FakeBucket, FakeStore, Faults
 from tests.storage.hostile import hostile, response
 
@@ -263,7 +263,15 @@ def test_a_peer_wanted_twice_is_our_bug() -> None:
         gather([stored(store, 1, "m1"), stored(store, 1, "m2")], timeout_seconds=CAP, max_threads=1)
 
 
-LARGE = bytes(PART_BYTES) + b"end"
+PART_BYTES = 1 << 16
+LARGE = bytes(16 * PART_BYTES) + b"end"
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is larger than a part goes to the disk, part by part."""
+    for module in (exchange, resume, world):
+        monkeypatch.setattr(module, "PART_BYTES", PART_BYTES)
 
 
 def large(store: FakeStore, *names: str, data: bytes = LARGE, time: Time = REAL) -> Wanted:
@@ -373,10 +381,7 @@ def test_peers_that_stall_a_prefetch_use_up_their_own_share(tmp_path: Path, life
     assert {path.read_bytes() for path in tmp_path.iterdir()} == {body(n) for n in range(8, 12)}
 
 
-def test_a_prefetch_that_is_stopped_starts_nothing_more_and_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(world, "PART_BYTES", 1 << 20)
+def test_a_prefetch_that_is_stopped_starts_nothing_more_and_is_resumed(tmp_path: Path) -> None:
     store = FakeStore()
     item = large(store, "m1")
     arrived, released, ended = threading.Event(), threading.Event(), threading.Semaphore(0)
@@ -417,10 +422,7 @@ def test_a_download_that_a_server_holds_on_to_does_not_hold_up_the_next_gather(t
     released.set()
 
 
-def test_a_stopped_prefetch_whose_files_were_swept_away_fetches_nothing_into_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(world, "PART_BYTES", 1 << 20)
+def test_a_stopped_prefetch_whose_files_were_swept_away_fetches_nothing_into_memory(tmp_path: Path) -> None:
     store = FakeStore()
     item = replace(large(store, "m1"), sources=large(store, "m1").sources * 2)
     arrived, released = threading.Event(), threading.Event()
@@ -705,10 +707,8 @@ def test_a_disk_that_takes_nothing_leaves_out_what_must_not_be_held_in_memory(tm
     assert found.kind == "left_out"
 
 
-def test_a_download_that_grows_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, life: Life) -> None:
+def test_a_download_that_grows_is_no_stall(tmp_path: Path, life: Life) -> None:
     """Of two objects on one thread the slow one, first in the order, comes before the other, in several turns."""
-    monkeypatch.setattr(resume, "PART_BYTES", 1 << 20)
-    monkeypatch.setattr(world, "PART_BYTES", 1 << 20)
     store = FakeStore()
     first = large(store, "m1", time=life)
     second = replace(large(store, "m2", time=life), peer=peer(2))

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from protocol.errors import ConfigError, ObjectTooLarge, StorageError
 from protocol.ports import Multipart
 from protocol.types import Pointer
-from storage import transport
+from storage import client, transport
 from storage.s3 import S3Bucket, open_bucket, open_pointer
 from tests.storage.hostile import Hostile, Script, hostile, response, says
 
@@ -347,7 +347,8 @@ def test_a_listing_that_never_ends_ends() -> None:
         b"\xff\xfe\x00",
     ],
 )
-def test_a_malformed_listing_is_a_storage_error(body: bytes) -> None:
+def test_a_malformed_listing_is_a_storage_error(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_BACKOFF_SECONDS", 0.001)
     answer = says("200 OK", f"Content-Length: {len(body)}", body=body)
     with hostile(answer) as server, pytest.raises(StorageError) as caught:
         bucket_at(server).list("p/", max_keys=10, timeout_seconds=PATIENCE)
