@@ -93,7 +93,7 @@ class NetworkConfig(_Table):
         str | None,
         Field(description="SS58 hotkey of the run's owner, whose slot on chain names the run (or --spec FILE)"),
     ] = None
-    spec: Annotated[Path | None, Field(description="the run's spec as a TOML file, instead of --owner")] = None
+    spec: Annotated[Path | None, Field(description="the run's spec as a TOML or JSON file, instead of --owner")] = None
     data: Annotated[
         Path | None, Field(description="folder of tokenised shards; default: fetched into home from the run's owner")
     ] = None
@@ -107,7 +107,7 @@ class NetworkConfig(_Table):
 
     def model_post_init(self, context: Any) -> None:
         if (self.owner is None) == (self.spec is None):
-            raise ValueError("give exactly one of owner (the run owner's hotkey) and spec (a TOML file)")
+            raise ValueError("give exactly one of owner (the run owner's hotkey) and spec (a file)")
 
 
 class NodeConfig(NetworkConfig):

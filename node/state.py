@@ -76,6 +76,10 @@ class Saved:
     unread: tuple[SentWeights, ...] = ()
 
 
+class InUse(ConfigError):
+    """Another process has this state folder."""
+
+
 class StateStore:
     """The state folder of one node: `state.db`, `files/` and `run.json`, and in `damaged/` what was set aside. One
     process at a time: a second one is refused. The folder is the owner's alone, also one that was there before: the row
@@ -101,6 +105,11 @@ class StateStore:
         except BaseException:
             self.close()
             raise
+
+    @staticmethod
+    def exists(home: Path, run: Digest) -> bool:
+        """Whether a state of this run was ever kept here."""
+        return (folder_of(home, run) / "state.db").exists()
 
     def _open(self) -> None:
         try:
@@ -288,7 +297,7 @@ def _lock(path: Path) -> int:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise ConfigError(
+        raise InUse(
             f"another process uses the state folder {path.parent}: two nodes with one hotkey would spoil each other's "
             "nonces and payloads; stop the other one or choose another --home"
         ) from None
