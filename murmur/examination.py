@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from shutil import get_terminal_size
 
+from murmur import thorough
+from murmur.plan import tell
+from murmur.thorough import Thorough
 from node import program
 from node.config import load
-from node.doctor.case import Case
 from node.doctor.finding import Finding, Status
 from node.doctor.start import CHECKS
 
@@ -25,10 +27,11 @@ def examine(options: Namespace) -> int:
     """The exit status: 1 when a check has failed."""
     config = load("murmur doctor", "", ["--config", options.config] if options.config else [], os.environ)
     program.log_to_stderr("ERROR")
-    case = Case(config, options.role, keeps=False)
+    case = Thorough(config, options.role, keeps=False)
+    case.tell = tell
     found = []
     try:
-        for finding in case.examine(CHECKS):
+        for finding in case.examine(CHECKS if options.fast else [*CHECKS, *thorough.CHECKS]):
             found.append(finding)
             if not options.json:
                 sys.stdout.writelines(f"{line}\n" for line in lines(finding, width()))

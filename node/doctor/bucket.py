@@ -1,7 +1,7 @@
 """The bucket: that we can open it, that our key writes it, and that what is published of it only reads it."""
 
 from chain.keys import verify
-from node.adapters import Line, is_local, open_doors
+from node.adapters import Line, open_doors
 from node.config import variable_of
 from node.doctor.case import Case
 from node.doctor.finding import Fault, Reaction
@@ -17,7 +17,7 @@ POINTER_FIX = f"check {ENDPOINT} and {variable_of('bucket.name')} (--bucket.name
 def pointer(case: Case) -> str:
     """What is configured is a bucket, and can be published."""
     config = case.config
-    case.doors = open_doors(config, Line(case.chain, case.signer, verify), local=_local(case))
+    case.doors = open_doors(config, Line(case.chain, case.signer, verify), local=case.local)
     return f"{config.bucket.endpoint}/{config.bucket.name} can be published"
 
 
@@ -25,7 +25,7 @@ def bucket(case: Case) -> str:
     """Our key writes, and the published one reads and does no more."""
     doors = case.doors
     try:
-        try_own(doors.bucket, doors.pointer, local=_local(case), timeout_seconds=TRY_SECONDS, time=doors.time)
+        try_own(doors.bucket, doors.pointer, local=case.local, timeout_seconds=TRY_SECONDS, time=doors.time)
     except StorageError as fault:
         raise Fault(
             f"the store does not do what it is asked ({fault}): nothing that this node makes would reach anybody",
@@ -33,8 +33,3 @@ def bucket(case: Case) -> str:
             Reaction.REACH,
         ) from None
     return "our key writes; the published one reads, and is refused all else"
-
-
-def _local(case: Case) -> bool:
-    """Whether the run is local; while it is not known, whether the chain is."""
-    return case.found.first.local if hasattr(case, "found") else is_local(case.config.network)

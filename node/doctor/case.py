@@ -1,11 +1,11 @@
-"""One node under examination: its configuration, and what the checks have opened so far. A node is built of the same."""
+"""One node under examination: its configuration, and what the checks have opened so far, of which a node is built."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chain.adapter import SubtensorChain
-from node.adapters import Doors
+from node.adapters import Doors, is_local
 from node.config import NodeConfig
 from node.doctor.finding import Advice, Check, Fault, Finding, Reaction, Status
 from node.state import StateStore
@@ -50,7 +50,12 @@ class Case:
         self.undecided = 0
         """The first round that this node has not decided."""
 
-    def examine(self, checks: "Sequence[Check[Case]]") -> Iterator[Finding]:
+    @property
+    def local(self) -> bool:
+        """Whether the run is local; while it is not known, whether the chain is."""
+        return self.found.first.local if hasattr(self, "found") else is_local(self.config.network)
+
+    def examine(self, checks: Sequence[Check]) -> Iterator[Finding]:
         """What each check finds, in their order, one by one."""
         passed: set[str] = set()
         for check in checks:
@@ -72,7 +77,7 @@ class Case:
         if hasattr(self, "chain"):
             self.chain.close()
 
-    def _found(self, check: "Check[Case]") -> Finding:
+    def _found(self, check: Check) -> Finding:
         try:
             said = check.work(self)
         except Fault as fault:

@@ -47,7 +47,7 @@ def subnet(case: Case) -> str:
     case.peers = case.chain.peers(case.head.block)
     seen = case.subnet
     return (
-        f"subnet {case.config.netuid} has {len(case.peers)} hotkeys; tempo {seen.tempo}, {seen.post_bytes} bytes of posts "
+        f"subnet {case.config.netuid}: {len(case.peers)} hotkeys, tempo {seen.tempo}, {seen.post_bytes} bytes of posts "
         f"an epoch, weights every {seen.weights_rate_limit} blocks, commit-reveal {'on' if seen.commit_reveal else 'off'}"
     )
 
@@ -61,8 +61,8 @@ def registered(case: Case) -> str:
         raise Fault(
             f"hotkey {address} is not registered on subnet {netuid} of {case.config.network}: what it posts would be "
             "refused",
-            f"register it (btcli subnet register --netuid {netuid} -w {own.name} -H {own.hotkey}). If another hotkey of "
-            f"yours is registered, name that one: {WALLET}; if this one is on another subnet: {NETUID}",
+            f"register it (btcli subnet register --netuid {netuid} -w {own.name} -H {own.hotkey}). If another of your "
+            f"hotkeys is registered, name that one: {WALLET}; if this one is on another subnet: {NETUID}",
         )
     case.me = found
     return f"uid {found.uid}, stake {found.stake / RAO_PER_TAO:,.2f}"

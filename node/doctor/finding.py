@@ -3,11 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Any
 
 from protocol.errors import MurmurError
-
-T = TypeVar("T")
 
 
 class Status(StrEnum):
@@ -57,16 +55,16 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
-class Check(Generic[T]):
-    """One thing that is looked at in a T.
+class Check:
+    """One thing that is looked at in a node (node/doctor/case.py).
 
     `work` says what it has seen, or raises Fault; of what else it raises by the tree of protocol/errors.py the message
-    is shown, with `fix`. It leaves in the T what it has opened. `needs`: names of the checks that must have passed
+    is shown, with `fix`. It leaves in the case what it has opened. `needs`: names of the checks that must have passed
     before, so that what they open is there. `roles`: of which it is asked.
     """
 
     name: str
-    work: Callable[[T], str | Advice]
+    work: Callable[[Any], str | Advice]
     fix: str
     needs: tuple[str, ...] = ()
     roles: tuple[str, ...] = ("miner", "validator")

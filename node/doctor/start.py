@@ -24,7 +24,7 @@ RETRY_SECONDS = 5.0
 ANSWERED = "answered.json"
 """In the home: the addresses with which every check has passed."""
 
-CHECKS: Sequence[Check[Case]] = (
+CHECKS: Sequence[Check] = (
     Check("home", machine.home, machine.HOME_FIX),
     Check("device", machine.device, "choose another --device or --codec"),
     Check("wallet", chain.wallet, f"name a wallet that is on this machine: {chain.WALLET}"),
