@@ -45,8 +45,8 @@ class Node(Follower):
         super().__init__(run, doors, held.timeline)
         self.held = held
         self._terms = Terms(held.events)
-        clock = run.first.clock
-        self.setbacks = Setbacks(doors.bucket, clock.round_blocks * clock.block_seconds, doors.time)
+        round_seconds = run.first.clock.round_blocks * run.first.clock.block_seconds
+        self.setbacks = Setbacks(doors.bucket, round_seconds, lambda: self.clock.round_at(self.head()), doors.time)
         self._likely: frozenset[PeerId] = frozenset()
         """Who was selected last."""
         self._prefetch: Collection | None = None

@@ -48,7 +48,8 @@ def subnet(case: Case) -> str:
     seen = case.subnet
     return (
         f"subnet {case.config.netuid}: {len(case.peers)} hotkeys, tempo {seen.tempo}, {seen.post_bytes} bytes of posts "
-        f"an epoch, weights every {seen.weights_rate_limit} blocks, commit-reveal {'on' if seen.commit_reveal else 'off'}"
+        f"an epoch, weights every {seen.weights_rate_limit} blocks, "
+        f"commit-reveal {'on' if seen.commit_reveal else 'off'}"
     )
 
 
@@ -72,10 +73,10 @@ def permit(case: Case) -> str:
     """A validator's word counts: it holds the chain's permit."""
     if not case.me.validates:
         permitted = [peer.stake for peer in case.peers if peer.validates]
-        least = f"; the least of the {len(permitted)} that have one is {min(permitted) / RAO_PER_TAO:,.2f}"
+        least = f", the least that has one has {min(permitted) / RAO_PER_TAO:,.2f}" if permitted else ""
         raise Fault(
             f"hotkey {hotkey(case.me.id)} has no validator permit: nobody would read its records, its weights would be "
-            f"refused. Its stake is {case.me.stake / RAO_PER_TAO:,.2f}{least if permitted else ''}",
+            f"refused. Its stake is {case.me.stake / RAO_PER_TAO:,.2f}{least}",
             f"stake to it (btcli stake add --netuid {case.config.netuid}); permits are given at the end of an epoch, "
             f"{case.subnet.tempo} blocks long, so start again after the next one. To train instead, start the miner",
         )

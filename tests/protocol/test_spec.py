@@ -139,6 +139,18 @@ def test_text_that_is_not_toml_is_refused_with_its_source(text: str) -> None:
         parse_text(text, "toy.toml")
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_file_of_json_is_the_same_spec(indent: int | None) -> None:
+    text = json.dumps(toy_spec().model_dump(mode="json"), indent=indent)
+    assert parse_text("\n" + text, "toy.json").digest == toy_spec().digest
+
+
+@pytest.mark.parametrize("text", ["{", '{"name": }', "{}[]"])
+def test_text_that_is_neither_is_refused_with_its_source(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^toy\.json is not valid JSON: "):
+        parse_text(text, "toy.json")
+
+
 def test_a_spec_cannot_be_changed(spec: RunSpec) -> None:
     with pytest.raises(ValidationError, match="frozen"):
         spec.netuid = 2
