@@ -8,7 +8,7 @@ from node.doctor.finding import Fault, Reaction
 from node.published import try_own
 from protocol.errors import StorageError
 
-TRY_SECONDS = 12.0
+TRY_SECONDS = 8.0
 """For eight requests of a few bytes: a store that needs longer is of no use."""
 ENDPOINT = f"{variable_of('bucket.endpoint')} (--bucket.endpoint)"
 POINTER_FIX = f"check {ENDPOINT} and {variable_of('bucket.name')} (--bucket.name)"
