@@ -16,6 +16,7 @@ from node import program
 from node.config import load
 from node.doctor.finding import Finding, Status
 from node.doctor.start import CHECKS
+from protocol.errors import ConfigError
 
 NAME_WIDTH = 11
 MARKS = {Status.OK: "ok", Status.FAULT: "FAULT", Status.SKIP: "skip"}
@@ -25,7 +26,13 @@ MOST_COLUMNS = 100
 
 def examine(options: Namespace) -> int:
     """The exit status: 1 when a check has failed."""
-    config = load("murmur doctor", "", ["--config", options.config] if options.config else [], os.environ)
+    try:
+        config = load("murmur doctor", "", ["--config", options.config] if options.config else [], os.environ)
+    except ConfigError as fault:
+        if not options.json:
+            raise
+        sys.stdout.write(as_json([Finding("configuration", Status.FAULT, str(fault), "give what is missing or wrong")]))
+        return 1
     program.log_to_stderr("ERROR")
     case = Thorough(config, options.role, keeps=False)
     case.tell = tell
@@ -40,14 +47,16 @@ def examine(options: Namespace) -> int:
         case.close()
     faults = [finding for finding in found if finding.status is Status.FAULT]
     if options.json:
-        sys.stdout.write(json.dumps({"checks": [as_json(finding) for finding in found]}, indent=2) + "\n")
+        sys.stdout.write(as_json(found))
     else:
         sys.stdout.write("\n" + verdict(found) + "\n")
     return 1 if faults else 0
 
 
-def as_json(finding: Finding) -> dict[str, str]:
-    return {name: value for name, value in asdict(finding).items() if name != "reaction"}
+def as_json(found: list[Finding]) -> str:
+    """For programs."""
+    checks = [{name: value for name, value in asdict(finding).items() if name != "reaction"} for finding in found]
+    return json.dumps({"checks": checks}, indent=2) + "\n"
 
 
 def lines(finding: Finding, columns: int) -> Iterator[str]:

@@ -84,6 +84,10 @@ class Case:
             return Finding(check.name, Status.FAULT, str(fault), fault.fix, fault.reaction)
         except MurmurError as fault:
             return Finding(check.name, Status.FAULT, str(fault), check.fix, _reaction(fault))
+        except OSError as fault:
+            if fault.filename is None:
+                raise
+            return Finding(check.name, Status.FAULT, f"cannot use {fault.filename}: {fault.strerror}", check.fix)
         if isinstance(said, Advice):
             return Finding(check.name, Status.OK, said.detail, said.fix)
         return Finding(check.name, Status.OK, said)

@@ -79,7 +79,7 @@ def _may_begin(found: Sequence[Finding], case: Case) -> bool:
         raise UpdateNeeded(next(fault.detail for fault in faults if fault.reaction is Reaction.UPDATE))
     waits = {Reaction.WAIT, Reaction.REACH} if _answered(case) == _addresses(case.config) else {Reaction.WAIT}
     if not all(fault.reaction in waits for fault in faults):
-        raise ConfigError(told(faults))
+        raise ConfigError(told(faults, len(found)))
     for fault in faults:
         logger.warning(
             "{detail}. Nothing has to be done here: trying again every {seconds} s, nothing goes on chain before",
@@ -89,10 +89,10 @@ def _may_begin(found: Sequence[Finding], case: Case) -> bool:
     return False
 
 
-def told(faults: Sequence[Finding]) -> str:
+def told(faults: Sequence[Finding], num_checks: int) -> str:
     """What has to be mended, for a person."""
     lines = [
-        f"cannot start, {len(faults)} of {len(CHECKS)} checks failed. Nothing was trained, nothing was put on chain."
+        f"cannot start, {len(faults)} of {num_checks} checks failed. Nothing was trained, nothing was put on chain."
     ]
     for fault in faults:
         lines += [f"  {fault.name}: {fault.detail}", f"    to mend it: {fault.fix}"]

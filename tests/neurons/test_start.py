@@ -333,7 +333,17 @@ def test_the_doctor_tries_everything_and_says_it_in_json(world: World, capsys: p
     assert status == (1 if faults else 0)
     assert {check["status"] for name, check in by_name.items() if name != "pace"} == {"ok"}
     assert {"parts", "versions", "strangers", "links", "pace"} <= set(by_name)
+    assert "off the store's" in by_name["clock"]["detail"]
     assert own_bucket(world).list("", max_keys=10, timeout_seconds=10) == ()
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_doctor_says_that_its_configuration_is_not_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 1
+    (check,) = json.loads(capsys.readouterr().out)["checks"]
+    assert (check["name"], check["status"]) == ("configuration", "fault")
+    assert "--wallet.name" in check["detail"]
+    assert main(["doctor"]) == 2
 
 
 @pytest.mark.usefixtures("quick")
