@@ -81,7 +81,7 @@ def links(case: Thorough) -> str | Advice:
     if up < clock.upload_mbps or down < clock.download_mbps:
         return Advice(
             f"{told}; the run's clock was planned for {clock.upload_mbps:,.0f} and {clock.download_mbps:,.0f}",
-            f"the check 'pace' says whether that suffices; a nearer store ({ENDPOINT}) or another link is faster",
+            "the check 'pace' says whether that suffices; a nearer store or another link is faster",
         )
     return told
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from protocol import keys
-from protocol.errors import ObjectReplaced, StorageError
+from protocol.errors import AccessDenied, ObjectReplaced, StorageError
 from protocol.ports import Bucket, Time
 from storage.realtime import REAL
 from storage.s3 import RangedBucket
@@ -29,14 +29,15 @@ def takes_parts_in_any_order(bucket: Bucket, *, timeout_seconds: float) -> bool:
         try:
             try:
                 upload.put(2, second, timeout_seconds=_LATER_SECONDS)
+            except AccessDenied:
+                raise
             except StorageError:
                 return False
             upload.put(1, first, timeout_seconds=timeout_seconds)
             upload.complete(timeout_seconds=timeout_seconds)
-        except BaseException:
+        finally:
             with suppress(StorageError):
                 upload.abort(timeout_seconds=timeout_seconds)
-            raise
         whole = first + second
         if bucket.get(key, max_bytes=len(whole), timeout_seconds=timeout_seconds) != whole:
             raise StorageError("an object that was sent in parts is not what was sent")

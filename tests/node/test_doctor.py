@@ -293,6 +293,12 @@ def test_a_planted_fault_is_named_with_its_fix_and_no_node_begins(world: World, 
     assert not any(peer.slot for peer in world.chain.world.pending_peers)
 
 
+def test_the_subnets_owner_needs_no_permit(world: World) -> None:
+    no_permit(world)
+    world.chain.world.owner = OWN.peer
+    assert faults(world.found("validator")) == []
+
+
 def test_what_hangs_on_a_fault_is_not_tried_and_all_else_is(world: World) -> None:
     dead_chain(world)
     empty_data(world)
