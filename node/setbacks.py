@@ -6,7 +6,6 @@ proves nothing: a store may fail so for minutes.
 
 from collections.abc import Callable
 from contextlib import suppress
-from secrets import token_bytes
 
 from loguru import logger
 
@@ -77,7 +76,7 @@ class Setbacks:
     def _refuses_us(self) -> bool:
         """The refusal may have been a stranger's bucket's."""
         try:
-            self._bucket.put(keys.trial(), token_bytes(32), timeout_seconds=_TRY_SECONDS)
+            self._bucket.put(keys.trial(), bytes(32), timeout_seconds=_TRY_SECONDS)
         except _REFUSALS:
             return True
         except StorageError:
