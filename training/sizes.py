@@ -76,6 +76,11 @@ class Sizes:
         return self.spec.object_bytes
 
     @property
+    def values(self) -> int:
+        """How many values a payload has."""
+        return sum(region.down * region.across * region.k for tensor in self.spec.layout for region in tensor.regions)
+
+    @property
     def contributors(self) -> int:
         """How many peers contribute to a full round."""
         return self.spec.gauntlet.contributors

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from node.doctor.start import ANSWERED, CHECKS, ready
 from protocol.errors import ChainError, ConfigError, StorageError, UpdateNeeded
 from protocol.types import Digest, Subnet, Uid
 from simulation.store import Faults
+from sparseloco import ops
 from storage.realtime import RealTime
 from tests.fakes.bucket import FakeStore
 from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
@@ -99,6 +100,7 @@ class World:
             "home": self.folder / "home",
             "data": self.data,
             "device": "cpu",
+            "codec": "reference",
             "wallet": {"name": "mine"},
             "bucket": {
                 "endpoint": "http://127.0.0.1:2",
@@ -120,7 +122,7 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     blocks = FakeWorld(epoch_blocks=20, weights_rate_limit=1)
     blocks.register(OWNER.peer)
     blocks.register(OWN.peer, stake=10**9, validates=True)
@@ -154,7 +156,8 @@ def world(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         lambda pointer, local: store.bucket(pointer.bucket, read_only=not made.writable, reader="published"),
     )
     monkeypatch.setattr(machine, "server_time", server_time)
-    return made
+    yield made
+    ops.use("auto")
 
 
 # --- one fault each ----------------------------------------------------------------------------------------------
