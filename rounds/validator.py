@@ -3,8 +3,6 @@
 One round reads top to bottom in `Validator.play`; the rules are docs/protocol.md sections 4, 5, 6 and 9.
 """
 
-from loguru import logger
-
 from gauntlet.agreement import Agreed, announcement
 from node.node import Node
 from protocol.errors import ChainError, StorageError
@@ -15,9 +13,6 @@ from rounds.score import Scores
 from rounds.vote import Vote
 from storage.mirror import Mirror
 from training.shards import Shards
-
-PAUSE_SECONDS = 1.0
-"""After a round that broke off: what refuses at once must not be asked without end."""
 
 
 class Validator:
@@ -48,8 +43,7 @@ class Validator:
                 self.announce()
                 self.play(self.node.next_round(self.node.clock.attest_by))
             except (ChainError, StorageError) as fault:
-                logger.warning("round {round} broke off: {fault}", round=self.node.held.saved.round, fault=str(fault))
-                self.node.time.sleep(PAUSE_SECONDS)
+                self.node.setbacks.broke_off(self.node.held.saved.round, fault)
 
     def announce(self) -> None:
         """Publish our bucket on chain; and, before the run's first round is decided, that we are there for it: who has
