@@ -11,7 +11,7 @@ from gauntlet.agreement import Agreed, Claim, Views, agreed, contradicted, leade
 from node.adapters import Doors
 from node.events import Timeline
 from node.patient import PatientChain
-from node.payloads import Sources, sources_as_of
+from node.sources import Sources, sources_as_of
 from protocol.errors import ChainError, ConfigError
 from protocol.messages import encode_slot
 from protocol.run import Run

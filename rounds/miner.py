@@ -11,7 +11,7 @@ from typing import Any
 
 from loguru import logger
 
-from gauntlet.checks import commitment
+from gauntlet.commitment import commitment
 from node.checkpoints import kept_from, published_by_most
 from node.events import Phase, round_seconds
 from node.follower import RETURN_BLOCKS
