@@ -7,6 +7,7 @@ reads with the published keys alone: what it has is what everybody could see.
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from loguru import logger
@@ -19,8 +20,9 @@ from storage.s3 import RangedBucket, open_pointer
 FOLDER = "objects"
 PAUSE_SECONDS = 2.0
 PASS_SECONDS = 60.0
-LAST_SECONDS = 20.0
+LAST_SECONDS = 60.0
 """For the last pass, after the last round."""
+THREADS = 4
 
 
 class Recorder:
@@ -29,7 +31,6 @@ class Recorder:
     def __init__(self, store: StoreReady, folder: Path, max_bytes: int) -> None:
         self._store, self._folder, self._max_bytes = store, folder / FOLDER, max_bytes
         self._buckets: dict[str, RangedBucket] = {}
-        self._told: set[str] = set()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
@@ -46,18 +47,15 @@ class Recorder:
 
     def _pass(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        for name, user in self._store.users.items():
+
+        def take(name: str) -> None:
             try:
                 if name not in self._buckets:
                     self._buckets[name] = open_pointer(self._store.pointer(name), local=True)
-                record(
-                    self._buckets[name],
-                    self._folder / user.bucket,
-                    self._max_bytes,
-                    lambda: max(0.1, until - time.monotonic()),
-                )
+                bucket = self._folder / self._store.users[name].bucket
+                record(self._buckets[name], bucket, self._max_bytes, lambda: max(0.1, until - time.monotonic()))
             except (StorageError, OSError) as fault:
-                # A server that chaos has stopped comes back; a full disk does not, and is told once.
-                if str(fault) not in self._told:
-                    self._told.add(str(fault))
-                    logger.debug("not recorded yet: {fault}", fault=str(fault))
+                logger.debug("{name} is not recorded yet: {fault}", name=name, fault=str(fault))
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(take, self._store.users))

@@ -35,21 +35,14 @@ def record(bucket: RangedBucket, folder: Path, max_bytes: int, seconds_left: Cal
         path = _path(folder, key)
         if path is None or key == trial() or (is_final(key) and path.exists()):
             continue
-        facts = bucket.head(key, timeout_seconds=seconds_left())
-        if facts is None or facts.size_bytes > max_bytes:
-            continue
-        if disk_usage(folder).free < FREE_BYTES + facts.size_bytes:
+        if disk_usage(folder).free < FREE_BYTES + max_bytes:
             raise StorageError(f"{folder} has less than {FREE_BYTES >> 20} MiB of free space left")
+        try:
+            data = bucket.get(key, max_bytes=max_bytes, timeout_seconds=seconds_left())
+        except (ObjectMissing, ObjectTooLarge):
+            continue
         partial = path.with_name(path.name + _PARTIAL)
-        with partial.open("wb") as file:
-            bucket.stream(
-                key,
-                file.write,
-                first=0,
-                num_bytes=facts.size_bytes,
-                etag=facts.etag,
-                timeout_seconds=seconds_left(),
-            )
+        partial.write_bytes(data)
         os.replace(partial, path)
 
 
