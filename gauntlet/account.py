@@ -41,7 +41,7 @@ ADVICE: dict[Reason | Standing, str] = {
 CONTRIBUTING = "go on like this"
 UNPROVEN = "wait and see: no validator has measured its work yet, it has a place because hardly anybody was measured"
 LEARNING = "wait and see: {evaluations} of about {settled} evaluations that it takes to tell work from luck"
-DOUBTED = "its gap is no further from what is needed than it errs: train every inner step, on the assigned pages only"
+DOUBTED = "its gap is nearer to what is needed than it errs: go on training every inner step, on the assigned pages"
 WEAK = "it contributes, but its proof of computation is below that of honest work: train every inner step, on the "
 WEAK += "assigned pages only"
 NOT_JUDGED = "nothing: a hotkey with a validator permit, and the owner's, mine only if they commit"
@@ -131,6 +131,22 @@ def shortfalls(record: PeerRecord, spec: GauntletSpec) -> Iterator[str]:
             f"its gap averages {record.gaps.value:.3f} ± {errs:.3f} (its proof of computation), needed is over "
             f"{least:.3f}"
         )
+
+
+def briefly(peer: PeerId, report: Report, spec: GauntletSpec) -> str:
+    """Why a hotkey does not contribute, with the number that decided and the one that it is held against."""
+    row, record = report.rows[peer], report.before.peers.get(peer)
+    if row.rejected is not None:
+        return row.detail
+    if row.standing is Standing.NOT_ELIGIBLE or record is None:
+        return "never evaluated"
+    if row.standing is Standing.NOT_SELECTED:
+        scores = [peer_score(report.before.peers.get(p)) for p, other in report.rows.items() if other.contributing]
+        return f"PeerScore {peer_score(record):.2f} of {min(scores, default=0.0):.2f}"
+    needed, least = least_score(record, spec), least_gap(record, spec)
+    if record.gaps.value <= least:
+        return f"gap {record.gaps.value:.2f} of {least:.2f}"
+    return f"LossScore {record.scores.value:.4f} of {needed:.4f}"
 
 
 def _changes(row: Row, before: PeerRecord | None, after: PeerRecord | None, spec: GauntletSpec) -> Iterator[str]:

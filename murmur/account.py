@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from gauntlet.account import account, outcome
@@ -34,24 +33,20 @@ def show(miner: str, options: argparse.Namespace) -> int:
     total = sum(stakes[one] for one in counted) or 1
     asked = counted[:MOST_READ]
     reports = Reports(run, there.doors, Sources(peers, there.doors.open_pointer))
-    found = {
-        validator: report
-        for (validator, _), report in reports.newest_of((one, newest) for one in asked).items()
-        if peer in report.rows
-    }
+    found = {one: report for one, report in reports.newest(newest, asked).items() if peer in report.rows}
     full = list(islice(found, SHOWN_IN_FULL))
-    earlier = reports.newest_of((one, found[one].round - 1) for one in full)
-    with ThreadPoolExecutor() as pool:
-        rows = dict(zip(full, pool.map(lambda one: on_chain(chain, head, one, mine), full), strict=True))
+    for number in {found[one].round - 1 for one in full}:
+        reports.of(number, full)
     where = f"uid {mine.uid}" if mine is not None else "not registered any more"
     lines = [f"{_titled(there, peer)}, {where}, in run {run.first.name} (round {newest} now)"]
     for validator, report in found.items():
         spec = run.spec_at(report.round).gauntlet
         stake = f"{100 * stakes[validator] / total:.0f} % of the validators' stake"
         lines += ["", f"validator {_titled(there, validator)} ({stake}), round {report.round}:"]
-        if validator in rows:
-            before = earlier.get((validator, report.round - 1))
-            lines += [f"  {line}" for line in (*account(peer, report, before, spec), rows[validator])]
+        if validator in full:
+            before = reports.of(report.round - 1, [validator]).get(validator)
+            lines += [f"  {line}" for line in account(peer, report, before, spec)]
+            lines.append(f"  {on_chain(chain, head, validator, mine)}")
         else:
             lines.append(f"  {outcome(report.rows[peer], report.after.peers.get(peer), spec)}")
     if not found:

@@ -194,7 +194,7 @@ def last_reported(run: Run, doors: Doors) -> int:
     head = doors.chain.finalized().block
     peers = doors.chain.peers(head)
     reports = Reports(run, doors, Sources(peers, doors.open_pointer))
-    found = reports.newest_of((validator, last) for validator in mirrors(run, head, peers))
+    found = reports.newest(last, mirrors(run, head, peers))
     newest = max((report.round for report in found.values()), default=-1)
     if newest < first:
         raise ConfigError(f"no round of run {run.first.name} can be audited: no validator has reported one yet")

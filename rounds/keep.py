@@ -32,8 +32,9 @@ class Keeper:
             key = keys.statement(node.run.id, decision.link)
             node.doors.bucket.put(key, link, timeout_seconds=node.transfer_seconds(1))
 
-    def keep(self, round: int) -> None:
-        """What joiners need from us: checkpoints and mirrors of recent rounds. Then the held-out loss, for people."""
+    def keep(self, round: int) -> float:
+        """What joiners need from us: checkpoints and mirrors of recent rounds. Then the held-out loss (nats a token),
+        for people."""
         node, spec = self.node, self.node.run.spec_at(round)
         self.checkpoints.look()
         before = kept_from(spec.checkpoint_rounds, round, self.checkpoints.published)
@@ -43,3 +44,4 @@ class Keeper:
             logger.warning("copies before round {round} are not deleted yet: {fault}", round=before, fault=str(fault))
         loss = held_out_loss(node.held.replica, self.shards, spec.data.held_out_sequences)
         node.held.events.emit("held_out", round, val_loss=loss)
+        return loss

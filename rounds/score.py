@@ -54,7 +54,7 @@ class Scores:
             checked = self.judge(round, gathered)
         rejected = {hotkey(peer): str(rejection.reason) for peer, rejection in checked.rejected.items()}
         for peer, rejection in checked.rejected.items():
-            logger.info(
+            logger.debug(
                 "round {round}: {hotkey} rejected, {reason}: {detail}",
                 round=round,
                 hotkey=hotkey(peer),
