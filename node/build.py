@@ -14,12 +14,14 @@ from node import terms
 from node.adapters import connect, open_doors, owner_opener
 from node.amendments import settled
 from node.config import NodeConfig
-from node.events import Events
+from node.events import Events, See
 from node.held import Held
+from node.metrics import Metrics
 from node.node import Node
 from node.published import require_read_only
 from node.state import StateStore
 from protocol.errors import ConfigError
+from protocol.run import Run
 from protocol.types import hotkey
 from sparseloco import ops
 from training import parallel
@@ -35,6 +37,17 @@ class Built:
 
     node: Node
     shards: Shards
+
+
+def _metrics(config: NodeConfig, run: Run, home: Path) -> See:
+    """What sees the node's events besides the file. Raises ConfigError for a port that is not to be had."""
+    if config.metrics_port is None:
+        return lambda event: None
+    clock = run.first.clock
+    metrics = Metrics(run.first.name, home, clock.round_blocks * clock.block_seconds)
+    metrics.serve(config.metrics_address, config.metrics_port)
+    logger.info("metrics at http://{address}:{port}/metrics", address=config.metrics_address, port=config.metrics_port)
+    return metrics.see
 
 
 def on_ranks(config: NodeConfig, program: Callable[[Ranks], None]) -> None:
@@ -84,7 +97,9 @@ def build(config: NodeConfig, name: str, home: Path, ranks: Ranks) -> Built:
     require_read_only(doors.bucket, doors.pointer, local=run.first.local, time=doors.time)
     shards = runs.open_data(config, run, doors, home)
     replica = Replica(run.first, _zeros(run.first.model.shapes()), ranks=ranks)
-    events = Events(home / "events.jsonl", f"{config.wallet.name}/{config.wallet.hotkey}")
+    events = Events(
+        home / "events.jsonl", f"{config.wallet.name}/{config.wallet.hotkey}", see=_metrics(config, run, home)
+    )
     return Built(Node(run, doors, Held(run.first, run.id, replica, store, events, doors.time)), shards)
 
 

@@ -74,10 +74,12 @@ class Miner:
             except Diverged as fault:
                 round = self.node.held.saved.round
                 logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
+                self.node.held.events.emit("broke_off", round, fault=str(fault))
                 self.node.wait_for(self.node.clock.commit_by(round), "the round to pass")
             except (ChainError, StorageError) as fault:
                 # Saved and sealed work is not lost: the next pass takes it up if the round is still open.
                 logger.warning("round {round} broke off: {fault}", round=self.node.held.saved.round, fault=str(fault))
+                self.node.held.events.emit("broke_off", self.node.held.saved.round, fault=str(fault))
                 self.node.time.sleep(PAUSE_SECONDS)
 
     def open_round(self) -> int:

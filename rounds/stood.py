@@ -68,23 +68,18 @@ class Stood:
         spec = run.spec_at(round).gauntlet
         by_id = {peer.id: peer for peer in peers}
         first = next(iter(found), None)
-        self.node.held.events.emit(
-            "stood",
-            round,
-            **(
-                event := {
-                    "outcome": outcome,
-                    "why": why,
-                    "selected": len(contributed),
-                    "active": len(active),
-                    "loss": self.losses.get(round),
-                    "pay": _share(node.me, found, by_id),
-                    "sure": sureness(found[first].after.peers.get(node.me), spec) if first is not None else None,
-                    "next_set": due_from(run, round + 1, by_id[first].last_update) if first is not None else None,
-                    "margin": self.margins.get(round),
-                }
-            ),
-        )
+        event = {
+            "outcome": outcome,
+            "why": why,
+            "selected": len(contributed),
+            "active": len(active),
+            "loss": self.losses.get(round),
+            "pay": _share(node.me, found, by_id),
+            "sure": sureness(found[first].after.peers.get(node.me), spec) if first is not None else None,
+            "next_set": due_from(run, round + 1, by_id[first].last_update) if first is not None else None,
+            "margin": self.margins.get(round),
+        }
+        node.held.events.emit("stood", round, **event)
         logger.info("{line}", line=told.line({"event": "stood", "round": round, **event}))
 
     def _outcome(

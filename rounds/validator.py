@@ -56,6 +56,7 @@ class Validator:
                 self.play(self.node.next_round(self.node.clock.attest_by))
             except (ChainError, StorageError) as fault:
                 logger.warning("round {round} broke off: {fault}", round=self.node.held.saved.round, fault=str(fault))
+                self.node.held.events.emit("broke_off", self.node.held.saved.round, fault=str(fault))
                 self.node.time.sleep(PAUSE_SECONDS)
 
     def announce(self) -> None:
