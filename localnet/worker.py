@@ -24,9 +24,10 @@ from node.adapters import Doors, connect, open_doors
 from node.build import on_ranks
 from node.config import NodeConfig, load
 from node.events import Stopwatch
-from node.payloads import MAX_THREADS, Sources
+from node.payloads import MAX_THREADS
 from node.program import log_to_stderr, run_program
 from node.published import require_read_only
+from node.sources import Sources
 from protocol.assignment import page_at
 from protocol.messages import REVEAL_BYTES, encode_slot, parse_envelope
 from protocol.spec import RunSpec, parse_text

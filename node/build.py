@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 from loguru import logger
@@ -10,9 +11,11 @@ from loguru import logger
 from node.config import NodeConfig
 from node.device import choose_device, describe
 from node.doctor.start import ready
-from node.events import Events
+from node.events import Events, See
 from node.held import Held
+from node.metrics import Metrics
 from node.node import Node
+from protocol.run import Run
 from protocol.types import hotkey
 from sparseloco import ops
 from training import parallel
@@ -29,6 +32,17 @@ class Built:
 
     node: Node
     shards: Shards
+
+
+def _metrics(config: NodeConfig, run: Run, home: Path) -> See:
+    """What sees the node's events besides the file. Raises ConfigError for a port that is not to be had."""
+    if config.metrics_port is None:
+        return lambda event: None
+    clock = run.first.clock
+    metrics = Metrics(run.first.name, home, clock.round_blocks * clock.block_seconds)
+    metrics.serve(config.metrics_address, config.metrics_port)
+    logger.info("metrics at http://{address}:{port}/metrics", address=config.metrics_address, port=config.metrics_port)
+    return metrics.see
 
 
 def on_ranks(config: NodeConfig, program: Callable[[Ranks], None]) -> None:
@@ -60,7 +74,11 @@ def build(config: NodeConfig, role: Role, ranks: Ranks) -> Built:
         network=config.network,
     )
     replica = Replica(run.first, _zeros(run.first.model.shapes()), ranks=ranks)
-    events = Events(case.home / "events.jsonl", f"{config.wallet.name}/{config.wallet.hotkey}")
+    events = Events(
+        case.home / "events.jsonl",
+        f"{config.wallet.name}/{config.wallet.hotkey}",
+        see=_metrics(config, run, case.home),
+    )
     return Built(Node(run, doors, Held(run.first, run.id, replica, store, events, doors.time)), case.shards)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from loguru import logger
 
 from gauntlet.agreement import Agreed
-from gauntlet.checks import commitment
+from gauntlet.commitment import commitment
 from node import run as runs
 from node.adapters import Doors
 from node.amendments import settle

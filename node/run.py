@@ -9,8 +9,8 @@ from loguru import logger
 from node.adapters import Opener, is_local
 from node.amendments import MAX_AMENDMENTS, Reader, fetch_blob, owner_slot
 from node.config import NetworkConfig
-from node.payloads import Sources, sources_as_of
 from node.runfile import RunFile, folder_of, saved_runs
+from node.sources import Sources, sources_as_of
 from protocol.errors import ConfigError, InvalidMessage, StorageError, UpdateNeeded
 from protocol.ports import Bucket, Chain
 from protocol.run import Run, parse_amendment

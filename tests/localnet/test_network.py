@@ -4,27 +4,41 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chain.devnet import launch
 from localnet.kinds import FAULTS
 from localnet.members import address
 from localnet.network import open_network
 from localnet.plan import Plan
 from localnet.report import build_report
 from localnet.store import read_ready
-from localnet.subnet import KEPT_BLOCKS
 from localnet.table import Table
 from protocol.types import Reason
 from storage.s3 import open_pointer
 from tests.localnet.harness import Run, assert_nothing_runs, localnet, secrets_of, told
 from tests.localnet.schema import assert_report
 from tests.storage.conftest import served
+
+KEPT_BLOCKS = 512
+"""States that a chain keeps that forgets: those of an epoch, at whose end sealed weights are looked for where they were
+set."""
+
+
+def asked(*words: str) -> tuple[int, str]:
+    """(exit status, what it printed) of murmur."""
+    command = [sys.executable, "-m", "murmur.command", *words]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return answer.returncode, answer.stdout + answer.stderr
 
 
 def by_name(report: dict[str, Any]) -> dict[str, str]:
@@ -66,6 +80,11 @@ def test_killed_nodes_come_back_to_identical_replicas_and_no_secret_is_told(tmp_
     assert "miner-2" in last["theta"]
     assert report["summary"]["void_rounds"] <= 1  # the one in which the only validator died
     assert report["summary"]["loss_last"] < report["summary"]["loss_first"]
+    status, account = asked("explain", "miner-2", "--run", str(folder))
+    assert status == 0
+    assert account.startswith("miner-2 (5")
+    assert "; learning, " in account
+    assert asked("audit", "--round", "last", "--run", str(folder))[0] == 0
     assert all(value > 0 for value in first["seconds"].values())
 
     secrets = secrets_of(folder)
@@ -193,7 +212,30 @@ def events(run: Run, name: str, round: int) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2700)
-def test_a_miner_that_joins_after_its_chain_has_forgotten_the_start_catches_up(tmp_path: Path) -> None:
+def test_any_round_of_a_run_can_be_audited_while_it_runs_and_after_its_end(tmp_path: Path) -> None:
+    folder, rounds = tmp_path / "run", 16  # payloads of the first ones are deleted by the end
+    with localnet(folder, "--rounds", str(rounds), "--miners", "2", "--fault", "garbage") as run:
+        run.wait_for_round(1)
+        assert asked("explain", "miner-1", "--run", str(folder))[0] == 0
+        assert asked("audit", "--round", "0", "--run", str(folder))[0] == 0
+        assert_sound(run, rounds)
+    for round in range(rounds):
+        status, text = asked("audit", "--round", str(round), "--run", str(folder))
+        assert status == 0, text
+        assert "unchecked  checks" not in text
+        assert "validator-1: agrees, 5 hotkeys" in text
+    assert "MALFORMED" in asked("explain", "garbage-1", "--run", str(folder))[1]
+    assert asked("status", "--run", str(folder), "miner-1")[0] == 0
+    moved = folder.rename(tmp_path / "elsewhere")
+    assert asked("audit", "--round", "last", "--run", str(moved))[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2700)
+def test_a_miner_that_joins_after_its_chain_has_forgotten_the_start_catches_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localnet.subnet.start", partial(launch.start, keep_blocks=KEPT_BLOCKS))
     with (tmp_path / "screen").open("w") as screen:
         table = Table(screen)
         network = open_network(Plan(tmp_path / "run", miners=2, newcomers=1), table.say)
