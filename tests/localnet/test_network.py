@@ -58,7 +58,7 @@ def assert_sound(run: Run, rounds: int) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_killed_nodes_come_back_to_identical_replicas_and_no_secret_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with localnet(folder, "--rounds", "3", "--miners", "2", "--ranks", "1,2") as run:
@@ -97,7 +97,7 @@ def test_killed_nodes_come_back_to_identical_replicas_and_no_secret_is_told(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize("which", ["torchrun", "0", "1"])
 def test_killing_any_process_of_a_miner_costs_at_most_one_round(which: str, tmp_path: Path) -> None:
     with localnet(tmp_path / "run", "--rounds", "6", "--miners", "2", "--ranks", "2,1") as run:
@@ -105,7 +105,7 @@ def test_killing_any_process_of_a_miner_costs_at_most_one_round(which: str, tmp_
         launcher = run.pid("miner-1")
         processes = {"torchrun": launcher} | run.ranks("miner-1")
         os.kill(processes[which], signal.SIGKILL)
-        ended_within(processes.values(), seconds=60.0)
+        ended_within(processes.values(), seconds=300.0)
         report = assert_sound(run, rounds=6)
     assert "miner-1 died and was started again" in run.screen
     names = by_name(report)
@@ -136,7 +136,7 @@ def read_cmdline(pid: int) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 def test_killing_the_leader_of_two_validators_costs_at_most_one_round(tmp_path: Path) -> None:
     with localnet(tmp_path / "run", "--rounds", "5", "--miners", "2", "--validators", "2") as run:
         run.wait_for_round(1)
@@ -149,7 +149,7 @@ def test_killing_the_leader_of_two_validators_costs_at_most_one_round(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 def test_a_network_whose_store_and_chain_are_killed_goes_on_with_what_they_held(tmp_path: Path) -> None:
     with localnet(tmp_path / "run", "--rounds", "5", "--miners", "2") as run:
         for index, name in enumerate(("store", "devnet")):
@@ -163,7 +163,7 @@ def test_a_network_whose_store_and_chain_are_killed_goes_on_with_what_they_held(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize("whom", ["weed", "store"])
 def test_killing_the_store_in_mid_round_costs_at_most_one_round(whom: str, tmp_path: Path) -> None:
     with localnet(tmp_path / "run", "--rounds", "5", "--miners", "3") as run:
@@ -178,7 +178,7 @@ def test_killing_the_store_in_mid_round_costs_at_most_one_round(whom: str, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_network_runs_on_a_store_that_runs_already(tmp_path: Path) -> None:
     names = ["owner", "validator-1", "miner-1"]
     ready = tmp_path / "store" / "ready.json"
@@ -194,7 +194,7 @@ def test_a_network_runs_on_a_store_that_runs_already(tmp_path: Path) -> None:
 def test_a_store_that_lacks_members_is_told_before_anything_is_started(tmp_path: Path) -> None:
     (tmp_path / "ready.json").write_text('{"endpoint": "http://127.0.0.1:1", "users": {}}')
     with localnet(tmp_path / "run", "--miners", "1", "--store", str(tmp_path / "ready.json")) as run:
-        assert run.finish(60) == 2
+        assert run.finish(150) == 2
     assert [line.split(": ")[-2] for line in run.screen.splitlines() if "ready.json" in line] == [
         "nothing about owner",
         "nothing about validator-1",
@@ -231,7 +231,7 @@ def test_any_round_of_a_run_can_be_audited_while_it_runs_and_after_its_end(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 def test_a_miner_that_joins_after_its_chain_has_forgotten_the_start_catches_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
