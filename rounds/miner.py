@@ -113,8 +113,8 @@ class Miner:
             self.report(round)
         node.held.save_own()
         self.clean_up(round)
-        self.stood.tell(node.seconds_until(node.clock.attest_by(round)))
         self.fetch_ahead(round + 1)
+        self.stood.tell(node.seconds_until(node.clock.attest_by(round)))
 
     def pages(self, round: int) -> tuple[Page, ...]:
         """The pages assigned to us, drawn from the hash of a block before the round's start."""
