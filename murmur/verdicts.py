@@ -8,8 +8,8 @@ from typing import Any
 
 from gauntlet.audit import GAP_TOLERANCE, SCORE_TOLERANCE
 from murmur import network
-from node import run as runs
 from node.build import choose_device
+from node.data import open_data
 from node.evidence import Audited, audit_round
 from protocol.errors import ConfigError, StorageError
 from protocol.run import Run
@@ -21,7 +21,7 @@ def show(validator: PeerId | None, options: argparse.Namespace) -> int:
     could be audited."""
     there = network.open_network("murmur audit", options)
     try:
-        shards = runs.open_data(there.config, there.run, there.doors, there.home)
+        shards = open_data(there.config, there.run, there.doors, there.home)
     except StorageError:
         shards = None  # not published, or out of reach: everything but the scores can be checked without
     device = choose_device(there.config.device)

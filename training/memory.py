@@ -25,6 +25,9 @@ PROCESS_BYTES = 360_000_000
 SLAB_BYTES = 1 << 28
 """Of theta that is compressed at once on a GPU (training/trainer.py)."""
 
+PLACE_BYTES = 8
+"""Where a value stands, on its way to a GPU (sparseloco/outer.py moves)."""
+
 CPU_BYTES = 4 << 30
 """Activations and logits that a CPU may hold at once."""
 
@@ -126,6 +129,7 @@ def step_moments(
     chunk = model.vocabulary * min(max(1, LOGITS_PER_CHUNK // model.vocabulary), tokens)
     logits = (BF16 + FP32) * chunk
     grad_logits = (2 * BF16 + FP32) * chunk
+    summed = FP32 * width * tokens  # the gradient of hidden, over the chunks
 
     # Each moment: weights, gradients, activations, logits.
     if gpus == 1:
@@ -133,7 +137,7 @@ def step_moments(
         matrix = (FP32 + BF16) * width * model.ffn
         moments = {
             "logits": (BF16 * model.layers * layer + low, 0, hidden, logits),
-            "gradient of the logits": (low, full, hidden, grad_logits),
+            "gradient of the logits": (low, full, hidden + summed, grad_logits),
             "gradient of the head": (low, full + low, hidden, BF16 * chunk),
             "gradient of a layer": (BF16 * layer, full * tied + matrix, inside, 0),
             "gradient of the embedding": (0, full * (3 if tied else 1), residual, 0),
@@ -144,7 +148,7 @@ def step_moments(
         moments = {
             "gathering": (2 * gathered, 0, 0, 0),
             "logits": (gathered + BF16 * layer, 0, hidden, logits),
-            "gradient of the logits": (gathered + BF16 * layer, low, hidden, grad_logits),
+            "gradient of the logits": (gathered + BF16 * layer, low, hidden + summed, grad_logits),
             "gradient of a layer": (gathered + 2 * BF16 * layer, low + (BF16 + FP32) * layer, inside, 0),
             "gradient of the embedding": (gathered, low * (3 if tied else 2), residual, 0),
             "reduction": (0, (BF16 + FP32) * tables, 0, 0),
@@ -185,7 +189,10 @@ def host_moments(
         checked = {"payloads": (sizes.gathered + 1) * payload}
         applied = {"payloads": (sizes.gathered + sizes.contributors + 1) * payload}
         # The records for all ranks, each rank's own copy, and what its weights were.
-        probed = {"probed": (1 + ranks) * payload + FP32 * kept_values(spec)}
+        # On the way to GPUs also places and moves of a tensor, listed and picked out.
+        most = max(sum(region.down * region.across * region.k for region in tensor.regions) for tensor in spec.layout)
+        listed = 0 if on_cpu else 2 * (PLACE_BYTES + FP32) * most
+        probed = {"probed": (1 + ranks) * payload + FP32 * sizes.values + listed}
         return {
             "check": held | checked,
             "probe": held | checked | probed,
@@ -200,7 +207,7 @@ def host_moments(
     return {
         COMPUTING: held | trained | gradients,
         "compress": held | trained | sealed | {"kept_back": model},
-        "swap": held | trained | sealed | {"moments_copy": sizes.optimizer},
+        "swap": held | trained | sealed,
         "outer step": held | trained | opened,
         "restart": always | trained | {name: areas[name] for name in ("theta", "error_feedback", "stored_moments")},
     }
@@ -212,11 +219,6 @@ def host_bytes_peak(spec: RunSpec, role: Role, *, ranks: int = 1, cpu_activation
     return max(sum(held.values()) for held in moments.values())
 
 
-def kept_values(spec: RunSpec) -> int:
-    """Values that a payload has."""
-    return sum(region.down * region.across * region.k for tensor in spec.layout for region in tensor.regions)
-
-
 # --- disk --------------------------------------------------------------------------------------------------------
 
 
@@ -224,15 +226,14 @@ def disk_parts(spec: RunSpec, role: Role) -> dict[str, int]:
     """Most bytes of a node's state on its disk, by part: what replaces a file is written before that one goes. The
     data set is not among them: its files come as they are needed and stay."""
     sizes = Sizes(spec)
+    consensus = {"snapshot": 2 * sizes.model, "log": spec.checkpoint_rounds * sizes.contributors * sizes.payload}
     if role == "miner":
-        return {
-            "theta": 2 * sizes.model,
+        return consensus | {
             "own_state": 2 * sizes.own,
             "sealed": 2 * sizes.payload,
             "cache": sizes.contributors * sizes.payload,
         }
-    return {
-        "theta": 2 * sizes.model,
+    return consensus | {
         "checkpoint": sizes.model,
         "cache": sizes.gathered * sizes.payload,
         "payloads": (spec.gauntlet.copy_rounds + 1) * sizes.gathered * sizes.payload,
