@@ -151,7 +151,7 @@ class DevnetHarness:
         operator.add_stake(self._chain(_VALIDATOR), self._wallets[_VALIDATOR], STAKE_RAO)
         # Permits are given out by an epoch.
         chain = self._chain(_VALIDATOR)
-        chain.wait((chain.head() // EPOCH + 1) * EPOCH, 60.0)
+        chain.wait((chain.head() // EPOCH + 1) * EPOCH, 120.0)
 
     def __exit__(self, *raised: object) -> None:
         for chain in self._opened:

@@ -53,7 +53,7 @@ def genesis() -> Genesis:
 
 def test_a_height_below_the_pruning_horizon_is_a_chain_error_that_says_so(devnets: Devnets) -> None:
     devnet = devnets.start(keep_blocks=10)
-    chain, fresh = (open_chain(devnet.url, NETUID, None, call_timeout_seconds=5.0) for _ in range(2))
+    chain, fresh = (open_chain(devnet.url, NETUID, None, call_timeout_seconds=30.0) for _ in range(2))
     devnet.admin().step(3)
     old = chain.finalized()
     devnet.admin().step(11)
@@ -71,7 +71,7 @@ def test_a_height_below_the_pruning_horizon_is_a_chain_error_that_says_so(devnet
 def test_a_submission_whose_node_is_killed_is_found_on_chain_and_not_sent_twice(devnets: Devnets) -> None:
     devnet = devnets.start()
     port = int(devnet.url.rsplit(":", 1)[1].strip("/"))
-    chain = open_chain(devnet.url, NETUID, OWNER, call_timeout_seconds=10.0)
+    chain = open_chain(devnet.url, NETUID, OWNER, call_timeout_seconds=30.0)
     admin = devnet.admin()
     admin.step(2)
     with ThreadPoolExecutor(1) as pool:
@@ -80,8 +80,8 @@ def test_a_submission_whose_node_is_killed_is_found_on_chain_and_not_sent_twice(
         wait_for(lambda: admin.request("account_nextIndex", OWNER.hotkey.ss58_address) == 1)
         devnet.kill()
         devnets.start(port=port).admin().step(1)
-        assert published.result(30.0) == 3
-    chain.wait(3, 5.0)
+        assert published.result(120.0) == 3
+    chain.wait(3, 60.0)
     slot = chain.peers(3)[0].slot
     assert slot is not None
     assert slot.block == 3
@@ -91,7 +91,7 @@ def test_a_submission_whose_node_is_killed_is_found_on_chain_and_not_sent_twice(
 
 def test_a_submission_that_waits_in_the_pool_for_long_is_sent_again_and_gets_into_one_block(devnets: Devnets) -> None:
     devnet = devnets.start(finality_lag_blocks=20)
-    chain = open_chain(devnet.url, NETUID, OWNER, call_timeout_seconds=10.0)
+    chain = open_chain(devnet.url, NETUID, OWNER, call_timeout_seconds=30.0)
     admin = devnet.admin()
     admin.step(3)
     told: list[str] = []
@@ -105,7 +105,7 @@ def test_a_submission_that_waits_in_the_pool_for_long_is_sent_again_and_gets_int
             assert head < 3 + GIVE_UP_BLOCKS
             time.sleep(1.0)
         assert not published.done()
-        assert admin.step(1)["head"] == published.result(30.0)
+        assert admin.step(1)["head"] == published.result(120.0)
     logger.remove(sink)
     admin.step(2)
     assert operator.nonce(chain, OWNER.hotkey.ss58_address) == 1, "its copy had the same nonce"
@@ -113,7 +113,7 @@ def test_a_submission_that_waits_in_the_pool_for_long_is_sent_again_and_gets_int
 
 
 def wait_for(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 120.0
     while not happened():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.05)

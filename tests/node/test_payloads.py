@@ -1,6 +1,6 @@
 """What a validator collects: keys from their owners alone, payloads from any source and as views of files."""
 
-import time
+from functools import partial
 from hashlib import sha256
 
 from node.payloads import collect_keys
@@ -8,6 +8,7 @@ from node.sources import Sources
 from protocol import keys
 from protocol.messages import Reveal
 from protocol.types import Digest, Peer, PeerId, Slot, Uid
+from simulation.clock import Life
 from tests.fakes.bucket import FakeStore
 
 RUN = Digest(bytes(32))
@@ -31,25 +32,26 @@ def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
     return True
 
 
-def collected(store: FakeStore, peers: list[Peer], seconds: float) -> dict[PeerId, bytes]:
-    until = time.monotonic() + seconds
+def collected(store: FakeStore, peers: list[Peer], life: Life) -> dict[PeerId, bytes]:
+    """What there is to be had within 20 s."""
+    until = life.now() + 20
     miners = [peer.id for peer in peers if not peer.validates]
-    sources = Sources(peers, store.open)
-    return collect_keys(RUN, ROUND, miners, sources, verify, seconds_left=lambda: until - time.monotonic())
+    sources = Sources(peers, partial(store.open, time=life))
+    return collect_keys(RUN, ROUND, miners, sources, verify, seconds_left=lambda: until - life.now(), time=life)
 
 
-def test_a_key_counts_that_its_owner_serves_and_mirrors_are_not_asked() -> None:
+def test_a_key_counts_that_its_owner_serves_and_mirrors_are_not_asked(life: Life) -> None:
     store = FakeStore()
     peers = [peer(store, 0), peer(store, 1), peer(store, 2), peer(store, 9, validates=True)]
     store.bucket("m0").put(keys.reveal(RUN, ROUND), reveal(0), timeout_seconds=1)
     store.bucket("m1").put(keys.reveal(RUN, ROUND), reveal(0), timeout_seconds=1)
     store.bucket("m9").put(keys.mirror_reveal(RUN, ROUND, named(2)), reveal(2), timeout_seconds=1)
     store.log.clear()
-    assert collected(store, peers, 1) == {named(0): reveal(0)}
+    assert collected(store, peers, life) == {named(0): reveal(0)}
     assert {bucket for bucket, _, _ in store.log} == {"m0", "m1", "m2"}
 
 
-def test_a_key_that_appears_later_is_found() -> None:
+def test_a_key_that_appears_later_is_found(life: Life) -> None:
     store = FakeStore()
     peers = [peer(store, 0)]
     asked = 0
@@ -61,4 +63,4 @@ def test_a_key_that_appears_later_is_found() -> None:
             store.bucket("m0").put(keys.reveal(RUN, ROUND), reveal(0), timeout_seconds=1)
 
     store.before = publish_after_two
-    assert collected(store, peers, 20) == {named(0): reveal(0)}
+    assert collected(store, peers, life) == {named(0): reveal(0)}
