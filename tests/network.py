@@ -28,6 +28,7 @@ from node.terms import require_fit
 from protocol import keys
 from protocol.errors import ChainError, ConfigError
 from protocol.messages import encode_slot
+from protocol.ports import Time
 from protocol.run import Amendment, Run
 from protocol.spec import RunSpec
 from protocol.types import Digest, Header, Peer, PeerId, Pointer, Uid, hotkey
@@ -51,10 +52,11 @@ PLANNED_SECONDS = 0.12
 """What the spec says of a block; time-outs follow from it."""
 BUSY_SECONDS = 3.0
 """A node that works longer than this without waiting for a block is not waited for."""
-BESIDE_SECONDS = 0.1
-"""A node's own thread that works longer than this waits for something: blocks go on, no faster than planned."""
+BESIDE_SECONDS = 2.0
+"""A node's own thread from which the node has heard nothing for longer than this waits for the chain too."""
 START_BLOCK = 12
-TIME_OUT = 40.0
+TIME_OUT = 120.0
+"""For whatever is not reached at all: a network on a busy machine takes tens of seconds."""
 OWNER = FakeSigner("owner")
 
 Program = Miner | Validator
@@ -249,10 +251,11 @@ class Member:
 
 class NodeTime(RealTime):
     """Real time, in which a node that pauses, or waits for what others are to publish, does not keep the others from
-    their next block."""
+    their next block. Made in the node's thread."""
 
     def __init__(self, network: "FakeNetwork") -> None:
         self._network = network
+        self._node = threading.get_ident()
 
     def sleep(self, seconds: float) -> None:
         self._network.sleep(seconds)
@@ -262,7 +265,7 @@ class NodeTime(RealTime):
 
     def start(self, work: Callable[[], None], name: str) -> threading.Thread:
         def quietly() -> None:
-            with suppress(Killed):  # with its node
+            with suppress(Killed), self._network.working(self._node):  # killed: with its node
                 work()
 
         thread = _Beside(self._network, quietly, name)
@@ -271,33 +274,34 @@ class NodeTime(RealTime):
 
 
 class _Condition(threading.Condition):
-    """One that a node waits on for long waits for the chain."""
+    """One on which a node waits for its own threads. When none of them works, they wait for the chain, and so does
+    the node."""
 
     def __init__(self, network: "FakeNetwork") -> None:
         super().__init__()
         self._network = network
+        self._told = time.monotonic()
 
     def wait(self, timeout: float | None = None) -> bool:
-        until = None if timeout is None else time.monotonic() + timeout
-        if super().wait(min(BESIDE_SECONDS, BESIDE_SECONDS if timeout is None else timeout)):
-            return True
-        with self._network.waiting():
-            left = PLANNED_SECONDS if until is None else max(0.0, until - time.monotonic())
-            return super().wait(min(PLANNED_SECONDS, left))
+        with self._network.waiting(beside=self._told):
+            told = super().wait(PLANNED_SECONDS if timeout is None else min(timeout, PLANNED_SECONDS))
+        if told:
+            self._told = time.monotonic()
+        return told
 
 
 class _Beside(threading.Thread):
-    """A thread of a node. One that goes on for long waits for the chain itself: so does whoever waits for it."""
+    """A thread of a node."""
 
     def __init__(self, network: "FakeNetwork", work: Callable[[], None], name: str) -> None:
         super().__init__(target=work, name=name, daemon=True)
         self._network = network
 
     def join(self, timeout: float | None = None) -> None:
-        super().join(BESIDE_SECONDS if timeout is None else timeout)
-        while timeout is None and self.is_alive():
-            with self._network.waiting():
-                super().join(PLANNED_SECONDS)
+        began = time.monotonic()
+        while self.is_alive() and (timeout is None or time.monotonic() < began + timeout):
+            with self._network.waiting(beside=began):
+                super().join(PLANNED_SECONDS if timeout is None else min(timeout, PLANNED_SECONDS))
 
 
 class FakeNetwork:
@@ -332,7 +336,12 @@ class FakeNetwork:
         self.refused: set[str] = set()
         """Names of buckets whose pointers may not be followed."""
         self.busy_seconds = BUSY_SECONDS
-        self._waits: dict[int, int] = {}
+        self._waits: dict[int, tuple[int, float | None]] = {}
+        """Of nodes, by thread: the block, and when a node that waits for its own threads last heard of them."""
+        self._working: dict[int, int] = {}
+        """Threads that work for a node, and the node's own."""
+        self._made = time.monotonic()
+        """The last block."""
         stakes = {"validator": 100} if validators is None else validators
         self._owner_bucket = self.store.bucket("owner", reader="owner")
         opened = Shards.open(data)
@@ -391,21 +400,22 @@ class FakeNetwork:
         return amendment
 
     def doors(self, member: Member) -> Doors:
-        member.life = self.store.bucket(member.name, reader=member.name)
+        node_time = NodeTime(self)
+        member.life = self.store.bucket(member.name, reader=member.name, time=node_time)
         return Doors(
             chain=PacedChain(self, member),
             signer=member.signer,
             verify=fake_verify,
             bucket=member.life,
             pointer=self.store.pointer(member.name),
-            open_pointer=partial(self._open, reader=member.name),
-            time=NodeTime(self),
+            open_pointer=partial(self._open, reader=member.name, time=node_time),
+            time=node_time,
         )
 
-    def _open(self, pointer: Pointer, *, reader: str) -> FakeBucket:
+    def _open(self, pointer: Pointer, *, reader: str, time: Time) -> FakeBucket:
         if pointer.bucket in self.refused:
             raise ConfigError("the pointer leads to an address that is not public; it was not followed")
-        return self.store.open(pointer, reader=reader)
+        return self.store.open(pointer, reader=reader, time=time)
 
     # --- processes ---------------------------------------------------------------------------------------------
 
@@ -475,23 +485,48 @@ class FakeNetwork:
     # --- time --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def waiting(self, block: int | None = None) -> Iterator[None]:
-        """Inside, the calling node has nothing to do before this block (default: the next) is made."""
+    def waiting(self, block: int | None = None, *, beside: float | None = None) -> Iterator[None]:
+        """Inside, the calling node, or thread of one, has nothing to do before this block (default: the next) is made.
+        beside: unless one of the node's own threads works, of which it last heard at this time."""
         thread = threading.get_ident()
-        if not any(member.thread is not None and member.thread.ident == thread for member in self.members.values()):
-            yield  # a thread beside a node's own: who waits for it says so
-            return
-        self._waits[thread] = self.world.head + 1 if block is None else block
+        if any(member.thread is not None and member.thread.ident == thread for member in self.members.values()):
+            self._waits[thread] = (self.world.head + 1 if block is None else block, beside)
+            try:
+                yield
+            finally:
+                del self._waits[thread]
+        else:
+            node = self._working.pop(thread, None)
+            try:
+                yield
+            finally:
+                if node is not None:
+                    self._working[thread] = node
+
+    @contextmanager
+    def working(self, node: int) -> Iterator[None]:
+        """Inside, the calling thread works for the node of this thread."""
+        thread = threading.get_ident()
+        self._working[thread] = node
         try:
             yield
         finally:
-            del self._waits[thread]
+            del self._working[thread]
 
     @property
     def _idle(self) -> int:
         """Nodes that wait for a block which is not there yet. One that has its block and was not woken yet works."""
-        head = self.world.head
-        return sum(block > head for block in list(self._waits.values()))
+        head, long_ago, busy = self.world.head, time.monotonic() - BESIDE_SECONDS, set(self._working.copy().values())
+        return sum(
+            block > head and (beside is None or beside < long_ago or node not in busy)
+            for node, (block, beside) in list(self._waits.items())
+        )
+
+    @property
+    def _in_real_time(self) -> bool:
+        """Whether a node waits for its own threads, which have so many seconds: blocks come no faster than that
+        allows on a busy machine."""
+        return any(beside is not None for _, beside in list(self._waits.values()))
 
     def sleep(self, seconds: float) -> None:
         """A node's pause: over when so many seconds are, or the blocks that are planned for them."""
@@ -500,9 +535,9 @@ class FakeNetwork:
             while time.monotonic() < until and self.world.head < block:
                 time.sleep(0.002)
 
-    def run_blocks(self, done: Callable[[], bool], time_out: float = TIME_OUT, *, expected: bool = False) -> None:
+    def run_blocks(self, done: Callable[[], bool], *, expected: bool = False) -> None:
         """Make blocks until `done`. A node that fails on its own fails the test, with its error, unless `expected`."""
-        until = time.monotonic() + time_out
+        until = time.monotonic() + TIME_OUT
         self.world._running = True
         try:
             while not done():
@@ -515,15 +550,18 @@ class FakeNetwork:
             self.world._running = False
 
     def _next_block(self) -> None:
-        busy_until = time.monotonic() + self.busy_seconds
-        while time.monotonic() < busy_until and self._idle < len(self.alive):
+        now = time.monotonic()
+        busy_until, planned = now + self.busy_seconds, self._made + 2 * PLANNED_SECONDS
+        while now < busy_until and (self._idle < len(self.alive) or (now < planned and self._in_real_time)):
             time.sleep(0.001)
+            now = time.monotonic()
+        self._made = now
         self.world.step()
 
-    def run_until(self, round: int, *names: str, time_out: float = TIME_OUT) -> None:
+    def run_until(self, round: int, *names: str) -> None:
         """Make blocks until the named nodes (default: all that live) stand at the start of `round` or later."""
         members = [self[name] for name in names] or self.alive
-        self.run_blocks(lambda: all(member.round >= round or not member.alive for member in members), time_out)
+        self.run_blocks(lambda: all(member.round >= round or not member.alive for member in members))
 
     def run_to_block(self, block: int) -> None:
         self.run_blocks(lambda: self.world.final >= block)

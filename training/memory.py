@@ -126,6 +126,7 @@ def step_moments(
     chunk = model.vocabulary * min(max(1, LOGITS_PER_CHUNK // model.vocabulary), tokens)
     logits = (BF16 + FP32) * chunk
     grad_logits = (2 * BF16 + FP32) * chunk
+    summed = FP32 * width * tokens  # the gradient of hidden, over the chunks
 
     # Each moment: weights, gradients, activations, logits.
     if gpus == 1:
@@ -133,7 +134,7 @@ def step_moments(
         matrix = (FP32 + BF16) * width * model.ffn
         moments = {
             "logits": (BF16 * model.layers * layer + low, 0, hidden, logits),
-            "gradient of the logits": (low, full, hidden, grad_logits),
+            "gradient of the logits": (low, full, hidden + summed, grad_logits),
             "gradient of the head": (low, full + low, hidden, BF16 * chunk),
             "gradient of a layer": (BF16 * layer, full * tied + matrix, inside, 0),
             "gradient of the embedding": (0, full * (3 if tied else 1), residual, 0),
@@ -144,7 +145,7 @@ def step_moments(
         moments = {
             "gathering": (2 * gathered, 0, 0, 0),
             "logits": (gathered + BF16 * layer, 0, hidden, logits),
-            "gradient of the logits": (gathered + BF16 * layer, low, hidden, grad_logits),
+            "gradient of the logits": (gathered + BF16 * layer, low, hidden + summed, grad_logits),
             "gradient of a layer": (gathered + 2 * BF16 * layer, low + (BF16 + FP32) * layer, inside, 0),
             "gradient of the embedding": (gathered, low * (3 if tied else 2), residual, 0),
             "reduction": (0, (BF16 + FP32) * tables, 0, 0),
@@ -200,7 +201,7 @@ def host_moments(
     return {
         COMPUTING: held | trained | gradients,
         "compress": held | trained | sealed | {"kept_back": model},
-        "swap": held | trained | sealed | {"moments_copy": sizes.optimizer},
+        "swap": held | trained | sealed,
         "outer step": held | trained | opened,
         "restart": always | trained | {name: areas[name] for name in ("theta", "error_feedback", "stored_moments")},
     }

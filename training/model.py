@@ -15,7 +15,7 @@ Shapes: B sequences, T positions, D width, H heads, K key/value heads, E head si
 from collections.abc import Callable
 from functools import cache, partial
 from math import sqrt
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,16 +26,25 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from protocol.spec import ModelSpec
 from training.sizes import LOGITS_PER_CHUNK, Recompute
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 INIT_STD = 0.02
 
 
-def _linear(inputs: int, outputs: int) -> nn.Linear:
+def _uninitialised(kind: Callable[P, R], *size: P.args, **named: P.kwargs) -> R:
     """Without torch's own initialisation, which would take minutes at 72B and draw from the global generator."""
-    return cast(nn.Linear, skip_init(nn.Linear, inputs, outputs, bias=False))  # type: ignore[no-untyped-call]
+    if torch.get_default_device().type == "meta":
+        return kind(*size, **named)
+    return cast(R, skip_init(kind, *size, **named))  # type: ignore[no-untyped-call]
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    return _uninitialised(nn.Linear, inputs, outputs, bias=False)
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:
-    return cast(nn.Embedding, skip_init(nn.Embedding, rows, width))  # type: ignore[no-untyped-call]
+    return _uninitialised(nn.Embedding, rows, width)
 
 
 class Norm(nn.Module):
@@ -139,10 +148,17 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(Layer(spec) for _ in range(spec.layers))
         self.norm = Norm(spec.width, spec.norm_epsilon)
         self.head = None if spec.tie_embeddings else _linear(spec.width, spec.vocabulary)
-        cos_TE, sin_TE = rotary_table(spec.context, spec.width // spec.heads, spec.rope_theta)
-        self.register_buffer("cos_TE", cos_TE, persistent=False)
-        self.register_buffer("sin_TE", sin_TE, persistent=False)
+        self.spec = spec
+        self.tabulate()
         self._fused = False
+
+    def tabulate(self) -> None:
+        """Compute what is not loaded, the rotary tables, on the device of the weights: for a model that was built
+        without memory (torch's meta device) and has been given some."""
+        spec = self.spec
+        tables = rotary_table(spec.context, spec.width // spec.heads, spec.rope_theta)
+        for name, table in zip(("cos_TE", "sin_TE"), tables, strict=True):
+            self.register_buffer(name, table.to(self.embedding.weight.device), persistent=False)
 
     def compile(self) -> None:
         """Compile each layer, and the loss behind the logits, with torch.compile: for GPUs, after micro-batches were
@@ -224,45 +240,48 @@ def cross_entropy(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Cross entropy over chunks of rows. The logits of a single chunk are kept for the backward pass; those of several
-    are computed again there, each chunk's.
+    """Cross entropy, over chunks of rows forward and of the vocabulary backward. The logits of a single chunk are kept
+    for the backward pass; those of several are computed again there, each chunk's.
 
-    Matrix products run in hidden's dtype; the weight's gradient is summed in the weight's own: fp32 under autocast,
-    where a checkpointed loop would sum dozens of chunks in bf16.
+    Matrix products run in hidden's dtype. Each value of the weight's gradient is one product over all rows, rounded
+    once: summed over chunks of rows in bf16, as a sharded weight would have it, it had twice the error.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, rows: int, fused: bool) -> Tensor:
         low_VD = weight_VD.to(hidden_ND.dtype)
-        losses, kept = [], []
+        losses, normalisers, kept = [], [], []
         for hidden, targets in zip(torch.split(hidden_ND, rows), torch.split(targets_N, rows), strict=True):
             logits = _logits(hidden, low_VD)
-            losses.append(_maybe(fused, _losses)(logits, targets))
+            loss, normaliser = _maybe(fused, _losses)(logits, targets)
+            losses.append(loss)
+            normalisers.append(normaliser)
             if hidden_ND.shape[0] <= rows:
                 kept = [logits]
             del logits  # or it would still be there while the next chunk's are made
-        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, *kept)
-        ctx.rows, ctx.fused = rows, fused
+        ctx.save_for_backward(hidden_ND, weight_VD, targets_N, torch.cat(normalisers), *kept)
+        ctx.max_logits, ctx.fused = rows * weight_VD.shape[0], fused
         return torch.cat(losses)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        hidden_ND, weight_VD, targets_N, *kept = ctx.saved_tensors
+        hidden_ND, weight_VD, targets_N, normalisers_N, *kept = ctx.saved_tensors
         low_VD = weight_VD.to(hidden_ND.dtype)
-        grad_hidden, grad_weight = torch.empty_like(hidden_ND), torch.zeros_like(weight_VD)
-        for begin in range(0, hidden_ND.shape[0], ctx.rows):
-            rows = slice(begin, begin + ctx.rows)
-            hidden = hidden_ND[rows]
-            logits = kept[0] if kept else _logits(hidden, low_VD)
-            low = _maybe(ctx.fused, _grad_logits)(logits, targets_N[rows], grads[0][rows])
+        grad_hidden = torch.zeros_like(hidden_ND, dtype=torch.float32)
+        grad_weight = torch.empty_like(weight_VD)
+        words = len(weight_VD) if kept else max(1, ctx.max_logits // len(hidden_ND))
+        for begin in range(0, len(weight_VD), words):
+            part = slice(begin, begin + words)
+            logits = kept.pop() if kept else _logits(hidden_ND, low_VD[part])
+            low = _maybe(ctx.fused, _grad_logits)(logits, normalisers_N, targets_N - begin, grads[0])
             del logits
-            grad_hidden[rows] = low @ low_VD
             if low.dtype == grad_weight.dtype:
-                torch.addmm(grad_weight, low.T, hidden, out=grad_weight)
+                torch.mm(low.T, hidden_ND, out=grad_weight[part])
             else:
-                grad_weight += low.T @ hidden
+                grad_weight[part] = low.T @ hidden_ND
+            grad_hidden += low @ low_VD[part]
             del low
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden.to(hidden_ND.dtype), grad_weight, None, None, None
 
 
 def _logits(hidden: Tensor, weight_VD: Tensor) -> Tensor:
@@ -270,30 +289,30 @@ def _logits(hidden: Tensor, weight_VD: Tensor) -> Tensor:
         return F.linear(hidden, weight_VD)
 
 
-def _losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy [n] of logits [n, V], in fp32."""
+def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross entropy [n] of logits [n, V], and the logarithm [n] of the exponentials' sum; both in fp32."""
     highest = logits.amax(dim=1, keepdim=True).float()
     sums = (logits - highest).exp_().sum(dim=1, keepdim=True)
-    chosen = logits.gather(1, targets[:, None]).float()
-    return (sums.log() + highest - chosen).squeeze(1)
+    normaliser = (sums.log() + highest).squeeze(1)
+    return normaliser - logits.gather(1, targets[:, None]).float().squeeze(1), normaliser
 
 
-def _grad_logits(logits: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
-    """Gradient [n, V] with respect to the logits, in their dtype, of `_losses` weighted by grad [n]."""
-    highest = logits.amax(dim=1, keepdim=True).float()
-    exponentials = (logits - highest).exp_()
-    scaled = exponentials.mul_((grad / exponentials.sum(dim=1))[:, None])
-    chosen = scaled.gather(1, targets[:, None]) - grad[:, None]
+def _grad_logits(logits: Tensor, normaliser: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
+    """Gradient [n, v] with respect to the logits, in their dtype, of `_losses` weighted by grad [n]. logits: those of v
+    words; targets [n] count from the first of them, and may lie outside."""
+    scaled = (logits - normaliser[:, None]).exp_().mul_(grad[:, None])
+    index = targets.clamp(0, logits.shape[1] - 1)
+    chosen = scaled.gather(1, index[:, None]) - torch.where(index == targets, grad, 0.0)[:, None]
     low = scaled.to(logits.dtype)
-    return low.scatter_(1, targets[:, None], chosen.to(low.dtype))
+    return low.scatter_(1, index[:, None], chosen.to(low.dtype))
 
 
-def _maybe(fused: bool, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _maybe(fused: bool, function: Callable[P, R]) -> Callable[P, R]:
     return _compiled(function) if fused else function
 
 
 @cache
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _compiled(function: Callable[P, R]) -> Callable[P, R]:
     return torch.compile(function)
 
 

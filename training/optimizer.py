@@ -66,29 +66,33 @@ def set_constants(optimizer: torch.optim.Optimizer, spec: InnerSpec, lr: float) 
             group.update(betas=(spec.beta1, spec.beta2), eps=spec.epsilon)
 
 
-def adam_state(parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], int]:
-    """The optimizer's tensors of `parameters` (all, by name) as CPU copies, and AdamW's number of steps; zeros and 0
-    before the first step, so that the set of tensors never depends on history.
+def store_adam_state(
+    parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, into: Mapping[str, Tensor]
+) -> int:
+    """Copy the optimizer's tensors of `parameters` (all, by name) into those of `into`, one after the other, and return
+    AdamW's number of steps; zeros and 0 before the first step, so that the set of tensors never depends on history.
 
     AdamW's moments are `adam.first/NAME` and `adam.second/NAME`, Muon's momentum `muon.momentum/NAME`. Of a sharded
     parameter it is this rank's part.
     """
-    tensors: dict[str, Tensor] = {}
     num_steps = 0
     for name, parameter, keys in _kept(parameters, optimizer):
         state = optimizer.state.get(parameter)
         for prefix, key in keys.items():
-            tensor = state[key] if state else torch.zeros_like(parameter)
-            tensors[prefix + name] = local(tensor).detach().to("cpu", copy=True)
+            if state:
+                into[prefix + name].copy_(local(state[key]).detach())
+            else:
+                into[prefix + name].zero_()
         if state and "step" in state:
             num_steps = int(state["step"])
-    return tensors, num_steps
+    return num_steps
 
 
 def load_adam_state(
     parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], num_steps: int
 ) -> None:
-    """Inverse of `adam_state`: the next step is the same, bit for bit. Raises CheckpointCorrupt for other tensors."""
+    """Inverse of `store_adam_state`: the next step is the same, bit for bit. Raises CheckpointCorrupt for other
+    tensors."""
     for name, parameter, keys in _kept(parameters, optimizer):
         state: dict[str, Tensor] = {}
         for prefix, key in keys.items():
@@ -103,7 +107,7 @@ def load_adam_state(
 
 
 def state_shapes(model: ModelSpec, spec: InnerSpec) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of `adam_state`'s tensors when nothing is sharded."""
+    """Names and shapes of what `store_adam_state` fills when nothing is sharded."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in model.shapes().items():
         muons = spec.optimizer == "muon" and _is_matrix(name, shape)

@@ -205,10 +205,7 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("reveal", (Work(seconds(setting.spec.clock, 1), "wait"), Work(2, "call")), (), "commit"),
         Phase(
             "swap",
-            (
-                setting.to_device(sizes.optimizer) if setting.on_gpu else Work(sizes.optimizer, "fresh", threads),
-                setting.copied(sizes.optimizer),
-            ),
+            (setting.to_device(sizes.optimizer) if setting.on_gpu else setting.copied(sizes.optimizer),),
             ("reveal",),
         ),
         Phase("save own state", setting.saved(sizes.own)),

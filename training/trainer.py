@@ -21,7 +21,7 @@ from training.host import Area, copy, model_bytes, model_tensors
 from training.inner import InnerReport, OnStep, autocast, inner_round
 from training.loader import ahead, batches
 from training.model import Transformer
-from training.optimizer import adam_state, load_adam_state, make_optimizer, state_shapes
+from training.optimizer import load_adam_state, make_optimizer, state_shapes, store_adam_state
 from training.parallel import Ranks, local, together
 from training.trial import Fit, fit
 
@@ -42,9 +42,12 @@ class Trainer:
         self.ranks = ranks
         self.spec = RunSpec.model_validate_json(spec)
         self.layout: Layout = self.spec.layout
-        self.model = Transformer(self.spec.model)
+        # Nothing is allocated before each rank knows its rows, nor sent to a GPU: the weights are loaded.
+        with torch.device("meta"):
+            self.model = Transformer(self.spec.model)
         ranks.shard(self.model, self.model.layers, methods=["loss"])
-        self.model.to(ranks.device)
+        self.model.to_empty(device=ranks.device)
+        self.model.tabulate()
         self.on_step: OnStep | None = None
         """Called on this rank after each inner step with its number within the round and its loss."""
         # By name and once: what a module lists while its weights are gathered are not the shards.
@@ -235,21 +238,19 @@ class Trainer:
     @torch.no_grad()
     def store_moments(self) -> int:
         """Copy the optimizer's tensors to the areas of `moment_areas`. Returns the steps taken."""
-        moments, num_steps = adam_state(self._parameters, self._optimizer)
-        areas = {area: self._rows(area) for area in self.moment_areas}
-        for name, moment in moments.items():
-            area, tensor = split_name(name)
-            areas[area][tensor].copy_(moment)
-        return num_steps
+        return store_adam_state(self._parameters, self._optimizer, self._moments())
 
     @together
     @torch.no_grad()
     def load_moments(self, *, num_steps: int) -> None:
         """Inverse of `store_moments`: the next step is the same, bit for bit."""
+        load_adam_state(self._parameters, self._optimizer, self._moments(), num_steps)
+
+    def _moments(self) -> dict[str, Tensor]:
+        """This rank's rows of the optimizer's tensors on the host, by their saved names."""
         areas = {area: self._rows(area) for area in self.moment_areas}
         named = {name: split_name(name) for name in state_shapes(self.spec.model, self.spec.inner)}
-        moments = {name: areas[area][tensor] for name, (area, tensor) in named.items()}
-        load_adam_state(self._parameters, self._optimizer, moments, num_steps)
+        return {name: areas[area][tensor] for name, (area, tensor) in named.items()}
 
     @property
     def moment_areas(self) -> list[str]:

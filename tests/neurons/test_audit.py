@@ -310,7 +310,7 @@ def test_every_lie_of_a_validator_is_named_and_only_what_follows_from_it(network
     network.start("honest", "miner-1", "miner-2", "miner-3", "miner-4")
     for kind, name in names.items():
         network.start(name, role=friends_of(kind, friend))
-    network.run_until(LIE + 2, time_out=120)
+    network.run_until(LIE + 2)
     network.close()
     found = audits(network, LIE, tmp_path)
     assert found["honest"].findings == ()

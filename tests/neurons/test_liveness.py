@@ -107,7 +107,7 @@ def test_a_leader_of_two_fifths_whose_mirror_stalls_stops_no_round_that_an_hones
     network.start("evil", role=with_parts(RanksTheMute, NamesTheMute, KeepsNothing))
     network.run_until(1, "honest")
     network.store.faults["evil"] = Faults(stalls=True)
-    network.run_until(5, "honest", "miner-1", time_out=90)
+    network.run_until(5, "honest", "miner-1")
     network.assert_agreement("honest", "miner-1", "miner-2")
     assert [round for round in network["honest"].voids() if round >= 1] == []
     for round in range(1, 5):

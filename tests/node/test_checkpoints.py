@@ -107,7 +107,8 @@ def test_an_upload_that_hangs_costs_no_round_and_is_of_the_state_that_it_began_w
     def hang(call: Call) -> None:
         if call.bucket == "validator" and call.verb == "put" and call.key.startswith("blob/"):
             begun.set()
-            assert hanging.wait(60)
+            with network.waiting():
+                assert hanging.wait(60)
 
     network.store.before = hang
     network.start()

@@ -24,7 +24,7 @@ def test_a_wiped_validator_of_two_judges_again_within_four_rounds(networks: Netw
     network.start("first", "second", role=with_parts(MissesEveryRound))
     network.run_until(3)
     network.kill("second")
-    network.run_until(16, time_out=90)
+    network.run_until(16)
     assert network["first"].voids()  # half of the stake cannot decide while the other half counts
     rmtree(network["second"].home)
     network.store.buckets["second"].clear()
@@ -50,7 +50,7 @@ def test_a_node_that_could_not_have_a_rounds_bytes_is_back_within_two_rounds_onc
             raise StorageError("no connection")
 
     network.store.before = cut
-    network.run_blocks(lambda: bool(network["miner-2"].events("passed_over")), time_out=90)
+    network.run_blocks(lambda: bool(network["miner-2"].events("passed_over")))
     assert not network["miner-2"].events("caught_up")
     network.store.before = lambda call: None
     can = network["validator"].round

@@ -10,10 +10,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
 from protocol.spec import InnerSpec, ModelSpec
+from tests.training.moments import adam_state
 from training.inner import inner_round
 from training.loader import batches
 from training.model import Transformer, initialise
-from training.optimizer import adam_state, make_optimizer
+from training.optimizer import make_optimizer
 from training.parallel import whole
 from training.schedule import lr_at
 from training.sizes import Recompute

@@ -203,19 +203,19 @@ def test_shards_hold_every_value_once_and_moments_stay_on_the_gpus() -> None:
     assert [computing[name] for name in ("parameters", "gradients", "adam_moments")] == [4.0, 4.0, 8.0]
     assert [communicating[name] for name in ("parameters", "gradients", "adam_moments")] == [4.0, 0.0, 8.0]
     assert parts["theta"].host_computing == parts["error_feedback"].host_computing == 4 * values
-    assert parts["stored_moments"].host_communicating == parts["moments_copy"].host_communicating == 8 * values
+    assert parts["stored_moments"].host_communicating == 8 * values
 
 
 # --- host --------------------------------------------------------------------------------------------------------
 
 
-def test_at_72b_a_miner_holds_five_models_and_seven_while_moments_are_copied() -> None:
+def test_at_72b_a_miner_holds_five_models_and_six_at_its_fullest() -> None:
     spec = presets.read("covenant-72b").first
     held = {moment: sum(parts.values()) for moment, parts in host_moments(spec, "miner", ranks=8).items()}
     model = Sizes(spec).model
     assert held[COMPUTING] == 5 * model + 8 * PROCESS_BYTES
-    assert max(held, key=lambda moment: held[moment]) == "swap"
-    assert held["swap"] == pytest.approx(7 * model, rel=0.01)
+    assert max(held, key=lambda moment: held[moment]) == "compress"
+    assert held["compress"] == pytest.approx(6 * model, rel=0.01)
 
 
 @pytest.mark.parametrize("role", ["miner", "validator"])

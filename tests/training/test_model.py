@@ -143,6 +143,28 @@ def test_under_autocast_the_heads_gradient_stays_in_fp32_and_near_the_exact_one(
     assert (grad - exact).norm() < 0.02 * exact.norm()
 
 
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+def test_the_heads_gradient_is_rounded_once_however_many_chunks_there_are(kept: torch.dtype) -> None:
+    """Also where the weights themselves are bf16, as FSDP gathers them."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(512, 16, generator=generator).bfloat16()
+    weight = torch.randn(40, 16, generator=generator).bfloat16()
+    targets = torch.randint(0, 40, (512,), generator=generator)
+    exact = weight.double().requires_grad_()
+    F.cross_entropy(hidden.double() @ exact.T, targets, reduction="sum").backward()  # type: ignore[no-untyped-call]
+    errors = []
+    for chunks in (1, 32):
+        mine = weight.to(kept, copy=True).requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cross_entropy(hidden, mine, targets, 512 * 40 // chunks).sum().backward()  # type: ignore[no-untyped-call]
+        assert mine.grad is not None
+        assert mine.grad.dtype == kept
+        assert exact.grad is not None
+        errors.append(float((mine.grad - exact.grad).norm() / exact.grad.norm()))
+    assert errors[1] == pytest.approx(errors[0], rel=0.2)
+    assert errors[1] < 0.005
+
+
 def test_a_step_with_a_vocabulary_of_262144_never_has_the_logits_of_its_batch() -> None:
     spec = ModelSpec(vocabulary=262_144, layers=1, width=16, heads=2, kv_heads=1, ffn=16, context=256)
     model = Transformer(spec)

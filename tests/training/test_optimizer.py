@@ -15,10 +15,11 @@ from torch.distributed.tensor import DTensor
 from protocol.errors import CheckpointCorrupt
 from protocol.spec import InnerSpec, ModelSpec
 from protocol.types import Page
+from tests.training.moments import adam_state
 from training.inner import inner_round
 from training.loader import batches, sequences
 from training.model import Transformer, initialise
-from training.optimizer import adam_state, load_adam_state, make_optimizer, set_constants, state_shapes
+from training.optimizer import load_adam_state, make_optimizer, set_constants, state_shapes
 from training.parallel import ALONE, Ranks, whole
 from training.shards import Shards
 

@@ -128,7 +128,7 @@ def test_a_miners_phases_by_hand() -> None:
     assert seconds("save own state", "save consensus") == pytest.approx([3 * model * saving, model * saving])
     assert seconds("theta digest") == pytest.approx([model / 4e8])
     assert seconds("compress", "load weights") == pytest.approx([3 * model / 2e9, model / 2e9])
-    assert seconds("swap") == pytest.approx([2 * model / 2e9 + 2 * model / 2e9])
+    assert seconds("swap") == pytest.approx([2 * model / 2e9])
     assert seconds("outer step") == pytest.approx([model / 2e9 + 20 * payload / 2e8])
     assert seconds("download") == pytest.approx([20 * payload / 2e6])
     assert seconds("upload ahead", "publish") == pytest.approx([(payload - (16 << 20)) / 1e6, (16 << 20) / 1e6 + 0.1])
