@@ -1,5 +1,6 @@
-"""A local network's run folder as the page sees it: its nodes' events, names, spec, and whether it has ended. Only files
-are read: it is the same while the network runs, after its end, and wherever the folder was moved to."""
+"""A local network's run folder as the page sees it: its nodes' events, names, spec, and whether it has ended.
+
+Only files are read: it is the same while the network runs, after its end, and wherever the folder was moved to."""
 
 import json
 import time
@@ -14,7 +15,7 @@ from dashboard.rounds import Rounds
 from dashboard.tail import Tail, line_at
 from protocol.errors import ConfigError, InvalidMessage
 from protocol.spec import RunSpec, parse_spec
-from protocol.types import Digest
+from protocol.types import Digest, peer_id
 
 FP32_BYTES = 4
 
@@ -71,7 +72,7 @@ class Folder:
         """How far it has come, as of now."""
         homes = list(self.path.glob("nodes/*/node.toml"))
         files = [*(home.parent / "events.jsonl" for home in homes), self.path]
-        newest = max(file.stat().st_mtime for file in files if file.exists())
+        newest = max((file.stat().st_mtime for file in files if file.exists()), default=time.time())
         return Stage(
             len(homes),
             sum((home.parent / "measured.json").exists() for home in homes),
@@ -129,7 +130,9 @@ def names(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in sorted(folder.glob("wallets/*/hotkeys/defaultpub.txt")):
         try:
-            found[str(json.loads(path.read_text())["ss58Address"])] = path.parents[1].name
+            address = str(json.loads(path.read_text())["ss58Address"])
+            peer_id(address)
+            found[address] = path.parents[1].name
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return found

@@ -38,7 +38,7 @@ def _starting(folder: Folder, stage: Stage) -> Told:
         return "waiting", "Starting: the chain and the object store."
     if stage.rehearsed < stage.nodes:
         return "waiting", (
-            f"Rehearsing a round on every node, to measure this machine: {stage.rehearsed} of {stage.nodes} have done it."
+            f"Rehearsing a round on every node, to measure this machine: {stage.rehearsed} of {stage.nodes} are done."
         )
     if folder.spec is None:
         return "waiting", "Rehearsed: waiting for the chain to let the validators judge."

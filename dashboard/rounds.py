@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 from math import isfinite
 from statistics import fmean, median
 from sys import intern
-from typing import Any
+from typing import Any, TypeVar
 
 from gauntlet.account import SETTLED
 
 Event = Mapping[str, Any]
+S = TypeVar("S")
 
 MAX_ROUND = 1 << 32
+NOT_AGREED = "NOT_AGREED"
+"""Of a peer that passed and has no other standing: the agreed record does not name it, or there is none."""
 PHASES = ("compute", "upload", "select", "download", "apply")
 NODE_KINDS = {"trained", "published", "committed", "applied", "phases", "broke_off", "passed_over", "weights_not_taken"}
 VALIDATOR_KINDS = {"checked", "ranked", "reported", "held_out", "unobserved", "weights_refused", "weights"}
@@ -36,6 +39,7 @@ class Round:
     active: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, dict[str, str]] = field(default_factory=dict)
     standing: dict[str, dict[str, str]] = field(default_factory=dict)
+    passed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     pay: dict[str, dict[str, float]] = field(default_factory=dict)
     evaluations: dict[str, int] = field(default_factory=dict)
     held_out: dict[str, float] = field(default_factory=dict)
@@ -61,9 +65,13 @@ class Round:
         """As JSON. Losses in nats a token, `pay` in shares, `seconds` medians over nodes; null for what nobody told."""
         word = self.agreed()
         contributing = list(self.contributing.get(word, ())) if word is not None else []
-        rejected, standing = _first(self.rejected), _first(self.standing)
-        pays = [shares for shares in self.pay.values()]
+        rejected, standing = _first(self.rejected), dict(_first(self.standing))
+        if word is not None:
+            left_out = set(_first(self.passed)) - {*contributing, *standing, *rejected}
+            standing |= dict.fromkeys(sorted(left_out), NOT_AGREED)
+        pays = list(self.pay.values())
         pay = {peer: fmean(shares.get(peer, 0.0) for shares in pays) for peer in {p for s in pays for p in s}}
+        judged = {*contributing, *standing, *rejected}
         honest = [self.trained[node] for node in miners if node in self.trained] or list(self.trained.values())
         return {
             "round": self.number,
@@ -76,18 +84,20 @@ class Round:
             "rejected": {peer: why for peer, why in rejected.items() if peer not in contributing},
             "standing": {peer: why for peer, why in standing.items() if peer not in contributing},
             "pay": {peer: round(share, 6) for peer, share in sorted(pay.items()) if share},
-            "learning": {p: n for p, n in sorted(self.evaluations.items()) if n < SETTLED and pay.get(p)},
+            "learning": {p: n for p, n in sorted(self.evaluations.items()) if n < SETTLED and p in judged},
             "void": self.void[word] if word is not None else None,
             "unobserved": next(iter(self.unobserved.values()), None),
             "seconds": {
-                phase: round(median(found), 3) if (found := [s[phase] for s in self.seconds.values() if phase in s]) else None
+                phase: round(median(found), 3)
+                if (found := [s[phase] for s in self.seconds.values() if phase in s])
+                else None
                 for phase in PHASES
             },
             "payload_bytes": self.payload_bytes,
         }
 
 
-def _first(found: Mapping[str, dict[str, str]]) -> dict[str, str]:
+def _first(found: Mapping[str, S]) -> S | dict[str, str]:
     return found[min(found)] if found else {}
 
 
@@ -133,24 +143,31 @@ class Rounds:
         self._by_change[number] = None
 
     def since(self, version: int, max_bytes: int) -> tuple[list[bytes], int, bool]:
-        """JSON of the rounds that have changed after `version`, in the order of their last change, up to `max_bytes`
-        and at least one; the version to ask with next, and whether there is more."""
+        """JSON of the rounds that have changed after `version`, those first that changed first, up to about `max_bytes`
+        and at least one, sorted by number; the version to ask with next, and whether there is more."""
         changed = []
         for number in reversed(self._by_change):
             if self._rounds[number].version <= version:
                 break
             changed.append(self._rounds[number])
-        told, size = [], 0
+        told: list[Round] = []
+        size = 0
         for one in reversed(changed):
-            if told and size >= max_bytes:
-                return told, version, True
+            if size >= max_bytes:
+                return _encoded(told), version, True
             if one.encoded is None:
-                miners = [node for node, key in self.hotkeys.items() if key in one.contributing.get(one.agreed() or "", ())]
+                miners = [
+                    node for node, key in self.hotkeys.items() if key in one.contributing.get(one.agreed() or "", ())
+                ]
                 one.encoded = json.dumps(one.body(miners), separators=(",", ":"), allow_nan=False).encode()
-            told.append(one.encoded)
+            told.append(one)
             size += len(one.encoded)
             version = one.version
-        return told, version, False
+        return _encoded(told), version, False
+
+
+def _encoded(told: Iterable[Round]) -> list[bytes]:
+    return [one.encoded for one in sorted(told, key=lambda one: one.number) if one.encoded is not None]
 
 
 def _fold(one: Round, node: str, kind: str, event: Event) -> None:
@@ -170,9 +187,9 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
             void, theta = bool(event["void"]), _text(event["theta"])
             one.contributing[node], one.void[node], one.theta[node] = contributing, void, theta
         case "checked":
-            rejected = _texts(event["rejected"])
+            rejected, passed = _texts(event["rejected"]), tuple(_text(peer) for peer in event["passed"])
             one.active[node] = _count(event["active"])
-            one.rejected[node] = rejected
+            one.rejected[node], one.passed[node] = rejected, passed
         case "ranked":
             one.standing[node] = _texts(event["standing"])
         case "reported":

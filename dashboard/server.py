@@ -149,14 +149,22 @@ class Page:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind((HOST, port))
+            self._socket.listen()  # who comes before the server runs waits for it
         except OSError as fault:
             self._socket.close()
-            raise ConfigError(f"--port {port} cannot be used ({fault.strerror}): choose another, or leave it out") from None
+            raise ConfigError(
+                f"--port {port} cannot be used ({fault.strerror}): choose another, or leave it out"
+            ) from None
         self.url = f"http://{HOST}:{self._socket.getsockname()[1]}/"
         self._watched = Watched(Folder(folder))
         self._watched.follow()
         config = uvicorn.Config(
-            application(self._watched), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1
+            application(self._watched),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(

@@ -9,17 +9,17 @@ export const STATES = {
   absent: { text: "absent", mark: "·" },
   unknown: { text: "not known in this round", mark: "" },
 };
-const CODES = { contributing: "contributing", NOT_SELECTED: "passed", NOT_ELIGIBLE: "passed", LOW_SCORE: "low", LATE: "late", MISSING: "absent" };
+const CODES = { contributing: "contributing", NOT_SELECTED: "passed", NOT_ELIGIBLE: "passed", NOT_AGREED: "passed", LOW_SCORE: "low", LATE: "late", MISSING: "absent" };
 // Two letters for a reason, where a cell has room for them.
 const SHORT = { WRONG_SIZE: "WS", UNSIGNED: "US", WRONG_RUN: "WR", UNREVEALED: "UR", BAD_KEY: "BK", OUT_OF_SYNC: "OS", MALFORMED: "MF",
-  NORM: "NO", COPY: "CO", LATE: "LT", LOW_SCORE: "LS", NOT_SELECTED: "NS", NOT_ELIGIBLE: "NE" };
+  NORM: "NO", COPY: "CO", LATE: "LT", LOW_SCORE: "LS", NOT_SELECTED: "NS", NOT_ELIGIBLE: "NE", NOT_AGREED: "NA" };
 
 export const stateOf = (code) => (code === "" ? "unknown" : Object.hasOwn(CODES, code) ? CODES[code] : "rejected");
 
 const [TOP, HEIGHT, MIN_WIDTH, MAX_WIDTH, LETTERS_FROM] = [20, 20, 9, 34, 20];
 
 export class Matrix {
-  // `world`: count() -> [peers, rounds], name(row), round(column), state(row, column) -> code, moved(row, column), opened(row, column)
+  // `world`: count() -> [peers, rounds], name(row), round(column) -> round, state(row, column) -> code, moved(row, column), opened(row, column)
   constructor(element, world) {
     this.element = element;
     this.world = world;
@@ -120,8 +120,9 @@ export class Matrix {
     pen.textAlign = "center";
     const step = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((one) => one * width >= 34) ?? 1000;
     for (let column = firstColumn; column < lastColumn; column++) {
-      const number = world.round(column);
+      const { round: number, void: isVoid } = world.round(column);
       const x = gutter + column * width - left + width / 2;
+      pen.fillStyle = colour(isVoid ? "--rejected" : "--soft");
       if (number % step === 0 && x > gutter) pen.fillText(String(number), x, TOP / 2);
     }
   }

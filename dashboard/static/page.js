@@ -15,7 +15,7 @@ export const called = (peer) => (Object.hasOwn(store.facts.names ?? {}, peer) ? 
 const matrix = new Matrix($("matrix"), {
   count: () => [store.peers.length, store.rounds.length],
   name: (row) => called(store.peers[row]),
-  round: (column) => store.rounds[column].round,
+  round: (column) => store.rounds[column],
   state: (row, column) => store.rounds[column].cells.get(store.peers[row]) ?? "",
   moved: (row, column) => { $("cell").textContent = cellText(row, column); },
   opened: (row, column) => explain(store.peers[row], store.rounds[column]),
@@ -126,8 +126,6 @@ function numbers() {
 }
 
 function keyOfMatrix() {
-  const counts = {};
-  for (const code of store.rounds.at(-1)?.cells.values() ?? []) counts[stateOf(code)] = (counts[stateOf(code)] ?? 0) + 1;
   const list = Object.entries(STATES).filter(([state]) => state !== "unknown").map(([state, { text }]) => keyEntry(text, `--${state}`, "li"));
   $("key-matrix").replaceChildren(...list);
 }
@@ -220,6 +218,7 @@ function account(validator, row) {
 const MEANING = {
   NOT_ELIGIBLE: "NOT_ELIGIBLE: it was never evaluated",
   LOW_SCORE: "LOW_SCORE: its work helps too little, or its proof of computation is too low",
+  NOT_AGREED: "NOT_AGREED: it passed, and the agreed record does not name it, or there is none",
   NOT_SELECTED: "NOT_SELECTED: good enough, but others rank higher",
 };
 
@@ -261,6 +260,11 @@ function repaintPhases() {
 $("phases-round").addEventListener("change", () => { $("phases-follow").checked = false; phases(); });
 $("phases-follow").addEventListener("change", phases);
 
-new ResizeObserver(() => { matrix.draw(); repaintPhases(); for (const plot of Object.values(plots)) plot.fit(); }).observe(document.body);
+let width = 0;
+addEventListener("resize", () => {
+  if (width === innerWidth) return; // a phone's address bar only
+  width = innerWidth;
+  requestAnimationFrame(() => { matrix.draw(); repaintPhases(); for (const plot of Object.values(plots)) plot.fit(); });
+});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { matrix.draw(); repaintPhases(); for (const plot of Object.values(plots)) plot.again(); });
 ask();
