@@ -5,11 +5,12 @@
 A replica of about so many parameters in this process, on the CPU; what a node calls is called as it does. Each phase is
 the median of `--rounds`, and `over_copy` the median of its time over that of a memory copy of one model made right
 before it, so that a machine that is busy for a while slows both. Phases: `digest` of theta; `probe` of one peer's
-update, theta restored; `outer_step` of 20 payloads, weights loaded; `compress`; `save` and `load` of theta as consensus
-state. `gb`: fp32 bytes of the model. A phase's `peak_over_model`: most memory that it took beyond what was there
-before, over the model's bytes; of all: most memory of the process, which holds theta, module, error feedback, spare
-area and the model that is copied to. `file_over_plain_write`: save over a plain write and fsync of the same bytes;
-`load_over_plain_read`: load over a plain read and sha256. Files go to --folder. Linux.
+update, theta restored; `outer_step` of 20 payloads, weights loaded; `compress`; `save` of theta as a snapshot, beside
+the rounds; of a restart `load` of it, and `replay` of one round's payloads, opened and applied. `gb`: fp32 bytes of the
+model. A phase's `peak_over_model`: most memory that it took beyond what was there before, over the model's bytes; of
+all: most memory of the process, which holds theta, module, error feedback, spare area and the model that is copied to.
+`file_over_plain_write`: save over a plain write and fsync of the same bytes; `load_over_plain_read`: load over a plain
+read and sha256. Files go to --folder. Linux.
 """
 
 import argparse
@@ -32,14 +33,20 @@ import torch
 from torch import Tensor
 
 from murmur import presets
+from node.redo import RedoLog
+from node.state import Payload, Step
 from protocol.spec import RunSpec
-from sparseloco import ops
+from protocol.types import Digest
+from simulation.world import HashSigner
+from sparseloco import ops, wire
 from sparseloco.update import Update
+from storage.seal import seal
 from training import checkpoint
 from training.replica import Replica
 
 PEERS = 20
 PROBE_STEP = 0.25
+NOWHERE = Digest(bytes(32))
 
 
 def spec_of(params: int) -> RunSpec:
@@ -100,7 +107,7 @@ def run(memory: Memory, work: Callable[[], object]) -> Taken:
 class Bench:
     """The phases of one replica."""
 
-    def __init__(self, spec: RunSpec, folder: Path) -> None:
+    def __init__(self, spec: RunSpec, folder: Path, log: Path) -> None:
         self.spec, self.folder = spec, folder
         generator = torch.Generator().manual_seed(0)
         theta = {
@@ -113,6 +120,8 @@ class Bench:
         self.updates = [Update(spec.layout, bytes(bytearray(self.sample.records))) for _ in range(PEERS)]
         self.updates = [ops.counted(update) for update in self.updates]
         self.scales = (1.0,) * len(spec.layout.tensors)
+        self.redo = RedoLog(log, NOWHERE, spec.layout)
+        self.step = Step(0, NOWHERE, NOWHERE, 1e-6, "mean", tuple(self._sealed(log, peer) for peer in range(PEERS)))
         self.saved = checkpoint.save(folder, self.replica.consensus_state())
         self.copied = {name: value.clone() for name, value in self.replica.theta.items()}
 
@@ -120,6 +129,13 @@ class Bench:
         """A payload, after weights that moved as if they were trained."""
         self.move()
         return self.replica.compress()
+
+    def _sealed(self, log: Path, number: int) -> Payload:
+        """The payload as a peer's, in the redo log."""
+        signer = HashSigner(f"peer {number}")
+        sealed = seal(wire.encode(NOWHERE, self.sample), run=NOWHERE, round=0, signer=signer)
+        (log / sealed.digest.hex()).write_bytes(sealed.object)
+        return Payload(signer.peer, sealed.digest, sealed.key)
 
     @torch.no_grad()
     def move(self) -> None:
@@ -152,6 +168,9 @@ class Bench:
     def load(self) -> None:
         self.replica.load_consensus(checkpoint.load(self.folder, self.saved, self.spec.model.shapes()))
 
+    def replay(self) -> None:
+        self.replica.outer_step(self.redo.updates(self.step), alpha=self.step.alpha, aggregate=self.step.aggregate)
+
     def clean(self) -> None:
         for path in self.folder.iterdir():
             path.unlink()
@@ -181,11 +200,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     memory = Memory()
     spec = spec_of(options.params)
     model = 4 * spec.layout.num_parameters
-    names = ("digest", "probe", "outer_step", "compress", "save", "load")
+    names = ("digest", "probe", "outer_step", "compress", "save", "load", "replay")
     taken: dict[str, list[Taken]] = {name: [] for name in (*names, "copy", "plain_write", "plain_read")}
     over: dict[str, list[float]] = {name: [] for name in (*names, "file", "read")}
-    with tempfile.TemporaryDirectory(dir=options.folder, prefix=".bench-round-") as folder:
-        bench = Bench(spec, Path(folder))
+    with (
+        tempfile.TemporaryDirectory(dir=options.folder, prefix=".bench-round-") as folder,
+        tempfile.TemporaryDirectory(dir=options.folder, prefix=".bench-round-") as log,
+    ):
+        bench = Bench(spec, Path(folder), Path(log))
         bench.copy()
         for _ in range(options.rounds):
             for name in names:

@@ -6,6 +6,7 @@ with the hotkey's file alone. Source: docs/protocol.md sections 3 and 4 (what is
 
 import os
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import ConfigError
@@ -47,12 +48,11 @@ def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
     A signature over `<Bytes>message</Bytes>`, the form in which browser wallets sign, is accepted too: it binds the
     key to the same message.
     """
-    from bittensor.sp_core import Keypair
-
     if len(peer) != DIGEST_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
     try:
-        keypair = Keypair(public_key=bytes(peer), crypto_type=_SR25519)
+        # The SDK's own native module: to import the SDK for it takes a second, and whoever only reads needs no more.
+        keypair = import_module("bittensor_core").Keypair(public_key=bytes(peer), crypto_type=_SR25519)
         return bool(keypair.verify(bytes(message), bytes(signature)))
     except ValueError:
         # 32 bytes that are no curve point: a stranger may claim any PeerId.

@@ -97,12 +97,13 @@ class Desynced(Miner):
         state = replica.consensus_state()
         generator = torch.Generator().manual_seed(1)
         moved = {n: t + 1e-3 * torch.randn(t.shape, generator=generator) for n, t in state.tensors.items()}
+        self.node.held.snapshots.drop()  # which reads the memory that is overwritten
         replica.load_consensus(replace(state, tensors=moved))
         super().train(round, pages)
 
     def reveal(self, round: int, sealed: SealedRound) -> None:
         super().reveal(round, sealed)
-        self.node.held.load_consensus(self.node.held.saved.consensus)
+        self.node.held.restore()
 
 
 class Copycat(Miner):

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from training.shards import build
+from training.build import build
 
 TEXT_BYTES = 6_000_000
+_FORM = "shuffled"
+"""Another one where shards come out of the same text in another form."""
 
 
 def cache_folder() -> Path:
@@ -19,7 +21,7 @@ def cache_folder() -> Path:
 
 def text_data(say: Callable[[str], None]) -> Path:
     """Tokenised text: botocore's documentation strings, made once and kept."""
-    folder = cache_folder() / "data" / f"botocore-{version('botocore')}-{TEXT_BYTES}"
+    folder = cache_folder() / "data" / f"botocore-{version('botocore')}-{TEXT_BYTES}-{_FORM}"
     if not (folder / "index.json").exists():
         say("extracting text to train on (once)")
         partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")

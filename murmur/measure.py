@@ -16,7 +16,6 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
-from types import ModuleType
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from protocol.layout import Layout
 from protocol.spec import ModelSpec, RunSpec
-from sparseloco import ops, outer
+from sparseloco import ops
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
 from training.inner import autocast
@@ -173,22 +172,20 @@ class _Machine:
 
         several, single = step(PAYLOADS), step(1)
         moved = 2 * len(update.records)
-        decoded = moved / _seconds(lambda: _probed(outer, out, update))
         return {
             "compress": compressed,
             "apply": Rate(
                 _added(update, several.one, single.one),
                 _added(update, several.most, single.most),
             ),
-            "probe": self._torch(moved, lambda: _probed(ops, out, update)),
-            "decode": Rate(decoded, decoded),
+            "probe": self._torch(moved, lambda: _probed(out, update)),
         }
 
 
-def _probed(codec: ModuleType, values: dict[str, Tensor], update: Update) -> None:
+def _probed(values: dict[str, Tensor], update: Update) -> None:
     """There and back."""
-    kept = codec.probe(values, update, (1.0,), 0.25)
-    codec.undo_probe(values, update, kept)
+    kept = ops.probe(values, update, (1.0,), 0.25)
+    ops.undo_probe(values, update, kept)
 
 
 def _added(update: Update, several: float, single: float) -> float:

@@ -20,21 +20,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="run folder of a local network")
     parser.add_argument("--config", metavar="FILE", help="TOML file of a node, for its home")
     parser.add_argument("--home", help="folder of the node's state (default ~/.murmur)")
-    parser.add_argument("--check", action="store_true", help="print nothing when all is well")
+    parser.add_argument("--check", action="store_true", help="is it healthy: does it contribute, or judge?")
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status is 0 when nothing is wrong, 1 when something is. Raises ConfigError where there is no node."""
+    """The exit status is 0 when nothing is wrong, or, with --check, when the node is healthy, else 1. Raises
+    ConfigError where there is no node."""
     from node.diary import read_diary
 
     status, texts = 0, []
     for home in _homes(options):
         diary = read_diary(home)
-        wrong = list(diary.wrong(time.time()))
+        # Of a network that has ended nobody expects to hear any more.
+        ended = options.run is not None and (options.run / "report.json").exists() and diary.newest is not None
+        now = diary.newest["time"] if ended and diary.newest else time.time()
+        wrong = list(diary.unwell(now) if options.check else diary.wrong(now))
         status |= bool(wrong)
-        if wrong or not options.check:
-            texts.append(_text(home, diary, wrong))
-    sys.stdout.write("\n".join(texts))
+        texts += wrong if options.check else _lines(home, diary, wrong)
+    sys.stdout.write("".join(f"{line}\n" for line in texts))
     return status
 
 
@@ -58,7 +61,7 @@ def _homes(options: argparse.Namespace) -> list[Path]:
     return [known[name] for name in options.names or known]
 
 
-def _text(home: Path, diary: "Diary", wrong: list[str]) -> str:
+def _lines(home: Path, diary: "Diary", wrong: list[str]) -> list[str]:
     from node.told import line
 
     run = f"run {diary.run.first.name}" if diary.run is not None else "no run yet"
@@ -71,7 +74,7 @@ def _text(home: Path, diary: "Diary", wrong: list[str]) -> str:
     if due is not None:
         lines.append(f"{_INDENT}weights are set next about block {due}")
     lines += [f"{_INDENT}WRONG: {what}" for what in wrong] or [f"{_INDENT}nothing is wrong"]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _span(seconds: float) -> str:

@@ -6,7 +6,7 @@ from itertools import groupby
 from protocol.run import Run
 from training.memory import RESERVE, STEP_PARTS, Role, disk_parts
 from training.milestones import milestones
-from training.phases import POST_BLOCKS, Opening, Phase, Work, opening
+from training.phases import POST_BLOCKS, Opening, Phase, opening
 from training.plan import COVENANT, ROLES, Plan, transfer_seconds, utilization
 from training.timeline import Timed
 
@@ -31,8 +31,7 @@ DOES = {
     "read": "read",
     "compress": "compressed",
     "apply": "added",
-    "probe": "put on weights and back",
-    "decode": "decoded",
+    "probe": "tried",
 }
 
 
@@ -125,20 +124,23 @@ def _row(timed: Timed) -> str:
 
 def _work(phase: Phase) -> str:
     """What goes through which rate: "565 GB copied anew; 282 GB hashed, written"."""
-    told = [(_amount(work), DOES[work.rate]) for work in phase.work if work.rate in DOES]
+    amounts: dict[str, float] = {}
+    for work in phase.work:
+        amounts[work.rate] = amounts.get(work.rate, 0.0) + work.amount
+    told = [(_amount(rate, amount), DOES[rate]) for rate, amount in amounts.items() if rate in DOES]
     return "; ".join(
         f"{amount} {', '.join(does for _, does in group)}" for amount, group in groupby(told, lambda pair: pair[0])
     )
 
 
-def _amount(work: Work) -> str:
+def _amount(rate: str, amount: float) -> str:
     """To three digits."""
-    if work.rate == "compute":
-        return f"{work.amount:.3g} FLOPs"
+    if rate == "compute":
+        return f"{amount:.3g} FLOPs"
     for unit, symbol in ((10**12, "TB"), (GB, "GB"), (10**6, "MB")):
-        if work.amount >= unit:
-            return f"{work.amount / unit:.3g} {symbol}"
-    return f"{work.amount / 1e3:.3g} kB"
+        if amount >= unit:
+            return f"{amount / unit:.3g} {symbol}"
+    return f"{amount / 1e3:.3g} kB"
 
 
 def _clock(seconds: float) -> str:
@@ -231,9 +233,10 @@ def _assumptions(plan: Plan, measured: bool) -> Iterator[str]:
     )
     yield from _wrapped(
         f"Assumed: {sizes.gathered} peers mine, {sizes.contributors} contribute, the same as in the round before; a "
-        f"post takes {POST_BLOCKS * plan.spec.clock.block_seconds:g} s; data comes by whole files of "
-        f"{_bytes(sizes.shard)}; transfers have the link to themselves. A validator evaluates {sizes.evaluated} peers "
-        f"with {sizes.probes} probes. Phases are those of this release (training/phases.py).",
+        f"post takes {POST_BLOCKS * plan.spec.clock.block_seconds:g} s; a miner's data comes by whole files of "
+        f"{_bytes(sizes.shard)}, a validator reads {_bytes(sizes.sampled)} of it; transfers have the link to "
+        f"themselves. A validator evaluates {sizes.evaluated} peers with {sizes.probes} probes. Phases are those of "
+        "this release (training/phases.py).",
         "",
     )
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from gauntlet.audit import GAP_TOLERANCE, SCORE_TOLERANCE
 from murmur import network
-from node import run as runs
 from node.build import choose_device
+from node.data import open_data
 from node.evidence import Audited, audit_round, last_reported
 from protocol.errors import ConfigError, StorageError
 from protocol.run import Run
@@ -41,7 +41,7 @@ def _shards(there: network.Opened) -> Shards | None:
     if there.recorded and data is not None and not data.expanduser().exists():
         return None
     try:
-        return runs.open_data(there.config, there.run, there.doors, there.home)
+        return open_data(there.config, there.run, there.doors, there.home)
     except StorageError:
         return None
 

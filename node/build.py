@@ -14,6 +14,7 @@ from node import terms
 from node.adapters import connect, open_doors, owner_opener
 from node.amendments import settled
 from node.config import NodeConfig
+from node.data import open_data
 from node.events import Events, See
 from node.held import Held
 from node.metrics import Metrics
@@ -95,7 +96,7 @@ def build(config: NodeConfig, name: str, home: Path, ranks: Ranks) -> Built:
         logger.warning("the codec runs on the slow reference: {reason}", reason=ops.reason())
     terms.warn_of_balance(doors.chain, doors.signer.peer)
     require_read_only(doors.bucket, doors.pointer, local=run.first.local, time=doors.time)
-    shards = runs.open_data(config, run, doors, home)
+    shards = open_data(config, run, doors, home)
     replica = Replica(run.first, _zeros(run.first.model.shapes()), ranks=ranks)
     events = Events(
         home / "events.jsonl", f"{config.wallet.name}/{config.wallet.hotkey}", see=_metrics(config, run, home)

@@ -19,6 +19,7 @@ from node.follower import QUIET_SECONDS, Follower
 from node.held import Held
 from node.payloads import MAX_THREADS, gather_pinned
 from node.sources import Sources
+from node.state import Snapshot
 from protocol import keys
 from protocol.errors import (
     ChainError,
@@ -46,8 +47,8 @@ DOWNLOADS_TRIED = 4
 def join(follower: Follower, held: Held) -> bool:
     """Give a fresh folder a state: theta_0, and then what catch-up reaches. False when others have moved on from
     theta_0 and we could not follow."""
-    start = _genesis(follower, held)
-    held.begin(start.state, start.link)
+    _genesis(follower, held)
+    held.begin()
     return _newest_decided(follower) < 0 or catch_up(follower, held)
 
 
@@ -80,11 +81,11 @@ def catch_up(follower: Follower, held: Held) -> bool:
                 _replay(follower, held, start, steps, target, claim, sources)
                 return True
             except (StorageError, OutOfSync, InvalidMessage, CheckpointCorrupt) as fault:
-                held.load_consensus(held.saved.consensus)
+                held.restore()
                 held.store.commit(held.saved)  # and sweeps what the refused start left on the disk
                 logger.warning("catch-up from {origin} failed: {fault}", origin=start.origin, fault=str(fault))
             except ChainError:
-                held.load_consensus(held.saved.consensus)
+                held.restore()
                 raise
     logger.warning("no source had all that round {round} needs: trying again in a later round", round=target)
     return False
@@ -133,8 +134,9 @@ def _genesis(follower: Follower, held: Held) -> Start:
         if opener is None:
             continue
         try:
-            held.load_consensus(digest, fetcher(follower, [opener]))
-            return Start(0, first_link(follower.run.id), digest, "genesis")
+            snapshot = Snapshot(0, first_link(follower.run.id), digest)
+            held.load_consensus(snapshot, fetcher(follower, [opener]))
+            return Start(0, snapshot.link, snapshot, "genesis")
         except (StorageError, CheckpointCorrupt, ConfigError) as fault:
             faults.append(str(fault))
     raise ConfigError(
@@ -256,36 +258,36 @@ def _starts(
     """States from which the agreed records lead on, with those records, the oldest first; the best state first, each
     only when those before it have failed.
 
-    Our own while few records follow it (their payloads are fewer bytes than a model); then back along the links the
-    published ones, the newest first, and our own older one; then those for whose link more stake names another state;
-    then genesis. What is on none of the links on the way is never tried: it may be of a state that only a minority
-    held, ours too. Ours stands at a link and not at a round: rounds that we passed over have not moved it.
+    Our own while few records follow it (their payloads are fewer bytes than a model); then, back along the links, the
+    published ones that most of the stake names, the newest first, and our own older one; then the other published
+    ones, last those for whose link more stake names another state; then genesis. What is on none of the links on the
+    way is never tried: it may be of a state that only a minority held, ours too. Ours stands at a link and not at a
+    round: rounds that we passed over have not moved it.
     """
     saved, genesis = held.saved, first_link(follower.run.id)
-    own = Start(saved.round, saved.link, saved.consensus, "our own state")
+    own = Start(saved.round, saved.link, None, "our own state")
     tried_own = False
     for link, steps in islice(records.links(), follower.run.first.checkpoint_rounds + 1):
         if link == own.link:
             tried_own = True
             yield own, steps
     logger.info("catching up: asking {count} validators for checkpoints", count=len(sources.validators()))
-    likely, unlikely = published_starts(follower, stakes, sources, shown_by_all(follower, sources, ASK_SECONDS))
-    if not likely:
+    published = published_starts(follower, stakes, sources, shown_by_all(follower, sources, ASK_SECONDS))
+    if not any(published):
         logger.warning("catching up: no validator shows a checkpoint that can be read")
-    sought = {start.link for start in (*likely, *unlikely, own)}
-    doubted: list[tuple[Start, list[Link]]] = []
     downloads = 0
-    for link, steps in records.links():
-        for start in (start for start in likely if start.link == link and downloads < DOWNLOADS_TRIED):
-            downloads += 1
-            yield start, steps
-        doubted += [(start, steps) for start in unlikely if start.link == link]
-        if link == own.link and not tried_own:
-            yield own, steps
-        sought.discard(link)
-        if not sought:
-            break
-    yield from doubted[: DOWNLOADS_TRIED - downloads]
+    for starts in (*filter(None, published), []):
+        sought = {start.link for start in starts} | (set() if tried_own else {own.link})
+        for link, steps in records.links():
+            for start in (start for start in starts if start.link == link and downloads < DOWNLOADS_TRIED):
+                downloads += 1
+                yield start, steps
+            if link == own.link and not tried_own:
+                tried_own = True
+                yield own, steps
+            sought.discard(link)
+            if not sought:
+                break
     if own.link != genesis:
         for link, steps in records.links():
             if link == genesis:
@@ -305,11 +307,13 @@ def _replay(
     began = follower.time.now()
     if start.fetch is not None:
         logger.info("catching up from {origin}, and {count} rounds", origin=start.origin, count=len(steps))
-    held.load_consensus(start.state, start.fetch)
+    if start.snapshot is not None:
+        held.load_consensus(start.snapshot, start.fetch)
     if held.replica.digest() != (steps[0].record.theta if steps else theta):
         raise OutOfSync("its theta is another than the next agreed record names")
-    for done, step in enumerate(steps):
-        _apply(follower, held, run.spec_at(step.record.round), step, sources)
+    links = [*(step.record.previous for step in steps[1:]), previous]
+    for done, (step, link) in enumerate(zip(steps, links, strict=True) if steps else ()):
+        _apply(follower, held, run.spec_at(step.record.round), step, link, sources)
         left = (follower.time.now() - began) / (done + 1) * (len(steps) - done - 1)
         logger.info(
             "catching up: applied round {round}, {done} of {total}, about {left} s left",
@@ -323,15 +327,15 @@ def _replay(
     follow(follower, held, run)
     # Of rounds before a checkpoint's nobody tells us which were void. What may have been applied is not sent twice.
     given_back = _give_back(held, newest, {*range(start.round), *(step.record.round for step in steps)})
-    held.save(round=newest, consensus=held.save_consensus(), link=previous)
+    held.stand(newest, previous)
     if given_back:
         held.save_own()
     held.events.emit("caught_up", newest, origin=start.origin, applied=len(steps), theta=theta.hex())
 
 
-def _apply(follower: Follower, held: Held, spec: RunSpec, step: Link, sources: Sources) -> None:
-    """One round's outer step. Its payloads are held no longer than that, and lie on the disk until they are opened: a
-    pass that breaks off leaves the next one those that it has."""
+def _apply(follower: Follower, held: Held, spec: RunSpec, step: Link, link: Digest, sources: Sources) -> None:
+    """One round's outer step, whose record has this link. Its payloads lie on the disk until they are opened: a pass
+    that breaks off before leaves the next one those that it has."""
     opened = gather_pinned(
         spec,
         follower.run.id,
@@ -343,8 +347,8 @@ def _apply(follower: Follower, held: Held, spec: RunSpec, step: Link, sources: S
         held.cache,
         follower.time,
     )
-    held.clear_cache()
-    held.replica.outer_step([o.update for o in opened], alpha=spec.outer.alpha, aggregate=spec.outer.aggregate)
+    held.step(step.record.round, spec.outer, step.record.theta, link, opened)
+    held.write_snapshot(step.record.round + 1, link)
 
 
 def _give_back(held: Held, newest: int, decided: Collection[int]) -> bool:

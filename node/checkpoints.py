@@ -17,6 +17,7 @@ from node.follower import Follower
 from node.payloads import MAX_THREADS
 from node.run import blob_fetcher
 from node.sources import Sources
+from node.state import Snapshot
 from protocol import keys
 from protocol.errors import ConfigError, InvalidMessage, StorageError
 from protocol.messages import encode_document, parse_document
@@ -146,23 +147,24 @@ def shown_by_all(follower: Follower, sources: Sources, seconds: float) -> dict[P
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A state to start from: our own, a checkpoint's or genesis. `state`: the checkpoint of theta and outer state, on
-    disk or to be had through `fetch`. A published one is anybody's claim until the replayed theta has been compared
-    with the chain's."""
+    """A state to start from: our own, which is in place (`snapshot` is None), a checkpoint's or genesis, on disk or to
+    be had through `fetch`. A published one is anybody's claim until the replayed theta has been compared with the
+    chain's."""
 
     round: int
     link: Digest
-    state: Digest
+    snapshot: Snapshot | None
     origin: str
     fetch: Fetch | None = None
 
 
 def published_starts(
     follower: Follower, stakes: Mapping[PeerId, int], sources: Sources, shown: Mapping[PeerId, Shown]
-) -> tuple[list[Start], list[Start]]:
-    """Every checkpoint that is shown, whoever shows it, once; and those of them for whose link more stake names another
-    state. Both by the stake that names their state, the most first: a joiner must not download the model from every
-    liar before it comes to those who are of one mind. `stakes`: of those who count."""
+) -> tuple[list[Start], list[Start], list[Start]]:
+    """Every checkpoint that is shown, whoever shows it, once: those whose state more than half of the stake names,
+    those for whose link no more stake names another state, and the rest. Each by the stake that names their state, the
+    most first: a joiner must not download the model from every liar before it comes to those who are of one mind.
+    `stakes`: of those who count."""
     backing: dict[Digest, dict[Digest, int]] = {}
     holders: dict[tuple[Digest, Digest], list[PeerId]] = {}
     rounds: dict[tuple[Digest, Digest], int] = {}
@@ -176,15 +178,20 @@ def published_starts(
         for link, digest in {*put_up, *shown[holder].states}:
             named = backing.setdefault(link, {})
             named[digest] = named.get(digest, 0) + stakes.get(holder, 0)
-    starts: list[Start] = []
+    named_by_most: list[Start] = []
+    likely: list[Start] = []
     doubted: list[Start] = []
     for link, digest in sorted(holders, key=lambda state: (-backing[state[0]][state[1]], state)):
         buckets = [opener for holder in holders[link, digest] if (opener := sources.bucket_of(holder)) is not None]
         round = rounds[link, digest]
-        start = Start(round, link, digest, f"the checkpoint of round {round}", fetcher(follower, buckets))
-        best = backing[link][digest] == max(backing[link].values())
-        (starts if best else doubted).append(start)
-    return starts, doubted
+        snapshot = Snapshot(round, link, digest)
+        start = Start(round, link, snapshot, f"the checkpoint of round {round}", fetcher(follower, buckets))
+        stake = backing[link][digest]
+        if 2 * stake > sum(stakes.values()):
+            named_by_most.append(start)
+        else:
+            (likely if stake == max(backing[link].values()) else doubted).append(start)
+    return named_by_most, likely, doubted
 
 
 def fetcher(follower: Follower, buckets: Sequence[Callable[[], RangedBucket]]) -> Fetch:

@@ -97,6 +97,9 @@ class NetworkConfig(_Table):
     data: Annotated[
         Path | None, Field(description="folder of tokenised shards; default: fetched into home from the run's owner")
     ] = None
+    data_gigabytes: Annotated[
+        float, Field(gt=0, description="most disk for fetched shards, in 10^9 bytes; those unused longest make room")
+    ] = 100.0
     home: Annotated[Path, Field(description="folder of this node's state; one per hotkey")] = Path("~/.murmur")
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to train")] = "auto"
     codec: Annotated[

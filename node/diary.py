@@ -55,8 +55,8 @@ class Diary:
         """Whether it contributed or judged in one of its last rounds."""
         return any(_counts(event) for event in self.rounds)
 
-    def wrong(self, now: float) -> Iterator[str]:
-        """What is wrong as of `now` (Unix seconds), a line each; nothing for a healthy node."""
+    def unwell(self, now: float) -> Iterator[str]:
+        """Why it is not healthy as of `now` (Unix seconds): it neither contributes nor judges, or says nothing more."""
         if self.newest is None:
             yield "it has not done anything yet: look at its log"
             return
@@ -68,6 +68,10 @@ class Diary:
         if len(self.rounds) == LATELY_ROUNDS and not self.counted:
             outcomes = ", ".join(sorted({str(event.get("outcome", "not observed")) for event in self.rounds}))
             yield f"nothing counted in its last {LATELY_ROUNDS} rounds: {outcomes}"
+
+    def wrong(self, now: float) -> Iterator[str]:
+        """All that is wrong as of `now`, a line each."""
+        yield from self.unwell(now)
         if self.free_bytes < FREE_BYTES:
             yield f"its disk has {self.free_bytes / 1e9:.1f} GB left"
         yield from self.faults

@@ -3,7 +3,7 @@ them last. Knows nothing of the chain: who decides what is applied is not its bu
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from shutil import rmtree
@@ -14,12 +14,14 @@ from gauntlet.agreement import Agreed, Claim
 from node.events import Events, Timeline
 from node.own import OwnState
 from node.payloads import Opened
-from node.state import Saved, StateStore
+from node.redo import Lost, RedoLog
+from node.snapshot import Snapshots
+from node.state import Consensus, Saved, SealedRound, Snapshot, StateStore, Step
 from protocol import keys
 from protocol.errors import CheckpointCorrupt
 from protocol.messages import ENVELOPE_BYTES, parse_envelope
 from protocol.ports import Time
-from protocol.spec import RunSpec
+from protocol.spec import OuterSpec, RunSpec
 from protocol.types import Digest, PeerId
 from sparseloco import ops
 from sparseloco.update import Update
@@ -32,11 +34,14 @@ from training.shards import Fetch
 
 _PARTS = {
     "theta": "the model; catching up",
+    "log": "what was applied to the model; the rounds since then are fetched again",
     "own": "error feedback and optimizer state, which begin anew",
     "sealed": "what was sealed last, which is lost",
     "book": "all ratings, which begin anew",
 }
 """The parts of a saved state, and what becomes of one that is damaged."""
+LOG_INTERVALS = 2
+"""After so many intervals of checkpoints without a snapshot the next one is waited for: a disk is not endless."""
 
 
 class Held:
@@ -44,15 +49,19 @@ class Held:
     `begin` or `resume`."""
 
     saved: Saved
+    consensus: Consensus
+    """What the replica's theta follows from: the saved one, but in the middle of a catch-up."""
 
     def __init__(
         self, first: RunSpec, run: Digest, replica: Replica, store: StateStore, events: Events, time: Time = REAL
     ) -> None:
         self.first, self.run_id = first, run
-        self.replica, self.store, self.events = replica, store, events
+        self.replica, self.store, self.events, self._time = replica, store, events, time
         self.timeline = Timeline(time)
         """What the time since the last applied round went into."""
         self.own = OwnState(store.own, replica, time)
+        self.snapshots = Snapshots(store.snapshot, store.folder / "writing", time)
+        self.redo = RedoLog(store.log, run, first.layout)
         self._kept: Saved | None = None
         """What is left of a state whose theta is damaged."""
         self.cache = store.folder / "cache"
@@ -65,18 +74,65 @@ class Held:
         if found is None:
             return False
         lost: list[str] = []
-        saved = self._without_damage(found, lost)
-        if not self._is_whole("theta", lambda: self.load_consensus(saved.consensus), lost):
-            self.events.emit("damaged", saved.round, lost=lost)
-            sealed = saved.sealed if saved.sealed is not None and saved.sealed.round >= saved.round else None
-            self._kept = replace(saved, sealed=sealed)  # what was sealed for a decided round is dealt with
+        self.saved = self._without_damage(found, lost)
+        if not self._is_whole("theta", lambda: self.restore(lost), lost):
+            self.events.emit("damaged", found.round, lost=lost)
+            # What was sealed for a decided round is dealt with.
+            self._kept = replace(self.saved, sealed=self._sealed_from(self.saved.round))
             return False
-        self.saved = saved
         if lost:
-            self.events.emit("damaged", saved.round, lost=lost)
-            self.store.commit(saved)
-        logger.info("resuming at the start of round {round}", round=saved.round)
+            self.events.emit("damaged", found.round, lost=lost)
+            self.store.commit(self.saved)
+        logger.info("resuming at the start of round {round}", round=self.saved.round)
+        self.begin_snapshot()
         return True
+
+    def restore(self, lost: list[str] | None = None) -> None:
+        """Take the saved state again: load the snapshot and replay the log. Where a payload of that is lost, the state
+        stands from now on at the start of its round, which is followed once more. Raises CheckpointCorrupt, with no
+        state of use in place, when the snapshot is damaged, or leads elsewhere than it did."""
+        saved = self.saved
+        self.load_consensus(saved.consensus.snapshot)
+        if saved.consensus.log:
+            logger.info(
+                "replaying {count} rounds since the snapshot of theta at the start of round {round}",
+                count=len(saved.consensus.log),
+                round=saved.consensus.snapshot.round,
+            )
+        theta, began = saved.theta, self._time.now()
+        for done, step in enumerate(saved.consensus.log, 1):
+            try:
+                updates = self.redo.updates(step)
+            except Lost as fault:
+                logger.warning("damaged on this disk: {what} ({fault})", what=_PARTS["log"], fault=str(fault))
+                if fault.path.exists():
+                    self.store.set_aside(fault.path)
+                if lost is not None:
+                    lost.append("log")
+                theta = step.theta
+                link = (self.consensus.log[-1] if self.consensus.log else self.consensus.snapshot).link
+                sealed = self._sealed_from(saved.round)
+                saved = replace(
+                    saved, round=step.round, consensus=self.consensus, theta=theta, link=link, sealed=sealed
+                )
+                break
+            self.replica.outer_step(updates, alpha=step.alpha, aggregate=step.aggregate)
+            self.consensus = replace(self.consensus, log=(*self.consensus.log, step))
+            logger.info(
+                "replayed round {round}, about {left} s left",
+                round=step.round,
+                left=int((self._time.now() - began) / done * (len(saved.consensus.log) - done)),
+            )
+        if self.replica.digest() != theta:
+            raise CheckpointCorrupt(
+                "the saved snapshot and the payloads since give another theta than the one that was saved"
+            )
+        self.saved = saved
+
+    def _sealed_from(self, round: int) -> SealedRound | None:
+        """What was sealed, unless that was for a round before this one."""
+        sealed = self.saved.sealed
+        return sealed if sealed is not None and sealed.round >= round else None
 
     def _without_damage(self, saved: Saved, lost: list[str]) -> Saved:
         """The state without those of our own parts that cannot be read any more; loads what a miner carries over."""
@@ -100,11 +156,14 @@ class Held:
             return False
         return True
 
-    def begin(self, consensus: Digest, link: Digest, fetch: Fetch | None = None) -> None:
-        """Stand at the start of round 0, with theta_0 from disk or through `fetch`, and what `resume` could keep."""
-        self.load_consensus(consensus, fetch)
-        start = Saved(0, consensus, link)
-        self.saved = start if self._kept is None else replace(self._kept, round=0, consensus=consensus, link=link)
+    def begin(self) -> None:
+        """Stand at the start of round 0 with theta_0, which was loaded, and with what `resume` could keep."""
+        theta, link = self.replica.digest(), self.consensus.snapshot.link
+        self.saved = (
+            Saved(0, self.consensus, theta, link)
+            if self._kept is None
+            else replace(self._kept, round=0, consensus=self.consensus, theta=theta, link=link)
+        )
         self.store.commit(self.saved)
 
     @property
@@ -117,17 +176,34 @@ class Held:
     def apply(self, round: int, spec: RunSpec, decision: Agreed, opened: list[Opened]) -> None:
         """The outer step (or, in a void round, giving our own update back to the error feedback), then save. `spec`: in
         force in `round`."""
-        mine = self.own_update(round) if decision.selection is None else None
         if decision.selection is not None:
-            self.replica.outer_step(
-                [submission.update for submission in opened], alpha=spec.outer.alpha, aggregate=spec.outer.aggregate
-            )
-        elif mine is not None:
+            self.step(round, spec.outer, self.replica.digest(), decision.link, opened)
+            self.stand(round + 1, decision.link)
+            return
+        self.clear_cache()
+        mine = self.own_update(round)
+        if mine is not None:
             self.give_back(mine)
-        consensus = self.save_consensus() if decision.selection is not None else self.saved.consensus
-        self.save(round=round + 1, consensus=consensus, link=decision.link)
+        self.save(round=round + 1, link=decision.link)
         if mine is not None:
             self.save_own()
+
+    def step(self, round: int, outer: OuterSpec, theta: Digest, link: Digest, opened: Sequence[Opened]) -> None:
+        """The outer step of `round`, from the state with this theta digest, and what a restart needs to make it again.
+        link: of the round's record. Not part of the state until `stand`."""
+        self.snapshots.hold(wait=len(self.consensus.log) >= LOG_INTERVALS * self.first.checkpoint_rounds)
+        payloads = self.redo.keep(self.cache, round, opened)
+        self.clear_cache()
+        self.replica.outer_step([each.update for each in opened], alpha=outer.alpha, aggregate=outer.aggregate)
+        done = Step(round, theta, link, outer.alpha, outer.aggregate, payloads)
+        self.consensus = replace(self.consensus, log=(*self.consensus.log, done))
+
+    def stand(self, round: int, link: Digest) -> None:
+        """Save: we stand at the start of `round` with the theta that the replica holds."""
+        if (snapshot := self.snapshots.take()) is not None:
+            self.consensus = self.consensus.since(snapshot)
+        self.save(round=round, consensus=self.consensus, theta=self.replica.digest(), link=link)
+        self.begin_snapshot()
 
     def give_back(self, mine: Update) -> None:
         """Our own update of a void round goes back into the error feedback."""
@@ -161,24 +237,50 @@ class Held:
         self.saved = replace(self.saved, **changes)  # type: ignore[arg-type]
         self.store.commit(self.saved)
 
-    def save_consensus(self) -> Digest:
-        """Write theta and the outer state to disk; not part of the state until a commit names it."""
-        return checkpoint.save(self.store.files, self.replica.consensus_state())
+    def take_snapshot(self) -> None:
+        """Make a snapshot that is whole by now part of the state. What it replaces is deleted, as large as the model:
+        not for the time between compute and commit."""
+        if (snapshot := self.snapshots.take()) is not None:
+            self.consensus = self.consensus.since(snapshot)
+            self.save(consensus=self.consensus)
 
-    def load_consensus(self, digest: Digest, fetch: Fetch | None = None) -> None:
+    def begin_snapshot(self) -> None:
+        """Begin to write theta, beside the rounds, when as many outer steps were made as the run's interval of
+        checkpoints. The count is the run's, so all nodes write the same states."""
+        if self._snapshot_is_due():
+            self.snapshots.begin(self.saved.round, self.saved.link, self.replica.consensus_state())
+
+    def write_snapshot(self, round: int, link: Digest) -> None:
+        """In the middle of a catch-up, at the start of `round`: write theta where that is due, so that the log of
+        however many rounds stays short. Raises ConfigError."""
+        if self._snapshot_is_due():
+            self.snapshots.begin(round, link, self.replica.consensus_state())
+            self.snapshots.hold(wait=True)
+            if (snapshot := self.snapshots.take()) is not None:
+                self.consensus = Consensus(snapshot)
+                self.store.sweep(self.saved, replace(self.saved, consensus=self.consensus))
+
+    def _snapshot_is_due(self) -> bool:
+        rounds, every = self.replica.outer.rounds, self.first.checkpoint_rounds
+        return rounds // every > (rounds - len(self.consensus.log)) // every
+
+    def load_consensus(self, snapshot: Snapshot, fetch: Fetch | None = None) -> None:
         """Take theta and the outer state from disk, or through `fetch`: also what the disk has damaged since it was
         fetched, which no saved state names yet."""
         shapes = self.first.model.shapes()
+        self.snapshots.drop()
         try:
-            found = checkpoint.load(self.store.files, digest, shapes, fetch=fetch)
+            found = checkpoint.load(self.store.snapshot, snapshot.state, shapes, fetch=fetch)
         except checkpoint.Damaged:
             if fetch is None:
                 raise
             self.store.set_aside_damaged()
-            found = checkpoint.load(self.store.files, digest, shapes, fetch=fetch)
+            found = checkpoint.load(self.store.snapshot, snapshot.state, shapes, fetch=fetch)
         self.replica.load_consensus(found)
+        self.consensus = Consensus(snapshot)
 
     def save_own(self) -> None:
         """Copy the optimizer's state off the accelerator, and begin to write what a miner carries over."""
+        self.take_snapshot()
         with self.timeline.begin("swap"):
             self.own.save()

@@ -124,8 +124,6 @@ class Node(Follower):
         self.before_apply(decision)
         with self.timeline.begin("download") as download:
             opened = self.gather(decision) if decision.selection else []
-        # Before the new state is written: downloads must not take the room that it needs.
-        self.held.clear_cache()
         with self.timeline.begin("apply") as apply:
             if decision.selection is not None:
                 self._likely = frozenset(peer for peer, _ in decision.selection.contributing)

@@ -13,6 +13,7 @@ from shutil import disk_usage
 from node.sources import Sources
 from protocol import keys
 from protocol.errors import InvalidMessage, InvalidSubmission, StorageError
+from protocol.layout import Layout
 from protocol.messages import ENVELOPE_BYTES, REVEAL_BYTES, Envelope, parse_envelope, parse_reveal
 from protocol.ports import Time, Verify
 from protocol.spec import RunSpec
@@ -34,9 +35,12 @@ PREFETCH_THREADS = 3
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A pinned submission: `update` is None when the pinned bytes are not a valid one (counts with s = 0)."""
+    """A pinned submission. envelope: the digest that pins its sealed object. key: what opens it. `key` and `update` are
+    None when the pinned bytes are not a valid one (counts with s = 0)."""
 
     peer: PeerId
+    envelope: Digest
+    key: bytes | None
     update: Update | None
 
 
@@ -220,14 +224,21 @@ def gather_pinned(
     if lacking:
         raise StorageError(f"round {round}: {len(lacking)} keys of selected payloads not to be had ({lacking[0]})")
     opened: list[Opened] = []
-    for peer, _ in sorted(pairs):
+    for peer, pinned in sorted(pairs):
+        key: bytes | None = None
         update: Update | None = None
         data, reveal = sealed[peer], revealed.get(peer)
         if reveal is not None and not isinstance(data, Fault) and not isinstance(reveal, Fault):
-            plaintext = unseal(envelopes[peer], parse_reveal(reveal).key, memoryview(data)[ENVELOPE_BYTES:])
+            key = parse_reveal(reveal).key
             try:
-                update = ops.parse_submission(peer, round, plaintext, spec.layout).update
+                update = open_payload(spec.layout, peer, round, key, data)
             except InvalidSubmission:
-                update = None
-        opened.append(Opened(peer, update))
+                key = None
+        opened.append(Opened(peer, pinned, key, update))
     return opened
+
+
+def open_payload(layout: Layout, peer: PeerId, round: int, key: bytes, data: Data) -> Update:
+    """The update in a sealed object whose bytes were checked. Raises InvalidSubmission."""
+    plaintext = unseal(parse_envelope(data[:ENVELOPE_BYTES]), key, memoryview(data)[ENVELOPE_BYTES:])
+    return ops.parse_submission(peer, round, plaintext, layout).update

@@ -1,4 +1,4 @@
-"""Finding the run: its spec from a file, from our home or through the owner's slot on chain; its data."""
+"""Finding the run: its spec from a file, from our home or through the owner's slot on chain."""
 
 import os
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from node.adapters import Doors, Opener, is_local
+from node.adapters import Opener, is_local
 from node.amendments import MAX_AMENDMENTS, Reader, fetch_blob, owner_slot
 from node.config import NetworkConfig
 from node.runfile import RunFile, folder_of, saved_runs
@@ -15,9 +15,9 @@ from protocol.errors import ConfigError, InvalidMessage, StorageError, UpdateNee
 from protocol.ports import Bucket, Chain, Time
 from protocol.run import Run, parse_amendment
 from protocol.spec import PROTOCOL_VERSION, RunSpec, parse_spec, parse_toml
-from protocol.types import Digest, Peer, PeerId, hotkey, peer_id
+from protocol.types import Digest, peer_id
 from storage.realtime import REAL
-from training.shards import Fetch, Shards
+from training.shards import Fetch
 
 SPEC_MAX_BYTES = 1 << 20
 FETCH_SECONDS = 60.0
@@ -78,7 +78,7 @@ def require_protocol(run: Run, round: int) -> None:
 
 
 def blob_fetcher(bucket: Bucket, bytes_per_second: float) -> Fetch:
-    """A fetch hook for shards and checkpoints: blobs of a bucket into files, written whole or not at all."""
+    """A fetch hook for checkpoints: blobs of a bucket into files, written whole or not at all."""
 
     def fetch(digest: Digest, max_bytes: int, path: Path) -> None:
         data = fetch_blob(bucket, digest, max_bytes, FETCH_SECONDS + max_bytes / bytes_per_second)
@@ -92,23 +92,6 @@ def blob_fetcher(bucket: Bucket, bytes_per_second: float) -> Fetch:
     return fetch
 
 
-def open_data(config: NetworkConfig, run: Run, doors: Doors, home: Path) -> Shards:
-    """The run's shards: the configured folder, or `home`/data, filled from the owner's bucket as pages are needed."""
-    spec = run.first
-    index = Digest(bytes.fromhex(spec.data.index))
-    if config.data is not None:
-        shards = Shards.open(config.data.expanduser(), index_digest=index)
-    else:
-        peers = doors.chain.peers(doors.chain.finalized().block)
-        bucket = _owner_bucket(spec.owner_id, peers, doors.open_pointer)
-        slowest = spec.clock.download_mbps * 1e6 / 8 / 4
-        shards = Shards.open(
-            home / "data" / spec.data.index[:16], index_digest=index, fetch=blob_fetcher(bucket, slowest)
-        )
-    shards.check(spec)
-    return shards
-
-
 def _belongs(spec: RunSpec, config: NetworkConfig, genesis: bytes) -> None:
     if bytes.fromhex(spec.chain) != genesis:
         raise ConfigError(
@@ -119,16 +102,6 @@ def _belongs(spec: RunSpec, config: NetworkConfig, genesis: bytes) -> None:
         raise ConfigError(f"run {spec.name} is on subnet {spec.netuid}, configured is {config.netuid}: set --netuid")
     if spec.local and not is_local(config.network):
         raise ConfigError(f"run {spec.name} is a local run, but {config.network} is not a chain on this machine")
-
-
-def _owner_bucket(owner: PeerId, peers: tuple[Peer, ...], open_pointer: Opener) -> Bucket:
-    slot = owner_slot(owner, peers)
-    if slot is not None and slot.pointer is not None:
-        return open_pointer(slot.pointer)
-    raise ConfigError(
-        f"the run's owner {hotkey(owner)} has published no bucket on this subnet: check --owner and --netuid, or use "
-        "--spec and --data"
-    )
 
 
 def _published_run(

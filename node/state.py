@@ -15,15 +15,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import file_digest, sha256
 from pathlib import Path
+from typing import Any
 
 from loguru import logger
 
 from node.runfile import RunFile, folder_of
 from protocol.errors import CheckpointCorrupt, ConfigError
-from protocol.types import Digest, Uid
+from protocol.types import Digest, PeerId, Uid
+from sparseloco.outer import Aggregate
 from training.checkpoint import blobs
 
-SCHEMA = 3
+SCHEMA = 4
 DAMAGED_KEPT = 8
 """So many files that were set aside are kept for whoever wants to know what the disk did; the oldest go first."""
 _FAULTS = (sqlite3.DatabaseError, UnicodeDecodeError)
@@ -58,17 +60,64 @@ class SentWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """theta and the outer state on the disk, as they stood at the start of `round`. link: to the last agreed record
+    before it. state: the checkpoint (training/checkpoint.py)."""
+
+    round: int
+    link: Digest
+    state: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A submission that was applied. envelope: the digest that pins its sealed object, and its file's name. key: what
+    opens it, None where what was pinned is no valid submission and counts with s = 0."""
+
+    peer: PeerId
+    envelope: Digest
+    key: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The outer step of a round, as it was made. theta: digest of the state before it. link: to the agreed record.
+    payloads: the contributors', in PeerId order."""
+
+    round: int
+    theta: Digest
+    link: Digest
+    alpha: float
+    aggregate: Aggregate
+    payloads: tuple[Payload, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Consensus:
+    """What theta and the outer state follow from: a snapshot, and every outer step since, the oldest first. Void rounds
+    change nothing and leave nothing here."""
+
+    snapshot: Snapshot
+    log: tuple[Step, ...] = ()
+
+    def since(self, snapshot: Snapshot) -> "Consensus":
+        """The same state, from a later snapshot of it."""
+        return Consensus(snapshot, tuple(step for step in self.log if step.round >= snapshot.round))
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """Everything that one node must not lose.
 
-    round: the state stands at the start of this round. consensus: checkpoint (training/checkpoint.py) with theta and
-    the outer state. link: what the next agreed record must name as previous. sealed: the last sealed submission. book:
-    file with the ScoreBook (validators). scored: last round folded into the book. unread: weights that were sent and
-    not yet read back, the oldest first.
+    round: the state stands at the start of this round. consensus: what it follows from, and theta: its digest. link:
+    what the next agreed record must name as previous. sealed: the last sealed submission. book: file with the ScoreBook
+    (validators). scored: last round folded into the book. unread: weights that were sent and not yet read back, the
+    oldest first.
     """
 
     round: int
-    consensus: Digest
+    consensus: Consensus
+    theta: Digest
     link: Digest
     sealed: SealedRound | None = None
     book: Digest | None = None
@@ -77,19 +126,20 @@ class Saved:
 
 
 class StateStore:
-    """The state folder of one node: `state.db`, `files/` and `run.json`, and in `damaged/` what was set aside. One
-    process at a time: a second one is refused. The folder is the owner's alone, also one that was there before: the row
-    holds sealing keys.
+    """The state folder of one node: `state.db`, `run.json`, the files that the row names, and in `damaged/` what was
+    set aside. One process at a time: a second one is refused. The folder is the owner's alone, also one that was there
+    before: the row holds sealing keys.
 
-    `files` is where checkpoints (training/checkpoint.py) of the state are saved before a commit names them, `own` where
-    a miner's own state lies (node/own.py). `run` is
-    the run as it is followed.
+    `files`: what was sealed, and the book. `snapshot`: theta and the outer state (training/checkpoint.py). `log`: the
+    payloads applied since (node/redo.py). `own`: a miner's own state (node/own.py). `run`: the run as it is followed.
     """
 
     def __init__(self, home: Path, run: Digest) -> None:
         self.folder = folder_of(home, run)
         self.files = self.folder / "files"
-        self.files.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.snapshot, self.log = self.folder / "snapshot", self.folder / "log"
+        for folder in (self.files, self.snapshot, self.log):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.own = self.folder / "own"
         _tighten(self.folder)
         self.run = RunFile(self.folder)
@@ -114,7 +164,7 @@ class StateStore:
             )
             self._db.close()
             for path in sorted(self.folder.glob(f"{self._path.name}*")):
-                self._set_aside(path)
+                self.set_aside(path)
             self._db = self._connect()
             self._prepare()
 
@@ -150,10 +200,11 @@ class StateStore:
 
     def commit(self, saved: Saved) -> None:
         """Make `saved` the node's state: the commit point. Files that it does not name are removed afterwards.
+        Payloads of the log may be missing: others have them.
 
         Raises ConfigError, with the state before still in force, when the disk does not take it.
         """
-        keep = {path.name for path in self._named(saved)}
+        keep = self._named(saved)
         try:
             self._db.execute("INSERT OR REPLACE INTO saved VALUES (1, ?)", (_encode(saved),))
         except sqlite3.OperationalError as fault:
@@ -162,9 +213,17 @@ class StateStore:
             ) from None
         except _FAULTS as fault:
             raise self._unreadable(fault) from None
-        for path in self.files.iterdir():
-            if path.name not in keep:
-                path.unlink(missing_ok=True)
+        self._sweep(keep)
+
+    def sweep(self, *states: Saved) -> None:
+        """Remove every file that none of these states names. Raises CheckpointCorrupt, like `commit`."""
+        self._sweep({path for saved in states for path in self._named(saved)})
+
+    def _sweep(self, keep: set[Path]) -> None:
+        for folder in (self.files, self.snapshot, self.log):
+            for path in folder.iterdir():
+                if path not in keep:
+                    path.unlink(missing_ok=True)
 
     def path(self, digest: Digest) -> Path:
         """Where the file with this digest is or will be."""
@@ -194,12 +253,13 @@ class StateStore:
 
     def set_aside_damaged(self) -> None:
         """Move every file whose bytes do not hash to its name out of the way."""
-        for path in sorted([*self.files.iterdir(), *self.own.glob("*.*")]):
+        for path in sorted([*self.files.iterdir(), *self.snapshot.iterdir(), *self.own.glob("*.*")]):
             with path.open("rb") as file:
                 if file_digest(file, "sha256").hexdigest() != path.name.partition(".")[0]:
-                    self._set_aside(path)
+                    self.set_aside(path)
 
-    def _set_aside(self, path: Path) -> None:
+    def set_aside(self, path: Path) -> None:
+        """Move a file out of the way."""
         damaged = self.folder / "damaged"
         damaged.mkdir(exist_ok=True, mode=0o700)
         there = sorted(damaged.iterdir(), key=_number)
@@ -218,25 +278,27 @@ class StateStore:
             return ConfigError(f"{self._path} cannot be opened ({fault}): see to the disk, or who else uses the file")
         return CheckpointCorrupt(f"{self._path} is damaged ({fault}): {_ADVICE}")
 
-    def _named(self, saved: Saved) -> list[Path]:
-        """Every file that a row names. Raises CheckpointCorrupt when one was never written."""
+    def _named(self, saved: Saved) -> set[Path]:
+        """Every file that a row names. Raises CheckpointCorrupt when one was never written, but for payloads."""
         single = (saved.book, saved.sealed.object if saved.sealed else None)
         paths = [self.path(digest) for digest in single if digest is not None]
-        paths += [path for _, path in blobs(self.files, saved.consensus)]
+        paths += [path for _, path in blobs(self.snapshot, saved.consensus.snapshot.state)]
         for path in paths:
             if not path.exists():
                 raise CheckpointCorrupt(f"the state to be committed names {path.name}, which was never written")
-        return paths
+        return {*paths, *(self.log / p.envelope.hex() for step in saved.consensus.log for p in step.payloads)}
 
 
 def _encode(saved: Saved) -> str:
     def text(digest: Digest | None) -> str | None:
         return digest.hex() if digest is not None else None
 
-    sealed = saved.sealed
+    sealed, snapshot = saved.sealed, saved.consensus.snapshot
     row = {
         "round": saved.round,
-        "consensus": text(saved.consensus),
+        "snapshot": [snapshot.round, text(snapshot.link), text(snapshot.state)],
+        "log": [_encode_step(step) for step in saved.consensus.log],
+        "theta": text(saved.theta),
         "link": text(saved.link),
         "sealed": [sealed.round, text(sealed.object), sealed.key.hex()] if sealed else None,
         "book": text(saved.book),
@@ -246,6 +308,30 @@ def _encode(saved: Saved) -> str:
     value = json.dumps(row)
     # SQLite has no checksums of its own: a changed digit would be believed.
     return f"{sha256(value.encode()).hexdigest()} {value}"
+
+
+def _encode_step(step: Step) -> list[object]:
+    payloads = [[p.peer.hex(), p.envelope.hex(), p.key.hex() if p.key is not None else None] for p in step.payloads]
+    return [step.round, step.theta.hex(), step.link.hex(), step.alpha, step.aggregate, payloads]
+
+
+def _decode_step(row: list[Any]) -> Step:
+    round, theta, link, alpha, aggregate, payloads = row
+    return Step(
+        round,
+        Digest(bytes.fromhex(theta)),
+        Digest(bytes.fromhex(link)),
+        alpha,
+        aggregate,
+        tuple(
+            Payload(
+                PeerId(bytes.fromhex(peer)),
+                Digest(bytes.fromhex(envelope)),
+                bytes.fromhex(key) if key is not None else None,
+            )
+            for peer, envelope, key in payloads
+        ),
+    )
 
 
 def _decode(stored: bytes) -> Saved:
@@ -258,14 +344,19 @@ def _decode(stored: bytes) -> Saved:
             raise ValueError("it is not what was written")
         row = json.loads(value)
         sealed = row["sealed"]
+        round, link, state = row["snapshot"]
         saved = Saved(
             row["round"],
-            Digest(bytes.fromhex(row["consensus"])),
+            Consensus(
+                Snapshot(round, Digest(bytes.fromhex(link)), Digest(bytes.fromhex(state))),
+                tuple(_decode_step(step) for step in row["log"]),
+            ),
+            Digest(bytes.fromhex(row["theta"])),
             Digest(bytes.fromhex(row["link"])),
             None,
             digest(row["book"]),
             row["scored"],
-            tuple(SentWeights(round, set_in, dict(shares)) for round, set_in, shares in row["unread"]),
+            tuple(SentWeights(paid, set_in, dict(shares)) for paid, set_in, shares in row["unread"]),
         )
         if sealed:
             saved = replace(

@@ -39,7 +39,8 @@ def _judged(event: Event) -> Iterator[str]:
 
 
 def _pay(event: Event) -> str:
-    waiting = f", {event['unrevealed']} earlier ones not revealed yet" if event["unrevealed"] else ""
+    count = event["unrevealed"]
+    waiting = f", {count} earlier set{'s' * (count != 1)} not revealed yet" if count else ""
     set_now = f"weights set in block {event['set_in']}" if event["set_in"] is not None else "no weights set"
     due = f", next about block {event['next_set']}" if event["next_set"] is not None else ""
     return f"{set_now}{waiting}{due}"

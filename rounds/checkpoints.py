@@ -58,11 +58,13 @@ class Checkpoints:
         return self.shown.newest if self.shown is not None else 0
 
     def look(self) -> None:
-        """Begin what is due now that our state stands at the start of a round; returns at once and raises nothing."""
-        node, saved = self.node, self.node.held.saved
+        """Begin what is due now that our state stands at the start of a round; returns at once. Raises ConfigError."""
+        node = self.node
+        node.held.take_snapshot()
         if node.behind:
             return  # nobody should start from what we hold
-        self._stood = _latest([*self._stood, (saved.link, saved.consensus)])
+        snapshot = node.held.saved.consensus.snapshot
+        self._stood = _latest([*self._stood, (snapshot.link, snapshot.state)])
         if self._task is not None and self._task.is_alive():
             return
         try:
@@ -86,34 +88,31 @@ class Checkpoints:
         return None
 
     def _due(self) -> bool:
-        """Whether the interval of our newest checkpoint is over. The intervals of validators begin in other rounds, so
-        that not all of them upload at once, and joiners find one that is younger than an interval."""
-        node, held = self.node, self.node.held
-        if held.saved.consensus.hex() == node.run.first.genesis_checkpoint:
-            return False  # the owner's; nothing has been agreed yet
-        every, validators = node.run.spec_at(held.saved.round).checkpoint_rounds, sorted(node.sources().validators())
+        """Whether our newest snapshot is to go up. All validators have the same one; each waits another part of the
+        interval, so that not all of them upload at once."""
+        node, saved = self.node, self.node.held.saved
+        snapshot, every = saved.consensus.snapshot, node.run.first.checkpoint_rounds
+        if snapshot.state.hex() == node.run.first.genesis_checkpoint or snapshot.round <= self.published:
+            return False  # the owner's, or up
+        validators = sorted(node.sources().validators())
         place = validators.index(node.me) if node.me in validators else 0
-        shift = place * every // max(1, len(validators))
-        return (held.saved.round + shift) // every > (self.published + shift) // every
+        return saved.round >= snapshot.round + place * every // max(1, len(validators))
 
     def _pin(self) -> None:
-        """Keep the files of our state until they are up. What was pinned and did not get up stays while it is not older
-        than an interval: what is up of it already need not be sent again."""
-        held = self.node.held
-        every = self.node.run.spec_at(held.saved.round).checkpoint_rounds
-        if self._pinned is not None and held.saved.round - every < self._pinned.round <= held.saved.round:
+        """Keep the files of our snapshot until they are up. What was pinned and did not get up stays while it is the
+        newest: what is up of it already need not be sent again."""
+        held, snapshot = self.node.held, self.node.held.saved.consensus.snapshot
+        if self._pinned is not None and (self._pinned.link, self._pinned.state) == (snapshot.link, snapshot.state):
             return
         rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(mode=0o700)
-        files = checkpoint.blobs(held.store.files, held.saved.consensus)
+        files = checkpoint.blobs(held.store.snapshot, snapshot.state)
         for digest, path in files:
             try:
                 os.link(path, self.folder / digest.hex())
             except OSError:  # a disk that knows no links
                 copyfile(path, self.folder / digest.hex())
-        self._pinned = Checkpoint(
-            held.saved.round, held.saved.link, held.saved.consensus, tuple(digest for digest, _ in files)
-        )
+        self._pinned = Checkpoint(snapshot.round, snapshot.link, snapshot.state, tuple(digest for digest, _ in files))
 
     # --- beside the rounds -------------------------------------------------------------------------------------
 

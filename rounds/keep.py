@@ -1,6 +1,7 @@
 """Keeping: what joiners need of a validator, and for how long (docs/protocol.md section 8)."""
 
 from loguru import logger
+from torch import Tensor
 
 from gauntlet.agreement import Agreed
 from node.checkpoints import kept_from
@@ -10,7 +11,7 @@ from protocol.errors import StorageError
 from protocol.messages import encode_link
 from rounds.checkpoints import Checkpoints
 from storage.mirror import Mirror
-from training.evaluate import held_out_loss
+from training.evaluate import held_out_sequences
 from training.shards import Shards
 
 
@@ -20,6 +21,7 @@ class Keeper:
     def __init__(self, node: Node, shards: Shards, mirror: Mirror) -> None:
         self.node, self.shards, self.mirror = node, shards, mirror
         self.checkpoints = Checkpoints(node)
+        self._held_out: Tensor | None = None
 
     def publish_link(self, decision: Agreed) -> None:
         """The agreed record under its link, for joiners; before our state moves past it, or a crash would tear a hole
@@ -32,9 +34,9 @@ class Keeper:
             key = keys.statement(node.run.id, decision.link)
             node.doors.bucket.put(key, link, timeout_seconds=node.transfer_seconds(1))
 
-    def keep(self, round: int) -> float:
+    def keep(self, round: int) -> float | None:
         """What joiners need from us: checkpoints and mirrors of recent rounds. Then the held-out loss (nats a token),
-        for people."""
+        for people; None when its data can't be read."""
         node, spec = self.node, self.node.run.spec_at(round)
         self.checkpoints.look()
         before = kept_from(spec.checkpoint_rounds, round, self.checkpoints.published)
@@ -42,6 +44,17 @@ class Keeper:
             self.mirror.prune(before, timeout_seconds=node.transfer_seconds(1))
         except StorageError as fault:
             logger.warning("copies before round {round} are not deleted yet: {fault}", round=before, fault=str(fault))
-        loss = held_out_loss(node.held.replica, self.shards, spec.data.held_out_sequences)
+        try:
+            loss = node.held.replica.loss(self.held_out())
+        except StorageError as fault:
+            logger.warning("round {round}: no held-out loss: {fault}", round=round, fault=str(fault))
+            return None
         node.held.events.emit("held_out", round, val_loss=loss)
         return loss
+
+    def held_out(self) -> Tensor:
+        """The held-out sequences: the same in every round, so they are read once."""
+        if self._held_out is None:
+            spec = self.node.run.first
+            self._held_out = held_out_sequences(self.shards, spec.data.held_out_sequences, spec.model.context)
+        return self._held_out

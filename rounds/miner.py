@@ -5,6 +5,7 @@ One round reads top to bottom in `Miner.play`; what a round consists of is docs/
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from math import isfinite
 from typing import Any
@@ -22,6 +23,7 @@ from protocol.assignment import assigned
 from protocol.errors import ChainError, MurmurError, StorageError
 from protocol.merkle import SECTION_BYTES
 from protocol.messages import ENVELOPE_BYTES, Reveal, encode_document
+from protocol.ports import Task
 from protocol.types import Commitment, Digest, Page
 from rounds.stood import Stood
 from sparseloco import wire
@@ -63,6 +65,8 @@ class Miner:
         """The last round that we have nothing more to say in."""
         self.ahead: Ahead | None = None
         """The upload of what we have sealed, begun before it was saved."""
+        self.fetching: Task | None = None
+        """Brings text of the next round."""
 
     def run(self) -> None:
         """Play every round whose commit window is open when we get there, until stopped."""
@@ -113,6 +117,7 @@ class Miner:
             self.report(round)
         node.held.save_own()
         self.clean_up(round)
+        self.fetch_ahead(round + 1)
         self.stood.tell(node.seconds_until(node.clock.attest_by(round)))
 
     def pages(self, round: int) -> tuple[Page, ...]:
@@ -129,10 +134,36 @@ class Miner:
             first_page=spec.inner.first_page,
         )
 
+    def fetch_ahead(self, round: int) -> None:
+        """Begin to fetch the text of the next round's pages, where they are known before this one is decided: while we
+        would only wait."""
+        node = self.node
+        if self.fetching is not None and self.fetching.is_alive():
+            return  # after a round that broke off
+        if self.shards.train.is_fetched and node.clock.page_block(round) <= node.clock.attest_by(round - 1):
+            self.fetching = node.time.start(partial(self._fetch, self.pages(round)), "data")
+
+    def _fetch(self, pages: Sequence[Page]) -> None:
+        try:
+            self.shards.train.hold(pages)
+        except MurmurError as fault:
+            logger.warning("text of the next round is not here yet: {fault}; trying again then", fault=str(fault))
+
+    def hold(self, pages: Sequence[Page]) -> None:
+        """Have the text of these pages, as far as `fetch_ahead` has not brought it."""
+        if not self.shards.train.is_fetched:
+            return
+        with self.node.held.timeline.begin("data"):
+            if self.fetching is not None:
+                self.fetching.join()
+                self.fetching = None
+            self.shards.train.hold(pages)
+
     def train(self, round: int, pages: Sequence[Page]) -> None:
         """H inner steps from theta; the replica's weights become theta_r."""
 
         node, spec = self.node, self.node.run.spec_at(round)
+        self.hold(pages)
         with node.held.timeline.begin("compute") as watch:
             batch = sequences(self.shards.train, pages, spec.model.context)
             meter = node.held.replica.meter(spec.inner, self.show)

@@ -108,7 +108,7 @@ class Validator:
         decision: Agreed,
         paid: Paid | None,
         unobserved: Unobserved | None,
-        loss: float,
+        loss: float | None,
     ) -> None:
         """The round in one line. `paid`: None when that was done before a restart."""
         node, me = self.node, self.node.registered()

@@ -73,8 +73,8 @@ class Positions(Split):
     def num_tokens(self) -> int:
         return self._count
 
-    def tokens(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        return np.arange(self._first + first, self._first + first + count, dtype=np.int64)
+    def read(self, runs: Sequence[tuple[int, int]]) -> list[npt.NDArray[np.int64]]:
+        return [np.arange(self._first + first, self._first + first + count, dtype=np.int64) for first, count in runs]
 
 
 class NoText(Shards):

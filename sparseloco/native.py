@@ -7,8 +7,8 @@ sparseloco/ops.py's.
 """
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from protocol.errors import ConfigError, InvalidSubmission
-from protocol.layout import Layout, TensorLayout
+from protocol.layout import Layout, Region, TensorLayout
 from protocol.types import DIGEST_BYTES, Digest, PeerId, Reason
 from sparseloco.floats import FLUSHES, NonFinite, destination, tensor_of
 from sparseloco.outer import (
@@ -38,7 +38,7 @@ from sparseloco.wire import Submission, require_size
 
 LIBRARY = Path(__file__).with_name("murmur_codec.so")
 ISAS = ("plain", "avx2", "avx512")
-_ABI = 3
+_ABI = 4
 _OK, _NOT_FINITE = 0, 2
 _MALFORMED = {
     10: "a chunk does not hold exactly k' indices",
@@ -108,6 +108,7 @@ def library() -> ctypes.CDLL:
         *(plan, pointer, pointer, pointer, pointer),
         *(pointer, pointer, pointer, ctypes.c_int),
     )
+    loaded.murmur_moves.argtypes = (plan, *(pointer,) * 7)
     return loaded
 
 
@@ -116,20 +117,35 @@ def supported() -> tuple[str, ...]:
     return tuple(name for isa, name in enumerate(ISAS) if library().murmur_supports(isa))
 
 
+def _region_table(regions: Sequence[tuple[int, TensorLayout, Region]]) -> Tensor:
+    """int64 [num, 11] as struct murmur_region has them: each with its tensor and that one's number."""
+    rows: list[tuple[int, ...]] = []
+    first = 0
+    for number, tensor, r in regions:
+        start = r.row * tensor.columns + r.column
+        record = tensor.offset + r.offset
+        rows.append((number, first, start, tensor.columns, r.down, r.across, r.height, r.width, r.k, record, r.stride))
+        first += r.down * r.across
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, _REGION_FIELDS)
+
+
+def _within(region: Region, tensor: TensorLayout, begin: int, end: int) -> Region:
+    """The rows of a region's blocks in which elements begin <= element < end of its tensor lie, maybe none."""
+    top, bottom = begin // tensor.columns - region.row, -(-end // tensor.columns) - region.row
+    first = min(max(0, top // region.height), region.down)
+    behind = max(first, min(region.down, -(-bottom // region.height)))
+    return replace(
+        region,
+        row=region.row + first * region.height,
+        down=behind - first,
+        offset=region.offset + first * region.stride,
+    )
+
+
 @lru_cache(maxsize=16)
 def _tables(layout: Layout, device: torch.device = _CPU) -> tuple[Tensor, Tensor]:
     """(regions int64 [num, 11] as struct murmur_region has them, elements of each tensor int64 [num])."""
-    rows: list[tuple[int, ...]] = []
-    first = 0
-    for number, tensor in enumerate(layout):
-        for r in tensor.regions:
-            start = r.row * tensor.columns + r.column
-            record = tensor.offset + r.offset
-            rows.append(
-                (number, first, start, tensor.columns, r.down, r.across, r.height, r.width, r.k, record, r.stride)
-            )
-            first += r.down * r.across
-    regions = torch.tensor(rows, dtype=torch.int64).reshape(-1, _REGION_FIELDS)
+    regions = _region_table([(number, tensor, r) for number, tensor in enumerate(layout) for r in tensor.regions])
     sizes = torch.tensor([tensor.numel for tensor in layout], dtype=torch.int64)
     return regions.to(device), sizes.to(device)
 
@@ -428,6 +444,27 @@ class Codec:
     ) -> None:
         """As outer.undo_probe."""
         self._probe(values, update, np.zeros(len(update.layout.tensors)), rows, kept, undo=True)
+
+    def moves(
+        self, update: Update, index: int, weight: Tensor, rows: Mapping[str, slice] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """As outer.moves."""
+        tensors, record = update.layout.tensors, self._records(update)
+        tensor = tensors[index]
+        begin, end = spans = np.zeros((2, len(tensors)), dtype=np.uint64)
+        spans[:, index] = first, behind = span(tensor, rows)
+        held = [part for region in tensor.regions if (part := _within(region, tensor, first, behind)).down]
+        if not held:
+            return
+        places = np.cumsum([0, *(r.down * r.across * r.k for r in held)], dtype=np.uint64)
+        regions, sizes = _region_table([(index, tensor, region) for region in held]), _tables(update.layout)[1]
+        weights = weight.expand(len(tensors)).contiguous()
+        elements, moved = torch.empty(int(places[-1]), dtype=torch.int64), torch.empty(int(places[-1]))
+        call = _Call(regions, sizes, record.numel(), *self._how())
+        where = (begin.ctypes.data, end.ctypes.data, places.ctypes.data, elements.data_ptr(), moved.data_ptr())
+        _require_ok(library().murmur_moves(call.plan, record.data_ptr(), weights.data_ptr(), *where))
+        ours = elements >= 0
+        yield elements[ours], moved[ours]
 
     def _probe(
         self,

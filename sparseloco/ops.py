@@ -178,14 +178,18 @@ def probe(
     values: Mapping[str, Tensor], update: Update, factor: Scales, step: float, rows: Rows | None = None
 ) -> Tensor:
     """As outer.probe, which states it."""
-    return (_host_codec(values) or outer).probe(values, update, factor, step, rows)
+    if _on_host(values):
+        return (_chosen.codec or outer).probe(values, update, factor, step, rows)
+    return outer.probe(values, update, factor, step, rows, (_chosen.codec or outer).moves)
 
 
 def undo_probe(values: Mapping[str, Tensor], update: Update, kept: Tensor, rows: Rows | None = None) -> None:
     """As outer.undo_probe, which states it."""
-    (_host_codec(values) or outer).undo_probe(values, update, kept, rows)
+    if _on_host(values):
+        (_chosen.codec or outer).undo_probe(values, update, kept, rows)
+    else:
+        outer.undo_probe(values, update, kept, rows, (_chosen.codec or outer).moves)
 
 
-def _host_codec(values: Mapping[str, Tensor]) -> Codec | None:
-    """The native codec for values in host memory; None, the reference, for those on a GPU too."""
-    return _chosen.codec if all(value.device.type == "cpu" for value in values.values()) else None
+def _on_host(values: Mapping[str, Tensor]) -> bool:
+    return all(value.device.type == "cpu" for value in values.values())

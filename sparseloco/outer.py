@@ -14,7 +14,7 @@ A contributor whose payload does not parse (None) has s = 0, takes no part in th
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, prod
 from typing import Literal
@@ -206,31 +206,51 @@ Rows = Mapping[str, slice]
 """The rows (of the first dimension) of each tensor that are held, where they are not all."""
 
 
+Moves = Callable[[Update, int, Tensor, Rows | None], Iterable[tuple[Tensor, Tensor]]]
+"""`moves` below."""
+
+
+def moves(update: Update, index: int, weight: Tensor, rows: Rows | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """What an update does to its tensor number `index`, slab by slab, on the CPU: int64 places among the values held,
+    each once, and fp32 what is subtracted there, the value sent times `weight` (fp32 scalar)."""
+    for places, sent in _sent(update, update.layout.tensors[index], rows):
+        yield places, sent * weight
+
+
 def probe(
-    values: Mapping[str, Tensor], update: Update, factor: Scales, step: float, rows: Rows | None = None
+    values: Mapping[str, Tensor],
+    update: Update,
+    factor: Scales,
+    step: float,
+    rows: Rows | None = None,
+    moves: Moves = moves,
 ) -> Tensor:
     """`apply_probe` in place: `values` (contiguous fp32 tensors, or with `rows` those rows of them) become what it
     makes of them, bit for bit, at the cost of the values that the update has.
 
-    Returns what `undo_probe` needs, about 4 bytes for each of these. A value that does not move is left alone.
+    Values may lie on a GPU: places and moves go there. moves: who decodes the update. Returns what `undo_probe` needs,
+    about 4 bytes for each of these. A value that does not move is left alone.
     """
     kept: list[Tensor] = [torch.empty(0)]
     for index, tensor in enumerate(update.layout):
         flat, weight = held_part(values, tensor, rows).view(-1), _weight(step * factor[index])
-        for places, sent in _sent(update, tensor, rows):
+        for places, moved in moves(update, index, weight, rows):
             there = places.to(flat.device)
             before = flat[there]
-            flat[there] = before - (sent * weight).to(flat.device)
+            flat[there] = before - moved.to(flat.device)
             kept.append(before.cpu())
     return torch.cat(kept)
 
 
-def undo_probe(values: Mapping[str, Tensor], update: Update, kept: Tensor, rows: Rows | None = None) -> None:
-    """Set the values back to what they were before `probe` of the same update, which has returned `kept`."""
+def undo_probe(
+    values: Mapping[str, Tensor], update: Update, kept: Tensor, rows: Rows | None = None, moves: Moves = moves
+) -> None:
+    """Set the values back to what they were before `probe` of the same update by the same `moves`, which has returned
+    `kept`."""
     first = 0
-    for tensor in update.layout:
+    for index, tensor in enumerate(update.layout):
         flat = held_part(values, tensor, rows).view(-1)
-        for places, _ in _sent(update, tensor, rows):
+        for places, _ in moves(update, index, _weight(0.0), rows):
             flat[places.to(flat.device)] = kept[first : first + len(places)].to(flat.device)
             first += len(places)
 

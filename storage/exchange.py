@@ -37,18 +37,6 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """An object of known size: its sources in the order to try them, the owner's bucket first. `exact`: False for one
-    of at most that size."""
-
-    peer: PeerId
-    sources: tuple[Source, ...]
-    size: int
-    accept: Callable[[Data], bool]
-    exact: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class Fault:
     """Why an object could not be had, as its first source (the owner's bucket) showed it. `detail` is our own words.
 
@@ -60,6 +48,21 @@ class Fault:
     kind: Literal["missing", "wrong_size", "mismatch", "refused", "unavailable", "left_out"]
     detail: str
     size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An object of known size: its sources in the order to try them, the owner's bucket first. `exact`: False for one
+    of at most that size. `part`: the first of its bytes and their number, where not all are wanted: those are held in
+    memory and are what `accept` sees. `failed`: told the index of a source and why it did not give the object."""
+
+    peer: PeerId
+    sources: tuple[Source, ...]
+    size: int
+    accept: Callable[[Data], bool]
+    exact: bool = True
+    part: tuple[int, int] | None = None
+    failed: Callable[[int, Fault], None] = lambda index, fault: None
 
 
 def publish(bucket: Bucket, key: str, data: bytes | Path, *, timeout_seconds: float, time: Time = REAL) -> None:
@@ -140,6 +143,7 @@ def fetch(
         if not isinstance(found, Fault):
             return found, False
         cut_short = cut_short or (found.kind == "unavailable" and time.now() - began >= share)
+        item.failed(index, found)
         faults.append(found)
     return faults[0] if faults else Fault("missing", "no source is known"), cut_short
 
@@ -156,7 +160,7 @@ class _Visit:
     time: Time
 
     def fetch(self) -> Data | Fault:
-        path = None if self.shelf is None else self.shelf.place(self.item, self.source)
+        path = None if self.shelf is None or self.item.part else self.shelf.place(self.item, self.source)
         if path is not None and (found := mapped(path)) is not None:
             if self.item.accept(found):
                 return found
@@ -169,7 +173,7 @@ class _Visit:
         except StorageError as error:
             return Fault("unavailable", str(error))
         try:
-            if path is not None and self.item.size > PART_BYTES:
+            if path is not None and self.item.exact and self.item.size > PART_BYTES:
                 return self._to_disk(bucket, path)
             data = self._to_memory(bucket)
         except ObjectMissing as error:
@@ -183,7 +187,20 @@ class _Visit:
     def _to_memory(self, bucket: RangedBucket) -> bytes | Fault:
         if self.stopped():
             return Fault("unavailable", "no longer wanted")
+        if self.item.part is not None:
+            return self._part(bucket, *self.item.part)
         data = bucket.get(self.source.key, max_bytes=self.item.size, timeout_seconds=self._left, exact=self.item.exact)
+        return data if self.item.accept(data) else _MISMATCH
+
+    def _part(self, bucket: RangedBucket, first: int, num_bytes: int) -> bytes | Fault:
+        facts = bucket.head(self.source.key, timeout_seconds=self._left)
+        if facts is None:
+            return Fault("missing", "there is no such object")
+        if facts.size_bytes != self.item.size:
+            return Fault("wrong_size", f"the object has {facts.size_bytes} bytes; not read", facts.size_bytes)
+        data = bucket.get_range(
+            self.source.key, first=first, num_bytes=num_bytes, etag=facts.etag, timeout_seconds=self._left
+        )
         return data if self.item.accept(data) else _MISMATCH
 
     def _to_disk(self, bucket: RangedBucket, path: Path) -> Data | Fault:

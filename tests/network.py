@@ -44,7 +44,7 @@ from rounds.vote import Vote
 from storage.realtime import RealTime
 from tests.fakes.bucket import FakeBucket, FakeStore
 from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
-from training import checkpoint, shards
+from training import build, checkpoint
 from training.replica import Replica, genesis_theta
 from training.shards import Shards
 
@@ -75,7 +75,7 @@ class Killed(BaseException):
 
 def data_set(folder: Path) -> Digest:
     """Shards of this project's own text; returns the index's digest."""
-    return shards.build(
+    return build.build(
         str(Path(__file__).parents[1] / "training"),
         folder,
         shard_tokens=20_000,
@@ -433,7 +433,7 @@ class FakeNetwork:
         try:
             member.store = StateStore(member.home, self.run.id)
             node = self._node(member, member.store)
-            member.program = (role or member.role)(node, Shards.open(self.data))
+            member.program = (role or member.role)(node, self.shards(member, node))
             member.program.run()
         except Killed:
             pass
@@ -457,6 +457,10 @@ class FakeNetwork:
         replica = Replica(first.first, zeros)
         events = Events(member.home / "events.jsonl", member.name)
         return Node(run, doors, Held(first.first, run.id, replica, store, events))
+
+    def shards(self, member: Member, node: Node) -> Shards:
+        """The data set as a node has it: all of it in its folder."""
+        return Shards.open(self.data)
 
     def kill(self, *names: str) -> None:
         """The named nodes do nothing from their next look at the chain on."""

@@ -73,7 +73,7 @@ def save(folder: Path, saved: Saved, *, stopped: Callable[[], bool] = lambda: Fa
         for group, (digest, num_bytes) in zip(groups, written, strict=True)
     ]
     digest, _ = _write(folder, ".json", [canonical_json({"version": 1, "facts": dict(saved.facts), "files": files})])
-    _sync(folder)
+    sync(folder)
     return digest
 
 
@@ -310,7 +310,7 @@ def _write(
     return Digest(hashed.digest()), size
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
     """The names in a folder reach the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

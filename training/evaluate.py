@@ -1,6 +1,5 @@
 """Held-out loss: how good the model is on text that nobody trains on. For people; nothing is decided by it."""
 
-import torch
 from torch import Tensor
 
 from protocol.types import Page
@@ -18,7 +17,7 @@ def held_out_sequences(shards: Shards, num_sequences: int, context: int) -> Tens
     if num_sequences > available:
         raise ValueError(f"{num_sequences} held-out sequences asked for, the split has {available}")
     starts = (index * available // num_sequences for index in range(num_sequences))
-    return torch.cat([sequences(shards.held_out, [Page(start * context, context)], context) for start in starts])
+    return sequences(shards.held_out, [Page(start * context, context) for start in starts], context)
 
 
 def held_out_loss(replica: Replica, shards: Shards, num_sequences: int) -> float:

@@ -25,13 +25,12 @@ def sequences(split: Split, pages: Sequence[Page], context: int) -> Tensor:
     A page of n * context tokens gives n sequences; the last one's last target is the token after the page, so a split
     of m tokens holds (m - 1) // page_tokens pages. Raises ValueError for a page that is not a multiple of `context`.
     """
-    runs = []
     for page in pages:
         if page.num_tokens % context:
             raise ValueError(f"a page of {page.num_tokens} tokens does not hold whole sequences of {context}")
-        run = torch.from_numpy(split.tokens(page.first, page.num_tokens + 1))
-        runs.append(run.unfold(0, context + 1, context))
-    return torch.cat(runs) if runs else torch.empty((0, context + 1), dtype=torch.int64)
+    runs = split.read([(page.first, page.num_tokens + 1) for page in pages])
+    parts = [torch.from_numpy(run).unfold(0, context + 1, context) for run in runs]
+    return torch.cat(parts) if parts else torch.empty((0, context + 1), dtype=torch.int64)
 
 
 def batches(sequences: Tensor, num_steps: int, batch_sequences: int) -> tuple[Tensor, ...]:

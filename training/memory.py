@@ -25,6 +25,9 @@ PROCESS_BYTES = 360_000_000
 SLAB_BYTES = 1 << 28
 """Of theta that is compressed at once on a GPU (training/trainer.py)."""
 
+PLACE_BYTES = 8
+"""Where a value stands, on its way to a GPU (sparseloco/outer.py moves)."""
+
 CPU_BYTES = 4 << 30
 """Activations and logits that a CPU may hold at once."""
 
@@ -186,7 +189,10 @@ def host_moments(
         checked = {"payloads": (sizes.gathered + 1) * payload}
         applied = {"payloads": (sizes.gathered + sizes.contributors + 1) * payload}
         # The records for all ranks, each rank's own copy, and what its weights were.
-        probed = {"probed": (1 + ranks) * payload + FP32 * kept_values(spec)}
+        # On the way to GPUs also places and moves of a tensor, listed and picked out.
+        most = max(sum(region.down * region.across * region.k for region in tensor.regions) for tensor in spec.layout)
+        listed = 0 if on_cpu else 2 * (PLACE_BYTES + FP32) * most
+        probed = {"probed": (1 + ranks) * payload + FP32 * sizes.values + listed}
         return {
             "check": held | checked,
             "probe": held | checked | probed,
@@ -213,11 +219,6 @@ def host_bytes_peak(spec: RunSpec, role: Role, *, ranks: int = 1, cpu_activation
     return max(sum(held.values()) for held in moments.values())
 
 
-def kept_values(spec: RunSpec) -> int:
-    """Values that a payload has."""
-    return sum(region.down * region.across * region.k for tensor in spec.layout for region in tensor.regions)
-
-
 # --- disk --------------------------------------------------------------------------------------------------------
 
 
@@ -225,15 +226,14 @@ def disk_parts(spec: RunSpec, role: Role) -> dict[str, int]:
     """Most bytes of a node's state on its disk, by part: what replaces a file is written before that one goes. The
     data set is not among them: its files come as they are needed and stay."""
     sizes = Sizes(spec)
+    consensus = {"snapshot": 2 * sizes.model, "log": spec.checkpoint_rounds * sizes.contributors * sizes.payload}
     if role == "miner":
-        return {
-            "theta": 2 * sizes.model,
+        return consensus | {
             "own_state": 2 * sizes.own,
             "sealed": 2 * sizes.payload,
             "cache": sizes.contributors * sizes.payload,
         }
-    return {
-        "theta": 2 * sizes.model,
+    return consensus | {
         "checkpoint": sizes.model,
         "cache": sizes.gathered * sizes.payload,
         "payloads": (spec.gauntlet.copy_rounds + 1) * sizes.gathered * sizes.payload,

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.spec import ClockSpec, RunSpec
-from training.memory import Role
-from training.sizes import Sizes, flops_per_token
+from training.memory import PLACE_BYTES, Role
+from training.sizes import FP32, Sizes, flops_per_token
 
 PART_BYTES = 16 << 20
 """Part of an upload (storage/s3.py), and section of a payload that is read back (protocol/merkle.py)."""
 FILE_BYTES = 1 << 30
 """Saved state is in files of about so many bytes, written and read beside each other (training/checkpoint.py)."""
-FETCH_THREADS, PREFETCH_THREADS = 16, 3
-"""Objects that are fetched, and hashed, beside each other (node/payloads.py)."""
+FETCH_THREADS, PREFETCH_THREADS, PART_THREADS = 16, 3, 64
+"""Objects that are fetched, and hashed, beside each other (node/payloads.py), and parts of shards (node/data.py)."""
 POST_BLOCKS = 2
 """Until a post is in a block, at most (protocol/spec.py)."""
 SELECT_CALLS, LOOK_CALLS = 5, 3
@@ -27,7 +27,7 @@ SELECT_CALLS, LOOK_CALLS = 5, 3
 
 RateName = Literal[
     "compute", "up", "down", "device", "copy", "fresh", "hash", "cipher", "write", "read", "compress", "apply", "probe",
-    "decode", "call", "wait",
+    "call", "wait",
 ]  # fmt: skip
 """A field of training/rates.py Rates."""
 
@@ -165,10 +165,19 @@ class Setting:
         total = payloads * self.sizes.payload
         return Work(hashes * total, "hash", hashers), Work(total, "cipher"), Work(2 * total, "fresh")
 
-    def fetched(self, shards: float) -> tuple[Work, ...]:
-        """training/shards.py: whole files of the data set, at the first touch of one."""
-        total = shards * self.sizes.shard
-        return Work(total, "down"), Work(total, "write"), Work(total, "hash"), Work(total, "copy")
+    def fetched(self) -> tuple[Work, ...]:
+        """training/shards.py hold, by node/data.py: whole files of the data set, hashed when they come and when they
+        are opened."""
+        total = self.sizes.trained_shards * self.sizes.shard
+        return Work(total, "down"), Work(total, "write"), Work(2 * total, "hash")
+
+    def sampled(self) -> tuple[Work, ...]:
+        """training/shards.py read, for one evaluated peer after the other and for nobody's pages: lists of leaves
+        beside each other, then blocks, with two requests for each."""
+        sizes = self.sizes
+        rounds = -(-self.spec.gauntlet.sample_sequences // PART_THREADS)
+        calls = (2 + 2 * rounds) * (sizes.evaluated + 1)
+        return Work(calls, "call"), Work(sizes.sampled, "down"), Work(sizes.sampled, "hash")
 
     def evaluated(self, sequences: int) -> Work:
         """Forward passes: a third of training's FLOPs."""
@@ -179,15 +188,22 @@ class Setting:
         return Work(seconds(self.spec.clock, POST_BLOCKS), "wait")
 
     def applied(self) -> tuple[Phase, ...]:
-        """node/node.py _apply: the agreed payloads, opened and applied, the new state saved and hashed."""
-        sizes, threads = self.sizes, self.threads
+        """node/held.py apply: the agreed payloads applied, and theta hashed. Saved is which payloads they were."""
+        return (*self.stepped(), Phase("theta digest", (self.hashed(self.sizes.model),)))
+
+    def stepped(self) -> tuple[Phase, ...]:
+        """training/replica.py outer_step."""
+        sizes = self.sizes
         contributed = sizes.contributors * sizes.payload
         return (
-            Phase("outer step", (self.copied(sizes.model), Work(contributed, "apply", threads))),
+            Phase("outer step", (self.copied(sizes.model), Work(contributed, "apply", self.threads))),
             Phase("load weights", (self.to_device(sizes.model),)),
-            Phase("save consensus", self.saved(sizes.model)),
-            Phase("theta digest", (self.hashed(sizes.model),)),
         )
+
+    def snapshot(self) -> Phase:
+        """node/snapshot.py: theta to the disk beside the rounds, from when it is hashed."""
+        written = self.saved(self.sizes.model)
+        return Phase("snapshot", written, ("theta digest",), every=self.spec.checkpoint_rounds)
 
 
 def round_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
@@ -219,8 +235,13 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("select", (Work(SELECT_CALLS, "call"),), ("swap",), "attest"),
         Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS), ("select", "download")),
         *setting.applied(),
-        Phase("fetch data", setting.fetched(sizes.trained_shards)),
-        Phase("inner steps", (Work(setting.flops, "compute", setting.gpus),)),
+        setting.snapshot(),
+        Phase("fetch data", setting.fetched(), ("select",)),
+        Phase(
+            "inner steps",
+            (Work(setting.flops, "compute", setting.gpus),),
+            ("theta digest", "fetch data"),
+        ),
         Phase("compress", (pack if setting.on_gpu else Work(sizes.model, "compress", threads),)),
         Phase("seal", (Work(sizes.payload, "fresh"), Work(sizes.payload, "cipher"), Work(sizes.payload, "hash"))),
         Phase("upload ahead", (Work(sizes.payload - first_part, "up"),), ("compress",)),
@@ -236,8 +257,13 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
     gathered, contributed = sizes.gathered * sizes.payload, sizes.contributors * sizes.payload
     reserve = gathered - contributed  # the book's best are asked first; who is not there by V is left out
     sent = 2 * sizes.probes * sizes.payload  # there and back
-    # training/trainer.py probe: weights on a GPU are moved by the reference, which every rank has decode all of it.
-    moved = Work(sent, "decode") if setting.on_gpu else Work(sent, "probe", threads)
+    # sparseloco/outer.py probe: the CPU decodes; places and moves go to weights on GPUs, what was there comes back, and
+    # returns with the places. They are listed, and those of each rank picked out.
+    values = sizes.probes * sizes.values
+    scattered = (
+        Work(2 * 2 * (PLACE_BYTES + FP32) * values, "fresh", threads),
+        setting.to_device((2 * (PLACE_BYTES + FP32) + FP32) * values),
+    )
     looked = sizes.contributors * min(sizes.payload, PART_BYTES)
     return (
         Phase(
@@ -252,29 +278,41 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("mirror", (Work(gathered, "fresh"), Work(gathered, "hash"), Work(gathered, "up"))),
         Phase("record", (Work(looked, "down"), Work(LOOK_CALLS * sizes.contributors, "call"), setting.posted())),
         Phase("attest", (setting.posted(),), opens="slots"),
-        Phase("fetch data", setting.fetched(sizes.evaluated_shards)),
-        Phase("probe", (Work(2 * sent, "fresh"), moved)),
+        Phase("fetch data", setting.sampled()),
+        Phase(
+            "probe",
+            (
+                Work(2 * sent, "fresh"),
+                Work(sent, "probe", threads),
+                *(scattered if setting.on_gpu else ()),
+            ),
+        ),
         Phase("losses", (setting.evaluated(sizes.losses),)),
         Phase("select", (Work(SELECT_CALLS, "call"),), opens="attest"),
         Phase("fold", (Work(gathered, "write"),)),
         Phase("pay", (setting.posted(),), every=spec.gauntlet.weight_rounds),
         Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS)),
         *setting.applied(),
-        Phase("held-out loss", (setting.evaluated(spec.data.held_out_sequences),)),
-        Phase("checkpoint upload", (Work(sizes.model, "up"),), ("save consensus",), every=spec.checkpoint_rounds),
+        setting.snapshot(),
+        Phase("checkpoint upload", (Work(sizes.model, "up"),), every=spec.checkpoint_rounds),
+        Phase("held-out loss", (setting.evaluated(spec.data.held_out_sequences),), ("theta digest",)),
     )
 
 
 def restart_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
-    """node/build.py build and node/held.py resume: each rank builds the whole model and gives its GPU all of it. A
-    joiner gets the checkpoint before."""
-    sizes = setting.sizes
+    """node/build.py build and node/held.py resume: each rank builds the whole model and gives its GPU all of it; the
+    snapshot, and the payloads of as many rounds as there are at most until the next one is whole. A joiner gets the
+    checkpoint before."""
+    sizes, rounds = setting.sizes, setting.spec.checkpoint_rounds
     build = Work((setting.gpus + 1) * sizes.model, "device", setting.gpus)
     own = Phase("load own state", (*setting.loaded(sizes.own), setting.to_device(sizes.optimizer)))
+    payloads = Work(sizes.contributors * sizes.payload, "read")
+    step = (payloads, *setting.opened(sizes.contributors, 1, 1), *(work for p in setting.stepped() for work in p.work))
     return (
         Phase("fetch checkpoint", (Work(sizes.model, "down"), Work(sizes.model, "write")), ()),
         Phase("build", (build if setting.on_gpu else setting.copied(2 * sizes.model),), ()),
         *((own,) if role == "miner" else ()),
-        Phase("load consensus", (*setting.loaded(sizes.model), setting.to_device(sizes.model))),
+        Phase("load snapshot", (*setting.loaded(sizes.model), setting.to_device(sizes.model))),
+        Phase("replay", step * rounds),
         Phase("theta digest", (setting.hashed(sizes.model),)),
     )

@@ -245,8 +245,8 @@ class Plan:
         return amount(round_phases(self.setting, role), "write") * DAY_SECONDS / self.round_seconds
 
     def data_bytes_per_day(self, role: Role) -> float:
-        """Of that what stays: files of the data set, until all are there."""
-        shards = self.sizes.trained_shards if role == "miner" else self.sizes.evaluated_shards
+        """Of that what stays: files of the data set, until all are there or their budget is full."""
+        shards = self.sizes.trained_shards if role == "miner" else 0
         return shards * self.sizes.shard * DAY_SECONDS / self.round_seconds
 
     @property

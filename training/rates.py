@@ -31,9 +31,8 @@ class Rates:
 
     compute: model FLOP/s of training, one GPU. device: bytes between the host and one GPU. copy: into memory that was
     used before; fresh: into new memory. hash: sha256. cipher: AES-CTR. write: to a file, with fsync. read: of a file.
-    compress: bytes of the model. apply, probe, decode: bytes of payloads: added in an outer step; put on weights, or
-    taken back, by the native codec; the same by the reference. call: exchanges with a bucket or the chain. wait:
-    seconds as such.
+    compress: bytes of the model. apply, probe: bytes of payloads: added in an outer step; put on weights, or taken
+    back. call: exchanges with a bucket or the chain. wait: seconds as such.
     """
 
     threads: int = 64
@@ -50,6 +49,5 @@ class Rates:
     compress: Rate = Rate(3.6e9, 35e9)
     apply: Rate = Rate(1.9e9, 60e9)
     probe: Rate = Rate(90e6, 3e9)
-    decode: Rate = Rate(7e6, 7e6)
     call: Rate = Rate(2.0, 2.0)
     wait: Rate = ONCE

@@ -1,131 +1,240 @@
-"""Pre-tokenised shards: building them, and reading tokens by position.
+"""Pre-tokenised shards: reading tokens by position.
 
-A data set is a folder of one-dimensional .npy files and an index.json that names each file's sha256; the sha256 of
-index.json stands in the run spec, so everybody trains on the same tokens at the same positions. Files are
-memory-mapped, never unpickled, and may come from strangers through `fetch`: each is verified before its first token
-is used.
+A data set is a folder of one-dimensional .npy files and an index.json (training/index.py), built by training/build.py.
+Everybody trains on the same tokens at the same positions. Files are memory-mapped, never unpickled. What is not in the
+folder may come from strangers (training/remote.py): ranges in memory for whoever looks at a few sequences, whole files
+for who trains on their pages; each is verified before its first token is used.
 """
 
-import json
-import os
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from protocol.errors import ConfigError
 from protocol.spec import RunSpec, fault_lines
-from protocol.types import Digest
-from training.sources import documents
-from training.tokens import byte_tokenizer, open_tokenizer
+from protocol.types import Digest, Page
+from training.index import (
+    BLOCK_BYTES,
+    INDEX,
+    MAX_INDEX_BYTES,
+    NPY_HEADER_BYTES,
+    Index,
+    ShardEntry,
+    are_blocks,
+    is_list,
+    leaves_bytes,
+    npy_header,
+)
+from training.remote import File, Part, Remote
+from training.room import make_room, use
 
 Fetch = Callable[[Digest, int, Path], None]
 """fetch(digest, max_bytes, path): store the blob with that sha256 at `path`, refusing more than `max_bytes` unread.
 It may raise any MurmurError; what it stored is verified by the caller."""
 
-INDEX = "index.json"
-MAX_INDEX_BYTES = 16 << 20
-SHARD_TOKENS = 1 << 24
-NPY_HEADER_BYTES = 128
 _PIECE_TOKENS = 1 << 20
+_OPEN_SHARDS = 64
+"""Memory maps that are kept: a process may have some 65,000, and a large data set has more shards."""
 
-_Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class ShardEntry(BaseModel):
-    """One file of a split. The name is a bare one that cannot leave the folder."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    file: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}\.npy$")]
-    sha256: _Hex
-    num_tokens: Annotated[int, Field(gt=0, lt=1 << 40)]
+Tokens = NDArray[np.int64]
+_Array = NDArray[np.unsignedinteger]
 
 
-class Index(BaseModel):
-    """index.json. `tokenizer` is "bytes" or the sha256 of tokenizer.json; every token is below `vocabulary`."""
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Tokens begin .. end - 1 of shard `number`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    number: int
+    begin: int
+    end: int
 
-    version: Literal[1]
-    tokenizer: Literal["bytes"] | _Hex
-    vocabulary: Annotated[int, Field(gt=0, le=1 << 32)]
-    dtype: Literal["uint16", "uint32"]
-    train: Annotated[tuple[ShardEntry, ...], Field(min_length=1)]
-    held_out: Annotated[tuple[ShardEntry, ...], Field(min_length=1)]
+    def blocks(self, token_bytes: int) -> range:
+        """The blocks of the file that hold them."""
+        first, last = (NPY_HEADER_BYTES + at * token_bytes for at in (self.begin, self.end))
+        return range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES))
 
 
 class Split:
     """The shards of one split as a single sequence of tokens."""
 
-    def __init__(self, folder: Path, index: Index, entries: tuple[ShardEntry, ...], fetch: Fetch | None) -> None:
-        self._folder, self._index, self._entries, self._fetch = folder, index, entries, fetch
+    _remote: Remote | None = None
+
+    def __init__(
+        self, folder: Path, index: Index, entries: tuple[ShardEntry, ...], remote: Remote | None, max_bytes: int | None
+    ) -> None:
+        self._folder, self._index, self._entries, self._remote = folder, index, entries, remote
+        self._max_bytes = max_bytes
         self._starts = [0, *accumulate(entry.num_tokens for entry in entries)]
-        self._arrays: dict[int, NDArray[np.unsignedinteger]] = {}
+        self._arrays: dict[int, _Array] = {}
+        self._verified: set[int] = set()
 
     @property
     def num_tokens(self) -> int:
         return self._starts[-1]
 
-    def tokens(self, first: int, count: int) -> NDArray[np.int64]:
-        """Tokens first .. first + count - 1 as a fresh int64 array; runs cross shard boundaries.
+    def tokens(self, first: int, count: int) -> Tokens:
+        """Tokens first .. first + count - 1; `read` of one run."""
+        return self.read([(first, count)])[0]
 
-        The first touch of a shard reads and verifies all of it; raises ConfigError when it is bad. Raises ValueError
-        outside the split.
+    def read(self, runs: Sequence[tuple[int, int]]) -> list[Tokens]:
+        """For each (first, count) tokens first .. first + count - 1 as a fresh int64 array; runs cross shards.
+
+        The first touch of a shard in the folder verifies all of it. Of others only the blocks of these tokens are had,
+        all beside each other: ask for many runs at once. Raises ConfigError for a bad shard, ValueError outside the
+        split, and what training/remote.py raises.
         """
-        if first < 0 or count < 0 or first + count > self.num_tokens:
-            raise ValueError(f"tokens {first} to {first + count} are outside a split of {self.num_tokens} tokens")
-        out = np.empty(count, dtype=np.int64)
-        position = first
-        while position < first + count:
-            number = bisect_right(self._starts, position) - 1
-            begin = position - self._starts[number]
-            piece = self._array(number)[begin : begin + first + count - position]
-            out[position - first : position - first + len(piece)] = piece
-            position += len(piece)
-        return out
+        spans = [list(self._spans(first, count)) for first, count in runs]
+        flat = [span for run in spans for span in run]
+        here = {number: self._here(number) for number in {span.number for span in flat}}
+        away = iter(self._away([span for span in flat if here[span.number] is None]))
+        found: list[Tokens] = []
+        for run in spans:
+            pieces: list[_Array] = []
+            for span in run:
+                array = here[span.number]
+                pieces.append(next(away) if array is None else array[span.begin : span.end])
+            found.append(np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64, copy=False))
+        return found
 
     def verify(self, on_shard: Callable[[int, int], None] | None = None) -> None:
-        """Fetch and verify every shard now; on_shard(done, total) after each. Raises ConfigError."""
+        """Verify every shard of the folder now; on_shard(done, total) after each. Raises ConfigError."""
         for number in range(len(self._entries)):
-            self._array(number)
+            self._here(number)
             if on_shard is not None:
                 on_shard(number + 1, len(self._entries))
 
-    def _array(self, number: int) -> NDArray[np.unsignedinteger]:
+    @property
+    def is_fetched(self) -> bool:
+        """Whether what the folder lacks is had from others."""
+        return self._remote is not None
+
+    def hold(self, pages: Sequence[Page]) -> None:
+        """Have in the folder all shards with these pages, and with the token after each, which the loader reads too.
+        Where they come from others, those that were needed longest ago make room for them (training/room.py). Raises
+        what training/remote.py raises."""
+        if self._remote is None:
+            return
+        files = [self._file(number) for number in self._numbers(pages)]
+        needed = [file.path for file in files]
+        use(needed)
+        lacking = [file for file in files if not file.path.exists()]
+        if lacking:
+            if self._max_bytes is not None:
+                coming = sum(file.num_bytes for file in lacking)
+                make_room(self._folder, self._max_bytes, needed=needed, coming_bytes=coming)
+            self._remote.fetch(lacking)
+
+    def most_bytes(self, num_pages: int, page_tokens: int) -> int:
+        """Size of the shards that so many pages can lie in at most."""
+        largest = max(self._entries, key=lambda entry: entry.num_tokens)
+        return num_pages * (2 + page_tokens // largest.num_tokens) * self._index.file_bytes(largest)
+
+    def _numbers(self, pages: Iterable[Page]) -> list[int]:
+        """The shards that these pages, and the token after each, lie in."""
+        spans = (span for page in pages for span in self._spans(page.first, page.num_tokens + 1))
+        return sorted({span.number for span in spans})
+
+    def _spans(self, first: int, count: int) -> Iterator[_Span]:
+        if first < 0 or count < 0 or first + count > self.num_tokens:
+            raise ValueError(f"tokens {first} to {first + count} are outside a split of {self.num_tokens} tokens")
+        position, end = first, first + count
+        while position < end:
+            number = bisect_right(self._starts, position) - 1
+            start, upto = self._starts[number], min(end, self._starts[number + 1])
+            yield _Span(number, position - start, upto - start)
+            position = upto
+
+    def _file(self, number: int) -> File:
+        entry = self._entries[number]
+        return File(entry.digest, self._index.file_bytes(entry), self._folder / entry.file)
+
+    # --- in the folder ---------------------------------------------------------------------------------------
+
+    def _here(self, number: int) -> _Array | None:
+        """The verified memory map of a shard; None when it is to be had from others. One that the disk has changed, if
+        others have it, is removed."""
+        file = self._file(number)
+        if self._remote is not None and not file.path.exists():
+            self._arrays.pop(number, None)
+            return None
         if number not in self._arrays:
-            entry = self._entries[number]
-            path = self._folder / entry.file
-            if not path.exists() and self._fetch is not None:
-                itemsize = np.dtype(self._index.dtype).itemsize
-                self._fetch(Digest(bytes.fromhex(entry.sha256)), entry.num_tokens * itemsize + NPY_HEADER_BYTES, path)
-            self._arrays[number] = _open_shard(path, entry, self._index)
+            try:
+                array = _open_shard(file.path, self._entries[number], self._index, trusted=number in self._verified)
+            except ConfigError:
+                if self._remote is None:
+                    raise
+                file.path.unlink(missing_ok=True)
+                return None
+            if len(self._arrays) >= _OPEN_SHARDS:
+                del self._arrays[next(iter(self._arrays))]
+            self._arrays[number] = array
+            self._verified.add(number)
         return self._arrays[number]
+
+    # --- with others -----------------------------------------------------------------------------------------
+
+    def _away(self, spans: Sequence[_Span]) -> list[_Array]:
+        """The tokens of spans of shards that are not in the folder: lists of leaves, then what they verify."""
+        if not spans or self._remote is None:
+            return []
+        numbers = sorted({span.number for span in spans})
+        lists = dict(zip(numbers, self._remote.read([self._list(number) for number in numbers]), strict=True))
+        found = self._remote.read([self._part(span, lists[span.number]) for span in spans])
+        return [self._cut(span, data) for span, data in zip(spans, found, strict=True)]
+
+    def _list(self, number: int) -> Part:
+        entry = self._entries[number]
+        size = leaves_bytes(self._index.file_bytes(entry))
+        return Part(entry.leaves_digest, size, 0, size, lambda data: is_list(data, entry))
+
+    def _part(self, span: _Span, leaves: bytes) -> Part:
+        file, blocks = self._file(span.number), span.blocks(self._index.token_bytes)
+        first, end = blocks.start * BLOCK_BYTES, min(blocks.stop * BLOCK_BYTES, file.num_bytes)
+        return Part(file.blob, file.num_bytes, first, end - first, lambda data: are_blocks(data, blocks.start, leaves))
+
+    def _cut(self, span: _Span, data: bytes) -> _Array:
+        size = self._index.token_bytes
+        skipped = NPY_HEADER_BYTES + span.begin * size - span.blocks(size).start * BLOCK_BYTES
+        array: _Array = np.frombuffer(data, little_endian(size), span.end - span.begin, skipped)
+        _require_vocabulary(array, self._entries[span.number].file, self._index)
+        return array
 
 
 class Shards:
     """A data set on disk: `train` and `held_out`."""
 
-    def __init__(self, folder: Path, index: Index, digest: Digest, fetch: Fetch | None) -> None:
+    def __init__(
+        self, folder: Path, index: Index, digest: Digest, remote: Remote | None, max_bytes: int | None
+    ) -> None:
         self.index, self.digest = index, digest
-        self.train = Split(folder, index, index.train, fetch)
-        self.held_out = Split(folder, index, index.held_out, fetch)
+        self.train = Split(folder, index, index.train, remote, max_bytes)
+        self.held_out = Split(folder, index, index.held_out, remote, max_bytes)
 
     @classmethod
-    def open(cls, folder: Path, *, index_digest: Digest | None = None, fetch: Fetch | None = None) -> Self:
-        """The data set in `folder`. With `index_digest` its index must be that one; with `fetch` missing files are
-        fetched (index now, shards at first use). Raises ConfigError for an index that is missing, broken or another
-        one, and, without `fetch`, for a missing shard."""
+    def open(
+        cls,
+        folder: Path,
+        *,
+        index_digest: Digest | None = None,
+        remote: Remote | None = None,
+        max_bytes: int | None = None,
+    ) -> Self:
+        """The data set in `folder`. With `index_digest` its index must be that one; with `remote` what is missing may
+        be had from there: the index now, text when it is needed, whole shards within `max_bytes` of disk. Raises
+        ConfigError for an index that is missing, broken or another one, and, without `remote`, for a missing shard; and
+        what `remote` raises."""
         path = folder / INDEX
-        if not path.exists() and fetch is not None and index_digest is not None:
+        if remote is not None and index_digest is not None and not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            fetch(index_digest, MAX_INDEX_BYTES, path)
+            remote.fetch([File(index_digest, MAX_INDEX_BYTES, path, exact=False)])
         if not path.is_file():
             raise ConfigError(f"no data set in {folder}: {INDEX} is missing; make one with: murmur shards build")
         if path.stat().st_size > MAX_INDEX_BYTES:
@@ -141,11 +250,11 @@ class Shards:
             index = Index.model_validate_json(data)
         except ValidationError as fault:
             raise ConfigError(f"{path} is not a valid index of shards:\n" + fault_lines(fault)) from None
-        if fetch is None:
+        if remote is None:
             for entry in (*index.train, *index.held_out):
                 if not (folder / entry.file).is_file():
                     raise ConfigError(f"shard {folder / entry.file} is missing; build or download the data set again")
-        return cls(folder, index, digest, fetch)
+        return cls(folder, index, digest, remote, max_bytes)
 
     def check(self, spec: RunSpec) -> None:
         """Raise ConfigError unless this data set can carry the run: its index, vocabulary and sizes."""
@@ -170,19 +279,11 @@ class Shards:
             )
 
 
-def npy_header(dtype: np.dtype[np.unsignedinteger], num_tokens: int) -> bytes:
-    """The header of every shard, as numpy writes it (format 1.0). It is compared, not parsed: numpy's parser of
-    headers is not made for files from strangers."""
-    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({num_tokens},), }}"
-    padded = text.ljust(NPY_HEADER_BYTES - 11).encode() + b"\n"
-    return b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded
-
-
-def _open_shard(path: Path, entry: ShardEntry, index: Index) -> NDArray[np.unsignedinteger]:
-    """The verified memory map of one shard. Raises ConfigError with what is wrong and what to do."""
+def _open_shard(path: Path, entry: ShardEntry, index: Index, *, trusted: bool) -> _Array:
+    """The memory map of one shard, verified unless it is `trusted` (this process has done it before). Raises
+    ConfigError with what is wrong and what to do."""
     again = "delete it and build or download it again"
-    dtype = np.dtype(f"<u{np.dtype(index.dtype).itemsize}")
-    expected_bytes = NPY_HEADER_BYTES + entry.num_tokens * dtype.itemsize
+    expected_bytes = index.file_bytes(entry)
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -196,124 +297,33 @@ def _open_shard(path: Path, entry: ShardEntry, index: Index) -> NDArray[np.unsig
             f"shard {path} has {size} bytes, {entry.num_tokens} tokens of {index.dtype} take {expected_bytes}: it was "
             f"cut short or is another file; {again}"
         )
-    if header != npy_header(dtype, entry.num_tokens):
+    if header != npy_header(index.token_bytes, entry.num_tokens):
         raise ConfigError(f"shard {path} is no .npy file of {entry.num_tokens} {index.dtype} in one row; {again}")
-    array: NDArray[np.unsignedinteger] = np.memmap(
-        path, dtype=dtype, mode="r", offset=NPY_HEADER_BYTES, shape=(entry.num_tokens,)
-    )
+    dtype = little_endian(index.token_bytes)
+    array: _Array = np.memmap(path, dtype=dtype, mode="r", offset=NPY_HEADER_BYTES, shape=(entry.num_tokens,))
+    if trusted:
+        return array
     digest = sha256()
     with path.open("rb") as file:
         while piece := file.read(_PIECE_TOKENS):
             digest.update(piece)
     if digest.hexdigest() != entry.sha256:
         raise ConfigError(f"shard {path} has sha256 {digest.hexdigest()}, its index says {entry.sha256}; {again}")
-    for begin in range(0, entry.num_tokens, _PIECE_TOKENS):
-        highest = int(array[begin : begin + _PIECE_TOKENS].max())
-        if highest >= index.vocabulary:
-            raise ConfigError(
-                f"shard {path} contains token {highest}, but the vocabulary has {index.vocabulary}: it was built with "
-                "another tokenizer; build the data set again"
-            )
+    _require_vocabulary(array, str(path), index)
     return array
 
 
-def build(
-    source: str,
-    out: Path,
-    *,
-    limit_bytes: int | None = None,
-    shard_tokens: int = SHARD_TOKENS,
-    held_out_fraction: float = 0.05,
-    tokenizer: Path | None = None,
-    on_document: Callable[[int], None] | None = None,
-) -> Digest:
-    """Tokenise a source (training/sources.py) into shards under `out`; returns the index's digest.
-
-    limit_bytes: stop after this many bytes of text. held_out_fraction: share of tokens kept from training, by whole
-    documents. tokenizer: a local tokenizer.json (None: bytes). on_document(bytes so far) reports progress.
-    The same source gives the same bytes. index.json is written last: a build that was cut short is not a data set.
-    Raises ConfigError for an unknown or unusable source, a folder that already holds a data set, or too little text.
-    """
-    if not 0.0 < held_out_fraction < 1.0:
-        raise ConfigError(f"the held-out fraction is {held_out_fraction}; it has to lie between 0 and 1")
-    if shard_tokens < 1:
-        raise ConfigError(f"a shard of {shard_tokens} tokens is impossible; use at least 1")
-    if (out / INDEX).exists():
-        raise ConfigError(f"{out} already holds a data set; choose another folder or delete it")
-    codec = byte_tokenizer() if tokenizer is None else open_tokenizer(tokenizer)
-    dtype: Literal["uint16", "uint32"] = "uint16" if codec.vocabulary <= 1 << 16 else "uint32"
-    texts = documents(source)
-    out.mkdir(parents=True, exist_ok=True)
-    train = _Writer(out, "train", dtype, shard_tokens)
-    held_out = _Writer(out, "held-out", dtype, shard_tokens)
-    num_bytes = 0
-    for text in texts:
-        if limit_bytes is not None:
-            # By characters: the last document may end a few bytes early, never in the middle of a character.
-            text = text.encode()[: limit_bytes - num_bytes].decode(errors="ignore")
-        num_bytes += len(text.encode())
-        tokens = np.append(codec.encode(text), codec.separator)
-        # The first document is held out, then whichever keeps the share: exact for any source, and a prefix of a
-        # source splits as the whole does.
-        share = held_out_fraction * (train.num_tokens + held_out.num_tokens)
-        (held_out if held_out.num_tokens <= share else train).add(tokens)
-        if on_document is not None:
-            on_document(num_bytes)
-        if limit_bytes is not None and num_bytes >= limit_bytes:
-            break
-    if not train.num_tokens or not held_out.num_tokens:
-        raise ConfigError(
-            f"the source {source!r} is too small: it needs at least two documents, one to train on and one held out"
-        )
-    index = Index(
-        version=1,
-        tokenizer=codec.name,
-        vocabulary=codec.vocabulary,
-        dtype=dtype,
-        train=train.close(),
-        held_out=held_out.close(),
-    )
-    data = (json.dumps(index.model_dump(mode="json"), indent=1) + "\n").encode()
-    _write_whole(out / INDEX, data)
-    return Digest(sha256(data).digest())
+def little_endian(token_bytes: int) -> np.dtype[np.unsignedinteger]:
+    """The type of tokens in files, whatever this machine is."""
+    return np.dtype(f"<u{token_bytes}")
 
 
-class _Writer:
-    """Collects tokens of a split and writes a shard whenever one is full."""
-
-    def __init__(self, folder: Path, name: str, dtype: Literal["uint16", "uint32"], shard_tokens: int) -> None:
-        self._folder, self._name, self._shard_tokens = folder, name, shard_tokens
-        self._dtype = np.dtype(f"<u{np.dtype(dtype).itemsize}")
-        self._buffer: list[NDArray[np.unsignedinteger]] = []
-        self._buffered = 0
-        self._entries: list[ShardEntry] = []
-        self.num_tokens = 0
-
-    def add(self, tokens: NDArray[np.uint32]) -> None:
-        self._buffer.append(tokens.astype(self._dtype))
-        self._buffered += len(tokens)
-        self.num_tokens += len(tokens)
-        while self._buffered >= self._shard_tokens:
-            joined = np.concatenate(self._buffer)
-            self._write(joined[: self._shard_tokens])
-            self._buffer = [joined[self._shard_tokens :]]
-            self._buffered = len(self._buffer[0])
-
-    def close(self) -> tuple[ShardEntry, ...]:
-        if self._buffered:
-            self._write(np.concatenate(self._buffer))
-        return tuple(self._entries)
-
-    def _write(self, tokens: NDArray[np.unsignedinteger]) -> None:
-        file = f"{self._name}-{len(self._entries):05d}.npy"
-        partial = self._folder / f"{file}.partial"
-        data = npy_header(self._dtype, len(tokens)) + tokens.tobytes()
-        partial.write_bytes(data)
-        os.replace(partial, self._folder / file)
-        self._entries.append(ShardEntry(file=file, sha256=sha256(data).hexdigest(), num_tokens=len(tokens)))
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(data)
-    os.replace(partial, path)
+def _require_vocabulary(array: _Array, name: str, index: Index) -> None:
+    """Raise ConfigError when a token is not below the index's vocabulary."""
+    for begin in range(0, len(array), _PIECE_TOKENS):
+        highest = int(array[begin : begin + _PIECE_TOKENS].max())
+        if highest >= index.vocabulary:
+            raise ConfigError(
+                f"shard {name} contains token {highest}, but the vocabulary has {index.vocabulary}: it was built with "
+                "another tokenizer; build the data set again"
+            )

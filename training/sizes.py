@@ -5,6 +5,7 @@ from math import prod
 from typing import Literal
 
 from protocol.spec import ModelSpec, RunSpec
+from training.index import BLOCK_BYTES, SHARD_TOKENS, leaves_bytes
 
 LOGITS_PER_CHUNK = 1 << 26
 """Logits that training/model.py has at once: 256 MiB in fp32. A 262,144-row vocabulary is done 256 positions at a
@@ -15,9 +16,6 @@ Recompute = Literal["none", "selective", "full"]
 attention; everything, from the layer's input on. Results are the same. A matter of each node."""
 
 FP32, BF16 = 4, 2
-
-SHARD_TOKENS = 1 << 24
-"""Tokens of a file of a data set as training/shards.py builds them."""
 
 
 def layer_parameters(model: ModelSpec) -> int:
@@ -76,6 +74,11 @@ class Sizes:
         return self.spec.object_bytes
 
     @property
+    def values(self) -> int:
+        """How many values a payload has."""
+        return sum(region.down * region.across * region.k for tensor in self.spec.layout for region in tensor.regions)
+
+    @property
     def contributors(self) -> int:
         """How many peers contribute to a full round."""
         return self.spec.gauntlet.contributors
@@ -104,14 +107,32 @@ class Sizes:
         return rules.sample_sequences * asked
 
     @property
+    def token(self) -> int:
+        """A token in the data set."""
+        return 2 if self.spec.model.vocabulary <= 1 << 16 else 4
+
+    @property
     def shard(self) -> int:
         """A file of the data set."""
-        return SHARD_TOKENS * (2 if self.spec.model.vocabulary <= 1 << 16 else 4)
+        return SHARD_TOKENS * self.token
 
     @property
     def trained_shards(self) -> float:
         """Files that a peer's pages of a round touch, on average."""
         return self._touched(self.spec.pages_per_round, self.spec.page_tokens)
+
+    @property
+    def sampled_sequences(self) -> int:
+        """Sequences of text that a validator looks at: of every evaluated peer's pages and of nobody's."""
+        return self.spec.gauntlet.sample_sequences * (self.evaluated + 1)
+
+    @property
+    def sampled(self) -> float:
+        """What it reads of the data set for them, on average (training/shards.py): a list of leaves for every file that
+        they touch, and the blocks that hold them."""
+        sequence = (self.spec.model.context + 1) * self.token
+        blocks = 1 + sequence / BLOCK_BYTES
+        return self.evaluated_shards * leaves_bytes(self.shard) + self.sampled_sequences * blocks * BLOCK_BYTES
 
     @property
     def evaluated_shards(self) -> float:

@@ -18,6 +18,8 @@ from protocol.errors import ConfigError
 
 PIECE_BYTES = 16 << 10
 """Files are cut into documents of about this size at line ends, so that a split holds out pieces of every file."""
+LINE_BYTES = 1 << 20
+""".. or within a line that is longer than this: no file is ever held whole."""
 
 _TAG = re.compile(r"<[^>]*>")
 _SPACE = re.compile(r"\s+")
@@ -47,7 +49,7 @@ def _hidden(path: Path) -> bool:
 def _pieces(file: Path) -> Iterator[str]:
     try:
         with file.open(encoding="utf-8") as lines:
-            while piece := "".join(lines.readlines(PIECE_BYTES)):
+            while piece := lines.read(PIECE_BYTES) + lines.readline(LINE_BYTES):
                 if piece.strip():
                     yield piece
     except UnicodeDecodeError as fault:

@@ -148,6 +148,16 @@ int run(const murmur_plan &plan, Work work, uint64_t most = MOST) {
     return status.load();
 }
 
+int probed(const murmur_plan &plan, const Probe &job) {
+    if (!is_valid(plan)) return MURMUR_BAD_PLAN;
+    for (uint64_t i = 0; i < plan.num_tensors; ++i)
+        if (job.begin[i] > job.end[i] || job.end[i] > plan.tensor_elements[i]) return MURMUR_BAD_PLAN;
+    const Kernels *kernels = kernels_for(plan.isa);
+    return run(plan, [&](const murmur_region &region, uint64_t from, uint64_t to, Scratch &scratch, uint64_t *at) {
+        return kernels->probe(region, from, to, job, scratch, at);
+    });
+}
+
 }  // namespace
 }  // namespace murmur
 
@@ -241,12 +251,10 @@ int murmur_products(const murmur_plan *plan, const uint8_t *const *records, uint
 
 int murmur_probe(const murmur_plan *plan, const uint8_t *records, const float *weights, const uint64_t *begin,
                  const uint64_t *end, float *const *values, const uint64_t *places, float *kept, int undo) {
-    if (!is_valid(*plan)) return MURMUR_BAD_PLAN;
-    for (uint64_t i = 0; i < plan->num_tensors; ++i)
-        if (begin[i] > end[i] || end[i] > plan->tensor_elements[i]) return MURMUR_BAD_PLAN;
-    const Probe job{plan->regions, records, weights, begin, end, values, places, kept, undo != 0};
-    const Kernels *kernels = kernels_for(plan->isa);
-    return run(*plan, [&](const murmur_region &region, uint64_t from, uint64_t to, Scratch &scratch, uint64_t *at) {
-        return kernels->probe(region, from, to, job, scratch, at);
-    });
+    return probed(*plan, Probe{plan->regions, records, weights, begin, end, values, places, kept, undo != 0, nullptr});
+}
+
+int murmur_moves(const murmur_plan *plan, const uint8_t *records, const float *weights, const uint64_t *begin,
+                 const uint64_t *end, const uint64_t *places, int64_t *elements, float *moves) {
+    return probed(*plan, Probe{plan->regions, records, weights, begin, end, nullptr, places, moves, false, elements});
 }

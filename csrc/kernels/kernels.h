@@ -98,6 +98,7 @@ struct Probe {
     const uint64_t *places;
     float *kept;
     bool undo;
+    int64_t *elements;  // given: list what would be done, moves in `kept`, and change nothing
 };
 
 // Each works on blocks [begin, end) of one region, in order, and stops at the first that fails (*at).

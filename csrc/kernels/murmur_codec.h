@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define MURMUR_ABI 3
+#define MURMUR_ABI 4
 #define MURMUR_API __attribute__((visibility("default")))
 
 /* What a function returns. From MURMUR_COUNT on: why a record is malformed. */
@@ -105,6 +105,13 @@ MURMUR_API int murmur_products(const murmur_plan *plan, const uint8_t *const *re
 MURMUR_API int murmur_probe(const murmur_plan *plan, const uint8_t *records, const float *weights,
                             const uint64_t *begin, const uint64_t *end, float *const *values, const uint64_t *places,
                             float *kept, int undo);
+
+/* What murmur_probe would do, for values in memory that is not the CPU's: of each value of the payload, in the order of
+ * `kept`, its place counted from `begin` of its tensor, -1 for one that is not within begin .. end, and w * v. moves
+ * of those with -1 are undefined. A malformed record stops it with its reason. */
+MURMUR_API int murmur_moves(const murmur_plan *plan, const uint8_t *records, const float *weights,
+                            const uint64_t *begin, const uint64_t *end, const uint64_t *places, int64_t *elements,
+                            float *moves);
 
 #ifdef __cplusplus
 }

@@ -55,19 +55,18 @@ def test_covenants_plan_has_the_published_count_and_needs_no_torch() -> None:
         assert words in " ".join(done.stdout.split())
 
 
-def test_todays_72b_is_refused_with_the_phase_that_makes_its_miner_late(capsys: pytest.CaptureFixture[str]) -> None:
+def test_todays_72b_has_miners_in_time_and_is_refused_with_what_makes_its_validators_late(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     words = ["--spec", "covenant-72b", "--gpus", "8", "--gpu-memory", "192", "--up", "880", "--down", "4000"]
     status, shown = printed(capsys, *words)
     assert status == 1
     told = " ".join(shown.split())
-    assert "REFUSED: - a miner commits" in told
-    assert (
-        "after block D: nobody counts its work. What takes longest on the way there: 'inner steps' 20.0 min, 'save"
-        in told
-    )
+    assert "REFUSED: - a validator can post a record" in told
+    assert "none is posted, and every round is void. What takes longest on the way there: 'mirror' 6.0 min" in told
     found = planned(capsys, *words)
-    assert found["refused"][0].startswith("a miner commits")
-    assert found["utilization"] < 0.65 < found["published_utilization"]
+    assert not [line for line in found["refused"] if "miner" in line]
+    assert 0.64 < found["utilization"] < 0.66 < found["published_utilization"]
 
 
 @pytest.mark.parametrize("name", presets.names())

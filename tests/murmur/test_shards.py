@@ -1,5 +1,6 @@
 """`murmur shards build`: a data set and its digest, or one line that says what to change."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,12 @@ def test_what_cannot_be_built_is_one_line_and_exit_status_2(tmp_path: Path, caps
     out = tmp_path / "out"
     for words, expected in (
         (["--from", tmp_path / "nowhere", "--out", out], "no such source"),
-        (["--from", binary, "--out", out], "not UTF-8"),
-        (["--from", tiny, "--out", out], "too small"),
+        (["--from", text, "--weight", "1", "--weight", "2", "--out", out], "2 times --weight"),
+        (["--from", text, "--from", text, "--out", out], "named twice"),
+        (["--from", text, "--weight", "-1", "--out", out], "weight above 0"),
+        (["--from", text, "--processes", "0", "--out", out], "--processes is 0"),
+        (["--from", binary, "--out", tmp_path / "out-1"], "not UTF-8"),
+        (["--from", tiny, "--out", tmp_path / "out-2"], "too small"),
         (["--from", tmp_path / "empty", "--out", out], "holds no files"),
         (["--from", text, "--out", out, "--held-out", "1.5"], "between 0 and 1"),
         (["--from", text, "--out", out, "--held-out", "nan"], "between 0 and 1"),
@@ -90,3 +95,50 @@ def test_missing_words_are_asked_for(words: list[str], capsys: pytest.CaptureFix
         main(words)
     assert raised.value.code == 2
     assert "usage: murmur shards" in capsys.readouterr().err
+
+
+def test_an_unfinished_build_goes_on_only_with_its_own_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(TEXT.encode() + b"\xff")
+    assert build("--from", text, "--out", tmp_path / "data") == 2
+    text.write_text(TEXT)
+    assert build("--from", text, "--out", tmp_path / "data", "--seed", "1") == 2
+    assert "other options" in capsys.readouterr().err
+    assert build("--from", text, "--out", tmp_path / "data") == 0
+    assert build("--from", text, "--out", tmp_path / "other") == 0
+    first, second = capsys.readouterr().out.split()
+    assert first == second
+
+
+def test_sources_are_mixed_and_data_sets_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in (("a", TEXT), ("b", TEXT.upper())):
+        (tmp_path / name).write_text(text)
+    a, b = tmp_path / "a", tmp_path / "b"
+    mixed, alone, both = tmp_path / "mixed", tmp_path / "alone", tmp_path / "both"
+    assert build("--from", a, "--from", b, "--weight", "1", "--weight", "1", "--processes", "1", "--out", mixed) == 0
+    assert build("--from", a, "--out", alone) == 0
+    capsys.readouterr()
+    join = ["shards", "join", str(alone), str(mixed), "--out", str(both)]
+    assert main(join) == 0
+    digest = Digest(bytes.fromhex(capsys.readouterr().out.strip()))
+    assert main(join) == 2
+    assert "already holds" in capsys.readouterr().err
+    parts, joined = [Shards.open(alone), Shards.open(mixed)], Shards.open(both, index_digest=digest)
+    for split in ("train", "held_out"):
+        tokens = [getattr(part, split).tokens(0, getattr(part, split).num_tokens) for part in parts]
+        whole = getattr(joined, split)
+        assert whole.tokens(0, whole.num_tokens).tolist() == [*tokens[0], *tokens[1]]
+
+
+def test_data_sets_of_other_tokenizers_are_not_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    assert build("--from", text, "--out", tmp_path / "one") == 0
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    index = tmp_path / "two" / "index.json"
+    index.write_text(index.read_text().replace('"vocabulary":257', '"vocabulary":300'))
+    assert main(["shards", "join", str(tmp_path / "one"), str(tmp_path / "two"), "--out", str(tmp_path / "out")]) == 2
+    assert "another tokenizer" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

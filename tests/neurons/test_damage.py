@@ -19,9 +19,12 @@ Networks = Callable[..., FakeNetwork]
 def file_of(files: Path, saved: Saved, part: str) -> Path:
     match part:
         case "theta":
-            return blobs(files, saved.consensus)[0][1]
+            return blobs(files.parent / "snapshot", saved.consensus.snapshot.state)[0][1]
         case "manifest":
-            return blobs(files, saved.consensus)[-1][1]
+            return blobs(files.parent / "snapshot", saved.consensus.snapshot.state)[-1][1]
+        case "log":
+            step = saved.consensus.log[0]
+            return files.parent / "log" / step.payloads[0].envelope.hex()
         case "own":
             own = files.parent / "own"
             return blobs(own, Digest(bytes.fromhex((own / "latest").read_text())))[0][1]
@@ -41,8 +44,10 @@ def file_of(files: Path, saved: Saved, part: str) -> Path:
         ("miner-1", "manifest"),
         ("miner-1", "own"),
         ("miner-1", "sealed"),
+        ("miner-1", "log"),
         ("miner-1", "state.db"),
         ("validator", "theta"),
+        ("validator", "log"),
         ("validator", "book"),
         ("validator", "state.db"),
     ],
@@ -79,7 +84,7 @@ def test_what_was_fetched_and_damaged_before_anything_was_saved_is_fetched_again
     """A node that died between the two must not fail at every start for ever."""
     network = networks(miners=2)
     state = Digest(bytes.fromhex(network.run.first.genesis_checkpoint))
-    files = folder_of(network["miner-2"].home, network.run.id) / "files"
+    files = folder_of(network["miner-2"].home, network.run.id) / "snapshot"
     files.mkdir(parents=True)
     manifest = network.store.buckets["owner"][keys.blob(state)].data
     manifest_path(files, state).write_bytes(manifest if part == "theta" else manifest[:-1])

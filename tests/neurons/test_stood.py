@@ -105,7 +105,7 @@ def test_a_validators_line_says_whom_it_judged_and_how_its_weights_stand() -> No
     }
     assert line(event) == (
         "round 3: judged 6, 4 evaluated, rejected MALFORMED 1, LATE 2; 3 selected; held-out loss 4.10; weights set in "
-        "block 540, 2 earlier ones not revealed yet, next about block 640"
+        "block 540, 2 earlier sets not revealed yet, next about block 640"
     )
     assert line(event | {"unobserved": "late", "selected": 0, "set_in": None, "unrevealed": 0}) == (
         "round 3: not observed (late): nobody was rated or paid for it; judged 6, 4 evaluated, rejected MALFORMED 1, "

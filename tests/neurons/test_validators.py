@@ -196,13 +196,19 @@ def test_a_node_with_a_wrong_link_finds_it_out_and_catches_up(networks: Networks
 
 def spoil(network: FakeNetwork, name: str, **changes: Any) -> None:
     """Change what a dead node has saved: the named fields, or else its theta."""
+    from node.state import Consensus, Snapshot
+    from sparseloco.digest import theta_digest
     from tests.network import saved_state
     from training import checkpoint
+    from training.replica import parse_outer
 
     saved, store = saved_state(network, name)
     if not changes:
-        state = checkpoint.load(store.files, saved.consensus, network.spec.model.shapes())
+        snapshot = saved.consensus.snapshot
+        state = checkpoint.load(store.snapshot, snapshot.state, network.spec.model.shapes())
         moved = {name: tensor + 1.0 for name, tensor in state.tensors.items()}
-        changes = {"consensus": checkpoint.save(store.files, replace(state, tensors=moved))}
+        other = checkpoint.save(store.snapshot, replace(state, tensors=moved))
+        theta = theta_digest(moved, network.spec.layout, parse_outer(state.facts, network.spec.layout))
+        changes = {"consensus": Consensus(Snapshot(saved.round, saved.link, other)), "theta": theta}
     store.commit(replace(saved, **changes))
     store.close()

@@ -3,6 +3,8 @@
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -19,8 +21,10 @@ from node.checkpoints import (
     parse_shown,
     published_by_most,
 )
+from node.state import Snapshot
 from protocol import keys
 from protocol.types import Digest
+from rounds.checkpoints import Checkpoints
 from rounds.keep import Keeper
 from tests.fakes.bucket import Call, Faults
 from tests.fakes.chain import FakeSigner, fake_verify
@@ -85,16 +89,36 @@ def test_a_validator_that_completes_none_of_the_rounds_before_multiples_makes_ch
     network.wait_for(lambda: shown(network, "validator").newest >= 4)
 
 
-def test_validators_upload_in_different_rounds_and_name_the_same_states(networks: Networks) -> None:
+def test_validators_put_up_the_same_states(networks: Networks) -> None:
     network = networks(miners=1, validators={"first": 100, "second": 100})
     network.start()
-    network.run_until(6)
+    network.run_until(7)
     network.wait_for(lambda: shown(network, "first").newest >= 4 and shown(network, "second").newest >= 4)
     one, other = shown(network, "first"), shown(network, "second")
-    assert not {entry.round for entry in one.checkpoints} & {entry.round for entry in other.checkpoints}
+    assert set(one.checkpoints) & set(other.checkpoints)
     mine, yours = dict(one.states), dict(other.states)
-    assert len(mine.keys() & yours.keys()) >= 4
+    assert len(mine.keys() & yours.keys()) >= 2
     assert all(mine[link] == yours[link] for link in mine.keys() & yours.keys())
+
+
+@pytest.mark.parametrize(("place", "first_due"), [(0, 20), (1, 22), (2, 25)])
+def test_of_three_validators_each_begins_to_upload_in_another_third_of_the_interval(place: int, first_due: int) -> None:
+    validators = [FakeSigner(name).peer for name in ("one", "two", "three")]
+    snapshot = Snapshot(20, Digest(bytes(32)), Digest(bytes([1]) * 32))
+    saved = SimpleNamespace(consensus=SimpleNamespace(snapshot=snapshot), round=0)
+    node = SimpleNamespace(
+        me=sorted(validators)[place],
+        run=SimpleNamespace(first=SimpleNamespace(genesis_checkpoint="00" * 32, checkpoint_rounds=8)),
+        sources=lambda: SimpleNamespace(validators=lambda: validators),
+        held=SimpleNamespace(saved=saved, store=SimpleNamespace(folder=Path())),
+    )
+    checkpoints = Checkpoints(node)  # type: ignore[arg-type]
+    due = []
+    for saved.round in range(20, 30):
+        due.append(checkpoints._due())
+    assert due.index(True) + 20 == first_due
+    checkpoints.shown = Shown((Checkpoint(20, snapshot.link, snapshot.state, ()),))
+    assert not checkpoints._due()
 
 
 # --- beside the rounds -------------------------------------------------------------------------------------------
@@ -234,11 +258,14 @@ def test_no_model_is_downloaded_that_more_counted_stake_contradicts(networks: Ne
     network.store.before = asked.append
     network.start("validator", "miner-1")
     network.run_until(5)
-    network.wait_for(lambda: len(shown(network, "validator").states) >= 5)
-    links = [link for link, _ in shown(network, "validator").states]
+    network.wait_for(lambda: shown(network, "validator").newest == 4)
+    steps = network["miner-1"].node.held.saved.consensus.log
+    states = dict(shown(network, "validator").states)
+    # Of the newest round, of which the validator has put nothing up, and of what it has.
+    links = [steps[-1].link, *states]
     for number, forger in enumerate(("forger-1", "forger-2")):
         state, files = put_up(network, forger, number)
-        show(network, forger, *(Checkpoint(round + 2, links[round], state, files) for round in (4, 3, 2)))
+        show(network, forger, *(Checkpoint(5 - place, link, state, files) for place, link in enumerate(links[:3])))
     speak(network)
     network.start("miner-2")
     network.run_until(6)

@@ -91,8 +91,13 @@ def test_status_prints_it_and_its_exit_status_is_a_health_check(
     )
     assert told[4:] == ["  weights are set next about block 108", "  nothing is wrong"]
     events.emit("broke_off", 8, fault="the bucket refuses (403)")
-    assert main([*words, "--check"]) == 1
+    assert main(words) == 1
     assert "  WRONG: round 8 broke off: the bucket refuses (403)" in capsys.readouterr().out
+    assert main([*words, "--check"]) == 0, "a round that broke off is no illness"
+    for round in range(9, 14):
+        events.emit("stood", round, **{**fields, "outcome": "LOW_SCORE", "pay": 0.0})
+    assert main([*words, "--check"]) == 1
+    assert capsys.readouterr().out == "nothing counted in its last 5 rounds: LOW_SCORE\n"
 
 
 def test_status_of_a_run_folder_tells_of_everybody_or_of_whom_one_names(

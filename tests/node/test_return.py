@@ -6,6 +6,7 @@ from shutil import rmtree
 
 import pytest
 
+from node.state import Consensus, Snapshot
 from protocol.errors import StorageError
 from protocol.types import Digest
 from tests.fakes.bucket import Call
@@ -72,8 +73,10 @@ def test_a_node_that_followed_what_only_a_minority_held_goes_back_before_the_for
     network.run_until(5)
     network.kill("miner-2")
     saved, store = saved_state(network, "miner-2")
-    other = checkpoint.save(store.files, Replica(network.spec, genesis_theta(network.spec.model, 9)).consensus_state())
-    store.commit(replace(saved, consensus=other, link=Digest(b"\1" * 32)))
+    other = Replica(network.spec, genesis_theta(network.spec.model, 9))
+    state, link = checkpoint.save(store.snapshot, other.consensus_state()), Digest(b"\1" * 32)
+    minority = Consensus(Snapshot(saved.round, link, state))
+    store.commit(replace(saved, consensus=minority, theta=other.digest(), link=link))
     store.close()
     if hidden:
         hide_checkpoints(network)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.state import DAMAGED_KEPT, Saved, SealedRound, StateStore
+from node.state import DAMAGED_KEPT, Consensus, Payload, Saved, SealedRound, Snapshot, StateStore, Step
 from protocol.errors import CheckpointCorrupt, ConfigError
-from protocol.types import Digest
+from protocol.types import Digest, PeerId
 from training import checkpoint
 
 RUN = Digest(sha256(b"run").digest())
@@ -30,14 +30,19 @@ def store(tmp_path: Path) -> Iterator[StateStore]:
 
 
 def state_files(store: StateStore, value: float) -> Digest:
-    return checkpoint.save(store.files, checkpoint.Saved({"w": torch.full((3,), value)}, {"value": value}))
+    return checkpoint.save(store.snapshot, checkpoint.Saved({"w": torch.full((3,), value)}, {"value": value}))
 
 
 def full(store: StateStore, round: int) -> Saved:
     """A state of a later round with every part."""
+    pinned = Digest(sha256(b"payload %d" % round).digest())
+    (store.log / pinned.hex()).write_bytes(b"payload %d" % round)
+    payloads = (Payload(PeerId(bytes(32)), pinned, bytes(32)), Payload(PeerId(bytes([1]) * 32), LINK, None))
+    step = Step(round - 1, LINK, RUN, 0.1 + 0.2, "mean", payloads)
     return Saved(
         round,
-        state_files(store, float(round)),
+        Consensus(Snapshot(round - 1, LINK, state_files(store, float(round))), (step,)),
+        RUN,
         LINK,
         sealed=SealedRound(round, store.write(b"sealed %d" % round), bytes([round]) * 32),
         book=store.write(b"book %d" % round),
@@ -47,7 +52,9 @@ def full(store: StateStore, round: int) -> Saved:
 
 def assert_whole(store: StateStore, saved: Saved) -> None:
     """Everything that the state names can be read."""
-    checkpoint.load(store.files, saved.consensus, {"w": (3,)})
+    checkpoint.load(store.snapshot, saved.consensus.snapshot.state, {"w": (3,)})
+    pinned = saved.consensus.log[0].payloads[0].envelope
+    assert (store.log / pinned.hex()).read_bytes() == b"payload %d" % saved.round
     assert saved.sealed is not None
     assert saved.book is not None
     assert store.read(saved.sealed.object) == b"sealed %d" % saved.round
@@ -80,16 +87,14 @@ def test_a_commit_sweeps_what_no_row_names_and_nothing_else(store: StateStore) -
     third = full(store, 3)
     store.commit(third)
     assert_whole(store, third)
-    assert len(list(store.files.iterdir())) == 2 + 1 + 1
+    assert [len(list(folder.iterdir())) for folder in (store.files, store.snapshot, store.log)] == [1 + 1, 2, 1]
 
 
 def test_a_state_whose_files_were_never_written_is_not_committed(store: StateStore) -> None:
     saved = full(store, 1)
     store.commit(saved)
-    for changes in (
-        {"book": Digest(sha256(b"nothing").digest())},
-        {"consensus": Digest(sha256(b"nothing").digest())},
-    ):
+    nothing = Digest(sha256(b"nothing").digest())
+    for changes in ({"book": nothing}, {"consensus": Consensus(Snapshot(0, LINK, nothing))}):
         with pytest.raises(CheckpointCorrupt):
             store.commit(replace(saved, **changes))
         assert store.load() == saved
@@ -137,6 +142,15 @@ def _save_and_die(home: Path, step: int) -> None:
         store.commit(full(store, 2))
     finally:
         os._exit(0)
+
+
+def test_a_payload_of_the_log_that_is_missing_hinders_no_commit(store: StateStore) -> None:
+    """Others have it, and a disk that would not take it must not stop the node."""
+    saved = full(store, 1)
+    for path in store.log.iterdir():
+        path.unlink()
+    store.commit(saved)
+    assert store.load() == saved
 
 
 def test_a_second_process_is_refused(tmp_path: Path, store: StateStore) -> None:

@@ -223,6 +223,35 @@ def test_a_probe_in_place_is_what_apply_probe_makes_and_is_undone_bit_for_bit(ki
         assert same_bits(held, before)
 
 
+@pytest.mark.parametrize("kind", ["normal", "signed zeros"])
+@pytest.mark.parametrize("parts", SPLITS.values(), ids=SPLITS)
+def test_a_probe_by_places_and_moves_is_the_one_in_place(kind, parts, isa):
+    """As for weights on a GPU, where only they go. Who holds no row of a block gets nothing of it."""
+    codec, seen = native.Codec(isa, 2), 0
+    theta = {name: torch.atleast_1d(value) for name, value in tensors(arrays("normal", 3)).items()}
+    update, factor = update_of(kind, 4), tuple(1 / (place + 1) for place in range(len(RAGGED)))
+    for part in range(parts or 1):
+        rows = None
+        if parts is not None:
+            cuts = {name: [len(value) * at // parts for at in range(parts + 1)] for name, value in theta.items()}
+            rows = {name: slice(cut[part], cut[part + 1]) for name, cut in cuts.items()}
+        before = {name: value[rows[name] if rows else slice(None)].clone() for name, value in theta.items()}
+        held, expected = ({name: value.clone() for name, value in before.items()} for _ in range(2))
+        kept = outer.probe(held, update, factor, 0.4, rows, codec.moves)
+        outer.probe(expected, update, factor, 0.4, rows)
+        assert same_bits(held, expected)
+        outer.undo_probe(held, update, kept, rows, codec.moves)
+        assert same_bits(held, before)
+        seen += len(kept)
+    assert seen == sum(region.down * region.across * region.k for tensor in update.layout for region in tensor.regions)
+
+
+def test_moves_refuse_bytes_that_were_never_validated(isa):
+    forged = dataclasses.replace(update_of("normal", 0), records=bytes(len(update_of("normal", 0).records)))
+    with pytest.raises(InvalidSubmission):
+        list(native.Codec(isa).moves(forged, 0, torch.tensor(1.0)))
+
+
 def test_a_probe_in_place_refuses_bytes_that_were_never_validated_and_other_tensors(isa):
     theta, update = tensors(arrays("normal", 0)), update_of("normal", 0)
     forged = dataclasses.replace(update, records=bytes(len(update.records)))

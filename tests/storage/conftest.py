@@ -16,12 +16,25 @@ from pathlib import Path
 import pytest
 
 from localnet.store import StoreReady, read_ready
+from simulation.clock import Clock, Life
 from storage import client, exchange, s3, upload
 from storage.s3 import S3Bucket, open_bucket
 from tests.storage.proxy import Proxy, proxied
 from tests.storage.trials import PART_BYTES, Truth
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def life() -> Iterator[Life]:
+    """A process in modelled time, in which the test itself waits too: what is waited for costs nothing, and it lasts
+    exactly as long as was asked for."""
+    clock = Clock(0)
+    life = clock.life("node")
+    yield life
+    life.kill()
+    clock.run(clock.now)
+    clock.close()
 
 
 @contextmanager
@@ -103,8 +116,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "PART_BYTES", PART_BYTES)
     monkeypatch.setattr(client, "_BACKOFF_SECONDS", 0.001)
     monkeypatch.setattr(exchange, "_PUBLISH_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(s3, "_ABORT_SECONDS", 2.0)
-    monkeypatch.setattr(upload, "ABORT_SECONDS", 2.0)
+    monkeypatch.setattr(s3, "_ABORT_SECONDS", 20.0)
+    monkeypatch.setattr(upload, "ABORT_SECONDS", 20.0)
 
 
 @pytest.fixture

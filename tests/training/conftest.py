@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from protocol.spec import ClockSpec, DataSpec, InnerSpec, ModelSpec, RunSpec
-from training import shards
+from training import build
 from training.shards import Shards
 
 
@@ -23,7 +23,7 @@ def inner_spec() -> InnerSpec:
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set of several shards a split, built from this project's own Python files."""
     folder = tmp_path_factory.mktemp("data")
-    shards.build(
+    build.build(
         str(Path(__file__).parents[2] / "training"),
         folder,
         shard_tokens=4000,

@@ -249,5 +249,6 @@ def test_what_stands_in_other_modules_is_the_same_here() -> None:
 def test_a_disk_holds_the_old_state_until_the_new_one_is_whole() -> None:
     spec = presets.read("8b").first
     model, payload = 4 * spec.layout.num_parameters, spec.object_bytes
-    assert sum(disk_parts(spec, "miner").values()) == (2 + 6) * model + (2 + 20) * payload
-    assert sum(disk_parts(spec, "validator").values()) == 3 * model + (24 + 3 * 24) * payload
+    log = 8 * 20 * payload
+    assert sum(disk_parts(spec, "miner").values()) == (2 + 6) * model + log + (2 + 20) * payload
+    assert sum(disk_parts(spec, "validator").values()) == 3 * model + log + (24 + 3 * 24) * payload

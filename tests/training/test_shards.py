@@ -14,58 +14,11 @@ from hypothesis import strategies as st
 
 from protocol.errors import ConfigError, ObjectMissing
 from protocol.spec import RunSpec
-from protocol.types import Digest
-from training.shards import MAX_INDEX_BYTES, Shards, build
-
-
-def text_folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for number in range(40):
-        (folder / f"{number:02d}.txt").write_text(f"file {number}: " + "ä word " * (number + 5), encoding="utf-8")
-    return folder
-
-
-def whole(split: Any) -> list[int]:
-    tokens: list[int] = split.tokens(0, split.num_tokens).tolist()
-    return tokens
-
-
-def test_every_document_is_in_exactly_one_split_and_ends_with_the_separator(tmp_path: Path) -> None:
-    source = text_folder(tmp_path)
-    build(str(source), tmp_path / "out", shard_tokens=100, held_out_fraction=0.25)
-    data = Shards.open(tmp_path / "out")
-    documents: list[bytes] = []
-    for split in (data.train, data.held_out):
-        tokens = whole(split)
-        assert tokens[-1] == 256
-        runs = "".join(chr(token) for token in tokens).split(chr(256))[:-1]
-        documents += [run.encode("latin-1") for run in runs]
-    assert sorted(documents) == sorted(file.read_bytes() for file in source.iterdir())
-    share = data.held_out.num_tokens / (data.held_out.num_tokens + data.train.num_tokens)
-    assert share == pytest.approx(0.25, abs=0.05)
-
-
-def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
-    source = text_folder(tmp_path)
-    assert build(str(source), tmp_path / "a") == build(str(source), tmp_path / "b")
-    assert build(str(source), tmp_path / "c", shard_tokens=100) != build(str(source), tmp_path / "d", shard_tokens=99)
-
-
-def test_a_limit_cuts_the_text_at_that_many_bytes(tmp_path: Path) -> None:
-    source = text_folder(tmp_path)
-    build(str(source), tmp_path / "out", limit_bytes=1001)
-    data = Shards.open(tmp_path / "out")
-    num_bytes = sum(token < 256 for split in (data.train, data.held_out) for token in whole(split))
-    assert 1001 - 3 <= num_bytes <= 1001
-
-
-def test_progress_is_reported_in_bytes_so_far(tmp_path: Path) -> None:
-    seen: list[int] = []
-    source = text_folder(tmp_path)
-    build(str(source), tmp_path / "out", on_document=seen.append)
-    assert seen == sorted(seen)
-    assert seen[-1] == sum(file.stat().st_size for file in source.iterdir())
+from protocol.types import Digest, Page
+from tests.fakes.remote import Folder
+from training import shards as shards_module
+from training.index import MAX_INDEX_BYTES
+from training.shards import Shards
 
 
 @settings(max_examples=50, deadline=None)
@@ -222,7 +175,7 @@ def test_a_bad_shard_does_not_spoil_the_others(data_folder: Path, tmp_path: Path
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 1},
         {"tokenizer": "gpt2"},
         {"dtype": "int64"},
         {"dtype": "object"},
@@ -230,12 +183,12 @@ def test_a_bad_shard_does_not_spoil_the_others(data_folder: Path, tmp_path: Path
         {"vocabulary": "257"},
         {"train": []},
         {"held_out": []},
-        {"train": [{"file": "../../etc/passwd.npy", "sha256": "0" * 64, "num_tokens": 5}]},
-        {"train": [{"file": "/etc/x.npy", "sha256": "0" * 64, "num_tokens": 5}]},
-        {"train": [{"file": ".hidden.npy", "sha256": "0" * 64, "num_tokens": 5}]},
-        {"train": [{"file": "a.npy", "sha256": "0" * 63, "num_tokens": 5}]},
-        {"train": [{"file": "a.npy", "sha256": "0" * 64, "num_tokens": -5}]},
-        {"train": [{"file": "a.npy", "sha256": "0" * 64, "num_tokens": 2**50}]},
+        {"train": [{"file": "../../etc/passwd.npy", "sha256": "0" * 64, "leaves": "0" * 64, "num_tokens": 5}]},
+        {"train": [{"file": "/etc/x.npy", "sha256": "0" * 64, "leaves": "0" * 64, "num_tokens": 5}]},
+        {"train": [{"file": ".hidden.npy", "sha256": "0" * 64, "leaves": "0" * 64, "num_tokens": 5}]},
+        {"train": [{"file": "a.npy", "sha256": "0" * 63, "leaves": "0" * 64, "num_tokens": 5}]},
+        {"train": [{"file": "a.npy", "sha256": "0" * 64, "leaves": "0" * 64, "num_tokens": -5}]},
+        {"train": [{"file": "a.npy", "sha256": "0" * 64, "leaves": "0" * 64, "num_tokens": 2**50}]},
         {"comment": "x"},
     ],
 )
@@ -268,42 +221,55 @@ def test_another_data_set_than_the_runs_is_a_config_error(data: Shards, data_fol
         Shards.open(data_folder, index_digest=Digest(bytes(32)))
 
 
-def test_missing_files_are_fetched_by_digest_when_they_are_needed(
-    data: Shards, data_folder: Path, tmp_path: Path
-) -> None:
-    theirs = {sha256(path.read_bytes()).digest(): path for path in data_folder.iterdir()}
-    asked: list[str] = []
+@pytest.fixture
+def remote(data_folder: Path) -> Folder:
+    return Folder(data_folder)
 
-    def fetch(digest: Digest, max_bytes: int, path: Path) -> None:
-        assert theirs[digest].stat().st_size <= max_bytes
-        asked.append(theirs[digest].name)
-        shutil.copy(theirs[digest], path)
 
-    here = Shards.open(tmp_path / "new" / "folder", index_digest=data.digest, fetch=fetch)
-    assert asked == ["index.json"]
+def test_the_index_is_fetched_and_tokens_are_read_where_they_are(data: Shards, remote: Folder, tmp_path: Path) -> None:
+    here = Shards.open(tmp_path / "new" / "folder", index_digest=data.digest, remote=remote)
+    assert [name for name, _ in remote.log] == ["index.json"]
     assert np.array_equal(here.train.tokens(3990, 20), data.train.tokens(3990, 20))
-    assert asked == ["index.json", "train-00000.npy", "train-00001.npy"]
-    here.train.tokens(0, 8000)
-    assert len(asked) == 3
+    assert {name for name, _ in remote.log[1:]} == {
+        f"train-0000{n}.{kind}" for n in (0, 1) for kind in ("leaves", "npy")
+    }
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == ["index.json"]
 
 
-def test_a_fetched_shard_is_verified_and_a_failed_fetch_passes_through(
-    data: Shards, data_folder: Path, tmp_path: Path
+def test_what_others_give_is_used_only_when_it_is_right(data: Shards, remote: Folder, tmp_path: Path) -> None:
+    here = Shards.open(tmp_path, index_digest=data.digest, remote=remote)
+    remote.spoilt = True
+    with pytest.raises(ObjectMissing, match="right bytes"):
+        here.train.tokens(0, 10)
+
+
+def test_whole_files_are_held_for_pages_and_the_token_after_them(data: Shards, remote: Folder, tmp_path: Path) -> None:
+    here = Shards.open(tmp_path, index_digest=data.digest, remote=remote)
+    del remote.log[:]
+    here.train.hold([Page(0, 3999)])
+    assert [name for name, _ in remote.log] == ["train-00000.npy"]
+    here.train.hold([Page(0, 4000)])
+    assert [name for name, _ in remote.log] == ["train-00000.npy", "train-00001.npy"]
+    del remote.log[:]
+    assert np.array_equal(here.train.tokens(0, 8000), data.train.tokens(0, 8000))
+    assert not remote.log
+
+
+def test_a_held_file_that_the_disk_has_changed_is_had_from_others(data: Shards, remote: Folder, tmp_path: Path) -> None:
+    here = Shards.open(tmp_path, index_digest=data.digest, remote=remote)
+    here.train.hold([Page(0, 4000)])
+    flipped(tmp_path)
+    assert np.array_equal(here.train.tokens(3990, 20), data.train.tokens(3990, 20))
+    assert not (tmp_path / "train-00001.npy").exists()
+
+
+def test_more_shards_than_are_kept_open_are_read(
+    data: Shards, data_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copy(data_folder / "index.json", tmp_path / "index.json")
-
-    def garbage(_: Digest, max_bytes: int, path: Path) -> None:
-        np.save(path, np.zeros(4000, dtype=np.uint16))
-
-    with pytest.raises(ConfigError, match="sha256"):
-        Shards.open(tmp_path, index_digest=data.digest, fetch=garbage).train.tokens(0, 10)
-    (tmp_path / "train-00000.npy").unlink()
-
-    def gone(_: Digest, max_bytes: int, path: Path) -> None:
-        raise ObjectMissing("no peer has it")
-
-    with pytest.raises(ObjectMissing):
-        Shards.open(tmp_path, index_digest=data.digest, fetch=gone).train.tokens(0, 10)
+    monkeypatch.setattr(shards_module, "_OPEN_SHARDS", 2)
+    here = Shards.open(data_folder)
+    for _ in range(2):
+        assert np.array_equal(here.train.tokens(0, 30_000), data.train.tokens(0, 30_000))
 
 
 def test_a_run_checks_its_data_set(data: Shards, run_spec: RunSpec) -> None:
@@ -317,33 +283,3 @@ def test_a_run_checks_its_data_set(data: Shards, run_spec: RunSpec) -> None:
     for message, change in faults:
         with pytest.raises(ConfigError, match=message):
             data.check(run_spec.model_copy(update=change))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"held_out_fraction": 0.0}, "fraction"),
-        ({"held_out_fraction": 1.5}, "fraction"),
-        ({"shard_tokens": 0}, "shard"),
-        ({"tokenizer": Path("nowhere.json")}, "cannot read the tokenizer"),
-    ],
-)
-def test_impossible_build_options_are_config_errors(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build(str(text_folder(tmp_path)), tmp_path / "out", **options)
-    assert not (tmp_path / "out").exists()
-
-
-def test_too_little_text_is_a_config_error_and_leaves_no_data_set(tmp_path: Path) -> None:
-    (tmp_path / "one.txt").write_text("one line")
-    with pytest.raises(ConfigError, match="too small"):
-        build(str(tmp_path / "one.txt"), tmp_path / "out")
-    with pytest.raises(ConfigError, match="is missing"):
-        Shards.open(tmp_path / "out")
-
-
-def test_an_existing_data_set_is_not_overwritten(data_folder: Path, tmp_path: Path) -> None:
-    before = {path.name: path.read_bytes() for path in data_folder.iterdir()}
-    with pytest.raises(ConfigError, match="already holds"):
-        build(str(text_folder(tmp_path)), data_folder)
-    assert {path.name: path.read_bytes() for path in data_folder.iterdir()} == before

@@ -7,9 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from murmur import presets
 from protocol.spec import ModelSpec
 from tests.training.allocations import built_without_memory
-from training import shards
+from training.index import SHARD_TOKENS
 from training.model import Transformer
-from training.sizes import SHARD_TOKENS, Sizes, flops_per_token, layer_parameters, untied_parameters
+from training.sizes import Sizes, flops_per_token, layer_parameters, untied_parameters
 
 COUNTS = {
     "tiny": (115_072, 131_520),
@@ -70,5 +70,4 @@ def test_flops_of_matrix_products_are_what_torch_counts(tied: bool, monkeypatch:
 
 
 def test_a_shard_is_as_large_as_it_is_built() -> None:
-    assert shards.SHARD_TOKENS == SHARD_TOKENS
     assert [Sizes(presets.read(name).first).shard // SHARD_TOKENS for name in ("tiny", "8b")] == [2, 4]

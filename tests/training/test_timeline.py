@@ -3,7 +3,7 @@
 import pytest
 
 from murmur import presets
-from node import payloads
+from node import data, payloads
 from protocol import merkle
 from protocol.spec import WINDOW_MARGIN_BLOCKS
 from storage import s3
@@ -14,6 +14,7 @@ from training.phases import (
     FETCH_THREADS,
     FILE_BYTES,
     PART_BYTES,
+    PART_THREADS,
     POST_BLOCKS,
     PREFETCH_THREADS,
     Phase,
@@ -42,7 +43,6 @@ RATES = Rates(
     compress=Rate(2.5e8, 5e8),
     apply=Rate(1e8, 2e8),
     probe=Rate(1e7, 3e7),
-    decode=Rate(1e6, 1e6),
     call=Rate(10.0, 10.0),
 )
 
@@ -125,7 +125,7 @@ def test_a_miners_phases_by_hand() -> None:
         return [found[name].seconds for name in names]
 
     saving = 1 / 4e8 + 1 / 5e8  # hash and write, by four threads
-    assert seconds("save own state", "save consensus") == pytest.approx([3 * model * saving, model * saving])
+    assert seconds("save own state", "snapshot") == pytest.approx([3 * model * saving, model * saving])
     assert seconds("theta digest") == pytest.approx([model / 4e8])
     assert seconds("compress", "load weights") == pytest.approx([3 * model / 2e9, model / 2e9])
     assert seconds("swap") == pytest.approx([2 * model / 2e9])
@@ -136,6 +136,8 @@ def test_a_miners_phases_by_hand() -> None:
     assert found["upload ahead"].begins == found["seal"].begins == found["compress"].ends
     assert found["upload ahead"].overlaps[-2:] == ("seal", "save sealed")
     assert not found["save own state"].critical
+    assert not found["snapshot"].critical
+    assert found["snapshot"].begins == found["fetch data"].begins == found["theta digest"].ends
     assert found["commit"].critical
 
 
@@ -151,13 +153,17 @@ def test_a_validators_phases_by_hand() -> None:
     assert found["gather"].seconds == pytest.approx(20 * payload / 2e6)
     assert found["gather reserve"].seconds == pytest.approx(4 * payload / 2e6)
     assert found["mirror"].seconds == pytest.approx(24 * payload * (1 / 5e8 + 1 / 1e8 + 1 / 1e6))
-    # There and back, 24 times: records to the ranks' area and out of it, then the reference or the native codec.
-    assert found["probe"].seconds == pytest.approx(24 * 2 * payload * (2 / 5e8 + 1 / 1e6))
-    native = timed("1b", "validator", on_gpu=False)["probe"]
-    assert native.seconds == pytest.approx(24 * 2 * payload * (2 / 5e8 + 1 / 3e7))
-    assert found["save consensus"].seconds == pytest.approx(model * (1 / 4e8 + 1 / 5e8))
+    # There and back, 24 times: records to the ranks' area and out of it, and the codec.
+    moved = 24 * 2 * payload * (2 / 5e8 + 1 / 3e7)
+    assert timed("1b", "validator", on_gpu=False)["probe"].seconds == pytest.approx(moved)
+    # To GPUs 8 bytes of place and 4 of value, listed and picked out, both ways; what was there comes back.
+    values = 24 * Setting(spec, 2, 4).sizes.values
+    assert found["probe"].seconds == pytest.approx(moved + values * (2 * 2 * 12 / 1e9 + (2 * 12 + 4) / 2e9))
+    assert found["snapshot"].seconds == pytest.approx(model * (1 / 4e8 + 1 / 5e8))
     assert found["checkpoint upload"].seconds == pytest.approx(model / 1e6)
+    assert found["checkpoint upload"].begins == found["snapshot"].ends
     assert not found["checkpoint upload"].critical
+    assert not found["snapshot"].critical
     assert found["check"].begins >= (6 + 3) * 12
 
 
@@ -175,16 +181,18 @@ def test_a_rounds_phases_name_what_they_wait_for_before_they_do(name: str, role:
     assert all(work.amount >= 0 for phase in phases for work in (*phase.work, *phase.beside))
 
 
-def test_a_restart_reads_back_what_a_round_saved() -> None:
+def test_a_restart_reads_back_a_snapshot_and_an_interval_of_payloads() -> None:
     setting = Setting(presets.read("8b").first, 8, 64)
-    model = setting.sizes.model
+    model, log = setting.sizes.model, 8 * 20 * setting.sizes.payload
     miner, validator = restart_phases(setting, "miner"), restart_phases(setting, "validator")
-    assert (amount(miner, "read"), amount(validator, "read")) == (4 * model, model)
-    assert amount(miner, "hash") == 5 * model  # theta's digest as well
+    assert (amount(miner, "read"), amount(validator, "read")) == (4 * model + log, model + log)
+    assert amount(miner, "hash") == 5 * model + log  # theta's digest as well
+    assert (amount(miner, "cipher"), amount(miner, "apply")) == (log, log)
 
 
 def test_what_stands_in_other_modules_is_the_same_here() -> None:
     assert FILE_BYTES == checkpoint.FILE_BYTES
     assert (PART_BYTES, PART_BYTES) == (s3.PART_BYTES, merkle.SECTION_BYTES)
     assert (FETCH_THREADS, PREFETCH_THREADS) == (payloads.MAX_THREADS, payloads.PREFETCH_THREADS)
+    assert PART_THREADS == data.PART_THREADS
     assert POST_BLOCKS == WINDOW_MARGIN_BLOCKS

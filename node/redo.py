@@ -1,0 +1,85 @@
+"""The redo log's payloads: sealed objects that were applied since the last snapshot of theta, as files by their
+envelope's digest (docs/protocol.md section 8).
+
+They came as downloads and are only renamed. Nothing is trusted for lying here: a replay opens the very bytes that the
+chain pinned, or says that it cannot. What is lost, others have.
+"""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+from loguru import logger
+
+from node.payloads import Opened, open_payload
+from node.state import Payload, Step
+from protocol import keys
+from protocol.errors import InvalidSubmission
+from protocol.layout import Layout
+from protocol.messages import ENVELOPE_BYTES
+from protocol.types import Digest
+from sparseloco.update import Update
+from storage.exchange import cached
+from storage.resume import mapped
+from storage.seal import matches
+from training.checkpoint import Damaged
+
+
+class Lost(Damaged):
+    """The payload at `path` is not there, or not as it was."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is lost or damaged")
+        self.path = path
+
+
+class RedoLog:
+    """The files in `folder`, of the run `run`."""
+
+    def __init__(self, folder: Path, run: Digest, layout: Layout) -> None:
+        self.folder, self._run, self._layout = folder, run, layout
+
+    def keep(self, cache: Path, round: int, opened: Iterable[Opened]) -> tuple[Payload, ...]:
+        """Move what is about to be applied here from the cache. A disk that refuses costs downloads after a restart."""
+        payloads = tuple(Payload(each.peer, each.envelope, each.key) for each in opened)
+        for payload in payloads:
+            if payload.key is not None and not self._keep(cache, round, payload):
+                logger.warning(
+                    "round {round}: a payload is not kept on this disk; a restart may have to fetch it again",
+                    round=round,
+                )
+        return payloads
+
+    def _keep(self, cache: Path, round: int, payload: Payload) -> bool:
+        own, mirror = keys.payload(self._run, round), keys.mirror(self._run, round, payload.peer)
+        for path in (cached(cache, payload.peer, own), cached(cache, payload.peer, mirror)):
+            with suppress(OSError):
+                if _envelope_digest(path) == payload.envelope:
+                    os.replace(path, self._path(payload))
+                    return True
+        return self._path(payload).exists()
+
+    def updates(self, step: Step) -> list[Update | None]:
+        """What was applied in this step, as it was. Raises Lost."""
+        return [self._update(step.round, payload) for payload in step.payloads]
+
+    def _update(self, round: int, payload: Payload) -> Update | None:
+        if payload.key is None:
+            return None
+        data = mapped(self._path(payload))
+        if data is None or not matches(payload.envelope)(data):
+            raise Lost(self._path(payload))
+        try:
+            return open_payload(self._layout, payload.peer, round, payload.key, data)
+        except InvalidSubmission:
+            raise Lost(self._path(payload)) from None
+
+    def _path(self, payload: Payload) -> Path:
+        return self.folder / payload.envelope.hex()
+
+
+def _envelope_digest(path: Path) -> Digest:
+    with path.open("rb") as file:
+        return Digest(sha256(file.read(ENVELOPE_BYTES)).digest())

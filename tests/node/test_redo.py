@@ -1,0 +1,441 @@
+"""theta on disk is a snapshot and the payloads since: whatever happens to a node, it stands where the network stood."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from shutil import copytree
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from node import held as node_held
+from node.events import Events, read_events
+from node.held import LOG_INTERVALS, Held
+from node.payloads import Opened
+from node.state import Snapshot, StateStore
+from protocol import keys
+from protocol.errors import ConfigError
+from protocol.spec import OuterSpec
+from protocol.types import Digest
+from sparseloco import ops, wire
+from storage.exchange import cached
+from storage.realtime import RealTime
+from storage.seal import seal
+from tests.fakes.chain import FakeSigner
+from tests.network import MODEL
+from tests.specs import toy_spec
+from training import checkpoint
+from training.replica import Replica, genesis_theta
+
+RUN = Digest(sha256(b"run").digest())
+SPEC = toy_spec({"model": MODEL, "checkpoint_rounds": 3, "compression.k": 64})
+AMENDED = SPEC.model_copy(update={"outer": OuterSpec(alpha=0.3, aggregate="contributor_mean")})
+VOID = {1, 6}
+ROUNDS = 9
+FIRST = Digest(bytes(32))
+
+
+class AtOnce(RealTime):
+    """What is begun is done when `start` returns: every write has its place."""
+
+    def start(self, work: Callable[[], None], name: str) -> threading.Thread:
+        thread = super().start(work, name)
+        thread.join()
+        return thread
+
+
+@dataclass(frozen=True)
+class Round:
+    """An agreed round: its payloads, and the theta digest after it."""
+
+    opened: tuple[Opened, ...]
+    objects: tuple[bytes, ...]
+    theta: Digest
+
+    def link(self, number: int) -> Digest:
+        return Digest(sha256(b"link %d" % number).digest())
+
+
+def spec_at(number: int) -> Any:
+    return AMENDED if number >= 4 else SPEC
+
+
+@cache
+def network() -> tuple[Replica, tuple[Round, ...]]:
+    """A node that never stopped, and what it applied."""
+    torch.set_num_threads(1)
+    replica = Replica(SPEC, genesis_theta(SPEC.model, 1))
+    signers = [FakeSigner(name) for name in ("one", "two", "three")]
+    rounds = []
+    for number in range(ROUNDS):
+        opened, objects = [], []
+        for place, signer in enumerate(sorted(signers, key=lambda signer: signer.peer)):
+            generator = torch.Generator().manual_seed(10 * number + place)
+            moved = {
+                name: value - 1e-2 * torch.randn(value.shape, generator=generator)
+                for name, value in replica.theta.items()
+            }
+            update = ops.compress(replica.theta, moved, None, SPEC.layout, beta=0.95)[0]
+            sealed = seal(wire.encode(replica.digest(), update), run=RUN, round=number, signer=signer)
+            spoilt = number == 2 and place == 1  # does not parse: it counts with s = 0
+            opened.append(
+                Opened(signer.peer, sealed.digest, None if spoilt else sealed.key, None if spoilt else update)
+            )
+            objects.append(sealed.object)
+        if number not in VOID:
+            outer = spec_at(number).outer
+            replica.outer_step([o.update for o in opened], alpha=outer.alpha, aggregate=outer.aggregate)
+        rounds.append(Round(tuple(opened), tuple(objects), replica.digest()))
+    return replica, tuple(rounds)
+
+
+@cache
+def other() -> Replica:
+    """The nodes' own: whatever it held, a start loads it."""
+    return Replica(SPEC, genesis_theta(SPEC.model, 2))
+
+
+def start(home: Path, clock: Any = None) -> Held:
+    """A process on this home, at the start of the round that it had come to."""
+    store = StateStore(home, RUN)
+    held = Held(SPEC, RUN, other(), store, Events(home / "events.jsonl", "node"), clock or AtOnce())
+    if not held.resume():
+        theta_0 = Replica(SPEC, genesis_theta(SPEC.model, 1))
+        state = checkpoint.save(store.snapshot, theta_0.consensus_state())
+        held.load_consensus(Snapshot(0, FIRST, state))
+        held.begin()
+    return held
+
+
+def stop(held: Held) -> None:
+    held.snapshots.hold()
+    held.store.close()
+
+
+def lay_out(held: Held, number: int) -> None:
+    """The downloads of a round: from owners, and from mirrors."""
+    held.cache.mkdir(exist_ok=True)
+    for place, (opened, data) in enumerate(zip(network()[1][number].opened, network()[1][number].objects, strict=True)):
+        key = keys.mirror(RUN, number, opened.peer) if place else keys.payload(RUN, number)
+        cached(held.cache, opened.peer, key).write_bytes(data)
+
+
+def play(held: Held, until: int = ROUNDS) -> None:
+    while (number := held.saved.round) < until:
+        lay_out(held, number)
+        agreed = network()[1][number]
+        if number in VOID:
+            decision: Any = SimpleNamespace(selection=None, link=held.saved.link)
+        else:
+            decision = SimpleNamespace(selection=object(), link=agreed.link(number))
+        held.apply(number, spec_at(number), decision, list(agreed.opened))
+        stands(held)
+
+
+def stands(held: Held) -> None:
+    """Where the network stood at the start of this round."""
+    number = held.saved.round
+    expected = network()[1][number - 1].theta if number else None
+    assert held.replica.digest() == held.saved.theta
+    assert expected in (None, held.saved.theta)
+    agreed = [n for n in range(number) if n not in VOID]
+    assert held.saved.link == (network()[1][0].link(agreed[-1]) if agreed else FIRST)
+
+
+def test_a_node_restarted_by_replay_holds_the_theta_of_one_that_never_stopped(tmp_path: Path) -> None:
+    """Over void rounds, an amendment, and a payload that does not parse; started again before every round."""
+    replayed = 0
+    for number in range(1, ROUNDS + 1):
+        held = start(tmp_path)
+        stands(held)
+        replayed += len(held.saved.consensus.log)
+        play(held, number)
+        stop(held)
+    held = start(tmp_path)
+    assert replayed > ROUNDS // 2
+    straight = network()[0]
+    assert held.replica.outer == straight.outer
+    for name, value in straight.theta.items():
+        assert torch.equal(held.replica.theta[name].view(torch.int32), value.view(torch.int32))
+    stop(held)
+
+
+def test_every_interval_all_write_the_same_state_and_keep_no_payload_from_before(tmp_path: Path) -> None:
+    found = []
+    for name in ("one", "two"):
+        held = start(tmp_path / name)
+        play(held, 5)
+        if name == "two":  # started again, by chance just there
+            stop(held)
+            held = start(tmp_path / name)
+        play(held)
+        found.append(held.saved.consensus.snapshot)
+        named = {p.envelope.hex() for step in held.saved.consensus.log for p in step.payloads if p.key}
+        assert {path.name for path in held.store.log.iterdir()} == named
+        assert {path.name for path in held.store.snapshot.iterdir()} == {
+            path.name for _, path in checkpoint.blobs(held.store.snapshot, found[-1].state)
+        }
+        assert len(held.saved.consensus.log) <= SPEC.checkpoint_rounds
+        stop(held)
+    assert found[0] == found[1]
+    assert found[0].round > 0
+
+
+def test_killed_at_any_write_a_node_stands_where_the_network_stood(tmp_path: Path) -> None:
+    held = start(tmp_path / "before")
+    play(held, 3)
+    stop(held)
+    outcomes = set()
+    for at in range(200):
+        home = copytree(tmp_path / "before", tmp_path / str(at))
+        pid = os.fork()
+        if pid == 0:
+            _play_and_die(home, at)
+        _, status = os.waitpid(pid, 0)
+        held = start(home)
+        assert held.saved.round >= 3
+        stands(held)
+        assert not read_events_of(home, "damaged")
+        outcomes.add(held.saved.round)
+        play(held, 7)
+        stop(held)
+        if os.waitstatus_to_exitcode(status) == 0:
+            break
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert outcomes == {3, 4, 5, 6}
+
+
+def _play_and_die(home: Path, left: int) -> None:
+    """In a forked child: three rounds and a snapshot, and the end without a word at the left-th change of the home."""
+
+    def die(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal left
+        writes = event == "open" and str(args[0]).startswith(str(home)) and args[2] & (os.O_WRONLY | os.O_RDWR)
+        if writes or event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir"):
+            left -= 1
+            if left < 0:
+                os._exit(9)
+
+    try:
+        held = start(home)
+        for number in (3, 4, 5):
+            lay_out(held, number)  # what the network brings is none of our writes
+        sys.addaudithook(die)
+        node_held.Held.clear_cache = lambda self: None  # type: ignore[method-assign]
+        for number in (3, 4, 5):
+            agreed = network()[1][number]
+            decision: Any = SimpleNamespace(selection=object(), link=agreed.link(number))
+            held.apply(number, spec_at(number), decision, list(agreed.opened))
+        held.take_snapshot()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def read_events_of(home: Path, kind: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(home / "events.jsonl") if event["event"] == kind]
+
+
+def changed(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("spoil", [changed, cut, emptied, Path.unlink])
+def test_a_payload_that_the_disk_has_lost_takes_the_node_back_to_its_round(
+    tmp_path: Path, spoil: Callable[[Path], object]
+) -> None:
+    held = start(tmp_path)
+    play(held, 8)
+    stop(held)
+    lost = held.saved.consensus.log[1]
+    spoil(held.store.log / lost.payloads[0].envelope.hex())
+    held = start(tmp_path)
+    assert held.saved.round == lost.round < 8
+    stands(held)
+    assert [event["lost"] for event in read_events_of(tmp_path, "damaged")] == [["log"]]
+    assert (tmp_path / RUN.hex()[:16] / "damaged").exists() == (spoil is not Path.unlink)
+    play(held)
+    stop(held)
+    assert start(tmp_path).saved.round == ROUNDS
+
+
+def test_what_was_sealed_for_the_round_at_hand_is_still_there_and_what_was_decided_is_not_given_back_twice(
+    tmp_path: Path,
+) -> None:
+    held = start(tmp_path)
+    play(held, 8)
+    for sealed_for, kept in ((8, True), (7, False), (4, False)):
+        sealed = node_held.SealedRound(sealed_for, held.store.write(b"sealed"), bytes(32))
+        held.save(sealed=sealed)
+        lost = held.saved.consensus.log[-1]
+        assert lost.round == 7
+        path = held.store.log / lost.payloads[0].envelope.hex()
+        data = path.read_bytes()
+        path.unlink()
+        before = held.saved
+        held.restore()
+        assert (held.saved.round, held.saved.sealed is not None) == (7, kept)
+        path.write_bytes(data)
+        held.saved = before
+        held.restore()
+        assert held.saved == before
+    stop(held)
+
+
+def test_a_missing_snapshot_has_to_come_from_others(tmp_path: Path) -> None:
+    held = start(tmp_path)
+    play(held, 7)
+    held.save(sealed=node_held.SealedRound(7, held.store.write(b"sealed"), bytes(32)))
+    stop(held)
+    for path in held.store.snapshot.iterdir():
+        path.unlink()
+    held = start(tmp_path)
+    assert read_events_of(tmp_path, "damaged")[0]["lost"] == ["theta"]
+    assert (held.saved.round, held.saved.consensus.log) == (0, ())
+    assert held.saved.sealed is not None
+    play(held)
+    stop(held)
+
+
+def test_a_replay_that_gives_another_theta_than_was_saved_is_never_used(tmp_path: Path) -> None:
+    held = start(tmp_path)
+    play(held, 5)
+    (step, *rest) = held.saved.consensus.log
+    log = (replace(step, alpha=step.alpha / 2), *rest)
+    held.store.commit(replace(held.saved, consensus=replace(held.saved.consensus, log=log)))
+    stop(held)
+    held = start(tmp_path)
+    assert read_events_of(tmp_path, "damaged")[0]["lost"] == ["theta"]
+    assert held.saved.round == 0
+    stop(held)
+
+
+def test_a_payload_that_is_not_in_the_cache_costs_no_round(tmp_path: Path) -> None:
+    """A disk may have refused it: then it came in memory."""
+    held = start(tmp_path)
+    play(held, 2)
+    agreed = network()[1][2]
+    held.clear_cache()
+    held.apply(2, SPEC, SimpleNamespace(selection=object(), link=agreed.link(2)), list(agreed.opened))  # type: ignore[arg-type]
+    stands(held)
+    stop(held)
+    held = start(tmp_path)
+    assert held.saved.round == 2
+    stands(held)
+    stop(held)
+
+
+# --- beside the rounds -------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_slower_than_a_round_is_given_up_and_waited_for_before_the_log_is_endless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = start(tmp_path, RealTime())
+    quick, real = threading.Event(), checkpoint._encoded
+
+    def slow(tensors: Any) -> Iterator[Any]:
+        for piece in real(tensors):
+            while held.snapshots._wanted and not quick.wait(0.001):
+                pass
+            yield piece
+
+    monkeypatch.setattr(checkpoint, "_encoded", slow)
+    limit, seen = LOG_INTERVALS * SPEC.checkpoint_rounds, []
+
+    def look() -> None:
+        until = time.monotonic() + 60
+        while len(held.consensus.log) < limit and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.1)  # what does not wait goes on
+        seen.append((len(held.consensus.log), held.saved.consensus.snapshot.round))
+        quick.set()
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    play(held)
+    looking.join()
+    assert seen == [(limit, 0)]
+    assert held.saved.consensus.snapshot.round > 0
+    stop(held)
+    held = start(tmp_path)
+    stands(held)
+    stop(held)
+
+
+def test_a_disk_that_takes_no_snapshot_stops_the_node_only_when_the_log_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = start(tmp_path)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr("node.snapshot.checkpoint.save", full)
+        with pytest.raises(ConfigError, match="make room"):
+            play(held)
+    assert len(held.saved.consensus.log) == LOG_INTERVALS * SPEC.checkpoint_rounds
+    stop(held)
+    held = start(tmp_path)
+    stands(held)
+    play(held)
+    assert held.saved.consensus.snapshot.round > 0
+    stop(held)
+
+
+def test_a_catch_up_over_many_rounds_keeps_no_more_than_an_interval_of_payloads(tmp_path: Path) -> None:
+    held = start(tmp_path)
+    most = 0
+    link = FIRST
+    for number in (number for number in range(ROUNDS) if number not in VOID):
+        lay_out(held, number)
+        agreed = network()[1][number]
+        link = agreed.link(number)
+        held.step(number, spec_at(number).outer, held.replica.digest(), link, agreed.opened)
+        held.write_snapshot(number + 1, link)
+        most = max(most, len(list(held.store.log.iterdir())))
+        assert len(list(held.store.snapshot.iterdir())) <= 4  # the saved one, and the newest
+        assert held.store.load() == held.saved  # nothing of it is saved yet
+    assert most <= 3 * (SPEC.checkpoint_rounds - 1)
+    held.stand(ROUNDS, link)
+    stands(held)
+    stop(held)
+    held = start(tmp_path)
+    stands(held)
+    stop(held)
+
+
+def test_a_catch_up_that_fails_leaves_the_saved_state_in_place(tmp_path: Path) -> None:
+    held = start(tmp_path)
+    play(held, 3)
+    saved = held.saved
+    for number in (3, 4, 5):
+        lay_out(held, number)
+        agreed = network()[1][number]
+        held.step(number, SPEC.outer, held.replica.digest(), agreed.link(number), agreed.opened)
+        held.write_snapshot(number + 1, agreed.link(number))
+    held.restore()
+    held.store.commit(held.saved)
+    assert held.saved == saved
+    stands(held)
+    play(held)
+    stop(held)
