@@ -18,6 +18,8 @@ from protocol.spec import RunSpec, parse_spec
 from protocol.types import Digest, peer_id
 
 FP32_BYTES = 4
+PORTION_BYTES = 4 << 20
+PUBLIC = "wallets/*/hotkeys/defaultpub.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +41,21 @@ class Folder:
         self._tails: dict[str, Tail] = {}
         self._names: dict[str, str] = {}
 
-    def read(self) -> None:
-        """Take in what the nodes have written since."""
-        self._names = names(self.path)
-        self.rounds.hotkeys = {name: hotkey for hotkey, name in self._names.items()}
+    def read(self, max_bytes: int = PORTION_BYTES) -> bool:
+        """Take in what the nodes have written since, up to about `max_bytes`; whether there is more."""
+        if len(self._names) != len(list(self.path.glob(PUBLIC))):
+            self._names = names(self.path)
+            self.rounds.hotkeys = {name: hotkey for hotkey, name in self._names.items()}
         for home in sorted(self.path.glob("nodes/*")):
             tail = self._tails.setdefault(home.name, Tail(home / "events.jsonl"))
             for place, line in tail.lines():
                 event = _event(line)
                 if event is not None:
                     self.rounds.take(home.name, event, place)
+                max_bytes -= len(line)
+                if max_bytes <= 0:
+                    return True
+        return False
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -128,7 +135,7 @@ class Folder:
 def names(folder: Path) -> dict[str, str]:
     """Who is who in a run folder: every member's name by its SS58 hotkey, from the public halves of its wallets."""
     found: dict[str, str] = {}
-    for path in sorted(folder.glob("wallets/*/hotkeys/defaultpub.txt")):
+    for path in sorted(folder.glob(PUBLIC)):
         try:
             address = str(json.loads(path.read_text())["ss58Address"])
             peer_id(address)

@@ -27,7 +27,8 @@ def health(folder: Folder) -> Told:
     wrong = next(_wrong(folder, lately, stage), None)
     if wrong is not None:
         return "wrong", wrong
-    done = f"Ended after {last.number + 1} rounds" if stage.ended else "Healthy"
+    count = last.number + 1
+    done = f"Ended after {count} round{'s' * (count != 1)}" if stage.ended else "Healthy"
     return "good", f"{done}: {_round(last, rounds)}."
 
 
@@ -81,6 +82,8 @@ def _round(one: Round, rounds: Rounds) -> str:
         said += f", {names.get(peer, peer[:12])} was rejected ({why})"
     elif rejected:
         said += f", {len(rejected)} were rejected"
+    if absent := len(body["rejected"]) - len(rejected):
+        said += f", {absent} {'was' if absent == 1 else 'were'} absent"
     return said
 
 

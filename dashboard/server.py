@@ -30,6 +30,8 @@ from protocol.errors import ConfigError
 
 HOST = "127.0.0.1"
 READ_SECONDS = 1.0
+PORTION_SECONDS = 0.01
+"""Between portions of a long run: for those who ask meanwhile."""
 ANSWER_BYTES = 2 << 20
 """About how much of the rounds goes into one answer; a page asks for the rest."""
 STATIC = Path(__file__).parent / "static"
@@ -51,13 +53,17 @@ class Watched:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._told: dict[str, Any] = {}
-        self.read()
+        self._more = self.read()
 
-    def read(self) -> None:
-        """Take in what is new."""
+    def read(self) -> bool:
+        """Take in what is new, or a portion of it; whether there is more."""
         with self._lock:
-            self.folder.read()
+            more = self.folder.read()
             self._told = _facts(self.folder)
+            if more:
+                known = len(self.folder.rounds)
+                self._told |= {"state": "waiting", "sentence": f"Reading the run so far: {known} rounds."}
+            return more
 
     def follow(self) -> None:
         """Keep up until `close`."""
@@ -79,9 +85,9 @@ class Watched:
             return self.folder.detail(number)
 
     def _run(self) -> None:
-        while not self._ending.wait(READ_SECONDS):
+        while not self._ending.wait(PORTION_SECONDS if self._more else READ_SECONDS):
             try:
-                self.read()
+                self._more = self.read()
             except OSError as fault:  # a file that is just being replaced, or a folder that was removed
                 logger.debug("the page reads on later: {fault}", fault=str(fault))
 

@@ -18,7 +18,8 @@ class Tail:
         self._offset = 0
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Offset and bytes of every whole line since the last time. What is still being written comes next time."""
+        """Offset and bytes of every whole line since the last one that was taken. What is still being written comes next
+        time."""
         try:
             facts = os.stat(self.path)
         except OSError:
@@ -33,8 +34,9 @@ class Tail:
             while data := file.read(READ_BYTES):
                 *whole, rest = (rest + data).split(b"\n")
                 for line in whole:
-                    yield self._offset, line
+                    place = self._offset
                     self._offset += len(line) + 1
+                    yield place, line
                 if len(rest) > MAX_LINE_BYTES:
                     self._offset += len(rest)
                     rest = b""

@@ -7,18 +7,18 @@ const SETTLED = 10; // evaluations: gauntlet/account.py
 const PAID_LINES = 8;
 const $ = (id) => document.getElementById(id);
 
-const store = { version: 0, facts: {}, rounds: [], byNumber: new Map(), peers: [], rows: new Map() };
+const store = { version: 0, facts: {}, rounds: [], columns: [], byNumber: new Map(), peers: [], rows: new Map() };
 let chosen = null; // the peer whose pay is shown beside the best paid
 
 export const called = (peer) => (Object.hasOwn(store.facts.names ?? {}, peer) ? store.facts.names[peer] : `${peer.slice(0, 6)}…${peer.slice(-4)}`);
 
 const matrix = new Matrix($("matrix"), {
-  count: () => [store.peers.length, store.rounds.length],
+  count: () => [store.peers.length, store.columns.length],
   name: (row) => called(store.peers[row]),
-  round: (column) => store.rounds[column],
-  state: (row, column) => store.rounds[column].cells.get(store.peers[row]) ?? "",
+  round: (column) => store.columns[column],
+  state: (row, column) => store.columns[column].cells.get(store.peers[row]) ?? "",
   moved: (row, column) => { $("cell").textContent = cellText(row, column); },
-  opened: (row, column) => explain(store.peers[row], store.rounds[column]),
+  opened: (row, column) => explain(store.peers[row], store.columns[column]),
 });
 const plots = {
   loss: new Plot($("plot-loss"), $("key-loss")),
@@ -28,7 +28,7 @@ const plots = {
 };
 
 function cellText(row, column) {
-  const [peer, round] = [store.peers[row], store.rounds[column]];
+  const [peer, round] = [store.peers[row], store.columns[column]];
   const code = round.cells.get(peer) ?? "";
   const pay = round.pay[peer] ? `, pay ${percent(round.pay[peer])}` : "";
   const learning = round.learning[peer] !== undefined ? `, learning, ${times(round.learning[peer])}` : "";
@@ -92,6 +92,7 @@ function show(changed) {
   if ($("sentence").textContent !== facts.sentence) $("sentence").textContent = facts.sentence;
   if (!changed) return;
   numbers();
+  store.columns = rounds.filter((round) => round.cells.size > 0 || round.void !== null);
   matrix.draw();
   keyOfMatrix();
   const at = rounds.map((round) => round.round);
@@ -157,7 +158,7 @@ function pay(at) {
   });
   plots.pay.show(at, lines);
   const more = total.size - best.length;
-  const learns = last && best.some((peer) => last.learning[peer] !== undefined);
+  const learns = store.rounds.some((round) => best.some((peer) => round.learning[peer] !== undefined));
   $("pay-note").textContent = [
     learns && `dashed: uncertain, fewer than ${SETTLED} evaluations behind it`,
     more > 0 && `the ${best.length} best paid of ${total.size}; a click in the matrix adds a peer`,

@@ -25,9 +25,10 @@ def tab() -> Iterator[Tab]:
 
 
 @pytest.fixture(autouse=True)
-def silent(tab: Tab) -> Iterator[None]:
+def silent(tab: Tab, serve: Serve) -> Iterator[None]:
     tab.complaints.clear()
     yield
+    tab.open("about:blank")  # before its server is gone
     assert tab.complaints == []
 
 
@@ -91,6 +92,8 @@ def test_of_a_long_run_only_what_is_in_sight_is_drawn(tmp_path: Path, serve: Ser
         written.round(number, evaluations=20)
     tab.open(serve(tmp_path).url, 800)
     tab.until(f"{TEXT.format('n-round')} === '599'")
-    extent, seen = tab.value("[document.getElementById('extent').offsetWidth, document.querySelector('#matrix canvas').width]")
+    extent, seen = tab.value(
+        "[document.getElementById('extent').offsetWidth, document.querySelector('#matrix canvas').width]"
+    )
     assert extent > 5000
     assert seen <= 800

@@ -103,6 +103,21 @@ def test_a_torn_line_is_read_when_it_is_whole_and_a_replaced_file_anew(tmp_path:
     assert list(tail.lines()) == [(0, b"new")]
 
 
+def test_a_long_run_is_read_in_portions_and_no_line_twice(tmp_path: Path) -> None:
+    written = synthetic.Folder(tmp_path)
+    for number in range(20):
+        written.round(number)
+    portions, whole = Folder(tmp_path), Folder(tmp_path)
+    whole.read()
+    times = 1
+    while portions.read(max_bytes=1000):
+        times += 1
+    assert times > 10
+    assert portions.rounds.version == whole.rounds.version
+    for one in (portions, whole):
+        assert [body["loss"] for body in told(one)[0]] == [4.0] * 20
+
+
 def test_a_line_without_an_end_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tails, "READ_BYTES", 10)
     monkeypatch.setattr(tails, "MAX_LINE_BYTES", 100)
