@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="use an S3 server that runs already, with the buckets and keys in this file (README), in place of our own",
     )
     parser.add_argument("--folder", type=Path, help="run folder (default runs/<time>)")
+    parser.add_argument("--port", type=int, default=0, help="port of the run's page (default: any that is free)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -79,14 +80,20 @@ def run(options: argparse.Namespace) -> int:
         preset=options.preset,
     )
     try:
-        return play(plan, stop.check)
+        return play(plan, stop.check, options.port)
     except MurmurError:
         stop.check()  # what was broken off in a library's depths may come out as another fault
         raise
 
 
 def _check(options: argparse.Namespace) -> None:
-    bounds = [("rounds", 1, 100_000), ("miners", 1, 200), ("validators", 1, 8), ("seed", 0, 2**63 - 1)]
+    bounds = [
+        ("rounds", 1, 100_000),
+        ("miners", 1, 200),
+        ("validators", 1, 8),
+        ("seed", 0, 2**63 - 1),
+        ("port", 0, 65535),
+    ]
     if options.chaos is not None:
         bounds += [("chaos", 0, 2**63 - 1), ("rounds", CHAOS_ROUNDS, 100_000)]
     for name, least, most in bounds:

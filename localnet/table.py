@@ -164,6 +164,7 @@ class Table:
         self._print(Text(f"report {folder / 'report.json'}"))
         self._print(Text(f"logs   {folder / 'logs'}"))
         self._print(Text(f"events {folder / 'nodes'}"))
+        self._print(Text(f"page   murmur dashboard {folder}"))
 
     def _aftermath(self, chaos: dict[str, Any]) -> None:
         """What was done, and what became of it."""

@@ -5,13 +5,13 @@ store behind them while it answers. Nothing is started and nothing written; no w
 public halves.
 """
 
-import json
 import socket
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import dashboard.folder
 from chain.devnet.recorded import open_recorded
 from chain.keys import verify
 from localnet.record import FOLDER
@@ -60,13 +60,7 @@ def opener(folder: Path) -> Opener:
 
 def names(folder: Path) -> Mapping[PeerId, str]:
     """Who is who in the folder: every member's name by its hotkey."""
-    found: dict[PeerId, str] = {}
-    for path in sorted(folder.glob("wallets/*/hotkeys/defaultpub.txt")):
-        try:
-            found[peer_id(json.loads(path.read_text())["ss58Address"])] = path.parents[1].name
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return found
+    return {peer_id(address): name for address, name in dashboard.folder.names(folder).items()}
 
 
 @lru_cache(maxsize=64)

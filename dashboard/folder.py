@@ -1,0 +1,153 @@
+"""A local network's run folder as the page sees it: its nodes' events, names, spec, and whether it has ended.
+
+Only files are read: it is the same while the network runs, after its end, and wherever the folder was moved to."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from dashboard.rounds import Rounds
+from dashboard.tail import Tail, line_at
+from protocol.errors import ConfigError, InvalidMessage
+from protocol.spec import RunSpec, parse_spec
+from protocol.types import Digest, peer_id
+
+FP32_BYTES = 4
+PORTION_BYTES = 4 << 20
+PUBLIC = "wallets/*/hotkeys/defaultpub.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """How far a network has come. `silent_seconds`: since a node last wrote something."""
+
+    nodes: int
+    rehearsed: int
+    ended: bool
+    silent_seconds: float
+
+
+class Folder:
+    """`rounds` grows with `read`, one reader at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rounds = Rounds()
+        self._tails: dict[str, Tail] = {}
+        self._names: dict[str, str] = {}
+
+    def read(self, max_bytes: int = PORTION_BYTES) -> bool:
+        """Take in what the nodes have written since, up to about `max_bytes`; whether there is more."""
+        if len(self._names) != len(list(self.path.glob(PUBLIC))):
+            self._names = names(self.path)
+            self.rounds.hotkeys = {name: hotkey for hotkey, name in self._names.items()}
+        for home in sorted(self.path.glob("nodes/*")):
+            tail = self._tails.setdefault(home.name, Tail(home / "events.jsonl"))
+            for place, line in tail.lines():
+                event = _event(line)
+                if event is not None:
+                    self.rounds.take(home.name, event, place)
+                max_bytes -= len(line)
+                if max_bytes <= 0:
+                    return True
+        return False
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Hotkey -> name, of every member so far."""
+        return self._names
+
+    @cached_property
+    def _spec(self) -> RunSpec:
+        data = (self.path / "spec.json").read_bytes()
+        return parse_spec(data, Digest(sha256(data).digest()))
+
+    @property
+    def spec(self) -> RunSpec | None:
+        """None before the run is sealed."""
+        try:
+            return self._spec
+        except (OSError, InvalidMessage, ConfigError):
+            return None
+
+    def stage(self) -> Stage:
+        """How far it has come, as of now."""
+        homes = list(self.path.glob("nodes/*/node.toml"))
+        files = [*(home.parent / "events.jsonl" for home in homes), self.path]
+        newest = max((file.stat().st_mtime for file in files if file.exists()), default=time.time())
+        return Stage(
+            len(homes),
+            sum((home.parent / "measured.json").exists() for home in homes),
+            (self.path / "report.json").exists(),
+            max(0.0, time.time() - newest),
+        )
+
+    def detail(self, number: int) -> dict[str, Any] | None:
+        """One round in full, read again from where its lines stand: `peers`, by hotkey, what each validator says of it;
+        `phases`, by node, in seconds after the first node began; `deadline` of commitments on that scale, null where it
+        is not known. None for a round that is not known."""
+        one = self.rounds.get(number)
+        if one is None:
+            return None
+        said: dict[str, dict[str, Any]] = {}
+        nodes: dict[str, tuple[float, list[Any]]] = {}
+        deadlines = []
+        for (node, kind), place in sorted(one.places.items()):
+            if kind not in ("reported", "phases", "committed"):
+                continue
+            event = _event(line_at(self._tails[node].path, place))
+            if event is None or event.get("event") != kind or event.get("round") != number:
+                continue  # the file was replaced
+            try:
+                if kind == "reported":
+                    for hotkey, row in event["peers"].items():
+                        said.setdefault(hotkey, {})[node] = dict(row)
+                elif kind == "phases":
+                    phases = [(str(p["phase"]), float(p["began"]), float(p["seconds"])) for p in event["phases"]]
+                    ended = max((began + seconds for _, began, seconds in phases), default=0.0)
+                    nodes[node] = float(event["time"]) - ended, phases
+                elif self.spec is not None:
+                    clock = self.spec.clock
+                    left = clock.start_block + number * clock.round_blocks + clock.commit - event["block"]
+                    deadlines.append(float(event["time"]) + left * clock.block_seconds)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                continue
+        began = min((start for start, _ in nodes.values()), default=0.0)
+        return {
+            "round": number,
+            "peers": said,
+            "phases": {
+                node: [
+                    {"phase": phase, "began": round(start - began + at, 3), "seconds": seconds}
+                    for phase, at, seconds in phases
+                ]
+                for node, (start, phases) in nodes.items()
+            },
+            "deadline": round(sorted(deadlines)[len(deadlines) // 2] - began, 3) if deadlines and nodes else None,
+        }
+
+
+def names(folder: Path) -> dict[str, str]:
+    """Who is who in a run folder: every member's name by its SS58 hotkey, from the public halves of its wallets."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.glob(PUBLIC)):
+        try:
+            address = str(json.loads(path.read_text())["ss58Address"])
+            peer_id(address)
+            found[address] = path.parents[1].name
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None

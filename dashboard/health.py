@@ -1,0 +1,100 @@
+"""One sentence: healthy, or what is wrong."""
+
+from collections.abc import Iterator
+from math import inf
+
+from dashboard.folder import Folder, Stage
+from dashboard.rounds import Round, Rounds
+
+LATELY_ROUNDS = 5
+SILENT_ROUNDS = 3.0
+"""A run moves within so many rounds' planned time."""
+FALLBACK_SECONDS = 600.0
+RISE = 0.05
+"""Nats a token above its best by which a loss is said to rise, not to waver."""
+
+Told = tuple[str, str]
+"""(`good`, `wrong` or `waiting`; the sentence)."""
+
+
+def health(folder: Folder) -> Told:
+    """How the run fares, as of now."""
+    rounds, stage = folder.rounds, folder.stage()
+    lately = rounds.newest(LATELY_ROUNDS)
+    if not lately:
+        return _starting(folder, stage)
+    last = lately[-1]
+    wrong = next(_wrong(folder, lately, stage), None)
+    if wrong is not None:
+        return "wrong", wrong
+    count = last.number + 1
+    done = f"Ended after {count} round{'s' * (count != 1)}" if stage.ended else "Healthy"
+    return "good", f"{done}: {_round(last, rounds)}."
+
+
+def _starting(folder: Folder, stage: Stage) -> Told:
+    if stage.ended:
+        return "wrong", "It ended before its first round: the files in logs/ say why."
+    if not stage.nodes:
+        return "waiting", "Starting: the chain and the object store."
+    if stage.rehearsed < stage.nodes:
+        return "waiting", (
+            f"Rehearsing a round on every node, to measure this machine: {stage.rehearsed} of {stage.nodes} are done."
+        )
+    if folder.spec is None:
+        return "waiting", "Rehearsed: waiting for the chain to let the validators judge."
+    if stage.silent_seconds > _patience(folder):
+        return "wrong", f"No round was played, and nothing has happened for {_span(stage.silent_seconds)}."
+    return "waiting", "Round 0 is being played."
+
+
+def _wrong(folder: Folder, lately: list[Round], stage: Stage) -> Iterator[str]:
+    """What is wrong, the worst first."""
+    rounds, last = folder.rounds, lately[-1]
+    for one in reversed(lately):
+        word = one.agreed()
+        counted = one.contributing.get(word, ()) if word is not None else ()
+        theirs = [n for n in one.theta if n in one.active or rounds.hotkeys.get(n) in counted]
+        if len({one.theta[node] for node in theirs}) > 1:
+            yield f"Replicas differ in round {one.number}: {', '.join(sorted(theirs))} do not all hold the same model."
+    if not stage.ended and stage.silent_seconds > _patience(folder):
+        yield f"Nothing has happened for {_span(stage.silent_seconds)}: the network was stopped, or it is stuck."
+    if last.void.get(last.agreed() or ""):
+        yield f"Round {last.number} is void: no record of it was agreed, so nobody's work was applied."
+    if last.unobserved:
+        yield f"Round {last.number} was not observed by {sorted(last.unobserved)[0]}: nobody is rated or paid for it."
+    for node, fault in sorted(last.faults.items()):
+        if node in last.active or rounds.hotkeys.get(node) in last.contributing.get(last.agreed() or "", ()):
+            yield f"Round {last.number}, {node}: {fault}."
+    losses = [(min(one.held_out.values()), one.number) for one in rounds if one.held_out]
+    best, when = min(losses, default=(inf, 0))
+    if len(losses) > LATELY_ROUNDS and losses[-1][0] > best + RISE and when < losses[-1][1] - LATELY_ROUNDS:
+        yield f"The held-out loss rises: {losses[-1][0]:.2f} now, {best:.2f} in round {when}."
+
+
+def _round(one: Round, rounds: Rounds) -> str:
+    body = one.body(())
+    names = {hotkey: name for name, hotkey in rounds.hotkeys.items()}
+    rejected = {p: why for p, why in body["rejected"].items() if why != "MISSING"}
+    said = f"{len(body['contributing'])} of {body['active'] or 0} contributed in round {one.number}"
+    if len(rejected) == 1:
+        [(peer, why)] = rejected.items()
+        said += f", {names.get(peer, peer[:12])} was rejected ({why})"
+    elif rejected:
+        said += f", {len(rejected)} were rejected"
+    if absent := len(body["rejected"]) - len(rejected):
+        said += f", {absent} {'was' if absent == 1 else 'were'} absent"
+    return said
+
+
+def _patience(folder: Folder) -> float:
+    spec = folder.spec
+    seconds = spec.clock.round_blocks * spec.clock.block_seconds if spec is not None else FALLBACK_SECONDS
+    return 30 + SILENT_ROUNDS * seconds
+
+
+def _span(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,247 @@
+"""A run's rounds, put together from its nodes' events (docs/events.md) as these come in.
+
+Events are what other programs wrote: one that is not as documented is passed over, and nothing of them is trusted to be
+short, printable or true.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from statistics import fmean, median
+from sys import intern
+from typing import Any, TypeVar
+
+from gauntlet.account import SETTLED
+
+Event = Mapping[str, Any]
+S = TypeVar("S")
+
+MAX_ROUND = 1 << 32
+NOT_AGREED = "NOT_AGREED"
+"""Of a peer that passed and has no other standing: the agreed record does not name it, or there is none."""
+PHASES = ("compute", "upload", "select", "download", "apply")
+NODE_KINDS = {"trained", "published", "committed", "applied", "phases", "broke_off", "passed_over", "weights_not_taken"}
+VALIDATOR_KINDS = {"checked", "ranked", "reported", "held_out", "unobserved", "weights_refused", "weights"}
+KINDS = NODE_KINDS | VALIDATOR_KINDS
+
+
+@dataclass(slots=True)
+class Round:
+    """What is known of one round, by node: the last event of a kind counts. `judged`: by validator, what its report or
+    its checks say of each hotkey."""
+
+    number: int
+    time: float = 0.0
+    void: dict[str, bool] = field(default_factory=dict)
+    contributing: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    theta: dict[str, str] = field(default_factory=dict)
+    active: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, dict[str, str]] = field(default_factory=dict)
+    standing: dict[str, dict[str, str]] = field(default_factory=dict)
+    passed: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    pay: dict[str, dict[str, float]] = field(default_factory=dict)
+    evaluations: dict[str, int] = field(default_factory=dict)
+    held_out: dict[str, float] = field(default_factory=dict)
+    trained: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, dict[str, float]] = field(default_factory=dict)
+    payload_bytes: int | None = None
+    faults: dict[str, str] = field(default_factory=dict)
+    unobserved: dict[str, str] = field(default_factory=dict)
+    places: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(node, kind) -> where its line stands in the node's file."""
+    version: int = 0
+    encoded: bytes | None = None
+
+    @property
+    def decided(self) -> bool:
+        return bool(self.void)
+
+    def agreed(self) -> str | None:
+        """The node whose word on the outcome counts: a validator's if there is one."""
+        return next((node for node in sorted(self.void, key=lambda node: (node not in self.active, node))), None)
+
+    def body(self, miners: Iterable[str]) -> dict[str, Any]:
+        """As JSON. Losses in nats a token, `pay` in shares, `seconds` medians over nodes; null for what nobody told."""
+        word = self.agreed()
+        contributing = list(self.contributing.get(word, ())) if word is not None else []
+        rejected, standing = _first(self.rejected), dict(_first(self.standing))
+        if word is not None:
+            left_out = set(_first(self.passed)) - {*contributing, *standing, *rejected}
+            standing |= dict.fromkeys(sorted(left_out), NOT_AGREED)
+        pays = list(self.pay.values())
+        pay = {peer: fmean(shares.get(peer, 0.0) for shares in pays) for peer in {p for s in pays for p in s}}
+        judged = {*contributing, *standing, *rejected}
+        honest = [self.trained[node] for node in miners if node in self.trained] or list(self.trained.values())
+        return {
+            "round": self.number,
+            "version": self.version,
+            "time": self.time,
+            "loss": fmean(self.held_out.values()) if self.held_out else None,
+            "train_loss": median(honest) if honest else None,
+            "active": max(self.active.values()) if self.active else None,
+            "contributing": contributing,
+            "rejected": {peer: why for peer, why in rejected.items() if peer not in contributing},
+            "standing": {peer: why for peer, why in standing.items() if peer not in contributing},
+            "pay": {peer: round(share, 6) for peer, share in sorted(pay.items()) if share},
+            "learning": {p: n for p, n in sorted(self.evaluations.items()) if n < SETTLED and p in judged},
+            "void": self.void[word] if word is not None else None,
+            "unobserved": next(iter(self.unobserved.values()), None),
+            "seconds": {
+                phase: round(median(found), 3)
+                if (found := [s[phase] for s in self.seconds.values() if phase in s])
+                else None
+                for phase in PHASES
+            },
+            "payload_bytes": self.payload_bytes,
+        }
+
+
+def _first(found: Mapping[str, S]) -> S | dict[str, str]:
+    return found[min(found)] if found else {}
+
+
+class Rounds:
+    """All of them. `version` grows with every change; `hotkeys`: name of a node -> its hotkey, where known."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.hotkeys: dict[str, str] = {}
+        self._rounds: dict[int, Round] = {}
+        self._by_change: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    def __iter__(self) -> Iterator[Round]:
+        """By number."""
+        return (self._rounds[number] for number in sorted(self._rounds))
+
+    def get(self, number: int) -> Round | None:
+        return self._rounds.get(number)
+
+    def newest(self, count: int) -> list[Round]:
+        """The last decided rounds, oldest first."""
+        return [one for one in self if one.decided][-count:]
+
+    def take(self, node: str, event: Event, place: int) -> None:
+        """Fold one event of the node; one of another kind or form is passed over."""
+        try:
+            kind, number = event["event"], event["round"]
+            if kind not in KINDS or type(number) is not int or not 0 <= number < MAX_ROUND:
+                return
+            one = self._rounds.get(number) or Round(number)
+            _fold(one, node, kind, event)
+            one.time = max(one.time, _number(event["time"]))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return
+        one.places[node, kind] = place
+        self.version += 1
+        one.version, one.encoded = self.version, None
+        self._rounds[number] = one
+        self._by_change.pop(number, None)
+        self._by_change[number] = None
+
+    def since(self, version: int, max_bytes: int) -> tuple[list[bytes], int, bool]:
+        """JSON of the rounds that have changed after `version`, those first that changed first, up to about `max_bytes`
+        and at least one, sorted by number; the version to ask with next, and whether there is more."""
+        changed = []
+        for number in reversed(self._by_change):
+            if self._rounds[number].version <= version:
+                break
+            changed.append(self._rounds[number])
+        told: list[Round] = []
+        size = 0
+        for one in reversed(changed):
+            if size >= max_bytes:
+                return _encoded(told), version, True
+            if one.encoded is None:
+                miners = [
+                    node for node, key in self.hotkeys.items() if key in one.contributing.get(one.agreed() or "", ())
+                ]
+                one.encoded = json.dumps(one.body(miners), separators=(",", ":"), allow_nan=False).encode()
+            told.append(one)
+            size += len(one.encoded)
+            version = one.version
+        return _encoded(told), version, False
+
+
+def _encoded(told: Iterable[Round]) -> list[bytes]:
+    return [one.encoded for one in sorted(told, key=lambda one: one.number) if one.encoded is not None]
+
+
+def _fold(one: Round, node: str, kind: str, event: Event) -> None:
+    """Raises KeyError, TypeError, ValueError, AttributeError for an event that is not as documented, and leaves the
+    round as it was then."""
+    seconds = {phase: _number(event["seconds"][phase]) for phase in PHASES if phase in event.get("seconds", {})}
+    match kind:
+        case "trained":
+            if event["loss"] is not None:
+                one.trained[node] = _number(event["loss"])
+        case "published":
+            one.payload_bytes = _count(event["payload_bytes"])
+        case "held_out":
+            one.held_out[node] = _number(event["val_loss"])
+        case "applied":
+            contributing = tuple(_text(peer) for peer in event["contributing"])
+            void, theta = bool(event["void"]), _text(event["theta"])
+            one.contributing[node], one.void[node], one.theta[node] = contributing, void, theta
+        case "checked":
+            rejected, passed = _texts(event["rejected"]), tuple(_text(peer) for peer in event["passed"])
+            one.active[node] = _count(event["active"])
+            one.rejected[node], one.passed[node] = rejected, passed
+        case "ranked":
+            one.standing[node] = _texts(event["standing"])
+        case "reported":
+            _reported(one, node, event["peers"])
+        case "unobserved":
+            one.unobserved[node] = _text(event["why"])
+        case "broke_off":
+            one.faults[node] = f"broke off: {_text(event['fault'])}"
+        case "passed_over":
+            one.faults[node] = f"could not follow the round: {_text(event['reason'])}"
+        case "weights_not_taken":
+            one.faults[node] = f"the chain refused its weights: {_text(event['code'])}"
+        case "weights_refused":
+            one.faults[node] = "its weights do not stand on chain as they were set"
+    if seconds:
+        one.seconds[node] = one.seconds.get(node, {}) | seconds
+
+
+def _reported(one: Round, node: str, peers: Mapping[str, Mapping[str, Any]]) -> None:
+    rejected, standing = {}, {}
+    pay, evaluations = {}, {}
+    for peer, row in peers.items():
+        name = _text(peer)
+        if "rejected" in row:
+            rejected[name] = _text(row["rejected"])
+        elif "standing" in row:
+            standing[name] = _text(row["standing"])
+        if share := _number(row["weight"]):
+            pay[name] = share
+        evaluations[name] = _count(row.get("evaluations", 0))
+    one.rejected[node], one.standing[node], one.pay[node] = rejected, standing, pay
+    for name, times in evaluations.items():
+        one.evaluations[name] = max(times, one.evaluations.get(name, 0))
+
+
+def _texts(found: Mapping[str, Any]) -> dict[str, str]:
+    return {_text(key): _text(value) for key, value in found.items()}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return intern(value[:300])
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not isfinite(value):
+        raise ValueError(value)
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(value)
+    return value

@@ -1,0 +1,211 @@
+"""The page and its JSON over HTTP: GET only, on this machine only, from what is in memory.
+
+    GET /                          the page
+    GET /api/rounds?since=VERSION  rounds that have changed after this version (default 0: all), and how the run fares
+    GET /api/rounds/NUMBER         one round in full: what each validator says of each hotkey, phases by node
+
+An answer never waits for the run: a thread reads the folder once a second, and a round is turned into JSON once for
+every change. docs/dashboard.md has the fields.
+"""
+
+import json
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from loguru import logger
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dashboard.folder import FP32_BYTES, Folder
+from dashboard.health import health
+from protocol.errors import ConfigError
+
+HOST = "127.0.0.1"
+READ_SECONDS = 1.0
+PORTION_SECONDS = 0.01
+"""Between portions of a long run: for those who ask meanwhile."""
+ANSWER_BYTES = 2 << 20
+"""About how much of the rounds goes into one answer; a page asks for the rest."""
+STATIC = Path(__file__).parent / "static"
+FILES = ("page.js", "matrix.js", "charts.js", "page.css", "uPlot.iife.min.js", "uPlot.min.css")
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Watched:
+    """A folder that a thread of its own keeps up with. `facts` and `since` may be called from any thread."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._told: dict[str, Any] = {}
+        self._more = self.read()
+
+    def read(self) -> bool:
+        """Take in what is new, or a portion of it; whether there is more."""
+        with self._lock:
+            more = self.folder.read()
+            self._told = _facts(self.folder)
+            if more:
+                known = len(self.folder.rounds)
+                self._told |= {"state": "waiting", "sentence": f"Reading the run so far: {known} rounds."}
+            return more
+
+    def follow(self) -> None:
+        """Keep up until `close`."""
+        threading.Thread(target=self._run, name="dashboard reader", daemon=True).start()
+
+    def close(self) -> None:
+        self._ending.set()
+
+    def answer(self, since: int) -> bytes:
+        """JSON of /api/rounds."""
+        with self._lock:
+            told, version, more = self.folder.rounds.since(since, ANSWER_BYTES)
+            facts = json.dumps(self._told | {"version": version, "more": more}, allow_nan=False).encode()
+        return facts[:-1] + b', "rounds": [' + b",\n".join(told) + b"]}"
+
+    def detail(self, number: int) -> dict[str, Any] | None:
+        """JSON of /api/rounds/NUMBER."""
+        with self._lock:
+            return self.folder.detail(number)
+
+    def _run(self) -> None:
+        while not self._ending.wait(PORTION_SECONDS if self._more else READ_SECONDS):
+            try:
+                self._more = self.read()
+            except OSError as fault:  # a file that is just being replaced, or a folder that was removed
+                logger.debug("the page reads on later: {fault}", fault=str(fault))
+
+
+def application(watched: Watched) -> ASGIApp:
+    """The page over one run."""
+
+    def page(request: Request) -> Response:
+        return FileResponse(STATIC / "index.html", media_type="text/html")
+
+    def file(request: Request) -> Response:
+        return FileResponse(STATIC / request.url.path.rpartition("/")[2])
+
+    def rounds(request: Request) -> Response:
+        since = request.query_params.get("since", "0")
+        if not (since.isascii() and since.isdigit() and len(since) < 16):
+            return _refused("since: expected the version of an earlier answer, or 0 for all rounds")
+        return Response(watched.answer(int(since)), media_type="application/json")
+
+    def one(request: Request) -> Response:
+        found = watched.detail(request.path_params["number"])
+        if found is None:
+            return _refused("this round is not known", 404)
+        try:
+            return Response(json.dumps(found, allow_nan=False), media_type="application/json")
+        except ValueError:
+            return _refused("the nodes' events of this round hold numbers that are none", 404)
+
+    routes = [
+        Route("/", page),
+        *(Route(f"/{name}", file) for name in FILES),
+        Route("/api/rounds", rounds),
+        Route("/api/rounds/{number:int}", one),
+    ]
+    # A name that a stranger's page makes resolve to this machine is none of ours.
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
+    return _Sealed(Starlette(routes=routes, middleware=[hosts]))
+
+
+class _Sealed:
+    """Every answer carries the same headers: no script, style or address but our own."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sealed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    *((name.lower().encode(), value.encode()) for name, value in HEADERS.items()),
+                ]
+            await send(message)
+
+        await self._app(scope, receive, sealed)
+
+
+class Page:
+    """The page over a folder, served until `close` by threads of its own. `port` 0: any that is free.
+
+    Raises ConfigError for a port that is taken."""
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((HOST, port))
+            self._socket.listen()  # who comes before the server runs waits for it
+        except OSError as fault:
+            self._socket.close()
+            raise ConfigError(
+                f"--port {port} cannot be used ({fault.strerror}): choose another, or leave it out"
+            ) from None
+        self.url = f"http://{HOST}:{self._socket.getsockname()[1]}/"
+        self._watched = Watched(Folder(folder))
+        self._watched.follow()
+        config = uvicorn.Config(
+            application(self._watched),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name="dashboard", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until somebody interrupts."""
+        while self._thread.is_alive():
+            self._thread.join(1.0)
+
+    def close(self) -> None:
+        self._watched.close()
+        self._server.should_exit = True
+        self._thread.join(5.0)
+        self._socket.close()
+
+
+def _facts(folder: Folder) -> dict[str, Any]:
+    """What is not of one round."""
+    spec = folder.spec
+    state, sentence = health(folder)
+    return {
+        "run": spec.name if spec is not None else None,
+        "state": state,
+        "sentence": sentence,
+        "ended": folder.stage().ended,
+        "names": dict(folder.names),
+        "model_bytes": FP32_BYTES * spec.layout.num_parameters if spec is not None else None,
+        "object_bytes": spec.object_bytes if spec is not None else None,
+        "round_seconds": spec.clock.round_blocks * spec.clock.block_seconds if spec is not None else None,
+        "num_rounds": len(folder.rounds),
+    }
+
+
+def _refused(why: str, status: int = 400) -> Response:
+    return Response(json.dumps({"error": why}), status, media_type="application/json")

@@ -1,0 +1,271 @@
+// What the server tells, kept and shown. Everything that peers may have written becomes text, never markup.
+import { Matrix, STATES, stateOf } from "./matrix.js";
+import { Plot, drawPhases, series } from "./charts.js";
+
+const POLL_MS = 2000;
+const SETTLED = 10; // evaluations: gauntlet/account.py
+const PAID_LINES = 8;
+const $ = (id) => document.getElementById(id);
+
+const store = { version: 0, facts: {}, rounds: [], columns: [], byNumber: new Map(), peers: [], rows: new Map() };
+let chosen = null; // the peer whose pay is shown beside the best paid
+
+export const called = (peer) => (Object.hasOwn(store.facts.names ?? {}, peer) ? store.facts.names[peer] : `${peer.slice(0, 6)}…${peer.slice(-4)}`);
+
+const matrix = new Matrix($("matrix"), {
+  count: () => [store.peers.length, store.columns.length],
+  name: (row) => called(store.peers[row]),
+  round: (column) => store.columns[column],
+  state: (row, column) => store.columns[column].cells.get(store.peers[row]) ?? "",
+  moved: (row, column) => { $("cell").textContent = cellText(row, column); },
+  opened: (row, column) => explain(store.peers[row], store.columns[column]),
+});
+const plots = {
+  loss: new Plot($("plot-loss"), $("key-loss")),
+  peers: new Plot($("plot-peers"), $("key-peers"), { zero: true, whole: true }),
+  pay: new Plot($("plot-pay"), $("key-pay"), { zero: true }),
+  seconds: new Plot($("plot-seconds"), $("key-seconds"), { zero: true }),
+};
+
+function cellText(row, column) {
+  const [peer, round] = [store.peers[row], store.columns[column]];
+  const code = round.cells.get(peer) ?? "";
+  const pay = round.pay[peer] ? `, pay ${percent(round.pay[peer])}` : "";
+  const learning = round.learning[peer] !== undefined ? `, learning, ${times(round.learning[peer])}` : "";
+  return `${called(peer)}, round ${round.round}: ${STATES[stateOf(code)].text}${code && code !== "contributing" ? ` (${code})` : ""}${pay}${learning}`;
+}
+
+const percent = (share) => `${(100 * share).toFixed(1)} %`;
+const times = (count) => `${count} evaluation${count === 1 ? "" : "s"}`;
+
+function bytes(count) {
+  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (count >= size) return `${(count / size).toPrecision(3)} ${unit}`;
+  return `${count} B`;
+}
+
+function take(round) {
+  round.cells = new Map();
+  for (const peer of round.contributing) round.cells.set(peer, "contributing");
+  for (const [peer, why] of Object.entries(round.standing)) round.cells.set(peer, why);
+  for (const [peer, why] of Object.entries(round.rejected)) round.cells.set(peer, why);
+  delete round.standing; delete round.rejected; // 256 peers x 5,000 rounds are kept once
+  if (!store.byNumber.has(round.round)) {
+    const last = store.rounds.at(-1);
+    store.rounds.push(round);
+    if (last && last.round > round.round) store.rounds.sort((a, b) => a.round - b.round);
+  } else store.rounds[store.rounds.indexOf(store.byNumber.get(round.round))] = round;
+  store.byNumber.set(round.round, round);
+  for (const peer of round.cells.keys()) if (!store.rows.has(peer)) { store.rows.set(peer, true); store.peers.push(peer); }
+}
+
+async function ask() {
+  try {
+    let more = true;
+    while (more) {
+      const answer = await fetch(`api/rounds?since=${store.version}`);
+      if (!answer.ok) throw new Error(`status ${answer.status}`);
+      const told = await answer.json();
+      if (told.version < store.version) return location.reload(); // another run, or the server was started again
+      more = told.more;
+      const changed = told.rounds.length > 0;
+      const named = JSON.stringify(told.names) !== JSON.stringify(store.facts.names);
+      for (const round of told.rounds) take(round);
+      store.version = told.version;
+      delete told.rounds;
+      store.facts = told;
+      if (named || changed) store.peers.sort((a, b) => called(a).localeCompare(called(b), "en", { numeric: true }));
+      show(changed || named);
+      if (more) await new Promise(requestAnimationFrame);
+    }
+    $("asked").textContent = store.facts.ended ? "The run has ended." : `Live, asked at ${new Date().toLocaleTimeString()}.`;
+  } catch (fault) {
+    $("asked").textContent = `The server does not answer (${fault.message}): is it still running? Shown is what was known.`;
+  }
+  setTimeout(ask, POLL_MS);
+}
+
+function show(changed) {
+  const { facts, rounds } = store;
+  document.title = `Murmuration ${facts.run ?? ""}`;
+  $("run").textContent = facts.run ?? "";
+  $("health").dataset.state = facts.state;
+  if ($("sentence").textContent !== facts.sentence) $("sentence").textContent = facts.sentence;
+  if (!changed) return;
+  numbers();
+  store.columns = rounds.filter((round) => round.cells.size > 0 || round.void !== null);
+  matrix.draw();
+  keyOfMatrix();
+  const at = rounds.map((round) => round.round);
+  plots.loss.show(at, [series("held out, after the round", "--s1", rounds.map((r) => r.loss)), series("in training", "--s2", rounds.map((r) => r.train_loss), { dashed: true })]);
+  plots.peers.show(at, [series("active", "--s1", rounds.map((r) => r.active), { dashed: true }), series("contributing", "--contributing", rounds.map((r) => (r.void === null ? null : r.contributing.length)))]);
+  plots.seconds.show(at, ["compute", "upload", "select", "download", "apply"].map((phase, i) => series(phase, `--s${i + 1}`, rounds.map((r) => r.seconds[phase]))));
+  pay(at);
+  phases();
+}
+
+function numbers() {
+  const decided = store.rounds.filter((round) => round.void !== null);
+  const measured = store.rounds.filter((round) => round.loss !== null);
+  const last = decided.at(-1);
+  if (!last) return;
+  $("n-round").textContent = last.round;
+  const voids = decided.filter((round) => round.void).length;
+  const length = store.facts.round_seconds;
+  $("n-round-note").textContent = `${voids || "none"} void${length ? `; ${length < 120 ? `${Math.round(length)} s` : `${(length / 60).toFixed(1)} min`} each` : ""}`;
+  if (measured.length) {
+    $("n-loss").textContent = measured.at(-1).loss.toFixed(3);
+    $("n-loss-note").textContent = measured.length > 1 ? `from ${measured[0].loss.toFixed(2)} in round ${measured[0].round}` : "nats a token";
+  }
+  $("n-contributing").textContent = last.void ? "void" : `${last.contributing.length} of ${last.active ?? "?"}`;
+  const codes = [...last.cells.values()];
+  const rejected = codes.filter((code) => ["rejected", "late"].includes(stateOf(code))).length;
+  const absent = codes.filter((code) => stateOf(code) === "absent").length;
+  $("n-contributing-note").textContent = [rejected && `${rejected} rejected`, absent && `${absent} absent`].filter(Boolean).join(", ") || "nobody rejected";
+  const size = store.facts.object_bytes ?? last.payload_bytes;
+  if (size) $("n-bytes").textContent = bytes(size);
+  if (size && store.facts.model_bytes) $("n-bytes-note").textContent = `${Math.round(store.facts.model_bytes / size)} times smaller than the model`;
+}
+
+function keyOfMatrix() {
+  const list = Object.entries(STATES).filter(([state]) => state !== "unknown").map(([state, { text }]) => keyEntry(text, `--${state}`, "li"));
+  $("key-matrix").replaceChildren(...list);
+}
+
+export function keyEntry(text, colour, tag = "span") {
+  const entry = document.createElement(tag);
+  const mark = document.createElement("i");
+  mark.style.background = `var(${colour})`;
+  entry.append(mark, text);
+  return entry;
+}
+
+function pay(at) {
+  const recent = store.rounds.filter((round) => Object.keys(round.pay).length).slice(-20);
+  const total = new Map();
+  for (const round of recent) for (const [peer, share] of Object.entries(round.pay)) total.set(peer, (total.get(peer) ?? 0) + share);
+  const best = [...total.keys()].sort((a, b) => total.get(b) - total.get(a)).slice(0, PAID_LINES);
+  if (chosen !== null && !best.includes(chosen)) best.splice(PAID_LINES - 1, 1, chosen);
+  best.sort((a, b) => called(a).localeCompare(called(b), "en", { numeric: true }));
+  const last = recent.at(-1);
+  const lines = best.flatMap((peer, i) => {
+    const sure = (round) => round.learning[peer] === undefined;
+    const value = (round) => (Object.keys(round.pay).length ? 100 * (round.pay[peer] ?? 0) : null);
+    const count = last?.learning[peer];
+    const label = `${called(peer)}${count === undefined ? "" : `: learning, ${times(count)}`}`;
+    const settled = store.rounds.map((round) => (sure(round) ? value(round) : null));
+    const learning = store.rounds.map((round, j) => (!sure(round) || (j > 0 && !sure(store.rounds[j - 1])) ? value(round) : null));
+    return [series(label, `--s${i + 1}`, settled), series(null, `--s${i + 1}`, learning, { dashed: true, faint: true })];
+  });
+  plots.pay.show(at, lines);
+  const more = total.size - best.length;
+  const learns = store.rounds.some((round) => best.some((peer) => round.learning[peer] !== undefined));
+  $("pay-note").textContent = [
+    learns && `dashed: uncertain, fewer than ${SETTLED} evaluations behind it`,
+    more > 0 && `the ${best.length} best paid of ${total.size}; a click in the matrix adds a peer`,
+  ].filter(Boolean).join("; ");
+}
+
+// --- one round in full -------------------------------------------------------------------------------------------
+
+async function detail(number) {
+  const answer = await fetch(`api/rounds/${number}`);
+  const told = await answer.json();
+  if (!answer.ok) throw new Error(told.error ?? `status ${answer.status}`);
+  return told;
+}
+
+const NUMBERS = [["weight", "pay", percent], ["peer_score", "PeerScore"], ["mu", "rating"], ["proof", "proof of computation"],
+  ["score", "LossScore, averaged"], ["gap", "gap in this round"], ["evaluations", "evaluations"], ["contributed", "rounds contributed"],
+  ["faults", "faults"], ["penalty", "penalty"]];
+
+async function explain(peer, round) {
+  chosen = peer;
+  const code = round.cells.get(peer) ?? "";
+  $("h-why").textContent = `${called(peer)} in round ${round.round}: ${STATES[stateOf(code)].text}`;
+  const body = $("why-body");
+  $("why").hidden = false;
+  try {
+    const said = (await detail(round.round)).peers[peer] ?? {};
+    const blocks = Object.entries(said).map(([validator, row]) => account(validator, row));
+    body.replaceChildren(...(blocks.length ? blocks : [paragraph("No validator has reported on this hotkey in this round (yet).")]));
+  } catch (fault) {
+    body.replaceChildren(paragraph(`Why is not to be had: ${fault.message}`));
+  }
+  body.append(paragraph(peer));
+  $("why").focus();
+  $("why").scrollIntoView({ block: "nearest" });
+  pay(store.rounds.map((one) => one.round));
+}
+
+function account(validator, row) {
+  const block = document.createElement("div");
+  const title = document.createElement("h3");
+  title.textContent = validator;
+  const outcome = row.rejected ? `rejected, ${row.rejected}: ${row.detail ?? ""}` : row.standing ? MEANING[row.standing] ?? row.standing : row.contributing ? "contributing" : "not judged";
+  const sure = (row.evaluations ?? 0) < SETTLED ? (row.evaluations ? `learning, ${times(row.evaluations)}` : "not evaluated yet") : `${times(row.evaluations)}`;
+  const table = document.createElement("table");
+  for (const [field, label, form] of NUMBERS) {
+    const value = row[field];
+    if (typeof value !== "number") continue;
+    const line = table.insertRow();
+    line.insertCell().textContent = label;
+    const shown = form ? form(value) : Number.isInteger(value) ? String(value) : value.toPrecision(4);
+    line.insertCell().textContent = field === "mu" && typeof row.sigma === "number" ? `${value.toFixed(2)} ± ${row.sigma.toFixed(2)}` : shown;
+  }
+  block.append(title, paragraph(outcome), paragraph(sure), table);
+  return block;
+}
+
+const MEANING = {
+  NOT_ELIGIBLE: "NOT_ELIGIBLE: it was never evaluated",
+  LOW_SCORE: "LOW_SCORE: its work helps too little, or its proof of computation is too low",
+  NOT_AGREED: "NOT_AGREED: it passed, and the agreed record does not name it, or there is none",
+  NOT_SELECTED: "NOT_SELECTED: good enough, but others rank higher",
+};
+
+function paragraph(text) {
+  const element = document.createElement("p");
+  element.textContent = text;
+  return element;
+}
+
+$("close-why").addEventListener("click", () => { $("why").hidden = true; $("matrix").focus(); });
+$("why").addEventListener("keydown", (event) => { if (event.key === "Escape") $("close-why").click(); });
+
+let phasesOf = null;
+async function phases() {
+  const told = store.rounds.filter((round) => round.void !== null);
+  if (!told.length) return;
+  const field = $("phases-round");
+  if ($("phases-follow").checked) field.value = told.at(-1).round;
+  const number = Number(field.value);
+  const round = store.byNumber.get(number);
+  const asked = round ? `${number}/${round.version}` : null;
+  if (asked !== null && asked === phasesOf?.asked) return;
+  try {
+    phasesOf = { asked, ...(await detail(number)) };
+    $("phases-note").textContent = "";
+  } catch (fault) {
+    phasesOf = null;
+    $("phases-note").textContent = `Round ${field.value}: ${fault.message}.`;
+  }
+  repaintPhases();
+}
+
+function repaintPhases() {
+  if (phasesOf === null) return;
+  $("phases-of").textContent = `round ${phasesOf.round}, seconds since the first node began; the line is the deadline of commitments`;
+  drawPhases($("phases").querySelector("canvas"), $("phases").clientWidth, phasesOf, $("key-phases"), keyEntry);
+}
+
+$("phases-round").addEventListener("change", () => { $("phases-follow").checked = false; phases(); });
+$("phases-follow").addEventListener("change", phases);
+
+let width = 0;
+addEventListener("resize", () => {
+  if (width === innerWidth) return; // a phone's address bar only
+  width = innerWidth;
+  requestAnimationFrame(() => { matrix.draw(); repaintPhases(); for (const plot of Object.values(plots)) plot.fit(); });
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { matrix.draw(); repaintPhases(); for (const plot of Object.values(plots)) plot.again(); });
+ask();

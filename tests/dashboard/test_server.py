@@ -1,0 +1,124 @@
+"""The page over HTTP: its JSON, its headers, and that it gives away nothing but the run."""
+
+import json
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboard.server import STATIC, Page
+from murmur.command import main
+from protocol.errors import ConfigError
+from tests.dashboard import synthetic
+from tests.dashboard.synthetic import key
+
+Serve = Callable[[Path], Page]
+SECONDS = 30.0
+
+
+def get(page: Page, path: str, host: str | None = None, method: str = "GET") -> tuple[int, Any, bytes]:
+    request = urllib.request.Request(page.url + path, method=method, headers={"Host": host} if host else {})
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            return answer.status, answer.headers, answer.read()
+    except urllib.error.HTTPError as fault:
+        return fault.code, fault.headers, fault.read()
+
+
+def test_the_rounds_are_told_as_json_and_then_only_what_is_new(tmp_path: Path, serve: Serve) -> None:
+    written = synthetic.Folder(tmp_path)
+    written.round(0)
+    written.round(1)
+    page = serve(tmp_path)
+    status, headers, data = get(page, "api/rounds")
+    body = json.loads(data)
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    assert [one["round"] for one in body["rounds"]] == [0, 1]
+    assert (body["state"], body["ended"], body["more"]) == ("good", False, False)
+    assert body["names"][key("garbage-1")] == "garbage-1"
+    assert json.loads(get(page, f"api/rounds?since={body['version']}")[2])["rounds"] == []
+    written.round(2)
+    until = time.monotonic() + SECONDS
+    news: dict[str, Any] = {}
+    while time.monotonic() < until:  # the reader's next look
+        news = json.loads(get(page, f"api/rounds?since={body['version']}")[2])
+        if news["rounds"] and news["rounds"][-1]["loss"] is not None and news["rounds"][-1]["pay"]:
+            break
+        time.sleep(0.05)
+    assert [one["round"] for one in news["rounds"]] == [2]
+
+
+def test_a_round_in_full_says_why_and_when(tmp_path: Path, serve: Serve) -> None:
+    written = synthetic.Folder(tmp_path)
+    written.round(0, detail="one <b>reason</b>")
+    page = serve(tmp_path)
+    body = json.loads(get(page, "api/rounds/0")[2])
+    assert body["peers"][key("garbage-1")]["validator-1"]["detail"] == "one <b>reason</b>"
+    assert body["phases"]["miner-1"][1] == {"phase": "apply", "began": 1.5, "seconds": 0.5}
+    assert body["deadline"] is None
+    assert get(page, "api/rounds/9")[0] == 404
+
+
+def test_every_answer_allows_nothing_but_our_own_files(tmp_path: Path, serve: Serve) -> None:
+    page = serve(synthetic.Folder(tmp_path).path)
+    for path in ("", "page.js", "api/rounds", "api/rounds/5", "nothing"):
+        policy = get(page, path)[1]["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "http" not in policy
+    markup = (STATIC / "index.html").read_text()
+    assert "style=" not in markup
+    assert "<style" not in markup
+    assert "onclick" not in markup
+    assert "//" not in markup  # no other host
+
+
+def test_no_script_of_ours_makes_markup_of_text() -> None:
+    for path in STATIC.glob("[cmp]*.js"):
+        text = path.read_text()
+        assert not [
+            word for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(") if word in text
+        ]
+
+
+@pytest.mark.parametrize("path", ["../server.py", "%2e%2e/server.py", "static/page.js", "api/rounds/../../etc/passwd"])
+def test_only_the_pages_own_files_are_served(path: str, tmp_path: Path, serve: Serve) -> None:
+    assert get(serve(synthetic.Folder(tmp_path).path), path)[0] == 404
+
+
+@pytest.mark.parametrize("since", ["-1", "x", "1e3", "9" * 40, "²"])
+def test_a_version_that_is_none_is_refused(since: str, tmp_path: Path, serve: Serve) -> None:
+    page = serve(synthetic.Folder(tmp_path).path)
+    assert get(page, f"api/rounds?since={urllib.request.quote(since)}")[0] == 400
+
+
+def test_it_only_reads_and_answers_to_its_own_name(tmp_path: Path, serve: Serve) -> None:
+    page = serve(synthetic.Folder(tmp_path).path)
+    assert get(page, "api/rounds", method="POST")[0] == 405
+    assert get(page, "api/rounds", host="attacker.example")[0] == 400
+
+
+def test_a_taken_port_and_a_folder_that_is_none_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dashboard", str(tmp_path)]) == 2
+    assert "no run folder" in capsys.readouterr().err
+    folder = synthetic.Folder(tmp_path).path
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port {port}"):
+            Page(folder, port)
+    assert main(["dashboard", str(folder), "--port", "70000"]) == 2
+
+
+def test_without_its_packages_it_says_how_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "dashboard.server", raising=False)
+    assert main(["dashboard", str(synthetic.Folder(tmp_path).path)]) == 2
+    assert "pip install 'murmuration[dashboard]'" in capsys.readouterr().err
