@@ -13,7 +13,7 @@ from protocol.errors import ConfigError
 from protocol.types import DIGEST_BYTES, SIGNATURE_BYTES, PeerId
 
 if TYPE_CHECKING:
-    from bittensor.wallet import Wallet
+    from bittensor.wallet import Wallet as Wallet
 
 DEFAULT_WALLETS_PATH = "~/.bittensor/wallets"
 
@@ -66,7 +66,7 @@ def open_wallet(name: str, hotkey: str, path: str = DEFAULT_WALLETS_PATH) -> "Wa
     terminal when there is one. Raises ConfigError with the next step otherwise.
     """
     from bittensor.sp_core import KeyfileError, WrongPasswordError
-    from bittensor.wallet import Wallet
+    from bittensor.wallet import Wallet as Wallet
 
     wallet = _wallet(Wallet, name, hotkey, path)
     keyfile = wallet.hotkey_file
@@ -97,7 +97,7 @@ def open_wallet(name: str, hotkey: str, path: str = DEFAULT_WALLETS_PATH) -> "Wa
 
 def create_wallet(name: str, hotkey: str, path: str) -> "Wallet":
     """A wallet with unencrypted keys for a local network; keys that exist already are kept. Prints nothing."""
-    from bittensor.wallet import Wallet
+    from bittensor.wallet import Wallet as Wallet
 
     wallet = _wallet(Wallet, name, hotkey, path)
     if not wallet.coldkey_file.exists_on_device():

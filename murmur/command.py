@@ -39,6 +39,7 @@ SUBCOMMANDS = (
     Subcommand("audit", "judge a validator's round again, from public objects", "murmur.audit"),
     Subcommand("config", "a node's settings, and where each comes from", "murmur.settings"),
     Subcommand("dashboard", "a read-only page over a run, live or ended", "murmur.dashboard"),
+    Subcommand("doctor", "try everything that a node needs, and say what to mend", "murmur.doctor"),
     Subcommand("explain", "how a hotkey stands, why, and what to do next", "murmur.explain"),
     Subcommand("localnet", "run a whole network on this machine", "localnet.command"),
     Subcommand("plan", "what a run asks of a miner: memory, compute, bytes, time", "murmur.plan"),

@@ -10,8 +10,8 @@ from typing import Any
 
 from gauntlet.audit import GAP_TOLERANCE, SCORE_TOLERANCE
 from murmur import network
-from node.build import choose_device
 from node.data import open_data
+from node.device import choose_device
 from node.evidence import Audited, audit_round, last_reported
 from protocol.errors import ConfigError, StorageError
 from protocol.run import Run

@@ -93,7 +93,7 @@ class NetworkConfig(_Table):
         str | None,
         Field(description="SS58 hotkey of the run's owner, whose slot on chain names the run (or --spec FILE)"),
     ] = None
-    spec: Annotated[Path | None, Field(description="the run's spec as a TOML file, instead of --owner")] = None
+    spec: Annotated[Path | None, Field(description="the run's spec as a TOML or JSON file, instead of --owner")] = None
     data: Annotated[
         Path | None, Field(description="folder of tokenised shards; default: fetched into home from the run's owner")
     ] = None
@@ -110,7 +110,7 @@ class NetworkConfig(_Table):
 
     def model_post_init(self, context: Any) -> None:
         if (self.owner is None) == (self.spec is None):
-            raise ValueError("give exactly one of owner (the run owner's hotkey) and spec (a TOML file)")
+            raise ValueError("give exactly one of owner (the run owner's hotkey) and spec (a file)")
 
 
 class NodeConfig(NetworkConfig):
@@ -317,16 +317,29 @@ def _explain(program: str, fault: ValidationError, fields: Mapping[str, str], ta
         for name in required:
             how = variable_of(name) if _is_secret(name) else f"--{name}"
             lines.append(f"  {name:<{width}}  {fields[name]} [{how}]")
-    others = [e for e in fault.errors(include_url=False) if e["type"] != "missing"]
+    others = []
+    for line, error in zip(fault_lines(fault).splitlines(), fault.errors(include_url=False), strict=True):
+        if error["type"] == "extra_forbidden":
+            others.append(_unknown(line.partition(":")[0], error["loc"], fields))
+        elif error["type"] != "missing":
+            others.append(line)
     if others:
-        lines.append("Not valid:")
-        text = fault_lines(fault).splitlines()
-        lines += [line for line, e in zip(text, fault.errors(), strict=True) if e["type"] != "missing"]
+        lines += ["Not valid:", *others]
     lines.append(
         f"Give them as flags, in the environment or in a TOML file (`{program} --help`); README.md has a walk-through. "
         "To try everything on this machine without any account: murmur localnet"
     )
     return "\n".join(lines)
+
+
+def _unknown(shown: str, where: Sequence[int | str], fields: Mapping[str, str]) -> str:
+    """The line for a name that nothing reads: the nearest of its table, or the same name in another one."""
+    *tables, name = (str(part) for part in where)
+    prefix = "".join(f"{table}." for table in tables)
+    there = {field.removeprefix(prefix).split(".")[0] for field in fields if field.startswith(prefix)}
+    near = [prefix + close for close in get_close_matches(name, sorted(there), n=1, cutoff=0.6)]
+    near += [field for field in fields if field == name or field.endswith(f".{name}")]
+    return f"{shown}: nothing reads this" + (f"; did you mean {near[0]}?" if near else "")
 
 
 _DEFAULTED = {"wallet.hotkey", "wallet.path", "bucket.public_url", *(f"bucket.read_{part}" for part in _KEY)}

@@ -37,9 +37,6 @@ from training.loader import sequences
 from training.meter import Reading
 from training.shards import Shards
 
-PAUSE_SECONDS = 1.0
-"""After a round that broke off: what refuses at once must not be asked without end."""
-
 
 class Diverged(MurmurError):
     """Inner training left finite numbers: nothing can be sent this round; the next one starts from theta again."""
@@ -82,9 +79,8 @@ class Miner:
                 self.node.wait_for(self.node.clock.commit_by(round), "the round to pass")
             except (ChainError, StorageError) as fault:
                 # Saved and sealed work is not lost: the next pass takes it up if the round is still open.
-                logger.warning("round {round} broke off: {fault}", round=self.node.held.saved.round, fault=str(fault))
                 self.node.held.events.emit("broke_off", self.node.held.saved.round, fault=str(fault))
-                self.node.time.sleep(PAUSE_SECONDS)
+                self.node.setbacks.broke_off(self.node.held.saved.round, fault)
 
     def open_round(self) -> int:
         """The round to play: the one that we have sealed for while its key may still be published, else the first whose

@@ -194,5 +194,6 @@ class Scores:
                 time=node.time,
             )
         except StorageError as fault:
+            node.setbacks.refused(fault)
             logger.warning("round {round}: no report: {fault}", round=round, fault=str(fault))
         node.held.events.emit("reported", round, peers=report.named(spec.gauntlet))

@@ -23,9 +23,6 @@ from rounds.vote import Vote
 from storage.mirror import Mirror
 from training.shards import Shards
 
-PAUSE_SECONDS = 1.0
-"""After a round that broke off: what refuses at once must not be asked without end."""
-
 
 class Validator:
     """One validator's rounds over a node. The five parts are named here, so that a dishonest one can replace a part."""
@@ -55,9 +52,8 @@ class Validator:
                 self.announce()
                 self.play(self.node.next_round(self.node.clock.attest_by))
             except (ChainError, StorageError) as fault:
-                logger.warning("round {round} broke off: {fault}", round=self.node.held.saved.round, fault=str(fault))
                 self.node.held.events.emit("broke_off", self.node.held.saved.round, fault=str(fault))
-                self.node.time.sleep(PAUSE_SECONDS)
+                self.node.setbacks.broke_off(self.node.held.saved.round, fault)
 
     def announce(self) -> None:
         """Publish our bucket on chain; and, before the run's first round is decided, that we are there for it: who has

@@ -211,7 +211,7 @@ def events(run: Run, name: str, round: int) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(2700)
 def test_any_round_of_a_run_can_be_audited_while_it_runs_and_after_its_end(tmp_path: Path) -> None:
     folder, rounds = tmp_path / "run", 16  # payloads of the first ones are deleted by the end
     with localnet(folder, "--rounds", str(rounds), "--miners", "2", "--fault", "garbage") as run:

@@ -167,7 +167,25 @@ def test_an_unknown_flag_ends_with_status_2() -> None:
 
 def test_an_unknown_value_in_the_file_is_named(file: Path) -> None:
     file.write_text("[wallet]\nnam = 'x'\n")
-    assert "wallet.nam" in refused("--config", str(file))
+    assert "wallet.nam: nothing reads this; did you mean wallet.name?" in refused("--config", str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[walet]\nname = 'x'\n", "walet: nothing reads this; did you mean wallet?"),
+        ("network_ = 'finney'\n", "network_: nothing reads this; did you mean network?"),
+        ("public_url = 'https://x'\n", "public_url: nothing reads this; did you mean bucket.public_url?"),
+        ("[bucket]\nnetuid = 1\n", "bucket.netuid: nothing reads this; did you mean netuid?"),
+        ("[bucket]\nsecret = 'hidden-value'\n", "bucket.secret: nothing reads this; did you mean bucket.secret_key?"),
+        ("qqqq = 1\n", "qqqq: nothing reads this"),
+    ],
+)
+def test_the_name_that_was_probably_meant_is_told(file: Path, text: str, told: str) -> None:
+    file.write_text(text)
+    lines = [line.strip() for line in refused("--config", str(file)).splitlines()]
+    assert told in lines
+    assert not any("hidden-value" in line for line in lines)
 
 
 @pytest.mark.parametrize("text", ["netuid = ", "[wallet\n", "\x00"])

@@ -16,25 +16,12 @@ from pathlib import Path
 import pytest
 
 from localnet.store import StoreReady, read_ready
-from simulation.clock import Clock, Life
 from storage import client, exchange, s3, upload
 from storage.s3 import S3Bucket, open_bucket
 from tests.storage.proxy import Proxy, proxied
 from tests.storage.trials import PART_BYTES, Truth
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def life() -> Iterator[Life]:
-    """A process in modelled time, in which the test itself waits too: what is waited for costs nothing, and it lasts
-    exactly as long as was asked for."""
-    clock = Clock(0)
-    life = clock.life("node")
-    yield life
-    life.kill()
-    clock.run(clock.now)
-    clock.close()
 
 
 @contextmanager
