@@ -18,7 +18,7 @@ from protocol.spec import RunSpec, parse_spec
 from protocol.types import Digest, peer_id
 
 FP32_BYTES = 4
-PORTION_BYTES = 4 << 20
+PORTION_BYTES = 1 << 20
 PUBLIC = "wallets/*/hotkeys/defaultpub.txt"
 
 

@@ -155,15 +155,24 @@ class Rounds:
         for one in reversed(changed):
             if size >= max_bytes:
                 return _encoded(told), version, True
-            if one.encoded is None:
-                miners = [
-                    node for node, key in self.hotkeys.items() if key in one.contributing.get(one.agreed() or "", ())
-                ]
-                one.encoded = json.dumps(one.body(miners), separators=(",", ":"), allow_nan=False).encode()
+            self._encode(one)
             told.append(one)
             size += len(one.encoded)
             version = one.version
         return _encoded(told), version, False
+
+    def encode(self) -> None:
+        """Make the JSON of what has changed now, not when somebody asks."""
+        for number in reversed(self._by_change):
+            if self._rounds[number].encoded is not None:
+                break
+            self._encode(self._rounds[number])
+
+    def _encode(self, one: Round) -> None:
+        if one.encoded is None:
+            agreed = one.contributing.get(one.agreed() or "", ())
+            miners = [node for node, key in self.hotkeys.items() if key in agreed]
+            one.encoded = json.dumps(one.body(miners), separators=(",", ":"), allow_nan=False).encode()
 
 
 def _encoded(told: Iterable[Round]) -> list[bytes]:

@@ -32,7 +32,7 @@ HOST = "127.0.0.1"
 READ_SECONDS = 1.0
 PORTION_SECONDS = 0.01
 """Between portions of a long run: for those who ask meanwhile."""
-ANSWER_BYTES = 2 << 20
+ANSWER_BYTES = 1 << 20
 """About how much of the rounds goes into one answer; a page asks for the rest."""
 STATIC = Path(__file__).parent / "static"
 FILES = ("page.js", "matrix.js", "charts.js", "page.css", "uPlot.iife.min.js", "uPlot.min.css")
@@ -59,6 +59,7 @@ class Watched:
         """Take in what is new, or a portion of it; whether there is more."""
         with self._lock:
             more = self.folder.read()
+            self.folder.rounds.encode()
             self._told = _facts(self.folder)
             if more:
                 known = len(self.folder.rounds)

@@ -18,8 +18,7 @@ class Tail:
         self._offset = 0
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Offset and bytes of every whole line since the last one that was taken. What is still being written comes
-        next time."""
+        """Offset and bytes of every whole line since the last one taken; what is still being written comes later."""
         try:
             facts = os.stat(self.path)
         except OSError:
