@@ -12,12 +12,14 @@ from typing import Protocol
 from arena.problem import Judge, Text, Theta
 from arena.stage import DOORS, OWNER, sync_proof
 from gauntlet.book import RoundOutcome, ScoreBook, fold
-from gauntlet.checks import Checked, Gathered, commitment, fast_checks
+from gauntlet.checks import Checked, Gathered, fast_checks
+from gauntlet.commitment import commitment
 from gauntlet.loss import bounded, evaluate
 from gauntlet.rating import BETA, FRESH, TAU, Rating
+from gauntlet.remembered import Remembered
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing, tolerable
-from gauntlet.sketch import Remembered, Sample, Sketch
+from gauntlet.sketch import Sample, Sketch
 from gauntlet.weights import weights
 from protocol.errors import InvalidSubmission
 from protocol.messages import ENVELOPE_BYTES, parse_envelope, parse_reveal

@@ -18,7 +18,7 @@ from chain.finality import Finality, remember
 from chain.session import Session
 from chain.slots import encode_fields
 from chain.submission import Send, Submissions, Written
-from chain.weights import compose, require_meaning
+from chain.weights import compose, rehearse, require_meaning
 from protocol.errors import STATE_PRUNED, ChainError, ConfigError
 from protocol.types import Header, Peer, PeerId, Subnet, Uid
 
@@ -177,6 +177,21 @@ class SubtensorChain:
     def head(self) -> int:
         """Number of the best block, final or not."""
         return self._connection.head()
+
+    def reach(self, timeout_seconds: float) -> None:
+        """Raise ChainError when the chain does not answer within this time, which may be shorter than a call's."""
+
+        async def ask(session: Session) -> None:
+            await session.substrate.block_number()
+
+        self._connection.call(ask, timeout_seconds=timeout_seconds)
+
+    def require_weights(self, weights: Mapping[Uid, float]) -> None:
+        """Raise ChainError, as `set_weights` would, for what the chain has against such a row but that it comes early.
+        Nothing is sent."""
+        peer = PeerId(bytes(self._signing_wallet().hotkey.public_key))
+        require_meaning(weights)
+        self.call(lambda session: rehearse(session, self.netuid, peer, weights, local=self._local))
 
     # --- writes --------------------------------------------------------------------------------------------------
 

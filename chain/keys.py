@@ -6,13 +6,14 @@ with the hotkey's file alone. Source: docs/protocol.md sections 3 and 4 (what is
 
 import os
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import ConfigError
 from protocol.types import DIGEST_BYTES, SIGNATURE_BYTES, PeerId
 
 if TYPE_CHECKING:
-    from bittensor.wallet import Wallet
+    from bittensor.wallet import Wallet as Wallet
 
 DEFAULT_WALLETS_PATH = "~/.bittensor/wallets"
 
@@ -47,12 +48,11 @@ def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
     A signature over `<Bytes>message</Bytes>`, the form in which browser wallets sign, is accepted too: it binds the
     key to the same message.
     """
-    from bittensor.sp_core import Keypair
-
     if len(peer) != DIGEST_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
     try:
-        keypair = Keypair(public_key=bytes(peer), crypto_type=_SR25519)
+        # The SDK's own native module: to import the SDK for it takes a second, and whoever only reads needs no more.
+        keypair = import_module("bittensor_core").Keypair(public_key=bytes(peer), crypto_type=_SR25519)
         return bool(keypair.verify(bytes(message), bytes(signature)))
     except ValueError:
         # 32 bytes that are no curve point: a stranger may claim any PeerId.
@@ -66,7 +66,7 @@ def open_wallet(name: str, hotkey: str, path: str = DEFAULT_WALLETS_PATH) -> "Wa
     terminal when there is one. Raises ConfigError with the next step otherwise.
     """
     from bittensor.sp_core import KeyfileError, WrongPasswordError
-    from bittensor.wallet import Wallet
+    from bittensor.wallet import Wallet as Wallet
 
     wallet = _wallet(Wallet, name, hotkey, path)
     keyfile = wallet.hotkey_file
@@ -97,7 +97,7 @@ def open_wallet(name: str, hotkey: str, path: str = DEFAULT_WALLETS_PATH) -> "Wa
 
 def create_wallet(name: str, hotkey: str, path: str) -> "Wallet":
     """A wallet with unencrypted keys for a local network; keys that exist already are kept. Prints nothing."""
-    from bittensor.wallet import Wallet
+    from bittensor.wallet import Wallet as Wallet
 
     wallet = _wallet(Wallet, name, hotkey, path)
     if not wallet.coldkey_file.exists_on_device():

@@ -44,7 +44,7 @@ async def neurons(session: Session, netuid: int, block_hash: str) -> tuple[Peer,
     except ValueError:  # the SDK's word for a method that the runtime's metadata does not have
         columns = await session.substrate.runtime_call(*_METAGRAPH, [netuid], block_hash=block_hash)
     if not isinstance(columns, dict) or columns.get("hotkeys") is None:
-        raise ChainError(f"there is no subnet {netuid} on this chain: correct the netuid, or the network")
+        raise _no_subnet(netuid)
     rows = zip(
         columns["hotkeys"], columns["total_stake"], columns["validator_permit"], columns["last_update"], strict=True
     )
@@ -64,6 +64,12 @@ async def peers(session: Session, netuid: int, block_hash: str) -> tuple[Peer, .
     )
 
 
+def _no_subnet(netuid: int) -> ChainError:
+    return ChainError(
+        f"there is no subnet {netuid} on this chain: correct the netuid, or the network", "SubnetNotExists"
+    )
+
+
 async def subnet(session: Session, netuid: int, block_hash: str) -> Subnet:
     async def read(pallet: str, item: str, *params: int) -> Any:
         return await session.substrate.query(pallet, item, list(params), block_hash=block_hash)
@@ -76,7 +82,7 @@ async def subnet(session: Session, netuid: int, block_hash: str) -> Subnet:
         read("SubtensorModule", "SubnetOwnerHotkey", netuid),
     )
     if not tempo:
-        raise ChainError(f"there is no subnet {netuid} on this chain: correct the netuid, or the network")
+        raise _no_subnet(netuid)
     return Subnet(
         int(tempo), int(space), int(limit), bool(conceals), None if owner in (None, _NOBODY) else peer_id(str(owner))
     )

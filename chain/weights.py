@@ -10,7 +10,7 @@ docs/decisions/0029-complete-rows-local-beacon-fate-by-blocks.md.
 import asyncio
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from typing import Any
 
@@ -142,7 +142,19 @@ def row(weights: Mapping[Uid, float], num_uids: int, max_weight: int) -> list[in
 
 async def compose(session: Session, netuid: int, peer: PeerId, weights: Mapping[Uid, float], *, local: bool) -> Call:
     """The call that sets this row, or under commit-reveal commits to it, checked at the head. Raises ChainError."""
-    terms = await read_terms(session, netuid, peer)
+    return await _composed(session, netuid, peer, weights, await read_terms(session, netuid, peer), local)
+
+
+async def rehearse(session: Session, netuid: int, peer: PeerId, weights: Mapping[Uid, float], *, local: bool) -> None:
+    """Raise what `compose` would raise once the rate limit has passed."""
+    await _composed(
+        session, netuid, peer, weights, replace(await read_terms(session, netuid, peer), last_update=0), local
+    )
+
+
+async def _composed(
+    session: Session, netuid: int, peer: PeerId, weights: Mapping[Uid, float], terms: Terms, local: bool
+) -> Call:
     require(terms)
     values = row(weights, terms.num_uids, terms.max_weight)
     uids = list(range(terms.num_uids))

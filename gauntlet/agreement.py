@@ -27,7 +27,7 @@ contradicted in the next one, and follows.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gauntlet.checks import commitment
+from gauntlet.commitment import commitment
 from protocol.assignment import leaders
 from protocol.messages import encode_statement, first_link, record_link
 from protocol.run import Run

@@ -15,14 +15,15 @@ from typing import cast
 
 from gauntlet.agreement import leader_order, posted_records, selected
 from gauntlet.book import RoundOutcome, ScoreBook, fold
-from gauntlet.checks import Checked, commitment
+from gauntlet.checks import Checked
+from gauntlet.commitment import commitment
 from gauntlet.difference import body_of, first_difference, same
 from gauntlet.facts import Claim, Facts
 from gauntlet.facts import Row as OnChain
 from gauntlet.observed import Unobserved, is_unreadable, pass_over
+from gauntlet.remembered import Remembered
 from gauntlet.replay import OBSERVED_BYTES, Replay
 from gauntlet.report import Report, Row
-from gauntlet.sketch import Remembered
 from gauntlet.weights import differing, is_due, lasting, weights
 from protocol.messages import canonical_json, parse_json
 from protocol.types import Attestation, PeerId, Reason, Record, Rejection, Uid, hotkey

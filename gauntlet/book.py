@@ -7,18 +7,20 @@ Everything is keyed by hotkey. A new hotkey on an old uid starts fresh, an old h
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gauntlet.average import NOTHING, Average, error
-from gauntlet.checks import Checked
-from gauntlet.loss import Evaluation
+from gauntlet.evaluation import Evaluation
 from gauntlet.proof import floor, proof, score_floor, usual, usual_variance
 from gauntlet.rating import FRESH, Rating, rate
-from gauntlet.sketch import Remembered
+from gauntlet.remembered import Remembered
 from protocol.errors import InvalidMessage
 from protocol.messages import canonical_json, parse_json
 from protocol.spec import GauntletSpec
 from protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, PeerId
+
+if TYPE_CHECKING:
+    from gauntlet.checks import Checked
 
 LARGEST_SCORE = 1.0
 """Nats a token: a LossScore counts as at most this to either side, a loss that was not finite as minus this."""
@@ -86,7 +88,7 @@ class RoundOutcome:
     void round)."""
 
     round: int
-    checked: Checked
+    checked: "Checked"
     evaluations: Mapping[PeerId, Evaluation]
     contributing: frozenset[PeerId] = frozenset()
 

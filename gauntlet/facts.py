@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gauntlet.agreement import Agreed, Views
-from gauntlet.checks import Doors, is_judged
+from gauntlet.checks import Doors
+from gauntlet.commitment import is_judged
 from gauntlet.loss import Losses
+from gauntlet.remembered import Remembered
 from gauntlet.report import Report
-from gauntlet.sketch import Remembered, Sketch
+from gauntlet.sketch import Sketch
 from protocol.run import Run
 from protocol.spec import GauntletSpec, RunSpec
 from protocol.types import Digest, Peer, PeerId, Uid

@@ -6,9 +6,9 @@ and each peer's gap, from the same losses (gauntlet/proof.py). The loss is an ar
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
 
+from gauntlet.evaluation import Evaluation, Samples
 from gauntlet.proof import NO_PROOF, gap, leads
 from protocol.types import LossScore, Page, PeerId
 from sparseloco.outer import OuterState, Scales, bounds
@@ -18,25 +18,6 @@ from sparseloco.wire import Submission
 Losses = Callable[[Update | None, Scales, tuple[Page, ...]], Sequence[float]]
 """Each sequence's loss (nats a token) with theta - probe_step * scales * update; None stands for theta alone.
 Calls for one update come one after the other, so that the probed weights can be kept between them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Sequences to evaluate, each as a Page of one context's tokens, ascending: of every picked peer's own pages, and
-    one set of pages that are nobody's this round."""
-
-    assigned: Mapping[PeerId, tuple[Page, ...]]
-    unassigned: tuple[Page, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """A peer's scores, and its gap against `references` reference peers. Where a loss with its update was not finite
-    the scores are NaN, and the gap is the lowest."""
-
-    score: LossScore
-    gap: float
-    references: int
 
 
 def bounded(passed: Mapping[PeerId, Submission], state: OuterState) -> dict[PeerId, Scales]:

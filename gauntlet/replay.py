@@ -6,9 +6,11 @@ from dataclasses import replace
 from hashlib import sha256
 
 from gauntlet.book import PeerRecord, ScoreBook
-from gauntlet.checks import Checked, Gathered, commitment, fast_checks, is_late
+from gauntlet.checks import Checked, Gathered, fast_checks
+from gauntlet.commitment import commitment, is_late
+from gauntlet.evaluation import Evaluation
 from gauntlet.facts import Claim, Facts, compared
-from gauntlet.loss import Evaluation, bounded, evaluate
+from gauntlet.loss import bounded, evaluate
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
 from protocol.types import Digest, PeerId, Reason

@@ -7,15 +7,14 @@ Nothing is ever decided on it. One that a stranger signed is a claim: `parse_rep
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite, nan
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gauntlet.average import Average
 from gauntlet.book import PeerRecord, ScoreBook, eligible, from_json, to_json
-from gauntlet.checks import Checked, Gathered
-from gauntlet.loss import Evaluation
+from gauntlet.evaluation import Evaluation
 from gauntlet.observed import PATIENCE_ROUNDS, Unobserved
+from gauntlet.remembered import Remembered
 from gauntlet.selection import Ranking, peer_score
-from gauntlet.sketch import Remembered
 from protocol.errors import InvalidMessage
 from protocol.messages import REVEAL_BYTES, canonical_json, parse_json
 from protocol.spec import GauntletSpec
@@ -32,6 +31,9 @@ from protocol.types import (
     hotkey,
     peer_id,
 )
+
+if TYPE_CHECKING:
+    from gauntlet.checks import Checked, Gathered
 
 E = TypeVar("E", Reason, Standing, Unobserved)
 
@@ -130,8 +132,8 @@ class Report:
 def round_report(
     round: int,
     peers: Iterable[Peer],
-    gathered: Iterable[Gathered],
-    checked: Checked,
+    gathered: "Iterable[Gathered]",
+    checked: "Checked",
     ranking: Ranking,
     evaluations: Mapping[PeerId, Evaluation],
     before: ScoreBook,

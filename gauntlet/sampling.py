@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from gauntlet.book import PeerRecord, ScoreBook, in_doubt
-from gauntlet.loss import Samples
-from gauntlet.sketch import NO_TWINS, Twins
+from gauntlet.evaluation import Samples
+from gauntlet.remembered import NO_TWINS, Twins
 from protocol.assignment import Draw, assigned, page_at
 from protocol.spec import GauntletSpec, RunSpec
 from protocol.types import Digest, Page, PeerId

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from gauntlet.book import PeerRecord, ScoreBook, eligible
-from gauntlet.sketch import NO_TWINS, Twins
+from gauntlet.remembered import NO_TWINS, Twins
 from protocol.assignment import Draw
 from protocol.spec import GauntletSpec
 from protocol.types import Digest, PeerId, Standing

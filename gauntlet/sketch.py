@@ -14,6 +14,7 @@ from hashlib import shake_256
 import numpy as np
 import numpy.typing as npt
 
+from gauntlet.remembered import Remembered, Twins
 from protocol.assignment import Draw
 from protocol.layout import Layout, Region
 from protocol.spec import GauntletSpec
@@ -34,15 +35,6 @@ SCREEN_SHARE = 0.75
 
 _BLOCK = 32
 """Payloads that are decoded together: more leave the processor's cache."""
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Remembered:
-    """A payload of an earlier round with which later ones are compared: `payload` is the sha256 of its records."""
-
-    round: int
-    peer: PeerId
-    payload: Digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +177,6 @@ def _groups(drawn: Sequence[tuple[Region, int]], start: int, first: int) -> tupl
 
 def _stacked(sketches: Sequence[Sketch], size: int) -> Bytes:
     return np.frombuffer(b"".join(sketch.excerpt for sketch in sketches), dtype=np.uint8).reshape(len(sketches), size)
-
-
-Twins = Mapping[PeerId, frozenset[PeerId]]
-"""Peers of one round whose payloads are (nearly) the same, both ways; a peer without twins is not listed."""
-
-NO_TWINS: Twins = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,14 @@ def is_due(run: Run, round: int, last_update: int, block: int) -> bool:
     return rested and round - run.clock.decided_before(last_update) >= spec.gauntlet.weight_rounds
 
 
+def due_from(run: Run, round: int, last_update: int) -> int:
+    """About the block in which a validator that set its weights last in `last_update` sets them next, as of `round`:
+    that which decides the first round for which they are due."""
+    while not is_due(run, round, last_update, run.clock.attest_by(round)):
+        round += 1
+    return run.clock.attest_by(round)
+
+
 def differing(shares: Mapping[Uid, float], row: Mapping[Uid, int]) -> list[Uid]:
     """Uids whose weight in a row on chain is not the share that was to be set, but for its rounding to 65,535 steps."""
     top, most = max(shares.values(), default=0.0), max(row.values(), default=0)

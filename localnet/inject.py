@@ -9,11 +9,13 @@ from pathlib import Path
 from localnet.chaos import Injection, done
 from localnet.links import Links
 from localnet.processes import Processes
+from node.doctor.start import ANSWERED
 
 SLOW_BYTES_PER_SECOND = 64 << 10
 SLOW_LATENCY_SECONDS = 0.25
-KEPT = frozenset({"node.toml", "events.jsonl", "measured.json"})
-"""What a lost home keeps: the operator's configuration, and the record from which the report is made."""
+KEPT = frozenset({"node.toml", "events.jsonl", "measured.json", ANSWERED})
+"""What a lost home keeps: the operator's configuration, that it has worked (a server that is down at the same time must
+not look like a wrong address), and the record from which the report is made."""
 
 
 @dataclass(slots=True)

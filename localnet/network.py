@@ -20,6 +20,7 @@ from localnet.links import Links
 from localnet.members import Member, configured, first_program, make_wallets, program
 from localnet.plan import BLOCK_SECONDS, NEWCOMER, PRESETS, Plan
 from localnet.processes import Processes, undisturbed
+from localnet.record import Recorder
 from localnet.spec import draft, seal, to_toml
 from localnet.standing import Standing
 from localnet.store import StoreReady, read_ready
@@ -31,6 +32,7 @@ from protocol.spec import RunSpec
 from protocol.types import PeerId
 
 START_SECONDS = 180.0
+FP32_BYTES = 4
 STORE, DEVNET = SERVERS = ("store", "devnet")
 
 Say = Callable[[str], None]
@@ -51,6 +53,7 @@ class Network:
     links: Links | None = None
     chaos: Injector | None = None
     standing: Standing | None = None
+    recorder: Recorder | None = None
     _progress: float = 0.0
     _logs: dict[str, "EventLog"] = field(default_factory=dict)
 
@@ -102,6 +105,8 @@ class Network:
 
     def close(self) -> None:
         """Stop every process."""
+        if self.recorder is not None:
+            self.recorder.close()
         stop(self.processes)
         if self.standing is not None:
             self.standing.close()
@@ -173,6 +178,8 @@ def open_network(plan: Plan, say: Say) -> Network:
         waiting = [member for name, member in everybody.items() if name not in members]
         network = Network(plan, processes, devnet, store, spec, members, waiting, links)
         network.standing = Standing(devnet.url)
+        largest = 2 * max(spec.object_bytes, FP32_BYTES * spec.layout.num_parameters)
+        network.recorder = Recorder(store, plan.folder, largest)
         if links is not None:
             seconds, homes = clock.round_blocks * BLOCK_SECONDS, {name: m.home for name, m in everybody.items()}
             network.chaos = Injector(plan.injections(), seconds, processes, links, homes, network.join)

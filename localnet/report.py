@@ -7,14 +7,13 @@ from typing import Any
 from chain.adapter import open_chain
 from localnet.aftermath import Aftermath
 from localnet.members import Member, address
-from localnet.network import Network
+from localnet.network import FP32_BYTES, Network
 from localnet.plan import CALL_SECONDS, NETUID
 from protocol.errors import ChainError, ConfigError
 from protocol.types import hotkey
 
 Event = Mapping[str, Any]
 
-FP32_BYTES = 4
 PHASES = ("compute", "upload", "select", "download", "apply")
 
 

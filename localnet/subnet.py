@@ -22,8 +22,6 @@ STAKE_RAO = 100 * TAO
 """Alpha of each validator. What it costs rises with each of them: eight of them have four fifths of the pool's."""
 FUNDS_RAO = 10_000 * TAO
 """Of everybody: the dearest stake and slot, and the fees of a run of a million posts."""
-KEPT_BLOCKS = 512
-"""States that the chain keeps: those of an epoch, at whose end sealed weights are looked for where they were set."""
 PERMIT_BLOCKS = 40
 """How long after its epoch a permit may be seen, on a busy machine."""
 
@@ -38,7 +36,7 @@ def start_devnet(plan: Plan, wallets: "Mapping[str, Wallet]") -> Devnet:
         netuid=NETUID,
     )
     with (plan.folder / "logs" / "devnet.log").open("a") as log:
-        return start(plan.folder / "chain", genesis, block_seconds=BLOCK_SECONDS, keep_blocks=KEPT_BLOCKS, log=log)
+        return start(plan.folder / "chain", genesis, block_seconds=BLOCK_SECONDS, log=log)
 
 
 def open_subnet(url: str, wallet: "Wallet") -> SubtensorChain:

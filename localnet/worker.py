@@ -24,12 +24,13 @@ from node.adapters import Doors, connect, open_doors
 from node.build import on_ranks
 from node.config import NodeConfig, load
 from node.events import Stopwatch
-from node.payloads import MAX_THREADS, Sources
+from node.payloads import MAX_THREADS
 from node.program import log_to_stderr, run_program
 from node.published import require_read_only
+from node.sources import Sources
 from protocol.assignment import page_at
 from protocol.messages import REVEAL_BYTES, encode_slot, parse_envelope
-from protocol.spec import RunSpec, parse_toml
+from protocol.spec import RunSpec, parse_text
 from protocol.types import Digest, Page, PeerId
 from rounds import start
 from rounds.miner import Miner
@@ -73,12 +74,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         while not options.go.exists():
             time.sleep(POLL_SECONDS)
         shutil.rmtree(config.home / KEY)
-        start.play(config, options.fault or options.role, program(options.role, options.fault), ranks)
+        start.play(config, options.role, program(options.role, options.fault), ranks)
 
     on_ranks(config, live)
 
 
-def program(role: str, fault: str | None) -> start.Role:
+def program(role: str, fault: str | None) -> start.Player:
     """What plays a role's rounds; a faulty miner when a fault is given."""
     if fault is not None:
         return KINDS[fault]
@@ -87,7 +88,7 @@ def program(role: str, fault: str | None) -> start.Role:
 
 def rehearse(role: str, config: NodeConfig, draft: Path, ranks: Ranks) -> dict[str, list[float]]:
     """Seconds of each phase of a round, measured beside all other processes."""
-    spec = parse_toml(draft.read_text(), str(draft))
+    spec = parse_text(draft.read_text(), str(draft))
     doors = open_doors(config, connect(config), local=spec.local)
     require_read_only(doors.bucket, doors.pointer, local=spec.local)
     assert config.data is not None

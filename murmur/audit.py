@@ -4,10 +4,21 @@ import argparse
 
 from murmur import where
 
+LAST = "last"
+
+
+def _round(text: str) -> int | None:
+    """None stands for the last one."""
+    if text == LAST:
+        return None
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number or {LAST!r}, not {text[:40]!r}")
+    return int(text)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--round", type=int, required=True, help="the round to judge again")
-    parser.add_argument("--validator", metavar="HOTKEY", help="one validator (default: all that count)")
+    parser.add_argument("--round", type=_round, required=True, metavar="N", help=f"the round to judge, or {LAST!r}")
+    parser.add_argument("--validator", metavar="WHO", help="one validator, by hotkey or name (default: all that count)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     where.add_arguments(parser)
 
@@ -15,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """The exit status is 0 when nothing differs, 1 when something does. Raises ConfigError when there is nothing that
     could be audited."""
-    validator = where.named_peer(options.validator, "--validator") if options.validator is not None else None
     from murmur.verdicts import show
 
-    return show(validator, options)
+    return show(options.validator, options)

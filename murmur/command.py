@@ -37,11 +37,14 @@ class Subcommand:
 SUBCOMMANDS = (
     Subcommand("arena", "play every known attack against the judging, and show the table", "arena.command"),
     Subcommand("audit", "judge a validator's round again, from public objects", "murmur.audit"),
+    Subcommand("config", "a node's settings, and where each comes from", "murmur.settings"),
+    Subcommand("doctor", "try everything that a node needs, and say what to mend", "murmur.doctor"),
     Subcommand("explain", "how a hotkey stands, why, and what to do next", "murmur.explain"),
     Subcommand("localnet", "run a whole network on this machine", "localnet.command"),
     Subcommand("plan", "what a run asks of a miner: memory, compute, bytes, time", "murmur.plan"),
     Subcommand("shards", "build tokenised training data", "murmur.shards"),
     Subcommand("simulate", "run whole networks in modelled time, with faults", "simulation.command"),
+    Subcommand("status", "where a node is, how its last rounds went, what is wrong", "murmur.status"),
 )
 
 

@@ -1,4 +1,5 @@
-"""`murmur explain HOTKEY`: how a miner stands with the validators, why, what changed it and what to do next."""
+"""`murmur explain MINER`: how a miner stands with the validators, why, how sure that is, what changed it and what to do
+next."""
 
 import argparse
 
@@ -6,13 +7,12 @@ from murmur import where
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("hotkey", metavar="HOTKEY", help="the miner's SS58 hotkey")
+    parser.add_argument("miner", metavar="MINER", help="its SS58 hotkey, or, with --run, its name")
     where.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the account. Raises ConfigError when no validator says anything of this hotkey."""
-    peer = where.named_peer(options.hotkey, "HOTKEY")
     from murmur.account import show
 
-    return show(peer, options)
+    return show(options.miner, options)

@@ -54,12 +54,13 @@ Tell = Callable[[str], None]
 """Is told what is measured next."""
 
 
-def measure(plan: Plan, options: Namespace, tell: Tell) -> Plan:
+def measure(plan: Plan, options: Namespace, tell: Tell, home: Path | None = None) -> Plan:
     """The plan on this machine, with its GPUs; where it has none, on its CPU, unless --gpu-tflops says what GPUs it is
-    to have. What the options give stays."""
+    to have. What the options give stays. `home`: the node's, on whose disk (default: MURMUR_HOME's)."""
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     before = torch.get_num_threads()
-    machine = _Machine(threads, tell)
+    home = home or Path(os.environ.get("MURMUR_HOME", "~/.murmur")).expanduser()
+    machine = _Machine(threads, tell, _existing(home))
     try:
         rates = replace(plan.rates, threads=threads, **machine.host_rates())
     finally:
@@ -86,6 +87,7 @@ class _Machine:
 
     threads: int
     tell: Tell
+    home: Path
 
     def host_rates(self) -> dict[str, Rate]:
         """By the names of training/rates.py Rates."""
@@ -138,9 +140,8 @@ class _Machine:
 
     def _disk(self, data: bytes) -> dict[str, Rate]:
         """In the file system of the node's home: files written with fsync, and read when they are not in memory."""
-        home = _existing(Path(os.environ.get("MURMUR_HOME", "~/.murmur")).expanduser())
-        self.tell(f"the disk under {home}")
-        with tempfile.TemporaryDirectory(dir=home, prefix=".murmur-measure-") as folder:
+        self.tell(f"the disk under {self.home}")
+        with tempfile.TemporaryDirectory(dir=self.home, prefix=".murmur-measure-") as folder:
             paths = [Path(folder) / str(number) for number in range(FILES)]
             with ThreadPoolExecutor(FILES) as pool:
                 written = Rate(

@@ -1,43 +1,63 @@
-"""A network that is read, for commands that only look: found by the options, environment and files of a node."""
+"""A network that is read, for commands that only look: found by the options, environment and files of a node, or in a
+local network's run folder."""
 
 import argparse
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
-from murmur.where import flags_of
+from murmur import folder, where
 from node import program, reader
 from node.adapters import Doors
 from node.config import NetworkConfig, home, load_network
-from protocol.errors import ChainError, ConfigError
+from protocol.errors import ConfigError
 from protocol.run import Run
+from protocol.types import PeerId, hotkey
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A network that is read."""
+    """A network that is read. `names`: who is who, where that is known."""
 
     config: NetworkConfig
     home: Path
     doors: Doors
     run: Run
+    names: Mapping[PeerId, str] = field(default_factory=dict)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it is a run folder that is read."""
+        return bool(self.names)
+
+    def peer(self, text: str, what: str) -> PeerId:
+        """Whom somebody means: by name, or by SS58 hotkey. Raises ConfigError."""
+        for peer, name in self.names.items():
+            if name == text:
+                return peer
+        try:
+            return where.named_peer(text, what)
+        except ConfigError:
+            if not self.names:
+                raise
+            close = get_close_matches(text, self.names.values(), n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(self.names.values()))}"
+            raise ConfigError(f"{what}: nobody is called {text[:80]!r} here; {hint}") from None
+
+    def called(self, peer: PeerId) -> str:
+        """A peer for people: its name where that is known."""
+        return self.names.get(peer) or hotkey(peer)
 
 
 def open_network(name: str, options: argparse.Namespace) -> Opened:
     """The network that the options name. Raises ConfigError for what the operator has to fix, ChainError when the
     chain does not answer."""
-    config = load_network(name, flags_of(options), os.environ if options.folder is None else {})
-    folder = home(config)
-    if options.folder is not None:
-        os.environ.setdefault("BITTENSOR_RUNTIME_CACHE_DIR", str(options.folder / "runtime-cache"))
     program.log_to_stderr("WARNING")
-    try:
-        doors, run = reader.open_run(config, folder)
-    except ChainError as fault:
-        if options.folder is None:
-            raise
-        raise ConfigError(
-            f"the local network in {options.folder} does not answer ({fault}): its objects live in memory and end with "
-            "it, so it can be looked at only while it runs"
-        ) from None
-    return Opened(config, folder, doors, run)
+    if options.run is None:
+        config = load_network(name, where.flags_of(options), os.environ)
+        at = home(config)
+        return Opened(config, at, *reader.open_run(config, at))
+    config = load_network(name, where.flags_of(options) | {"config": str(folder.node_file(options.run))}, {})
+    return Opened(config, options.run, *folder.open_folder(options.run, config), folder.names(options.run))

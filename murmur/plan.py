@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from math import isfinite
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from murmur import presets
 from murmur.timetable import duration, lines
 from protocol.errors import ConfigError
-from training.memory import disk_parts
+from training.memory import Role, disk_parts
 from training.plan import ROLES, Missed, Plan, link
 from training.rates import Rate, Rates
 
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and down, utilization. Arithmetic from the spec; nothing is started. The exit status is 1 for a plan that "
         "cannot work: GPUs too small, a miner that commits too late, a validator that judges too late."
     )
-    parser.add_argument("--spec", required=True, help="a preset (configs/) or a TOML file")
+    parser.add_argument("--spec", required=True, help="a preset (configs/), or a TOML or JSON file")
     parser.add_argument("--gpus", type=int, help="GPUs of the node (default 8; with --measure those of this machine)")
     parser.add_argument(
         "--gpu-memory",
@@ -78,7 +79,7 @@ def _plan(options: argparse.Namespace, plan: Plan) -> Plan:
     if options.measure:
         from murmur.measure import measure  # torch, which arithmetic need not wait for
 
-        plan = measure(plan, options, lambda what: print(f"measuring {what} ..", file=sys.stderr, flush=True))  # noqa: T201
+        plan = measure(plan, options, tell)
     rates = plan.rates
     return replace(
         plan,
@@ -91,8 +92,13 @@ def _plan(options: argparse.Namespace, plan: Plan) -> Plan:
     )
 
 
-def refusals(plan: Plan) -> list[str]:
-    """Why a node as planned cannot take part, one sentence each; none when it can."""
+def tell(what: str) -> None:
+    """What is measured next, to whoever waits."""
+    print(f"measuring {what} ..", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def refusals(plan: Plan, roles: Sequence[Role] = ROLES) -> list[str]:
+    """Why a node as planned cannot take part in one of these roles, one sentence each; none when it can."""
     found = []
     if plan.on_gpu and not plan.micro_sequences:
         needed = plan.gpus_needed
@@ -102,8 +108,8 @@ def refusals(plan: Plan) -> list[str]:
             else f"it needs {needed} of them, or GPUs with more memory"
         )
         found.append(f"the model does not fit on {plan.gpus} x {plan.gpu_bytes / GB:,g} GB: {remedy}")
-    found += [_late(missed) for missed in plan.missed]
-    if plan.uplink_share > 1:
+    found += [_late(missed) for missed in plan.missed if missed.deadline.role in roles]
+    if "validator" in roles and plan.uplink_share > 1:
         found.append(
             f"a validator's uplink is needed {plan.uplink_share:.0%} of the time: its checkpoints never get up, and "
             "joiners find none"

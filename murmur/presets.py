@@ -4,7 +4,6 @@ A preset may hold `[[amendments]]`: what its owner is to publish while the run g
 `changes`. A run made here is for planning: its id, chain, owner, data and theta_0 are nobody's.
 """
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from protocol.errors import ConfigError
 from protocol.run import Amendment, Run
-from protocol.spec import RunSpec, fault_lines
+from protocol.spec import RunSpec, fault_lines, parse_table
 from protocol.types import PeerId, hotkey
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
@@ -42,9 +41,9 @@ def read(source: str) -> Run:
         if not path.is_file():
             raise ConfigError(f"no spec {source!r}: expected a TOML file, or one of the presets {', '.join(names())}")
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
-        raise ConfigError(f"{path} is not valid TOML: {fault}") from None
+        table = parse_table(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as fault:
+        raise ConfigError(f"{path} is neither TOML nor JSON: {fault}") from None
     try:
         amendments = _AMENDMENTS.validate_python(table.pop("amendments", []))
         run = Run(RunSpec.model_validate(_completed(table, path.stem if path.parent == FOLDER else "draft")))

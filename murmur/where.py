@@ -12,7 +12,7 @@ _NAMES = ("config", "network", "netuid", "owner", "spec", "data", "home")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags that say where the network is; the environment and files mean the same as for a node."""
-    parser.add_argument("--folder", type=Path, help="run folder of a local network that is running")
+    parser.add_argument("--run", type=Path, metavar="FOLDER", help="run folder of a local network, running or ended")
     parser.add_argument("--config", metavar="FILE", help="TOML file of a node (its wallet and bucket are not read)")
     parser.add_argument("--network", help="finney, test, local or a ws(s):// URL; older rounds need an archive node")
     parser.add_argument("--netuid", help="the subnet of the run")
@@ -33,11 +33,6 @@ def named_peer(address: str, what: str) -> PeerId:
 def flags_of(options: argparse.Namespace) -> dict[str, Any]:
     """What the options say, as a node's flags. Raises ConfigError."""
     flags = {name: value for name in _NAMES if (value := getattr(options, name)) is not None}
-    if options.folder is None:
-        return flags
-    if flags.keys() - {"home"}:
-        raise ConfigError("--folder says everything about a local network: leave out the other flags")
-    nodes = sorted(options.folder.glob("nodes/*/node.toml"))
-    if not nodes:
-        raise ConfigError(f"{options.folder} is no run folder of a local network: it has no nodes/NAME/node.toml")
-    return {"home": str(options.folder), **flags, "config": str(nodes[0])}
+    if options.run is not None and flags:
+        raise ConfigError("--run says everything about a local network: leave out the other flags")
+    return flags

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from chain.adapter import SubtensorChain, open_chain
@@ -14,6 +15,9 @@ from protocol.ports import Chain, Signer, Time, Verify
 from protocol.types import Pointer, PublicPointer
 from storage.realtime import REAL
 from storage.s3 import RangedBucket, open_bucket, open_pointer
+
+if TYPE_CHECKING:
+    from chain.keys import Wallet
 
 Opener = Callable[[Pointer | PublicPointer], RangedBucket]
 
@@ -61,11 +65,25 @@ def owner_opener(config: NetworkConfig) -> Opener:
     return opener(local=is_local(config.network))
 
 
+def own_wallet(config: NodeConfig) -> "Wallet":
+    """The wallet with its hotkey. Raises ConfigError."""
+    return open_wallet(config.wallet.name, config.wallet.hotkey, str(config.wallet.path.expanduser()))
+
+
+def own_chain(config: NetworkConfig, wallet: "Wallet | None") -> SubtensorChain:
+    """The chain, which is connected to by the first call; without a wallet to read only."""
+    return open_chain(config.network, config.netuid, wallet, call_timeout_seconds=config.call_timeout_seconds)
+
+
+def signer_of(wallet: "Wallet") -> Signer:
+    """Signs with the wallet's hotkey. Raises ConfigError for a key of another kind than peers verify."""
+    return HotkeySigner(wallet.hotkey)
+
+
 def connect(config: NodeConfig) -> Line:
     """Open wallet and chain. Raises ConfigError for what the operator has to fix."""
-    wallet = open_wallet(config.wallet.name, config.wallet.hotkey, str(config.wallet.path.expanduser()))
-    chain = open_chain(config.network, config.netuid, wallet, call_timeout_seconds=config.call_timeout_seconds)
-    return Line(chain, HotkeySigner(wallet.hotkey), verify)
+    wallet = own_wallet(config)
+    return Line(own_chain(config, wallet), signer_of(wallet), verify)
 
 
 def published(own: BucketConfig) -> Pointer | PublicPointer:

@@ -9,19 +9,22 @@ look, because its chain node has pruned that block or because the bytes were not
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
 from loguru import logger
 
 from node.adapters import Doors
-from node.follower import Follower
-from node.held import Held
-from node.payloads import Sources, sources_as_of
+from node.sources import Sources, sources_as_of
 from protocol import keys
 from protocol.errors import STATE_PRUNED, ChainError, ConfigError, InvalidMessage, OutOfSync, StorageError
 from protocol.ports import Bucket, Chain, Time
 from protocol.run import Amendment, Run, parse_amendment
 from protocol.types import Digest, Peer, PeerId, Slot
 from storage.realtime import REAL
+
+if TYPE_CHECKING:
+    from node.follower import Follower
+    from node.held import Held
 
 AMENDMENT_MAX_BYTES = 1 << 16
 MAX_AMENDMENTS = 256
@@ -165,13 +168,13 @@ def adopted(
     return told
 
 
-def settle(follower: Follower, held: Held) -> None:
+def settle(follower: "Follower", held: "Held") -> None:
     """Take up what is settled by now."""
     read = held.store.run.read
     follow(follower, held, settled(follower.run, held.saved.round, follower.doors, read, follower.time))
 
 
-def follow(follower: Follower, held: Held, run: Run) -> None:
+def follow(follower: "Follower", held: "Held", run: Run) -> None:
     """Take up what `settled` or `adopted` gave: saved first, so that a restart follows it too."""
     if run.head != follower.run.head:
         held.store.run.save(run)

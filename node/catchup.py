@@ -17,7 +17,8 @@ from node.amendments import adopted, follow, settle
 from node.checkpoints import FETCH_SECONDS, Start, counted_stakes, fetcher, published_starts, shown_by_all
 from node.follower import QUIET_SECONDS, Follower
 from node.held import Held
-from node.payloads import MAX_THREADS, Sources, gather_pinned
+from node.payloads import MAX_THREADS, gather_pinned
+from node.sources import Sources
 from node.state import Snapshot
 from protocol import keys
 from protocol.errors import (

@@ -14,8 +14,9 @@ from typing import Any
 
 from gauntlet.agreement import electorate
 from node.follower import Follower
-from node.payloads import MAX_THREADS, Sources
+from node.payloads import MAX_THREADS
 from node.run import blob_fetcher
+from node.sources import Sources
 from node.state import Snapshot
 from protocol import keys
 from protocol.errors import ConfigError, InvalidMessage, StorageError

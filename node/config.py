@@ -8,7 +8,7 @@ file only: argv is readable by everybody on the machine.
 import argparse
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -93,7 +93,7 @@ class NetworkConfig(_Table):
         str | None,
         Field(description="SS58 hotkey of the run's owner, whose slot on chain names the run (or --spec FILE)"),
     ] = None
-    spec: Annotated[Path | None, Field(description="the run's spec as a TOML file, instead of --owner")] = None
+    spec: Annotated[Path | None, Field(description="the run's spec as a TOML or JSON file, instead of --owner")] = None
     data: Annotated[
         Path | None, Field(description="folder of tokenised shards; default: fetched into home from the run's owner")
     ] = None
@@ -110,7 +110,7 @@ class NetworkConfig(_Table):
 
     def model_post_init(self, context: Any) -> None:
         if (self.owner is None) == (self.spec is None):
-            raise ValueError("give exactly one of owner (the run owner's hotkey) and spec (a TOML file)")
+            raise ValueError("give exactly one of owner (the run owner's hotkey) and spec (a file)")
 
 
 class NodeConfig(NetworkConfig):
@@ -121,6 +121,10 @@ class NodeConfig(NetworkConfig):
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="least severe log line")] = (
         "INFO"
     )
+    metrics_port: Annotated[
+        int | None, Field(ge=1, le=65535, description="port for Prometheus' scrapes at /metrics; default: none")
+    ] = None
+    metrics_address: Annotated[str, Field(description="address of that port; 0.0.0.0 for everybody's")] = "127.0.0.1"
 
 
 def load(program: str, summary: str, argv: Sequence[str], environment: Mapping[str, str]) -> NodeConfig:
@@ -143,6 +147,59 @@ def load_network(program: str, flags: Mapping[str, Any], environment: Mapping[st
         return NetworkConfig.model_validate({name: value for name, value in table.items() if name in fields})
     except ValidationError as fault:
         raise ConfigError(_explain(program, fault, fields, table)) from None
+
+
+def load_home(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Path:
+    """Where a node's state is, by the same flags, environment and file; the folder may not be there."""
+    given = _values(dict(_leaves(NodeConfig)), dict(flags), environment).get(
+        "home", NodeConfig.model_fields["home"].default
+    )
+    return Path(str(given)).expanduser()
+
+
+def settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """(name, value, origin) of every setting of a node, as they would be used. Secrets are masked. Raises ConfigError
+    for a file or variable that can't be read."""
+    fields, given = dict(_leaves(NodeConfig)), dict(flags)
+    file = given.pop("config", None) or environment.get("MURMUR_CONFIG")
+    from_file = dict(_flat(_file_values(Path(file)))) if file else {}
+    variables = {name: variable_of(name) for name in fields} | {
+        name: variable
+        for variable, name in _BTCLI.items()
+        if not environment.get(variable_of(name)) and environment.get(variable)
+    }
+    from_environment = _environment_values(fields, environment)
+    found = []
+    for name in [*fields, *(name for name in from_file if name not in fields)]:
+        if name in given:
+            value, origin = given[name], f"--{name}"
+        elif name in from_environment:
+            value, origin = from_environment[name], variables[name]
+        elif name in from_file:
+            value, origin = from_file[name], str(file) if name in fields else f"{file}, which nothing reads"
+        else:
+            value, origin = _default(name), "default"
+        # What nothing reads may be a secret whose name was misspelt.
+        masked = value is not None and (_is_secret(name) or name not in fields)
+        found.append((name, "********" if masked else "-" if value is None else str(value), origin))
+    return found
+
+
+def _default(name: str) -> Any:
+    model: type[BaseModel] = NodeConfig
+    *parents, leaf = name.split(".")
+    for parent in parents:
+        model = model.model_fields[parent].annotation  # type: ignore[assignment]
+    value = model.model_fields[leaf]
+    return None if value.is_required() else value.default
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def _values(fields: Mapping[str, str], flags: dict[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -185,7 +242,12 @@ def _flags(program: str, summary: str, fields: Mapping[str, str], argv: Sequence
     parser.add_argument("--config", metavar="FILE", help="TOML file with any of the values below")
     for name, description in fields.items():
         if not _is_secret(name):
-            parser.add_argument(f"--{name}", dest=name, metavar="X", help=description.replace("%", "%%"))
+            parser.add_argument(
+                *dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")),
+                dest=name,
+                metavar="X",
+                help=description.replace("%", "%%"),
+            )
     named = (word.split("=")[0].replace("-", "_") for word in argv if word.startswith("--"))
     if any(name.endswith("secret_key") for name in named):
         raise ConfigError(
@@ -255,16 +317,29 @@ def _explain(program: str, fault: ValidationError, fields: Mapping[str, str], ta
         for name in required:
             how = variable_of(name) if _is_secret(name) else f"--{name}"
             lines.append(f"  {name:<{width}}  {fields[name]} [{how}]")
-    others = [e for e in fault.errors(include_url=False) if e["type"] != "missing"]
+    others = []
+    for line, error in zip(fault_lines(fault).splitlines(), fault.errors(include_url=False), strict=True):
+        if error["type"] == "extra_forbidden":
+            others.append(_unknown(line.partition(":")[0], error["loc"], fields))
+        elif error["type"] != "missing":
+            others.append(line)
     if others:
-        lines.append("Not valid:")
-        text = fault_lines(fault).splitlines()
-        lines += [line for line, e in zip(text, fault.errors(), strict=True) if e["type"] != "missing"]
+        lines += ["Not valid:", *others]
     lines.append(
         f"Give them as flags, in the environment or in a TOML file (`{program} --help`); README.md has a walk-through. "
         "To try everything on this machine without any account: murmur localnet"
     )
     return "\n".join(lines)
+
+
+def _unknown(shown: str, where: Sequence[int | str], fields: Mapping[str, str]) -> str:
+    """The line for a name that nothing reads: the nearest of its table, or the same name in another one."""
+    *tables, name = (str(part) for part in where)
+    prefix = "".join(f"{table}." for table in tables)
+    there = {field.removeprefix(prefix).split(".")[0] for field in fields if field.startswith(prefix)}
+    near = [prefix + close for close in get_close_matches(name, sorted(there), n=1, cutoff=0.6)]
+    near += [field for field in fields if field == name or field.endswith(f".{name}")]
+    return f"{shown}: nothing reads this" + (f"; did you mean {near[0]}?" if near else "")
 
 
 _DEFAULTED = {"wallet.hotkey", "wallet.path", "bucket.public_url", *(f"bucket.read_{part}" for part in _KEY)}

@@ -17,7 +17,8 @@ from loguru import logger
 from node.adapters import Doors
 from node.amendments import owner_slot
 from node.config import NetworkConfig
-from node.payloads import MAX_THREADS, sources_as_of
+from node.payloads import MAX_THREADS
+from node.sources import sources_as_of
 from protocol import keys
 from protocol.errors import ConfigError, StorageError
 from protocol.run import Run

@@ -6,7 +6,7 @@ torn last line, which readers skip.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,12 +16,15 @@ from storage.realtime import REAL
 
 SHORTEST_SECONDS = 1e-3
 
+See = Callable[[dict[str, Any]], None]
+
 
 class Events:
     """Writer of one node's events file."""
 
-    def __init__(self, path: Path, node: str, time: Time = REAL) -> None:
-        self._time = time
+    def __init__(self, path: Path, node: str, time: Time = REAL, see: See = lambda event: None) -> None:
+        """`see` is called with every event."""
+        self._time, self._see = time, see
         path.parent.mkdir(parents=True, exist_ok=True)
         self._node = node
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -32,6 +35,7 @@ class Events:
         """Append one event. Field values are JSON values; `time` (Unix seconds of this machine) is added."""
         line = {"time": round_seconds(self._time.wall()), "node": self._node, "event": event, "round": round, **fields}
         os.write(self._file, (json.dumps(line, separators=(",", ":")) + "\n").encode())
+        self._see(line)
 
 
 class Stopwatch:

@@ -14,33 +14,32 @@ import torch
 from gauntlet.agreement import Views, agreed, claimed_start, mirrors
 from gauntlet.audit import Finding, Topic, Verdict, audit
 from gauntlet.checks import Doors as CheckDoors
-from gauntlet.checks import commitment
+from gauntlet.commitment import commitment
 from gauntlet.facts import Claim, Facts, Row, State, compared
-from gauntlet.report import Report, parse_report
-from gauntlet.sketch import Remembered, Sample, Sketch
+from gauntlet.remembered import Remembered
+from gauntlet.report import Report
+from gauntlet.sketch import Sample, Sketch
 from node.adapters import Doors
 from node.events import Events
 from node.held import Held
 from node.node import Node
-from node.payloads import MAX_THREADS, Sources, fetch_keys, fetch_pinned
+from node.payloads import MAX_THREADS, fetch_keys, fetch_pinned
 from node.reader import AsOf
+from node.reports import FETCH_SECONDS, LOOK_BACK_ROUNDS, Found, Reports
+from node.sources import Sources
 from node.standing import Unseen, row_of
 from node.state import StateStore
-from protocol import keys
 from protocol.errors import (
     ChainError,
     ConfigError,
     InvalidMessage,
     InvalidSubmission,
     MurmurError,
-    ObjectMissing,
     OutOfSync,
 )
 from protocol.messages import (
-    DOCUMENT_MAX_BYTES,
     ENVELOPE_BYTES,
     Envelope,
-    parse_document,
     parse_envelope,
     parse_reveal,
 )
@@ -51,16 +50,12 @@ from sparseloco import ops
 from storage.collect import gather
 from storage.exchange import Data, Wanted
 from storage.seal import unseal
-from storage.transport import deadline
 from training.parallel import Ranks
 from training.probe import Prober
 from training.replica import Replica
 from training.shards import Shards
 
-FETCH_SECONDS = 30.0
 GONE = "not to be had any more from this chain node"
-LOOK_BACK_ROUNDS = 8
-"""A book that goes on from an older round is looked into so far back for reports that it should have gone on from."""
 RETAINED_ROUNDS = 8
 """Miners and validators keep payloads so many rounds longer than the interval of checkpoints."""
 
@@ -87,19 +82,11 @@ class Archive:
         self.peers = {p.id: p for _, peers in views for p in peers if p.slot is not None and p.slot.pointer is not None}
         copies = dict.fromkeys(mirror for block, peers in views for mirror in mirrors(run, block, peers))
         self.sources = Sources(self.peers.values(), doors.open_pointer, copies)
+        self._reports = Reports(run, doors, self.sources)
 
-    def report(self, validator: PeerId, round: int) -> tuple[Report, dict[str, Any]]:
-        """A validator's report and its body. Raises ObjectMissing, StorageError, ConfigError for a bucket that cannot
-        be followed, InvalidMessage for a report that is none."""
-        opener = self.sources.bucket_of(validator)
-        if opener is None:
-            raise ObjectMissing("it has published no bucket")
-        key = keys.report(self.run.id, round)
-        with deadline(FETCH_SECONDS):  # opening resolves a stranger's host name
-            bucket = opener()
-        data = bucket.get(key, max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=FETCH_SECONDS)
-        body = parse_document(data, "report", self.run.id, round, validator, self.doors.verify)
-        return parse_report(body, round), body
+    def report(self, validator: PeerId, round: int) -> Found:
+        """A validator's report and its body. Raises what `Reports.read` does."""
+        return self._reports.read(validator, round)
 
     def payloads(self, spec: RunSpec, round: int, pairs: Sequence[tuple[PeerId, Digest]]) -> dict[PeerId, bytes]:
         """The sealed objects that hash to what was committed to, of those that can be had."""
@@ -200,6 +187,20 @@ def auditable(run: Run, doors: Doors) -> tuple[int, int]:
     return low, last
 
 
+def last_reported(run: Run, doors: Doors) -> int:
+    """The newest round that can be audited and that some validator has reported. Raises ConfigError when there is
+    none."""
+    first, last = auditable(run, doors)
+    head = doors.chain.finalized().block
+    peers = doors.chain.peers(head)
+    reports = Reports(run, doors, Sources(peers, doors.open_pointer))
+    found = reports.newest(last, mirrors(run, head, peers))
+    newest = max((report.round for report in found.values()), default=-1)
+    if newest < first:
+        raise ConfigError(f"no round of run {run.first.name} can be audited: no validator has reported one yet")
+    return newest
+
+
 def _not_auditable(run: Run, round: int, first: int, last: int) -> str:
     if last < 0:
         return f"round {round} cannot be audited: no round of run {run.first.name} is over yet"
@@ -293,6 +294,7 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
         text = f"no report of round {facts.round} is to be had: {fault}"
         return Audited(validator, None, (Finding(Topic.REPORT, Verdict.UNCHECKED, text),))
     earlier = _report(archive, validator, report.before.round)
+    # A book that goes on from an older round: was there a report since then that it should have gone on from?
     since = max(report.before.round + 1, facts.round - LOOK_BACK_ROUNDS)
     later = ((r, _report(archive, validator, r)) for r in range(facts.round - 1, since - 1, -1))
     skipped = (r for r, found in later if found is not None and found.unobserved is None)

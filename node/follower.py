@@ -11,7 +11,7 @@ from gauntlet.agreement import Agreed, Claim, Views, agreed, contradicted, leade
 from node.adapters import Doors
 from node.events import Timeline
 from node.patient import PatientChain
-from node.payloads import Sources, sources_as_of
+from node.sources import Sources, sources_as_of
 from protocol.errors import ChainError, ConfigError
 from protocol.messages import encode_slot
 from protocol.run import Run
@@ -40,6 +40,7 @@ class Follower:
         self.doors = replace(doors, chain=patient)
         self.me = doors.signer.peer
         self.time = doors.time
+        self._waited = False
 
     # --- time ------------------------------------------------------------------------------------------------
 
@@ -66,13 +67,17 @@ class Follower:
             return self._wait_for(block, why)
 
     def _wait_for(self, block: int, why: str) -> Header:
-        began = self.time.now()
+        began, clock = self.time.now(), self.run.first.clock
         told = False
         while True:
             try:
                 expected = self.seconds_until(block)
                 if expected > QUIET_SECONDS and not told:
-                    logger.info(
+                    # Each round has its waits: a person needs the first one's word, and that of the long ones.
+                    usual = self._waited and expected <= clock.round_blocks * clock.block_seconds
+                    self._waited = True
+                    logger.log(
+                        "DEBUG" if usual else "INFO",
                         "waiting for {why}: block {block}, about {seconds} s",
                         why=why,
                         block=block,

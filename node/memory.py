@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from loguru import logger
 
-from gauntlet.sketch import Remembered, Sample, Sketch
+from gauntlet.remembered import Remembered
+from gauntlet.sketch import Sample, Sketch
 from sparseloco.records import Bytes
 
 

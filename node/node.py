@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from loguru import logger
 
 from gauntlet.agreement import Agreed
-from gauntlet.checks import commitment
+from gauntlet.commitment import commitment
 from node import run as runs
 from node.adapters import Doors
 from node.amendments import settle
@@ -19,6 +19,7 @@ from node.events import round_seconds
 from node.follower import Follower
 from node.held import Held
 from node.payloads import Opened, gather_pinned, prefetch_pinned
+from node.setbacks import Setbacks
 from node.terms import Terms
 from protocol.errors import ChainError, OutOfSync, StorageError
 from protocol.run import Run
@@ -44,6 +45,8 @@ class Node(Follower):
         super().__init__(run, doors, held.timeline)
         self.held = held
         self._terms = Terms(held.events)
+        round_seconds = run.first.clock.round_blocks * run.first.clock.block_seconds
+        self.setbacks = Setbacks(doors.bucket, round_seconds, lambda: self.clock.round_at(self.head()), doors.time)
         self._likely: frozenset[PeerId] = frozenset()
         """Who was selected last."""
         self._prefetch: Collection | None = None

@@ -4,28 +4,25 @@ A submission is pinned by sha256(envelope) on chain; the envelope pins the ciphe
 hash). So the miner's own bucket, a validator's mirror or any other copy are equally good (docs/protocol.md 4, 8).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from shutil import disk_usage
 
-from gauntlet.agreement import mirrors
-from node.adapters import Opener
+from node.sources import Sources
 from protocol import keys
 from protocol.errors import InvalidMessage, InvalidSubmission, StorageError
 from protocol.layout import Layout
 from protocol.messages import ENVELOPE_BYTES, REVEAL_BYTES, Envelope, parse_envelope, parse_reveal
 from protocol.ports import Time, Verify
-from protocol.run import Run
 from protocol.spec import RunSpec
-from protocol.types import Digest, Peer, PeerId
+from protocol.types import Digest, PeerId
 from sparseloco import ops
 from sparseloco.update import Update
 from storage.collect import Collection, gather
-from storage.exchange import Data, Fault, Source, Wanted
+from storage.exchange import Data, Fault, Wanted
 from storage.realtime import REAL, seconds_until
-from storage.s3 import RangedBucket
 from storage.seal import matches, unseal
 
 MAX_THREADS = 16
@@ -45,53 +42,6 @@ class Opened:
     envelope: Digest
     key: bytes | None
     update: Update | None
-
-
-class Sources:
-    """Where a round's objects may be: each peer's bucket, then the `mirrors` (gauntlet.agreement.mirrors), in order."""
-
-    def __init__(
-        self,
-        peers: Iterable[Peer],
-        open_pointer: Opener,
-        mirrors: Iterable[PeerId] = (),
-    ) -> None:
-        self._peers = {peer.id: peer for peer in peers}
-        self._mirrors = tuple(mirrors)
-        self._open = open_pointer
-
-    def bucket_of(self, peer: PeerId) -> Callable[[], RangedBucket] | None:
-        """An opener of the bucket that `peer` published, None when there is none."""
-        found = self._peers.get(peer)
-        if found is None or found.slot is None or found.slot.pointer is None:
-            return None
-        pointer = found.slot.pointer
-        return lambda: self._open(pointer)
-
-    def validators(self) -> list[PeerId]:
-        """The mirrors with a published bucket."""
-        return [peer for peer in self._mirrors if self.bucket_of(peer) is not None]
-
-    def own(self, peer: PeerId, key: str) -> tuple[Source, ...]:
-        """The peer's own bucket as the only source."""
-        opener = self.bucket_of(peer)
-        return () if opener is None else (Source(opener, key),)
-
-    def of(self, peer: PeerId, own_key: str, mirror_key: str) -> tuple[Source, ...]:
-        """Sources of one object, the peer's own bucket first."""
-        places = [(self.bucket_of(peer), own_key)] + [(self.bucket_of(v), mirror_key) for v in self.validators()]
-        return tuple(Source(opener, key) for opener, key in places if opener is not None)
-
-    def payload(self, run: Digest, round: int, peer: PeerId) -> tuple[Source, ...]:
-        return self.of(peer, keys.payload(run, round), keys.mirror(run, round, peer))
-
-    def reveal(self, run: Digest, round: int, peer: PeerId) -> tuple[Source, ...]:
-        return self.of(peer, keys.reveal(run, round), keys.mirror_reveal(run, round, peer))
-
-
-def sources_as_of(run: Run, block: int, peers: Sequence[Peer], open_pointer: Opener) -> Sources:
-    """Where objects of a run may be, by who is registered and who counts as of a final block."""
-    return Sources(peers, open_pointer, mirrors(run, block, peers))
 
 
 def fetch_pinned(

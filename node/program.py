@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -29,9 +30,61 @@ _DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 def run_program(main: Callable[[], None]) -> int:
     """Run a node's main function; the process's exit status."""
-    signal.signal(signal.SIGTERM, _stop)
+    stop = _Stop()
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
     _allow_open_files()
     os.umask(0o077)  # what a node writes is its owner's alone: among it are keys of payloads that are still sealed
+    try:
+        status = _status(main)
+    except KeyboardInterrupt:
+        pass
+    except BaseException:
+        if not stop.asked:
+            raise
+    else:
+        if not stop.asked:
+            return status
+    # What was broken off in a library's depths may have come out as any fault, or as none.
+    stop.say()
+    return 0
+
+
+class _Stop:
+    """What SIGINT and SIGTERM do: the first one breaks off whatever is done, a second one does not wait for the rest to
+    be put away. Everything that matters is on the disk before it is said, so both may come at any line."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._said = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self.asked:
+            self._end()
+        self.asked = True
+        # From here on threads, and what is collected, lose what they stood on: nobody wants to read of it.
+        sys.unraisablehook = self._dropped
+        threading.excepthook = lambda _: None
+        raise KeyboardInterrupt
+
+    def say(self) -> None:
+        """Once."""
+        if not self._said:
+            self._said = True
+            logger.info("stopped on request; everything is saved, starting again resumes here")
+
+    def _dropped(self, fault: "sys.UnraisableHookArgs") -> None:
+        """Python passes over what is raised while it tidies up: the request too, which then nobody has heard."""
+        if issubclass(fault.exc_type, KeyboardInterrupt):
+            self._end()
+
+    def _end(self) -> None:
+        self.say()
+        os._exit(0)
+
+
+def _status(main: Callable[[], None]) -> int:
+    """The exit status of `main`, whose faults are told."""
     try:
         main()
     except UpdateNeeded as fault:
@@ -51,8 +104,6 @@ def run_program(main: Callable[[], None]) -> int:
             f"cannot write{where}: {fault.strerror}. Nothing is lost: make room and start again", file=sys.stderr
         )
         return EXIT_CONFIG
-    except KeyboardInterrupt:
-        logger.info("stopped on request; everything is saved, starting again resumes here")
     return 0
 
 
@@ -81,7 +132,3 @@ class _Bridge(logging.Handler):
 
 def _line(record: "LogRecord") -> str:
     return "<dim>{time:HH:mm:ss}</dim> <level>{level: <7}</level> {message}\n{exception}"
-
-
-def _stop(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

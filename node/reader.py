@@ -14,10 +14,11 @@ from protocol.run import Run
 from protocol.types import Header, Peer, PeerId, Pointer, Subnet, Uid
 from storage.s3 import Sink
 
+Opened = tuple[Doors, Run]
 _NOWHERE = Pointer("https://nowhere.invalid", "none", "none", "none")
 
 
-def open_run(config: NetworkConfig, home: Path) -> tuple[Doors, Run]:
+def open_run(config: NetworkConfig, home: Path) -> Opened:
     """The run that the configuration names, and the doors of somebody who only reads it. What is saved in `home` is
     used, and left as it is: a node may live there. Raises what runs.find_run raises."""
     from chain.adapter import open_chain
@@ -25,8 +26,13 @@ def open_run(config: NetworkConfig, home: Path) -> tuple[Doors, Run]:
 
     chain = open_chain(config.network, config.netuid, None, call_timeout_seconds=config.call_timeout_seconds)
     run = runs.find_run(config, chain, owner_opener(config), home)
-    doors = reading(chain, verify, opener(local=run.first.local))
-    return doors, settled(run, 0, doors, {})
+    return _settled(run, reading(chain, verify, opener(local=run.first.local)))
+
+
+def open_recorded(config: NetworkConfig, chain: Chain, verify: Verify, open_pointer: Opener, home: Path) -> Opened:
+    """The same of a network that was recorded, whose chain and buckets are at hand. Raises what runs.find_run does."""
+    run = runs.find_run(config, chain, open_pointer, home)
+    return _settled(run, reading(chain, verify, open_pointer))
 
 
 def reading(chain: Chain, verify: Verify, open_pointer: Opener) -> Doors:
@@ -116,6 +122,10 @@ class _NoBucket:
 
     def abort_unfinished(self, prefix: str, *, timeout_seconds: float) -> int:
         _refuse()
+
+
+def _settled(run: Run, doors: Doors) -> Opened:
+    return doors, settled(run, 0, doors, {})
 
 
 def _refuse() -> Never:

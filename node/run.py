@@ -9,19 +9,18 @@ from loguru import logger
 from node.adapters import Opener, is_local
 from node.amendments import MAX_AMENDMENTS, Reader, fetch_blob, owner_slot
 from node.config import NetworkConfig
-from node.payloads import Sources, sources_as_of
 from node.runfile import RunFile, folder_of, saved_runs
+from node.sources import Sources, sources_as_of
 from protocol.errors import ConfigError, InvalidMessage, StorageError, UpdateNeeded
-from protocol.ports import Bucket, Chain, Time
+from protocol.ports import Bucket, Chain
 from protocol.run import Run, parse_amendment
-from protocol.spec import PROTOCOL_VERSION, RunSpec, parse_spec, parse_toml
+from protocol.spec import PROTOCOL_VERSION, RunSpec, parse_spec, parse_text
 from protocol.types import Digest, peer_id
 from storage.realtime import REAL
 from training.shards import Fetch
 
 SPEC_MAX_BYTES = 1 << 20
 FETCH_SECONDS = 60.0
-RETRY_SECONDS = 30.0
 
 
 def find_run(
@@ -38,33 +37,15 @@ def find_run(
     if config.spec is not None:
         try:
             text = config.spec.expanduser().read_text(encoding="utf-8")
-        except OSError as fault:
-            raise ConfigError(f"cannot read the run spec {config.spec}: {fault.strerror}") from None
-        run = Run(parse_toml(text, str(config.spec)))
+        except (OSError, UnicodeDecodeError) as fault:
+            why = fault.strerror if isinstance(fault, OSError) else "it is not text"
+            raise ConfigError(f"cannot read the run spec {config.spec}: {why}") from None
+        run = Run(parse_text(text, str(config.spec)))
     else:
         assert config.owner is not None
         run = _published_run(config, config.owner, chain, open_pointer, saved_runs(home), {} if read is None else read)
     _belongs(run.first, config, chain.genesis())
     return RunFile(folder_of(home, run.id)).load() or run
-
-
-def await_run(config: NetworkConfig, chain: Chain, open_pointer: Opener, home: Path, time: Time = REAL) -> Run:
-    """`find_run`, again until the owner's bucket answers. The run is saved in `home`."""
-    read: dict[Digest, bytes] = {}
-    while True:
-        try:
-            run = find_run(config, chain, open_pointer, home, read)
-        except StorageError as fault:
-            logger.warning(
-                "the run's spec cannot be read from its owner's bucket ({fault}): trying again every {seconds} s, "
-                "nothing has to be done here",
-                fault=str(fault),
-                seconds=int(RETRY_SECONDS),
-            )
-            time.sleep(RETRY_SECONDS)
-        else:
-            RunFile(folder_of(home, run.id)).save(run)
-            return run
 
 
 def require_protocol(run: Run, round: int) -> None:

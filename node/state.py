@@ -125,6 +125,10 @@ class Saved:
     unread: tuple[SentWeights, ...] = ()
 
 
+class InUse(ConfigError):
+    """Another process has this state folder."""
+
+
 class StateStore:
     """The state folder of one node: `state.db`, `run.json`, the files that the row names, and in `damaged/` what was
     set aside. One process at a time: a second one is refused. The folder is the owner's alone, also one that was there
@@ -151,6 +155,11 @@ class StateStore:
         except BaseException:
             self.close()
             raise
+
+    @staticmethod
+    def exists(home: Path, run: Digest) -> bool:
+        """Whether a state of this run was ever kept here."""
+        return (folder_of(home, run) / "state.db").exists()
 
     def _open(self) -> None:
         try:
@@ -379,7 +388,7 @@ def _lock(path: Path) -> int:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        raise ConfigError(
+        raise InUse(
             f"another process uses the state folder {path.parent}: two nodes with one hotkey would spoil each other's "
             "nonces and payloads; stop the other one or choose another --home"
         ) from None

@@ -13,7 +13,7 @@ from protocol.errors import ChainError, ConfigError
 from protocol.ports import Chain
 from protocol.run import Run
 from protocol.spec import ROUND_POST_BYTES
-from protocol.types import PeerId, Subnet, hotkey
+from protocol.types import Subnet
 
 LOW_BALANCE_RAO = 50_000_000
 """0.05 TAO: fees of some hundred posts. A chain may charge none, so less is no fault."""
@@ -52,18 +52,6 @@ def require_fit(run: Run, round: int, subnet: Subnet) -> None:
         raise ConfigError(
             f"run {run.first.name} cannot work on this subnet as it is now. Nothing has to be done here but to start "
             "again when that has changed:\n  " + "\n  ".join(found)
-        )
-
-
-def warn_of_balance(chain: Chain, me: PeerId) -> None:
-    """Say so when there is little to pay fees with. Raises ChainError."""
-    rao = chain.balance()
-    if rao < LOW_BALANCE_RAO:
-        logger.warning(
-            "the coldkey that owns hotkey {hotkey} has {balance:.6f} TAO free, and pays the fees of this node's posts: "
-            "where the chain charges any, that may not last; send it some (btcli wallet transfer)",
-            hotkey=hotkey(me),
-            balance=rao / RAO_PER_TAO,
         )
 
 

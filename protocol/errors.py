@@ -37,13 +37,17 @@ STATE_PRUNED = "StatePruned"
 """`ChainError.code` of a read at a height whose state this chain node no longer has: asking again is of no use."""
 
 
+UNKNOWN_KEY, WRONG_SECRET = "InvalidAccessKeyId", "SignatureDoesNotMatch"
+"""`AccessDenied.code` where the access key is none of the server's, and where the secret is not that of the key."""
+
+
 UNKNOWN_BEACON = "UnknownBeacon"
 """`ChainError.code` of weights that would have to be sealed to a beacon which this run may not use."""
 
 
 class ChainError(MurmurError):
     """The chain is unreachable, too slow, or refused a call. `code` is the chain's own error name when it gave one, or
-    one of the two above."""
+    StatePruned or UnknownBeacon."""
 
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -75,7 +79,12 @@ class ObjectTooLarge(StorageError):
 
 
 class AccessDenied(StorageError):
-    """The credential is unknown or lacks the permission."""
+    """The credential is unknown or lacks the permission. `code` is the server's word for it when it is one of those
+    two that tell a wrong key from a missing permission."""
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class InvalidSubmission(MurmurError):

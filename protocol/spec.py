@@ -5,6 +5,7 @@ two is a fault. The spec is written as TOML (configs/*.toml) and hashed as canon
 first spec is its run id (docs/protocol.md section 0). All code asks `Run.spec_at(r)` (protocol/run.py).
 """
 
+import json
 import tomllib
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
@@ -370,13 +371,18 @@ def _layout(model: ModelSpec, k: int) -> Layout:
     return Layout.of(model.shapes(), k)
 
 
-def parse_toml(text: str, source: str) -> RunSpec:
-    """A spec from TOML; `source` names it in errors. Raises ConfigError with one line per fault."""
+def parse_text(text: str, source: str) -> RunSpec:
+    """A spec from a file of TOML or JSON; `source` names it in errors. Raises ConfigError with one line per fault."""
+    return build(parse_table(text, source), source)
+
+
+def parse_table(text: str, source: str) -> dict[str, Any]:
+    """The table of a file of TOML or JSON. Raises ConfigError."""
+    as_json = text.lstrip().startswith("{")  # as no TOML does
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as fault:
-        raise ConfigError(f"{source} is not valid TOML: {fault}") from None
-    return build(table, source)
+        return dict(json.loads(text) if as_json else tomllib.loads(text))
+    except (ValueError, RecursionError) as fault:  # both parsers' own faults are ValueErrors
+        raise ConfigError(f"{source} is not valid {'JSON' if as_json else 'TOML'}: {fault}") from None
 
 
 def parse_spec(data: bytes, digest: Digest) -> RunSpec:

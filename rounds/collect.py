@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gauntlet.book import ScoreBook
-from gauntlet.checks import Gathered, commitment, is_late
+from gauntlet.checks import Gathered
+from gauntlet.commitment import commitment, is_late
 from gauntlet.observed import Looked
 from gauntlet.selection import in_order
 from node.events import round_seconds

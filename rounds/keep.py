@@ -34,8 +34,9 @@ class Keeper:
             key = keys.statement(node.run.id, decision.link)
             node.doors.bucket.put(key, link, timeout_seconds=node.transfer_seconds(1))
 
-    def keep(self, round: int) -> None:
-        """What joiners need from us: checkpoints and mirrors of recent rounds. Then the held-out loss, for people."""
+    def keep(self, round: int) -> float | None:
+        """What joiners need from us: checkpoints and mirrors of recent rounds. Then the held-out loss (nats a token),
+        for people; None when its data can't be read."""
         node, spec = self.node, self.node.run.spec_at(round)
         self.checkpoints.look()
         before = kept_from(spec.checkpoint_rounds, round, self.checkpoints.published)
@@ -47,8 +48,9 @@ class Keeper:
             loss = node.held.replica.loss(self.held_out())
         except StorageError as fault:
             logger.warning("round {round}: no held-out loss: {fault}", round=round, fault=str(fault))
-        else:
-            node.held.events.emit("held_out", round, val_loss=loss)
+            return None
+        node.held.events.emit("held_out", round, val_loss=loss)
+        return loss
 
     def held_out(self) -> Tensor:
         """The held-out sequences: the same in every round, so they are read once."""

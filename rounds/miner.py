@@ -12,7 +12,7 @@ from typing import Any
 
 from loguru import logger
 
-from gauntlet.checks import commitment
+from gauntlet.commitment import commitment
 from node.checkpoints import kept_from, published_by_most
 from node.events import Phase, round_seconds
 from node.follower import RETURN_BLOCKS
@@ -25,6 +25,7 @@ from protocol.merkle import SECTION_BYTES
 from protocol.messages import ENVELOPE_BYTES, Reveal, encode_document
 from protocol.ports import Task
 from protocol.types import Commitment, Digest, Page
+from rounds.stood import Stood
 from sparseloco import wire
 from sparseloco.floats import NonFinite
 from sparseloco.update import Update
@@ -33,10 +34,8 @@ from storage.realtime import seconds_until
 from storage.seal import Sealing
 from storage.upload import Upload, goes_ahead
 from training.loader import sequences
+from training.meter import Reading
 from training.shards import Shards
-
-PAUSE_SECONDS = 1.0
-"""After a round that broke off: what refuses at once must not be asked without end."""
 
 
 class Diverged(MurmurError):
@@ -58,6 +57,7 @@ class Miner:
     def __init__(self, node: Node, shards: Shards) -> None:
         self.node, self.shards = node, shards
         self.claims: dict[str, Any] = {}
+        self.stood = Stood(node)
         self.finished = -1
         """The last round that we have nothing more to say in."""
         self.ahead: Ahead | None = None
@@ -75,11 +75,12 @@ class Miner:
             except Diverged as fault:
                 round = self.node.held.saved.round
                 logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
+                self.node.held.events.emit("broke_off", round, fault=str(fault))
                 self.node.wait_for(self.node.clock.commit_by(round), "the round to pass")
             except (ChainError, StorageError) as fault:
                 # Saved and sealed work is not lost: the next pass takes it up if the round is still open.
-                logger.warning("round {round} broke off: {fault}", round=self.node.held.saved.round, fault=str(fault))
-                self.node.time.sleep(PAUSE_SECONDS)
+                self.node.held.events.emit("broke_off", self.node.held.saved.round, fault=str(fault))
+                self.node.setbacks.broke_off(self.node.held.saved.round, fault)
 
     def open_round(self) -> int:
         """The round to play: the one that we have sealed for while its key may still be published, else the first whose
@@ -93,7 +94,7 @@ class Miner:
     def play(self, round: int) -> None:
         """One round. Anything that was saved before a crash is taken up where it was."""
         node = self.node
-        node.advance(round)
+        self.stood.follow(node.advance(round))
         if node.held.saved.round != round:
             return  # catch-up went further: `round` is over
         node.look_at_terms(round)
@@ -113,6 +114,7 @@ class Miner:
         node.held.save_own()
         self.clean_up(round)
         self.fetch_ahead(round + 1)
+        self.stood.tell(node.seconds_until(node.clock.attest_by(round)))
 
     def pages(self, round: int) -> tuple[Page, ...]:
         """The pages assigned to us, drawn from the hash of a block before the round's start."""
@@ -160,7 +162,7 @@ class Miner:
         self.hold(pages)
         with node.held.timeline.begin("compute") as watch:
             batch = sequences(self.shards.train, pages, spec.model.context)
-            meter = node.held.replica.meter(spec.inner, lambda reading: logger.info("{reading}", reading=str(reading)))
+            meter = node.held.replica.meter(spec.inner, self.show)
             report = node.held.replica.inner_round(batch, inner=spec.inner, on_step=meter)
         self.claims = {
             "loss": report.mean_loss if isfinite(report.mean_loss) else None,
@@ -168,13 +170,19 @@ class Miner:
             "seconds": {"compute": round_seconds(watch.seconds)},
         }
         node.held.events.emit("trained", round, **self.claims)
-        logger.info(
+        self.stood.losses[round] = self.claims["loss"]
+        logger.debug(
             "round {round}: loss {loss:.4f}, {rate:.0f} tokens/s, {left:.0f} s before the deadline",
             round=round,
             loss=report.mean_loss,
             rate=report.num_tokens / watch.seconds,
             left=node.seconds_until(node.clock.commit_by(round)),
         )
+
+    def show(self, reading: Reading) -> None:
+        """How training goes, of long rounds: what the last reading says stands in the round's line."""
+        last = reading.step == self.node.run.first.inner.steps - 1
+        logger.log("DEBUG" if last else "INFO", "{reading}", reading=str(reading))
 
     def compress(self) -> Update:
         """Error feedback, Top-k, 2-bit: the update that we send; the error feedback keeps the rest."""
@@ -299,7 +307,8 @@ class Miner:
                 return
             with node.held.timeline.begin("commit"):
                 block = node.post(statement)
-            logger.info(
+            self.stood.margins[round] = last - block
+            logger.debug(
                 "round {round}: committed in block {block}, {margin} blocks before the deadline",
                 round=round,
                 block=block,

@@ -9,8 +9,10 @@ from loguru import logger
 from gauntlet import book
 from gauntlet.agreement import Agreed
 from gauntlet.book import RoundOutcome, ScoreBook, fold
-from gauntlet.checks import Checked, Doors, Gathered, commitment, fast_checks, is_judged
-from gauntlet.loss import Evaluation, bounded, evaluate
+from gauntlet.checks import Checked, Doors, Gathered, fast_checks
+from gauntlet.commitment import commitment, is_judged
+from gauntlet.evaluation import Evaluation
+from gauntlet.loss import bounded, evaluate
 from gauntlet.observed import Unobserved, is_unreadable, pass_over
 from gauntlet.report import Paid, round_report
 from gauntlet.sampling import Seed, pick, references, samples
@@ -52,7 +54,7 @@ class Scores:
             checked = self.judge(round, gathered)
         rejected = {hotkey(peer): str(rejection.reason) for peer, rejection in checked.rejected.items()}
         for peer, rejection in checked.rejected.items():
-            logger.info(
+            logger.debug(
                 "round {round}: {hotkey} rejected, {reason}: {detail}",
                 round=round,
                 hotkey=hotkey(peer),
@@ -192,5 +194,6 @@ class Scores:
                 time=node.time,
             )
         except StorageError as fault:
+            node.setbacks.refused(fault)
             logger.warning("round {round}: no report: {fault}", round=round, fault=str(fault))
         node.held.events.emit("reported", round, peers=report.named(spec.gauntlet))

@@ -3,12 +3,13 @@
 from functools import partial
 
 from node.build import build, on_ranks
-from node.config import NodeConfig, home
+from node.config import NodeConfig
 from rounds.miner import Miner
 from rounds.validator import Validator
+from training.memory import Role
 from training.parallel import Ranks
 
-Role = type[Miner] | type[Validator]
+Player = type[Miner] | type[Validator]
 
 
 def miner(config: NodeConfig) -> None:
@@ -21,7 +22,7 @@ def validator(config: NodeConfig) -> None:
     on_ranks(config, partial(play, config, "validator", Validator))
 
 
-def play(config: NodeConfig, name: str, role: Role, ranks: Ranks) -> None:
+def play(config: NodeConfig, role: Role, player: Player, ranks: Ranks) -> None:
     """Build the node and play its rounds. Called on the first rank, with the others waiting for its calls."""
-    built = build(config, name, home(config), ranks)
-    role(built.node, built.shards).run()
+    built = build(config, role, ranks)
+    player(built.node, built.shards).run()

@@ -3,9 +3,16 @@
 One round reads top to bottom in `Validator.play`; the rules are docs/protocol.md sections 4, 5, 6 and 9.
 """
 
+from collections import Counter
+
 from loguru import logger
 
 from gauntlet.agreement import Agreed, announcement
+from gauntlet.checks import Checked
+from gauntlet.observed import Unobserved
+from gauntlet.report import Paid
+from gauntlet.weights import due_from
+from node import told
 from node.node import Node
 from protocol.errors import ChainError, StorageError
 from rounds.collect import Collector
@@ -15,9 +22,6 @@ from rounds.score import Scores
 from rounds.vote import Vote
 from storage.mirror import Mirror
 from training.shards import Shards
-
-PAUSE_SECONDS = 1.0
-"""After a round that broke off: what refuses at once must not be asked without end."""
 
 
 class Validator:
@@ -48,8 +52,8 @@ class Validator:
                 self.announce()
                 self.play(self.node.next_round(self.node.clock.attest_by))
             except (ChainError, StorageError) as fault:
-                logger.warning("round {round} broke off: {fault}", round=self.node.held.saved.round, fault=str(fault))
-                self.node.time.sleep(PAUSE_SECONDS)
+                self.node.held.events.emit("broke_off", self.node.held.saved.round, fault=str(fault))
+                self.node.setbacks.broke_off(self.node.held.saved.round, fault)
 
     def announce(self) -> None:
         """Publish our bucket on chain; and, before the run's first round is decided, that we are there for it: who has
@@ -79,7 +83,7 @@ class Validator:
         evaluations = scores.evaluate(round, checked, ranking, at_commit) if unobserved is None else {}
         decision = self.decision(round)
         pay.read_back()
-        before = scores.book
+        before, paid = scores.book, None
         if before.round < round:  # else folded before a restart, and judged by another book
             if unobserved is None:
                 scores.fold(round, checked, evaluations, decision)
@@ -89,7 +93,34 @@ class Validator:
                 paid = pay.nothing()
             scores.report(round, at_commit, gathered, checked, ranking, evaluations, before, paid, unobserved)
         node.advance(round + 1)
-        self.keeper.keep(round)
+        loss = self.keeper.keep(round)
+        self.tell(round, checked, len(evaluations), decision, paid, unobserved, loss)
+
+    def tell(
+        self,
+        round: int,
+        checked: Checked,
+        num_evaluated: int,
+        decision: Agreed,
+        paid: Paid | None,
+        unobserved: Unobserved | None,
+        loss: float | None,
+    ) -> None:
+        """The round in one line. `paid`: None when that was done before a restart."""
+        node, me = self.node, self.node.registered()
+        event = {
+            "active": len(checked.committed),
+            "evaluated": num_evaluated,
+            "rejected": dict(Counter(str(rejection.reason) for rejection in checked.rejected.values())),
+            "selected": len(decision.selection.contributing) if decision.selection is not None else 0,
+            "unobserved": unobserved,
+            "loss": loss,
+            "set_in": paid.set_in if paid is not None else None,
+            "unrevealed": sum(sent.round != round for sent in node.held.saved.unread),
+            "next_set": due_from(node.run, round + 1, me.last_update) if me is not None else None,
+        }
+        node.held.events.emit("judged", round, **event)
+        logger.info("{line}", line=told.line({"event": "judged", "round": round, **event}))
 
     def decision(self, round: int) -> Agreed:
         """The round's agreed record, read back like everybody else."""

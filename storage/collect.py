@@ -21,6 +21,8 @@ _LOOK_SECONDS = 0.5
 """So often the caller is asked how much time is left: its answer may change with every block."""
 _FIRST_SHARE = 0.25
 """Of what everybody could have if all waited to the end: who stalls at first costs the others that much."""
+_LEAST_SHARE_SECONDS = 0.05
+"""No server answers sooner. Without it the shares of stallers shrink for ever before the end, and bring nothing."""
 _PAUSES = 40
 """An object that was not there is asked for so often in a window .."""
 _PAUSE_SECONDS = 0.25, 5.0
@@ -237,7 +239,8 @@ class Collection:
             if self._crowded:
                 share = left * self._num_threads / self._num_open
                 if self._lasting:
-                    share = min(left, share * _FIRST_SHARE * 2**turn.stalls)
+                    share *= _FIRST_SHARE * 2**turn.stalls
+                share = min(left, max(share, _LEAST_SHARE_SECONDS))
             if turn.fault is _NOT_ASKED:
                 turn.fault = _NO_ANSWER
             self._waiting.remove(turn)

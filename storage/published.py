@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from protocol import keys
-from protocol.errors import AccessDenied, ObjectMissing, ObjectTooLarge
+from protocol.errors import UNKNOWN_KEY, WRONG_SECRET, AccessDenied, ObjectMissing, ObjectTooLarge
 from protocol.ports import Bucket, Time
 from storage.realtime import REAL, seconds_until
 
@@ -23,11 +23,19 @@ class Why(Enum):
     """Why a key must not be published."""
 
     NO_BUCKET = "there is no bucket of this name"
+    OWNER_UNKNOWN = "the server does not know our own key"
+    OWNER_SECRET = "our own secret is not the one of our key"
     OWNER_REFUSED = "our own key may not write, or not delete"
     SWAPPED = "our own key may not write, but the published one may"
+    READER_UNKNOWN = "the server does not know the published key"
+    READER_SECRET = "the published secret is not the one of the published key"
     UNREADABLE = "the published key may not read"
     ELSEWHERE = "the published key reads something else than was written a moment ago"
     WRITABLE = "the published key may write, delete, or begin an upload"
+
+
+_OWNER: dict[str | None, Why] = {UNKNOWN_KEY: Why.OWNER_UNKNOWN, WRONG_SECRET: Why.OWNER_SECRET}
+_READER: dict[str | None, Why] = {UNKNOWN_KEY: Why.READER_UNKNOWN, WRONG_SECRET: Why.READER_SECRET}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,8 @@ class _Trial:
         except ObjectMissing as fault:
             return Unfit(Why.NO_BUCKET, str(fault))
         except AccessDenied as fault:
-            return Unfit(Why.SWAPPED if self._writes() else Why.OWNER_REFUSED, str(fault))
+            why = _OWNER.get(fault.code) or (Why.SWAPPED if self._writes() else Why.OWNER_REFUSED)
+            return Unfit(why, str(fault))
         unfit = self._reads()
         if unfit is None and (self._writes() or self._deletes() or self._begins()):
             unfit = Unfit(Why.WRITABLE)
@@ -76,7 +85,7 @@ class _Trial:
         try:
             return None if self._get() == self.data else Unfit(Why.ELSEWHERE)
         except AccessDenied as fault:
-            return Unfit(Why.UNREADABLE, str(fault))
+            return Unfit(_READER.get(fault.code, Why.UNREADABLE), str(fault))
         except (ObjectMissing, ObjectTooLarge) as fault:
             return Unfit(Why.ELSEWHERE, str(fault))
 

@@ -10,12 +10,25 @@ from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from functools import cache
 
-from protocol.errors import AccessDenied, BucketMissing, ObjectMissing, ObjectReplaced, StorageError
+from protocol.errors import (
+    UNKNOWN_KEY,
+    WRONG_SECRET,
+    AccessDenied,
+    BucketMissing,
+    ObjectMissing,
+    ObjectReplaced,
+    StorageError,
+)
 from storage import transport
 from storage.transport import DeadlinePassed, TransportError
 
 CLOCK_SECONDS = 300.0
 """Servers refuse a signature that is 15 minutes off theirs, some one that is 5."""
+
+_DENIALS = {
+    UNKNOWN_KEY: "the server knows no such access key",
+    WRONG_SECRET: "the secret key is not the one of this access key",
+}
 
 NO_BUCKET = "there is no such bucket; check its name and the endpoint"
 
@@ -51,8 +64,10 @@ def _translated(verb: str, error: Exception) -> StorageError:
         facts = response.get("ResponseMetadata", {})
         status = facts.get("HTTPStatusCode", 0)
         code = response.get("Error", {}).get("Code")
+        code = code if isinstance(code, str) else None
         if status in (401, 403, 405):  # 405: a server of files, which takes no changes from anybody
-            return AccessDenied(f"{verb}: {_why_denied(status, code, facts.get('HTTPHeaders', {}).get('date'))}")
+            why = _why_denied(status, code, facts.get("HTTPHeaders", {}).get("date"))
+            return AccessDenied(f"{verb}: {why}", code if code in _DENIALS else None)
         if status == 404:
             if code == "NoSuchBucket":
                 return BucketMissing(f"{verb}: {NO_BUCKET}")
@@ -69,11 +84,11 @@ def _translated(verb: str, error: Exception) -> StorageError:
     return StorageError(f"{verb}: the server's answer can't be used ({type(error).__name__})")
 
 
-def _why_denied(status: int, code: object, date: str | None) -> str:
+def _why_denied(status: int, code: str | None, date: str | None) -> str:
     """The answer to HEAD has no body, so the clock is looked at even where the server does not name it."""
     off = 0.0 if date is None else abs(time.time() - parsedate_to_datetime(date).timestamp())
     if off > CLOCK_SECONDS:
         return f"this machine's clock is {off / 60:.0f} minutes off the server's, which refuses us for it; set it (NTP)"
     if code == "RequestTimeTooSkewed":
         return "the server says that this machine's clock is wrong; set it (NTP)"
-    return f"the credential is unknown or may not do this ({status})"
+    return _DENIALS.get(code or "", f"the credential is unknown or may not do this ({status})")

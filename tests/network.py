@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from gauntlet.agreement import announcement
-from node import follower, patient
+from node import follower, patient, setbacks
 from node.adapters import Doors
 from node.amendments import settled
 from node.events import Events, read_events
@@ -32,8 +32,6 @@ from protocol.ports import Time
 from protocol.run import Amendment, Run
 from protocol.spec import RunSpec
 from protocol.types import Digest, Header, Peer, PeerId, Pointer, Uid, hotkey
-from rounds import miner as miners
-from rounds import validator as validators
 from rounds.collect import Collector
 from rounds.keep import Keeper
 from rounds.miner import Miner
@@ -612,8 +610,7 @@ def networks(
 ) -> Iterator[Callable[..., FakeNetwork]]:
     """networks(**options): a FakeNetwork that is stopped after the test."""
     # Pauses that spare a real network; here everything answers at once.
-    monkeypatch.setattr(validators, "PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(miners, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(setbacks, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(follower, "STALL_SECONDS", 0.02)
     monkeypatch.setattr(patient, "PAUSE_SECONDS", 0.02)
     made: list[FakeNetwork] = []

@@ -15,7 +15,7 @@ import torch
 from protocol.spec import InnerSpec, ModelSpec
 from training.sizes import flops_per_token
 
-INTERVAL_SECONDS = 10.0
+INTERVAL_SECONDS = 60.0
 
 PEAK_FLOPS = {
     "A100": 312e12,

@@ -177,6 +177,16 @@ class Plan:
         """Names and seconds of what a start does before the first round."""
         return tuple((phase.name, phase_seconds(phase, self.rates)) for phase in restart_phases(self.setting, role))
 
+    def tightest(self, role: Role) -> tuple[Deadline, float, float]:
+        """The deadline of which the largest share is used up: seconds from block D until it is met, and until it is
+        over."""
+        found = []
+        for deadline in DEADLINES:
+            if deadline.role == role:
+                ends = next(timed.ends for timed in self.timeline(role) if timed.phase.name == deadline.phase)
+                found.append((deadline, ends, deadline.by(self.spec.clock)))
+        return max(found, key=lambda one: one[1] / one[2])
+
     @property
     def missed(self) -> tuple[Missed, ...]:
         """Deadlines that are not met."""

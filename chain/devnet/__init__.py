@@ -9,6 +9,7 @@ docs/decisions/0030-a-devnet-with-a-real-subnets-rules.md. Listens on 127.0.0.1 
     metadata.py    the runtime's metadata, taken once from the SDK's source distribution
     codec.py       SCALE by that metadata: storage keys and values, calls, events, errors
     state.py       versioned keys, blocks and pool in SQLite; reads at any kept height; rollback
+    recorded.py    the chain in that database, read beside the process or after its end
     storage.py     typed access to storage items, with nested transactions
     genesis.py     block 0: one subnet, its owner, funded accounts
     extrinsic.py   parsing signed extrinsics, mortality, signatures

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from protocol.errors import ConfigError
 
-DATABASE = "chain.sqlite"
-
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -25,11 +23,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--block-seconds", type=float, default=0.25, help="time between blocks (default %(default)s)")
     parser.add_argument("--step", action="store_true", help="make blocks on devnet_step only")
     parser.add_argument("--finality-lag", type=int, default=0, help="blocks finality trails by (default %(default)s)")
-    parser.add_argument("--keep-blocks", type=int, default=256, help="older state is pruned (default %(default)s)")
+    parser.add_argument("--keep-blocks", type=int, help="older state is pruned (default: all of it is kept)")
     options = parser.parse_args(arguments)
-    if options.block_seconds <= 0 or options.finality_lag < 0 or options.keep_blocks < 1:
+    kept = options.keep_blocks
+    if options.block_seconds <= 0 or options.finality_lag < 0 or (kept is not None and kept < 1):
         parser.error("--block-seconds must be above 0, --finality-lag at least 0, --keep-blocks at least 1")
-    if options.keep_blocks <= options.finality_lag:
+    if kept is not None and kept <= options.finality_lag:
         parser.error("--keep-blocks must exceed --finality-lag: a final block's state has to be readable")
     return options
 
@@ -43,7 +42,7 @@ async def run(options: argparse.Namespace) -> None:
     from chain.devnet.genesis import Genesis
     from chain.devnet.metadata import load_metadata
     from chain.devnet.server import Server
-    from chain.devnet.state import State
+    from chain.devnet.state import DATABASE, State
 
     metadata = load_metadata()
     genesis = None if options.genesis is None else Genesis.load(options.genesis)
@@ -51,9 +50,7 @@ async def run(options: argparse.Namespace) -> None:
     try:
         state = State(options.data / DATABASE, options.keep_blocks)
     except sqlite3.DatabaseError as error:
-        raise ConfigError(
-            f"{options.data / DATABASE} can't be opened ({error}): is another devnet using it?"
-        ) from error
+        raise ConfigError(f"{options.data / DATABASE} can't be opened: {error}") from error
     author = Author(Codec(metadata), state, options.finality_lag, lambda: int(time.time() * 1000))
     author.start(genesis)
     server = Server(author, metadata)

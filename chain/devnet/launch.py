@@ -63,7 +63,7 @@ def start(
     block_seconds: float = 0.25,
     step: bool = False,
     finality_lag_blocks: int = 0,
-    keep_blocks: int = 256,
+    keep_blocks: int | None = None,
     log: IO[str] | None = None,
 ) -> Devnet:
     """Start a devnet in folder `data` and wait until it answers; `genesis` is needed when the folder is new.
@@ -73,7 +73,8 @@ def start(
     """
     data.mkdir(parents=True, exist_ok=True)
     program = ["-m", "chain.devnet", "--data", str(data)]
-    program += ["--finality-lag", str(finality_lag_blocks), "--keep-blocks", str(keep_blocks)]
+    program += ["--finality-lag", str(finality_lag_blocks)]
+    program += [] if keep_blocks is None else ["--keep-blocks", str(keep_blocks)]
     program += ["--step"] if step else ["--block-seconds", str(block_seconds)]
     command = [sys.executable, *program, "--port", str(port)]
     if genesis is not None:

@@ -1,11 +1,13 @@
-"""The chain's durable state: blocks, versioned keys and the pool, in SQLite, with all kept versions in memory.
+"""The chain's durable state: blocks, versioned keys and the pool, in SQLite, with the newest versions in memory.
 
 One block is one SQLite transaction, so a process killed at any line restarts at its last finished block. Every key
-keeps the versions written in the last `keep_blocks` blocks, plus the one before them: state is readable at each kept
-height and at no other. WAL with synchronous=NORMAL: a killed process loses nothing, a killed machine may lose its last
-blocks but never a half of one. Values are opaque bytes here.
+keeps all its versions, or, with `keep_blocks`, those written in the last so many blocks, plus the one before them:
+state is readable at each kept height and at no other. WAL with synchronous=NORMAL: a killed process loses nothing, a
+killed machine may lose its last blocks but never a half of one; and whoever only reads (recorded.py) does not hold it
+up. Values are opaque bytes here.
 """
 
+import fcntl
 import json
 import sqlite3
 from bisect import bisect_left, bisect_right, insort
@@ -16,6 +18,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from protocol.errors import ConfigError
+
+DATABASE = "chain.sqlite"
+"""Its name in the devnet's folder."""
 SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS blocks (number INTEGER PRIMARY KEY, hash BLOB NOT NULL, body TEXT NOT NULL);
@@ -25,6 +31,10 @@ CREATE TABLE IF NOT EXISTS pool (id INTEGER PRIMARY KEY AUTOINCREMENT, data BLOB
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 _RECENT_BODIES = 64
+_RECENT_BLOCKS = 512
+"""Whose states are read from memory; older ones from the disk."""
+VERSION_AT = "SELECT value FROM versions WHERE key = ? AND block <= ? ORDER BY block DESC LIMIT 1"
+"""The value of a key in the state after a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,35 +50,48 @@ class Block:
 class State:
     """All of the chain's memory. Not thread-safe; the server's event loop owns it."""
 
-    def __init__(self, path: Path, keep_blocks: int) -> None:
-        """Opens or creates the database. `keep_blocks` >= 1: heights below head - keep_blocks are pruned."""
+    def __init__(self, path: Path, keep_blocks: int | None = None) -> None:
+        """Opens or creates the database. `keep_blocks` >= 1: heights below head - keep_blocks are pruned; None keeps
+        all. Raises ConfigError when another process has it open for writing."""
         self.keep_blocks = keep_blocks
+        self._lock = path.with_suffix(".lock").open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{path} can't be opened: another devnet is using it") from None
         self._database = sqlite3.connect(path, isolation_level=None, timeout=1.0)
-        self._database.execute("PRAGMA locking_mode=EXCLUSIVE")  # a second process on this file fails at once
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=NORMAL")
         self._database.executescript(_SCHEMA)
-        self._versions: dict[bytes, list[tuple[int, bytes | None]]] = {}
-        self._written: dict[int, list[bytes]] = {}  # block -> keys that it wrote
+        self.oldest = int(self.fact("oldest") or 0)
+        """The oldest height whose state can still be read. Never falls: what is pruned stays so after a rollback."""
         self._hashes: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
         self._bodies: dict[int, Block] = {}
-        self.oldest = int(self.fact("oldest") or 0)
-        """The oldest height whose state can still be read. Never falls: what is pruned stays so after a rollback."""
-        self._load()
-        self._keys = sorted(self._versions)
-
-    def _load(self) -> None:
         for number, digest in self._database.execute("SELECT number, hash FROM blocks ORDER BY number"):
             self._hashes.append(digest)
             self._numbers[digest] = number
-        for key, block, value in self._database.execute("SELECT key, block, value FROM versions ORDER BY key, block"):
+        self._load_versions()
+
+    def _load_versions(self) -> None:
+        """Those that a recent height can see."""
+        self._recent = max(self.oldest, self.head - _RECENT_BLOCKS)
+        """The oldest height whose state is in memory."""
+        self._versions: dict[bytes, list[tuple[int, bytes | None]]] = {}
+        self._written: dict[int, list[bytes]] = {}  # block -> keys that it wrote
+        # SQLite gives `value` of the row that has the maximum.
+        before = "SELECT key, max(block), value FROM versions WHERE block <= ? GROUP BY key"
+        for key, block, value in self._database.execute(before, (self._recent,)):
+            self._versions[key] = [(block, value)]
+        since = "SELECT key, block, value FROM versions WHERE block > ? ORDER BY block"
+        for key, block, value in self._database.execute(since, (self._recent,)):
             self._versions.setdefault(key, []).append((block, value))
-            if block > self.oldest:
-                self._written.setdefault(block, []).append(key)
+            self._written.setdefault(block, []).append(key)
+        self._keys = sorted(self._versions)
 
     def close(self) -> None:
         self._database.close()
+        self._lock.close()
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -123,9 +146,10 @@ class State:
         A key that is None is deleted. Then versions that no kept height can see are dropped.
         """
         number = block.number
-        oldest = max(self.oldest, number - self.keep_blocks)
+        oldest = self.oldest if self.keep_blocks is None else max(self.oldest, number - self.keep_blocks)
         # A key written at height h hides its versions before h from every height that stays readable.
-        expired = [(key, h) for h in range(self.oldest + 1, oldest + 1) for key in self._written.pop(h, [])]
+        written = "SELECT key, block FROM versions WHERE block > ? AND block <= ?"
+        expired = self._database.execute(written, (self.oldest, oldest)).fetchall() if oldest > self.oldest else []
         with self._transaction() as database:
             body = json.dumps({"header": block.header, "extrinsics": block.extrinsics})
             database.execute("INSERT INTO blocks VALUES (?, ?, ?)", (number, block.hash, body))
@@ -146,9 +170,12 @@ class State:
                 self._versions[key] = []
             self._versions[key].append((number, value))
         self._written[number] = list(changes)
-        for key, height in expired:
-            versions = self._versions[key]
-            del versions[: bisect_left(versions, height, key=itemgetter(0))]
+        recent = max(self._recent, oldest, number - _RECENT_BLOCKS)
+        for height in range(self._recent + 1, recent + 1):
+            for key in self._written.pop(height, []):
+                versions = self._versions[key]
+                del versions[: bisect_left(versions, height, key=itemgetter(0))]
+        self._recent = recent
 
     def rollback(self, number: int, returned: list[bytes]) -> None:
         """Make block `number` the head again, as if later blocks had never been; `returned` goes into the pool."""
@@ -164,11 +191,16 @@ class State:
             self._bodies.pop(dropped, None)
             del self._numbers[self._hashes[dropped]]
         del self._hashes[number + 1 :]
+        if number < self._recent:
+            self._load_versions()
 
     # --- keys
 
     def read(self, key: bytes, height: int) -> bytes | None:
         """The value of a key in the state after block `height`, which must lie in oldest .. head."""
+        if height < self._recent:
+            row = self._database.execute(VERSION_AT, (key, height)).fetchone()
+            return None if row is None else row[0]
         versions = self._versions.get(key)
         if not versions:
             return None

@@ -208,6 +208,19 @@ def test_a_chain_reopened_for_a_local_run_seals_to_its_own_beacon() -> None:
 
 
 @pytest.mark.parametrize("conceals", [False, True])
+def test_a_row_can_be_tried_before_it_is_due_and_nothing_is_sent(conceals: bool) -> None:
+    stub = concealing(QUICKNET)
+    stub.storage["SubtensorModule", "CommitRevealWeightsEnabled"] = conceals
+    stub.storage["SubtensorModule", "WeightsSetRateLimit"] = 10**6
+    chain_on(stub).require_weights({Uid(0): 1.0, Uid(1): 1.0})
+    stub.permits = [False, True]
+    with pytest.raises(ChainError) as caught:
+        chain_on(stub).require_weights({Uid(0): 1.0, Uid(1): 1.0})
+    assert caught.value.code == "NeuronNoValidatorPermit"
+    assert stub.calls == []
+
+
+@pytest.mark.parametrize("conceals", [False, True])
 def test_the_subnets_owner_needs_no_permit(conceals: bool) -> None:
     stub = concealing(QUICKNET)
     stub.storage["SubtensorModule", "CommitRevealWeightsEnabled"] = conceals

@@ -1,11 +1,10 @@
 """compose.yml, the Dockerfile and .env.example agree with the compose specification, the Makefile and NodeConfig."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import time
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from node import config
+from node.events import Events
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -221,18 +221,20 @@ def test_every_package_goes_into_the_image_and_nothing_private_does() -> None:
     assert allowed == packages | {"LICENSE", "README.md", "constraints.txt", "csrc", "pyproject.toml", "setup.py"}
 
 
-@pytest.mark.parametrize(("age_minutes", "healthy"), [(0, True), (179, True), (181, False), (None, False)])
-def test_a_node_is_healthy_while_its_events_are_fresh(age_minutes: int | None, healthy: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("outcome", "healthy"), [("contributing", True), ("LOW_SCORE", False), (None, False)])
+def test_a_node_is_healthy_while_it_counts(outcome: str | None, healthy: bool, tmp_path: Path) -> None:
     (check,) = arguments("HEALTHCHECK")
-    command = check.split("CMD ", maxsplit=1)[1]
-    events = tmp_path / ".murmur" / "events.jsonl"
-    events.parent.mkdir()
-    if age_minutes is not None:
-        events.write_text("{}\n")
-        then = time.time() - age_minutes * 60
-        os.utime(events, (then, then))
-    for environment in ({"HOME": str(tmp_path)}, {"HOME": "/nowhere", "MURMUR_HOME": str(tmp_path / ".murmur")}):
-        result = subprocess.run(["sh", "-c", command], env={"PATH": os.environ["PATH"], **environment}, timeout=10)
+    words = check.split("CMD ", maxsplit=1)[1].split()
+    assert words[0] == "murmur"
+    home = tmp_path / ".murmur"
+    home.mkdir()
+    if outcome is not None:
+        events = Events(home / "events.jsonl", "w/default")
+        for round in range(5):
+            events.emit("stood", round, outcome=outcome, next_set=None)
+    for environment in ({"HOME": str(tmp_path)}, {"HOME": "/nowhere", "MURMUR_HOME": str(home)}):
+        command = [sys.executable, "-m", "murmur.command", *words[1:]]
+        result = subprocess.run(command, cwd=ROOT, env=environment, timeout=120)
         assert (result.returncode == 0) == healthy
 
 

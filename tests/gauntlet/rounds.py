@@ -11,10 +11,10 @@ from gauntlet.checks import Gathered, fast_checks
 from gauntlet.facts import Claim, Facts, State
 from gauntlet.facts import Row as OnChain
 from gauntlet.loss import bounded, evaluate
+from gauntlet.remembered import Remembered
 from gauntlet.report import Paid, Report, round_report
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import standing
-from gauntlet.sketch import Remembered
 from gauntlet.weights import weights
 from protocol.messages import canonical_json, parse_json
 from protocol.run import Run

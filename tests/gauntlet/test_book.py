@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from gauntlet.average import Average
 from gauntlet.book import PeerRecord, RoundOutcome, ScoreBook, eligible, fold, from_json, to_json
-from gauntlet.loss import Evaluation
+from gauntlet.evaluation import Evaluation
 from gauntlet.proof import LARGEST_PROOF, NO_PROOF
 from gauntlet.rating import Rating
+from gauntlet.remembered import Remembered
 from gauntlet.selection import peer_score, select
-from gauntlet.sketch import Remembered
 from protocol.errors import InvalidMessage
 from protocol.messages import canonical_json
 from protocol.spec import GauntletSpec

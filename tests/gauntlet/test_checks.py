@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gauntlet.checks import Doors, Gathered, is_judged, is_late
+from gauntlet.checks import Doors, Gathered
+from gauntlet.commitment import is_judged, is_late
 from protocol.merkle import sections_root
 from protocol.messages import ENVELOPE_BYTES, parse_envelope
 from protocol.types import Commitment, Digest, Peer, PeerId, Reason, Record, Slot, Uid

@@ -5,7 +5,8 @@ from math import inf, isnan, nan
 
 import pytest
 
-from gauntlet.loss import Samples, bounded, evaluate
+from gauntlet.evaluation import Samples
+from gauntlet.loss import bounded, evaluate
 from gauntlet.proof import NO_PROOF
 from protocol.types import Page
 from sparseloco.outer import OuterState, bounds

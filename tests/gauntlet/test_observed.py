@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gauntlet.book import RoundOutcome, ScoreBook, eligible, fold
 from gauntlet.checks import Checked
-from gauntlet.loss import Evaluation
+from gauntlet.evaluation import Evaluation
 from gauntlet.observed import PATIENCE_ROUNDS, Looked, Unobserved, is_unreadable, pass_over
 from protocol.types import LossScore, PeerId, Reason, Rejection
 from tests.gauntlet.world import CLOCK, make_spec, peer_id

@@ -8,8 +8,9 @@ from hashlib import sha256, sha512
 import torch
 
 from gauntlet.checks import Checked, Doors, Gathered, fast_checks
-from gauntlet.loss import Evaluation
-from gauntlet.sketch import NO_TWINS, Remembered, Sample, Sketch
+from gauntlet.evaluation import Evaluation
+from gauntlet.remembered import NO_TWINS, Remembered
+from gauntlet.sketch import Sample, Sketch
 from protocol.layout import Layout
 from protocol.messages import Envelope, Reveal, parse_envelope
 from protocol.run import Run

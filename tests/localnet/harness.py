@@ -41,10 +41,10 @@ class Run:
         """Number of rounds whose rows are shown."""
         return len(ROW.findall(self.screen))
 
-    def wait_for(self, text: str, seconds: float = 300.0) -> None:
+    def wait_for(self, text: str, seconds: float = 900.0) -> None:
         self._until(lambda: text in self.screen, seconds, text)
 
-    def wait_for_round(self, index: int, seconds: float = 400.0) -> None:
+    def wait_for_round(self, index: int, seconds: float = 1200.0) -> None:
         """Wait until the round's row is shown."""
         self._until(lambda: self.rounds > index, seconds, f"round {index}")
 
@@ -92,7 +92,7 @@ class Run:
         """kill -9 of one node."""
         os.kill(self.pid(name), signal.SIGKILL)
 
-    def finish(self, seconds: float = 300.0) -> int:
+    def finish(self, seconds: float = 900.0) -> int:
         return self.process.wait(seconds)
 
     @property
@@ -132,7 +132,7 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
-def assert_nothing_runs(folder: Path, seconds: float = 15.0) -> None:
+def assert_nothing_runs(folder: Path, seconds: float = 120.0) -> None:
     """No process of the run is left, at the latest after a moment for those that the kernel tells."""
     end = time.monotonic() + seconds
     while left := processes_of(folder):

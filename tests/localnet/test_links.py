@@ -1,5 +1,6 @@
 """Links before a real server: whole bytes at the speed that was set, nothing while they stall, no lasting harm."""
 
+import math
 import threading
 import time
 import urllib.error
@@ -51,7 +52,7 @@ def links(server: ThreadingHTTPServer) -> Iterator[Links]:
     opened.close()
 
 
-def fetch(links: Links, name: str, timeout: float = 20.0) -> float:
+def fetch(links: Links, name: str, timeout: float = 120.0) -> float:
     """Seconds that the body took."""
     began = time.monotonic()
     with urllib.request.urlopen(links.endpoint(name), timeout=timeout) as answer:
@@ -60,47 +61,55 @@ def fetch(links: Links, name: str, timeout: float = 20.0) -> float:
 
 
 def test_a_link_passes_everything_on(links: Links) -> None:
-    assert fetch(links, "one") < 1.0
+    fetch(links, "one")
 
 
-def test_a_slow_link_takes_as_long_as_its_speed_says_and_leaves_the_others_alone(links: Links) -> None:
-    links.slow("one", len(BODY), 0.0)
-    assert 0.9 < fetch(links, "one") < 3.0
-    assert fetch(links, "two") < 0.5
+def test_a_slow_link_takes_as_long_as_its_speed_says(links: Links) -> None:
+    links.slow("one", 4 * len(BODY), 0.0)
+    assert fetch(links, "one") > 0.24
     links.clear("one")
-    assert fetch(links, "one") < 0.5
+    fetch(links, "one")
+
+
+def test_a_slow_link_leaves_the_others_alone_and_is_whole_when_it_is_cleared(links: Links) -> None:
+    links.slow("one", len(BODY) / 1e6, 0.0)
+    fetch(links, "two")
+    links.clear("one")
+    fetch(links, "one")
 
 
 def test_the_connections_of_a_slow_link_share_its_speed(links: Links) -> None:
-    links.slow("one", len(BODY), 0.0)
+    links.slow("one", 4 * len(BODY), 0.0)
     began = time.monotonic()
     threads = [threading.Thread(target=fetch, args=(links, "one")) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert time.monotonic() - began > 1.9
+    assert time.monotonic() - began > 0.49
 
 
 def test_latency_falls_on_every_answer(links: Links) -> None:
-    links.slow("one", 1e9, 0.2)
-    assert fetch(links, "one") > 0.4  # there and back
+    links.slow("one", math.inf, 0.1)
+    assert fetch(links, "one") >= 0.2  # there and back
 
 
 def test_nothing_passes_a_stalled_link_until_it_is_cleared(links: Links) -> None:
     links.stall("one")
     with pytest.raises(TimeoutError):
-        fetch(links, "one", timeout=0.5)
-    threading.Timer(0.5, links.clear, ("one",)).start()
-    assert fetch(links, "one") > 0.4
+        fetch(links, "one", timeout=0.2)
+    began = time.monotonic()
+    threading.Timer(0.2, links.clear, ("one",)).start()
+    fetch(links, "one")
+    assert time.monotonic() - began >= 0.2
 
 
 def test_a_link_outlives_its_server(links: Links, server: ThreadingHTTPServer) -> None:
     server.shutdown()
     server.server_close()
     with pytest.raises((urllib.error.URLError, ConnectionError)):
-        fetch(links, "one", timeout=5.0)
+        fetch(links, "one")
     again = serve(server.server_port)
-    assert fetch(links, "one") < 1.0
+    fetch(links, "one")
     again.shutdown()
     again.server_close()

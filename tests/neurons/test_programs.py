@@ -100,3 +100,57 @@ def test_what_a_program_writes_is_its_owners_alone(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+STOPPED = """
+import os, signal, sys, threading, time
+from node.program import log_to_stderr, run_program
+
+class Lost:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+
+def in_a_destructor():
+    Lost()
+    time.sleep(60)
+
+def twice():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+def as_another_fault():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        raise ImportError("half a module")
+
+def at_the_end():
+    threading._register_atexit(os.kill, os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+log_to_stderr("INFO")
+sys.exit(run_program(globals()[sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("when", ["in_a_destructor", "twice", "as_another_fault", "at_the_end"])
+def test_a_stop_is_one_line_wherever_it_meets_the_program(when: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, when],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "stopped on request" in line

@@ -1,10 +1,12 @@
 """Configuration: three sources with one order, and errors that say what to do."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from node.config import NodeConfig, home, load
+from murmur.command import main
+from node.config import NodeConfig, home, load, settings
 from protocol.errors import ConfigError
 
 COMPLETE = {
@@ -165,7 +167,25 @@ def test_an_unknown_flag_ends_with_status_2() -> None:
 
 def test_an_unknown_value_in_the_file_is_named(file: Path) -> None:
     file.write_text("[wallet]\nnam = 'x'\n")
-    assert "wallet.nam" in refused("--config", str(file))
+    assert "wallet.nam: nothing reads this; did you mean wallet.name?" in refused("--config", str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[walet]\nname = 'x'\n", "walet: nothing reads this; did you mean wallet?"),
+        ("network_ = 'finney'\n", "network_: nothing reads this; did you mean network?"),
+        ("public_url = 'https://x'\n", "public_url: nothing reads this; did you mean bucket.public_url?"),
+        ("[bucket]\nnetuid = 1\n", "bucket.netuid: nothing reads this; did you mean netuid?"),
+        ("[bucket]\nsecret = 'hidden-value'\n", "bucket.secret: nothing reads this; did you mean bucket.secret_key?"),
+        ("qqqq = 1\n", "qqqq: nothing reads this"),
+    ],
+)
+def test_the_name_that_was_probably_meant_is_told(file: Path, text: str, told: str) -> None:
+    file.write_text(text)
+    lines = [line.strip() for line in refused("--config", str(file)).splitlines()]
+    assert told in lines
+    assert not any("hidden-value" in line for line in lines)
 
 
 @pytest.mark.parametrize("text", ["netuid = ", "[wallet\n", "\x00"])
@@ -235,3 +255,54 @@ def test_a_published_key_that_equals_our_own_is_refused_with_both_names_and_no_s
     told = refused(**environment)
     assert all(name in told for name in names)
     assert "hush" not in told
+
+
+# --- murmur config show ------------------------------------------------------------------------------------------
+
+
+def test_every_setting_is_shown_with_its_origin_and_no_secret(file: Path) -> None:
+    file.write_text(TOML + 'secret_kye = "hush-misspelt"\n')
+    environment = {**COMPLETE, "BT_WALLET_HOTKEY": "btcli"}
+    rows = settings({"config": str(file)}, environment)
+    found = {name: (value, origin) for name, value, origin in rows}
+    assert found["netuid"] == ("7", "MURMUR_NETUID")
+    assert found["network"] == ("test", str(file))
+    assert found["wallet.hotkey"] == ("btcli", "BT_WALLET_HOTKEY")
+    assert found["device"] == ("auto", "default")
+    assert found["spec"] == ("-", "default")
+    assert found["bucket.secret_key"] == ("********", "MURMUR_BUCKET__SECRET_KEY")
+    assert found["bucket.secret_kye"] == ("********", f"{file}, which nothing reads")
+    assert "hush" not in repr(rows)
+    loaded = config("--config", str(file_without_the_mistake(file)), BT_WALLET_HOTKEY="btcli")
+    for name, (value, _) in found.items():
+        if name == "bucket.secret_kye" or value == "********" or value == "-":
+            continue
+        used = loaded
+        for part in name.split("."):
+            used = getattr(used, part)
+        assert str(used) == value, name
+
+
+def file_without_the_mistake(file: Path) -> Path:
+    file.write_text(TOML)
+    return file
+
+
+def test_config_show_prints_all_of_it_and_then_what_is_missing(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable, value in COMPLETE.items():
+        monkeypatch.setenv(variable, value)
+    assert main(["config", "show", "--config", str(file)]) == 0
+    printed = capsys.readouterr()
+    assert "hush" not in printed.out
+    assert re.search(r"^netuid +7 +MURMUR_NETUID$", printed.out, re.MULTILINE)
+    monkeypatch.delenv("MURMUR_BUCKET__SECRET_KEY")
+    assert main(["config", "show", "--config", str(file)]) == 2
+    printed = capsys.readouterr()
+    assert re.search(r"^bucket.secret_key +- +default$", printed.out, re.MULTILINE)
+    assert "bucket.secret_key" in printed.err
+
+
+def test_a_flag_may_be_written_with_dashes() -> None:
+    assert config("--metrics-port", "9100").metrics_port == config("--metrics_port", "9100").metrics_port == 9100

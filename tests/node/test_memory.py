@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from gauntlet.sketch import Remembered, Sample, Sketch
+from gauntlet.remembered import Remembered
+from gauntlet.sketch import Sample, Sketch
 from node.memory import Memory
 from tests.gauntlet.world import COMMIT_HASH, SPEC, make_update, peer_id
 

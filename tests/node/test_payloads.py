@@ -3,7 +3,8 @@
 import time
 from hashlib import sha256
 
-from node.payloads import Sources, collect_keys
+from node.payloads import collect_keys
+from node.sources import Sources
 from protocol import keys
 from protocol.messages import Reveal
 from protocol.types import Digest, Peer, PeerId, Slot, Uid

@@ -7,7 +7,7 @@ import pytest
 
 from node.amendments import settled
 from node.config import NetworkConfig
-from node.run import await_run, find_run
+from node.run import find_run
 from node.runfile import NAME, RunFile, folder_of, saved_runs
 from protocol import keys
 from protocol.errors import ConfigError, StorageError
@@ -76,29 +76,7 @@ def test_another_run_of_the_same_owner_is_found_when_its_slot_names_one(owned: O
     assert find(owned, tmp_path) == other
 
 
-class Restored:
-    """Time in which the owner's bucket comes back at the third pause."""
-
-    def __init__(self, owned: Owned) -> None:
-        self.owned, self.pauses = owned, 0
-        self.objects = dict(owned.store.buckets["owner"])
-        owned.store.buckets["owner"].clear()
-
-    def sleep(self, seconds: float) -> None:
-        self.pauses += 1
-        if self.pauses == 3:
-            self.owned.store.buckets["owner"].update(self.objects)
-
-
-def test_a_first_start_waits_until_the_owners_bucket_is_back(owned: Owned, tmp_path: Path) -> None:
-    time, doors = Restored(owned), owned.doors()
-    assert await_run(CONFIG, doors.chain, doors.open_pointer, tmp_path, time) == owned.run  # type: ignore[arg-type]
-    assert time.pauses == 3
-    owned.store.buckets["owner"].clear()
-    assert find(owned, tmp_path) == owned.run, "from now on it is at home"
-
-
-def test_whoever_only_looks_does_not_wait(owned: Owned, tmp_path: Path) -> None:
+def test_an_owners_bucket_that_is_down_is_a_servers_fault(owned: Owned, tmp_path: Path) -> None:
     owned.store.buckets["owner"].clear()
     with pytest.raises(StorageError):
         find(owned, tmp_path)

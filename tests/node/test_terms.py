@@ -6,11 +6,10 @@ from dataclasses import replace
 import pytest
 from loguru import logger
 
-from node.terms import LOW_BALANCE_RAO, misfits, require_fit, warn_of_balance
+from node.terms import misfits, require_fit
 from protocol.errors import ChainError, ConfigError
 from protocol.run import Run
-from protocol.types import Subnet, hotkey
-from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld
+from protocol.types import Subnet
 from tests.network import FakeNetwork
 from tests.specs import toy_spec
 
@@ -73,18 +72,6 @@ def test_a_change_of_the_subnet_is_told_once_by_everybody(networks: Callable[...
         told = [(event["tempo"], bool(event["misfits"])) for event in member.events("subnet_changed")]
         assert told == [(140, False), (360, True)]
         assert member.alive
-
-
-def test_little_money_for_fees_is_told_at_the_start(said: list[str]) -> None:
-    me, world = FakeSigner("me"), FakeWorld()
-    world.register(me.peer)
-    world.step(1)
-    chain = FakeChain(world, me.peer)
-    for balance, warned in ((LOW_BALANCE_RAO, False), (LOW_BALANCE_RAO - 1, True), (0, True)):
-        said.clear()
-        world.balances[me.peer] = balance
-        warn_of_balance(chain, me.peer)
-        assert any(hotkey(me.peer) in line and "fees" in line for line in said) == warned
 
 
 @pytest.mark.parametrize("call", ["publish", "set_weights"])

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 
 from protocol.errors import ConfigError, InvalidMessage
 from protocol.run import Amendment, Run, parse_amendment
-from protocol.spec import ModelSpec, RunSpec, parse_spec, parse_toml
+from protocol.spec import ModelSpec, RunSpec, parse_spec, parse_text
 from protocol.types import Digest
 from tests.specs import to_toml, toy_spec, toy_table
 
 
 def parsed(overrides: dict[str, Any]) -> RunSpec:
-    return parse_toml(to_toml(toy_table(overrides)), "toy.toml")
+    return parse_text(to_toml(toy_table(overrides)), "toy.toml")
 
 
 # --- reading -------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def test_a_missing_field_is_named(field: str) -> None:
     table = toy_table()
     del table[field]
     with pytest.raises(ConfigError, match=rf"\n  {field}: Field required"):
-        parse_toml(to_toml(table), "toy.toml")
+        parse_text(to_toml(table), "toy.toml")
 
 
 def test_a_strangers_field_name_cannot_write_lines_of_its_own_into_our_log(run: Run) -> None:
@@ -136,7 +136,19 @@ def test_every_fault_has_its_own_line() -> None:
 @pytest.mark.parametrize("text", ["name = ", "[model", "a = 1\na = 2", "\x00", "name = 'x"])
 def test_text_that_is_not_toml_is_refused_with_its_source(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^toy\.toml is not valid TOML: "):
-        parse_toml(text, "toy.toml")
+        parse_text(text, "toy.toml")
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_file_of_json_is_the_same_spec(indent: int | None) -> None:
+    text = json.dumps(toy_spec().model_dump(mode="json"), indent=indent)
+    assert parse_text("\n" + text, "toy.json").digest == toy_spec().digest
+
+
+@pytest.mark.parametrize("text", ["{", '{"name": }', "{}[]"])
+def test_text_that_is_neither_is_refused_with_its_source(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^toy\.json is not valid JSON: "):
+        parse_text(text, "toy.json")
 
 
 def test_a_spec_cannot_be_changed(spec: RunSpec) -> None:
@@ -155,7 +167,7 @@ def test_the_digest_does_not_depend_on_the_order_of_fields_nor_on_comments(rando
     }
     lines = to_toml(table).splitlines()
     commented = "".join(f"{line}  # {random.randrange(100)}\n\n" for line in lines)
-    assert parse_toml(commented, "toy.toml").digest == toy_spec().digest
+    assert parse_text(commented, "toy.toml").digest == toy_spec().digest
 
 
 def test_the_digest_does_not_depend_on_whether_a_default_is_written_out(spec: RunSpec) -> None:

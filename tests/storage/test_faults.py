@@ -19,7 +19,7 @@ from storage.s3 import S3Bucket
 from tests.storage import faults
 from tests.storage.faults import SKEW, Forgets, InOrder
 from tests.storage.proxy import Action, Fault, Proxy, proxied
-from tests.storage.trials import OLD, VERBS, Trial, Truth, attempt
+from tests.storage.trials import OLD, SECONDS, VERBS, Trial, Truth, attempt
 
 RIGHT = None
 """It returns the right result, and what it was to write stands."""
@@ -146,16 +146,18 @@ def test_a_fault_costs_no_more_than_an_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    read_seconds = 1.0 if cell.row.waits else 10.0
+    # What nothing but the deadline ends has a short one.
+    if cell.row.waits:
+        seconds, read_seconds = (SECONDS, 1.0) if cell.expected is RIGHT else (0.5, 0.5)
+    else:
+        seconds, read_seconds = SECONDS, 10.0
     monkeypatch.setattr(transport, "READ_SECONDS", read_seconds)
     proxy.faults.append(cell.fault)
-    # What nothing but the deadline ends has a short one.
-    seconds = 1.0 if cell.row.waits and cell.expected is not RIGHT else 20.0
     raised = attempt(Trial(truth, proxy, bucket, key, tmp_path, seconds, read_seconds), VERBS[cell.verb])
     assert isinstance(raised, cell.expected or type(None)), raised
 
 
-def trial(truth: Truth, proxy: Proxy, bucket: S3Bucket, key: str, folder: Path, seconds: float = 20.0) -> Trial:
+def trial(truth: Truth, proxy: Proxy, bucket: S3Bucket, key: str, folder: Path, seconds: float = SECONDS) -> Trial:
     return Trial(truth, proxy, bucket, key, folder, seconds, transport.READ_SECONDS)
 
 
@@ -209,9 +211,9 @@ def test_our_own_clock_20_minutes_off_is_named(
     truth.put(key, OLD)
     signs = botocore.auth.get_current_datetime
     calls: dict[str, Callable[[], object]] = {
-        "get": lambda: bucket.get(key, max_bytes=len(OLD), timeout_seconds=20),
-        "put": lambda: bucket.put(key, OLD, timeout_seconds=20),
-        "head": lambda: bucket.head(key, timeout_seconds=20),
+        "get": lambda: bucket.get(key, max_bytes=len(OLD), timeout_seconds=SECONDS),
+        "put": lambda: bucket.put(key, OLD, timeout_seconds=SECONDS),
+        "head": lambda: bucket.head(key, timeout_seconds=SECONDS),
     }
     with monkeypatch.context() as wrong:
         wrong.setattr(botocore.auth, "get_current_datetime", lambda *given: signs(*given) + SKEW)

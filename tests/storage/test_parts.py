@@ -14,7 +14,7 @@ from storage.s3 import PART_BYTES, S3Bucket, open_bucket
 from tests.storage.hostile import hostile
 from tests.storage.part_server import PartServer, says
 
-SECONDS = 30.0
+SECONDS = 60.0
 MIB = 1 << 20
 LARGE = os.urandom(1 << 16) * ((2 * PART_BYTES >> 16) + 5)
 

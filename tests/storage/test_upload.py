@@ -8,8 +8,8 @@ import pytest
 
 from localnet.store import StoreReady
 from protocol.errors import AccessDenied, StorageError
+from simulation.clock import Life
 from storage import exchange, s3, upload
-from storage.realtime import RealTime
 from storage.s3 import open_bucket
 from storage.upload import Upload, goes_ahead
 from tests.fakes.bucket import Call, FakeStore, Faults
@@ -19,7 +19,9 @@ from tests.storage.part_server import PartServer
 PART = 100
 DATA = bytes(range(250)) + bytes(range(40, 140))
 """Three parts and a half."""
-SECONDS = 10.0
+SECONDS = 60.0
+"""Nothing that goes well waits for it."""
+NEVER = 1e9
 
 
 @pytest.fixture
@@ -36,8 +38,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeStore]:
         time.sleep(0.01)
 
 
-def started(store: FakeStore, data: bytes | bytearray = DATA, seconds: float = SECONDS) -> Upload:
-    return Upload(store.bucket("miner"), "k", bytearray(data), timeout_seconds=seconds)
+def started(store: FakeStore, data: bytes | bytearray = DATA) -> Upload:
+    return Upload(store.bucket("miner"), "k", bytearray(data), timeout_seconds=SECONDS)
 
 
 def sent(store: FakeStore) -> list[str]:
@@ -131,21 +133,17 @@ def test_an_upload_that_the_server_forgot_fails_and_leaves_nothing(store: FakeSt
     assert store.unfinished["miner"] == []
 
 
-def test_a_bucket_that_stands_still_costs_no_more_than_the_time_given(store: FakeStore) -> None:
-    held = threading.Event()
-
+def test_a_bucket_that_stands_still_costs_no_more_than_the_time_given(store: FakeStore, life: Life) -> None:
     def still(call: Call) -> None:
         if call.verb == "part 2":
-            held.wait(SECONDS)
+            life.sleep(NEVER)
 
     store.before = still
-    ahead = started(store, seconds=0.3)
+    ahead = Upload(store.bucket("miner"), "k", bytearray(DATA), timeout_seconds=30, time=life)
     ahead.ready(len(DATA))
-    began = time.monotonic()
-    with pytest.raises(StorageError, match=r"in time|out of time"):
-        ahead.finish(timeout_seconds=0.3)
-    assert time.monotonic() - began < SECONDS / 2
-    held.set()
+    with pytest.raises(StorageError, match="in time"):
+        ahead.finish(timeout_seconds=30)
+    assert life.now() == 30.0
     assert seen(store) is None
     assert store.unfinished["miner"] == []
 
@@ -180,34 +178,18 @@ def test_an_upload_that_is_abandoned_while_it_begins_is_aborted(store: FakeStore
 # --- stores that take parts in order, or none ---------------------------------------------------------------------
 
 
-class Held(RealTime):
-    """Time stands still until it is set."""
-
-    seconds = 0.0
-
-    def now(self) -> float:
-        return self.seconds
-
-    def condition(self) -> threading.Condition:
-        class Looking(threading.Condition):
-            def wait(self, timeout: float | None = None) -> bool:
-                return super().wait(0.002)
-
-        return Looking()
-
-
-def test_a_store_that_takes_parts_in_order_is_found_out_by_one_byte_and_remembered(store: FakeStore) -> None:
-    held = Held()
-
+def test_a_store_that_takes_parts_in_order_is_found_out_by_one_byte_and_remembered(
+    store: FakeStore, life: Life
+) -> None:
     def in_order(call: Call) -> None:
         if call.verb == "part 2":
-            held.seconds += 60
+            life.sleep(60)
             raise StorageError("upload: out of time")
 
     store.before = in_order
     bucket = store.bucket("miner")
     assert goes_ahead(bucket, PART + 1)
-    ahead = Upload(bucket, "k", bytearray(DATA), timeout_seconds=200, time=held)
+    ahead = Upload(bucket, "k", bytearray(DATA), timeout_seconds=200, time=life)
     ahead.ready(len(DATA))
     with pytest.raises(StorageError, match="no part before"):
         ahead.finish(timeout_seconds=200)
@@ -237,42 +219,20 @@ def test_a_bucket_is_asked_only_once(store: FakeStore) -> None:
     assert sent(store).count("part 2") == 3
 
 
-def test_parts_that_do_not_move_leave_half_of_the_time_for_another_way(store: FakeStore) -> None:
-    held, free = Held(), threading.Semaphore(0)
+def test_parts_that_do_not_move_leave_half_of_the_time_for_another_way(store: FakeStore, life: Life) -> None:
+    """One part takes 99 of 200 seconds, no other arrives: half of the 101 that were left then are waited for."""
+    seconds = iter([99.0])
 
     def slow(call: Call) -> None:
         if call.verb.startswith("part") and len(store.log) > 2:
-            free.acquire()
+            life.sleep(next(seconds, NEVER))
 
     store.before = slow
-    ahead = Upload(store.bucket("miner"), "k", bytearray(DATA), timeout_seconds=200, time=held)
-    failed: list[StorageError] = []
-
-    def finish() -> None:
-        try:
-            ahead.finish(timeout_seconds=200)
-        except StorageError as error:
-            failed.append(error)
-
-    finishing = threading.Thread(target=finish, daemon=True)
-    finishing.start()
-    try:
-        wait_for(store, 5)
-        held.seconds = 99
-        finishing.join(0.1)
-        assert finishing.is_alive()
-        free.release()
-        wait_for(store, 6)
-        held.seconds = 149
-        finishing.join(0.1)
-        assert finishing.is_alive()
-        held.seconds = 150
-        finishing.join(SECONDS)
-        assert "3 of 4 parts are not up in time" in str(failed)
-        assert seen(store) is None
-    finally:
-        held.seconds = 1000
-        free.release(10)
+    ahead = Upload(store.bucket("miner"), "k", bytearray(DATA), timeout_seconds=200, time=life)
+    with pytest.raises(StorageError, match="3 of 4 parts are not up in time"):
+        ahead.finish(timeout_seconds=200)
+    assert life.now() == 149.5
+    assert seen(store) is None
 
 
 def test_a_real_client_gives_up_on_a_store_that_takes_parts_in_order_and_a_plain_put_succeeds(

@@ -31,8 +31,10 @@ LARGE = bytes(range(256)) * (PART_BYTES // 256) + OLD
 """Two parts."""
 _NAMES = {None: "nothing", OLD: "what stood before", SMALL: "the new object", LARGE: "the new large object"}
 
-SLACK_SECONDS = 4.0
-"""How late a busy machine may be; what is not bounded takes 20 s and more."""
+SECONDS = 90.0
+"""Time-out of what something else ends: a busy machine may need it."""
+SLACK_SECONDS = 30.0
+"""How late a busy machine may be; what is not bounded takes a minute and more."""
 
 
 def named(data: bytes | None) -> str:
@@ -130,7 +132,7 @@ def attempt(trial: Trial, verb: Verb) -> StorageError | None:
         _require_ended(trial, verb.begun and raised is not None)
     trial.proxy.faults.clear()
     if stands is not None:
-        assert named(trial.bucket.get(trial.key, max_bytes=len(LARGE), timeout_seconds=20)) == named(stands)
+        assert named(trial.bucket.get(trial.key, max_bytes=len(LARGE), timeout_seconds=SECONDS)) == named(stands)
     return raised
 
 
@@ -142,7 +144,7 @@ def _require_ended(trial: Trial, begun: int) -> None:
         untold = [one for one in hit if one.request.operation == "CreateMultipartUpload" and one.forwarded]
         assert len(trial.truth.unfinished(trial.key)) <= len(untold) + begun
     trial.proxy.faults.clear()
-    trial.bucket.abort_unfinished(trial.key, timeout_seconds=20)
+    trial.bucket.abort_unfinished(trial.key, timeout_seconds=SECONDS)
     assert trial.truth.unfinished(trial.key) == []
 
 
@@ -211,7 +213,7 @@ def _parts(trial: Trial) -> None:
             upload.put(number, data, timeout_seconds=until - time.monotonic())
         upload.complete(timeout_seconds=until - time.monotonic())
     except StorageError:
-        upload.abort(timeout_seconds=2)
+        upload.abort(timeout_seconds=SECONDS)
         raise
 
 

@@ -178,7 +178,7 @@ def test_at_adamws_learning_rate_muon_learns_text_faster(
         report = inner_round(model, its, batches(text, 100, 8), spec, first_step=0)
         losses[optimizer] = sum(report.losses[-10:]) / 10
     # Seen: 3.17 to 3.19 against 3.37 to 3.38, from 5.55.
-    assert losses["muon"] < losses["adamw"] - 0.1 < 3.6
+    assert losses["muon"] < losses["adamw"] - 0.05 < 3.6
 
 
 @BOTH

@@ -16,9 +16,10 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from chain.devnet import launch
-from chain.devnet.__main__ import DATABASE, parse_arguments
+from chain.devnet.__main__ import parse_arguments
 from chain.devnet.codec import compact
 from chain.devnet.genesis import Genesis
+from chain.devnet.state import DATABASE
 from protocol.errors import ChainError, ConfigError
 from tests.chain.devnet.conftest import genesis
 

@@ -1,0 +1,190 @@
+"""A hotkey's account of a round in words: how it stands, why, how sure that is, what changed it and what to do next.
+
+From one validator's report alone: what a validator claims of itself, which an audit checks.
+"""
+
+from collections.abc import Iterator
+
+from gauntlet.average import error
+from gauntlet.book import PeerRecord, in_doubt, least_gap, least_score
+from gauntlet.report import Report, Row
+from gauntlet.selection import peer_score
+from protocol.spec import GauntletSpec
+from protocol.types import PeerId, Reason, Standing, hotkey
+
+SETTLED = 10
+"""Evaluations from which on a number is called more than a first impression: a miner that trains on the wrong pages
+contributes for up to so many rounds before it is pushed out."""
+ALLOWANCE_DEVIATIONS = 1.5
+"""`proof_allowance` in standard deviations of one gap (docs/decisions/0009-ranked-gap.md)."""
+
+ADVICE: dict[Reason | Standing, str] = {
+    Reason.MISSING: "check that the miner runs, that the chain takes its posts, and that its bucket answers with the "
+    "read key published on chain; the upload has to be whole before the commitment is posted",
+    Reason.LATE: "the commitment has to be on chain by block D: see in the miner's log what held it up",
+    Reason.WRONG_SIZE: "update the miner, and let nothing else write into its bucket",
+    Reason.UNSIGNED: "wallet and bucket have to belong together: one bucket for each hotkey",
+    Reason.WRONG_RUN: "check --owner or --spec, and update the miner",
+    Reason.UNREVEALED: "the key has to be readable from outside between blocks D and V: check the bucket's speed, and "
+    "that nothing stops the miner after its commitment",
+    Reason.BAD_KEY: "run one miner only for each hotkey and bucket",
+    Reason.OUT_OF_SYNC: "restart the miner, it catches up; if this comes back, remove its state folder",
+    Reason.MALFORMED: "update the miner; where it is unchanged code, report a bug with its log",
+    Reason.NORM: "train with the run's inner settings unchanged, and look for a loss that diverges",
+    Reason.COPY: "send work of one's own, from the assigned pages: one miner for each hotkey",
+    Standing.NOT_ELIGIBLE: "go on: it is evaluated when the draw comes to it, the likelier the longer it waits",
+    Standing.LOW_SCORE: "its work helps too little: train all inner steps, on the assigned pages, from the run's theta",
+    Standing.NOT_SELECTED: "its work is good enough, others rank higher: train every step and miss no round",
+}
+"""What a miner does next, by its outcome."""
+
+CONTRIBUTING = "go on like this"
+UNPROVEN = "wait and see: no validator has measured its work yet, it has a place because hardly anybody was measured"
+LEARNING = "wait and see: {evaluations} of about {settled} evaluations that it takes to tell work from luck"
+DOUBTED = "its gap is nearer to what is needed than it errs: go on training every inner step, on the assigned pages"
+WEAK = "it contributes, but its proof of computation is below that of honest work: train every inner step, on the "
+WEAK += "assigned pages only"
+NOT_JUDGED = "nothing: a hotkey with a validator permit, and the owner's, mine only if they commit"
+
+
+def outcome(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> str:
+    """How a hotkey stands, its share of the pay, and how sure that is."""
+    if row.rejected is not None:
+        what = f"rejected, {row.rejected}: {row.detail}"
+    elif row.standing is not None:
+        what = str(row.standing)
+    elif row.contributing:
+        what = "contributing"
+    else:
+        return "not judged"
+    return f"{what}; pay {100 * row.weight:.2f} %; {sureness(record, spec)}"
+
+
+def sureness(record: PeerRecord | None, spec: GauntletSpec) -> str:
+    """How much stands behind a hotkey's numbers."""
+    if record is None or not record.evaluations:
+        return "not evaluated yet"
+    times = f"{record.evaluations} evaluation{'s' * (record.evaluations != 1)}"
+    if record.evaluations < SETTLED:
+        return f"learning, {times}"
+    return f"in doubt after {times}" if in_doubt(record, spec) else f"settled, {times}"
+
+
+def gap_error(record: PeerRecord, spec: GauntletSpec) -> float:
+    """Standard error of the averaged gap, in shares of comparisons."""
+    return spec.proof_allowance / ALLOWANCE_DEVIATIONS * error(record.evaluations, spec.proof_decay)
+
+
+def advice(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> str:
+    """What to do next. `record`: after the round."""
+    code = row.rejected or row.standing
+    if code is not None:
+        return ADVICE[code]
+    if not row.contributing:
+        return NOT_JUDGED
+    if record is None or not record.evaluations:
+        return UNPROVEN
+    if record.evaluations < SETTLED:
+        return LEARNING.format(evaluations=record.evaluations, settled=SETTLED)
+    if in_doubt(record, spec):
+        return DOUBTED
+    weak = record.gaps.value + 2 * gap_error(record, spec) < record.units.value
+    return WEAK if weak else CONTRIBUTING
+
+
+def account(peer: PeerId, report: Report, earlier: Report | None, spec: GauntletSpec) -> Iterator[str]:
+    """Outcome, reason, what changed it, and what to do next, a line each. `earlier`: the validator's report before."""
+    row, judged_by, now = report.rows[peer], report.before.peers.get(peer), report.after.peers.get(peer)
+    told = outcome(row, now, spec)
+    yield told
+    yield from (f"because {why}" for why in reasons(peer, report, spec))
+    if earlier is not None and peer in earlier.rows:
+        then = outcome(earlier.rows[peer], earlier.after.peers.get(peer), spec)
+        if then != told:
+            yield f"in round {earlier.round} it was: {then}"
+    yield from _changes(row, judged_by, now, spec)
+    yield f"next: {advice(row, now, spec)}"
+
+
+def reasons(peer: PeerId, report: Report, spec: GauntletSpec) -> Iterator[str]:
+    """Why the standing is what it is, by the book that the round was judged with; nothing for who contributes or was
+    rejected."""
+    row, record = report.rows[peer], report.before.peers.get(peer)
+    if row.standing is Standing.NOT_ELIGIBLE:
+        yield "it was never evaluated"
+    if row.standing is Standing.LOW_SCORE and record is not None:
+        yield from shortfalls(record, spec)
+    if row.standing is Standing.NOT_SELECTED:
+        scores = [peer_score(report.before.peers.get(p)) for p, other in report.rows.items() if other.contributing]
+        last = f"{min(scores):.2f}" if scores else "nothing"
+        yield f"its PeerScore was {peer_score(record):.2f}, the last of {len(scores)} places went for {last}"
+
+
+def shortfalls(record: PeerRecord, spec: GauntletSpec) -> Iterator[str]:
+    """What keeps an evaluated hotkey from being eligible, each with the number that is needed."""
+    needed, least = least_score(record, spec), least_gap(record, spec)
+    if record.scores.value <= needed:
+        yield f"its LossScore on unassigned data averages {record.scores.value:.4f}, needed is over {needed:.4f}"
+    if record.gaps.value <= least:
+        errs = gap_error(record, spec)
+        yield (
+            f"its gap averages {record.gaps.value:.3f} ± {errs:.3f} (its proof of computation), needed is over "
+            f"{least:.3f}"
+        )
+
+
+def briefly(peer: PeerId, report: Report, spec: GauntletSpec) -> str:
+    """Why a hotkey does not contribute, with the number that decided and the one that it is held against."""
+    row, record = report.rows[peer], report.before.peers.get(peer)
+    if row.rejected is not None:
+        return row.detail
+    if row.standing is Standing.NOT_ELIGIBLE or record is None:
+        return "never evaluated"
+    if row.standing is Standing.NOT_SELECTED:
+        scores = [peer_score(report.before.peers.get(p)) for p, other in report.rows.items() if other.contributing]
+        return f"PeerScore {peer_score(record):.2f} of {min(scores, default=0.0):.2f}"
+    needed, least = least_score(record, spec), least_gap(record, spec)
+    if record.gaps.value <= least:
+        return f"gap {record.gaps.value:.2f} of {least:.2f}"
+    return f"LossScore {record.scores.value:.4f} of {needed:.4f}"
+
+
+def _changes(row: Row, before: PeerRecord | None, after: PeerRecord | None, spec: GauntletSpec) -> Iterator[str]:
+    """What the round did to its numbers."""
+    if row.twins:
+        others = ", ".join(hotkey(peer) for peer in row.twins)
+        yield f"sent (nearly) the same as {others}: whose own pages do not show the work has copied, a fault"
+    if row.evaluation is not None:
+        score = row.evaluation.score
+        losses = f"LossScore {score.unassigned:.4f} on unassigned data, {score.assigned:.4f} on its own"
+        yield f"evaluated in this round: {losses}, gap {row.evaluation.gap:+.3f}"
+    if after is None:
+        yield "it has no record yet"
+        return
+    then = before or PeerRecord(first_seen=after.first_seen)
+    old, new = (_numbers(record, spec) for record in (then, after))
+    changed = [f"{name} {old[name]} -> {new[name]}" for name in new if old[name] != new[name]]
+    same = [f"{name} {new[name]}" for name in new if old[name] == new[name]]
+    if changed:
+        yield "changed: " + ", ".join(changed)
+    if same:
+        yield "unchanged: " + ", ".join(same)
+    seen = (
+        "never" if after.last_evaluated is None else f"{after.evaluations} times, last in round {after.last_evaluated}"
+    )
+    yield f"evaluated {seen}; contributed {after.contributed} times, {after.faults} faults, known since round " + str(
+        after.first_seen
+    )
+
+
+def _numbers(record: PeerRecord, spec: GauntletSpec) -> dict[str, str]:
+    """Those of the book; behind what is measured, one standard error."""
+    proof = "unknown"
+    if record.proof is not None:
+        proof = f"{record.proof:.2f} ± {gap_error(record, spec) / record.units.value:.2f}"
+    return {
+        "PeerScore": f"{peer_score(record):.2f}",
+        "rating": f"{record.rating.mu:.2f} ± {record.rating.sigma:.2f}",
+        "proof": proof,
+        "penalty": f"{record.penalty:.2f}",
+    }

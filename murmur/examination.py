@@ -1,0 +1,84 @@
+"""A node's checks, run one by one and shown as they end: a table for people, one object for programs."""
+
+import json
+import os
+import sys
+import textwrap
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict
+from shutil import get_terminal_size
+
+from murmur import thorough
+from murmur.plan import tell
+from murmur.thorough import Thorough
+from node import program
+from node.config import load
+from node.doctor.finding import Finding, Status
+from node.doctor.start import CHECKS
+from protocol.errors import ConfigError
+
+NAME_WIDTH = 11
+MARKS = {Status.OK: "ok", Status.FAULT: "FAULT", Status.SKIP: "skip"}
+MARK_WIDTH = 6
+MOST_COLUMNS = 100
+
+
+def examine(options: Namespace) -> int:
+    """The exit status: 1 when a check has failed."""
+    try:
+        config = load("murmur doctor", "", ["--config", options.config] if options.config else [], os.environ)
+    except ConfigError as fault:
+        if not options.json:
+            raise
+        sys.stdout.write(as_json([Finding("configuration", Status.FAULT, str(fault), "give what is missing or wrong")]))
+        return 1
+    program.log_to_stderr("ERROR")
+    case = Thorough(config, options.role, keeps=False)
+    case.tell = tell
+    found = []
+    try:
+        for finding in case.examine(CHECKS if options.fast else [*CHECKS, *thorough.CHECKS]):
+            found.append(finding)
+            if not options.json:
+                sys.stdout.writelines(f"{line}\n" for line in lines(finding, width()))
+                sys.stdout.flush()
+    finally:
+        case.close()
+    faults = [finding for finding in found if finding.status is Status.FAULT]
+    if options.json:
+        sys.stdout.write(as_json(found))
+    else:
+        sys.stdout.write("\n" + verdict(found) + "\n")
+    return 1 if faults else 0
+
+
+def as_json(found: list[Finding]) -> str:
+    """For programs."""
+    checks = [{name: value for name, value in asdict(finding).items() if name != "reaction"} for finding in found]
+    return json.dumps({"checks": checks}, indent=2) + "\n"
+
+
+def lines(finding: Finding, columns: int) -> Iterator[str]:
+    """A finding for people, at most so many columns wide."""
+    head = f"{finding.name:<{NAME_WIDTH}} {MARKS[finding.status]:<{MARK_WIDTH}}"
+    room = columns - len(head)
+    for number, line in enumerate(textwrap.wrap(finding.detail, room, break_on_hyphens=False)):
+        yield (head if number == 0 else " " * len(head)) + line
+    if finding.fix:
+        lead = "fix: " if finding.status is Status.FAULT else "better: "
+        for number, line in enumerate(textwrap.wrap(finding.fix, room - len(lead), break_on_hyphens=False)):
+            yield " " * len(head) + (lead if number == 0 else " " * len(lead)) + line
+
+
+def verdict(found: list[Finding]) -> str:
+    faults = [finding.name for finding in found if finding.status is Status.FAULT]
+    skipped = sum(finding.status is Status.SKIP for finding in found)
+    left = f"; {skipped} not tried" if skipped else ""
+    if not faults:
+        return f"all {len(found) - skipped} checks passed{left}"
+    return f"{len(faults)} of {len(found)} checks failed: {', '.join(faults)}{left}"
+
+
+def width() -> int:
+    return min(get_terminal_size().columns, MOST_COLUMNS)

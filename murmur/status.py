@@ -1,0 +1,84 @@
+"""`murmur status`: where a node is, what became of its last rounds, when weights are due, and what is wrong."""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from node.diary import Diary
+
+_INDENT = "  "
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="NAME", help="with --run: which nodes (default: all)")
+    parser.add_argument("--run", type=Path, metavar="FOLDER", help="run folder of a local network")
+    parser.add_argument("--config", metavar="FILE", help="TOML file of a node, for its home")
+    parser.add_argument("--home", help="folder of the node's state (default ~/.murmur)")
+    parser.add_argument("--check", action="store_true", help="is it healthy: does it contribute, or judge?")
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status is 0 when nothing is wrong, or, with --check, when the node is healthy, else 1. Raises
+    ConfigError where there is no node."""
+    from node.diary import read_diary
+
+    status, texts = 0, []
+    for home in _homes(options):
+        diary = read_diary(home)
+        # Of a network that has ended nobody expects to hear any more.
+        ended = options.run is not None and (options.run / "report.json").exists() and diary.newest is not None
+        now = diary.newest["time"] if ended and diary.newest else time.time()
+        wrong = list(diary.unwell(now) if options.check else diary.wrong(now))
+        status |= bool(wrong)
+        texts += wrong if options.check else _lines(home, diary, wrong)
+    sys.stdout.write("".join(f"{line}\n" for line in texts))
+    return status
+
+
+def _homes(options: argparse.Namespace) -> list[Path]:
+    if options.run is None:
+        from node.config import load_home
+
+        if options.names:
+            raise ConfigError("names of nodes go with --run")
+        flags = {name: value for name in ("config", "home") if (value := getattr(options, name)) is not None}
+        home = load_home(flags, os.environ)
+        if not home.is_dir():
+            raise ConfigError(f"{home} is no node's home: give --home, --config or --run")
+        return [home]
+    known = {path.parent.name: path.parent for path in sorted(options.run.glob("nodes/*/node.toml"))}
+    if not known:
+        raise ConfigError(f"{options.run} is no run folder of a local network: it has no nodes/NAME/node.toml")
+    unknown = [name for name in options.names if name not in known]
+    if unknown:
+        raise ConfigError(f"there is no node {unknown[0][:80]!r} in {options.run}: it has {', '.join(known)}")
+    return [known[name] for name in options.names or known]
+
+
+def _lines(home: Path, diary: "Diary", wrong: list[str]) -> list[str]:
+    from node.told import line
+
+    run = f"run {diary.run.first.name}" if diary.run is not None else "no run yet"
+    lines = [f"{diary.name} in {home}, {run}"]
+    if diary.newest is not None:
+        ago = max(0.0, time.time() - diary.newest["time"])
+        lines.append(f"{_INDENT}round {diary.newest['round']}, last sign of life {_span(ago)} ago")
+    lines += [_INDENT + line(event) for event in diary.rounds]
+    due = next((event["next_set"] for event in reversed(diary.rounds) if event["next_set"] is not None), None)
+    if due is not None:
+        lines.append(f"{_INDENT}weights are set next about block {due}")
+    lines += [f"{_INDENT}WRONG: {what}" for what in wrong] or [f"{_INDENT}nothing is wrong"]
+    return lines
+
+
+def _span(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

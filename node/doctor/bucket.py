@@ -1,0 +1,35 @@
+"""The bucket: that we can open it, that our key writes it, and that what is published of it only reads it."""
+
+from chain.keys import verify
+from node.adapters import Line, open_doors
+from node.config import variable_of
+from node.doctor.case import Case
+from node.doctor.finding import Fault, Reaction
+from node.published import try_own
+from protocol.errors import StorageError
+
+TRY_SECONDS = 8.0
+"""For eight requests of a few bytes: a store that needs longer is of no use."""
+ENDPOINT = f"{variable_of('bucket.endpoint')} (--bucket.endpoint)"
+POINTER_FIX = f"check {ENDPOINT} and {variable_of('bucket.name')} (--bucket.name)"
+
+
+def pointer(case: Case) -> str:
+    """What is configured is a bucket, and can be published."""
+    config = case.config
+    case.doors = open_doors(config, Line(case.chain, case.signer, verify), local=case.local)
+    return f"{config.bucket.endpoint}/{config.bucket.name} can be published"
+
+
+def bucket(case: Case) -> str:
+    """Our key writes, and the published one reads and does no more."""
+    doors = case.doors
+    try:
+        try_own(doors.bucket, doors.pointer, local=case.local, timeout_seconds=TRY_SECONDS, time=doors.time)
+    except StorageError as fault:
+        raise Fault(
+            f"the store does not do what it is asked ({fault}): nothing that this node makes would reach anybody",
+            f"check {ENDPOINT}, and that this machine reaches that address (a firewall, a name server, a proxy)",
+            Reaction.REACH,
+        ) from None
+    return "our key writes; the published one reads, and is refused all else"

@@ -1,0 +1,104 @@
+"""One node under examination: its configuration, and what the checks have opened so far, of which a node is built."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chain.adapter import SubtensorChain
+from node.adapters import Doors, is_local
+from node.config import NodeConfig
+from node.doctor.finding import Advice, Check, Fault, Finding, Reaction, Status
+from node.state import StateStore
+from protocol.errors import ChainError, MurmurError, StorageError, UpdateNeeded
+from protocol.ports import Signer, Time
+from protocol.run import Run
+from protocol.types import Digest, Header, Peer, Subnet
+from storage.realtime import REAL
+from training.memory import Role
+from training.shards import Shards
+
+if TYPE_CHECKING:
+    from chain.keys import Wallet
+
+
+class Case:
+    """Attributes without a value are there once the check that opens them has passed.
+
+    keeps: whether the state folder is taken, for a node that is to run, or only looked at. found: the run as it was
+    found, without amendments that have come since; `run` has those.
+    """
+
+    home: Path
+    signer: Signer
+    chain: SubtensorChain
+    head: Header
+    subnet: Subnet
+    peers: tuple[Peer, ...]
+    me: Peer
+    found: Run
+    doors: Doors
+    store: StateStore
+    run: Run
+    round: int
+    shards: Shards
+
+    def __init__(self, config: NodeConfig, role: Role, *, keeps: bool, time: Time = REAL) -> None:
+        self.config, self.role, self.keeps, self.time = config, role, keeps, time
+        self.wallet: Wallet | None = None
+        self.read: dict[Digest, bytes] = {}
+        """What was read of the run before its owner's bucket failed: another look goes on from there."""
+        self.undecided = 0
+        """The first round that this node has not decided."""
+
+    @property
+    def local(self) -> bool:
+        """Whether the run is local; while it is not known, whether the chain is."""
+        return self.found.first.local if hasattr(self, "found") else is_local(self.config.network)
+
+    def examine(self, checks: Sequence[Check]) -> Iterator[Finding]:
+        """What each check finds, in their order, one by one."""
+        passed: set[str] = set()
+        for check in checks:
+            if self.role not in check.roles:
+                continue
+            lacking = [name for name in check.needs if name not in passed]
+            if lacking:
+                yield Finding(check.name, Status.SKIP, f"not tried: it needs {' and '.join(lacking)}")
+                continue
+            found = self._found(check)
+            if found.status is Status.OK:
+                passed.add(check.name)
+            yield found
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+        if hasattr(self, "store"):
+            self.store.close()
+        if hasattr(self, "chain"):
+            self.chain.close()
+
+    def _found(self, check: Check) -> Finding:
+        try:
+            said = check.work(self)
+        except Fault as fault:
+            return Finding(check.name, Status.FAULT, str(fault), fault.fix, fault.reaction)
+        except MurmurError as fault:
+            return Finding(check.name, Status.FAULT, str(fault), check.fix, _reaction(fault))
+        except OSError as fault:
+            if fault.filename is None:
+                raise
+            return Finding(check.name, Status.FAULT, f"cannot use {fault.filename}: {fault.strerror}", check.fix)
+        if isinstance(said, Advice):
+            return Finding(check.name, Status.OK, said.detail, said.fix)
+        return Finding(check.name, Status.OK, said)
+
+
+def _reaction(fault: MurmurError) -> Reaction:
+    """A server that fails may come back; what it says, it says for good. Of buckets, checks tell our own themselves."""
+    if isinstance(fault, UpdateNeeded):
+        return Reaction.UPDATE
+    if isinstance(fault, StorageError):
+        return Reaction.WAIT
+    if isinstance(fault, ChainError) and fault.code is None:
+        return Reaction.REACH
+    return Reaction.END

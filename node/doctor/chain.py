@@ -1,0 +1,102 @@
+"""The chain and this node's place on it: wallet, subnet, registration, permit, money, weights."""
+
+from node import adapters
+from node.config import variable_of
+from node.doctor.case import Case
+from node.doctor.finding import Advice, Fault, Reaction
+from node.terms import LOW_BALANCE_RAO, RAO_PER_TAO
+from protocol.errors import ChainError
+from protocol.types import hotkey
+
+REACH_SECONDS = 10.0
+"""For the first answer of a chain: a node that has to begin with less is of no use."""
+WALLET = f"--wallet.name, --wallet.hotkey and --wallet.path ({variable_of('wallet.hotkey')}, ..)"
+NETWORK = f"--network ({variable_of('network')})"
+NETUID = f"--netuid ({variable_of('netuid')})"
+"""How an operator says each."""
+
+
+def wallet(case: Case) -> str:
+    """The hotkey's file is there and opens."""
+    own = case.config.wallet
+    wallet = adapters.own_wallet(case.config)
+    case.signer = adapters.signer_of(wallet)
+    case.wallet = wallet
+    return f"hotkey {own.hotkey!r} of wallet {own.name!r}: {hotkey(case.signer.peer)}"
+
+
+def chain(case: Case) -> str:
+    """The chain answers."""
+    config = case.config
+    case.chain = adapters.own_chain(config, case.wallet)
+    try:
+        case.chain.reach(REACH_SECONDS)
+        case.head = case.chain.finalized()
+    except ChainError as fault:
+        raise Fault(
+            f"{fault}. Without it nothing can be agreed or paid",
+            f"check {NETWORK}, and that this machine reaches that address (a firewall, a name server, a proxy)",
+            Reaction.REACH,
+        ) from None
+    return f"{config.network} answers; block {case.head.block} is final"
+
+
+def subnet(case: Case) -> str:
+    """The subnet is there."""
+    case.subnet = case.chain.subnet(case.head.block)
+    case.peers = case.chain.peers(case.head.block)
+    seen = case.subnet
+    return (
+        f"subnet {case.config.netuid}: {len(case.peers)} hotkeys, tempo {seen.tempo}, {seen.post_bytes} bytes of posts "
+        f"an epoch, weights every {seen.weights_rate_limit} blocks, "
+        f"commit-reveal {'on' if seen.commit_reveal else 'off'}"
+    )
+
+
+def registered(case: Case) -> str:
+    """The hotkey is registered on the subnet."""
+    address, netuid = hotkey(case.signer.peer), case.config.netuid
+    found = next((peer for peer in case.peers if peer.id == case.signer.peer), None)
+    if found is None:
+        own = case.config.wallet
+        raise Fault(
+            f"hotkey {address} is not registered on subnet {netuid} of {case.config.network}: what it posts would be "
+            "refused",
+            f"register it (btcli subnet register --netuid {netuid} -w {own.name} -H {own.hotkey}). If another of your "
+            f"hotkeys is registered, name that one: {WALLET}; if this one is on another subnet: {NETUID}",
+        )
+    case.me = found
+    return f"uid {found.uid}, stake {found.stake / RAO_PER_TAO:,.2f}"
+
+
+def permit(case: Case) -> str:
+    """A validator's word counts: it holds the chain's permit."""
+    if not case.me.validates and case.me.id != case.subnet.owner:
+        permitted = [peer.stake for peer in case.peers if peer.validates]
+        least = f", the least that has one has {min(permitted) / RAO_PER_TAO:,.2f}" if permitted else ""
+        raise Fault(
+            f"hotkey {hotkey(case.me.id)} has no validator permit: nobody would read its records, its weights would be "
+            f"refused. Its stake is {case.me.stake / RAO_PER_TAO:,.2f}{least}",
+            f"stake to it (btcli stake add --netuid {case.config.netuid}); permits are given at the end of an epoch, "
+            f"{case.subnet.tempo} blocks long, so start again after the next one. To train instead, start the miner",
+        )
+    return "the hotkey has a validator permit"
+
+
+def balance(case: Case) -> str | Advice:
+    """There is something to pay fees with. A chain may charge none."""
+    rao = case.chain.balance()
+    told = f"the coldkey that owns hotkey {hotkey(case.me.id)} has {rao / RAO_PER_TAO:.6f} TAO free"
+    if rao < LOW_BALANCE_RAO:
+        return Advice(
+            f"{told}, and pays the fees of this node's posts: where the chain charges any, that may not last",
+            "send it some: btcli wallet transfer",
+        )
+    return told
+
+
+def weights(case: Case) -> str:
+    """The chain would take a validator's weights: stake, permit, its kind of commit-reveal and version."""
+    chain = case.chain.as_local() if case.found.first.local else case.chain
+    chain.require_weights({peer.uid: 1.0 for peer in case.peers})
+    return f"the chain takes a complete row of {len(case.peers)} weights from this hotkey"

@@ -1,0 +1,124 @@
+"""This machine: the state folder and its disk, the device, the clock."""
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+from node.config import home as open_home
+from node.config import variable_of
+from node.device import choose_device, describe
+from node.doctor.case import Case
+from node.doctor.finding import Advice, Fault, Reaction
+from node.runfile import folder_of
+from protocol.errors import StorageError
+from sparseloco import ops
+from storage.dates import server_time
+from training.memory import disk_parts
+
+HOME_FIX = f"make room there, mend its permissions, or move it to another folder: --home, {variable_of('home')}"
+CLOCK_SECONDS = 120.0
+"""Servers refuse signatures that are 5 to 15 minutes off their clocks."""
+BLOCK_AGE_SECONDS = 300.0
+"""A chain in good health has a final block younger than this."""
+DATE_SECONDS = 5.0
+_TRIAL_BYTES = 1 << 16
+CLOCK_FIX = "set this machine's clock and keep it right by NTP: timedatectl set-ntp true"
+
+
+def home(case: Case) -> str:
+    """The state folder exists and takes a file."""
+    case.home = open_home(case.config)
+    path = case.home / f".trial-{os.getpid()}"
+    try:
+        with path.open("wb") as file:
+            file.write(secrets.token_bytes(_TRIAL_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as fault:
+        raise Fault(
+            f"nothing can be written to the state folder {case.home} ({fault.strerror}), and a node saves every "
+            "round before it says anything of it",
+            HOME_FIX,
+        ) from None
+    finally:
+        path.unlink(missing_ok=True)
+    return f"{case.home} can be written"
+
+
+def disk(case: Case) -> str:
+    """Room for the most that the run's state takes, less what is there of it."""
+    needed = sum(disk_parts(case.found.first, case.role).values())
+    there = _size(folder_of(case.home, case.found.id))
+    free = shutil.disk_usage(case.home).free
+    if free + there < needed:
+        raise Fault(
+            f"the disk of {case.home} has {_bytes(free)} free, but a {case.role}'s state of this run takes up to "
+            f"{_bytes(needed)}, of which {_bytes(there)} are there: the node would stop when it is full",
+            HOME_FIX,
+        )
+    return f"{_bytes(free)} free; the state takes up to {_bytes(needed)}, and the data set comes on top"
+
+
+def device(case: Case) -> str | Advice:
+    """The device is there, and the codec."""
+    ops.use(case.config.codec)
+    told = f"{describe(choose_device(case.config.device))}; codec {ops.backend()}"
+    if ops.is_fallback():
+        return Advice(
+            f"{told}, the slow reference: compressing and judging take dozens of times longer",
+            f"build the native one, or, if that speed will do, say so with --codec reference ({ops.reason()})",
+        )
+    return told
+
+
+def clock(case: Case) -> str | Advice:
+    """This machine's clock against the store's and the chain's. The store refuses us for a wrong one."""
+    try:
+        date = server_time(case.config.bucket.endpoint, timeout_seconds=DATE_SECONDS)
+    except StorageError:
+        date = None
+    now = case.time.wall()
+    off = None if date is None else now - date
+    age = now - case.head.time if hasattr(case, "head") else None
+    if off is not None and abs(off) > CLOCK_SECONDS:
+        raise Fault(f"{_off(off)} of {case.config.bucket.endpoint}, which refuses what is signed by it", CLOCK_FIX)
+    if off is None and age is not None and age < -CLOCK_SECONDS:
+        raise Fault(f"{_off(age)} of the chain's newest final block; a store refuses what is signed by it", CLOCK_FIX)
+    if off is None and age is not None and age > BLOCK_AGE_SECONDS:
+        raise Fault(
+            f"{_off(age)} of the chain's newest final block, or the chain stands still: the store does not say which",
+            f"{CLOCK_FIX}. If it is right, wait for the chain, or take another node of it (--network wss://..)",
+            Reaction.REACH,
+        )
+    if age is not None and age > BLOCK_AGE_SECONDS:
+        return Advice(
+            f"right by the store's; but the chain's newest final block is {age / 60:.0f} minutes old",
+            f"if that lasts, take another node of the chain: --network wss://.., {variable_of('network')}",
+        )
+    told = ([] if off is None else [f"{abs(off):.0f} s off the store's"]) + (
+        [] if age is None else [f"the chain's newest final block is {max(0, age):.0f} s old"]
+    )
+    return "; ".join(told) or "neither the store nor the chain says what time it is"
+
+
+def _off(seconds: float) -> str:
+    return f"this machine's clock is {abs(seconds) / 60:.0f} minutes {'ahead of' if seconds > 0 else 'behind'} that"
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files. What goes away meanwhile does not count."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size
+        except OSError:
+            continue
+    return total
+
+
+def _bytes(num_bytes: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:,.1f} {unit}"
+    return f"{num_bytes / 1e3:.0f} kB"

@@ -1,0 +1,121 @@
+"""The one list of checks, and what a node that starts does about what they find.
+
+A fault that somebody has to mend ends it, with all faults and their fixes. A server that does not answer is waited for
+where it has answered a node of this home before: then it is an outage, and whoever starts nodes again and again must
+not find them ended for good. Where it never has, its address is probably wrong, and that ends it too.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+
+from loguru import logger
+
+from node.config import NodeConfig
+from node.doctor import bucket, chain, machine, run
+from node.doctor.case import Case
+from node.doctor.finding import Check, Finding, Reaction, Status
+from protocol.errors import ConfigError, UpdateNeeded
+from protocol.ports import Time
+from storage.realtime import REAL
+from training.memory import Role
+
+RETRY_SECONDS = 5.0
+ANSWERED = "answered.json"
+"""In the home: the addresses with which every check has passed."""
+
+CHECKS: Sequence[Check] = (
+    Check("home", machine.home, machine.HOME_FIX),
+    Check("device", machine.device, "choose another --device or --codec"),
+    Check("wallet", chain.wallet, f"name a wallet that is on this machine: {chain.WALLET}"),
+    Check("chain", chain.chain, f"check {chain.NETWORK}"),
+    Check("clock", machine.clock, machine.CLOCK_FIX),
+    Check(
+        "subnet",
+        chain.subnet,
+        f"give the number of the run's subnet: {chain.NETUID}, or check {chain.NETWORK}",
+        ("chain",),
+    ),
+    Check("hotkey", chain.registered, f"check {chain.WALLET}", ("wallet", "subnet")),
+    Check("permit", chain.permit, "stake to the hotkey", ("hotkey",), ("validator",)),
+    Check("balance", chain.balance, f"check {chain.NETWORK}", ("hotkey",)),
+    Check("spec", run.spec, run.SPEC_FIX, ("home", "subnet")),
+    Check("pointer", bucket.pointer, bucket.POINTER_FIX, ("wallet",)),
+    Check("bucket", bucket.bucket, bucket.POINTER_FIX, ("pointer", "clock")),
+    Check("disk", machine.disk, machine.HOME_FIX, ("spec",)),
+    Check("state", run.state, run.STATE_FIX, ("spec",)),
+    Check("run", run.run, run.RUN_FIX, ("state", "pointer")),
+    Check("weights", chain.weights, f"check {chain.NETUID}", ("permit", "spec"), ("validator",)),
+    Check("data", run.data, run.DATA_FIX, ("run",)),
+)
+
+
+def ready(config: NodeConfig, role: Role, time: Time = REAL) -> Case:
+    """Everything that a node is built of, once all checks have passed. Raises ConfigError for what has to be mended,
+    UpdateNeeded where that is this release. Nothing is published before it returns."""
+    while True:
+        case = Case(config, role, keeps=True, time=time)
+        try:
+            found = list(case.examine(CHECKS))
+            if _may_begin(found, case):
+                return case
+        except BaseException:
+            case.close()
+            raise
+        case.close()
+        time.sleep(RETRY_SECONDS)
+
+
+def _may_begin(found: Sequence[Finding], case: Case) -> bool:
+    """Whether all checks have passed; False when a server is to be waited for."""
+    faults = [finding for finding in found if finding.status is Status.FAULT]
+    if not faults:
+        for finding in found:
+            if finding.fix:
+                logger.warning("{detail}. {fix}", detail=finding.detail, fix=finding.fix)
+        _remember(case)
+        return True
+    if any(fault.reaction is Reaction.UPDATE for fault in faults):
+        raise UpdateNeeded(next(fault.detail for fault in faults if fault.reaction is Reaction.UPDATE))
+    waits = {Reaction.WAIT, Reaction.REACH} if _answered(case) == _addresses(case.config) else {Reaction.WAIT}
+    if not all(fault.reaction in waits for fault in faults):
+        raise ConfigError(told(faults, len(found)))
+    for fault in faults:
+        logger.warning(
+            "{detail}. Nothing has to be done here: trying again every {seconds} s, nothing goes on chain before",
+            detail=fault.detail,
+            seconds=int(RETRY_SECONDS),
+        )
+    return False
+
+
+def told(faults: Sequence[Finding], num_checks: int) -> str:
+    """What has to be mended, for a person."""
+    lines = [
+        f"cannot start, {len(faults)} of {num_checks} checks failed. Nothing was trained, nothing was put on chain."
+    ]
+    for fault in faults:
+        lines += [f"  {fault.name}: {fault.detail}", f"    to mend it: {fault.fix}"]
+    return "\n".join([*lines, "More, and slower, checks: murmur doctor"])
+
+
+def _addresses(config: NodeConfig) -> dict[str, str]:
+    own = config.bucket
+    return {"network": config.network, "endpoint": own.endpoint, "public_url": own.public_url or ""}
+
+
+def _answered(case: Case) -> dict[str, str] | None:
+    """The addresses with which every check has passed in this home; None when there are none."""
+    try:
+        found = json.loads((case.home / ANSWERED).read_bytes())
+    except (AttributeError, OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _remember(case: Case) -> None:
+    addresses = _addresses(case.config)
+    if _answered(case) != addresses:
+        partial = case.home / f"{ANSWERED}.{os.getpid()}.partial"
+        partial.write_text(json.dumps(addresses))
+        os.replace(partial, case.home / ANSWERED)

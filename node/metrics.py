@@ -1,0 +1,107 @@
+"""A node's metrics for Prometheus, from its own events: `http://ADDRESS:PORT/metrics`.
+
+Nothing is measured for them that the node does not tell anyway (docs/events.md), and nothing waits for who reads them.
+"""
+
+import errno
+from collections.abc import Mapping
+from pathlib import Path
+from shutil import disk_usage
+from typing import Any
+
+from loguru import logger
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info, start_http_server
+
+from protocol.errors import ConfigError
+
+LAST_ERROR_CHARACTERS = 300
+
+
+class Metrics:
+    """Those of one node. `see` takes its events, in order."""
+
+    def __init__(self, run: str, home: Path, round_seconds: float) -> None:
+        self.registry = CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
+        Info("murmur_run", "the run that is followed", registry=self.registry).info({"name": run})
+        self._gauge("round_planned_seconds", "planned length of a round").set(round_seconds)
+        free = self._gauge("disk_free_bytes", "room left on the disk of the node's state")
+        free.set_function(lambda: disk_usage(home).free)
+        self._phases = Gauge("murmur_phase_seconds", "of the last round, by phase", ["phase"], registry=self.registry)
+        self._rejected = Gauge("murmur_rejected", "of the last judged round", ["reason"], registry=self.registry)
+        self._uploaded = Counter("murmur_uploaded_bytes", "payloads that were published", registry=self.registry)
+        self._faults = Counter("murmur_faults", "what went wrong, by event", ["event"], registry=self.registry)
+        self._error = Info("murmur_last_error", "the last warning or error of the log", registry=self.registry)
+        self._error.info({"message": ""})
+        self._missed = 0
+
+    def serve(self, address: str, port: int) -> None:
+        """From now on answer scrapes, in a thread. Raises ConfigError for an address that is not to be had."""
+        try:
+            start_http_server(port, address, registry=self.registry)
+        except OSError as fault:
+            what = "is in use" if fault.errno == errno.EADDRINUSE else f"cannot be had ({fault.strerror})"
+            raise ConfigError(f"{address}:{port} {what}: choose another --metrics-port or --metrics-address") from None
+        logger.add(self._note, level="WARNING", format="{message}")
+
+    def see(self, event: Mapping[str, Any]) -> None:
+        """Take one event."""
+        kind, round = event["event"], event["round"]
+        if kind in ("stood", "judged"):
+            self._told(event)
+        elif kind == "applied":
+            self._gauge("round", "the last round whose decision was applied").set(round)
+            self._gauge("round_timestamp_seconds", "when that was").set(event["time"])
+            self._gauge("void", "1 when it was void").set(event["void"])
+            self._gauge("selected", "how many contributed to it").set(len(event["contributing"]))
+        elif kind == "phases":
+            self._phases.clear()
+            for phase in event["phases"]:
+                self._phases.labels(phase["phase"]).inc(phase["seconds"])
+        elif kind == "trained" and event["loss"] is not None:
+            self._gauge("loss", "mean training loss of the last round, nats a token").set(event["loss"])
+        elif kind == "published":
+            self._gauge("payload_bytes", "size of the last payload").set(event["payload_bytes"])
+            self._uploaded.inc(event["payload_bytes"])
+        elif kind == "held_out":
+            self._gauge("held_out_loss", "held-out loss after the last round, nats a token").set(event["val_loss"])
+        elif kind == "weights":
+            self._gauge("weights_block", "block of the last set of weights").set(event["block"])
+            self._gauge("weights_timestamp_seconds", "when it was made").set(event["time"])
+        elif kind in ("broke_off", "passed_over", "damaged", "unobserved", "weights_refused", "weights_not_taken"):
+            self._faults.labels(kind).inc()
+            self._gauge("fault_timestamp_seconds", "when something last went wrong").set(event["time"])
+
+    def _told(self, event: Mapping[str, Any]) -> None:
+        """A round as the node told it in one line."""
+        miner = event["event"] == "stood"
+        counted = event["outcome"] == "contributing" if miner else event["unobserved"] is None
+        self._missed = 0 if counted else self._missed + 1
+        self._gauge("told_round", "the last round that the node has told in one line").set(event["round"])
+        self._gauge("contributing", "1 when the node contributed to that round, or judged it").set(counted)
+        self._gauge("rounds_missed", "rounds on end in which it did not").set(self._missed)
+        self._gauge("active", "how many had committed in time").set(event["active"])
+        if counted:
+            self._gauge("counted_timestamp_seconds", "when it last contributed or judged").set(event["time"])
+        if miner:
+            for name, what in (
+                ("pay", "share of the pay that validators have computed, 0 to 1"),
+                ("margin", "blocks from the commitment to the deadline"),
+            ):
+                if event[name] is not None:
+                    self._gauge({"pay": "pay_share", "margin": "deadline_margin_blocks"}[name], what).set(event[name])
+            return
+        self._gauge("evaluated", "how many were evaluated").set(event["evaluated"])
+        self._gauge("weights_unrevealed", "earlier sets of weights that wait to be revealed").set(event["unrevealed"])
+        self._rejected.clear()
+        for reason, count in event["rejected"].items():
+            self._rejected.labels(reason).set(count)
+
+    def _gauge(self, name: str, what: str) -> Gauge:
+        """Made when there is something to say: what is not known is not exported as 0."""
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(f"murmur_{name}", what, registry=self.registry)
+        return self._gauges[name]
+
+    def _note(self, message: Any) -> None:
+        self._error.info({"message": message.record["message"][:LAST_ERROR_CHARACTERS]})

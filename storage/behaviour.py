@@ -1,0 +1,89 @@
+"""What a store does with more than plain objects, found out by trying: parts out of order, versions, speed.
+
+Every trial leaves nothing behind but what a process that is killed in it leaves, under one fixed key. May not know what
+the answers are good for. Raises StorageError where the store fails.
+"""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from protocol import keys
+from protocol.errors import AccessDenied, ObjectReplaced, StorageError
+from protocol.ports import Bucket, Time
+from storage.realtime import REAL
+from storage.s3 import RangedBucket
+
+PART_BYTES = 5 << 20
+"""The least that a server takes as a part that is not the last."""
+_LATER_SECONDS = 10.0
+"""For one byte as a second part, where the first has not come."""
+
+
+def takes_parts_in_any_order(bucket: Bucket, *, timeout_seconds: float) -> bool:
+    """Whether a later part is taken before an earlier one. False where the later one is held on to."""
+    with _trial(bucket, timeout_seconds) as key:
+        first, second = secrets.token_bytes(PART_BYTES), secrets.token_bytes(1)
+        upload = bucket.begin(key, timeout_seconds=timeout_seconds)
+        try:
+            try:
+                upload.put(2, second, timeout_seconds=_LATER_SECONDS)
+            except AccessDenied:
+                raise
+            except StorageError:
+                return False
+            upload.put(1, first, timeout_seconds=timeout_seconds)
+            upload.complete(timeout_seconds=timeout_seconds)
+        finally:
+            with suppress(StorageError):
+                upload.abort(timeout_seconds=timeout_seconds)
+        whole = first + second
+        if bucket.get(key, max_bytes=len(whole), timeout_seconds=timeout_seconds) != whole:
+            raise StorageError("an object that was sent in parts is not what was sent")
+        return True
+
+
+def tells_versions_apart(owner: Bucket, reader: RangedBucket, *, timeout_seconds: float) -> bool:
+    """Whether a reader of an object that is replaced is told so, and never given bytes of another version."""
+    with _trial(owner, timeout_seconds) as key:
+        owner.put(key, b"one", timeout_seconds=timeout_seconds)
+        facts = reader.head(key, timeout_seconds=timeout_seconds)
+        if facts is None:
+            raise StorageError("an object that was written is not there")
+        owner.put(key, b"two", timeout_seconds=timeout_seconds)
+        try:
+            reader.get_range(key, first=0, num_bytes=3, etag=facts.etag, timeout_seconds=timeout_seconds)
+        except ObjectReplaced:
+            return True
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Bytes a second to the store and from it, one object at a time."""
+
+    up: float
+    down: float
+
+
+def speed(owner: Bucket, reader: Bucket, num_bytes: int, *, timeout_seconds: float, time: Time = REAL) -> Speed:
+    """Of one object of so many random bytes, there and back."""
+    with _trial(owner, timeout_seconds) as key:
+        data = secrets.token_bytes(num_bytes)
+        began = time.now()
+        owner.put(key, data, timeout_seconds=timeout_seconds)
+        sent = time.now()
+        if reader.get(key, max_bytes=num_bytes, timeout_seconds=timeout_seconds) != data:
+            raise StorageError("an object is not what was sent")
+        return Speed(num_bytes / max(sent - began, 1e-6), num_bytes / max(time.now() - sent, 1e-6))
+
+
+@contextmanager
+def _trial(owner: Bucket, timeout_seconds: float) -> Iterator[str]:
+    """The key of an object that is deleted afterwards."""
+    try:
+        yield keys.trial()
+    finally:
+        with suppress(StorageError):
+            owner.delete(keys.trial(), timeout_seconds=timeout_seconds)

@@ -1,0 +1,455 @@
+"""Every fault that can be planted is named by one check, with a fix; and a node begins with none of them."""
+
+import json
+import shutil
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loguru import logger
+
+from node import adapters, published
+from node.adapters import Doors, opener
+from node.config import NodeConfig
+from node.doctor import bucket, machine, start
+from node.doctor.case import Case
+from node.doctor.finding import Finding, Reaction, Status
+from node.doctor.start import ANSWERED, CHECKS, ready
+from protocol.errors import ChainError, ConfigError, StorageError, UpdateNeeded
+from protocol.types import Digest, Subnet, Uid
+from simulation.store import Faults
+from sparseloco import ops
+from storage.realtime import RealTime
+from tests.fakes.bucket import FakeStore
+from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
+from tests.network import OWNER, small_spec
+from tests.specs import to_toml
+from training.shards import Shards
+
+OWN, READ = FakeSigner("miner"), "miner-read"
+
+
+class ChainOfOne(FakeChain):
+    """What the adapter has beyond the port."""
+
+    refuses: ChainError | None = None
+    hidden: bool = False
+
+    def reach(self, timeout_seconds: float) -> None:
+        self.world.check(self.peer)
+
+    def subnet(self, block: int) -> Subnet:
+        if self.hidden:
+            raise ChainError("there is no subnet 7 on this chain", "SubnetNotExists")
+        return super().subnet(block)
+
+    def require_weights(self, weights: Mapping[Uid, float]) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+
+    def as_local(self) -> "ChainOfOne":
+        return self
+
+    def close(self) -> None:
+        pass
+
+
+class Clock(RealTime):
+    """This machine's, `ahead` seconds of everybody else's; every pause is an event."""
+
+    def __init__(self, world: FakeWorld) -> None:
+        self.world, self.ahead, self.pauses = world, 0.0, 0
+        self.after_pause: Callable[[], None] = lambda: None
+
+    def wall(self) -> float:
+        return self.world.header(self.world.final).time + self.ahead
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses += 1
+        assert self.pauses < 5, "waits for ever"
+        self.after_pause()
+
+
+@dataclass
+class World:
+    """A machine with everything that a node needs; each test takes one thing away."""
+
+    folder: Path
+    data: Path
+    chain: ChainOfOne
+    store: FakeStore
+    time: Clock
+    options: dict[str, Any] = field(default_factory=dict)
+    spec: dict[str, Any] = field(default_factory=dict)
+    wallet_fault: ConfigError | None = None
+    writable: bool = False
+    date: float | None = 0.0
+    """Seconds that the store's clock is ahead of the chain's; None where it does not say."""
+
+    def config(self) -> NodeConfig:
+        path = self.folder / "spec.toml"
+        own = small_spec(Shards.open(self.data), Digest(bytes(32)), self.chain.world)
+        path.write_text(to_toml(own.model_dump(mode="json") | self.spec))
+        table: dict[str, Any] = {
+            "network": "ws://127.0.0.1:1",
+            "netuid": 1,
+            "spec": path,
+            "home": self.folder / "home",
+            "data": self.data,
+            "device": "cpu",
+            "codec": "reference",
+            "wallet": {"name": "mine"},
+            "bucket": {
+                "endpoint": "http://127.0.0.1:2",
+                "name": "miner",
+                "access_key": "own",
+                "secret_key": "own-secret",
+                "read_access_key": READ,
+                "read_secret_key": "not-a-secret",
+            },
+        }
+        return NodeConfig.model_validate(table | self.options)
+
+    def found(self, role: str = "miner") -> dict[str, Finding]:
+        case = Case(self.config(), role, keeps=False, time=self.time)  # type: ignore[arg-type]
+        try:
+            return {finding.name: finding for finding in case.examine(CHECKS)}
+        finally:
+            case.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    blocks = FakeWorld(epoch_blocks=20, weights_rate_limit=1)
+    blocks.register(OWNER.peer)
+    blocks.register(OWN.peer, stake=10**9, validates=True)
+    blocks.step(5)
+    store = FakeStore()
+    store.bucket("miner")
+    made = World(tmp_path, data_folder, ChainOfOne(blocks, OWN.peer), store, Clock(blocks))
+
+    def own_wallet(config: NodeConfig) -> object:
+        if made.wallet_fault is not None:
+            raise made.wallet_fault
+        return object()
+
+    def open_doors(config: NodeConfig, line: object, *, local: bool) -> Doors:
+        pointer = adapters.published(config.bucket)
+        own = store.bucket(config.bucket.name)
+        return Doors(made.chain, OWN, fake_verify, own, pointer, opener(local=local), made.time)  # type: ignore[arg-type]
+
+    def server_time(endpoint: str, *, timeout_seconds: float) -> float | None:
+        if store.faults.get("miner", Faults()).down:
+            raise StorageError("head: no connection to the endpoint")
+        return None if made.date is None else blocks.header(blocks.final).time + made.date
+
+    monkeypatch.setattr(adapters, "own_wallet", own_wallet)
+    monkeypatch.setattr(adapters, "signer_of", lambda wallet: OWN)
+    monkeypatch.setattr(adapters, "own_chain", lambda config, wallet: made.chain)
+    monkeypatch.setattr(bucket, "open_doors", open_doors)
+    monkeypatch.setattr(
+        published,
+        "open_published",
+        lambda pointer, local: store.bucket(pointer.bucket, read_only=not made.writable, reader="published"),
+    )
+    monkeypatch.setattr(machine, "server_time", server_time)
+    yield made
+    ops.use("auto")
+
+
+# --- one fault each ----------------------------------------------------------------------------------------------
+
+
+def dead_chain(world: World) -> None:
+    world.chain.world.down = True
+
+
+def wrong_netuid(world: World) -> None:
+    world.chain.hidden = True
+
+
+def wrong_hotkey(world: World) -> None:
+    world.wallet_fault = ConfigError("no hotkey 'other' in wallet 'mine'")
+
+
+def unregistered(world: World) -> None:
+    world.chain.world.register(FakeSigner("another").peer, uid=1)
+    world.chain.world.step()
+
+
+def no_permit(world: World) -> None:
+    world.chain.world.set_stake(OWN.peer, 10**9, False)
+    world.chain.world.step()
+
+
+def no_weights(world: World) -> None:
+    world.chain.refuses = ChainError("a stake of 1 rao is below the 2 that weights need", "NotEnoughStakeToSetWeights")
+
+
+def wrong_write_key(world: World) -> None:
+    world.store.faults["miner"] = Faults(denied=True)
+
+
+def wrong_bucket(world: World) -> None:
+    """As far as a store tells: what is published leads elsewhere."""
+    world.store.faults["miner"] = Faults(answers={"published": bytes(32)})
+
+
+def writable(world: World) -> None:
+    world.writable = True
+
+
+def skewed_to_the_store(world: World) -> None:
+    world.time.ahead = -600.0
+
+
+def skewed_to_the_chain(world: World) -> None:
+    world.date, world.time.ahead = None, -600.0
+
+
+def dead_endpoint(world: World) -> None:
+    world.store.faults["miner"] = Faults(down=True)
+
+
+def other_chains_spec(world: World) -> None:
+    world.spec["chain"] = "00" * 32
+
+
+def other_subnets_spec(world: World) -> None:
+    world.spec["netuid"] = 9
+
+
+def no_spec(world: World) -> None:
+    (world.folder / "nothing.toml").write_text("name = [")
+    world.options["spec"] = world.folder / "nothing.toml"
+
+
+def empty_data(world: World) -> None:
+    (world.folder / "empty").mkdir()
+    world.options["data"] = world.folder / "empty"
+
+
+def no_gpu(world: World) -> None:
+    world.options["device"] = "cuda"
+
+
+def impossible_terms(world: World) -> None:
+    world.chain.world._rate_limit = 10**6
+
+
+def home_is_a_file(world: World) -> None:
+    (world.folder / "file").touch()
+    world.options["home"] = world.folder / "file"
+
+
+PLANTED: Mapping[Callable[[World], None], tuple[str, str, str]] = {
+    dead_chain: ("miner", "chain", "MURMUR_NETWORK"),
+    wrong_netuid: ("miner", "subnet", "MURMUR_NETUID"),
+    wrong_hotkey: ("miner", "wallet", "--wallet.hotkey"),
+    unregistered: ("miner", "hotkey", "btcli subnet register --netuid 1 -w mine -H default"),
+    no_permit: ("validator", "permit", "btcli stake add --netuid 1"),
+    no_weights: ("validator", "weights", "MURMUR_NETUID"),
+    wrong_write_key: ("miner", "bucket", "MURMUR_BUCKET__NAME"),
+    wrong_bucket: ("miner", "bucket", "MURMUR_BUCKET__ENDPOINT"),
+    writable: ("miner", "bucket", "MURMUR_BUCKET__READ_SECRET_KEY"),
+    skewed_to_the_store: ("miner", "clock", "NTP"),
+    skewed_to_the_chain: ("miner", "clock", "NTP"),
+    dead_endpoint: ("miner", "bucket", "MURMUR_BUCKET__ENDPOINT"),
+    other_chains_spec: ("miner", "spec", "--network"),
+    other_subnets_spec: ("miner", "spec", "--netuid"),
+    no_spec: ("miner", "spec", "MURMUR_SPEC"),
+    empty_data: ("miner", "data", "MURMUR_DATA"),
+    no_gpu: ("miner", "device", "--device"),
+    impossible_terms: ("miner", "run", "start again"),
+    home_is_a_file: ("miner", "home", "MURMUR_HOME"),
+}
+
+
+def faults(found: Mapping[str, Finding]) -> list[str]:
+    return [name for name, finding in found.items() if finding.status is Status.FAULT]
+
+
+@pytest.mark.parametrize("role", ["miner", "validator"])
+def test_a_machine_with_everything_passes_every_check(world: World, role: str) -> None:
+    found = world.found(role)
+    assert {finding.status for finding in found.values()} == {Status.OK}
+    assert list(found) == [check.name for check in CHECKS if role in check.roles]
+    assert not [finding for finding in found.values() if finding.fix]
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_fault_is_named_with_its_fix_and_no_node_begins(world: World, plant: Callable[[World], None]) -> None:
+    role, check, fix = PLANTED[plant]
+    plant(world)
+    found = world.found(role)
+    assert faults(found) == [check]
+    assert fix in found[check].fix
+    assert found[check].detail
+    with pytest.raises(ConfigError) as told:
+        ready(world.config(), role, world.time)  # type: ignore[arg-type]
+    assert f"{check}: " in str(told.value)
+    assert fix in str(told.value)
+    assert world.time.pauses == 0
+    assert not any(peer.slot for peer in world.chain.world.pending_peers)
+
+
+def test_the_subnets_owner_needs_no_permit(world: World) -> None:
+    no_permit(world)
+    world.chain.world.owner = OWN.peer
+    assert faults(world.found("validator")) == []
+
+
+def test_what_hangs_on_a_fault_is_not_tried_and_all_else_is(world: World) -> None:
+    dead_chain(world)
+    empty_data(world)
+    found = world.found()
+    assert faults(found) == ["chain"]
+    assert found["subnet"].status is found["data"].status is Status.SKIP
+    assert "chain" in found["subnet"].detail
+    assert found["bucket"].status is Status.OK
+
+
+def test_two_faults_are_told_at_once(world: World) -> None:
+    wrong_netuid(world)
+    writable(world)
+    with pytest.raises(ConfigError, match=r"(?s)2 of 15 checks failed.*subnet: .*MURMUR_NETUID.*bucket: .*READ_SECRET"):
+        ready(world.config(), "miner", world.time)
+
+
+def test_a_full_disk_is_found_before_it_is_full(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(free=1000))
+    found = world.found()
+    assert faults(found) == ["disk"]
+    assert "--home" in found["disk"].fix
+    # What is there already needs no more room.
+    state = next((world.folder / "home").glob("*"), world.folder / "home" / "none")
+    assert not state.exists()
+    case = Case(world.config(), "miner", keeps=True, time=world.time)
+    list(case.examine(CHECKS))
+    (case.store.folder / "large").write_bytes(bytes(50_000_000))
+    case.close()
+    assert faults(world.found()) == []
+
+
+def test_a_home_that_takes_no_file_is_a_full_disk_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(machine.os, "fsync", full)
+    found = world.found()
+    assert faults(found) == ["home"]
+    assert "No space left" in found["home"].detail
+    assert not list((world.folder / "home").glob(".trial*"))
+
+
+def test_a_chain_that_stands_still_is_not_this_machines_clock(world: World) -> None:
+    world.time.ahead = world.date = 900.0
+    found = world.found()
+    assert found["clock"].status is Status.OK
+    assert "15 minutes old" in found["clock"].detail
+    assert "--network" in found["clock"].fix
+
+
+def test_little_money_is_advice_and_starts(world: World) -> None:
+    world.chain.world.balances[OWN.peer] = 10
+    found = world.found()
+    assert found["balance"].status is Status.OK
+    assert "btcli wallet transfer" in found["balance"].fix
+    told: list[str] = []
+    sink = logger.add(lambda line: told.append(str(line)), format="{message}", level="WARNING")
+    ready(world.config(), "miner", world.time).close()
+    logger.remove(sink)
+    assert any("TAO free" in line for line in told)
+
+
+def test_a_release_that_is_too_old_is_told_so(world: World) -> None:
+    world.spec |= {"min_protocol": 99, "max_protocol": 99}
+    assert world.found()["run"].reaction is Reaction.UPDATE
+    with pytest.raises(UpdateNeeded):
+        ready(world.config(), "miner", world.time)
+
+
+def test_a_running_nodes_state_is_no_fault_to_a_look_and_one_to_a_second_node(world: World) -> None:
+    running = ready(world.config(), "miner", world.time)
+    try:
+        assert "in use" in world.found()["state"].detail
+        with pytest.raises(ConfigError, match="another process uses"):
+            ready(world.config(), "miner", world.time)
+    finally:
+        running.close()
+    assert faults(world.found()) == []
+
+
+def test_a_look_leaves_nothing_behind(world: World) -> None:
+    world.found()
+    assert list((world.folder / "home").iterdir()) == []
+    assert world.store.buckets["miner"] == {}
+
+
+@pytest.mark.parametrize("plant", [dead_chain, dead_endpoint], ids=lambda plant: plant.__name__)
+def test_a_server_that_has_answered_before_is_waited_for(world: World, plant: Callable[[World], None]) -> None:
+    ready(world.config(), "miner", world.time).close()
+    plant(world)
+
+    def mend() -> None:
+        world.chain.world.down = False
+        world.store.faults.clear()
+
+    world.time.after_pause = mend
+    ready(world.config(), "miner", world.time).close()
+    assert world.time.pauses == 1
+
+
+def test_another_address_than_the_one_that_answered_is_a_wrong_one(world: World) -> None:
+    ready(world.config(), "miner", world.time).close()
+    dead_chain(world)
+    world.options["network"] = "ws://127.0.0.1:3"
+    with pytest.raises(ConfigError, match="MURMUR_NETWORK"):
+        ready(world.config(), "miner", world.time)
+
+
+def test_no_secret_is_remembered_or_told(world: World) -> None:
+    ready(world.config(), "miner", world.time).close()
+    kept = json.loads((world.folder / "home" / ANSWERED).read_text())
+    assert set(kept) == {"network", "endpoint", "public_url"}
+    writable(world)
+    with pytest.raises(ConfigError) as told:
+        ready(world.config(), "miner", world.time)
+    for text in (*kept.values(), str(told.value)):
+        assert "own-secret" not in text
+        assert "not-a-secret" not in text
+
+
+def test_an_owners_bucket_that_is_down_is_waited_for_at_a_first_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody here can mend it."""
+    find_run, failures = start.run.runs.find_run, [StorageError("the bucket does not answer")] * 2
+
+    def find(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return find_run(*arguments)
+
+    monkeypatch.setattr(start.run.runs, "find_run", find)
+    ready(world.config(), "miner", world.time).close()
+    assert world.time.pauses == 2
+
+
+def test_every_check_has_a_fix_and_needs_only_what_comes_before(world: World) -> None:
+    seen: set[str] = set()
+    for check in CHECKS:
+        assert check.fix
+        assert set(check.needs) <= seen
+        seen.add(check.name)
+    assert len(seen) == len(CHECKS)
+
+
+def test_a_case_knows_where_it_is_before_the_run_is_known(world: World) -> None:
+    assert Case(world.config(), "miner", keeps=False).local
+    world.options["network"] = "finney"
+    assert not Case(world.config(), "miner", keeps=False).local

@@ -1,0 +1,124 @@
+"""What Prometheus scrapes from a node: every event lands in its metric, and nothing is exported that is not known."""
+
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+from loguru import logger
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from node.events import Events
+from node.metrics import Metrics
+from protocol.errors import ConfigError
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> Metrics:
+    return Metrics("the-run", tmp_path, 60.0)
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    """name{label value} -> value, as a scraper parses it."""
+    text = generate_latest(metrics.registry).decode()
+    return {
+        "".join([sample.name, *(f"{{{value}}}" for value in sample.labels.values())]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def test_a_node_that_has_done_nothing_exports_its_run_and_its_disk_alone(metrics: Metrics) -> None:
+    found = samples(metrics)
+    assert found.keys() == {
+        "murmur_run_info{the-run}",
+        "murmur_last_error_info{}",
+        "murmur_round_planned_seconds",
+        "murmur_disk_free_bytes",
+        "murmur_uploaded_bytes_total",
+    }
+    assert found["murmur_disk_free_bytes"] > 0
+
+
+def test_what_a_miner_tells_is_what_is_scraped(metrics: Metrics, tmp_path: Path) -> None:
+    events = Events(tmp_path / "events.jsonl", "w/default", see=metrics.see)
+    events.emit("trained", 3, loss=4.5, tokens=100, seconds={"compute": 1.0})
+    events.emit("published", 3, payload_bytes=1000, seconds={"upload": 1.0})
+    events.emit("published", 4, payload_bytes=1000, seconds={"upload": 1.0})
+    events.emit("applied", 3, void=False, contributing=["a", "b"], theta="", seconds={})
+    phases = [("wait", 0.0, 1.0), ("compute", 0.0, 2.0), ("wait", 2.0, 3.0)]
+    events.emit("phases", 3, phases=[{"phase": p, "began": b, "seconds": s} for p, b, s in phases])
+    told = {"why": "", "selected": 2, "active": 4, "loss": 4.5, "sure": "learning", "next_set": 540}
+    events.emit("stood", 2, outcome="LOW_SCORE", pay=None, margin=None, **told)
+    assert samples(metrics)["murmur_rounds_missed"] == 1
+    assert "murmur_pay_share" not in samples(metrics)
+    events.emit("stood", 3, outcome="contributing", pay=0.078, margin=11, **told)
+    events.emit("broke_off", 4, fault="no connection")
+    found = samples(metrics)
+    expected = {
+        "murmur_round": 3,
+        "murmur_told_round": 3,
+        "murmur_contributing": 1,
+        "murmur_rounds_missed": 0,
+        "murmur_active": 4,
+        "murmur_selected": 2,
+        "murmur_void": 0,
+        "murmur_loss": 4.5,
+        "murmur_payload_bytes": 1000,
+        "murmur_uploaded_bytes_total": 2000,
+        "murmur_phase_seconds{wait}": 4,
+        "murmur_phase_seconds{compute}": 2,
+        "murmur_deadline_margin_blocks": 11,
+        "murmur_pay_share": 0.078,
+        "murmur_faults_total{broke_off}": 1,
+    }
+    assert expected.items() <= found.items()
+    assert found["murmur_counted_timestamp_seconds"] >= found["murmur_round_timestamp_seconds"]
+    events.emit("phases", 4, phases=[{"phase": "wait", "began": 0.0, "seconds": 7.0}])
+    assert samples(metrics)["murmur_phase_seconds{wait}"] == 7
+    assert "murmur_phase_seconds{compute}" not in samples(metrics)
+
+
+def test_what_a_validator_tells_is_what_is_scraped(metrics: Metrics) -> None:
+    judged = {"event": "judged", "time": 5.0, "active": 6, "evaluated": 4, "selected": 3, "loss": 4.1, "set_in": 540}
+    judged |= {"round": 3, "rejected": {"LATE": 2}, "unobserved": None, "unrevealed": 1, "next_set": 640}
+    metrics.see(judged)
+    metrics.see({"event": "held_out", "time": 5.0, "round": 3, "val_loss": 4.1})
+    metrics.see({"event": "weights", "time": 6.0, "round": 3, "block": 540, "weights": {}})
+    found = samples(metrics)
+    expected = {
+        "murmur_contributing": 1,
+        "murmur_evaluated": 4,
+        "murmur_rejected{LATE}": 2,
+        "murmur_weights_unrevealed": 1,
+        "murmur_held_out_loss": 4.1,
+        "murmur_weights_block": 540,
+        "murmur_weights_timestamp_seconds": 6,
+    }
+    assert expected.items() <= found.items()
+    metrics.see(judged | {"round": 4, "rejected": {}, "unobserved": "late"})
+    found = samples(metrics)
+    assert (found["murmur_contributing"], found["murmur_rounds_missed"]) == (0, 1)
+    assert "murmur_rejected{LATE}" not in found
+
+
+def test_it_is_served_with_the_last_error_and_a_port_in_use_is_the_operators_to_change(
+    metrics: Metrics, tmp_path: Path
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    metrics.serve("127.0.0.1", port)
+    logger.warning("round {round} broke off: {fault}", round=4, fault='it said "no"\n')
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        body = answer.read().decode()
+    assert [
+        sample.labels["message"]
+        for family in text_string_to_metric_families(body)
+        for sample in family.samples
+        if sample.name == "murmur_last_error_info"
+    ] == ['round 4 broke off: it said "no"\n']
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{port} is in use: choose another --metrics-port"):
+        Metrics("the-run", tmp_path, 60.0).serve("127.0.0.1", port)

@@ -1,0 +1,103 @@
+"""What trials of a store find out, over stores that do one thing differently; nothing of them stays."""
+
+import time
+
+import pytest
+
+from protocol import keys
+from protocol.errors import AccessDenied, StorageError
+from simulation.store import Faults
+from storage.behaviour import PART_BYTES, Speed, speed, takes_parts_in_any_order, tells_versions_apart
+from storage.dates import server_time
+from storage.realtime import RealTime
+from tests.fakes.bucket import Call, FakeBucket, FakeStore
+from tests.storage.permissive import permissive
+
+SECONDS = 5.0
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore()
+
+
+@pytest.fixture
+def owner(store: FakeStore) -> FakeBucket:
+    return store.bucket("own")
+
+
+@pytest.fixture
+def reader(store: FakeStore) -> FakeBucket:
+    return store.bucket("own", read_only=True, reader="published")
+
+
+def test_a_usual_store_takes_parts_in_any_order(store: FakeStore, owner: FakeBucket) -> None:
+    assert takes_parts_in_any_order(owner, timeout_seconds=SECONDS)
+    assert store.buckets["own"] == {}
+    assert not store.unfinished["own"]
+
+
+def test_a_store_that_wants_them_in_order_is_found_out(store: FakeStore, owner: FakeBucket) -> None:
+    def before(call: Call) -> None:
+        if call.verb == "part 2":
+            raise StorageError("upload: out of time")
+
+    store.before = before
+    assert not takes_parts_in_any_order(owner, timeout_seconds=SECONDS)
+    assert store.buckets["own"] == {}
+    assert not store.unfinished["own"]
+
+
+def test_a_refusal_is_no_answer(owner: FakeBucket, reader: FakeBucket) -> None:
+    with pytest.raises(AccessDenied):
+        takes_parts_in_any_order(reader, timeout_seconds=SECONDS)
+
+
+def test_parts_that_come_back_otherwise_are_a_failure(store: FakeStore, owner: FakeBucket) -> None:
+    store.faults["own"] = Faults(answers={"owner": bytes(PART_BYTES)})
+    with pytest.raises(StorageError, match="not what was sent"):
+        takes_parts_in_any_order(owner, timeout_seconds=SECONDS)
+
+
+def test_versions_are_told_apart_or_not(store: FakeStore, owner: FakeBucket, reader: FakeBucket) -> None:
+    assert tells_versions_apart(owner, reader, timeout_seconds=SECONDS)
+
+    class Mixing(FakeBucket):
+        def get_range(self, key: str, *, first: int, num_bytes: int, etag: str, timeout_seconds: float) -> bytes:
+            return self.get(key, max_bytes=1 << 20, timeout_seconds=timeout_seconds)
+
+    mixing = Mixing(store, "own", read_only=True, reader="published")
+    assert not tells_versions_apart(owner, mixing, timeout_seconds=SECONDS)
+    assert store.buckets["own"] == {}
+
+
+def test_speed_is_bytes_by_seconds_each_way(store: FakeStore) -> None:
+    class Ticking(RealTime):
+        seconds = 0.0
+
+        def now(self) -> float:
+            return self.seconds
+
+        def sleep(self, seconds: float) -> None:
+            self.seconds += seconds
+
+    def link(key: str, num_bytes: int, *, up: bool) -> float:
+        return num_bytes / (100 if up else 400)
+
+    clock = Ticking()
+    owner = store.bucket("own", time=clock, link=link)
+    assert speed(owner, owner, 1000, timeout_seconds=60.0, time=clock) == Speed(100.0, 400.0)
+    assert keys.trial() not in store.buckets["own"]
+
+
+def test_a_servers_clock_is_read_from_any_answer() -> None:
+    with permissive() as endpoint:
+        found = server_time(endpoint, timeout_seconds=SECONDS)
+    assert found is not None
+    assert abs(found - time.time()) < 60
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://[", "http://host:port"])
+def test_a_server_that_is_not_there_is_a_storage_error(endpoint: str) -> None:
+    with pytest.raises(StorageError):
+        server_time(endpoint, timeout_seconds=SECONDS)
