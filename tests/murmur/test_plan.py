@@ -125,13 +125,13 @@ def test_every_option_changes_its_numbers_and_no_others(capsys: pytest.CaptureFi
         (["--up", "220"], "up_mbps", {"upload_seconds", "published_utilization", "rates", *late}),
         (["--down", "1000"], "down_mbps", {"download_seconds", "published_utilization", "restart", "rates", *late}),
         (
-            ["--gpu-tflops", "130"],
+            ["--gpu-tflops", "265"],
             "gpu_flops",
             {"compute_seconds", "utilization", "published_utilization", "rates", "phases"},
         ),
         (["--gpu-memory", "30"], "gpu_memory_bytes", {"micro_sequences", "gpus_needed"}),
         (
-            ["--gpus", "2"],
+            ["--gpus", "4"],
             "gpus",
             {"compute_seconds", "utilization", "published_utilization", "restart", "memory", "memory_total"}
             | {"micro_sequences", "host_bytes_peak", "nodes", "phases"},
