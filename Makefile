@@ -28,8 +28,9 @@ native: setup
 demo: setup
 	$(BIN)/murmur localnet --rounds 12 --miners 4 --fault garbage --fault noise
 
+# Three processes on two cores: much of the suite waits for servers. A file's tests stay together, long files come first.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: setup
 	$(BIN)/ruff check .

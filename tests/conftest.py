@@ -4,6 +4,7 @@ is a failure on all and a busy machine fails nothing; and a modelled time for te
 from collections.abc import Iterator
 
 import pytest
+import pytest
 from hypothesis import settings
 
 from simulation.clock import Clock, Life
@@ -22,3 +23,21 @@ def life() -> Iterator[Life]:
     life.kill()
     clock.run(clock.now)
     clock.close()
+
+
+LONGEST_FIRST = (
+    "tests/localnet/test_network.py",
+    "tests/neurons/test_audit.py",
+    "tests/training/test_parallel.py",
+    "tests/localnet/",
+    "tests/neurons/",
+    "tests/training/",
+)
+"""Where a file may take minutes. Begun last, it would run alone at the end, beside idle processes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return next((place for place, path in enumerate(LONGEST_FIRST) if item.nodeid.startswith(path)), len(items))
+
+    items.sort(key=place)
