@@ -4,7 +4,6 @@ is a failure on all and a busy machine fails nothing; and a modelled time for te
 from collections.abc import Iterator
 
 import pytest
-import pytest
 from hypothesis import settings
 
 from simulation.clock import Clock, Life
