@@ -61,16 +61,16 @@ def assert_sound(run: Run, rounds: int) -> dict[str, Any]:
 @pytest.mark.timeout(1800)
 def test_killed_nodes_come_back_to_identical_replicas_and_no_secret_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with localnet(folder, "--rounds", "3", "--miners", "2", "--ranks", "1,2") as run:
+    with localnet(folder, "--rounds", "4", "--miners", "2", "--ranks", "1,2") as run:
         run.wait_for_round(0)
         run.kill("miner-1")
         run.wait_for_round(1)
         run.kill("validator-1")
-        report = assert_sound(run, rounds=3)
+        report = assert_sound(run, rounds=4)
     assert "miner-1 died and was started again" in run.screen
     assert "validator-1 died and was started again" in run.screen
     assert "\x1b" not in run.screen
-    assert re.search(r"^all replicas identical, \d of 3 rounds void", run.screen, re.MULTILINE)
+    assert re.search(r"^all replicas identical, \d of 4 rounds void", run.screen, re.MULTILINE)
 
     peers = {peer["name"]: peer for peer in report["peers"].values()}
     assert set(peers) == {"miner-1", "miner-2"}

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from protocol.assignment import page_at
@@ -53,4 +54,4 @@ def test_a_majority_of_dust_neither_shuts_honest_miners_out_nor_lowers_the_avera
         passed = [norms for norms in sent if state.whole / factor <= norms.whole <= state.whole * factor]
         assert passed == [honest] * HONEST
         _, state = bound(passed, state)
-    assert state.whole == honest.whole
+    assert state.whole == pytest.approx(honest.whole, rel=1e-12)  # averaged fifty times
