@@ -155,9 +155,8 @@ class Rounds:
         for one in reversed(changed):
             if size >= max_bytes:
                 return _encoded(told), version, True
-            self._encode(one)
+            size += len(self._encode(one))
             told.append(one)
-            size += len(one.encoded)
             version = one.version
         return _encoded(told), version, False
 
@@ -168,11 +167,12 @@ class Rounds:
                 break
             self._encode(self._rounds[number])
 
-    def _encode(self, one: Round) -> None:
+    def _encode(self, one: Round) -> bytes:
         if one.encoded is None:
             agreed = one.contributing.get(one.agreed() or "", ())
             miners = [node for node, key in self.hotkeys.items() if key in agreed]
             one.encoded = json.dumps(one.body(miners), separators=(",", ":"), allow_nan=False).encode()
+        return one.encoded
 
 
 def _encoded(told: Iterable[Round]) -> list[bytes]:
