@@ -155,8 +155,8 @@ class Rounds:
         for one in reversed(changed):
             if size >= max_bytes:
                 return _encoded(told), version, True
-            told.append(one)
             size += len(self._encode(one))
+            told.append(one)
             version = one.version
         return _encoded(told), version, False
 

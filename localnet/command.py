@@ -2,6 +2,8 @@
 
 import argparse
 import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -64,6 +66,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     folder = new_folder(options.folder)
     stop = _Stop()
+    end_page = _show_page(folder, options.port)  # before the imports of seconds that follow
     from localnet.play import play
 
     plan = Plan(
@@ -80,10 +83,12 @@ def run(options: argparse.Namespace) -> int:
         preset=options.preset,
     )
     try:
-        return play(plan, stop.check, options.port)
+        return play(plan, stop.check)
     except MurmurError:
         stop.check()  # what was broken off in a library's depths may come out as another fault
         raise
+    finally:
+        end_page()
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -106,6 +111,18 @@ def _check(options: argparse.Namespace) -> None:
             f"--ranks {','.join(map(str, options.ranks))}: expected at most one number, 1 to 8, for each of the "
             f"{options.miners} honest miners"
         )
+
+
+def _show_page(folder: Path, port: int) -> Callable[[], None]:
+    """Serve the run's page until the answer is called. Nothing where its two packages are not installed. Raises
+    ConfigError for a port that is taken."""
+    try:
+        from dashboard.server import Page
+    except ModuleNotFoundError:
+        return lambda: None
+    page = Page(folder, port)
+    sys.stderr.write(f"the page of this run is at {page.url}\n")
+    return page.close
 
 
 def _counts(text: str) -> tuple[int, ...]:

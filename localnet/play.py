@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from localnet.aftermath import survived
 from localnet.network import Network, open_network
@@ -13,25 +13,18 @@ from localnet.plan import Plan
 from localnet.report import build_report
 from localnet.table import Table
 
-if TYPE_CHECKING:
-    from dashboard.server import Page
-
 STALL_ROUNDS = 3.0
 """A network that has not moved for this many rounds' length is stuck: stop, and say where to look."""
 CHAOS_STALL_ROUNDS = 10.0
 """The same where nodes are kept away on purpose: a round's row waits for every honest node."""
 
 
-def play(plan: Plan, go_on: Callable[[], None], port: int = 0) -> int:
+def play(plan: Plan, go_on: Callable[[], None]) -> int:
     """The exit status: 0 when all rounds were played, every replica agrees, the chain has refused no weights and chaos
     did no lasting harm, 130 when it was stopped on request.
-    `go_on` is called between the steps of the start, and raises KeyboardInterrupt where there is to be no next one.
-    `port`: of the page, 0 for any that is free. Raises ConfigError for one that is taken."""
+    `go_on` is called between the steps of the start, and raises KeyboardInterrupt where there is to be no next one."""
     began = time.monotonic()
     table = Table(sys.stderr)
-    page = _page(plan, port)
-    if page is not None:
-        table.say(f"the page of this run is at {page.url}")
 
     def say(line: str) -> None:
         go_on()
@@ -57,23 +50,11 @@ def play(plan: Plan, go_on: Callable[[], None], port: int = 0) -> int:
     except KeyboardInterrupt:
         table.say("stopped")
         return 130
-    finally:
-        if page is not None:
-            page.close()
     table.close(report, plan.folder)
     whole = len(report["rounds"]) == plan.rounds
     sound = report["chaos"] is None or survived(report["chaos"])
     summary = report["summary"]
     return 0 if whole and sound and summary["replicas_identical"] and not summary["weights_refused"] else 1
-
-
-def _page(plan: Plan, port: int) -> "Page | None":
-    """Served by threads of this process until the end; None where its two packages are not installed."""
-    try:
-        from dashboard.server import Page
-    except ModuleNotFoundError:
-        return None
-    return Page(plan.folder, port)
 
 
 def _write_report(network: Network, wall_seconds: float) -> dict[str, Any]:
