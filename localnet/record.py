@@ -19,8 +19,8 @@ from storage.s3 import RangedBucket, open_pointer
 
 FOLDER = "objects"
 PAUSE_SECONDS = 2.0
-PASS_SECONDS = 60.0
-LAST_SECONDS = 60.0
+PASS_SECONDS = 15.0
+LAST_SECONDS = 10.0
 """For the last pass, after the last round."""
 THREADS = 4
 
