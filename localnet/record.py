@@ -10,8 +10,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from loguru import logger
-
 from localnet.store import StoreReady
 from protocol.errors import StorageError
 from storage.recorded import record
@@ -19,8 +17,8 @@ from storage.s3 import RangedBucket, open_pointer
 
 FOLDER = "objects"
 PAUSE_SECONDS = 2.0
-PASS_SECONDS = 60.0
-LAST_SECONDS = 60.0
+PASS_SECONDS = 15.0
+LAST_SECONDS = 10.0
 """For the last pass, after the last round."""
 THREADS = 4
 
@@ -30,6 +28,7 @@ class Recorder:
 
     def __init__(self, store: StoreReady, folder: Path, max_bytes: int) -> None:
         self._store, self._folder, self._max_bytes = store, folder / FOLDER, max_bytes
+        self._log = folder / "logs" / "record.log"
         self._buckets: dict[str, RangedBucket] = {}
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -55,7 +54,9 @@ class Recorder:
                 bucket = self._folder / self._store.users[name].bucket
                 record(self._buckets[name], bucket, self._max_bytes, lambda: max(0.1, until - time.monotonic()))
             except (StorageError, OSError) as fault:
-                logger.debug("{name} is not recorded yet: {fault}", name=name, fault=str(fault))
+                # A store that chaos has stopped comes back; a full disk does not.
+                with self._log.open("a") as log:
+                    log.write(f"{name} is not recorded yet: {fault}\n")
 
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(take, self._store.users))
