@@ -51,7 +51,7 @@ def played(tmp_path_factory: pytest.TempPathFactory, data_folder: Path) -> FakeN
         try:
             found.start("one", "two", "miner-1", "miner-2", "miner-3")
             found.start("miner-4", role=Garbage)
-            found.run_until(3, time_out=150.0)
+            found.run_until(3)
         finally:
             found.close()
     return found
