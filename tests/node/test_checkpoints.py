@@ -1,7 +1,6 @@
 """Checkpoints by age, in the background, found under one key; what is kept meanwhile; and whom joiners ask."""
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +25,7 @@ from protocol import keys
 from protocol.types import Digest
 from rounds.checkpoints import Checkpoints
 from rounds.keep import Keeper
-from tests.fakes.bucket import Call, Faults
+from tests.fakes.bucket import Call, FakeBucket, Faults
 from tests.fakes.chain import FakeSigner, fake_verify
 from tests.network import FakeNetwork, with_parts
 from tests.node.test_catchup import hide_checkpoints, put_up, show, shown, silence, speak
@@ -289,10 +288,26 @@ def test_validators_that_stall_cost_a_joiner_one_deadline_together(
         for key in objects:
             network.store.bucket(f"forger-{number}").put(key, b"for ever", timeout_seconds=1)
         network.store.faults[f"forger-{number}"] = Faults(stalls=True)
+    inside, most, lock = 0, 0, threading.Lock()
+    stall = FakeBucket._stall
+
+    def counted(bucket: FakeBucket, timeout_seconds: float) -> None:
+        nonlocal inside, most
+        if not bucket._faults.stalls:
+            return
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        try:
+            stall(bucket, timeout_seconds)
+        finally:
+            with lock:
+                inside -= 1
+
+    monkeypatch.setattr(FakeBucket, "_stall", counted)
     speak(network)
-    began = time.monotonic()
     network.start("miner-2")
     network.run_until(5, "miner-2")
     assert network["miner-2"].events("caught_up")
-    assert time.monotonic() - began < 15
+    assert most >= 6, "they were not asked beside each other"
     network.assert_agreement()
