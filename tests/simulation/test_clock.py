@@ -189,9 +189,8 @@ def test_a_condition_wakes_all_who_wait_and_tells_who_waited_in_vain(
             return run
 
         tasks = [time.start(wait(timeout), "waits") for timeout in (None, 10.0, 0.01)]
-        while len(waiting) < 3:
+        while len(waiting) < 3 or not seen:
             time.sleep(0.01)
-        time.sleep(0.2)
         with changed:
             changed.notify_all()
             seen.append("notified")
