@@ -20,11 +20,9 @@ def main(words: list[str]) -> int:
     status = on_ranks(words[1:]) if words[:1] == ["torchrun"] else alone(words)
     if status in FINAL:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-        print(
+        sys.stderr.write(
             f"ended with status {status}: {FINAL[status]}, the lines above say what. Nothing is started until then. "
-            "After that: docker compose up -d --force-recreate SERVICE",
-            file=sys.stderr,
-            flush=True,
+            "After that: docker compose up -d --force-recreate SERVICE\n"
         )
         signal.sigwait(STOPS)
     return status

@@ -20,7 +20,7 @@ clean() {
 }
 trap clean EXIT
 
-buildah build --file docker/Dockerfile --ignorefile docker/Dockerfile.dockerignore --tag murmuration:trial "$@" .
+buildah build --format docker --file docker/Dockerfile --ignorefile docker/Dockerfile.dockerignore --tag murmuration:trial "$@" .
 buildah inspect --type image --format '{{.OCIv1.Config.User}} {{.OCIv1.Config.Cmd}}' murmuration:trial
 container=$(buildah from murmuration:trial)
 inside() { echo "+ $*"; buildah run "$container" -- "$@"; }

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen at: another of this machine's shows the page to whoever reaches that (default %(default)s)",
+        help="address of this machine to listen at, for whoever reaches that (default %(default)s)",
     )
 
 

@@ -83,7 +83,7 @@ def test_docker_compose_itself_reads_the_files(files: list[str], tmp_path: Path)
 def test_without_a_profile_the_local_network_starts_and_nothing_else() -> None:
     profiles = {name: service.get("profiles") for name, service in compose()["services"].items()}
     alone = {name: [name] for name in ("page", *NODES)}
-    assert profiles == {"localnet": None, **alone, **dict.fromkeys(MONITORS, ["monitoring"])}
+    assert profiles == {"localnet": None, **alone, **{name: ["monitoring"] for name in MONITORS}}
 
 
 def test_what_is_shown_is_shown_to_this_machine_alone() -> None:
