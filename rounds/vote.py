@@ -21,10 +21,13 @@ from rounds.score import Scores
 from storage.collect import gather
 from storage.exchange import Fault, Wanted
 from storage.mirror import Copied, Mirror
+from storage.realtime import seconds_until
 from storage.seal import matches
 
 LOOKS = 3
-"""A record whose bytes we lack is looked at so often between its slot's end and X: bytes may turn up."""
+"""A record whose bytes we lack is looked at so often between the last slot and X: bytes may turn up."""
+LOOK_SHARE = 2 / 3
+"""Of the time until the next slot's end, or X: so long mirrors may hold us up in one look. The rest is for our word."""
 
 
 class Vote:
@@ -88,7 +91,12 @@ class Vote:
                     )
                 self.propose(round, slot, ranking, at_commit)
             node.wait_for(last, f"leader slot {slot} of round {round}")
-            self.look(round, checked)
+            following = slot + 1
+            self.look(
+                round,
+                checked,
+                clock.slot(round, following)[1] if following < clock.leader_slots else clock.attest_by(round),
+            )
             # Our record has overwritten what we had approved before it, which may be what made a record seem agreed.
             if self.approved and (isinstance(self.posted, Record) or not self.is_agreed(round)):
                 self.attest(round)
@@ -137,14 +145,16 @@ class Vote:
 
     # --- approving ---------------------------------------------------------------------------------------------
 
-    def look(self, round: int, checked: Checked) -> bool:
+    def look(self, round: int, checked: Checked, by: int) -> bool:
         """Approve the records of the slots that are over by now, as far as we can stand by them, and mirror whom they
-        name; whether there is one that we do not approve."""
+        name; whether there is one that we do not approve. There is something to post by block `by`: no leader's mirror
+        holds us up until then."""
         node, doubt = self.node, False
+        until = node.time.now() + LOOK_SHARE * node.seconds_to_post(by)
         for slot, (author, selection) in node.proposals(round, node.held.claim).items():
             if slot in self.approved or author == node.me:
                 continue
-            if self.approves(round, selection, author, checked):
+            if self.approves(round, selection, author, checked, until):
                 self.approved.add(slot)
                 self.mirror_approved(round, selection)
             else:
@@ -157,14 +167,14 @@ class Vote:
         node, by = self.node, self.node.clock.attest_by(round)
         pause = node.seconds_to_post(by) / LOOKS
         while not self.is_agreed(round):
-            doubt = self.look(round, checked)
+            doubt = self.look(round, checked, by)
             if self.approved:
                 self.attest(round)
             if not doubt or not node.seconds_to_post(by):
                 return
             node.time.sleep(max(pause, node.run.first.clock.block_seconds))
 
-    def approves(self, round: int, selection: Selection, author: PeerId, checked: Checked) -> bool:
+    def approves(self, round: int, selection: Selection, author: PeerId, checked: Checked, until: float) -> bool:
         """Whether our book tolerates whom a record names, and everybody named passes: with the bytes that we have, or
         else with those that its leader mirrors. A peer that served only the leader can so be repaired, and does not
         cost the round."""
@@ -175,7 +185,7 @@ class Vote:
         doubted = [pair for pair in selection.contributing if pair[0] not in checked.passed]
         if not doubted:
             return True
-        repaired = self._from_mirror(round, author, doubted)
+        repaired = self._from_mirror(round, author, doubted, until)
         if len(repaired) < len(doubted):
             return False
         if not {peer for peer, _ in doubted} <= self.scores.judge(round, repaired).passed.keys():
@@ -183,21 +193,25 @@ class Vote:
         self.seen |= {item.peer.id: item for item in repaired}
         return True
 
-    def _from_mirror(self, round: int, author: PeerId, pairs: Sequence[tuple[PeerId, Digest]]) -> list[Gathered]:
-        """What the leader's mirror has of these peers, of those that we know; the digests on chain decide."""
+    def _from_mirror(
+        self, round: int, author: PeerId, pairs: Sequence[tuple[PeerId, Digest]], until: float
+    ) -> list[Gathered]:
+        """What the leader's mirror has of these peers, of those that we know; the digests on chain decide. One that
+        stalls takes half of the time until `until` for each kind of object."""
         node = self.node
         sources, run, size = node.sources(), node.run.id, node.run.first.object_bytes
-        seconds = node.seconds_to_post(node.clock.attest_by(round)) / LOOKS
         wanted = [
             Wanted(peer, sources.own(author, keys.mirror(run, round, peer)), size, matches(envelope))
             for peer, envelope in pairs
         ]
-        payloads = gather(wanted, timeout_seconds=seconds, max_threads=MAX_THREADS, time=node.time)
+        half = seconds_until(until, node.time) / 2
+        payloads = gather(wanted, timeout_seconds=half, max_threads=MAX_THREADS, time=node.time)
         wanted = [
             Wanted(peer, sources.own(author, keys.mirror_reveal(run, round, peer)), REVEAL_BYTES, lambda data: True)
             for peer, _ in pairs
         ]
-        reveals = gather(wanted, timeout_seconds=seconds, max_threads=MAX_THREADS, time=node.time)
+        half = seconds_until(until, node.time) / 2
+        reveals = gather(wanted, timeout_seconds=half, max_threads=MAX_THREADS, time=node.time)
         return [
             replace(self.seen[peer], payload=payload, wrong_size=None, reveal=bytes(reveal))
             for peer, _ in pairs
