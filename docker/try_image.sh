@@ -21,13 +21,12 @@ clean() {
 trap clean EXIT
 
 buildah build --format docker --file docker/Dockerfile --ignorefile docker/Dockerfile.dockerignore --tag murmuration:trial "$@" .
-buildah inspect --type image --format '{{.OCIv1.Config.User}} {{.OCIv1.Config.Cmd}}' murmuration:trial
+echo "the image takes $(buildah images --format '{{.Size}}' murmuration:trial)"
 container=$(buildah from murmuration:trial)
 inside() { echo "+ $*"; buildah run "$container" -- "$@"; }
 
 inside id
 inside python -c 'import torch; print("torch", torch.__version__, "CUDA", torch.version.cuda)'
-inside du -sh --exclude=/proc --exclude=/sys /
 inside murmur --help
 inside murmur doctor --help
 # A node without configuration says what is missing and is not started again: the status is that of the time-out.

@@ -54,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--store",
         type=Path,
         metavar="READY.json",
-        help="use an S3 server that runs already, with the buckets and keys in this file (README), in place of our own",
+        help="use an S3 server that runs already, with the buckets and keys in this file, in place of our own "
+        "(docs/local-network.md)",
     )
     parser.add_argument("--folder", type=Path, help="run folder (default runs/<time>)")
     parser.add_argument("--port", type=int, default=0, help="port of the run's page (default: any that is free)")

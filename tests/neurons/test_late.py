@@ -130,7 +130,7 @@ STEPS = {
     "collector": ["commitments", "collect"],
     "scores": ["check", "rank", "evaluate", "fold", "report"],
     "pay": ["pay"],
-    "vote": ["mirror_selected", "propose", "attest"],
+    "vote": ["ask", "hold", "propose", "attest"],
     "keeper": ["keep"],
 }
 
