@@ -196,6 +196,15 @@ def test_the_demo_of_the_makefile_is_the_one_that_is_described() -> None:
     assert commands(ROOT / "docs/local-network.md")[0].said == f".venv/bin/{demo[1]}"
 
 
+def test_what_is_tried_in_an_image_parses() -> None:
+    script = ROOT / "docker/try_image.sh"
+    subprocess.run(["bash", "-n", script], check=True)
+    tried = re.findall(r"^inside murmur (.*)$", script.read_text(), re.MULTILINE)
+    assert len(tried) > 3
+    for line in tried:
+        parse_murmur(shlex.split(line))
+
+
 # --- what the documents say of the programs ------------------------------------------------------------------
 
 
