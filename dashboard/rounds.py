@@ -7,7 +7,6 @@ short, printable or true.
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from statistics import fmean, median
 from sys import intern
 from typing import Any, TypeVar
@@ -18,6 +17,8 @@ Event = Mapping[str, Any]
 S = TypeVar("S")
 
 MAX_ROUND = 1 << 32
+MAX_NUMBER = 1e18
+"""Far beyond any loss, share, duration or time: sums of such numbers are still numbers."""
 NOT_AGREED = "NOT_AGREED"
 """Of a peer that passed and has no other standing: the agreed record does not name it, or there is none."""
 PHASES = ("compute", "upload", "select", "download", "apply")
@@ -245,7 +246,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not isfinite(value):
+    if type(value) not in (int, float) or not -MAX_NUMBER <= value <= MAX_NUMBER:
         raise ValueError(value)
     return float(value)
 

@@ -169,7 +169,7 @@ class _Records:
 
     def __init__(self, follower: Follower, claim: Claim, round: int, sources: Sources) -> None:
         self._follower, self._claim, self._sources = follower, claim, sources
-        self._below = round
+        self._round = self._below = round
         self._links: list[Link] = []
         """The newest first."""
         self._ended = False
@@ -177,6 +177,10 @@ class _Records:
         self._giver: PeerId | None = None
         """Who had the last one; asked alone at first for the next."""
         self._began = self._told = follower.time.now()
+
+    def round_of(self, steps: Sequence[Link]) -> int:
+        """The round whose start a state stands at that these records lead on from."""
+        return steps[0].record.round if steps else self._round
 
     def links(self) -> Iterator[tuple[Digest, list[Link]]]:
         """Every link on the way back, from the claimed one to the run's first, and the records after it, the oldest
@@ -277,12 +281,12 @@ def _starts(
     if not any(published):
         logger.warning("catching up: no validator shows a checkpoint that can be read")
     downloads = 0
-    for starts in (*filter(None, published), []):
-        sought = {start.link for start in starts} | (set() if tried_own else {own.link})
+    for offers in (*filter(None, published), []):
+        sought = {offer.link for offer in offers} | (set() if tried_own else {own.link})
         for link, steps in records.links():
-            for start in (start for start in starts if start.link == link and downloads < DOWNLOADS_TRIED):
+            for offer in (offer for offer in offers if offer.link == link and downloads < DOWNLOADS_TRIED):
                 downloads += 1
-                yield start, steps
+                yield offer.at(records.round_of(steps)), steps
             if link == own.link and not tried_own:
                 tried_own = True
                 yield own, steps
