@@ -21,10 +21,10 @@ from localnet.members import Member, configured, first_program, make_wallets, pr
 from localnet.plan import BLOCK_SECONDS, NEWCOMER, PRESETS, Plan
 from localnet.processes import Processes, undisturbed
 from localnet.record import Recorder
-from localnet.spec import draft, seal, to_toml
+from localnet.spec import drafted, open_owner, seal, to_toml
 from localnet.standing import Standing
 from localnet.store import StoreReady, read_ready
-from localnet.subnet import await_permits, open_subnet, register, start_devnet
+from localnet.subnet import await_permits, register, start_devnet
 from localnet.text import text_data
 from node.events import read_events
 from protocol.errors import ChainError, ConfigError
@@ -162,13 +162,12 @@ def open_network(plan: Plan, say: Say) -> Network:
         register(devnet.url, wallets, names)
         say("starting the nodes and measuring how long a round takes on this machine")
         go = plan.folder / "go"
-        drafted = draft(plan.preset, devnet.genesis, wallets["owner"].hotkey.ss58_address, data)
-        _start_nodes(plan, processes, members, drafted, go)
+        owner = open_owner(plan, devnet.url, store)
+        draft = drafted(plan.preset, owner, data)
+        _start_nodes(plan, processes, members, draft, go)
         phases = _measured(processes, members, START_SECONDS + PRESETS[plan.preset] * len(members))
         await_permits(devnet, wallets, names, say)
-        owner = open_subnet(devnet.url, wallets["owner"])
-        spec = seal(plan, drafted, phases, owner, store, data)
-        owner.close()
+        spec = seal(plan, draft, phases, owner, data)
         go.touch()
         clock = spec.clock
         say(
@@ -219,10 +218,10 @@ def _store(ready: Path, processes: Processes) -> StoreReady:
 
 
 def _start_nodes(
-    plan: Plan, processes: Processes, members: Mapping[str, Member], drafted: Mapping[str, Any], go: Path
+    plan: Plan, processes: Processes, members: Mapping[str, Member], draft: Mapping[str, Any], go: Path
 ) -> None:
     path = plan.folder / "draft.toml"
-    path.write_text(to_toml(drafted))
+    path.write_text(to_toml(draft))
     for member in members.values():
         processes.start(member.name, first_program(member, path, go), program(member))
 

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
@@ -127,11 +127,25 @@ class NodeConfig(NetworkConfig):
     metrics_address: Annotated[str, Field(description="address of that port; 0.0.0.0 for everybody's")] = "127.0.0.1"
 
 
+class OwnerConfig(_Table):
+    """What the owner of a run needs to publish it: everything but the last is a node's too, so a node's file will do."""
+
+    network: Annotated[str, Field(description="finney, test, local or a ws(s):// URL")] = "finney"
+    netuid: Annotated[int, Field(ge=0, description="the subnet of the run")]
+    wallet: WalletConfig
+    bucket: BucketConfig
+    call_timeout_seconds: Annotated[float, Field(gt=0, description="hard time-out of one chain call")] = 60.0
+
+
+Part = TypeVar("Part", bound=BaseModel)
+"""A model whose fields are some of NodeConfig's."""
+
+
 def load(program: str, summary: str, argv: Sequence[str], environment: Mapping[str, str]) -> NodeConfig:
     """The configuration from flags, environment and file. Raises ConfigError that lists every missing or bad value
     with where to get it; exits 0 after --help."""
     fields = dict(_leaves(NodeConfig))
-    table = _values(fields, _flags(program, summary, fields, argv), environment)
+    table = _values(fields, _flags(program, summary, argv), environment)
     try:
         return NodeConfig.model_validate(table)
     except ValidationError as fault:
@@ -139,14 +153,56 @@ def load(program: str, summary: str, argv: Sequence[str], environment: Mapping[s
 
 
 def load_network(program: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> NetworkConfig:
-    """Where a network is, for a program that only reads: from `flags` (by name; `config` is a file), environment and
-    file like a node's, so that a node's own file will do. What else stands there is passed over. Raises ConfigError."""
-    fields = dict(_leaves(NetworkConfig))
+    """Where a network is, for a program that only reads."""
+    return load_part(NetworkConfig, program, flags, environment)
+
+
+def load_part(model: type[Part], program: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> Part:
+    """Some of a node's settings, from `flags` (by name; `config` is a file), environment and file like a node's, so that
+    a node's own file will do. What else stands there is passed over. Raises ConfigError."""
+    fields = dict(_leaves(model))
     table = _values(dict(_leaves(NodeConfig)), dict(flags), environment)
     try:
-        return NetworkConfig.model_validate({name: value for name, value in table.items() if name in fields})
+        return model.model_validate({name: value for name, value in table.items() if name in model.model_fields})
     except ValidationError as fault:
         raise ConfigError(_explain(program, fault, fields, table)) from None
+
+
+def given(flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Every setting of a node that is given, by its dotted name, unchecked. Raises ConfigError."""
+    return dict(_flat(_values(dict(_leaves(NodeConfig)), dict(flags), environment)))
+
+
+def required(model: type[BaseModel]) -> dict[str, str]:
+    """Dotted name -> description of what has no default, and of a read-only token's two parts."""
+    return {name: text for name, text in _leaves(model) if _default(name) is _NONE or name in _READ_TOKEN}
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting, by its dotted name, is never shown, kept or given as a flag."""
+    return name.endswith("secret_key")
+
+
+def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
+    """A flag for every setting but the secrets, and --config. Those that are not given are absent afterwards."""
+    parser.add_argument(
+        "--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with any of the values below"
+    )
+    for name, description in _leaves(model):
+        if not is_secret(name):
+            parser.add_argument(
+                *dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")),
+                dest=name,
+                metavar="X",
+                default=argparse.SUPPRESS,
+                help=description.replace("%", "%%"),
+            )
+
+
+def flags_in(options: argparse.Namespace, model: type[BaseModel]) -> dict[str, Any]:
+    """What `add_flags` has found."""
+    names = ("config", *(name for name, _ in _leaves(model)))
+    return {name: value for name, value in vars(options).items() if name in names}
 
 
 def load_home(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Path:
@@ -178,11 +234,16 @@ def settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[t
         elif name in from_file:
             value, origin = from_file[name], str(file) if name in fields else f"{file}, which nothing reads"
         else:
-            value, origin = _default(name), "default"
+            default = _default(name)
+            value, origin = None if default is _NONE else default, "default"
         # What nothing reads may be a secret whose name was misspelt.
-        masked = value is not None and (_is_secret(name) or name not in fields)
+        masked = value is not None and (is_secret(name) or name not in fields)
         found.append((name, "********" if masked else "-" if value is None else str(value), origin))
     return found
+
+
+_NONE = object()
+"""The default of what has none."""
 
 
 def _default(name: str) -> Any:
@@ -191,7 +252,7 @@ def _default(name: str) -> Any:
     for parent in parents:
         model = model.model_fields[parent].annotation  # type: ignore[assignment]
     value = model.model_fields[leaf]
-    return None if value.is_required() else value.default
+    return _NONE if value.is_required() else value.default
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -226,28 +287,15 @@ def _leaves(model: type[BaseModel], prefix: str = "") -> "list[tuple[str, str]]"
     return leaves
 
 
-def _is_secret(name: str) -> bool:
-    return name.endswith("secret_key")
-
-
-def _flags(program: str, summary: str, fields: Mapping[str, str], argv: Sequence[str]) -> dict[str, Any]:
+def _flags(program: str, summary: str, argv: Sequence[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(
         prog=program,
         description=summary,
         epilog="Every flag can stand in the TOML file of --config, or in the environment as MURMUR_<NAME> with two "
         "underscores for each dot (MURMUR_BUCKET__SECRET_KEY). Secrets: environment or file only.",
         allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML file with any of the values below")
-    for name, description in fields.items():
-        if not _is_secret(name):
-            parser.add_argument(
-                *dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")),
-                dest=name,
-                metavar="X",
-                help=description.replace("%", "%%"),
-            )
+    add_flags(parser, NodeConfig)
     named = (word.split("=")[0].replace("-", "_") for word in argv if word.startswith("--"))
     if any(name.endswith("secret_key") for name in named):
         raise ConfigError(
@@ -308,14 +356,14 @@ def _explain(program: str, fault: ValidationError, fields: Mapping[str, str], ta
     required = [name for name in missing if name not in _DEFAULTED]
     if not table.get("bucket"):
         required += [name for part in _KEY if (name := f"bucket.read_{part}") in fields]
-    if not table.get("owner") and not table.get("spec"):
+    if "owner" in fields and not table.get("owner") and not table.get("spec"):
         required.append("owner")
     lines = []
     if required:
         width = max(len(name) for name in required)
         lines.append(f"{program} is not configured yet. Missing:")
         for name in required:
-            how = variable_of(name) if _is_secret(name) else f"--{name}"
+            how = variable_of(name) if is_secret(name) else f"--{name}"
             lines.append(f"  {name:<{width}}  {fields[name]} [{how}]")
     others = []
     for line, error in zip(fault_lines(fault).splitlines(), fault.errors(include_url=False), strict=True):
@@ -342,7 +390,8 @@ def _unknown(shown: str, where: Sequence[int | str], fields: Mapping[str, str]) 
     return f"{shown}: nothing reads this" + (f"; did you mean {near[0]}?" if near else "")
 
 
-_DEFAULTED = {"wallet.hotkey", "wallet.path", "bucket.public_url", *(f"bucket.read_{part}" for part in _KEY)}
+_READ_TOKEN = {f"bucket.read_{part}" for part in _KEY}
+_DEFAULTED = {"wallet.hotkey", "wallet.path", "bucket.public_url", *_READ_TOKEN}
 
 
 def home(config: NetworkConfig) -> Path:

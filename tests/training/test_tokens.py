@@ -30,7 +30,7 @@ def word_tokenizer(path: Path, words: list[str]) -> Path:
 def test_bytes_are_utf8() -> None:
     codec = byte_tokenizer()
     assert bytes(codec.encode("ä €").tolist()) == "ä €".encode()
-    assert (codec.vocabulary, codec.separator) == (257, 256)
+    assert (codec.vocabulary, codec.separator) == (264, 256)
 
 
 def test_a_local_tokenizer_is_named_by_its_sha256_and_used_for_shards(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_local_tokenizer_is_named_by_its_sha256_and_used_for_shards(tmp_path: 
     data = Shards.open(tmp_path / "out")
     assert np.array_equal(data.held_out.tokens(0, 2), [2, 1])
     assert np.array_equal(data.train.tokens(0, 4), [3, 3, 3, 1])
-    assert (data.index.tokenizer, data.index.vocabulary, data.index.dtype) == (codec.name, 4, "uint16")
+    assert (data.index.tokenizer, data.index.vocabulary, data.index.dtype) == (codec.name, 4 + 7, "uint16")
 
 
 def test_a_vocabulary_beyond_uint16_takes_uint32(tmp_path: Path) -> None:
