@@ -80,12 +80,3 @@ def seal(
     (plan.folder / "spec.json").write_bytes(spec.to_bytes())
     (plan.folder / "calibration.json").write_text(json.dumps({"seconds": phases, "clock": clock}, indent=2) + "\n")
     return spec
-
-
-def to_toml(table: Mapping[str, Any]) -> str:
-    """A table of plain values and one level of tables as TOML; JSON's literals for them are TOML's."""
-    plain = [f"{name} = {json.dumps(value)}" for name, value in table.items() if not isinstance(value, Mapping)]
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            plain += [f"[{name}]", *(f"{key} = {json.dumps(entry)}" for key, entry in value.items())]
-    return "\n".join(plain) + "\n"

@@ -36,7 +36,7 @@ def start_devnet(plan: Plan, wallets: "Mapping[str, Wallet]") -> Devnet:
         netuid=NETUID,
     )
     with (plan.folder / "logs" / "devnet.log").open("a") as log:
-        return start(plan.folder / "chain", genesis, block_seconds=BLOCK_SECONDS, log=log)
+        return start(plan.folder / "chain", genesis, block_seconds=plan.block_seconds, log=log)
 
 
 def open_subnet(url: str, wallet: "Wallet") -> SubtensorChain:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from chain.adapter import SubtensorChain, open_chain
 from chain.keys import HotkeySigner, open_wallet, verify
-from node.config import BucketConfig, NetworkConfig, NodeConfig, OwnerConfig
+from node.config import BucketConfig, HotkeyConfig, NetworkConfig, NodeConfig, OwnerConfig
 from protocol.errors import ConfigError
 from protocol.messages import encode_pointer
 from protocol.ports import Chain, Signer, Time, Verify
@@ -65,12 +65,12 @@ def owner_opener(config: NetworkConfig) -> Opener:
     return opener(local=is_local(config.network))
 
 
-def own_wallet(config: NodeConfig | OwnerConfig) -> "Wallet":
+def own_wallet(config: NodeConfig | HotkeyConfig) -> "Wallet":
     """The wallet with its hotkey. Raises ConfigError."""
     return open_wallet(config.wallet.name, config.wallet.hotkey, str(config.wallet.path.expanduser()))
 
 
-def own_chain(config: NetworkConfig | OwnerConfig, wallet: "Wallet | None") -> SubtensorChain:
+def own_chain(config: NetworkConfig | HotkeyConfig, wallet: "Wallet | None") -> SubtensorChain:
     """The chain, which is connected to by the first call; without a wallet to read only."""
     return open_chain(config.network, config.netuid, wallet, call_timeout_seconds=config.call_timeout_seconds)
 

@@ -127,14 +127,19 @@ class NodeConfig(NetworkConfig):
     metrics_address: Annotated[str, Field(description="address of that port; 0.0.0.0 for everybody's")] = "127.0.0.1"
 
 
-class OwnerConfig(_Table):
-    """What the owner of a run needs to publish it: everything but the last is a node's too, so a node's file will do."""
+class HotkeyConfig(_Table):
+    """A hotkey on a subnet: enough to draft a run for it."""
 
     network: Annotated[str, Field(description="finney, test, local or a ws(s):// URL")] = "finney"
     netuid: Annotated[int, Field(ge=0, description="the subnet of the run")]
     wallet: WalletConfig
-    bucket: BucketConfig
     call_timeout_seconds: Annotated[float, Field(gt=0, description="hard time-out of one chain call")] = 60.0
+
+
+class OwnerConfig(HotkeyConfig):
+    """What the owner of a run needs to publish it."""
+
+    bucket: BucketConfig
 
 
 Part = TypeVar("Part", bound=BaseModel)
@@ -158,8 +163,8 @@ def load_network(program: str, flags: Mapping[str, Any], environment: Mapping[st
 
 
 def load_part(model: type[Part], program: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> Part:
-    """Some of a node's settings, from `flags` (by name; `config` is a file), environment and file like a node's, so that
-    a node's own file will do. What else stands there is passed over. Raises ConfigError."""
+    """Some of a node's settings, from `flags` (by name; `config` is a file), environment and file like a node's, so
+    that a node's own file will do. What else stands there is passed over. Raises ConfigError."""
     fields = dict(_leaves(model))
     table = _values(dict(_leaves(NodeConfig)), dict(flags), environment)
     try:
@@ -170,7 +175,7 @@ def load_part(model: type[Part], program: str, flags: Mapping[str, Any], environ
 
 def given(flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
     """Every setting of a node that is given, by its dotted name, unchecked. Raises ConfigError."""
-    return dict(_flat(_values(dict(_leaves(NodeConfig)), dict(flags), environment)))
+    return dict(flat(_values(dict(_leaves(NodeConfig)), dict(flags), environment)))
 
 
 def required(model: type[BaseModel]) -> dict[str, str]:
@@ -218,7 +223,7 @@ def settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[t
     for a file or variable that can't be read."""
     fields, given = dict(_leaves(NodeConfig)), dict(flags)
     file = given.pop("config", None) or environment.get("MURMUR_CONFIG")
-    from_file = dict(_flat(_file_values(Path(file)))) if file else {}
+    from_file = dict(flat(_file_values(Path(file)))) if file else {}
     variables = {name: variable_of(name) for name in fields} | {
         name: variable
         for variable, name in _BTCLI.items()
@@ -255,10 +260,11 @@ def _default(name: str) -> Any:
     return _NONE if value.is_required() else value.default
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every single value of a nested table, by its dotted name."""
     for name, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 
