@@ -1,6 +1,6 @@
 """`murmur devnet`: a chain and an S3 server on this machine, for a run that is founded and joined by hand.
 
-Everybody has a wallet with money, is registered, and has a bucket with two keys; validators have stake. That is what an
+Everybody has a wallet with money, is registered, and has a bucket with two keys; validators have stake and a permit. That is what an
 operator does with btcli and a provider's console on a real chain; the rest is the same. `owner.toml` and
 `nodes/NAME/node.toml` in the folder are the configurations.
 """
@@ -48,16 +48,21 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
+    from chain.devnet.genesis import Genesis
     from localnet.ground import SERVERS, open_ground, prepare
     from localnet.ground import stop as stop_all
     from localnet.members import configured, configured_owner
     from localnet.plan import Plan
     from localnet.record import Recorder
+    from localnet.subnet import await_permits
 
     plan = Plan(folder, miners=options.miners, validators=options.validators, block_seconds=options.block_seconds)
     processes = prepare(plan)
     try:
         ground = open_ground(plan, processes, say)
+        # Nothing is to be seen of the first epoch, but that its end gives out permits.
+        ground.devnet.admin().step(Genesis.tempo_blocks)
+        await_permits(ground.devnet, ground.wallets, plan.names(), say)
         owner = configured_owner(plan, ground.devnet.url, ground.store)
         nodes = [
             configured(plan, name, role, None, ground.wallets[name], ground.devnet.url, ground.store, None)
@@ -70,8 +75,6 @@ def run(options: argparse.Namespace) -> int:
             say(f"owner        murmur run .. --config {owner}")
             for node in nodes:
                 say(f"{node.name:<12} python neurons/{node.role}.py --config {node.config}")
-            seconds = 360 * options.block_seconds
-            say(f"validators get their permits with the chain's first epoch, {seconds:.0f} s after its start")
             say("ready (Ctrl-C ends it)")
             while not (ended := set(processes.watch()) & set(SERVERS)):
                 stop.check()

@@ -16,8 +16,8 @@ from node.runfile import RunFile, folder_of
 from owner.amend import POST_BLOCKS, Standing, changes, earliest_round, proposed, same, standing
 from owner.folder import RunFolder, open_folder
 from owner.publish import announce, await_named, name
-from owner.records import records, stated
-from protocol.errors import ConfigError, StorageError
+from owner.records import records, stated, was_agreed
+from protocol.errors import ChainError, ConfigError, StorageError
 from protocol.run import Amendment, Run
 from protocol.spec import parse_table
 
@@ -59,14 +59,19 @@ def void(options: Namespace) -> int:
             f"{run.clock.round_at(now.block)}"
         )
     _require_left_behind(run, doors, now, number)
+    try:
+        if not was_agreed(run, doors, number):
+            raise ConfigError(f"round {number} has no agreed record: it is void already, and nothing waits for it")
+    except ChainError as fault:
+        say(f"whether round {number} has an agreed record is not known here: {fault}")
     earliest = earliest_round(run, now.block)
     height = run.clock.start(earliest)
     fields = {"from_round": earliest, "void_round": number, "void_from_block": height}
     amendment = proposed(now, fields)
     say(
-        f"the record of round {number} is void for everybody who looks from block {height} on (round {earliest}): the run "
+        f"the record of round {number} is void for everybody who looks from block {height} on (round {earliest}): "
+        "the run goes on from the state before it, and its miners take their updates back"
     )
-    say("goes on from the state before it, and its miners take their updates back")
     return _post(options, settings, folder, doors, now, amendment)
 
 
@@ -74,8 +79,8 @@ def void(options: Namespace) -> int:
 
 
 def _open(options: Namespace) -> tuple[RunFolder, OwnerConfig, Doors, Standing]:
-    """The folder, its owner's settings and doors, and the run as it stands. What is settled by now is kept in the folder:
-    a chain node forgets what decided it."""
+    """The folder, its owner's settings and doors, and the run as it stands. What is settled by now is kept in the
+    folder: a chain node forgets what decided it."""
     folder = open_folder(options.folder)
     settings = owned.settings(OwnerConfig, options, folder.path)
     doors = owned.doors(settings, folder)
@@ -90,7 +95,8 @@ def _look(settings: OwnerConfig, folder: RunFolder) -> Standing:
     doors, run = reader.open_run(owned.as_strangers(settings, spec.owner, folder.path), folder.path)
     if run.id != spec.digest:
         raise ConfigError(
-            f"the owner's slot names run {run.first.name} ({run.id.hex()[:16]}), not the one in {folder.path}: publish it "
+            f"the owner's slot names run {run.first.name} ({run.id.hex()[:16]}), not the one in {folder.path}: "
+            f"publish it "
             f"(murmur run publish {folder.path}), or name that run's folder"
         )
     now = standing(run, doors)
@@ -222,12 +228,15 @@ def _require_left_behind(run: Run, doors: Doors, now: Standing, number: int) -> 
                 return
             if record.record.round == number:
                 raise ConfigError(
-                    f"the run has gone on from round {number}: validators with {newest.share:.0%} of the stake hold a state "
-                    "that it is part of, and everybody has its bytes from them. To void it now would part those who have "
+                    f"the run has gone on from round {number}: validators with {newest.share:.0%} of the stake "
+                    f"hold a state "
+                    "that it is part of, and everybody has its bytes from them. To void it now would part those "
+                    "who have "
                     "applied it from those who come later"
                 )
     except StorageError as fault:
         raise ConfigError(
-            f"whether the run has gone on from round {number} cannot be known: {fault}. Try again when validators' buckets "
+            f"whether the run has gone on from round {number} cannot be known: {fault}. Try again when "
+            f"validators' buckets "
             "answer"
         ) from None

@@ -60,7 +60,8 @@ def _create(options: Namespace, folder: Path, ranks: Ranks) -> int:
     )
     if all(peer.id != owner for peer in chain.peers(chain.finalized().block)):
         raise ConfigError(
-            f"hotkey {hotkey(owner)} is not registered on subnet {settings.netuid}, so it has no slot to name a run in: "
+            f"hotkey {hotkey(owner)} is not registered on subnet {settings.netuid}, so it has no slot to name a "
+            f"run in: "
             f"btcli subnet register --netuid {settings.netuid} -w {settings.wallet.name} -H {settings.wallet.hotkey}"
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +71,8 @@ def _create(options: Namespace, folder: Path, ranks: Ranks) -> int:
     amendments = _planned(spec, table.get("amendments", []))
     _require(spec, data, options, terms.misfits(Run(spec), 0, subnet), source)
     say(
-        f"theta_0: {spec.layout.num_parameters:,} parameters, and the norms of one honest round of {spec.inner.steps} steps"
+        f"theta_0: {spec.layout.num_parameters:,} parameters, and the norms of one honest round of "
+        f"{spec.inner.steps} steps"
     )
     theta = make_theta(folder / THETA, spec, options.seed, data, ranks)
     write(folder / OWNER, to_toml(_nested(owned.keep(options, settings, folder))).encode())
@@ -126,13 +128,14 @@ def _require(spec: RunSpec, data: Shards, options: Namespace, misfits: Sequence[
         raise ConfigError(
             f"a run of {source} could not work here, and nothing was made:\n  "
             + "\n  ".join(faults)
-            + f"\nIts [clock] has {windows} in blocks of {spec.clock.block_seconds:g} s: give longer windows in a file of "
-            "your own (--spec FILE), another machine (--gpus, --gpu-tflops, --up, --down, or --measure for this one), or "
-            "train less a round ([inner])"
+            + f"\nIts [clock] has {windows} in blocks of {spec.clock.block_seconds:g} s: give longer windows in a file "
+            "of your own (--spec FILE), another machine (--gpus, --gpu-tflops, --up, --down, or --measure for this "
+            "one), or train less a round ([inner])"
         )
     spare = plan.tightest("miner")
     say(
-        f"plan: every deadline is met; a miner {spare[0].does} {duration(spare[1])} after block D of the round before, by "
+        f"plan: every deadline is met; a miner {spare[0].does} {duration(spare[1])} after block D of the round "
+        f"before, by "
         f"{duration(spare[2])}. A round has {spec.clock.round_blocks} blocks, {duration(plan.round_seconds)}"
     )
 
@@ -164,9 +167,7 @@ def _nested(dotted: Mapping[str, str]) -> dict[str, Any]:
 
 def _say_next(folder: Path, spec: RunSpec, amendments: Sequence[Mapping[str, Any]]) -> None:
     say()
-    say(
-        f"the run {spec.name} is in {folder}. Nothing is published yet, and everything but its name on chain can still change."
-    )
+    say(f"the run {spec.name} is in {folder}; nothing is published yet")
     say(f"  look at it:     murmur run show {folder}")
     say(f"  publish it:     murmur run publish {folder}")
     for number, fields in enumerate(amendments, 1):

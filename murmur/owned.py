@@ -62,8 +62,9 @@ def agreed_to(question: str, *, yes: bool) -> bool:
 
 
 def settings(model: type[Settings], options: Namespace, folder: Path, asked: set[str] | None = None) -> Settings:
-    """The owner's settings: flags, environment, the file of --config, then the folder's owner.toml, then whoever sits at
-    the terminal. `asked`: names that are worth asking for (default: all that the model needs). Raises ConfigError."""
+    """The owner's settings: flags, environment, the file of --config, then the folder's owner.toml, then whoever sits
+    at the terminal. `asked`: names that are worth asking for (default: all that the model needs). Raises
+    ConfigError."""
     flags = config.flags_in(options, OwnerConfig)
     known = config.given(flags, os.environ)
     for name, value in _kept(folder / OWNER).items():
@@ -99,14 +100,17 @@ def doors(settings: OwnerConfig, folder: RunFolder) -> Doors:
     owner = hotkey(found.signer.peer)
     if owner != folder.table["owner"]:
         raise ConfigError(
-            f"the run in {folder.path} is hotkey {folder.table['owner']}'s, and this wallet's is {owner}: name the wallet "
+            f"the run in {folder.path} is hotkey {folder.table['owner']}'s, and this wallet's is {owner}: name "
+            f"the wallet "
             "that it was created with (--wallet.name, --wallet.hotkey)"
         )
     genesis = found.chain.genesis().hex()
     if genesis != folder.table["chain"] or settings.netuid != folder.table["netuid"]:
         raise ConfigError(
-            f"the run in {folder.path} is for subnet {folder.table['netuid']} of the chain {folder.table['chain'][:16]}.., "
-            f"but this is subnet {settings.netuid} of {genesis[:16]}..: correct --network and --netuid, or create the run "
+            f"the run in {folder.path} is for subnet {folder.table['netuid']} of the chain "
+            f"{folder.table['chain'][:16]}.., "
+            f"but this is subnet {settings.netuid} of {genesis[:16]}..: correct --network and --netuid, or create "
+            f"the run "
             "again for this subnet"
         )
     return found

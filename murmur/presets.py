@@ -1,7 +1,7 @@
 """Run specs by name or path (owner/presets.py), completed with stand-ins for what only one network can know.
 
-Its `[[amendments]]` are tables of `from_round` and `changes`. A run made here is for planning: its id, chain, owner, data
-and theta_0 are nobody's.
+Its `[[amendments]]` are tables of `from_round` and `changes`. A run made here is for planning: its id, chain, owner,
+data and theta_0 are nobody's.
 """
 
 from typing import Any

@@ -91,7 +91,8 @@ def _named(doors: Doors, settings: OwnerConfig, folder: RunFolder, home: Path, *
     if replace:
         return None
     raise ConfigError(
-        f"this hotkey's slot names {known}: whoever joins that run, or starts again with an empty home, would no longer "
+        f"this hotkey's slot names {known}: whoever joins that run, or starts again with an empty home, would no "
+        f"longer "
         "find it. Publish with another hotkey, or give that run up: --replace"
     )
 
@@ -108,8 +109,8 @@ def _lead(folder: RunFolder, wanted: int | None) -> int:
 
 
 def _seal(doors: Doors, folder: RunFolder, lead: int) -> RunSpec:
-    """The spec with its first block: the one that an earlier start has sealed, if there is time left, since it may be on
-    its way to the chain."""
+    """The spec with its first block: the one that an earlier start has sealed, if there is time left, since it may be
+    on its way to the chain."""
     final = doors.chain.finalized().block
     spec = folder.spec
     if spec is None or spec.clock.start_block < final + FEWEST_BLOCKS or not _is_of(spec, folder):
@@ -136,5 +137,6 @@ def _say_next(doors: Doors, settings: OwnerConfig, spec: RunSpec, options: Names
     say(f"  netuid = {settings.netuid}")
     say(f'  owner = "{spec.owner}"')
     say(
-        f"and starts python neurons/miner.py or neurons/validator.py. What becomes of it: murmur run show {options.folder}"
+        f"and starts python neurons/miner.py or neurons/validator.py. What becomes of it: murmur run show "
+        f"{options.folder}"
     )

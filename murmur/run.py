@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create = _action(actions, "create", "draft the spec, make theta_0 and look whether the run can work")
     create.description = (
         "Make a folder with everything of a run but its first block: the spec, checked against the subnet as it is and "
-        "against `murmur plan`, theta_0, and the data set. Nothing is published. What is missing is asked for when there "
+        "against `murmur plan`, theta_0, and the data set. Nothing is published. What is missing is asked for "
+        "when there "
         "is a terminal."
     )
     create.add_argument("--spec", help=f"a preset ({', '.join(presets.names())}), or a TOML or JSON file")
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--local",
         action="store_true",
-        help="a rehearsal on this machine: buckets may be on private addresses and without https. It stays one for ever",
+        help="a rehearsal on this machine: buckets may be on private addresses and without https; it stays one",
     )
     create.add_argument(
         "--device",
@@ -44,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     publish = _action(actions, "publish", "put the run up, name it on chain, and read it back as a stranger would")
     publish.description = (
         "Put theta_0, the data and the spec into the owner's bucket, and name the spec in the owner's slot on chain; "
-        "then read all of it back with nothing but the owner's address. Cut short, at whatever moment, the same command "
+        "then read all of it back with nothing but the owner's address. Cut short, at whatever moment, the same "
+        "command "
         "goes on. From the moment at which the slot names it, the spec never changes."
     )
     publish.add_argument(
@@ -62,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     amend = _action(actions, "amend", "change the spec from a later round on")
     amend.description = (
-        "Show what an amendment changes, and publish it. It holds for nobody before it is settled: as of the last block "
+        "Show what an amendment changes, and publish it. It holds for nobody before it is settled: as of the "
+        "last block "
         "before the round before its own, and until then `murmur run void --pending` takes it back."
     )
     amend.add_argument("file", type=Path, nargs="?", help="TOML or JSON with from_round and [changes.TABLE]")

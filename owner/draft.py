@@ -1,5 +1,6 @@
 """A run's spec before it is published: what its owner wrote, completed by what the subnet and the data say. theta_0 and
-the first block are its last two fields: one takes an inner round to make, the other is chosen when the run is sealed."""
+the first block are its last two fields: one takes an inner round to make, the other is chosen when the run is
+sealed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,7 +50,8 @@ def draft(table: Mapping[str, Any], name: str, place: Place, data: Shards, *, ow
     """The spec's table: `table` (of a preset or a file), and over it what is the place's and the data's, not a choice.
 
     own_vocabulary: the table's is a choice, and may be larger than the data's tokenizer needs; else it is the latter's.
-    Windows that the table leaves open are those of the small presets. `weight_rounds` is no less than the subnet allows.
+    Windows that the table leaves open are those of the small presets. `weight_rounds` is no less than the subnet
+    allows.
     """
     given = {key: value for key, value in table.items() if key != "amendments"}
     clock = {**(given.get("clock") or presets.WINDOWS)}
@@ -96,6 +98,7 @@ def require_turns(data: Shards) -> None:
     """Raise ConfigError for a data set whose vocabulary has no ids for turns: once there is a model it is too late."""
     if data.index.tokenizer_config is None:
         raise ConfigError(
-            "the data set has no token ids for chat turns, since an earlier release has built it, and the vocabulary of a "
+            "the data set has no token ids for chat turns, since an earlier release has built it, and the "
+            "vocabulary of a "
             "run never changes: nobody could fine-tune its model to chat. Build it again: murmur shards build"
         )

@@ -1,11 +1,12 @@
 """What `murmur run create` leaves for `murmur run publish`: one folder a run.
 
-draft.json        the spec but for its first block, and where the data is; written last, so that a folder with it is whole
+draft.json        the spec but for its first block, and where the data is; written last: with it the folder is whole
 theta_0/          theta_0's checkpoint
 data/             the data set, where it was made for this run
 spec.json         the spec as it is published, from its sealing on
 owner.toml        network, wallet and bucket as they were given, without secrets
 amendments/       what the preset has its owner publish later on, one file each, for `murmur run amend`
+RUN/run.json      the amendments that were settled when the owner looked last
 """
 
 import json
@@ -55,7 +56,8 @@ def open_folder(path: Path) -> RunFolder:
         return RunFolder(path, body["spec"], Path(body["data"]))
     except FileNotFoundError:
         raise ConfigError(
-            f"{path} holds no run: {DRAFT} is missing. Make one, or go on with one that was cut short: murmur run create"
+            f"{path} holds no run: {DRAFT} is missing. Make one, or go on with one that was cut short: murmur run "
+            f"create"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as fault:
         raise ConfigError(f"{file} cannot be read ({fault}): create the run again in another folder") from None

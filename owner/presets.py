@@ -1,5 +1,5 @@
-"""Tables of run specs, by name (configs/*.toml) or from a file, as somebody wrote them: without what only one network can
-know, and perhaps with `[[amendments]]`, what its owner is to publish while the run goes on."""
+"""Tables of run specs, by name (configs/*.toml) or from a file, as somebody wrote them: without what only one network
+can know, and perhaps with `[[amendments]]`, what its owner is to publish while the run goes on."""
 
 from pathlib import Path
 from typing import Any

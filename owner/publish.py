@@ -1,7 +1,7 @@
 """Putting a run before everybody: its objects into the owner's bucket, then one digest into the owner's slot on chain.
 
-Objects lie under their own digests, so what is there already stays, and a publication that was cut short goes on where it
-was. The slot is written last: whatever it names can be read by then.
+Objects lie under their own digests, so what is there already stays, and a publication that was cut short goes on
+where it was. The slot is written last: whatever it names can be read by then.
 """
 
 import time
@@ -43,8 +43,8 @@ def theta_blobs(folder: Path, digest: Digest) -> list[Blob]:
 
 
 def data_blobs(folder: Path, data: Shards, *, whole: bool) -> list[Blob]:
-    """The tokenizer's files and the index, and before them, when `whole`, all shards with their lists of leaves: whoever
-    shows the index is asked for the rest."""
+    """The tokenizer's files and the index, and before them, when `whole`, all shards with their lists of leaves:
+    whoever shows the index is asked for the rest."""
     index = data.index
     shards: list[Blob] = []
     if whole:
@@ -107,8 +107,8 @@ def own_slot(doors: Doors) -> Slot | None:
 
 
 def announce(doors: Doors, document: bytes) -> int:
-    """Put a spec or an amendment up and name it in the owner's slot; the block that has it. What else stands in the slot
-    stays: the owner may be a miner or a validator too. Raises what the doors raise."""
+    """Put a spec or an amendment up and name it in the owner's slot; the block that has it. What else stands in the
+    slot stays: the owner may be a miner or a validator too. Raises what the doors raise."""
     digest = Digest(sha256(document).digest())
     _insist(lambda: doors.bucket.put(keys.blob(digest), document, timeout_seconds=LEAST_SECONDS))
     return name(doors, digest)

@@ -1,11 +1,11 @@
-"""The chain of agreed records, read back from what most of the stake states now: what the run has gone on from, and under
-which amendments. Each record is authenticated by the link to it, so whoever has one will do."""
+"""The chain of agreed records, read back from what most of the stake states now: what the run has gone on from, and
+under which amendments. Each record is authenticated by the link to it, so whoever has one will do."""
 
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gauntlet.agreement import claims
+from gauntlet.agreement import Views, agreed, claims
 from node.adapters import Doors
 from node.sources import Sources, sources_as_of
 from protocol import keys
@@ -19,8 +19,8 @@ ASK_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What validators state at the start of `round`: theta's digest and the link to the last agreed record, and the share
-    of the counted stake that states this."""
+    """What validators state at the start of `round`: theta's digest and the link to the last agreed record, and the
+    share of the counted stake that states this."""
 
     round: int
     theta: Digest
@@ -59,6 +59,20 @@ def records(run: Run, doors: Doors, block: int, link: Digest) -> Iterator[tuple[
         record = _record(run, sources, link)
         yield link, record
         link = record.record.previous
+
+
+def was_agreed(run: Run, doors: Doors, round: int) -> bool:
+    """Whether the decided `round` has an agreed record for whatever somebody stated at its start. Raises ChainError,
+    with code StatePruned where this chain node has forgotten it."""
+    chain, clock = doors.chain, run.clock
+    commit, attest = chain.peers(clock.commit_by(round)), chain.peers(clock.attest_by(round))
+    slots = [chain.peers(clock.slot(round, index)[1]) for index in range(clock.leader_slots)]
+    views, commit_hash = Views(commit, slots, attest), chain.header(clock.commit_by(round)).hash
+    height = clock.attest_by(round)
+    return any(
+        agreed(run, round, *claim, commit_hash, views, height).selection is not None
+        for claim in claims(run, round, commit, attest)
+    )
 
 
 def _record(run: Run, sources: Sources, link: Digest) -> Link:

@@ -1,5 +1,5 @@
-"""A published run as a stranger finds it: with the owner's address alone, through the slot on chain and the published key.
-Whoever can read all of this can join."""
+"""A published run as a stranger finds it: with the owner's address alone, through the slot on chain and the published
+key. Whoever can read all of this can join."""
 
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -27,8 +27,8 @@ Tell = Callable[[int, int], None]
 
 
 def read_back(config: NetworkConfig, expected: Digest, home: Path, tell: Tell, *, with_data: bool) -> Iterator[str]:
-    """One line for each thing that was found as it has to be: the spec by the owner's slot, theta_0 byte for byte, and of
-    the data its index, the size of every file, and verified pages from both ends of both splits.
+    """One line for each thing that was found as it has to be: the spec by the owner's slot, theta_0 byte for byte,
+    and of the data its index, the size of every file, and verified pages from both ends of both splits.
 
     home: an empty folder. with_data: whether the shards were put up; without, only the index is looked at. Raises
     ConfigError for what a joiner would stumble over, StorageError, ChainError.
@@ -36,7 +36,8 @@ def read_back(config: NetworkConfig, expected: Digest, home: Path, tell: Tell, *
     doors, run = reader.open_run(config, home)
     if run.id != expected:
         raise ConfigError(
-            f"the owner's slot leads to run {run.id.hex()[:16]}, published was {expected.hex()[:16]}: another program with "
+            f"the owner's slot leads to run {run.id.hex()[:16]}, published was {expected.hex()[:16]}: another "
+            f"program with "
             "this hotkey has written over it. Run the same command again"
         )
     yield f"spec: the owner's slot leads to run {run.first.name} ({run.id.hex()[:16]})"

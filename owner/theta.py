@@ -12,7 +12,7 @@ from training.shards import Shards
 
 
 def make_theta(folder: Path, spec: RunSpec, seed: int, data: Shards, ranks: Ranks = ALONE) -> Digest:
-    """Seeded parameters, an honest inner round for the norms with which the run begins (training/genesis.py), and both as
-    a checkpoint under `folder`; its digest. Of `spec` neither theta_0 nor the first block is read."""
+    """Seeded parameters, an honest inner round for the norms with which the run begins (training/genesis.py), and
+    both as a checkpoint under `folder`; its digest. Of `spec` neither theta_0 nor the first block is read."""
     replica = Replica(spec, genesis_theta(spec.model, seed), ranks=ranks)
     return checkpoint.save(folder, genesis_state(replica, data))

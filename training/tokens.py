@@ -20,7 +20,8 @@ from protocol.errors import ConfigError
 from training.index import TOKENIZER_CONFIG
 
 BYTES = "bytes"
-"""Name of the byte-level tokenizer: ids 0 to 255 are UTF-8 bytes, then comes END, which ends a document, then RESERVED."""
+"""Name of the byte-level tokenizer: ids 0 to 255 are UTF-8 bytes, then comes END, which ends a document, then
+RESERVED."""
 
 END = "<|end_of_text|>"
 TURNS = TURN_BEGIN, TURN_END = "<|start_of_turn|>", "<|end_of_turn|>"
@@ -69,9 +70,9 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a local tokenizer.json, with ids for turns: its own, where a tokenizer_config.json beside it has a
-    chat template, else RESERVED behind all of its ids, which makes it another file. Raises ConfigError when it is
-    missing, broken, or lacks a token that ends a document."""
+    """The tokenizer of a local tokenizer.json, with ids for turns: its own, where a tokenizer_config.json beside it
+    has a chat template, else RESERVED behind all of its ids, which makes it another file. Raises ConfigError when it
+    is missing, broken, or lacks a token that ends a document."""
     from tokenizers import Tokenizer as Native
 
     try:
