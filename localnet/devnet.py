@@ -48,20 +48,18 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
-    from chain.devnet.genesis import Genesis
     from localnet.ground import SERVERS, open_ground, prepare
     from localnet.ground import stop as stop_all
     from localnet.members import configured, configured_owner
     from localnet.plan import Plan
     from localnet.record import Recorder
-    from localnet.subnet import await_permits
+    from localnet.subnet import await_permits, skip_epoch
 
     plan = Plan(folder, miners=options.miners, validators=options.validators, block_seconds=options.block_seconds)
     processes = prepare(plan)
     try:
         ground = open_ground(plan, processes, say)
-        # Nothing is to be seen of the first epoch, but that its end gives out permits.
-        ground.devnet.admin().step(Genesis.tempo_blocks)
+        skip_epoch(ground.devnet, ground.wallets["owner"])
         await_permits(ground.devnet, ground.wallets, plan.names(), say)
         owner = configured_owner(plan, ground.devnet.url, ground.store)
         nodes = [

@@ -72,6 +72,13 @@ def _pool(chain: SubtensorChain) -> tuple[int, int, int]:
     return read("SubtensorModule", "SubnetTAO"), read("SubtensorModule", "SubnetAlphaIn"), read("Swap", "FeeRate")
 
 
+def skip_epoch(devnet: Devnet, wallet: "Wallet") -> None:
+    """Make the blocks of an epoch at once: nothing is to be seen of the first one, but that its end gives out permits."""
+    chain = open_subnet(devnet.url, wallet)
+    devnet.admin().step(chain.subnet(chain.finalized().block).tempo)
+    chain.close()
+
+
 def await_permits(
     devnet: Devnet,
     wallets: "Mapping[str, Wallet]",
