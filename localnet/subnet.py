@@ -73,7 +73,7 @@ def _pool(chain: SubtensorChain) -> tuple[int, int, int]:
 
 
 def skip_epoch(devnet: Devnet, wallet: "Wallet") -> None:
-    """Make the blocks of an epoch at once: nothing is to be seen of the first one, but that its end gives out permits."""
+    """Make the blocks of an epoch at once: all that is to be seen of the first one is that its end gives permits."""
     chain = open_subnet(devnet.url, wallet)
     devnet.admin().step(chain.subnet(chain.finalized().block).tempo)
     chain.close()

@@ -21,15 +21,19 @@ from owner import presets
 from owner.draft import draft, look, require_turns
 from owner.folder import AMENDMENTS, DATA, DRAFT, OWNER, THETA, finish, to_toml, write
 from owner.theta import make_theta
-from protocol.errors import ConfigError
+from protocol.errors import ChainError, ConfigError
+from protocol.ports import Chain
 from protocol.run import Amendment, Run
 from protocol.spec import RunSpec, build, fault_lines
-from protocol.types import hotkey
+from protocol.types import Peer, hotkey
 from training.build import BUILDING
 from training.build import build as build_shards
 from training.index import INDEX
 from training.parallel import Ranks
 from training.shards import Shards
+
+NO_SUBNET = "SubnetNotExists"
+"""`ChainError.code` of a read of a subnet that is not there."""
 
 
 def create(options: Namespace) -> int:
@@ -51,6 +55,7 @@ def _create(options: Namespace, folder: Path, ranks: Ranks) -> int:
     table = presets.table(source)
     chain = own_chain(settings, wallet := own_wallet(settings))
     owner = signer_of(wallet).peer
+    peers = _peers(chain)
     place = look(chain, settings.netuid, owner, local=options.local)
     subnet = place.subnet
     say(
@@ -58,7 +63,7 @@ def _create(options: Namespace, folder: Path, ranks: Ranks) -> int:
         f"{subnet.post_bytes} bytes of posts an epoch, weights every {subnet.weights_rate_limit} blocks, "
         f"commit-reveal {'on' if subnet.commit_reveal else 'off'}"
     )
-    if all(peer.id != owner for peer in chain.peers(chain.finalized().block)):
+    if all(peer.id != owner for peer in peers):
         raise ConfigError(
             f"hotkey {hotkey(owner)} is not registered on subnet {settings.netuid}, so it has no slot to name a "
             f"run in: "
@@ -83,6 +88,16 @@ def _create(options: Namespace, folder: Path, ranks: Ranks) -> int:
     finish(folder, {**drafted, "genesis_checkpoint": theta.hex()}, at)
     _say_next(folder, spec, amendments)
     return 0
+
+
+def _peers(chain: Chain) -> Sequence[Peer]:
+    """Everybody on the subnet. Raises ConfigError where there is no such subnet."""
+    try:
+        return chain.peers(chain.finalized().block)
+    except ChainError as fault:
+        if fault.code != NO_SUBNET:
+            raise
+        raise ConfigError(f"--netuid: {fault}") from None
 
 
 def _given(value: str | None, name: str, question: str, default: str) -> str:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from node import config
 from node.adapters import Doors, connect, open_doors
 from node.config import HotkeyConfig, NetworkConfig, OwnerConfig
+from node.given import flat, is_secret
 from owner.folder import OWNER, RunFolder
 from owner.publish import Tell
 from protocol.errors import ConfigError
@@ -74,7 +75,7 @@ def settings(model: type[Settings], options: Namespace, folder: Path, asked: set
         for name, description in config.required(model).items():
             public = "bucket.public_url" in known | flags and name.startswith("bucket.read_")
             if name not in known | flags and not public and (asked is None or name in asked):
-                flags[name] = ask(f"{name} ({description})", secret=config.is_secret(name))
+                flags[name] = ask(f"{name} ({description})", secret=is_secret(name))
     return config.load_part(model, f"murmur run {options.action}", flags, os.environ)
 
 
@@ -84,7 +85,7 @@ def keep(options: Namespace, answered: HotkeyConfig, folder: Path) -> dict[str, 
     names = dict.fromkeys(config.required(OwnerConfig)) | dict.fromkeys(
         ("network", "wallet.hotkey", "wallet.path", "bucket.public_url")
     )
-    said = {name: str(found[name]) for name in names if name in found and not config.is_secret(name)}
+    said = {name: str(found[name]) for name in names if name in found and not is_secret(name)}
     return said | {
         "network": answered.network,
         "netuid": str(answered.netuid),
@@ -144,4 +145,4 @@ def _kept(path: Path) -> dict[str, str]:
         return {}
     except (OSError, ValueError) as fault:
         raise ConfigError(f"{path} cannot be read ({fault}): mend or delete it") from None
-    return {name: str(value) for name, value in config.flat(table)}
+    return {name: str(value) for name, value in flat(table)}
