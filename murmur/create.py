@@ -49,7 +49,7 @@ def create(options: Namespace) -> int:
 
 
 def _create(options: Namespace, folder: Path, ranks: Ranks) -> int:
-    settings = owned.settings(HotkeyConfig, options, folder)
+    settings = owned.settings(HotkeyConfig, options, folder, ahead=True)
     source = _given(options.spec, "spec", "what to train: a preset or a file", "tiny")
     text = _given(options.data, "data", "a data set's folder, or text: botocore, a folder, a file, hf:NAME", "botocore")
     table = presets.table(source)
@@ -79,7 +79,9 @@ def _create(options: Namespace, folder: Path, ranks: Ranks) -> int:
         f"theta_0: {spec.layout.num_parameters:,} parameters, and the norms of one honest round of "
         f"{spec.inner.steps} steps"
     )
-    theta = make_theta(folder / THETA, spec, options.seed, data, ranks)
+    num_steps = spec.inner.steps
+    with owned.steps("inner steps") as tell:
+        theta = make_theta(folder / THETA, spec, options.seed, data, ranks, lambda step, _: tell(step + 1, num_steps))
     write(folder / OWNER, to_toml(_nested(owned.keep(options, settings, folder))).encode())
     if amendments:
         (folder / AMENDMENTS).mkdir(exist_ok=True)

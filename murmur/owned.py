@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from node import config
 from node.adapters import Doors, connect, open_doors
@@ -62,21 +70,20 @@ def agreed_to(question: str, *, yes: bool) -> bool:
     return ask(f"{question} (yes/no)", "no").lower() in ("y", "yes")
 
 
-def settings(model: type[Settings], options: Namespace, folder: Path, asked: set[str] | None = None) -> Settings:
+def settings(model: type[Settings], options: Namespace, folder: Path, *, ahead: bool = False) -> Settings:
     """The owner's settings: flags, environment, the file of --config, then the folder's owner.toml, then whoever sits
-    at the terminal. `asked`: names that are worth asking for (default: all that the model needs). Raises
-    ConfigError."""
-    flags = config.flags_in(options, OwnerConfig)
-    known = config.given(flags, os.environ)
+    at the terminal. `ahead`: ask for the bucket too, which is needed later, but for no secret. Raises ConfigError."""
+    known = config.given(config.flags_in(options, OwnerConfig), os.environ)
     for name, value in _kept(folder / OWNER).items():
         if name not in known:
-            flags[name] = value
+            setattr(options, name, value)
+    known = config.given(config.flags_in(options, OwnerConfig), os.environ)
     if somebody_is_there():
-        for name, description in config.required(model).items():
-            public = "bucket.public_url" in known | flags and name.startswith("bucket.read_")
-            if name not in known | flags and not public and (asked is None or name in asked):
-                flags[name] = ask(f"{name} ({description})", secret=is_secret(name))
-    return config.load_part(model, f"murmur run {options.action}", flags, os.environ)
+        for name, description in config.required(OwnerConfig if ahead else model).items():
+            instead = "bucket.public_url" in known and name.startswith("bucket.read_")
+            if name not in known and not instead and not (ahead and is_secret(name)):
+                setattr(options, name, ask(f"{name} ({description})", secret=is_secret(name)))
+    return config.load_part(model, f"murmur run {options.action}", config.flags_in(options, OwnerConfig), os.environ)
 
 
 def keep(options: Namespace, answered: HotkeyConfig, folder: Path) -> dict[str, str]:
@@ -132,6 +139,15 @@ def as_strangers(settings: HotkeyConfig, owner: str, home: Path) -> NetworkConfi
 def progress(what: str) -> Iterator[Tell]:
     """A bar with bytes, rate and the time left, while there is a terminal to show it on."""
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def steps(what: str) -> Iterator[Tell]:
+    """A bar of steps: tell(done, in all)."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -39,9 +39,10 @@ def publish(options: Namespace) -> int:
     data = Shards.open(folder.data, index_digest=Digest(bytes.fromhex(folder.table["data"]["index"])))
     whole = not options.without_data
     if whole:
-        say("data: looking whether every shard is what the index says")
-        data.train.verify()
-        data.held_out.verify()
+        for split, what in ((data.train, "training"), (data.held_out, "held-out")):
+            with owned.steps(f"hashing the {what} split's shards") as tell:
+                split.verify(tell)
+        say("data: every shard is what the index says")
     require_read_only(doors.bucket, doors.pointer, local=folder.table["local"])
     say("bucket: our key writes it; the published one reads it, and is refused all else")
     blobs = blobs_of(theta_blobs(folder.path / THETA, folder.theta), data_blobs(folder.data, data, whole=whole))
