@@ -69,8 +69,8 @@ def void(options: Namespace) -> int:
     fields = {"from_round": earliest, "void_round": number, "void_from_block": height}
     amendment = proposed(now, fields)
     say(
-        f"the record of round {number} is void for everybody who looks from block {height} on (round {earliest}): "
-        "the run goes on from the state before it, and its miners take their updates back"
+        f"the record of round {number} is void for everybody who looks from block {height} on (round {earliest}): the "
+        "run goes on from the state before it, and its miners take their updates back"
     )
     return _post(options, settings, folder, doors, now, amendment)
 
@@ -96,8 +96,7 @@ def _look(settings: OwnerConfig, folder: RunFolder) -> Standing:
     if run.id != spec.digest:
         raise ConfigError(
             f"the owner's slot names run {run.first.name} ({run.id.hex()[:16]}), not the one in {folder.path}: "
-            f"publish it "
-            f"(murmur run publish {folder.path}), or name that run's folder"
+            f"publish it (murmur run publish {folder.path}), or name that run's folder"
         )
     now = standing(run, doors)
     RunFile(folder_of(folder.path, run.id)).save(now.run)
@@ -228,15 +227,12 @@ def _require_left_behind(run: Run, doors: Doors, now: Standing, number: int) -> 
                 return
             if record.record.round == number:
                 raise ConfigError(
-                    f"the run has gone on from round {number}: validators with {newest.share:.0%} of the stake "
-                    f"hold a state "
-                    "that it is part of, and everybody has its bytes from them. To void it now would part those "
-                    "who have "
-                    "applied it from those who come later"
+                    f"the run has gone on from round {number}: validators with {newest.share:.0%} of the stake hold a "
+                    "state that it is part of, and everybody has its bytes from them. To void it now would part "
+                    "those who have applied it from those who come later"
                 )
     except StorageError as fault:
         raise ConfigError(
-            f"whether the run has gone on from round {number} cannot be known: {fault}. Try again when "
-            f"validators' buckets "
-            "answer"
+            f"whether the run has gone on from round {number} cannot be known: {fault}. Try again when validators' "
+            "buckets answer"
         ) from None

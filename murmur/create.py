@@ -65,9 +65,9 @@ def _create(options: Namespace, folder: Path, ranks: Ranks) -> int:
     )
     if all(peer.id != owner for peer in peers):
         raise ConfigError(
-            f"hotkey {hotkey(owner)} is not registered on subnet {settings.netuid}, so it has no slot to name a "
-            f"run in: "
-            f"btcli subnet register --netuid {settings.netuid} -w {settings.wallet.name} -H {settings.wallet.hotkey}"
+            f"hotkey {hotkey(owner)} is not registered on subnet {settings.netuid}, so it has no slot to name a run "
+            f"in: btcli subnet register --netuid {settings.netuid} -w {settings.wallet.name} -H "
+            f"{settings.wallet.hotkey}"
         )
     folder.mkdir(parents=True, exist_ok=True)
     at, data = _data(text, options, folder)
@@ -76,13 +76,13 @@ def _create(options: Namespace, folder: Path, ranks: Ranks) -> int:
     amendments = _planned(spec, table.get("amendments", []))
     _require(spec, data, options, terms.misfits(Run(spec), 0, subnet), source)
     say(
-        f"theta_0: {spec.layout.num_parameters:,} parameters, and the norms of one honest round of "
-        f"{spec.inner.steps} steps"
+        f"theta_0: {spec.layout.num_parameters:,} parameters, and the norms of one honest round of {spec.inner.steps} "
+        "steps"
     )
     num_steps = spec.inner.steps
     with owned.steps("inner steps") as tell:
         theta = make_theta(folder / THETA, spec, options.seed, data, ranks, lambda step, _: tell(step + 1, num_steps))
-    write(folder / OWNER, to_toml(_nested(owned.keep(options, settings, folder))).encode())
+    write(folder / OWNER, to_toml(_nested(owned.keep(options, settings))).encode())
     if amendments:
         (folder / AMENDMENTS).mkdir(exist_ok=True)
     for number, fields in enumerate(amendments, 1):
@@ -145,15 +145,15 @@ def _require(spec: RunSpec, data: Shards, options: Namespace, misfits: Sequence[
         raise ConfigError(
             f"a run of {source} could not work here, and nothing was made:\n  "
             + "\n  ".join(faults)
-            + f"\nIts [clock] has {windows} in blocks of {spec.clock.block_seconds:g} s: give longer windows in a file "
-            "of your own (--spec FILE), another machine (--gpus, --gpu-tflops, --up, --down, or --measure for this "
-            "one), or train less a round ([inner])"
+            + f"\nIts [clock] has {windows} in blocks of {spec.clock.block_seconds:g} s: give longer windows in a "
+            "file of your own (--spec FILE), another machine (--gpus, --gpu-tflops, --up, --down, or --measure for "
+            "this one), or train less a round ([inner])"
         )
     spare = plan.tightest("miner")
     say(
         f"plan: every deadline is met; a miner {spare[0].does} {duration(spare[1])} after block D of the round "
-        f"before, by "
-        f"{duration(spare[2])}. A round has {spec.clock.round_blocks} blocks, {duration(plan.round_seconds)}"
+        f"before, by {duration(spare[2])}. A round has {spec.clock.round_blocks} blocks, "
+        f"{duration(plan.round_seconds)}"
     )
 
 

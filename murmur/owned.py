@@ -86,7 +86,7 @@ def settings(model: type[Settings], options: Namespace, folder: Path, *, ahead: 
     return config.load_part(model, f"murmur run {options.action}", config.flags_in(options, OwnerConfig), os.environ)
 
 
-def keep(options: Namespace, answered: HotkeyConfig, folder: Path) -> dict[str, str]:
+def keep(options: Namespace, answered: HotkeyConfig) -> dict[str, str]:
     """What of the settings is worth keeping in the folder: everything that was said, but no secrets."""
     found = config.given(config.flags_in(options, OwnerConfig), os.environ)
     names = dict.fromkeys(config.required(OwnerConfig)) | dict.fromkeys(
@@ -108,18 +108,15 @@ def doors(settings: OwnerConfig, folder: RunFolder) -> Doors:
     owner = hotkey(found.signer.peer)
     if owner != folder.table["owner"]:
         raise ConfigError(
-            f"the run in {folder.path} is hotkey {folder.table['owner']}'s, and this wallet's is {owner}: name "
-            f"the wallet "
-            "that it was created with (--wallet.name, --wallet.hotkey)"
+            f"the run in {folder.path} is hotkey {folder.table['owner']}'s, and this wallet's is {owner}: name the "
+            "wallet that it was created with (--wallet.name, --wallet.hotkey)"
         )
     genesis = found.chain.genesis().hex()
     if genesis != folder.table["chain"] or settings.netuid != folder.table["netuid"]:
         raise ConfigError(
             f"the run in {folder.path} is for subnet {folder.table['netuid']} of the chain "
-            f"{folder.table['chain'][:16]}.., "
-            f"but this is subnet {settings.netuid} of {genesis[:16]}..: correct --network and --netuid, or create "
-            f"the run "
-            "again for this subnet"
+            f"{folder.table['chain'][:16]}.., but this is subnet {settings.netuid} of {genesis[:16]}..: correct "
+            "--network and --netuid, or create the run again for this subnet"
         )
     return found
 

@@ -93,8 +93,7 @@ def _named(doors: Doors, settings: OwnerConfig, folder: RunFolder, home: Path, *
         return None
     raise ConfigError(
         f"this hotkey's slot names {known}: whoever joins that run, or starts again with an empty home, would no "
-        f"longer "
-        "find it. Publish with another hotkey, or give that run up: --replace"
+        "longer find it. Publish with another hotkey, or give that run up: --replace"
     )
 
 
@@ -138,6 +137,6 @@ def _say_next(doors: Doors, settings: OwnerConfig, spec: RunSpec, options: Names
     say(f"  netuid = {settings.netuid}")
     say(f'  owner = "{spec.owner}"')
     say(
-        f"and starts python neurons/miner.py or neurons/validator.py. What becomes of it: murmur run show "
+        "and starts python neurons/miner.py or neurons/validator.py. What becomes of it: murmur run show "
         f"{options.folder}"
     )

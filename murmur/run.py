@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from murmur import where
 from murmur.plan import add_machine
@@ -15,10 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     create = _action(actions, "create", "draft the spec, make theta_0 and look whether the run can work")
     create.description = (
-        "Make a folder with everything of a run but its first block: the spec, checked against the subnet as it is and "
-        "against `murmur plan`, theta_0, and the data set. Nothing is published. What is missing is asked for "
-        "when there "
-        "is a terminal."
+        "Make a folder with everything of a run but its first block: the spec, checked against the subnet as it is "
+        "and against `murmur plan`, theta_0, and the data set. Nothing is published. What is missing is asked for "
+        "when there is a terminal."
     )
     create.add_argument("--spec", help=f"a preset ({', '.join(presets.names())}), or a TOML or JSON file")
     create.add_argument("--name", help="of the run: letters, digits and '-' (default: the folder's)")
@@ -46,8 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     publish.description = (
         "Put theta_0, the data and the spec into the owner's bucket, and name the spec in the owner's slot on chain; "
         "then read all of it back with nothing but the owner's address. Cut short, at whatever moment, the same "
-        "command "
-        "goes on. From the moment at which the slot names it, the spec never changes."
+        "command goes on. From the moment at which the slot names it, the spec never changes."
     )
     publish.add_argument(
         "--start-in",
@@ -64,9 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     amend = _action(actions, "amend", "change the spec from a later round on")
     amend.description = (
-        "Show what an amendment changes, and publish it. It holds for nobody before it is settled: as of the "
-        "last block "
-        "before the round before its own, and until then `murmur run void --pending` takes it back."
+        "Show what an amendment changes, and publish it. It holds for nobody before it is settled: as of the last "
+        "block before the round before its own, and until then `murmur run void --pending` takes it back."
     )
     amend.add_argument("file", type=Path, nargs="?", help="TOML or JSON with from_round and [changes.TABLE]")
     amend.add_argument("--from-round", type=int, metavar="R", help="the first round in which it holds")
@@ -121,9 +119,8 @@ def run(options: argparse.Namespace) -> int:
     return (amend if options.action == "amend" else void)(options)
 
 
-def _action(actions: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, summary: str) -> (
-    argparse.ArgumentParser
-):  # fmt: skip
-    parser = actions.add_parser(name, help=summary)
+def _action(actions: Any, name: str, summary: str) -> argparse.ArgumentParser:
+    """A subcommand of argparse's that works in a run's folder."""
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=summary)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the run's folder")
     return parser

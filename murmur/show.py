@@ -63,7 +63,7 @@ def _spec(spec: RunSpec) -> list[str]:
         f"{model.context:,}, vocabulary {model.vocabulary:,}",
         f"round      {clock.round_blocks} blocks of {clock.block_seconds:g} s "
         f"({duration(clock.round_blocks * clock.block_seconds)}): {inner.steps} inner steps of {inner.sequences} "
-        f"sequences",
+        "sequences",
         f"payload    {spec.object_bytes:,} bytes, up to {spec.gauntlet.contributors} contribute",
         f"data       {spec.data.num_tokens:,} tokens, index {spec.data.index}",
         f"theta_0    {theta}",
@@ -106,8 +106,8 @@ def _links(there: network.Opened, run: Run, newest: Stated | None, block: int) -
     return [
         *lines,
         f"link       {newest.link.hex()}: {record}",
-        f"theta      {newest.theta.hex()} at the start of round {newest.round}, by {newest.share:.0%} of the "
-        f"stake that counts",
+        f"theta      {newest.theta.hex()} at the start of round {newest.round}, by {newest.share:.0%} of the stake "
+        "that counts",
     ]
 
 

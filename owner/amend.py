@@ -101,10 +101,9 @@ def proposed(standing: Standing, fields: Mapping[str, Any]) -> Amendment:
     earliest = earliest_round(standing.run, standing.block)
     if amendment.from_round < earliest:
         raise ConfigError(
-            f"it is too late for round {amendment.from_round}: an amendment has to stand on chain, final, before "
-            f"the round "
-            f"before the one from which it holds, and everybody refuses one that comes later. The earliest is round "
-            f"{earliest} (now: {standing.run.clock.round_at(standing.block)})"
+            f"it is too late for round {amendment.from_round}: an amendment has to stand on chain, final, before the "
+            "round before the one from which it holds, and everybody refuses one that comes later. The earliest is "
+            f"round {earliest} (now: {standing.run.clock.round_at(standing.block)})"
         )
     if len(standing.planned.amendments) >= MAX_AMENDMENTS:
         raise ConfigError(f"the run has {MAX_AMENDMENTS} amendments, and nobody follows more")

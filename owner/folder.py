@@ -57,7 +57,7 @@ def open_folder(path: Path) -> RunFolder:
     except FileNotFoundError:
         raise ConfigError(
             f"{path} holds no run: {DRAFT} is missing. Make one, or go on with one that was cut short: murmur run "
-            f"create"
+            "create"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as fault:
         raise ConfigError(f"{file} cannot be read ({fault}): create the run again in another folder") from None

@@ -36,9 +36,8 @@ def read_back(config: NetworkConfig, expected: Digest, home: Path, tell: Tell, *
     doors, run = reader.open_run(config, home)
     if run.id != expected:
         raise ConfigError(
-            f"the owner's slot leads to run {run.id.hex()[:16]}, published was {expected.hex()[:16]}: another "
-            f"program with "
-            "this hotkey has written over it. Run the same command again"
+            f"the owner's slot leads to run {run.id.hex()[:16]}, published was {expected.hex()[:16]}: another program "
+            "with this hotkey has written over it. Run the same command again"
         )
     yield f"spec: the owner's slot leads to run {run.first.name} ({run.id.hex()[:16]})"
     bucket = _bucket(run, doors)
