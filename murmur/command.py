@@ -39,7 +39,7 @@ SUBCOMMANDS = (
     Subcommand("audit", "judge a validator's round again, from public objects", "murmur.audit"),
     Subcommand("config", "a node's settings, and where each comes from", "murmur.settings"),
     Subcommand("dashboard", "a read-only page over a run, live or ended", "murmur.dashboard"),
-    Subcommand("devnet", "a chain and an S3 server on this machine, for nodes started by hand", "localnet.devnet"),
+    Subcommand("devnet", "a chain and an S3 server, for nodes started by hand", "localnet.devnet"),
     Subcommand("doctor", "try everything that a node needs, and say what to mend", "murmur.doctor"),
     Subcommand("explain", "how a hotkey stands, why, and what to do next", "murmur.explain"),
     Subcommand("localnet", "run a whole network on this machine", "localnet.command"),
