@@ -14,7 +14,6 @@ from owner.records import records, stated, was_agreed
 from protocol.errors import ConfigError
 from protocol.messages import first_link
 from protocol.run import Amendment, Run
-from storage.realtime import REAL
 from tests.fakes.chain import FakeChain, fake_verify
 from tests.network import OWNER, FakeNetwork
 from tests.specs import toy_spec
@@ -24,7 +23,7 @@ Networks = Callable[..., FakeNetwork]
 
 def reading(network: FakeNetwork) -> Doors:
     chain = FakeChain(network.world, OWNER.peer)
-    return reader.reading(chain, fake_verify, partial(network._open, reader="owner", time=REAL))
+    return reader.reading(chain, fake_verify, partial(network.store.open, reader="owner"))
 
 
 def test_the_chain_of_records_leads_back_to_the_first_and_a_void_round_has_none(networks: Networks) -> None:
