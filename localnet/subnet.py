@@ -36,7 +36,7 @@ def start_devnet(plan: Plan, wallets: "Mapping[str, Wallet]") -> Devnet:
         netuid=NETUID,
     )
     with (plan.folder / "logs" / "devnet.log").open("a") as log:
-        return start(plan.folder / "chain", genesis, block_seconds=BLOCK_SECONDS, log=log)
+        return start(plan.folder / "chain", genesis, block_seconds=plan.block_seconds, log=log)
 
 
 def open_subnet(url: str, wallet: "Wallet") -> SubtensorChain:
@@ -70,6 +70,13 @@ def _pool(chain: SubtensorChain) -> tuple[int, int, int]:
         return int(chain.call(lambda session: session.substrate.query(pallet, item, [NETUID])))
 
     return read("SubtensorModule", "SubnetTAO"), read("SubtensorModule", "SubnetAlphaIn"), read("Swap", "FeeRate")
+
+
+def skip_epoch(devnet: Devnet, wallet: "Wallet") -> None:
+    """Make the blocks of an epoch at once: all that is to be seen of the first one is that its end gives permits."""
+    chain = open_subnet(devnet.url, wallet)
+    devnet.admin().step(chain.subnet(chain.finalized().block).tempo)
+    chain.close()
 
 
 def await_permits(

@@ -2,9 +2,9 @@
 
 from chain.keys import verify
 from node.adapters import Line, open_doors
-from node.config import variable_of
 from node.doctor.case import Case
 from node.doctor.finding import Fault, Reaction
+from node.given import variable_of
 from node.published import try_own
 from protocol.errors import StorageError
 
