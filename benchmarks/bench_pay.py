@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--population", nargs="+", choices=tuple(NETWORKS), default=tuple(NETWORKS)[:-1])
     parser.add_argument("--full", type=int, default=0, help="full workers of a network (default: NETWORKS)")
     parser.add_argument("--set", action="append", default=[], metavar="TABLE.FIELD=JSON", help="change the preset")
-    parser.add_argument("--index-power", type=float, default=0.0, help="miners choose values by |acc| sqrt(v)^POWER")
+    parser.add_argument("--index-power", type=float, default=0.0, help="miners choose values by |acc| g^POWER")
     parser.add_argument("--muon-everywhere", action="store_true", help="miners train every matrix by Muon")
     parser.add_argument(
         "--rules", action="store_true", help="keep scores by other rules too (benchmarks/score_rules.py)"
