@@ -20,8 +20,8 @@ from training.trainer import Trainer
 
 @dataclass(frozen=True)
 class Rule:
-    """`index_power`: values are chosen by |acc| * g^index_power, g the square root of Adam's second moment or the size of
-    Muon's momentum (0: by size alone). `muon_everywhere`: Muon also trains embedding and head."""
+    """`index_power`: values are chosen by |acc| * g^index_power, g the square root of Adam's second moment or the size
+    of Muon's momentum (0: by size alone). `muon_everywhere`: Muon also trains embedding and head."""
 
     index_power: float = 0.0
     muon_everywhere: bool = False
