@@ -1,4 +1,5 @@
-"""Held-out loss by round with what miners may choose for themselves: inner optimizer, rate, and which values are Equal tokens and equal bytes; honest peers only, all of them applied, the real codec and outer step.
+"""Held-out loss by round with what miners may choose for themselves: inner optimizer, rate, and what they send. Equal
+tokens and equal bytes; honest peers only, all of them applied, the real codec and outer step.
 
     python benchmarks/inner_rules.py --seeds 3 --rounds 24 --index-power 0.5
     python benchmarks/inner_rules.py --set inner.optimizer='"muon"' --muon-everywhere
