@@ -21,7 +21,7 @@ from sparseloco import native
 from sparseloco.floats import NonFinite
 from sparseloco.native import Unavailable
 from sparseloco.spectral import exact_products
-from sparseloco.update import LEVELS, Update
+from sparseloco.update import LEVELS, Update, as_tensor
 
 LIBRARY = Path(__file__).with_name("murmur_cuda.so")
 OLDEST = (8, 0)
@@ -144,7 +144,7 @@ def _uploaded(update: Update, device: torch.device) -> Tensor:
     if len(update.records) != size:
         raise ValueError(f"an update of {len(update.records)} bytes, its layout makes {size}")
     room = torch.empty(size + -size % 4, dtype=torch.uint8, device=device)
-    room[:size].copy_(native._tensor(update.records))
+    room[:size].copy_(as_tensor(update.records))
     return room[:size]
 
 

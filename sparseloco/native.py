@@ -33,7 +33,7 @@ from sparseloco.outer import (
     span,
     unchanged,
 )
-from sparseloco.update import LEVELS, Update
+from sparseloco.update import LEVELS, Records, Update, as_tensor
 from sparseloco.wire import Submission, require_size
 
 LIBRARY = Path(__file__).with_name("murmur_codec.so")
@@ -298,19 +298,6 @@ def _(regions: Tensor, sizes: Tensor, records: Sequence[Tensor], *_: Any) -> tup
 # --- what ops.py calls -------------------------------------------------------------------------------------------
 
 
-class _View:
-    """bytes as an array that numpy and torch take for writable; nothing here writes to one."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        address = np.frombuffer(data, dtype=np.uint8).ctypes.data
-        self.__array_interface__ = {"shape": (len(data),), "typestr": "|u1", "data": (address, False), "version": 3}
-
-
-def _tensor(data: bytes) -> Tensor:
-    return torch.from_numpy(np.asarray(_View(data))) if data else torch.empty(0, dtype=torch.uint8)
-
-
 class Kernels(NamedTuple):
     """The library's functions on tensors of one kind of device, as the operators call them."""
 
@@ -354,15 +341,15 @@ class Codec:
         self.kernels.compress(*_tables(layout, self.device), *values, *self._how())
         return Update(layout, records.cpu().numpy().tobytes()), new_error
 
-    def parse(self, plaintext: bytes, layout: Layout) -> Update:
+    def parse(self, plaintext: Records, layout: Layout) -> Update:
         """As wire.parse; the update knows its level counts. Of several faults, the one named is the first chunk's."""
         require_size(plaintext, layout)
         return self.counted(Update(layout, plaintext[DIGEST_BYTES:]))
 
-    def parse_submission(self, peer: PeerId, round: int, plaintext: bytes, layout: Layout) -> Submission:
+    def parse_submission(self, peer: PeerId, round: int, plaintext: Records, layout: Layout) -> Submission:
         """As wire.parse_submission."""
         update = self.parse(plaintext, layout)
-        return Submission(peer, round, Digest(plaintext[:DIGEST_BYTES]), update)
+        return Submission(peer, round, Digest(bytes(plaintext[:DIGEST_BYTES])), update)
 
     def counted(self, update: Update) -> Update:
         """The update with its level counts, validated on the way. Raises InvalidSubmission(MALFORMED)."""
@@ -411,7 +398,7 @@ class Codec:
     def products(self, updates: Sequence[Update], numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """As spectral.exact_products, for at most 4096 updates."""
         layout = common_layout(updates)
-        records = [_tensor(update.records) for update in updates]
+        records = [as_tensor(update.records) for update in updates]
         regions, sizes = _tables(layout)
         call = _Call(regions, sizes, min(record.numel() for record in records), *self._how())
         numbers = np.ascontiguousarray(numbers, dtype=np.int32)
@@ -506,7 +493,7 @@ class Codec:
 
     def _records(self, update: Update) -> Tensor:
         """An update's records where the kernels read them."""
-        return _tensor(update.records)
+        return as_tensor(update.records)
 
     def _given(self, tensors: Mapping[str, Tensor], tensor: TensorLayout, *dtypes: torch.dtype) -> Tensor:
         found = tensor_of(tensors, tensor, *dtypes)

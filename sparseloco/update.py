@@ -19,6 +19,8 @@ from sparseloco import records as wire_records
 from sparseloco.quantize import level_values
 from sparseloco.topk import slabs, write_blocks
 
+Records = bytes | memoryview
+"""Bytes that nobody changes while they are looked at; a view saves a copy of what was opened or lies in an area."""
 LEVELS = 256
 """Level codes there are."""
 
@@ -36,7 +38,7 @@ class Update:
     """Delta_hat of one peer: canonical `records` (without the theta digest) of every chunk of `layout`, in order."""
 
     layout: Layout
-    records: bytes
+    records: Records
     counts: npt.NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
     """How many values of each tensor have each level code, [tensors, 256], when the decoder has counted them."""
 
@@ -134,3 +136,17 @@ def overlap(first: Update, second: Update, *, signed: bool = False) -> float:
     left, right = first.positions >> shift, second.positions >> shift
     common = np.intersect1d(left, right, assume_unique=True).size
     return common / left.size if left.size else 0.0
+
+
+class _View:
+    """Bytes as an array that numpy and torch take for writable; nothing here writes to one."""
+
+    def __init__(self, data: Records) -> None:
+        self._data = data
+        address = np.frombuffer(data, dtype=np.uint8).ctypes.data
+        self.__array_interface__ = {"shape": (len(data),), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def as_tensor(data: Records) -> Tensor:
+    """The bytes as uint8, without a copy. Not to be written to."""
+    return torch.from_numpy(np.asarray(_View(data))) if data else torch.empty(0, dtype=torch.uint8)

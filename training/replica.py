@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +22,7 @@ from sparseloco.feedback import restore
 from sparseloco.floats import NonFinite
 from sparseloco.outer import Aggregate, OuterState, Scales, most
 from sparseloco.restraint import kept_back, restrained
-from sparseloco.update import Update
+from sparseloco.update import Update, as_tensor
 from training.checkpoint import Saved, Shapes
 from training.host import copy
 from training.inner import InnerReport, OnStep
@@ -197,7 +196,7 @@ class Replica:
         the update's values cost, never a copy of the model."""
         self.reset()
         records = self._trainer.area(RECORDS, self.layout.records_bytes)
-        records.tensor((self.layout.records_bytes,), torch.uint8).numpy()[:] = np.frombuffer(update.records, np.uint8)
+        records.tensor((self.layout.records_bytes,), torch.uint8).copy_(as_tensor(update.records))
         self._at_theta = False
         try:
             self._trainer.probe(scales=list(scales), step=step)
