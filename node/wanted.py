@@ -27,7 +27,7 @@ SAY_BLOCKS = 2
 _DOCUMENT = "wanted"
 _NO_ROUND = 0
 """In the head of a document that is of no one round."""
-_THREADS = 16
+_THREADS = 64
 
 
 def encode_wanted(wanted: Collection[Place], run: Digest, signer: Signer) -> bytes:

@@ -197,3 +197,22 @@ def test_a_restarted_validator_gives_what_it_had_applied(networks: Made) -> None
     until(network, lambda: key in network.store.buckets[holder.name])
     assert network.store.buckets[holder.name][key].data == before.data
     assert keys.mirror_reveal(network.run.id, round, miner.peer) in network.store.buckets[holder.name]
+
+
+def test_who_asks_for_everything_gets_a_selection_a_round_and_nobodys_share_waits(networks: Made) -> None:
+    network = networks(3)
+    network.begin()
+    until(network, lambda: network.members["validator-1"].round >= 3)
+    everything = [(round, network.members[f"miner-{number}"].peer) for round in range(9) for number in (1, 2, 3)]
+    bucket = network.store.buckets["miner-3"]
+    said = encode_wanted(everything, network.run.id, network.members["miner-3"].signer)
+    bucket[keys.wanted(network.run.id)] = replace(next(iter(bucket.values())), data=said)
+    until(network, lambda: network.members["validator-1"].round >= 8)
+    rules = network.spec.gauntlet
+    told = [fields["copies"] for _, fields in events(network, "validator-1", "mirrored")]
+    assert max(told) <= rules.contributors + rules.reserve + 3
+    assert all(contributing(network, "miner-1")[round] for round in range(8))
+    for round in range(4, 7):
+        for miner in contributors(network, round):
+            assert copied(network, round, miner) >= set(copiers(network, round, miner)[:COPIES])
+            assert len(copied(network, round, miner)) == 3
