@@ -2,7 +2,7 @@
 (docs/protocol.md section 6). Whoever stands by a record holds what it names; copies go up beside (rounds/copies.py).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from loguru import logger
@@ -23,10 +23,13 @@ from rounds.copies import Copies
 from rounds.score import Scores
 from storage.collect import gather
 from storage.exchange import Fault, Wanted
+from storage.realtime import seconds_until
 from storage.seal import matches
 
 LOOKS = 3
-"""A record whose bytes we lack is looked at so often between its slot's end and X: bytes may turn up."""
+"""A record whose bytes we lack is looked at so often between the last slot and X: bytes may turn up."""
+LOOK_SHARE = 2 / 3
+"""Of the time until the next slot's end, or X: so long mirrors may hold us up in one look. The rest is for our word."""
 
 
 class Vote:
@@ -36,6 +39,8 @@ class Vote:
         self.node, self.scores, self.copies = node, scores, copies
         self.seen: dict[PeerId, Gathered] = {}
         """What every peer registered at D left, as far as we know by now."""
+        self.lacked: frozenset[PeerId] = frozenset()
+        """Whose bytes we have said to lack."""
         self.approved: set[int] = set()
         """Slots of this round whose records we approve."""
         self.posted: Record | Attestation | None = None
@@ -50,9 +55,14 @@ class Vote:
         committed = [peer.id for peer in at_commit if commitment(peer, round, last) is not None]
         best = in_order(self.scores.book, committed, node.doors.chain.header(last).hash)
         likely = [self.seen[peer] for peer in best[: rules.contributors + rules.reserve]]
-        lacked = [item.peer.id for item in likely if item.payload is None and item.wrong_size is None]
-        if lacked:
-            say_wanted(node, round, lacked)
+        self.lacked = frozenset()
+        self.say(round, {item.peer.id for item in likely if item.payload is None and item.wrong_size is None})
+
+    def say(self, round: int, lacked: Set[PeerId]) -> None:
+        """Say that we lack these as well, unless we have."""
+        if lacked - self.lacked:
+            self.lacked |= lacked
+            say_wanted(self.node, round, self.lacked)
 
     def hold(self, round: int, at_commit: Sequence[Peer], checked: Checked) -> None:
         """From now on others may have copies of what passes from us."""
@@ -77,7 +87,12 @@ class Vote:
                     )
                 self.propose(round, slot, ranking, at_commit)
             node.wait_for(last, f"leader slot {slot} of round {round}")
-            self.look(round, checked)
+            following = slot + 1
+            self.look(
+                round,
+                checked,
+                clock.slot(round, following)[1] if following < clock.leader_slots else clock.attest_by(round),
+            )
             # Our record has overwritten what we had approved before it, which may be what made a record seem agreed.
             if self.approved and (isinstance(self.posted, Record) or not self.is_agreed(round)):
                 self.attest(round)
@@ -136,14 +151,15 @@ class Vote:
 
     # --- approving ---------------------------------------------------------------------------------------------
 
-    def look(self, round: int, checked: Checked) -> bool:
+    def look(self, round: int, checked: Checked, by: int) -> bool:
         """Approve the records of the slots that are over by now, as far as we can stand by them; whether there is one
-        that we do not approve."""
+        that we do not approve. There is something to post by block `by`: no mirror holds us up until then."""
         node, doubt = self.node, False
+        until = node.time.now() + LOOK_SHARE * node.seconds_to_post(by)
         for slot, (author, selection) in node.proposals(round, node.held.claim).items():
             if slot in self.approved or author == node.me:
                 continue
-            if self.approves(round, selection, author, checked):
+            if self.approves(round, selection, author, checked, until):
                 self.approved.add(slot)
                 self.copies.name(round, selection.contributing)
             else:
@@ -156,14 +172,14 @@ class Vote:
         node, by = self.node, self.node.clock.attest_by(round)
         pause = node.seconds_to_post(by) / LOOKS
         while not self.is_agreed(round):
-            doubt = self.look(round, checked)
+            doubt = self.look(round, checked, by)
             if self.approved:
                 self.attest(round)
             if not doubt or not node.seconds_to_post(by):
                 return
             node.time.sleep(max(pause, node.run.first.clock.block_seconds))
 
-    def approves(self, round: int, selection: Selection, author: PeerId, checked: Checked) -> bool:
+    def approves(self, round: int, selection: Selection, author: PeerId, checked: Checked, until: float) -> bool:
         """Whether our book tolerates whom a record names, and everybody named passes: with the bytes that we have, or
         else with those that its leader or another validator mirrors. A peer that served only the leader can so be
         repaired, and does not cost the round."""
@@ -174,7 +190,7 @@ class Vote:
         doubted = [pair for pair in selection.contributing if pair[0] not in checked.passed]
         if not doubted:
             return True
-        repaired = self._repaired(round, author, doubted)
+        repaired = self._repaired(round, author, doubted, until)
         if len(repaired) < len(doubted):
             return False
         if not {peer for peer, _ in doubted} <= self.scores.judge(round, repaired).passed.keys():
@@ -183,12 +199,14 @@ class Vote:
         self.copies.add(repaired)
         return True
 
-    def _repaired(self, round: int, author: PeerId, pairs: Sequence[tuple[PeerId, Digest]]) -> list[Gathered]:
+    def _repaired(
+        self, round: int, author: PeerId, pairs: Sequence[tuple[PeerId, Digest]], until: float
+    ) -> list[Gathered]:
         """What we have of these peers, and mirrors for us, the leader's first; keys by the leader's, who says that it
-        has read them. The digests on chain decide. What nobody gives us we ask for."""
+        has read them. The digests on chain decide. What nobody gives us we ask for. What stalls takes half of the
+        time until `until` for each kind of object."""
         node = self.node
         sources, run, size = node.sources(), node.run.id, node.run.first.object_bytes
-        seconds = node.seconds_to_post(node.clock.attest_by(round)) / LOOKS
         mirrors = [author, *(one for one in sources.validators() if one not in (author, node.me))]
         lacked = [(peer, envelope) for peer, envelope in pairs if peer in self.seen and self.seen[peer].payload is None]
         wanted = [
@@ -200,16 +218,15 @@ class Vote:
             )
             for peer, envelope in lacked
         ]
-        payloads = gather(
-            wanted, timeout_seconds=seconds, max_threads=MAX_THREADS, cache=node.held.cache, time=node.time
-        )
-        if faults := [peer for peer, found in payloads.items() if isinstance(found, Fault)]:
-            say_wanted(node, round, faults)
+        half = seconds_until(until, node.time) / 2
+        payloads = gather(wanted, timeout_seconds=half, max_threads=MAX_THREADS, cache=node.held.cache, time=node.time)
+        self.say(round, {peer for peer, found in payloads.items() if isinstance(found, Fault)})
         wanted = [
             Wanted(peer, sources.own(author, keys.mirror_reveal(run, round, peer)), REVEAL_BYTES, lambda data: True)
             for peer, _ in pairs
         ]
-        reveals = gather(wanted, timeout_seconds=seconds, max_threads=MAX_THREADS, time=node.time)
+        half = seconds_until(until, node.time) / 2
+        reveals = gather(wanted, timeout_seconds=half, max_threads=MAX_THREADS, time=node.time)
         return [
             replace(self.seen[peer], payload=payload, wrong_size=None, reveal=bytes(reveal))
             for peer, _ in pairs

@@ -136,17 +136,3 @@ def overlap(first: Update, second: Update, *, signed: bool = False) -> float:
     left, right = first.positions >> shift, second.positions >> shift
     common = np.intersect1d(left, right, assume_unique=True).size
     return common / left.size if left.size else 0.0
-
-
-class _View:
-    """Bytes as an array that numpy and torch take for writable; nothing here writes to one."""
-
-    def __init__(self, data: Records) -> None:
-        self._data = data
-        address = np.frombuffer(data, dtype=np.uint8).ctypes.data
-        self.__array_interface__ = {"shape": (len(data),), "typestr": "|u1", "data": (address, False), "version": 3}
-
-
-def as_tensor(data: Records) -> Tensor:
-    """The bytes as uint8, without a copy. Not to be written to."""
-    return torch.from_numpy(np.asarray(_View(data))) if data else torch.empty(0, dtype=torch.uint8)

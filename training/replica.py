@@ -20,9 +20,10 @@ from sparseloco import ops
 from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.feedback import restore
 from sparseloco.floats import NonFinite
+from sparseloco.kernels import tensor_over
 from sparseloco.outer import Aggregate, OuterState, Scales, most
 from sparseloco.restraint import kept_back, restrained
-from sparseloco.update import Update, as_tensor
+from sparseloco.update import Update
 from training.checkpoint import Saved, Shapes
 from training.host import copy
 from training.inner import InnerReport, OnStep
@@ -196,7 +197,7 @@ class Replica:
         the update's values cost, never a copy of the model."""
         self.reset()
         records = self._trainer.area(RECORDS, self.layout.records_bytes)
-        records.tensor((self.layout.records_bytes,), torch.uint8).copy_(as_tensor(update.records))
+        records.tensor((self.layout.records_bytes,), torch.uint8).copy_(tensor_over(update.records))
         self._at_theta = False
         try:
             self._trainer.probe(scales=list(scales), step=step)
