@@ -170,7 +170,8 @@ class Copies:
             for place, held in self._keys():
                 assert held.reveal is not None
                 self.mirror.copy_reveal(*place, held.reveal, timeout_seconds=self.node.transfer_seconds(1))
-                self._keys_up.add(place)
+                with self._changed:
+                    self._keys_up.add(place)
             while time.now() < until and (found := self._next(tried)) is not None:
                 tried.add(found[0])
                 self._copy(*found)

@@ -202,17 +202,21 @@ class Vote:
     def _repaired(
         self, round: int, author: PeerId, pairs: Sequence[tuple[PeerId, Digest]], until: float
     ) -> list[Gathered]:
-        """What we have of these peers, and mirrors for us, the leader's first; keys by the leader's, who says that it
-        has read them. The digests on chain decide. What nobody gives us we ask for. What stalls takes half of the
-        time until `until` for each kind of object."""
+        """What we have of these peers, or now get: from the leader's mirror, their owner, any other mirror; keys from the
+        leader's, who says that it has read them. The digests on chain decide. What nobody gives us we ask for. What
+        stalls takes half of the time until `until` for each kind of object."""
         node = self.node
         sources, run, size = node.sources(), node.run.id, node.run.first.object_bytes
-        mirrors = [author, *(one for one in sources.validators() if one not in (author, node.me))]
+        mirrors = [one for one in sources.validators() if one not in (author, node.me)]
         lacked = [(peer, envelope) for peer, envelope in pairs if peer in self.seen and self.seen[peer].payload is None]
         wanted = [
             Wanted(
                 peer,
-                tuple(source for one in mirrors for source in sources.own(one, keys.mirror(run, round, peer))),
+                (
+                    *sources.own(author, keys.mirror(run, round, peer)),
+                    *sources.own(peer, keys.payload(run, round)),
+                    *(source for one in mirrors for source in sources.own(one, keys.mirror(run, round, peer))),
+                ),
                 size,
                 matches(envelope),
             )
