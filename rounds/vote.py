@@ -202,9 +202,9 @@ class Vote:
     def _repaired(
         self, round: int, author: PeerId, pairs: Sequence[tuple[PeerId, Digest]], until: float
     ) -> list[Gathered]:
-        """What we have of these peers, or now get: from the leader's mirror, their owner, any other mirror; keys from the
-        leader's, who says that it has read them. The digests on chain decide. What nobody gives us we ask for. What
-        stalls takes half of the time until `until` for each kind of object."""
+        """What we have of these peers, or get now: from the leader's mirror, their own bucket, any other mirror; keys
+        from the leader's, who says that it has read them. The digests on chain decide. What nobody gives us we ask for.
+        What stalls takes half of the time until `until` for each kind of object."""
         node = self.node
         sources, run, size = node.sources(), node.run.id, node.run.first.object_bytes
         mirrors = [one for one in sources.validators() if one not in (author, node.me)]

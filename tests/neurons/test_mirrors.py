@@ -15,11 +15,10 @@ from gauntlet.agreement import COPIES, mirror_order
 from node.node import Node
 from node.wanted import encode_wanted
 from protocol import keys
-from protocol.types import PeerId
-from rounds.collect import Collector
 from rounds.copies import Copies
 from rounds.validator import Validator
 from simulation.network import Network, Programs
+from simulation.store import Faults as StoreFaults
 
 Made = Callable[..., Network]
 
@@ -102,34 +101,19 @@ def contributors(network: Network, round: int) -> list[str]:
     return [network.by_hotkey[one].name for one in contributing(network, "miner-1")[round]]
 
 
-class ServedNobody(Collector):
-    """The first miner serves the first validator alone."""
-
-    hidden: PeerId
-    served: PeerId
-
-    def collect(self, round: int, at_commit: Any, book: Any) -> Any:
-        found = super().collect(round, at_commit, book)
-        if self.node.me == self.served:
-            return found
-        self.node.held.clear_cache()
-        return [replace(item, payload=None) if item.peer.id == self.hidden else item for item in found]
-
-
-class Served(Validator):
-    collecting = ServedNobody
-
-
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_a_miner_that_serves_one_leader_alone_costs_no_round(networks: Made, count: int) -> None:
-    network = networks(count, program=Served)
-    ServedNobody.hidden, ServedNobody.served = network.members["miner-1"].peer, network.members["validator-1"].peer
+    network = networks(count)
+    hidden = network.members["miner-1"]
+    others = {
+        name: bytes(network.spec.object_bytes) for name in network.members if name not in ("miner-1", "validator-1")
+    }
+    network.store.faults["miner-1"] = StoreFaults(answers=others)
     network.begin()
-    until(network, lambda: network.members["miner-2"].round >= 6)
+    until(network, lambda: all(member.round >= 6 for member in network.members.values()))
     found = contributing(network, "miner-2")
     assert all(found[round] for round in range(6))
     led = {round for round, fields in events(network, "validator-1", "posted") if fields["slot"] == 0 and round < 6}
-    hidden = network.members["miner-1"]
     named = {round for round in range(6) if hidden.peer in {network.by_hotkey[one].peer for one in found[round]}}
     assert named <= led
     assert named or not led
