@@ -117,10 +117,11 @@ def _show_page(folder: Path, port: int) -> Callable[[], None]:
     """Serve the run's page until the answer is called. Nothing where its two packages are not installed. Raises
     ConfigError for a port that is taken."""
     try:
+        from dashboard.folder import Folder
         from dashboard.server import Page
     except ModuleNotFoundError:
         return lambda: None
-    page = Page(folder, port)
+    page = Page(Folder(folder), port)
     sys.stderr.write(f"the page of this run is at {page.url}\n")
     return page.close
 

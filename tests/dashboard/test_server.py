@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dashboard.folder import Folder
 from dashboard.server import STATIC, Page
 from murmur.command import main
 from protocol.errors import ConfigError
@@ -111,7 +112,7 @@ def test_a_taken_port_and_a_folder_that_is_none_are_said(tmp_path: Path, capsys:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--port {port}"):
-            Page(folder, port)
+            Page(Folder(folder), port)
     assert main(["dashboard", str(folder), "--port", "70000"]) == 2
 
 
