@@ -17,6 +17,7 @@ def schedule(inner: InnerSpec, done: int) -> dict[str, Any]:
     stands = inner.flat_steps if inner.flat_from < inner.decay_steps else 0
     last = max(1, ceil(AFTER * (inner.start_step + inner.decay_steps + stands) / inner.steps), done)
     turns = (inner.start_step, inner.start_step + inner.warmup_steps, inner.start_step + inner.decay_steps + stands)
-    even = {round(last * at / (POINTS - len(turns))) for at in range(POINTS - len(turns) + 1)}
+    steps = POINTS - len(turns) - 1
+    even = {round(last * at / steps) for at in range(steps + 1)}
     rounds = sorted(even | {turn // inner.steps for turn in turns if turn // inner.steps <= last})
     return {"rounds": rounds, "rates": [lr_at(at * inner.steps, inner) for at in rounds], "here": done}

@@ -1,17 +1,13 @@
 """What a piece of code allocates, watched operation by operation; real tensors or fake ones."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from training import model as model_module
 
 
 class Watched(TorchDispatchMode):
@@ -42,15 +38,3 @@ class Watched(TorchDispatchMode):
         found = {key: storage() for key, storage in self._alive.items()}
         self._alive = {key: self._alive[key] for key, storage in found.items() if storage is not None}
         return sum(storage.nbytes() for storage in found.values() if storage is not None)
-
-
-@contextmanager
-def built_without_memory(monkeypatch: pytest.MonkeyPatch, device: str) -> Iterator[None]:
-    """Models made inside have their parameters on `device`, where skip_init would put them on the CPU."""
-
-    def made(module: type[torch.nn.Module], *sizes: int, **options: Any) -> torch.nn.Module:
-        return module(*sizes, device=device, **options)
-
-    monkeypatch.setattr(model_module, "skip_init", made)
-    with torch.device(device):
-        yield

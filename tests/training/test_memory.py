@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from murmur import presets
 from protocol.spec import ModelSpec
-from tests.training.allocations import Watched, built_without_memory
+from tests.training.allocations import Watched
 from tests.training.node_memory import spec_of
 from training import trainer
 from training.memory import (
@@ -68,7 +68,7 @@ def watched_step(
     One GPU: bf16 autocast. A mesh: layers and the rest sharded by FSDP2 over so many fake ranks, of which this is one.
     """
     monkeypatch.setattr(torch.nn.functional, "rms_norm", FusedNorm.apply)
-    with FakeTensorMode(), built_without_memory(monkeypatch, "cpu"):
+    with FakeTensorMode(), torch.device("cpu"):
         model = Transformer(spec)
         if mesh is not None:
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
