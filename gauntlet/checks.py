@@ -5,8 +5,10 @@ first round whose norms nobody has measured) and COPY look at other peers, and t
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
+from pathlib import PurePath
+from traceback import extract_tb
 
 from gauntlet.commitment import commitment
 from gauntlet.remembered import Remembered, Twins
@@ -57,13 +59,14 @@ class Checked:
     """`committed`: peers that had committed by D, passed or not: a fault of theirs was not a mere absence.
     `twins`: of those that passed, who sent (nearly) the same as whom: one of them at most may contribute, and who did
     the work shows in the evaluation. `remember`: this round's payloads with their records, to compare those of later
-    rounds with."""
+    rounds with. `broken`: whose bytes a check of ours broke on, and where: a bug to be told of, whatever sent them."""
 
     passed: Mapping[PeerId, Submission]
     rejected: Mapping[PeerId, Rejection]
     committed: frozenset[PeerId]
     twins: Twins
     remember: Mapping[Remembered, bytes]
+    broken: Mapping[PeerId, str] = field(default_factory=dict)
 
 
 def fast_checks(
@@ -85,6 +88,7 @@ def fast_checks(
     that this hash draws. Nothing that a peer sent raises or changes another peer's result."""
     opened: dict[PeerId, Submission] = {}
     rejected: dict[PeerId, Rejection] = {}
+    broken: dict[PeerId, str] = {}
     by_hotkey = sorted(gathered, key=lambda item: item.peer.id)
     for item in by_hotkey:
         peer = item.peer.id
@@ -98,6 +102,8 @@ def fast_checks(
             # The one place that isolates a hostile peer: bytes that break a check must not end the round for others.
             detail = f"a check of ours failed on these bytes with {type(fault).__name__}"
             rejected[peer] = Rejection(peer, Reason.MALFORMED, detail)
+            *_, last = extract_tb(fault.__traceback__)
+            broken[peer] = f"{type(fault).__name__} in {last.name}, {PurePath(last.filename).name}:{last.lineno}"
     for peer, detail in _out_of_bounds(opened, outer_state.whole, spec.gauntlet.norm_factor).items():
         rejected[peer] = Rejection(peer, Reason.NORM, detail)
     valid = {peer: submission for peer, submission in opened.items() if peer not in rejected}
@@ -118,6 +124,7 @@ def fast_checks(
         remember={
             sketch.name: updates[peer].records for peer, sketch in sketches.items() if peer not in copies.reposted
         },
+        broken=broken,
     )
 
 
