@@ -125,8 +125,8 @@ class Checkpoints:
             self._failures += 1
             if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, ..: it is tried in every round
                 logger.warning(
-                    "our checkpoints are not up to date, the newest is of round {round}: {fault}; tried {times} on end, "
-                    "and again in every round",
+                    "our checkpoints are not up to date, the newest is of round {round}: {fault}; tried {times} on "
+                    "end, and again in every round",
                     round=self.published,
                     fault=str(fault),
                     times=f"{self._failures} times" if self._failures > 1 else "once",
