@@ -211,6 +211,8 @@ class History:
         if round in self._seen:
             return
         yield self._agreed(round, self._when(round), contributing, None)
+        if round > self._newest - FULL_ROUNDS:
+            yield from self._trained(round, list(contributing), self._sources, self._when(round))
         yield from self._reported(round, self._asked if round > self._newest - FULL_ROUNDS else self._asked[:1])
 
     def _when(self, round: int) -> float:

@@ -136,6 +136,8 @@ function numbers() {
     $("n-loss").textContent = measured.at(-1).loss.toFixed(3);
     $("n-loss-note").textContent = measured.length > 1 ? `from ${measured[0].loss.toFixed(2)} in round ${measured[0].round}` : "nats a token";
   }
+  const trained = store.rounds.findLast((round) => round.train_loss !== null);
+  if (!measured.length && trained) $("n-loss-note").textContent = `not published; in training ${trained.train_loss.toFixed(3)}`;
   $("n-contributing").textContent = last.void ? "void" : `${last.contributing.length} of ${last.active ?? "?"}`;
   const codes = [...last.cells.values()];
   const rejected = codes.filter((code) => ["rejected", "late"].includes(stateOf(code))).length;
@@ -288,7 +290,9 @@ async function phases() {
 
 function repaintPhases() {
   if (phasesOf === null) return;
-  $("phases-of").textContent = `round ${phasesOf.round}, seconds since the first node began; the line is the deadline of commitments`;
+  const any = Object.keys(phasesOf.phases).length > 0;
+  $("phases").hidden = !any;
+  $("phases-of").textContent = !any ? "" : `round ${phasesOf.round}, seconds since the first node began; the line is the deadline of commitments`;
   drawPhases($("phases").querySelector("canvas"), $("phases").clientWidth, phasesOf, $("key-phases"), keyEntry);
 }
 
