@@ -26,6 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=int, default=DEFAULT_PORT, help="port on this machine, 0 for any free one (default %(default)s)"
     )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address of this machine to listen at, for whoever reaches that (default %(default)s)",
+    )
     where.add_network_arguments(parser)
 
 
@@ -38,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as fault:
         raise ConfigError(f"the page needs {fault.name}: pip install 'murmuration[dashboard]'") from None
     source = _source(options)
-    page = Page(source, options.port)
+    page = Page(source, options.port, options.host)
     sys.stdout.write(f"the page is at {page.url} (Ctrl-C ends it)\n")
     sys.stdout.flush()
     try:
