@@ -119,7 +119,7 @@ def ask(address: str, port: int, host: str) -> int:
 @pytest.mark.parametrize("host", ["127.0.0.2", "0.0.0.0"])
 def test_told_so_it_listens_elsewhere_and_still_answers_to_no_strangers_name(host: str, tmp_path: Path) -> None:
     """127.0.0.2 is this machine's too, and another address than 127.0.0.1."""
-    page = Page(synthetic.Folder(tmp_path).path, 0, host)
+    page = Page(Folder(synthetic.Folder(tmp_path).path), 0, host)
     try:
         port = urlsplit(page.url).port
         assert port is not None
