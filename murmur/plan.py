@@ -68,23 +68,7 @@ def add_machine(parser: argparse._ActionsContainer) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the plan; the exit status is 1 for one that is refused."""
     network = presets.read(options.spec)
-<<<<<<< HEAD
     plan = planned(network.first, options)
-=======
-    for name in ("gpus", "gpu_memory", "gpu_tflops", "up", "down", "validators"):
-        value = getattr(options, name)
-        if value is not None and not 1e-6 <= value < 1e9:
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} is {value}, expected a number above 0: see `murmur plan --help` for its unit")
-    most = network.first.inner.sequences
-    if options.gpus is not None and options.gpus > most:
-        raise ConfigError(
-            f"--gpus is {options.gpus}, but an inner step of {network.first.name} has {most} sequences, and every GPU "
-            f"takes at least one: use {most} or fewer"
-        )
-    memory = int((options.gpu_memory or 180.0) * GB)
-    plan = _plan(options, Plan(network.first, options.gpus or 8, memory, validators=options.validators))
->>>>>>> mirrors
     if options.json:
         sys.stdout.write(json.dumps(as_json(plan), indent=2) + "\n")
     else:
@@ -94,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
 def planned(spec: RunSpec, options: argparse.Namespace) -> Plan:
     """The spec on the machine that the options say (`add_machine`). Raises ConfigError for one that cannot be."""
-    for name in ("gpus", "gpu_memory", "gpu_tflops", "up", "down"):
+    for name in ("gpus", "gpu_memory", "gpu_tflops", "up", "down", "validators"):
         value = getattr(options, name)
         if value is not None and not 1e-6 <= value < 1e9:
             flag = name.replace("_", "-")
@@ -105,7 +89,8 @@ def planned(spec: RunSpec, options: argparse.Namespace) -> Plan:
             f"--gpus is {options.gpus}, but an inner step of {spec.name} has {most} sequences, and every GPU "
             f"takes at least one: use {most} or fewer"
         )
-    return _plan(options, Plan(spec, options.gpus or 8, int((options.gpu_memory or 180.0) * GB)))
+    memory = int((options.gpu_memory or 180.0) * GB)
+    return _plan(options, Plan(spec, options.gpus or 8, memory, validators=options.validators))
 
 
 def _plan(options: argparse.Namespace, plan: Plan) -> Plan:
