@@ -110,7 +110,7 @@ class Folder:
                     clock = self.spec.clock
                     left = clock.start_block + number * clock.round_blocks + clock.commit - event["block"]
                     deadlines.append(float(event["time"]) + left * clock.block_seconds)
-            except (KeyError, TypeError, ValueError, AttributeError):
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 continue
         began = min((start for start, _ in nodes.values()), default=0.0)
         return {

@@ -9,7 +9,6 @@ short, printable or true.
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from statistics import fmean, median
 from sys import intern
 from typing import Any, TypeVar
@@ -21,6 +20,8 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 MAX_ROUND = 1 << 32
+MAX_NUMBER = 1e18
+"""Far beyond any loss, share, duration or time: sums of such numbers are still numbers."""
 NOT_AGREED = "NOT_AGREED"
 """Of a peer that passed and has no other standing: the agreed record does not name it, or there is none."""
 NOT_HERE = ("MISSING", "LATE")
@@ -283,7 +284,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not isfinite(value):
+    if type(value) not in (int, float) or not -MAX_NUMBER <= value <= MAX_NUMBER:
         raise ValueError(value)
     return float(value)
 

@@ -22,9 +22,10 @@ from protocol.spec import RunSpec
 from protocol.types import DIGEST_BYTES, Digest, Peer, PeerId, Reason, Rejection
 from sparseloco import ops
 from sparseloco.outer import OuterState
+from sparseloco.update import Records
 from sparseloco.wire import Submission
 
-Unseal = Callable[[Envelope, bytes, bytes | memoryview], bytes]
+Unseal = Callable[[Envelope, bytes, bytes | memoryview], bytes | memoryview]
 """(envelope, key, ciphertext) -> plaintext of the same length (storage/seal.py)."""
 
 
@@ -46,12 +47,17 @@ class Gathered:
     late: bool = False
 
 
+Each = Callable[[Callable[[Gathered], Submission | Rejection], Sequence[Gathered]], Iterable[Submission | Rejection]]
+
+
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """What the checks need from the chain's and the storage's side."""
+    """What the checks need from the chain's and the storage's side. each: judges every peer, one after the other or
+    beside each other, and gives what it found in the peers' order."""
 
     verify: Verify
     unseal: Unseal
+    each: Each = map
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,7 @@ class Checked:
     rejected: Mapping[PeerId, Rejection]
     committed: frozenset[PeerId]
     twins: Twins
-    remember: Mapping[Remembered, bytes]
+    remember: Mapping[Remembered, Records]
     broken: Mapping[PeerId, str] = field(default_factory=dict)
 
 
@@ -86,24 +92,33 @@ def fast_checks(
     """Judge every peer of the round. `theta` is our digest at the round's start, `expected_proof` gives the proof of
     being in sync that follows from our theta. `commit_hash`: of block D. `history`: earlier payloads, by the sample
     that this hash draws. Nothing that a peer sent raises or changes another peer's result."""
-    opened: dict[PeerId, Submission] = {}
-    rejected: dict[PeerId, Rejection] = {}
     broken: dict[PeerId, str] = {}
-    by_hotkey = sorted(gathered, key=lambda item: item.peer.id)
-    for item in by_hotkey:
+
+    def judged(item: Gathered) -> Submission | Rejection:
         peer = item.peer.id
         try:
             envelope, ciphertext = _sealed(item, spec, round, clock, doors)
             plaintext = _unsealed(item, envelope, ciphertext, run, round, theta, doors, expected_proof)
-            opened[peer] = ops.parse_submission(peer, round, plaintext, spec.layout)
+            submission = ops.parse_submission(peer, round, plaintext, spec.layout)
+            submission.update.digest  # noqa: B018 - hashed here, where peers may be judged beside each other
+            return submission
         except InvalidSubmission as fault:
-            rejected[peer] = Rejection(peer, fault.reason, fault.detail)
+            return Rejection(peer, fault.reason, fault.detail)
         except Exception as fault:  # noqa: BLE001
             # The one place that isolates a hostile peer: bytes that break a check must not end the round for others.
             detail = f"a check of ours failed on these bytes with {type(fault).__name__}"
-            rejected[peer] = Rejection(peer, Reason.MALFORMED, detail)
             *_, last = extract_tb(fault.__traceback__)
             broken[peer] = f"{type(fault).__name__} in {last.name}, {PurePath(last.filename).name}:{last.lineno}"
+            return Rejection(peer, Reason.MALFORMED, detail)
+
+    opened: dict[PeerId, Submission] = {}
+    rejected: dict[PeerId, Rejection] = {}
+    by_hotkey = sorted(gathered, key=lambda item: item.peer.id)
+    for found in doors.each(judged, by_hotkey):
+        if isinstance(found, Rejection):
+            rejected[found.peer] = found
+        else:
+            opened[found.peer] = found
     for peer, detail in _out_of_bounds(opened, outer_state.whole, spec.gauntlet.norm_factor).items():
         rejected[peer] = Rejection(peer, Reason.NORM, detail)
     valid = {peer: submission for peer, submission in opened.items() if peer not in rejected}
@@ -165,7 +180,7 @@ def _unsealed(
     theta: Digest,
     doors: Doors,
     expected_proof: Callable[[PeerId], Digest],
-) -> bytes:
+) -> Records:
     """The plaintext of a peer that is in sync."""
     if envelope.run != run:
         raise InvalidSubmission(Reason.WRONG_RUN, "the envelope is made for another run")

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     refused, 130 when it was stopped on request."""
     _check(options)
     folder = new_folder(options.folder)
-    stop = _Stop()
+    stop = Stop()
     end_page = _show_page(folder, options.port, options.host)  # before the imports of seconds that follow
     from localnet.play import play
 
@@ -133,7 +133,7 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(","))
 
 
-class _Stop:
+class Stop:
     """Ctrl-C, and SIGTERM, which containers and service managers send, as KeyboardInterrupt.
 
     Python drops an exception that is raised while an import tidies up behind itself, and we import for seconds: so the

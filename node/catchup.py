@@ -190,12 +190,12 @@ def _starts(
     if not any(published):
         logger.warning("catching up: no validator shows a checkpoint that can be read")
     downloads = 0
-    for starts in (*filter(None, published), []):
-        sought = {start.link for start in starts} | (set() if tried_own else {own.link})
+    for offers in (*filter(None, published), []):
+        sought = {offer.link for offer in offers} | (set() if tried_own else {own.link})
         for link, steps in records.links():
-            for start in (start for start in starts if start.link == link and downloads < DOWNLOADS_TRIED):
+            for offer in (offer for offer in offers if offer.link == link and downloads < DOWNLOADS_TRIED):
                 downloads += 1
-                yield start, steps
+                yield offer.at(records.round_of(steps)), steps
             if link == own.link and not tried_own:
                 tried_own = True
                 yield own, steps

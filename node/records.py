@@ -1,6 +1,6 @@
 """The agreed records that lead to a state, walked back along their links (docs/protocol.md section 8)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from loguru import logger
 
@@ -27,7 +27,7 @@ class Records:
 
     def __init__(self, run: Digest, sources: Sources, link: Digest, below: int, time: Time) -> None:
         self._run, self._sources, self._link, self._time = run, sources, link, time
-        self._below = below
+        self._round = self._below = below
         self._links: list[Link] = []
         """The newest first."""
         self._ended = False
@@ -35,6 +35,10 @@ class Records:
         self._giver: PeerId | None = None
         """Who had the last one; asked alone at first for the next."""
         self._began = self._told = time.now()
+
+    def round_of(self, steps: Sequence[Link]) -> int:
+        """The round whose start a state stands at that these records lead on from."""
+        return steps[0].record.round if steps else self._round
 
     def links(self) -> Iterator[tuple[Digest, list[Link]]]:
         """Every link on the way back, from the given one to the run's first, and the records after it, the oldest

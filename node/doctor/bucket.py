@@ -2,10 +2,10 @@
 
 from chain.keys import verify
 from node.adapters import Line, open_doors
-from node.config import variable_of
 from node.doctor.case import Case
 from node.doctor.finding import Fault
 from node.doctor.reach import reaction
+from node.given import variable_of
 from node.published import try_own
 from protocol.errors import StorageError
 

@@ -1,10 +1,10 @@
 """The chain and this node's place on it: wallet, subnet, registration, permit, money, weights."""
 
 from node import adapters
-from node.config import variable_of
 from node.doctor.case import Case
 from node.doctor.finding import Advice, Fault
 from node.doctor.reach import reaction
+from node.given import variable_of
 from node.terms import LOW_BALANCE_RAO, RAO_PER_TAO
 from protocol.errors import ChainError
 from protocol.types import hotkey

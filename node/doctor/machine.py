@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 
 from node.config import home as open_home
-from node.config import variable_of
 from node.data import DATA
 from node.device import choose_device, describe
 from node.doctor.case import Case
 from node.doctor.finding import Advice, Fault, Reaction
+from node.given import variable_of
 from node.runfile import folder_of
 from protocol.errors import StorageError
 from sparseloco import ops

@@ -67,6 +67,14 @@ def test_a_round_in_full_says_why_and_when(tmp_path: Path, serve: Serve) -> None
     assert get(page, "api/rounds/9")[0] == 404
 
 
+def test_a_number_beyond_all_measure_spoils_its_own_line_only(tmp_path: Path, serve: Serve) -> None:
+    written = synthetic.Folder(tmp_path)
+    written.round(0)
+    written.write("miner-2", "phases", 0, phases=[{"phase": "apply", "began": 10**400, "seconds": 0.5}])
+    body = json.loads(get(serve(tmp_path), "api/rounds/0")[2])
+    assert set(body["phases"]) == {"miner-1", "validator-1"}
+
+
 def test_every_answer_allows_nothing_but_our_own_files(tmp_path: Path, serve: Serve) -> None:
     page = serve(synthetic.Folder(tmp_path).path)
     for path in ("", "page.js", "api/rounds", "api/rounds/5", "nothing"):

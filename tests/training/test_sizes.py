@@ -11,13 +11,14 @@ from training.model import Transformer
 from training.sizes import Sizes, flops_per_token, layer_parameters, untied_parameters
 
 COUNTS = {
-    "tiny": (115_072, 131_520),
-    "parts": (37_953_024, 38_150_400),
+    "tiny": (115_520, 132_416),
+    "parts": (37_958_400, 38_161_152),
     "150m": (182_215_680, 214_983_680),
     "1b": (1_235_814_400, 1_498_482_688),
     "8b": (8_030_261_248, 8_030_261_248),
     "intellect-10b": (10_211_381_248, 10_211_381_248),
     "covenant-72b": (70_599_843_840, 72_747_327_488),
+    "covenant-72b-110": (70_599_843_840, 72_747_327_488),
 }
 
 
