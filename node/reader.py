@@ -25,8 +25,12 @@ def open_run(config: NetworkConfig, home: Path) -> Opened:
     from chain.keys import verify
 
     chain = open_chain(config.network, config.netuid, None, call_timeout_seconds=config.call_timeout_seconds)
-    run = runs.find_run(config, chain, owner_opener(config), home)
-    return _settled(run, reading(chain, verify, opener(local=run.first.local)))
+    try:
+        run = runs.find_run(config, chain, owner_opener(config), home)
+        return _settled(run, reading(chain, verify, opener(local=run.first.local)))
+    except BaseException:
+        chain.close()  # whoever tries again opens another one
+        raise
 
 
 def open_recorded(config: NetworkConfig, chain: Chain, verify: Verify, open_pointer: Opener, home: Path) -> Opened:

@@ -5,12 +5,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dashboard.folder import Folder
-from dashboard.server import Watched
+from dashboard.health import health
+from dashboard.server import Page, Watched
 from murmur import dashboard, network, watch
 from murmur.command import main
 from murmur.watch import NOT_KEPT, Network
@@ -18,12 +20,14 @@ from node import history as histories
 from node.adapters import Doors
 from node.config import NetworkConfig
 from node.history import History
-from node.reader import AsOf, reading
+from node.reader import AsOf, open_run, reading
 from node.reports import Unread
 from protocol import keys
-from protocol.errors import STATE_PRUNED, ChainError, ConfigError
+from protocol.errors import STATE_PRUNED, ChainError, ConfigError, StorageError
 from protocol.messages import encode_document, parse_document
-from protocol.types import Header, Peer, PeerId, hotkey
+from protocol.run import Run
+from protocol.types import Attestation, Digest, Header, Peer, PeerId, Record, hotkey
+from tests.dashboard.browser import CHROMIUM, browser
 from tests.fakes.bucket import Faults, _Object
 from tests.fakes.chain import FakeChain, FakeSigner, fake_verify
 from tests.network import OWNER, FakeNetwork
@@ -114,6 +118,40 @@ def test_what_the_chain_has_forgotten_comes_from_the_links(played: FakeNetwork) 
     for number in (0, 1):  # the last one's link stands on chain only when the next record does
         for field in ("contributing", "void", "rejected", "standing", "active"):
             assert told[number][field] == expected[number][field], (number, field)
+
+
+class Split(FakeChain):
+    """One validator states another model from this block on."""
+
+    liar = PeerId(bytes(32))
+    since = 0
+
+    def peers(self, block: int) -> tuple[Peer, ...]:
+        return tuple(
+            replace(peer, slot=replace(peer.slot, statement=replace(peer.slot.statement, theta=Digest(bytes(32)))))
+            if peer.id == self.liar
+            and block >= self.since
+            and peer.slot is not None
+            and isinstance(peer.slot.statement, Record | Attestation)
+            else peer
+            for peer in super().peers(block)
+        )
+
+
+@pytest.mark.usefixtures("roomy")
+@pytest.mark.parametrize(("large", "said"), [(0.1, True), (0.3, False)])
+def test_a_validator_that_holds_another_model_is_told_of_if_its_stake_is_large(
+    large: float, said: bool, played: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a quarter of it."""
+    monkeypatch.setattr(histories, "LARGE_STAKE", large)
+    chain = Split(played.world, PeerId(bytes(32)))
+    chain.liar, chain.since = played["two"].peer, played.clock.attest_by(2)
+    source = Network("here", lambda: opened(played, replace(outside(played), chain=chain)))
+    read_all(source)
+    state, sentence = health(source)
+    assert sentence.startswith("Replicas differ in round 1") is said, sentence
+    assert (state == "wrong") is said
 
 
 def test_a_round_is_told_when_it_is_decided_and_its_reports_when_they_come(played: FakeNetwork) -> None:
@@ -324,3 +362,42 @@ def test_a_network_may_be_the_word_or_stand_in_a_nodes_file(tmp_path: Path, monk
     assert main(["dashboard", "ws://127.0.0.1:8", "--netuid", "3", "--owner", "x", *home]) == 2
     assert main(["dashboard", "--config", str(file), *home]) == 2
     assert [(one.network, one.netuid) for one in seen] == [("ws://127.0.0.1:8", 3), ("ws://127.0.0.1:9", 4)]
+
+
+def test_a_chain_is_let_go_of_when_the_run_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page tries again for days."""
+    closed: list[bool] = []
+
+    def missing(*_: Any) -> Run:
+        raise StorageError("the owner's bucket does not answer")
+
+    chain = SimpleNamespace(close=lambda: closed.append(True))
+    monkeypatch.setattr("chain.adapter.open_chain", lambda *words, **options: chain)
+    monkeypatch.setattr("node.run.find_run", missing)
+    with pytest.raises(StorageError):
+        open_run(NetworkConfig(netuid=1, owner=hotkey(OWNER.peer)), tmp_path)
+    assert closed == [True]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed: the page was not looked at")
+@pytest.mark.parametrize("width", [400, 1400])
+def test_in_a_browser_it_is_the_same_page(width: int, played: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    lie = _Object(b"<script>alert(1)</script>", 0.0)
+    monkeypatch.setitem(played.store.buckets["two"], keys.report(played.run.id, 2), lie)
+    page = Page(Network("here", lambda: opened(played)).follow())
+    text = "document.getElementById('{}').textContent"
+    try:
+        with browser() as tab:
+            tab.open(page.url, width)
+            tab.until(f"{text.format('n-round')} === '2' && document.querySelectorAll('.plot canvas').length === 5")
+            assert "not published; in training" in tab.value(text.format("n-loss-note"))
+            assert "no node has said" in tab.until(text.format("phases-note"))
+            tab.value("document.getElementById('matrix').focus()")
+            for key in ("End", "Enter"):
+                tab.press(key)
+            tab.until(f"{text.format('why-body')}.includes('MALFORMED: what it has published')")
+            assert not tab.value("document.documentElement.scrollWidth > innerWidth")
+            tab.open("about:blank")
+            assert tab.complaints == []
+    finally:
+        page.close()
