@@ -119,10 +119,11 @@ def _show_page(folder: Path, port: int, host: str) -> Callable[[], None]:
     """Serve the run's page until the answer is called. Nothing where its two packages are not installed. Raises
     ConfigError for a port that is taken, or an address that is not this machine's."""
     try:
+        from dashboard.folder import Folder
         from dashboard.server import Page
     except ModuleNotFoundError:
         return lambda: None
-    page = Page(folder, port, host)
+    page = Page(Folder(folder), port, host)
     sys.stderr.write(f"the page of this run is at {page.url}\n")
     return page.close
 

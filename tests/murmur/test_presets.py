@@ -72,6 +72,17 @@ def test_a_file_that_is_no_spec_is_refused_with_its_name(text: str, expected: st
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
-        ConfigError, match=r"no spec 'covenant'.*150m, 1b, 8b, covenant-72b, intellect-10b, parts, tiny"
+        ConfigError,
+        match=r"no spec 'covenant'.*150m, 1b, 8b, covenant-72b, covenant-72b-110, intellect-10b, parts, tiny",
     ):
         presets.read("covenant")
+
+
+def test_covenant_on_slow_links_is_the_same_run_by_another_clock() -> None:
+    run, slow = presets.read("covenant-72b"), presets.read("covenant-72b-110")
+    others = {"clock", "checkpoint_rounds", "name"}
+    assert slow.first.model_dump(exclude=others) == run.first.model_dump(exclude=others)
+    assert [a.model_dump(exclude={"previous"}) for a in slow.amendments] == [
+        a.model_dump(exclude={"previous"}) for a in run.amendments
+    ]
+    assert run.amendments
