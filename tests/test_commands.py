@@ -9,19 +9,19 @@ import subprocess
 import sys
 import tomllib
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
 
 from murmur import thorough
-from murmur.command import SUBCOMMANDS
+from murmur.command import parse
 from node import config, told
 from node.doctor.start import CHECKS
+from node.given import leaves, variable_of
 from tests.localnet.harness import Run
 from tests.test_documents import MARKDOWN, PACKAGES, ROOT, relative
 
@@ -132,31 +132,28 @@ def test_a_command_of_a_document_parses(command: Command) -> None:
     elif program == "docker":
         parse_docker(words)
     elif program == "export":
-        assert {word.partition("=")[0] for word in words} <= set(map(config.variable_of, node_fields()))
+        assert {word.partition("=")[0] for word in words} <= set(map(variable_of, node_fields()))
     else:
         assert program in ("btcli", "git", "cp")
 
 
 def node_fields() -> dict[str, str]:
-    return dict(config._leaves(config.NodeConfig))
+    return dict(leaves(config.NodeConfig))
 
 
 def parse_node(script: str, words: list[str]) -> None:
-    try:
-        config._flags(script, "", node_fields(), words)
-    except SystemExit as ended:
-        assert ended.code == 0  # noqa: PT017
+    parser = argparse.ArgumentParser(script, allow_abbrev=False)
+    config.add_flags(parser, config.NodeConfig)
+    ends_well(parser.parse_args, words)
 
 
 def parse_murmur(words: list[str]) -> None:
-    found = [subcommand for subcommand in SUBCOMMANDS if words[:1] == [subcommand.name]]
-    if not found:
-        assert words in (["--help"], ["--version"])
-        return
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    import_module(found[0].module).add_arguments(parser)
+    ends_well(parse, words)
+
+
+def ends_well(parses: Callable[[list[str]], object], words: list[str]) -> None:
     try:
-        parser.parse_args(words[1:])
+        parses(words)
     except SystemExit as ended:
         assert ended.code == 0, words  # noqa: PT017
 
@@ -211,7 +208,7 @@ def test_what_is_tried_in_an_image_parses() -> None:
 def test_the_settings_are_all_there() -> None:
     text = (ROOT / "docs/settings.md").read_text()
     named = set(re.findall(r"`(MURMUR_\w+)`", text))
-    assert named - {"MURMUR_"} == set(map(config.variable_of, node_fields())) | {"MURMUR_CONFIG"}
+    assert named - {"MURMUR_"} == set(map(variable_of, node_fields())) | {"MURMUR_CONFIG"}
 
 
 def test_every_check_of_the_doctor_is_explained_in_its_order() -> None:
