@@ -51,6 +51,7 @@ RULES: dict[str, Pay] = {
     "proven squared, half the honest score": lambda record: proven(record) ** 2 * worth(record, 0.5),
     "proven squared, honest score": lambda record: proven(record) ** 2 * worth(record, 1.0),
     "proven times score": lambda record: proven(record) * max(0.0, record.scores.value),
+    "proven times score squared": lambda record: proven(record) * max(0.0, record.scores.value) ** 2,
 }
 
 

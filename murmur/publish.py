@@ -16,7 +16,7 @@ from owner.draft import sealed
 from owner.folder import THETA, RunFolder, open_folder
 from owner.publish import announce, await_named, blobs_of, data_blobs, name, own_slot, theta_blobs, upload
 from owner.stranger import read_back
-from protocol.errors import ConfigError, InvalidMessage, MurmurError
+from protocol.errors import ConfigError, InvalidMessage, StorageError
 from protocol.run import Run
 from protocol.spec import RunSpec
 from protocol.types import Digest
@@ -87,7 +87,11 @@ def _named(doors: Doors, settings: OwnerConfig, folder: RunFolder, home: Path, *
         if spec is not None and found.id == spec.digest:
             return slot.amendment
         known = f"run {found.first.name} ({found.id.hex()[:16]})"
-    except (MurmurError, InvalidMessage):
+    except StorageError:
+        if spec is not None and not replace:
+            raise  # it may be this run, amended: whoever cannot read that must not be told to replace it
+        known = f"a run whose bucket does not answer ({slot.amendment.hex()[:16]})"
+    except (ConfigError, InvalidMessage):
         known = f"a run that cannot be read any more ({slot.amendment.hex()[:16]})"
     if replace:
         return None

@@ -65,7 +65,8 @@ def standing(run: Run, doors: Doors) -> Standing:
     planned = run
     for amendment in fresh:
         if run.settled_by(amendment) <= last:
-            return Standing(block, run, tuple(pending), f"the one for round {amendment.from_round} came too late", slot)
+            why = f"the one for round {amendment.from_round} came too late, so far as this chain node knows"
+            return Standing(block, run, tuple(pending), why, slot)
         try:
             planned = planned.amended([amendment])
         except ConfigError as fault:

@@ -55,10 +55,13 @@ def records(run: Run, doors: Doors, block: int, link: Digest) -> Iterator[tuple[
     """Every agreed record with its link, from the one at `link` back to the first. Raises StorageError where nobody has
     the next one."""
     sources = sources_as_of(run, block, doors.chain.peers(block), doors.open_pointer)
+    below = run.clock.round_at(block) + 1
     while link != first_link(run.id):
         record = _record(run, sources, link)
+        if record.record.round >= below:
+            raise StorageError(f"the chain of records does not lead back: round {record.record.round} before {below}")
         yield link, record
-        link = record.record.previous
+        link, below = record.record.previous, record.record.round
 
 
 def was_agreed(run: Run, doors: Doors, round: int) -> bool:

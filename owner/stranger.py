@@ -2,6 +2,7 @@
 key. Whoever can read all of this can join."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,11 +17,14 @@ from protocol.run import Run
 from protocol.types import Digest
 from storage.s3 import RangedBucket
 from training import checkpoint
-from training.index import INDEX, leaves_bytes
+from training.index import INDEX, ShardEntry, leaves_bytes
 from training.shards import Shards, Split
 
 READ_SECONDS = 120.0
 SLOWEST_BYTES_PER_SECOND = 125_000.0
+TOKENIZER_MAX_BYTES = 256 << 20
+BESIDE = 16
+"""Objects that are asked for at once: a large data set has tens of thousands."""
 
 Tell = Callable[[int, int], None]
 """tell(bytes read, bytes in all)."""
@@ -51,7 +55,7 @@ def read_back(config: NetworkConfig, expected: Digest, home: Path, tell: Tell, *
     )
     shards.check(run.first)
     for name, digest in shards.index.tokenizer_files.items():
-        _whole(bucket, digest, name)
+        _whole(bucket, digest, name, TOKENIZER_MAX_BYTES)
     if not with_data:
         yield "data: the index; shards were not put up, so every node needs --data"
         return
@@ -75,39 +79,45 @@ def _theta(run: Run, bucket: RangedBucket, home: Path, tell: Tell) -> int:
     spec, folder = run.first, home / "theta_0"
     digest = Digest(bytes.fromhex(spec.genesis_checkpoint))
     folder.mkdir()
-    checkpoint.manifest_path(folder, digest).write_bytes(_whole(bucket, digest, "theta_0's manifest"))
+    checkpoint.manifest_path(folder, digest).write_bytes(
+        _whole(bucket, digest, "theta_0's manifest", checkpoint.MAX_MANIFEST_BYTES)
+    )
     try:
         files = [found for found, _ in checkpoint.blobs(folder, digest)][:-1]
     except CheckpointCorrupt as fault:
         raise ConfigError(f"theta_0 cannot be used: {fault}") from None
     total, done = 4 * spec.layout.num_parameters, 0
     for found in files:
-        state = sha256()
-
-        def take(block: bytes, state: "sha256" = state) -> None:  # type: ignore[valid-type]
-            nonlocal done
-            state.update(block)  # type: ignore[attr-defined]
-            done += len(block)
-            tell(done, total)
-
-        facts = bucket.head(keys.blob(found), timeout_seconds=READ_SECONDS)
-        if facts is None:
-            raise ConfigError(f"a file of theta_0 is not in the bucket ({found.hex()[:16]}): publish the run again")
-        seconds = READ_SECONDS + facts.size_bytes / SLOWEST_BYTES_PER_SECOND
-        bucket.stream(
-            keys.blob(found), take, first=0, num_bytes=facts.size_bytes, etag=facts.etag, timeout_seconds=seconds
-        )
-        if state.digest() != found:
-            raise ConfigError(
-                f"a file of theta_0 in the bucket is not what its name says ({found.hex()[:16]}): delete that object "
-                f"({keys.blob(found)}) and publish the run again"
-            )
+        done += _hashed(bucket, found, done, total, tell)
     return done
 
 
-def _whole(bucket: RangedBucket, digest: Digest, what: str) -> bytes:
+def _hashed(bucket: RangedBucket, digest: Digest, before: int, total: int, tell: Tell) -> int:
+    """The size of a large object, which is what its name says. `before`: bytes of others in `total`."""
+    key, state, have = keys.blob(digest), sha256(), 0
+
+    def take(block: bytes) -> None:
+        nonlocal have
+        state.update(block)
+        have += len(block)
+        tell(before + have, total)
+
+    facts = bucket.head(key, timeout_seconds=READ_SECONDS)
+    if facts is None:
+        raise ConfigError(f"a file of theta_0 is not in the bucket ({digest.hex()[:16]}): publish the run again")
+    seconds = READ_SECONDS + facts.size_bytes / SLOWEST_BYTES_PER_SECOND
+    bucket.stream(key, take, first=0, num_bytes=facts.size_bytes, etag=facts.etag, timeout_seconds=seconds)
+    if state.digest() != digest:
+        raise ConfigError(
+            f"a file of theta_0 in the bucket is not what its name says ({digest.hex()[:16]}): delete that object "
+            f"({key}) and publish the run again"
+        )
+    return have
+
+
+def _whole(bucket: RangedBucket, digest: Digest, what: str, max_bytes: int) -> bytes:
     """A small object, by its digest."""
-    data = bucket.get(keys.blob(digest), max_bytes=checkpoint.MAX_MANIFEST_BYTES, timeout_seconds=READ_SECONDS)
+    data = bucket.get(keys.blob(digest), max_bytes=max_bytes, timeout_seconds=READ_SECONDS)
     if sha256(data).digest() != digest:
         raise ConfigError(
             f"{what} in the bucket is not what its name says: delete {keys.blob(digest)} and publish again"
@@ -117,12 +127,17 @@ def _whole(bucket: RangedBucket, digest: Digest, what: str) -> bytes:
 
 def _sizes(shards: Shards, bucket: RangedBucket) -> None:
     index = shards.index
-    for entry in (*index.train, *index.held_out):
+
+    def look(entry: ShardEntry) -> None:
         size = index.file_bytes(entry)
         for digest, num_bytes in ((entry.digest, size), (entry.leaves_digest, leaves_bytes(size))):
             facts = bucket.head(keys.blob(digest), timeout_seconds=READ_SECONDS)
             if facts is None or facts.size_bytes != num_bytes:
                 raise ConfigError(f"{keys.blob(digest)}, of {entry.file}, is not whole: publish the run again")
+
+    with ThreadPoolExecutor(BESIDE) as pool:
+        for _ in pool.map(look, (*index.train, *index.held_out)):
+            pass
 
 
 def _ends(split: Split, num_tokens: int) -> None:

@@ -205,7 +205,6 @@ REFUSED: dict[str, tuple[Callable[[World, Path], int], str]] = {
         "validator can post a record",
     ),
     "slow link": (lambda w, f: w.create(f, "--up", "0.00001"), "a miner commits"),
-    "slow chip": (lambda w, f: w.create(f, "--gpus", "1", "--gpu-tflops", "1e-6"), "nobody counts its work"),
     "small model": (
         lambda w, f: w.create(f, table={**TABLE, "model": {**TABLE["model"], "vocabulary": 257}}),
         "set model.vocabulary at least as large",
@@ -336,6 +335,7 @@ def test_a_publication_that_was_cut_short_goes_on(
         assert spec == sealed, "what is on chain stays what it is"
 
 
+@pytest.mark.slow
 def test_a_killed_publication_goes_on(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert world.create(folder, "--seed", "99") == 0

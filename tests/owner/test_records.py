@@ -70,6 +70,7 @@ def test_an_amendment_is_pending_then_settled_and_in_the_records_where_the_chain
     now = standing(settled(first, 0, doors, {}), doors)
     assert (now.run.amendments, now.pending, now.refused) == ((amendment,), (), None)
     # Whoever cannot look at the block that decided it learns from the records that it holds.
+    network.run_until(amendment.from_round + 2)
     now = standing(first, doors)
     assert (now.run.amendments, now.pending, now.refused) == ((amendment,), (), None)
 
