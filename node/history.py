@@ -172,17 +172,27 @@ class History:
         return Told(CHAIN, _event("agreed", round, when, void=not told, contributing=told, committed=here))
 
     def _newest_claim(self, newest: int, peers: Sequence[Peer]) -> tuple[Digest, int] | None:
-        """The link that most of the stake names which has stated anything lately, and the round of that; None where
-        nobody has. A slot keeps its last statement, so one look does."""
-        stated = {
-            peer.slot.statement.round
+        """The newest link that most of the stake names, and the round for which it does; where there is none, the link
+        that most name. None where nobody has stated anything. A slot keeps its last statement, so one look does."""
+        said = [
+            (peer.id, peer.slot.statement)
             for peer in peers
             if peer.slot is not None and isinstance(peer.slot.statement, Record | Attestation)
-        }
-        for round in sorted(stated, reverse=True):
-            if round <= newest and (found := claims(self.run, round, (), peers)):
-                return next(iter(found))[1], round
-        return None
+        ]
+        backing: dict[tuple[int, Digest], float] = {}
+        for round in {statement.round for _, statement in said if statement.round <= newest}:
+            for theta, link in claims(self.run, round, (), peers):
+                stake = sum(
+                    self._stakes.get(peer, 0.0)
+                    for peer, statement in said
+                    if (statement.round, statement.theta, statement.previous) == (round, theta, link)
+                )
+                backing[round, link] = backing.get((round, link), 0.0) + stake
+        if not backing:
+            return None
+        most = {named for named, stake in backing.items() if stake > 0.5}
+        round, link = max(most) if most else max(backing, key=lambda named: backing[named])
+        return link, round
 
     def _older(self, link: Digest, below: int) -> Iterator[Told]:
         """Some rounds before `below`, the newest first."""

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from chain import operator
-from localnet.members import Member, configured, make_wallets
-from localnet.network import _start_store, _store, stop
+from chain.keys import create_wallet
+from localnet.ground import open_ground, prepare, stop
+from localnet.members import Member, configured
 from localnet.plan import Plan
-from localnet.processes import Processes
-from localnet.spec import draft, seal
+from localnet.spec import drafted, open_owner, seal
 from localnet.store import StoreReady
-from localnet.subnet import await_permits, open_subnet, register, start_devnet
+from localnet.subnet import TAO, await_permits, open_subnet
 from localnet.text import text_data
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ if ahead := float(os.environ.get("TEST_SECONDS_AHEAD", "0")):
 
 @dataclass
 class World:
-    """A chain and a store with one of each member; nobody runs. `stranger` has a wallet and a bucket, no slot."""
+    """A chain and a store, and members of which nobody runs."""
 
     plan: Plan
     store: StoreReady
@@ -95,29 +95,22 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         folder = tmp_path_factory.mktemp("doctor")
         patch.setenv("BITTENSOR_RUNTIME_CACHE_DIR", str(folder / "runtime-cache"))
         plan = Plan(folder, miners=2)
-        (folder / "logs").mkdir()
         (folder / "skew").mkdir()
         (folder / "skew" / "sitecustomize.py").write_text(SKEWED)
         names = plan.names()
-        processes = Processes(folder / "logs", dict(os.environ))
+        processes = prepare(plan)
         try:
-            ready = _start_store(plan, processes, names)
-            wallets = make_wallets(plan, names)
-            devnet = start_devnet(plan, wallets)
-            processes.adopt("devnet", devnet.process, devnet.again)
-            data, store = text_data(lambda line: None), _store(ready, processes)
+            ground = open_ground(plan, processes, lambda line: None)
+            wallets, devnet, store = ground.wallets, ground.devnet, ground.store
+            data = text_data(lambda line: None)
             members = {
                 name: configured(plan, name, role, fault, wallets[name], devnet.url, store, data)
                 for name, (role, fault) in names.items()
                 if role != "owner"
             }
-            stranger = "miner-2"
-            register(devnet.url, wallets, {name: who for name, who in names.items() if name != stranger})
             await_permits(devnet, wallets, names, lambda line: None)
-            owner = open_subnet(devnet.url, wallets["owner"])
-            drafted = draft(plan.preset, devnet.genesis, wallets["owner"].hotkey.ss58_address, data)
-            seal(plan, drafted, PHASES, owner, store, data)
-            owner.close()
+            owner = open_owner(plan, devnet.url, store)
+            seal(plan, drafted(plan.preset, owner, data), PHASES, owner, data)
             world = World(plan, store, members, devnet.url, wallets)
             yield world
             (folder / "figures").write_text("\n".join(world.figures) + "\n")
@@ -223,13 +216,16 @@ def test_a_planted_fault_ends_the_program_and_is_named_and_mended(name: str, rol
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_who_is_not_registered_or_has_no_permit_is_told_what_to_do(world: World) -> None:
-    status, said = world.refused("miner", "miner-2", {}, [])
+    stranger = create_wallet("stranger", "default", str(world.plan.folder / "wallets"))
+    changes = {"MURMUR_WALLET__NAME": "stranger"}
+    status, said = world.refused("miner", "miner-2", changes, [])
     assert status == 2, said
     assert "btcli subnet register" in said
-    chain = open_subnet(world.url, world.wallets["miner-2"])
-    operator.register(chain, world.wallets["miner-2"])
+    chain = open_subnet(world.url, world.wallets["owner"])
+    operator.transfer(chain, world.wallets["owner"], stranger.coldkeypub.ss58_address, 100 * TAO)
+    operator.register(chain, stranger)
     chain.close()
-    world.begins("miner", "miner-2", {}, [])
+    world.begins("miner", "miner-2", changes, [])
     status, said = world.refused("validator", "miner-2", {}, [])
     assert status == 2, said
     assert "has no validator permit" in said

@@ -154,6 +154,35 @@ def test_a_validator_that_holds_another_model_is_told_of_if_its_stake_is_large(
     assert (state == "wrong") is said
 
 
+def test_the_walk_back_begins_where_most_of_the_stake_stands(played: FakeNetwork) -> None:
+    """A validator that speaks alone, in the newest round, may name whatever it invents."""
+    doors, clock = outside(played), played.clock
+    history = History(played.run, doors)
+    list(history.look())
+    peers = doors.chain.peers(clock.attest_by(2))
+    true = {peer.id: peer.slot.statement for peer in peers if peer.slot is not None}[played["one"].peer]
+    assert isinstance(true, Record | Attestation)
+    honest = history._newest_claim(2, peers)
+    assert honest == (true.previous, 2)
+    later = [
+        replace(
+            peer,
+            slot=replace(
+                peer.slot,
+                block=clock.slot(3, 0)[0],
+                statement=Attestation(3, 0, Digest(bytes(32)), Digest(bytes([7]) * 32)),
+            ),
+        )
+        if peer.id == played["two"].peer and peer.slot is not None
+        else peer
+        for peer in peers
+    ]
+    assert history._newest_claim(3, later) == honest
+    alone = [peer for peer in later if peer.id != played["one"].peer]
+    assert history._newest_claim(3, alone) == (bytes([7]) * 32, 3)
+    assert history._newest_claim(3, []) is None
+
+
 def test_a_round_is_told_when_it_is_decided_and_its_reports_when_they_come(played: FakeNetwork) -> None:
     doors, clock = outside(played), played.clock
     then = AsOf(doors.chain, clock.attest_by(1))

@@ -1,6 +1,8 @@
 """The model equals a naive one written from the papers, and its parameters are the spec's."""
 
 import math
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -253,3 +255,13 @@ def test_initialisation_depends_on_the_seed_alone() -> None:
     weights = [torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (first, again, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_a_model_is_built_without_what_torch_imports_for_symbols() -> None:
+    """480 modules, two seconds of every start."""
+    script = (
+        "import sys; from protocol.spec import ModelSpec; from training.model import Transformer\n"
+        f"Transformer(ModelSpec.model_validate({SPECS[0].model_dump()!r}))\n"
+        "assert not {'sympy', 'torch._dynamo'} & set(sys.modules), 'imported'"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
