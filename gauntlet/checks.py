@@ -5,8 +5,10 @@ first round whose norms nobody has measured) and COPY look at other peers, and t
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
+from pathlib import PurePath
+from traceback import extract_tb
 
 from gauntlet.commitment import commitment
 from gauntlet.remembered import Remembered, Twins
@@ -63,13 +65,14 @@ class Checked:
     """`committed`: peers that had committed by D, passed or not: a fault of theirs was not a mere absence.
     `twins`: of those that passed, who sent (nearly) the same as whom: one of them at most may contribute, and who did
     the work shows in the evaluation. `remember`: this round's payloads with their records, to compare those of later
-    rounds with."""
+    rounds with. `broken`: whose bytes a check of ours broke on, and where: a bug to be told of, whatever sent them."""
 
     passed: Mapping[PeerId, Submission]
     rejected: Mapping[PeerId, Rejection]
     committed: frozenset[PeerId]
     twins: Twins
     remember: Mapping[Remembered, Records]
+    broken: Mapping[PeerId, str] = field(default_factory=dict)
 
 
 def fast_checks(
@@ -89,6 +92,7 @@ def fast_checks(
     """Judge every peer of the round. `theta` is our digest at the round's start, `expected_proof` gives the proof of
     being in sync that follows from our theta. `commit_hash`: of block D. `history`: earlier payloads, by the sample
     that this hash draws. Nothing that a peer sent raises or changes another peer's result."""
+    broken: dict[PeerId, str] = {}
 
     def judged(item: Gathered) -> Submission | Rejection:
         peer = item.peer.id
@@ -103,6 +107,8 @@ def fast_checks(
         except Exception as fault:  # noqa: BLE001
             # The one place that isolates a hostile peer: bytes that break a check must not end the round for others.
             detail = f"a check of ours failed on these bytes with {type(fault).__name__}"
+            *_, last = extract_tb(fault.__traceback__)
+            broken[peer] = f"{type(fault).__name__} in {last.name}, {PurePath(last.filename).name}:{last.lineno}"
             return Rejection(peer, Reason.MALFORMED, detail)
 
     opened: dict[PeerId, Submission] = {}
@@ -133,6 +139,7 @@ def fast_checks(
         remember={
             sketch.name: updates[peer].records for peer, sketch in sketches.items() if peer not in copies.reposted
         },
+        broken=broken,
     )
 
 

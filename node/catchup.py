@@ -15,9 +15,10 @@ from loguru import logger
 from gauntlet.agreement import Claim, claims
 from node.amendments import adopted, follow, settle
 from node.checkpoints import FETCH_SECONDS, Start, counted_stakes, fetcher, published_starts, shown_by_all
-from node.follower import QUIET_SECONDS, Follower
+from node.follower import Follower
 from node.held import Held
 from node.payloads import MAX_THREADS, Lacking, gather_pinned
+from node.records import Records
 from node.sources import Sources
 from node.state import Snapshot
 from node.wanted import say_wanted
@@ -30,7 +31,7 @@ from protocol.errors import (
     OutOfSync,
     StorageError,
 )
-from protocol.messages import LINK_MAX_BYTES, Link, first_link, parse_link
+from protocol.messages import Link, first_link
 from protocol.spec import RunSpec
 from protocol.types import Attestation, Digest, Peer, PeerId, Record
 from storage.collect import first
@@ -39,8 +40,6 @@ from training.checkpoint import MAX_MANIFEST_BYTES
 
 ASK_SECONDS = 10.0
 """For all validators' documents together: one that stalls costs us this much."""
-LINK_SECONDS = 1.0
-"""What a walk along the links may take for each on average, beside FETCH_SECONDS."""
 DOWNLOADS_TRIED = 4
 """Checkpoints in one pass: each is as large as the model, and may be anybody's."""
 
@@ -76,7 +75,7 @@ def catch_up(follower: Follower, held: Held) -> bool:
     settle(follower, held)
     sources, stakes = follower.sources(), counted_stakes(follower, target, _at_commit(follower, target))
     for claim in followed:
-        records = _Records(follower, claim, target, sources)
+        records = Records(follower.run.id, sources, claim[1], target, follower.time)
         for start, steps in _starts(follower, held, records, stakes, sources):
             try:
                 _replay(follower, held, start, steps, target, claim, sources)
@@ -163,98 +162,12 @@ def _holders_of_genesis(follower: Follower, digest: Digest, sources: Sources) ->
         yield found[0]
 
 
-class _Records:
-    """The agreed records that lead to a claim, from the newest back, read as far as anybody asks. Each is authenticated
-    by the one after it, so whoever has one will do: all validators are asked beside each other."""
-
-    def __init__(self, follower: Follower, claim: Claim, round: int, sources: Sources) -> None:
-        self._follower, self._claim, self._sources = follower, claim, sources
-        self._below = round
-        self._links: list[Link] = []
-        """The newest first."""
-        self._ended = False
-        """Whether nobody gives us more."""
-        self._giver: PeerId | None = None
-        """Who had the last one; asked alone at first for the next."""
-        self._began = self._told = follower.time.now()
-
-    def links(self) -> Iterator[tuple[Digest, list[Link]]]:
-        """Every link on the way back, from the claimed one to the run's first, and the records after it, the oldest
-        first. Ends early where nobody has the next record, or where it cannot be of this run."""
-        link, depth = self._claim[1], 0
-        while True:
-            yield link, self._links[:depth][::-1]
-            if link == first_link(self._follower.run.id):
-                return
-            if depth == len(self._links):
-                try:
-                    if self._ended:
-                        return
-                    self._links.append(self._read(link))
-                except (StorageError, OutOfSync) as fault:
-                    self._ended = True
-                    logger.warning("the agreed records cannot be followed further back: {fault}", fault=str(fault))
-                    return
-            link, depth = self._links[depth].record.previous, depth + 1
-
-    def _read(self, link: Digest) -> Link:
-        time = self._follower.time
-        left = self._began + FETCH_SECONDS + LINK_SECONDS * len(self._links) - time.now()
-        if left <= 0:
-            raise StorageError(f"only {len(self._links)} agreed records could be had in time")
-        if time.now() - self._told > QUIET_SECONDS:
-            self._told = time.now()
-            logger.info(
-                "catching up: reading the agreed records back, at round {round}, {count} so far",
-                round=self._below,
-                count=len(self._links),
-            )
-        found = self._ask(link, left)
-        if found.record.round >= self._below:
-            raise OutOfSync(f"the chain of records does not lead back: round {found.record.round} before {self._below}")
-        self._below = found.record.round
-        return found
-
-    def _ask(self, link: Digest, left: float) -> Link:
-        """The record under this link, from whoever gives it first."""
-        key, validators = keys.statement(self._follower.run.id, link), self._sources.validators()
-        rest = [holder for holder in validators if holder != self._giver]
-        for holders in ([self._giver] if self._giver is not None else [], rest):
-            found = first(
-                [
-                    Wanted(holder, self._sources.own(holder, key), LINK_MAX_BYTES, _is_link(link), exact=False)
-                    for holder in holders
-                ],
-                timeout_seconds=left if holders is rest else min(left, QUIET_SECONDS),
-                max_threads=MAX_THREADS,
-                time=self._follower.time,
-            )
-            if found is not None:
-                self._giver = found[0]
-                return parse_link(bytes(found[1]), link)
-        raise StorageError(
-            f"the agreed record {link.hex()[:16]} before round {self._below} is in none of {len(validators)} "
-            "validators' buckets"
-        )
-
-
 def _hashes_to(digest: Digest) -> Callable[[Data], bool]:
     return lambda data: sha256(data).digest() == digest
 
 
-def _is_link(link: Digest) -> Callable[[Data], bool]:
-    def check(data: Data) -> bool:
-        try:
-            parse_link(bytes(data), link)
-        except InvalidMessage:
-            return False
-        return True
-
-    return check
-
-
 def _starts(
-    follower: Follower, held: Held, records: _Records, stakes: Mapping[PeerId, int], sources: Sources
+    follower: Follower, held: Held, records: Records, stakes: Mapping[PeerId, int], sources: Sources
 ) -> Iterator[tuple[Start, list[Link]]]:
     """States from which the agreed records lead on, with those records, the oldest first; the best state first, each
     only when those before it have failed.
@@ -277,12 +190,12 @@ def _starts(
     if not any(published):
         logger.warning("catching up: no validator shows a checkpoint that can be read")
     downloads = 0
-    for starts in (*filter(None, published), []):
-        sought = {start.link for start in starts} | (set() if tried_own else {own.link})
+    for offers in (*filter(None, published), []):
+        sought = {offer.link for offer in offers} | (set() if tried_own else {own.link})
         for link, steps in records.links():
-            for start in (start for start in starts if start.link == link and downloads < DOWNLOADS_TRIED):
+            for offer in (offer for offer in offers if offer.link == link and downloads < DOWNLOADS_TRIED):
                 downloads += 1
-                yield start, steps
+                yield offer.at(records.round_of(steps)), steps
             if link == own.link and not tried_own:
                 tried_own = True
                 yield own, steps

@@ -63,6 +63,15 @@ class Scores:
                 reason=str(rejection.reason),
                 detail=rejection.detail,
             )
+        for peer, where in checked.broken.items():
+            logger.warning(
+                "round {round}: a check of ours broke on the bytes of {hotkey} ({where}), which were rejected. No "
+                "bytes may do that: please report it with this line, and keep the object, {key}",
+                round=round,
+                hotkey=hotkey(peer),
+                where=where,
+                key=keys.payload(node.run.id, round),
+            )
         node.held.events.emit(
             "checked",
             round,

@@ -1,0 +1,110 @@
+"""The agreed records that lead to a state, walked back along their links (docs/protocol.md section 8)."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from loguru import logger
+
+from node.follower import QUIET_SECONDS
+from node.sources import Sources
+from protocol import keys
+from protocol.errors import InvalidMessage, OutOfSync, StorageError
+from protocol.messages import LINK_MAX_BYTES, Link, first_link, parse_link
+from protocol.ports import Time
+from protocol.types import Digest, PeerId
+from storage.collect import first
+from storage.exchange import Data, Wanted
+
+ASK_SECONDS = 30.0
+LINK_SECONDS = 1.0
+"""What a walk along the links may take for each on average, beside ASK_SECONDS."""
+MAX_THREADS = 16
+
+
+class Records:
+    """The agreed records of a run, back from `link`, which is `previous` of whatever is agreed in round `below`; read
+    as far as anybody asks. Each is authenticated by the one after it, so whoever has one will do: all validators are
+    asked beside each other."""
+
+    def __init__(self, run: Digest, sources: Sources, link: Digest, below: int, time: Time) -> None:
+        self._run, self._sources, self._link, self._time = run, sources, link, time
+        self._round = self._below = below
+        self._links: list[Link] = []
+        """The newest first."""
+        self._ended = False
+        """Whether nobody gives us more."""
+        self._giver: PeerId | None = None
+        """Who had the last one; asked alone at first for the next."""
+        self._began = self._told = time.now()
+
+    def round_of(self, steps: Sequence[Link]) -> int:
+        """The round whose start a state stands at that these records lead on from."""
+        return steps[0].record.round if steps else self._round
+
+    def links(self) -> Iterator[tuple[Digest, list[Link]]]:
+        """Every link on the way back, from the given one to the run's first, and the records after it, the oldest
+        first. Ends early where nobody has the next record, or where it cannot be of this run."""
+        link, depth = self._link, 0
+        while True:
+            yield link, self._links[:depth][::-1]
+            if link == first_link(self._run):
+                return
+            if depth == len(self._links):
+                try:
+                    if self._ended:
+                        return
+                    self._links.append(self._read(link))
+                except (StorageError, OutOfSync) as fault:
+                    self._ended = True
+                    logger.warning("the agreed records cannot be followed further back: {fault}", fault=str(fault))
+                    return
+            link, depth = self._links[depth].record.previous, depth + 1
+
+    def _read(self, link: Digest) -> Link:
+        left = self._began + ASK_SECONDS + LINK_SECONDS * len(self._links) - self._time.now()
+        if left <= 0:
+            raise StorageError(f"only {len(self._links)} agreed records could be had in time")
+        if self._time.now() - self._told > QUIET_SECONDS:
+            self._told = self._time.now()
+            logger.info(
+                "catching up: reading the agreed records back, at round {round}, {count} so far",
+                round=self._below,
+                count=len(self._links),
+            )
+        found = self._ask(link, left)
+        if found.record.round >= self._below:
+            raise OutOfSync(f"the chain of records does not lead back: round {found.record.round} before {self._below}")
+        self._below = found.record.round
+        return found
+
+    def _ask(self, link: Digest, left: float) -> Link:
+        """The record under this link, from whoever gives it first."""
+        key, validators = keys.statement(self._run, link), self._sources.validators()
+        rest = [holder for holder in validators if holder != self._giver]
+        for holders in ([self._giver] if self._giver is not None else [], rest):
+            found = first(
+                [
+                    Wanted(holder, self._sources.own(holder, key), LINK_MAX_BYTES, _is_link(link), exact=False)
+                    for holder in holders
+                ],
+                timeout_seconds=left if holders is rest else min(left, QUIET_SECONDS),
+                max_threads=MAX_THREADS,
+                time=self._time,
+            )
+            if found is not None:
+                self._giver = found[0]
+                return parse_link(bytes(found[1]), link)
+        raise StorageError(
+            f"the agreed record {link.hex()[:16]} before round {self._below} is in none of {len(validators)} "
+            "validators' buckets"
+        )
+
+
+def _is_link(link: Digest) -> Callable[[Data], bool]:
+    def check(data: Data) -> bool:
+        try:
+            parse_link(bytes(data), link)
+        except InvalidMessage:
+            return False
+        return True
+
+    return check
