@@ -70,6 +70,8 @@ class Copies:
         self._until = 0.0
         self._looks = 0
         self._copied, self._seconds = 0, 0.0
+        self._favours = {True: 0, False: 0}
+        """Copies in this round that only somebody's word asked for: of payloads of this round, and of older ones."""
 
     def hold(self, round: int, at_commit: Sequence[Peer], items: Sequence[Gathered]) -> None:
         """From now on we are asked for these submissions of `round`, which we have, and for what was applied before.
@@ -82,13 +84,14 @@ class Copies:
             for payload in step.payloads
         }
         with self._changed:
-            self._held = {place: self._held.get(place, held) for place, held in logged.items()}
+            self._held = {place: _both(self._held.get(place), held) for place, held in logged.items()}
             self._round, self._at_commit, self._hash = round, tuple(at_commit), commit_hash
             self._sources, self._looks = sources, 0
             self._up &= self._held.keys()
             self._keys_up &= self._held.keys()
             self._wanted = {}
             self._copied, self._seconds = 0, 0.0
+            self._favours = {True: 0, False: 0}
         self.add(items)
         self._go_on()
 
@@ -163,43 +166,67 @@ class Copies:
             self._wanted |= heard
 
     def _put_up(self, until: float) -> None:
-        """Keys first, since they are small, then payloads, until there is none left or it is time to ask again; one
-        that was begun is brought to its end."""
+        """Payloads, until there is none left or it is time to ask again; one that was begun is brought to its end. Keys
+        go before each, since they are small."""
         time, tried = self.node.time, set[Place]()
         try:
-            for place, held in self._keys():
-                assert held.reveal is not None
-                self.mirror.copy_reveal(*place, held.reveal, timeout_seconds=self.node.transfer_seconds(1))
-                with self._changed:
-                    self._keys_up.add(place)
-            while time.now() < until and (found := self._next(tried)) is not None:
+            while True:
+                self._put_up_keys()
+                if time.now() >= until or (found := self._next(tried)) is None:
+                    return
                 tried.add(found[0])
                 self._copy(*found)
-        except (StorageError, OSError) as fault:
+        except StorageError as fault:
             logger.warning("a copy does not get up, and is tried again: {fault}", fault=str(fault))
 
-    def _keys(self) -> list[tuple[Place, Held]]:
+    def _put_up_keys(self) -> None:
+        """As many as a selection has, at most: whoever asks for all keys that we hold delays no payload for long."""
         with self._changed:
             asked = self._asked
-            return [
-                (place, held)
-                for place, held in sorted(self._held.items(), key=lambda one: one[0])
+            due = [
+                (not held.named, -place[0], place, held.reveal)
+                for place, held in self._held.items()
                 if held.reveal is not None and place not in self._keys_up and (held.named or place in asked)
             ]
+        for _, _, place, reveal in sorted(due)[: self._share]:
+            self.mirror.copy_reveal(*place, reveal, timeout_seconds=self.node.transfer_seconds(1))
+            with self._changed:
+                self._keys_up.add(place)
 
     def _next(self, tried: Collection[Place]) -> tuple[Place, Held] | None:
-        """What to copy next: what somebody lacks, then our share, the newest round's first; where we were drawn first
-        comes first, so that validators who are asked for the same do not all begin with the same. Whoever asks for
-        everything makes us copy no more than a selection a round."""
-        rules = self.node.run.first.gauntlet
+        """What to copy next. First what somebody lacks: of that what a record names, which is a selection or two; then
+        what validators lack before there is a record; then what was applied, the newest first. Then our share. Where we
+        were drawn first comes first, so that validators who are asked for the same do not all begin with the same."""
         with self._changed:
-            asked = self._asked if self._copied < rules.contributors + rules.reserve else set()
-            due = [
-                (place not in asked, -place[0], len(self._at_commit) if held.rank is None else held.rank, place, held)
-                for place, held in self._held.items()
-                if place not in self._up and place not in tried and (held.is_ours or place in asked)
-            ]
-        return min(due, key=lambda one: one[:4])[3:] if due else None
+            asked, sources = self._asked, self._sources
+            assert sources is not None
+            early = set[Place]().union(*(self._wanted.get(one, ()) for one in sources.validators()))
+            due = []
+            for place, held in self._held.items():
+                if place in self._up or place in tried:
+                    continue
+                favour = place in asked and (self._is_standing(place, held) or self._is_favoured(place, early))
+                if favour or held.is_ours:
+                    rank = len(self._at_commit) if held.rank is None else held.rank
+                    due.append((not favour, -place[0], not held.named, rank, place, held))
+        return min(due, key=lambda one: one[:5])[4:] if due else None
+
+    def _is_standing(self, place: Place, held: Held) -> bool:
+        """Whether a record of this round names it."""
+        return held.named and place[0] == self._round
+
+    def _is_favoured(self, place: Place, early: Collection[Place]) -> bool:
+        """Whether we copy on somebody's word alone: at most a selection of this round, which only who votes can lack
+        before there is a record, and one of older rounds. Neither takes the other's place, nor that of what a record
+        names: whoever asks for everything keeps nobody from what he does lack."""
+        now = place[0] == self._round
+        return self._favours[now] < self._share and (not now or place in early)
+
+    @property
+    def _share(self) -> int:
+        """As many payloads as a round may select and keep in reserve."""
+        rules = self.node.run.first.gauntlet
+        return rules.contributors + rules.reserve
 
     @property
     def _asked(self) -> set[Place]:
@@ -213,12 +240,23 @@ class Copies:
             if path is None:
                 return  # not fetched yet, or this disk has lost it
             with node.held.timeline.begin("mirror") as watch:
-                mirror.copy(*place, path, timeout_seconds=seconds)
+                try:
+                    mirror.copy(*place, path, timeout_seconds=seconds)
+                except OSError as fault:  # moved on from there, or unreadable: no reason to copy nothing else
+                    logger.warning("a copy is tried again later: {fault}", fault=str(fault))
+                    return
             with self._changed:
                 self._copied += 1
                 self._seconds += watch.seconds
+                if not (held.is_ours or self._is_standing(place, held)):
+                    self._favours[place[0] == self._round] += 1
         with self._changed:
             self._up.add(place)
+
+
+def _both(known: Held | None, logged: Held) -> Held:
+    """What we know of what was applied: it may have been named before we had it, and without its key."""
+    return logged if known is None else replace(known, reveal=known.reveal or logged.reveal)
 
 
 def _key_alone(run: Digest, round: int, payload: Payload) -> bytes | None:

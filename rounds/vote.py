@@ -54,9 +54,11 @@ class Vote:
         self.seen = {peer.id: Gathered(peer) for peer in at_commit} | {item.peer.id: item for item in gathered}
         committed = [peer.id for peer in at_commit if commitment(peer, round, last) is not None]
         best = in_order(self.scores.book, committed, node.doors.chain.header(last).hash)
-        likely = [self.seen[peer] for peer in best[: rules.contributors + rules.reserve]]
+        likely = best[: rules.contributors + rules.reserve]
         self.lacked = frozenset()
-        self.say(round, {item.peer.id for item in likely if item.payload is None and item.wrong_size is None})
+        # Of whom we had no time to ask we know nothing: they may be there, and a leader leaves out whom we lack.
+        lacked = {item.peer.id for item in gathered if item.payload is None and item.wrong_size is None}
+        self.say(round, lacked.intersection(likely))
 
     def say(self, round: int, lacked: Set[PeerId]) -> None:
         """Say that we lack these as well, unless we have."""

@@ -13,12 +13,14 @@ from loguru import logger
 
 from gauntlet.agreement import COPIES, mirror_order
 from node.node import Node
-from node.wanted import encode_wanted
+from node.wanted import encode_wanted, parse_wanted
 from protocol import keys
-from rounds.copies import Copies
+from protocol.messages import parse_reveal
+from rounds.copies import Copies, Held
 from rounds.validator import Validator
 from simulation.network import Network, Programs
 from simulation.store import Faults as StoreFaults
+from simulation.world import hash_verify
 
 Made = Callable[..., Network]
 
@@ -163,6 +165,59 @@ def test_what_hostile_mirrors_and_a_hostile_miner_hide_an_honest_holder_gives(ne
     assert {network.members[name].round for name in ("miner-2", "validator-1")} == {round + 1}
 
 
+def test_whoever_asks_for_everything_keeps_nobody_from_what_is_agreed(networks: Made) -> None:
+    """All miners' buckets are gone, one honest validator holds the bytes, and a hostile one lacks everything, it says:
+    more than a validator copies on somebody's word."""
+
+    class Hostile(Validator):
+        def __init__(self, node: Node, shards: Any) -> None:
+            super().__init__(node, shards)
+            if node.me != network.members["validator-3"].peer:
+                self.copies = CopiesNothing(node, self.keeper.mirror)
+                self.vote.copies = self.copies
+
+    network = networks(3, program=Hostile, miners=14)
+    network.begin()
+    run, clock = network.run.id, network.run.clock
+    miners = [member for member in network.members.values() if not member.validates]
+    until(network, lambda: network.members["validator-3"].round >= 2)
+    round = network.members["validator-3"].round
+    everything = [(one, miner.peer) for one in range(round - 2, round + 9) for miner in miners]
+    said = encode_wanted(everything, run, network.members["validator-1"].signer)
+    bucket = network.store.buckets["validator-1"]
+    bucket[keys.wanted(run)] = replace(next(iter(bucket.values())), data=said)
+    until(network, lambda: clock.round_at(network.world.final) == round)
+    until(network, lambda: network.world.final >= clock.reveal_by(round) + 2)
+    for miner in miners:
+        network.store.buckets[miner.name].pop(keys.payload(run, round))
+        network.store.buckets[miner.name].pop(keys.reveal(run, round))
+        miner.program.node.stop_prefetch()  # type: ignore[union-attr]
+        miner.program.node.held.clear_cache()  # type: ignore[union-attr]
+    until(network, lambda: network.world.final >= clock.commit_by(round + 1))
+    assert all(miner.round > round for miner in miners)
+    chosen = contributors(network, round)
+    assert len(miners) > network.spec.gauntlet.contributors + network.spec.gauntlet.reserve
+    assert any("validator-3" not in copiers(network, round, miner)[:COPIES] for miner in chosen)
+    assert all("validator-3" in copied(network, round, miner) for miner in chosen)
+
+
+def test_a_validator_that_comes_after_v_does_not_say_that_it_lacks_what_it_never_asked_for(networks: Made) -> None:
+    """Else a leader would name nobody because a validator of half of the stake was started again."""
+    network = networks(2)
+    network.begin()
+    until(network, lambda: network.members["validator-1"].round >= 2)
+    round, late = network.members["validator-1"].round, network.members["validator-2"]
+    network.kill(late)
+    until(network, lambda: network.world.final >= network.run.clock.reveal_by(round))
+    network.start(late)
+    until(network, lambda: network.members["miner-1"].round > round)
+    assert contributors(network, round)
+    said = network.store.buckets[late.name].get(keys.wanted(network.run.id))
+    assert said is None or (round, network.members["miner-1"].peer) not in parse_wanted(
+        said.data, network.run.id, late.peer, hash_verify
+    )
+
+
 def test_a_restarted_validator_gives_what_it_had_applied(networks: Made) -> None:
     network = networks(2)
     network.begin()
@@ -181,6 +236,23 @@ def test_a_restarted_validator_gives_what_it_had_applied(networks: Made) -> None
     until(network, lambda: key in network.store.buckets[holder.name])
     assert network.store.buckets[holder.name][key].data == before.data
     assert keys.mirror_reveal(network.run.id, round, miner.peer) in network.store.buckets[holder.name]
+
+
+def test_what_was_named_before_we_had_it_is_given_with_its_key_once_it_is_applied(networks: Made) -> None:
+    network = networks(2)
+    network.begin()
+    until(network, lambda: network.members["validator-1"].round >= 2)
+    program = network.members["validator-1"].program
+    assert isinstance(program, Validator)
+    step = program.node.held.saved.consensus.log[-1]
+    payload, copies = step.payloads[0], program.copies
+    place = step.round, payload.peer
+    copies._held[place] = Held(payload.envelope, None, 0, named=True)
+    copies.hold(step.round, copies._at_commit, [])
+    held = copies._held[place]
+    assert held.reveal is not None
+    assert parse_reveal(held.reveal).key == payload.key
+    assert held.is_ours
 
 
 def test_who_asks_for_everything_gets_a_selection_a_round_and_nobodys_share_waits(networks: Made) -> None:
