@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gauntlet.agreement import Views, agreed, claims
+from gauntlet.agreement import Views, agreed, claims, votes
 from node.adapters import Doors
 from node.sources import Sources, sources_as_of
 from protocol import keys
@@ -29,22 +29,26 @@ class Stated:
 
 
 def stated(run: Run, doors: Doors, block: int) -> Stated | None:
-    """The newest pair that is stated by at least half of the stake that speaks, as of the final `block`; None before
-    anybody has said anything. Raises ChainError."""
-    peers = doors.chain.peers(block)
+    """The newest pair that is stated by at least half of the counted stake, of the rounds that are decided by the final
+    `block`; None before anybody has said anything. Raises ChainError."""
+    # In one that is not decided yet, maybe only a minority has spoken.
+    newest = run.clock.decided_before(block + 1)
+    if newest < 0:
+        return None
+    peers = doors.chain.peers(run.clock.attest_by(newest))
     rounds = {
         peer.slot.statement.round
         for peer in peers
         if peer.slot is not None and isinstance(peer.slot.statement, Record | Attestation)
     }
-    for round in sorted(rounds, reverse=True):
+    for round in sorted((round for round in rounds if round <= newest), reverse=True):
         commit = run.clock.commit_by(round)
         try:
             voters = doors.chain.peers(min(commit, block))
         except ChainError:
             voters = ()  # pruned; then stake as of now orders
         found = claims(run, round, voters, peers)
-        total = sum(found.values())
+        total = sum(votes(run, round, voters).values())
         for (theta, link), stake in found.items():
             if 2 * stake >= total:
                 return Stated(round, theta, link, stake / total if total else 1.0)

@@ -3,9 +3,11 @@ settled, and which are pending."""
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
+from gauntlet.agreement import attestation_for
 from node import reader
 from node.adapters import Doors
 from node.amendments import settled
@@ -14,6 +16,7 @@ from owner.records import records, stated, was_agreed
 from protocol.errors import ConfigError
 from protocol.messages import first_link
 from protocol.run import Amendment, Run
+from protocol.types import Digest, Peer, PeerId, Slot, Uid
 from tests.fakes.chain import FakeChain, fake_verify
 from tests.network import OWNER, FakeNetwork
 from tests.specs import toy_spec
@@ -43,6 +46,32 @@ def test_the_chain_of_records_leads_back_to_the_first_and_a_void_round_has_none(
     assert found == played[::-1]
     assert all(was_agreed(first, doors, round) for round in played)
     assert found, "there was a round"
+
+
+def test_who_speaks_first_in_a_round_does_not_speak_for_the_stake() -> None:
+    """Else the owner would take an invented chain of records for the run's, and void what others have applied."""
+    run = Run(toy_spec())
+    clock, true, invented = run.clock, Digest(bytes([1]) * 32), Digest(bytes([6]) * 32)
+
+    def peer(number: int, stake: int, round: int, link: Digest) -> Peer:
+        said = attestation_for(round, (), link, link)
+        slot = Slot(clock.slot(round, 0)[0], None, said)
+        return Peer(PeerId(bytes([number]) * 32), Uid(number), stake, True, 0, slot)
+
+    honest = [peer(number, 30, 4, true) for number in (1, 2)]
+    early = [*honest, peer(3, 40, 5, invented)]
+
+    class Chain:
+        def peers(self, block: int) -> list[Peer]:
+            return early if block >= clock.slot(5, 0)[0] else [*honest, peer(3, 40, 4, true)]
+
+    chain: Any = Chain()
+    doors = reader.reading(chain, fake_verify, lambda pointer: None)  # type: ignore[arg-type, return-value]
+    for block in (clock.attest_by(4), clock.slot(5, 0)[0], clock.attest_by(5)):
+        found = stated(run, doors, block)
+        assert found is not None
+        assert (found.round, found.theta, found.link) == (4, true, true), block
+    assert stated(run, doors, clock.attest_by(0) - 1) is None
 
 
 def test_an_amendment_is_pending_then_settled_and_in_the_records_where_the_chain_has_forgotten(
