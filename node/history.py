@@ -112,7 +112,7 @@ class History:
         for round in range(newest, first - 1, -1):
             yield from self._decided(round, head)
         if self._newest < 0 or first > self._newest + 1:
-            self._walk = self._newest_claim(newest, peers)
+            self._walk = self._newest_claim(newest, self._spoken(newest, peers))
         elif self._walk is None:
             self._walk, self._stuck = self._stuck, None
         self._newest = newest
@@ -170,6 +170,16 @@ class History:
         told = [hotkey(peer) for peer in contributing]
         here = None if committed is None else [hotkey(peer) for peer in committed]
         return Told(CHAIN, _event("agreed", round, when, void=not told, contributing=told, committed=here))
+
+    def _spoken(self, newest: int, peers: Sequence[Peer]) -> Sequence[Peer]:
+        """Everybody as of X of the newest decided round: later most may have spoken for the next one already, and only
+        those who have not still name anything. `peers`, as of now, where the chain's node has pruned that."""
+        try:
+            return self.doors.chain.peers(self.run.clock.attest_by(newest)) if newest >= 0 else peers
+        except ChainError as fault:
+            if fault.code != STATE_PRUNED:
+                raise
+            return peers
 
     def _newest_claim(self, newest: int, peers: Sequence[Peer]) -> tuple[Digest, int] | None:
         """The newest link that most of the stake names, and the round for which it does; where there is none, the link

@@ -183,6 +183,41 @@ def test_the_walk_back_begins_where_most_of_the_stake_stands(played: FakeNetwork
     assert history._newest_claim(3, []) is None
 
 
+def test_whoever_keeps_silent_in_the_round_that_is_played_does_not_choose_where_the_walk_begins(
+    played: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The honest ones have spoken for the next round, and one that has not names what it has invented."""
+    doors, clock = outside(played), played.clock
+    head = doors.chain.finalized().block
+    newest = clock.decided_before(head + 1)
+    at_x = doors.chain.peers(clock.attest_by(newest))
+    true = {peer.id: peer.slot.statement for peer in at_x if peer.slot is not None}[played["one"].peer]
+    assert isinstance(true, Record | Attestation)
+
+    def saying(peer: Peer, round: int, link: Digest) -> Peer:
+        assert peer.slot is not None
+        said = Attestation(round, 0, Digest(bytes(32)), link)
+        return replace(peer, slot=replace(peer.slot, block=clock.slot(round, 0)[0], statement=said))
+
+    now = {
+        played["one"].peer: (newest + 1, Digest(bytes([5]) * 32)),
+        played["two"].peer: (newest, Digest(bytes([7]) * 32)),
+    }
+    real = type(doors.chain).peers
+
+    def peers(chain: Any, block: int) -> list[Peer]:
+        found = real(chain, block)
+        return [saying(p, *now[p.id]) if p.id in now and block > clock.attest_by(newest) else p for p in found]
+
+    played.world.step()
+    monkeypatch.setattr(type(doors.chain), "peers", peers)
+    history = History(played.run, doors)
+    begun: list[Any] = []
+    monkeypatch.setattr(history, "_older", lambda *place: begun.append(place) or iter(()))
+    list(history.look())
+    assert begun == [(true.previous, newest)]
+
+
 def test_a_round_is_told_when_it_is_decided_and_its_reports_when_they_come(played: FakeNetwork) -> None:
     doors, clock = outside(played), played.clock
     then = AsOf(doors.chain, clock.attest_by(1))
