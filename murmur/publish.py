@@ -13,13 +13,15 @@ from node.adapters import Doors
 from node.config import OwnerConfig
 from node.published import require_read_only
 from owner.draft import sealed
-from owner.folder import THETA, RunFolder, open_folder
+from owner.folder import DRAFT, THETA, RunFolder, open_folder
 from owner.publish import announce, await_named, blobs_of, data_blobs, name, own_slot, theta_blobs, upload
 from owner.stranger import read_back
-from protocol.errors import ConfigError, InvalidMessage, StorageError
+from protocol.clock import PAGE_LEAD_BLOCKS
+from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, StorageError
 from protocol.run import Run
 from protocol.spec import RunSpec
 from protocol.types import Digest
+from training import checkpoint
 from training.shards import Shards
 
 FEWEST_BLOCKS = 20
@@ -33,6 +35,7 @@ def publish(options: Namespace) -> int:
     folder = open_folder(options.folder)
     settings = owned.settings(OwnerConfig, options, folder.path)
     doors = owned.doors(settings, folder)
+    stood = _in_slot(doors)
     with TemporaryDirectory() as home:
         named = _named(doors, settings, folder, Path(home), replace=options.replace)
     lead = _lead(folder, options.start_in)
@@ -43,12 +46,18 @@ def publish(options: Namespace) -> int:
             with owned.steps(f"hashing the {what} split's shards") as tell:
                 split.verify(tell)
         say("data: every shard is what the index says")
+    _require_theta(folder)
     require_read_only(doors.bucket, doors.pointer, local=folder.table["local"])
     say("bucket: our key writes it; the published one reads it, and is refused all else")
     blobs = blobs_of(theta_blobs(folder.path / THETA, folder.theta), data_blobs(folder.data, data, whole=whole))
     with owned.progress("putting up") as tell:
         upload(doors.bucket, blobs, tell)
     say(f"bucket: {len(blobs)} objects, {sum(path.stat().st_size for _, path in blobs):,} bytes")
+    if _in_slot(doors) != stood:
+        raise ConfigError(
+            "the owner's slot names something else than when this command began: another one, maybe on another machine, "
+            "has published meanwhile. Nothing was posted. Look at it (murmur run show), or run the same command again"
+        )
     if named is None:
         spec = _seal(doors, folder, lead)
         block = announce(doors, spec.to_bytes())
@@ -72,6 +81,23 @@ def _known(folder: RunFolder) -> RunSpec:
     if spec is None:
         raise ConfigError(f"{folder.path} has no spec.json, yet its run is on chain: restore that file")
     return spec
+
+
+def _require_theta(folder: RunFolder) -> None:
+    """Raise ConfigError for a theta_0 that is not what the draft says, or of another model: nobody could start."""
+    spec = sealed(folder.table, folder.theta, PAGE_LEAD_BLOCKS)
+    try:
+        checkpoint.load(folder.path / THETA, folder.theta, spec.model.shapes())
+    except CheckpointCorrupt as fault:
+        raise ConfigError(
+            f"theta_0 in {folder.path / THETA} is damaged, or {DRAFT} was changed since it was made ({fault}), and "
+            "nothing was published: create the run again in another folder"
+        ) from None
+
+
+def _in_slot(doors: Doors) -> Digest | None:
+    slot = own_slot(doors)
+    return slot.amendment if slot is not None else None
 
 
 def _named(doors: Doors, settings: OwnerConfig, folder: RunFolder, home: Path, *, replace: bool) -> Digest | None:

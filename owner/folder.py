@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import ConfigError
-from protocol.spec import RunSpec, parse_text
+from protocol.spec import RunSpec, build, parse_text
 from protocol.types import Digest
 
 DRAFT, THETA, DATA, SPEC, OWNER, AMENDMENTS = (
@@ -49,10 +49,11 @@ class RunFolder:
 
 
 def open_folder(path: Path) -> RunFolder:
-    """Raises ConfigError for a folder that `murmur run create` has not finished."""
+    """Raises ConfigError for a folder that `murmur run create` has not finished, or whose draft is no spec any more."""
     file = path / DRAFT
     try:
         body = json.loads(file.read_bytes())
+        build(body["spec"], str(file))
         return RunFolder(path, body["spec"], Path(body["data"]))
     except FileNotFoundError:
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -370,6 +371,54 @@ def test_what_is_not_what_its_name_says_is_found_when_it_is_read_back(
     world.bucket("owner").put(key, bytes(data), timeout_seconds=30)
     assert world.publish(folder, "--replace") == 2
     assert f"delete that object ({key})" in capsys.readouterr().err
+
+
+def test_what_was_changed_in_the_folder_is_found_before_anything_is_published(
+    world: World, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = world.slot()
+    folder = tmp_path / "changed"
+    shutil.copytree(made, folder)
+    text = (folder / "draft.json").read_text()
+    draft = json.loads(text)
+    draft["spec"]["model"]["layers"] += 1
+    (folder / "draft.json").write_text(json.dumps(draft))
+    assert world.publish(folder, "--replace") == 2
+    assert "draft.json was changed" in capsys.readouterr().err
+    (folder / "draft.json").write_text(text)
+    (tensors,) = (folder / "theta_0").glob("*.safetensors")
+    data = bytearray(tensors.read_bytes())
+    data[-1] ^= 1
+    tensors.write_bytes(data)
+    assert world.publish(folder, "--replace") == 2
+    assert "damaged" in capsys.readouterr().err
+    for broken in ({}, {"spec": {}, "data": "data"}, {"spec": [], "data": "data"}, []):
+        (folder / "draft.json").write_text(json.dumps(broken))
+        assert world.publish(folder, "--replace") == 2, broken
+        assert "draft.json" in capsys.readouterr().err
+    assert world.slot() == before
+
+
+def test_what_another_machine_has_published_meanwhile_is_not_written_over(
+    world: World, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, other = tmp_path / "run", tmp_path / "other"
+    assert world.create(folder, "--seed", "31") == 0
+    shutil.copytree(folder, other)
+    upload = murmur.publish.upload
+
+    def slowly(*words: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(murmur.publish, "upload", upload)
+            assert world.publish(other, "--replace") == 0
+        upload(*words)
+
+    monkeypatch.setattr(murmur.publish, "upload", slowly)
+    assert world.publish(folder, "--replace") == 2
+    assert "has published meanwhile" in capsys.readouterr().err
+    spec = open_folder(other).spec
+    assert spec is not None
+    assert world.named() == spec.digest
 
 
 # --- amend, void, show -------------------------------------------------------------------------------------------
