@@ -13,13 +13,14 @@ from node import reader, terms
 from node.adapters import Doors
 from node.config import OwnerConfig
 from node.runfile import RunFile, folder_of
-from owner.amend import POST_BLOCKS, Standing, changes, earliest_round, proposed, same, standing
+from owner.amend import POST_BLOCKS, Standing, changes, earliest_round, proposed, require_in_time, same, standing
 from owner.folder import RunFolder, open_folder
 from owner.publish import announce, await_named, name
 from owner.records import records, stated, was_agreed
 from protocol.errors import ChainError, ConfigError, StorageError
 from protocol.run import Amendment, Run
 from protocol.spec import parse_table
+from protocol.types import Digest
 
 
 def amend(options: Namespace) -> int:
@@ -46,7 +47,7 @@ def void(options: Namespace) -> int:
     """Raises ConfigError for what cannot be taken back any more."""
     folder, settings, doors, now = _open(options)
     if options.pending:
-        return _take_back(options, doors, now)
+        return _take_back(options, settings, folder, doors, now)
     number: int = options.round
     run = now.run
     for amendment in now.planned.amendments:
@@ -154,6 +155,9 @@ def _post(
     if not owned.agreed_to("publish it?", yes=options.yes):
         say("nothing was published")
         return 0
+    then = _look(settings, folder)
+    _require_unchanged(_heads(now), _heads(then))
+    require_in_time(then, amendment)
     block = announce(doors, amendment.to_bytes())
     await_named(doors, amendment.digest, block)
     return _confirm(settings, folder, doors, amendment)
@@ -179,10 +183,30 @@ def when_settled(now: Standing, amendment: Amendment) -> str:
     return f"pending; settled as of block {block}, in about {duration(seconds)}, if the slot still names it then"
 
 
-def _take_back(options: Namespace, doors: Doors, now: Standing) -> int:
-    """Name what stands before the first pending amendment that can still be taken back."""
+def _heads(now: Standing) -> tuple[Digest, Digest | None]:
+    """What the next amendment builds on, and what the slot names."""
+    return now.planned.head, now.slot.amendment if now.slot is not None else None
+
+
+def _require_unchanged(before: object, now: object) -> None:
+    """Raise ConfigError when time has passed over what was asked: whoever was asked may have thought for hours, and an
+    owner that leaves a settled amendment out is followed by nobody who knows it."""
+    if before != now:
+        raise ConfigError(
+            "the amendments have changed meanwhile: one is settled by now, or another machine has posted. "
+            "Nothing was published: run the same command again"
+        )
+
+
+def _staying(now: Standing) -> tuple[Amendment, ...]:
+    """Of the pending amendments those that are settled before another post could be final."""
     by = now.block + now.run.first.clock.finality_blocks + POST_BLOCKS
-    stays = [amendment for amendment in now.pending if now.run.settled_by(amendment) <= by]
+    return tuple(amendment for amendment in now.pending if now.run.settled_by(amendment) <= by)
+
+
+def _take_back(options: Namespace, settings: OwnerConfig, folder: RunFolder, doors: Doors, now: Standing) -> int:
+    """Name what stands before the first pending amendment that can still be taken back."""
+    stays = _staying(now)
     leaves = now.pending[len(stays) :]
     if not leaves and now.refused is None:
         late = ": the last one is settled before another post could be final" if stays else ""
@@ -194,6 +218,8 @@ def _take_back(options: Namespace, doors: Doors, now: Standing) -> int:
     if not owned.agreed_to("take it back?", yes=options.yes):
         say("nothing was published")
         return 0
+    then = _look(settings, folder)
+    _require_unchanged((*_heads(now), now.run.head, stays), (*_heads(then), then.run.head, _staying(then)))
     head = stays[-1].digest if stays else now.run.head
     block = name(doors, head)
     await_named(doors, head, block)

@@ -55,7 +55,7 @@ def publish(options: Namespace) -> int:
     say(f"bucket: {len(blobs)} objects, {sum(path.stat().st_size for _, path in blobs):,} bytes")
     if _in_slot(doors) != stood:
         raise ConfigError(
-            "the owner's slot names something else than when this command began: another one, maybe on another machine, "
+            "the owner's slot names something else than when this command began: another one, on another machine, "
             "has published meanwhile. Nothing was posted. Look at it (murmur run show), or run the same command again"
         )
     if named is None:

@@ -99,6 +99,14 @@ def proposed(standing: Standing, fields: Mapping[str, Any]) -> Amendment:
     except ValidationError as fault:
         raise ConfigError("this is no amendment:\n" + fault_lines(fault)) from None
     standing.planned.amended([amendment])
+    require_in_time(standing, amendment)
+    if len(standing.planned.amendments) >= MAX_AMENDMENTS:
+        raise ConfigError(f"the run has {MAX_AMENDMENTS} amendments, and nobody follows more")
+    return amendment
+
+
+def require_in_time(standing: Standing, amendment: Amendment) -> None:
+    """Raise ConfigError for an amendment that everybody would refuse if it were posted now."""
     earliest = earliest_round(standing.run, standing.block)
     if amendment.from_round < earliest:
         raise ConfigError(
@@ -106,9 +114,6 @@ def proposed(standing: Standing, fields: Mapping[str, Any]) -> Amendment:
             "round before the one from which it holds, and everybody refuses one that comes later. The earliest is "
             f"round {earliest} (now: {standing.run.clock.round_at(standing.block)})"
         )
-    if len(standing.planned.amendments) >= MAX_AMENDMENTS:
-        raise ConfigError(f"the run has {MAX_AMENDMENTS} amendments, and nobody follows more")
-    return amendment
 
 
 def same(standing: Standing, fields: Mapping[str, Any]) -> Amendment | None:

@@ -213,7 +213,12 @@ def test_whoever_keeps_silent_in_the_round_that_is_played_does_not_choose_where_
     monkeypatch.setattr(type(doors.chain), "peers", peers)
     history = History(played.run, doors)
     begun: list[Any] = []
-    monkeypatch.setattr(history, "_older", lambda *place: begun.append(place) or iter(()))
+
+    def older(*place: Any) -> Iterator[Any]:
+        begun.append(place)
+        return iter(())
+
+    monkeypatch.setattr(history, "_older", older)
     list(history.look())
     assert begun == [(true.previous, newest)]
 

@@ -18,6 +18,7 @@ import pytest
 
 import murmur.amend
 import murmur.publish
+import owner.publish
 from chain import operator
 from chain.adapter import SubtensorChain, open_chain
 from chain.devnet import launch
@@ -405,7 +406,7 @@ def test_what_another_machine_has_published_meanwhile_is_not_written_over(
     folder, other = tmp_path / "run", tmp_path / "other"
     assert world.create(folder, "--seed", "31") == 0
     shutil.copytree(folder, other)
-    upload = murmur.publish.upload
+    upload = owner.publish.upload
 
     def slowly(*words: Any) -> None:
         with monkeypatch.context() as patch:
@@ -483,6 +484,33 @@ def test_an_amendment_is_shown_settled_and_followed(
     assert named.hex() in shown
     assert world.run("void", running, "--pending", "--yes") == 2
     assert "no amendment is pending" in capsys.readouterr().err
+
+
+def test_whoever_thinks_until_an_amendment_is_settled_does_not_take_it_back_nor_builds_beside_it(
+    world: World, running: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = open_folder(running).spec
+    assert spec is not None
+    clock = spec.rounds_clock
+    wanted = clock.round_at(world.chain.finalized().block) + 4
+    words = ["--from-round", str(wanted), "--set"]
+    assert world.run("amend", running, *words, "inner.peak_lr=0.002", "--yes") == 0
+    named = world.named()
+
+    def slowly(*_: Any, **__: Any) -> bool:
+        world.chain.wait(clock.start(wanted - 1) + 1, 60)
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owned, "agreed_to", slowly)
+        assert world.run("void", running, "--pending") == 2
+        assert "one is settled by now" in capsys.readouterr().err
+        assert world.named() == named
+        late = str(clock.round_at(world.chain.finalized().block) + 3)
+        wanted = int(late) + 1
+        assert world.run("amend", running, "--from-round", late, "--set", "inner.peak_lr=0.001") == 2
+    assert "it is too late for round" in capsys.readouterr().err
+    assert world.named() == named
 
 
 def test_what_is_pending_is_taken_back_and_a_round_that_is_lost_is_declared_void(
