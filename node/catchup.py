@@ -6,18 +6,18 @@ record under its link names the one before; the chain of links has to end at a s
 results has to hash to the theta that the chain names.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 
 from loguru import logger
 
-from gauntlet.agreement import Claim, claims
+from gauntlet.agreement import Claim
 from node.amendments import adopted, follow, settle
 from node.checkpoints import FETCH_SECONDS, Start, counted_stakes, fetcher, published_starts, shown_by_all
-from node.follower import QUIET_SECONDS, Follower
+from node.follower import Follower
 from node.held import Held
 from node.payloads import MAX_THREADS, gather_pinned
+from node.records import Records, at_commit, hashes_to, newest_claims, newest_decided
 from node.sources import Sources
 from node.state import Snapshot
 from protocol import keys
@@ -29,17 +29,15 @@ from protocol.errors import (
     OutOfSync,
     StorageError,
 )
-from protocol.messages import LINK_MAX_BYTES, Link, first_link, parse_link
+from protocol.messages import Link, first_link
 from protocol.spec import RunSpec
-from protocol.types import Attestation, Digest, Peer, PeerId, Record
+from protocol.types import Digest, PeerId
 from storage.collect import first
-from storage.exchange import Data, Wanted
+from storage.exchange import Wanted
 from training.checkpoint import MAX_MANIFEST_BYTES
 
 ASK_SECONDS = 10.0
 """For all validators' documents together: one that stalls costs us this much."""
-LINK_SECONDS = 1.0
-"""What a walk along the links may take for each on average, beside FETCH_SECONDS."""
 DOWNLOADS_TRIED = 4
 """Checkpoints in one pass: each is as large as the model, and may be anybody's."""
 
@@ -49,7 +47,7 @@ def join(follower: Follower, held: Held) -> bool:
     theta_0 and we could not follow."""
     _genesis(follower, held)
     held.begin()
-    return _newest_decided(follower) < 0 or catch_up(follower, held)
+    return newest_decided(follower) < 0 or catch_up(follower, held)
 
 
 def catch_up(follower: Follower, held: Held) -> bool:
@@ -60,10 +58,10 @@ def catch_up(follower: Follower, held: Held) -> bool:
     may be anybody's invention, records and payloads included. The claim may be false all the same, so the caller goes
     on with what it has and tries again in a later round.
     """
-    newest = _newest_decided(follower)
+    newest = newest_decided(follower)
     if newest < 0:
         return True
-    target, followed = _newest_claims(follower, newest)
+    target, followed = newest_claims(follower, newest)
     if target < held.saved.round:
         # Nobody has stated anything since: those rounds have no record, so they changed nothing.
         if held.saved.round < newest:
@@ -73,9 +71,9 @@ def catch_up(follower: Follower, held: Held) -> bool:
                 held.save_own()
         return True
     settle(follower, held)
-    sources, stakes = follower.sources(), counted_stakes(follower, target, _at_commit(follower, target))
+    sources, stakes = follower.sources(), counted_stakes(follower, target, at_commit(follower, target))
     for claim in followed:
-        records = _Records(follower, claim, target, sources)
+        records = Records(follower, claim, target, sources)
         for start, steps in _starts(follower, held, records, stakes, sources):
             try:
                 _replay(follower, held, start, steps, target, claim, sources)
@@ -91,45 +89,13 @@ def catch_up(follower: Follower, held: Held) -> bool:
     return False
 
 
-def _newest_decided(follower: Follower) -> int:
-    """The newest round whose attestations are final; -1 before the first."""
-    head = follower.head()
-    round = follower.clock.round_at(head)
-    return round if head >= follower.clock.attest_by(round) else round - 1
-
-
-def _newest_claims(follower: Follower, newest: int) -> tuple[int, tuple[Claim, ...]]:
-    """The newest round up to `newest` with a statement made in time, and what is worth following of the claims for its
-    start, the most staked first; -1 for none. A slot keeps its last statement, however long its author has been silent,
-    so one look at the newest round's X does."""
-    peers = follower.doors.chain.peers(follower.clock.attest_by(newest))
-    stated = {
-        peer.slot.statement.round
-        for peer in peers
-        if peer.slot is not None and isinstance(peer.slot.statement, Record | Attestation)
-    }
-    for round in sorted(stated, reverse=True):
-        if round <= newest and (found := claims(follower.run, round, _at_commit(follower, round), peers)):
-            total = sum(found.values())
-            return round, tuple(claim for claim, stake in found.items() if 2 * stake >= total)[: 2 if total else 1]
-    return -1, ()
-
-
-def _at_commit(follower: Follower, round: int) -> Sequence[Peer]:
-    """Whose stake counts in `round`; nobody's where the chain's node has pruned that: then stake as of now orders."""
-    try:
-        return follower.doors.chain.peers(follower.clock.commit_by(round))
-    except ChainError:
-        return ()
-
-
 def _genesis(follower: Follower, held: Held) -> Start:
     """theta_0 from the owner's bucket or a validator's. Its digest stands in the spec, so any source will do."""
     spec = follower.run.first
     digest = Digest(bytes.fromhex(spec.genesis_checkpoint))
     sources = follower.sources()
     faults: list[str] = []
-    for holder in _holders_of_genesis(follower, digest, sources):
+    for holder in holders_of_genesis(follower, digest, sources):
         opener = sources.bucket_of(holder)
         if opener is None:
             continue
@@ -145,13 +111,13 @@ def _genesis(follower: Follower, held: Held) -> Start:
     )
 
 
-def _holders_of_genesis(follower: Follower, digest: Digest, sources: Sources) -> Iterator[PeerId]:
+def holders_of_genesis(follower: Follower, digest: Digest, sources: Sources) -> Iterator[PeerId]:
     """The owner, and the validator that is the first to give theta_0's manifest when all are asked."""
     yield follower.run.first.owner_id
     key = keys.blob(digest)
     found = first(
         [
-            Wanted(holder, sources.own(holder, key), MAX_MANIFEST_BYTES, _hashes_to(digest), exact=False)
+            Wanted(holder, sources.own(holder, key), MAX_MANIFEST_BYTES, hashes_to(digest), exact=False)
             for holder in sources.validators()
         ],
         timeout_seconds=FETCH_SECONDS,
@@ -162,98 +128,8 @@ def _holders_of_genesis(follower: Follower, digest: Digest, sources: Sources) ->
         yield found[0]
 
 
-class _Records:
-    """The agreed records that lead to a claim, from the newest back, read as far as anybody asks. Each is authenticated
-    by the one after it, so whoever has one will do: all validators are asked beside each other."""
-
-    def __init__(self, follower: Follower, claim: Claim, round: int, sources: Sources) -> None:
-        self._follower, self._claim, self._sources = follower, claim, sources
-        self._below = round
-        self._links: list[Link] = []
-        """The newest first."""
-        self._ended = False
-        """Whether nobody gives us more."""
-        self._giver: PeerId | None = None
-        """Who had the last one; asked alone at first for the next."""
-        self._began = self._told = follower.time.now()
-
-    def links(self) -> Iterator[tuple[Digest, list[Link]]]:
-        """Every link on the way back, from the claimed one to the run's first, and the records after it, the oldest
-        first. Ends early where nobody has the next record, or where it cannot be of this run."""
-        link, depth = self._claim[1], 0
-        while True:
-            yield link, self._links[:depth][::-1]
-            if link == first_link(self._follower.run.id):
-                return
-            if depth == len(self._links):
-                try:
-                    if self._ended:
-                        return
-                    self._links.append(self._read(link))
-                except (StorageError, OutOfSync) as fault:
-                    self._ended = True
-                    logger.warning("the agreed records cannot be followed further back: {fault}", fault=str(fault))
-                    return
-            link, depth = self._links[depth].record.previous, depth + 1
-
-    def _read(self, link: Digest) -> Link:
-        time = self._follower.time
-        left = self._began + FETCH_SECONDS + LINK_SECONDS * len(self._links) - time.now()
-        if left <= 0:
-            raise StorageError(f"only {len(self._links)} agreed records could be had in time")
-        if time.now() - self._told > QUIET_SECONDS:
-            self._told = time.now()
-            logger.info(
-                "catching up: reading the agreed records back, at round {round}, {count} so far",
-                round=self._below,
-                count=len(self._links),
-            )
-        found = self._ask(link, left)
-        if found.record.round >= self._below:
-            raise OutOfSync(f"the chain of records does not lead back: round {found.record.round} before {self._below}")
-        self._below = found.record.round
-        return found
-
-    def _ask(self, link: Digest, left: float) -> Link:
-        """The record under this link, from whoever gives it first."""
-        key, validators = keys.statement(self._follower.run.id, link), self._sources.validators()
-        rest = [holder for holder in validators if holder != self._giver]
-        for holders in ([self._giver] if self._giver is not None else [], rest):
-            found = first(
-                [
-                    Wanted(holder, self._sources.own(holder, key), LINK_MAX_BYTES, _is_link(link), exact=False)
-                    for holder in holders
-                ],
-                timeout_seconds=left if holders is rest else min(left, QUIET_SECONDS),
-                max_threads=MAX_THREADS,
-                time=self._follower.time,
-            )
-            if found is not None:
-                self._giver = found[0]
-                return parse_link(bytes(found[1]), link)
-        raise StorageError(
-            f"the agreed record {link.hex()[:16]} before round {self._below} is in none of {len(validators)} "
-            "validators' buckets"
-        )
-
-
-def _hashes_to(digest: Digest) -> Callable[[Data], bool]:
-    return lambda data: sha256(data).digest() == digest
-
-
-def _is_link(link: Digest) -> Callable[[Data], bool]:
-    def check(data: Data) -> bool:
-        try:
-            parse_link(bytes(data), link)
-        except InvalidMessage:
-            return False
-        return True
-
-    return check
-
-
 def _starts(
-    follower: Follower, held: Held, records: _Records, stakes: Mapping[PeerId, int], sources: Sources
+    follower: Follower, held: Held, records: Records, stakes: Mapping[PeerId, int], sources: Sources
 ) -> Iterator[tuple[Start, list[Link]]]:
     """States from which the agreed records lead on, with those records, the oldest first; the best state first, each
     only when those before it have failed.
