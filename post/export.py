@@ -15,7 +15,6 @@ from post.states import Named, Rebuilt, States
 from post.tokenizer import TokenizerFile
 from protocol.errors import ConfigError, MurmurError
 from protocol.run import Run
-from protocol.types import Digest
 from training.checkpoint import sync
 
 Tell = Callable[[str], None]
@@ -31,9 +30,9 @@ def export(
     shard_bytes: int = tensors.SHARD_BYTES,
     tell: Tell,
 ) -> Origin:
-    """The state at the start of `round` in `folder`, which must not be there yet, or be empty. Takes room on its disk for
-    three times theta in fp32 besides, while it runs. Raises ConfigError, StorageError when the state is not to be had,
-    ChainError."""
+    """The state at the start of `round` in `folder`, which must not be there yet, or be empty. While it runs it takes
+    room on that disk for three times theta in fp32 besides. Raises ConfigError, StorageError when the state is not to
+    be had, ChainError."""
     if tokenizer.end_id >= states.run.first.model.vocabulary:
         raise ConfigError(
             f"the tokenizer ends a document by token {tokenizer.end_id}, the model's vocabulary has "
@@ -101,8 +100,8 @@ def _write(
 
 @contextmanager
 def beside(folder: Path) -> Iterator[Path]:
-    """An empty DIR.partial that becomes `folder` when the block ends well, and goes otherwise; what a killed process has
-    left there goes first. Raises ConfigError for a folder that holds something, or that another process makes, and
+    """An empty DIR.partial that becomes `folder` when the block ends well, and goes otherwise; what a killed process
+    has left there goes first. Raises ConfigError for a folder that holds something, or that another process makes, and
     where the disk refuses."""
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -119,8 +118,8 @@ def beside(folder: Path) -> Iterator[Path]:
             sync(folder.parent)
         except OSError as fault:
             raise ConfigError(
-                f"{partial} cannot be written ({fault.strerror}): an export needs room for its tensors, and while it is "
-                "made for three times theta in fp32; nothing was left"
+                f"{partial} cannot be written ({fault.strerror}): an export needs room for its tensors and, while it "
+                "is made, for three times theta in fp32; nothing was left"
             ) from None
         finally:
             rmtree(partial, ignore_errors=True)
@@ -153,8 +152,3 @@ def told(tell: Tell, what: str) -> Callable[[int, int], None]:
             tell(f"{what} {done / 1e9:.0f} of {total / 1e9:.0f} GB")
 
     return step
-
-
-def digest_text(digest: Digest) -> str:
-    """A digest for people."""
-    return digest.hex()[:16]

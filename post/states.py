@@ -135,8 +135,8 @@ class States:
                 self._tell(f"not {faults[-1]}")
         why = "; ".join(faults) or "no checkpoint that leads there is published"
         raise StorageError(
-            f"the state at the start of round {named.round} cannot be rebuilt ({why}). Payloads are kept for some rounds "
-            "only: the newest round is the surest"
+            f"the state at the start of round {named.round} cannot be rebuilt ({why}). Payloads are kept for some "
+            "rounds only: the newest round is the surest"
         )
 
     def _starts(self, named: Named, sources: Sources) -> Iterator[tuple[Start, list[Link]]]:

@@ -50,7 +50,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """At most 16 MiB of one tensor's values: a leaf of the digest. first: byte in the tensor, place: byte in the file."""
+    """At most 16 MiB of one tensor's values: a leaf of the digest. first: byte in the tensor, place: in the file."""
 
     tensor: str
     first: int

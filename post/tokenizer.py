@@ -1,4 +1,4 @@
-"""The run's tokenizer as files that transformers and the tokenizers library read: tokenizer.json, tokenizer_config.json.
+"""The run's tokenizer as the files that transformers and tokenizers read: tokenizer.json and tokenizer_config.json.
 
 The byte tokenizer becomes a byte-level BPE without merges, whose 256 letters have the ids of their bytes. Written by
 hand, so that the file is the same whatever release of that library is installed.
@@ -69,7 +69,7 @@ def letters() -> list[str]:
 def _byte_level() -> bytes:
     pieces = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    table = {
+    table: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
