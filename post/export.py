@@ -41,7 +41,7 @@ def export(
     with beside(folder) as partial:
         work = partial / "work"
         named, state = rebuilt(states, round, work)
-        origin = _write(partial, states.run, named, state, tokenizer, dtype, shard_bytes, tell)
+        origin = write(partial, states.run, named, state, tokenizer, dtype, shard_bytes, tell)
         rmtree(work)
     return origin
 
@@ -57,7 +57,7 @@ def rebuilt(states: States, round: int, work: Path) -> tuple[Named, Rebuilt]:
     raise faults[0]
 
 
-def _write(
+def write(
     folder: Path,
     run: Run,
     named: Named,
@@ -67,6 +67,7 @@ def _write(
     shard_bytes: int,
     tell: Tell,
 ) -> Origin:
+    """Every file of an export of this state, in an empty folder, flushed to the disk. Raises OSError."""
     spec = run.first
     plan = tensors.plan(spec.model, spec.layout, dtype, shard_bytes)
     written = tensors.write(folder, plan, state.theta, state.outer, told(tell, "written"))
