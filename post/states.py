@@ -86,7 +86,7 @@ class States:
         between are not to be had, ChainError."""
         if not 0 <= round <= self.newest:
             raise ConfigError(
-                f"--round {round}: the run {self.run.first.name} has states from round 0 to {self.newest} by now"
+                f"round {round}: run {self.run.first.name} has states from round 0 to {self.newest} by now"
             )
         if not self._claims:
             return [Named(round, None)]
@@ -108,17 +108,6 @@ class States:
                 "again later, or export a newer round"
             )
         return Named(round, found)
-
-    def names(self, theta: Digest, link: Digest) -> bool:
-        """Whether the chain names this pair: validators now, or an agreed record that theirs leads back to."""
-        sources = self._follower.sources()
-        for claim in self._claims:
-            before = claim[0]
-            for at, steps in Records(self._follower, claim, self._target, sources).links():
-                before = steps[0].record.theta if steps else before
-                if at == link:
-                    return before == theta
-        return False
 
     # --- rebuilding ------------------------------------------------------------------------------------------
 

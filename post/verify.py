@@ -144,30 +144,42 @@ def prove_by_run(export: Export, states: States, tokenizer: str | None, tell: Ca
         raise Differs(f"it is of run {origin.run}, the owner's slot on chain names run {states.run.id.hex()}")
     if tokenizer is not None and tokenizer != origin.tokenizer:
         raise Differs(f"its tokenizer is {origin.tokenizer}, the run's data set names {tokenizer}")
-    named = states.names(export.theta, export.link)
-    if named and origin.dtype == "float32":
+    claims = [named.claim for named in states.at(origin.round) if named.theta is not None]
+    if claims and (export.theta, export.link) not in claims:
+        raise Differs(
+            f"it is of the state {origin.theta}, the chain names another for the start of round {origin.round}"
+        )
+    if claims and origin.dtype == "float32":
         yield f"the fp32 tensors hash to the theta digest {origin.theta}, which validators name on chain"
     else:
-        if named:
+        if claims:
             tell("the tensors are bf16: getting the fp32 theta of this state to round it again")
         else:
             tell(f"nobody names this state on chain (yet): replaying the agreed records up to round {origin.round}")
-        with TemporaryDirectory(dir=export.folder.absolute().parent, prefix=f"{export.folder.name}.verify-") as folder:
-            _, state = rebuilt(states, origin.round, Path(folder) / "work")
-            if (state.digest, state.link) != (export.theta, export.link):
-                raise Differs(
-                    f"it is of the state {origin.theta}, but round {origin.round} of the run begins with "
-                    f"{state.digest.hex()}"
-                )
-            if origin.dtype != "float32":
-                _same_values(export, tensors.digest_of(state.theta, export.plan, state.outer, told(tell, "rounded")))
-        made = (
-            "which validators name on chain" if named else "which follows from the agreed records; nobody names it yet"
-        )
-        yield f"the run's state at the start of round {origin.round} was rebuilt: theta digest {origin.theta}, {made}"
+        _rebuild_and_compare(export, states, tell)
+        what = "validators name it on chain" if claims else "nobody names it on chain yet, it follows from the records"
+        yield f"the state at the start of round {origin.round} was rebuilt: theta digest {origin.theta}; {what}"
         yield f"the tensors are that theta, as {origin.dtype}"
     if tokenizer is None:
         yield "unchecked: the tokenizer, as the run's data set is not to be had"
+
+
+def _rebuild_and_compare(export: Export, states: States, tell: Callable[[str], None]) -> None:
+    """Raises Differs, and what `States.rebuild` raises."""
+    beside, round = export.folder.absolute().parent, export.origin.round
+    try:
+        with TemporaryDirectory(dir=beside, prefix=f"{export.folder.name}.verify-") as folder:
+            _, state = rebuilt(states, round, Path(folder) / "work")
+            if (state.digest, state.link) != (export.theta, export.link):
+                raise Differs(
+                    f"it is of the state {export.theta.hex()}, but round {round} of the run begins with "
+                    f"{state.digest.hex()}"
+                )
+            _same_values(export, tensors.digest_of(state.theta, export.plan, state.outer, told(tell, "rounded")))
+    except OSError as fault:
+        raise ConfigError(
+            f"theta cannot be rebuilt in {beside} ({fault.strerror}): that takes room for three times theta in fp32"
+        ) from None
 
 
 def _same_values(export: Export, expected: Digest) -> None:
