@@ -41,7 +41,7 @@ SUBCOMMANDS = (
     Subcommand("dashboard", "a read-only page over a run, live or ended", "murmur.dashboard"),
     Subcommand("doctor", "try everything that a node needs, and say what to mend", "murmur.doctor"),
     Subcommand("explain", "how a hotkey stands, why, and what to do next", "murmur.explain"),
-    Subcommand("export", "write a run's model for everybody's tools, or prove that it is the run's", "murmur.export"),
+    Subcommand("export", "a run's model for everybody's tools, and the proof", "murmur.export"),
     Subcommand("localnet", "run a whole network on this machine", "localnet.command"),
     Subcommand("plan", "what a run asks of a miner: memory, compute, bytes, time", "murmur.plan"),
     Subcommand("shards", "build tokenised training data", "murmur.shards"),
