@@ -40,6 +40,7 @@ SUBCOMMANDS = (
     Subcommand("config", "a node's settings, and where each comes from", "murmur.settings"),
     Subcommand("dashboard", "a read-only page over a run, live or ended", "murmur.dashboard"),
     Subcommand("doctor", "try everything that a node needs, and say what to mend", "murmur.doctor"),
+    Subcommand("evaluate", "what an export achieves on tasks, by lm-eval", "murmur.evaluate"),
     Subcommand("explain", "how a hotkey stands, why, and what to do next", "murmur.explain"),
     Subcommand("export", "a run's model for everybody's tools, and the proof", "murmur.export"),
     Subcommand("localnet", "run a whole network on this machine", "localnet.command"),
