@@ -88,8 +88,13 @@ class States:
             raise ConfigError(
                 f"round {round}: run {self.run.first.name} has states from round 0 to {self.newest} by now"
             )
-        if not self._claims:
+        if self._target < 0:
             return [Named(round, None)]
+        if not self._claims:
+            raise StorageError(
+                f"validators disagree about round {self._target}: no state is claimed by half of their stake, so it "
+                "is not known which one is the run's; try again after the next round"
+            )
         return [self._named(claim, round) for claim in self._claims]
 
     def _named(self, claim: Claim, round: int) -> Named:

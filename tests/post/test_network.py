@@ -15,6 +15,7 @@ from murmur.command import main
 from node import follower, patient, setbacks
 from node.config import NetworkConfig
 from node.reader import reading
+from post import states
 from post.export import beside
 from post.verify import read_export
 from protocol import keys
@@ -192,6 +193,14 @@ def test_payloads_that_are_gone_are_said_to_be(
     assert not (tmp_path / "out.partial").exists()
 
 
+def test_where_validators_disagree_nothing_is_taken_for_the_runs_state(
+    murmur: Murmur, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "newest_claims", lambda *_: (ROUNDS - 1, ()))
+    assert murmur("export", run, tmp_path / "out")[0] == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_cannot_be_done_is_refused_with_the_reason(murmur: Murmur, run: str, made: Made, tmp_path: Path) -> None:
     made(tmp_path / "there")
     for words, told in (
@@ -213,6 +222,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(murmur: Murmur, run: str
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from post import states
 from post.export import beside
 with beside(Path(sys.argv[1])) as partial:
     (partial / "model.safetensors").write_bytes(b"half")
