@@ -71,22 +71,29 @@ class Statements:
         return [*validators, *miners]
 
 
-def pooled(weights: Mapping[PeerId, Mapping[Uid, float]], stakes: Mapping[PeerId, int]) -> dict[Uid, float]:
-    """What the chain makes of the validators' weights: each is cut to the highest that validators with more than half
-    of the stake give as well, then averaged by stake and normalised."""
+def consensus(weights: Mapping[PeerId, Mapping[Uid, float]], stakes: Mapping[PeerId, int]) -> dict[Uid, float]:
+    """Of every uid the highest weight that validators with more than half of the stake give it, or more."""
     total = sum(stakes[peer] for peer in weights)
-    shares: dict[Uid, float] = {}
+    limits: dict[Uid, float] = {}
     for uid in sorted({uid for given in weights.values() for uid in given}):
-        backing, limit = 0, 0.0
+        backing = 0
         for value, stake in sorted(
             ((given.get(uid, 0.0), stakes[peer]) for peer, given in weights.items()), reverse=True
         ):
             backing += stake
             if 2 * backing > total:
-                limit = value
+                limits[uid] = value
                 break
-        kept = sum(min(given.get(uid, 0.0), limit) * stakes[peer] for peer, given in weights.items())
-        if kept > 0:
-            shares[uid] = kept
+    return limits
+
+
+def pooled(weights: Mapping[PeerId, Mapping[Uid, float]], stakes: Mapping[PeerId, int]) -> dict[Uid, float]:
+    """What the chain makes of the validators' weights: each is cut to the consensus, then averaged by stake and
+    normalised."""
+    kept = {
+        uid: sum(min(given.get(uid, 0.0), limit) * stakes[peer] for peer, given in weights.items())
+        for uid, limit in consensus(weights, stakes).items()
+    }
+    shares = {uid: share for uid, share in kept.items() if share > 0}
     whole = sum(shares.values())
     return {uid: share / whole for uid, share in shares.items()}

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from protocol.layout import Layout
 from protocol.messages import ENVELOPE_BYTES
-from sparseloco import native
+from sparseloco import kernels, native
 from sparseloco.outer import OuterState
 from sparseloco.topk import blocks, slabs, top_k
 from sparseloco.update import Update
@@ -101,7 +101,7 @@ def real(rounds: int) -> tuple[Tensors, Layout]:
 def quality(acc: Tensors, layout: Layout) -> dict[str, float]:
     """Errors of the values that Top-k keeps: ours and the public quantiser's."""
     zeros = {name: torch.zeros_like(value) for name, value in acc.items()}
-    update, _ = native.Codec(native.supported()[-1]).compress(acc, zeros, None, layout, BETA)
+    update, _ = native.Codec(kernels.supported()[-1]).compress(acc, zeros, None, layout, BETA)
     norm = ours = public = 0.0
     wrong = public_wrong = count = 0
     for tensor in layout:
@@ -161,7 +161,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     shapes = shapes_of(options.params)
     layout = Layout.of(shapes, K)
-    isa = options.isa or native.supported()[-1]
+    isa = options.isa or kernels.supported()[-1]
     codec = native.Codec(isa, options.threads)
     theta = heavy_tailed(shapes, 0)
     theta_r = {name: theta[name] - delta for name, delta in heavy_tailed(shapes, 1).items()}
@@ -202,7 +202,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             aggregate_rounds.append(row)
             validated_rounds.append(other)
 
-    extra = int(native.library().murmur_scratch_bytes())
+    extra = int(kernels.library().murmur_scratch_bytes())
     real_acc, real_layout = real(options.real_rounds)
     on_real, on_heavy = quality(real_acc, real_layout), quality(theta_r, layout)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--params", type=int, default=64_000_000)
     parser.add_argument("--rounds", type=int, default=11, help="alternating rounds that are measured")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--isa", choices=native.ISAS, help="default: the fastest here")
+    parser.add_argument("--isa", choices=kernels.ISAS, help="default: the fastest here")
     parser.add_argument("--real-rounds", type=int, default=5, help="rounds of training before real data is taken")
     parser.add_argument("--json", action="store_true", help="one line, for machines")
     options = parser.parse_args()

@@ -22,7 +22,7 @@ from bench_codec import BETA, PEERS, K, heavy_tailed, milliseconds, percentile, 
 from torch import Tensor
 
 from protocol.layout import Layout
-from sparseloco import cuda, native
+from sparseloco import cuda, kernels, native
 from sparseloco.outer import Aggregate, OuterState
 from sparseloco.update import Update
 
@@ -44,7 +44,7 @@ def same(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
 
 def differences(codec: cuda.Codec, given: list[Tensors], layout: Layout) -> list[str]:
     """What the GPU computes otherwise than the CPU, on the values that are timed afterwards."""
-    cpu = native.Codec(native.supported()[-1])
+    cpu = native.Codec(kernels.supported()[-1])
     found = []
     theta, theta_r, error = given
     halves = {name: value.bfloat16() for name, value in theta_r.items()}
@@ -95,7 +95,7 @@ class Launches:
     def __init__(self, device: torch.device, layout: Layout) -> None:
         self.device = device
         self.sizes = len(layout.tensors)
-        self.regions, _ = native._tables(layout, device)
+        self.regions, _ = kernels.tables(layout, device)
         self.fault = torch.full((1,), -1, dtype=torch.int64, device=device)
         self.kept: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""The page and its JSON over HTTP: GET only, on this machine only, from what is in memory.
+"""The page and its JSON over HTTP: GET only, from what is in memory; to this machine only, unless told otherwise.
 
     GET /                          the page
     GET /api/rounds?since=VERSION  rounds that have changed after this version (default 0: all), and how the run fares
@@ -28,7 +28,9 @@ from dashboard.folder import FP32_BYTES, Folder
 from dashboard.health import health
 from protocol.errors import ConfigError
 
-HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
+ANY = "0.0.0.0"
+"""To listen at all addresses of this machine."""
 READ_SECONDS = 1.0
 PORTION_SECONDS = 0.01
 """Between portions of a long run: for those who ask meanwhile."""
@@ -93,8 +95,8 @@ class Watched:
                 logger.debug("the page reads on later: {fault}", fault=str(fault))
 
 
-def application(watched: Watched) -> ASGIApp:
-    """The page over one run."""
+def application(watched: Watched, host: str = LOOPBACK) -> ASGIApp:
+    """The page over one run, listening at `host`."""
 
     def page(request: Request) -> Response:
         return FileResponse(STATIC / "index.html", media_type="text/html")
@@ -124,7 +126,7 @@ def application(watched: Watched) -> ASGIApp:
         Route("/api/rounds/{number:int}", one),
     ]
     # A name that a stranger's page makes resolve to this machine is none of ours.
-    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost", host])
     return _Sealed(Starlette(routes=routes, middleware=[hosts]))
 
 
@@ -147,26 +149,28 @@ class _Sealed:
 
 
 class Page:
-    """The page over a folder, served until `close` by threads of its own. `port` 0: any that is free.
+    """The page over a folder, served until `close` by threads of its own. `port` 0: any that is free. `host`: where to
+    listen; who asks has to call it that, 127.0.0.1 or localhost, as a container's port is called on its host.
 
-    Raises ConfigError for a port that is taken."""
+    Raises ConfigError for a port that is taken, or an address that is not this machine's."""
 
-    def __init__(self, folder: Path, port: int = 0) -> None:
+    def __init__(self, folder: Path, port: int = 0, host: str = LOOPBACK) -> None:
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self._socket.bind((HOST, port))
+            self._socket.bind((host, port))
             self._socket.listen()  # who comes before the server runs waits for it
         except OSError as fault:
             self._socket.close()
             raise ConfigError(
-                f"--port {port} cannot be used ({fault.strerror}): choose another, or leave it out"
+                f"--host {host} --port {port} cannot be used ({fault.strerror}): choose others, or leave them out"
             ) from None
-        self.url = f"http://{HOST}:{self._socket.getsockname()[1]}/"
+        shown = LOOPBACK if host == ANY else host
+        self.url = f"http://{shown}:{self._socket.getsockname()[1]}/"
         self._watched = Watched(Folder(folder))
         self._watched.follow()
         config = uvicorn.Config(
-            application(self._watched),
+            application(self._watched, host),
             log_config=None,
             access_log=False,
             server_header=False,

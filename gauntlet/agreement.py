@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 from gauntlet.commitment import commitment
 from protocol.assignment import leaders
+from protocol.assignment import mirror_order as drawn_mirrors
 from protocol.messages import encode_statement, first_link, record_link
 from protocol.run import Run
 from protocol.types import MAX_UIDS, Attestation, Digest, Peer, PeerId, Record, Selection, Uid
@@ -37,6 +38,11 @@ STATEMENT_ROUNDS = 4
 """A validator counts while its last statement, which stands in its slot, is at most so many rounds old: the void rounds
 that the death of half of the stake costs, and how long a majority may be away before a minority goes on without it
 (docs/decisions/0021-approve-not-veto.md)."""
+
+COPIES = 2
+"""So many validators copy each payload that is named, unasked: beside its owner's bucket one of them may be gone, as
+after a crash. That all of them are hostile is met by who holds it and hears that it is wanted, not by their number
+(docs/decisions/0043-mirrors-by-draw.md)."""
 
 Claim = tuple[Digest, Digest]
 """(theta digest, previous link) at the start of a round, as a statement names them."""
@@ -85,6 +91,11 @@ def electorate(run: Run, round: int, peers: Iterable[Peer]) -> dict[PeerId, int]
     return {peer.id: peer.stake for peer in lately or said}
 
 
+def votes(run: Run, round: int, peers: Iterable[Peer]) -> Mapping[PeerId, int]:
+    """What the word of each validator counts in `round`: by stake, by heads where nobody has any. `peers` as of D."""
+    return _weights(electorate(run, round, peers))
+
+
 def mirrors(run: Run, block: int, peers: Iterable[Peer]) -> tuple[PeerId, ...]:
     """Who is asked for copies of others' objects: the validators that count in the round of `block`, and those that
     have spoken for it by now; the most stake first. `peers` as of `block`."""
@@ -114,6 +125,15 @@ def leader_order(run: Run, round: int, commit_hash: Digest, peers: Iterable[Peer
     """Who leads slot 0, 1, ..; may be shorter than the number of slots. `commit_hash` and `peers` as of D."""
     stakes = sorted(electorate(run, round, peers).items())
     return leaders(run.id, commit_hash, round, stakes, run.clock.leader_slots)
+
+
+def mirror_order(
+    run: Run, round: int, commit_hash: Digest, peers: Iterable[Peer], named: Collection[PeerId]
+) -> dict[PeerId, tuple[PeerId, ...]]:
+    """Of each of the `named` peers, the validators that count, in the order in which they copy its payload: the first
+    COPIES of them unasked. `commit_hash` and `peers` as of D."""
+    stakes = sorted(electorate(run, round, peers).items())
+    return {peer: drawn_mirrors(run.id, commit_hash, round, peer, stakes) for peer in named}
 
 
 def posted_records(
@@ -148,7 +168,7 @@ def agreed(
     clock, limit = run.clock, run.spec_at(round).gauntlet.contributors
     if len(views.slots) != clock.leader_slots:
         raise ValueError(f"{len(views.slots)} slot views for {clock.leader_slots} leader slots")
-    stakes = _weights(electorate(run, round, views.commit))
+    stakes = votes(run, round, views.commit)
     order = leader_order(run, round, commit_hash, views.commit)
     committed, ours = _committed(run, round, views.commit), (theta, previous)
     void: list[str | None] = [None] * clock.leader_slots
@@ -197,7 +217,7 @@ def claims(run: Run, round: int, commit: Iterable[Peer], attest: Iterable[Peer])
     Claims of validators with a permit that do not count yet have 0 and come last, by their stake; ties go to the lowest
     digests.
     """
-    stakes = _weights(electorate(run, round, commit))
+    stakes = votes(run, round, commit)
     counted: dict[Claim, int] = {}
     staked: dict[Claim, int] = {}
     for peer in attest:
@@ -219,7 +239,7 @@ def contradicted(run: Run, round: int, ours: Claim, views: Views) -> Claim | Non
     """The pair other than `ours` that more than half of the counted stake claims for the start of `round`, if any: then
     nothing is agreed for ours in this round, and the node checks itself by replay towards that pair. What it can't
     reproduce it does not follow: it keeps its own state and goes on stating `ours`. `views` with X."""
-    total = sum(_weights(electorate(run, round, views.commit)).values())
+    total = sum(votes(run, round, views.commit).values())
     found = claims(run, round, views.commit, views.attest)
     return next((claim for claim, stake in found.items() if claim != ours and 2 * stake > total), None)
 

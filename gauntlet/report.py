@@ -291,10 +291,12 @@ def _book(body: Any, peers: Collection[PeerId]) -> ScoreBook:
         raise InvalidMessage("report: a book that remembers payloads, or with hotkeys that the report does not list")
     for average in (book.unit, book.usual_score):
         _check(average)
+    _check(book.score_variance, least=0.0)
     _number(book.unobserved, 0.0, PATIENCE_ROUNDS)
     for record in book.peers.values():
         for average in (record.gaps, record.units, record.scores, record.usual_scores, record.assigned_scores):
             _check(average)
+        _check(record.score_variances, least=0.0)
         for count in (record.first_seen, record.evaluations, record.contributed, record.faults):
             _count(count)
         _number(record.penalty, 0.0, 1.0)
@@ -305,8 +307,8 @@ def _book(body: Any, peers: Collection[PeerId]) -> ScoreBook:
     return book
 
 
-def _check(average: Average) -> None:
-    _number(average.value, -_LARGEST, _LARGEST)
+def _check(average: Average, least: float = -_LARGEST) -> None:
+    _number(average.value, least, _LARGEST)
     _number(average.weight, 0.0, 1.0)
 
 

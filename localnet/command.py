@@ -54,10 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--store",
         type=Path,
         metavar="READY.json",
-        help="use an S3 server that runs already, with the buckets and keys in this file (README), in place of our own",
+        help="use an S3 server that runs already, with the buckets and keys in this file, in place of our own "
+        "(docs/local-network.md)",
     )
     parser.add_argument("--folder", type=Path, help="run folder (default runs/<time>)")
     parser.add_argument("--port", type=int, default=0, help="port of the run's page (default: any that is free)")
+    parser.add_argument("--host", default="127.0.0.1", help="address of the run's page (default %(default)s)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -66,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     folder = new_folder(options.folder)
     stop = _Stop()
-    end_page = _show_page(folder, options.port)  # before the imports of seconds that follow
+    end_page = _show_page(folder, options.port, options.host)  # before the imports of seconds that follow
     from localnet.play import play
 
     plan = Plan(
@@ -113,14 +115,14 @@ def _check(options: argparse.Namespace) -> None:
         )
 
 
-def _show_page(folder: Path, port: int) -> Callable[[], None]:
+def _show_page(folder: Path, port: int, host: str) -> Callable[[], None]:
     """Serve the run's page until the answer is called. Nothing where its two packages are not installed. Raises
-    ConfigError for a port that is taken."""
+    ConfigError for a port that is taken, or an address that is not this machine's."""
     try:
         from dashboard.server import Page
     except ModuleNotFoundError:
         return lambda: None
-    page = Page(folder, port)
+    page = Page(folder, port, host)
     sys.stderr.write(f"the page of this run is at {page.url}\n")
     return page.close
 

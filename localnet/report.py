@@ -18,7 +18,7 @@ PHASES = ("compute", "upload", "select", "download", "apply")
 
 
 def build_report(network: Network, wall_seconds: float) -> dict[str, Any]:
-    """The report as far as the network has come; README.md explains every field."""
+    """The report as far as the network has come; docs/local-network.md explains every field."""
     by_round = _by_round({name: network.events(member) for name, member in network.members.items()})
     rounds = [
         row

@@ -14,6 +14,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=int, default=DEFAULT_PORT, help="port on this machine, 0 for any free one (default %(default)s)"
     )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address of this machine to listen at, for whoever reaches that (default %(default)s)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -27,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as fault:
         raise ConfigError(f"the page needs {fault.name}: pip install 'murmuration[dashboard]'") from None
     sys.stderr.write(f"reading {options.folder}\n")
-    page = Page(options.folder, options.port)
+    page = Page(options.folder, options.port, options.host)
     sys.stdout.write(f"the page is at {page.url} (Ctrl-C ends it)\n")
     sys.stdout.flush()
     try:

@@ -16,10 +16,11 @@ from node.amendments import adopted, follow, settle
 from node.checkpoints import FETCH_SECONDS, Start, counted_stakes, fetcher, published_starts, shown_by_all
 from node.follower import Follower
 from node.held import Held
-from node.payloads import MAX_THREADS, gather_pinned
+from node.payloads import MAX_THREADS, Lacking, gather_pinned
 from node.records import Records, at_commit, hashes_to, newest_claims, newest_decided
 from node.sources import Sources
 from node.state import Snapshot
+from node.wanted import say_wanted
 from protocol import keys
 from protocol.errors import (
     ChainError,
@@ -212,17 +213,21 @@ def _replay(
 def _apply(follower: Follower, held: Held, spec: RunSpec, step: Link, link: Digest, sources: Sources) -> None:
     """One round's outer step, whose record has this link. Its payloads lie on the disk until they are opened: a pass
     that breaks off before leaves the next one those that it has."""
-    opened = gather_pinned(
-        spec,
-        follower.run.id,
-        step.record.round,
-        step.pairs,
-        sources,
-        follower.doors.verify,
-        follower.transfer_seconds(len(step.pairs)),
-        held.cache,
-        follower.time,
-    )
+    try:
+        opened = gather_pinned(
+            spec,
+            follower.run.id,
+            step.record.round,
+            step.pairs,
+            sources,
+            follower.doors.verify,
+            follower.transfer_seconds(len(step.pairs)),
+            held.cache,
+            follower.time,
+        )
+    except Lacking as fault:
+        say_wanted(follower, fault.round, fault.peers)
+        raise
     held.step(step.record.round, spec.outer, step.record.theta, link, opened)
     held.write_snapshot(step.record.round + 1, link)
 

@@ -326,8 +326,8 @@ def _explain(program: str, fault: ValidationError, fields: Mapping[str, str], ta
     if others:
         lines += ["Not valid:", *others]
     lines.append(
-        f"Give them as flags, in the environment or in a TOML file (`{program} --help`); README.md has a walk-through. "
-        "To try everything on this machine without any account: murmur localnet"
+        f"Give them as flags, in the environment or in a TOML file (`{program} --help`); docs/run-a-miner.md has a "
+        "walk-through. To try everything on this machine without any account: murmur localnet"
     )
     return "\n".join(lines)
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from shutil import rmtree
 
 from loguru import logger
@@ -226,6 +227,10 @@ class Held:
             with suppress(OSError):  # it is there already, or this disk knows no links: then it is fetched
                 self.cache.mkdir(exist_ok=True)
                 os.link(self.store.path(sealed.object), cached(self.cache, me, keys.payload(self.run_id, round)))
+
+    def sealed_file(self, round: int, peer: PeerId, envelope: Digest) -> Path | None:
+        """The file with what a peer sent in `round`, where this disk has it (node/redo.py). Thread-safe."""
+        return self.redo.find(self.cache, round, peer, envelope)
 
     def clear_cache(self) -> None:
         rmtree(self.cache, ignore_errors=True)

@@ -18,9 +18,10 @@ from node.catchup import catch_up, join
 from node.events import round_seconds
 from node.follower import Follower
 from node.held import Held
-from node.payloads import Opened, gather_pinned, prefetch_pinned
+from node.payloads import Lacking, Opened, gather_pinned, prefetch_pinned
 from node.setbacks import Setbacks
 from node.terms import Terms
+from node.wanted import say_wanted
 from protocol.errors import ChainError, OutOfSync, StorageError
 from protocol.run import Run
 from protocol.types import Digest, PeerId, hotkey
@@ -154,7 +155,7 @@ class Node(Follower):
         self.held.lay_out_own(self.me, selection.round)
         spec = self.run.spec_at(selection.round)
         give_up = self.time.now() + spec.clock.round_blocks * spec.clock.block_seconds
-        pause = 0.2
+        pause, said = 0.2, frozenset[PeerId]()
         while True:
             sources = self.sources()
             try:
@@ -169,9 +170,12 @@ class Node(Follower):
                     self.held.cache,
                     self.time,
                 )
-            except StorageError as fault:
+            except Lacking as fault:
                 if self.time.now() > give_up:
                     raise OutOfSync(f"round {selection.round} cannot be had from any source: {fault}") from None
+                if said != frozenset(fault.peers):
+                    said = frozenset(fault.peers)
+                    say_wanted(self, fault.round, fault.peers)
                 logger.warning("{fault}; trying again", fault=str(fault))
                 self.time.sleep(pause)
                 pause = min(2 * pause, 10.0)

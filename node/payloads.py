@@ -33,6 +33,14 @@ PREFETCH_THREADS = 3
 """Few: what is fetched early should arrive whole, and leave the link to what the round waits for."""
 
 
+class Lacking(StorageError):
+    """What these peers left is in no bucket that we can read: `peers` of `round`."""
+
+    def __init__(self, round: int, peers: Sequence[PeerId], what: str) -> None:
+        super().__init__(what)
+        self.round, self.peers = round, tuple(peers)
+
+
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A pinned submission. envelope: the digest that pins its sealed object. key: what opens it. `key` and `update` are
@@ -199,15 +207,11 @@ def gather_pinned(
 ) -> list[Opened]:
     """All pinned submissions of a selection, opened, in PeerId order: all or nothing. `cache` as in `fetch_pinned`.
 
-    Raises StorageError when one of them (or its key) could not be had from any source within about `timeout` seconds:
-    the caller waits and tries again, it never applies a part.
+    Raises Lacking when one of them (or its key) could not be had from any source within about `timeout` seconds: the
+    caller says so, waits and tries again; it never applies a part.
     """
     sealed = fetch_pinned(spec, run, round, pairs, sources, timeout, cache, time)
-    lacking = [fault.detail for fault in sealed.values() if isinstance(fault, Fault)]
-    if lacking:
-        raise StorageError(
-            f"round {round}: {len(lacking)} of {len(pairs)} selected payloads not to be had ({lacking[0]})"
-        )
+    _require(round, "payloads", sealed)
     envelopes: dict[PeerId, Envelope] = {}
     for peer, data in sealed.items():
         assert not isinstance(data, Fault)
@@ -220,9 +224,7 @@ def gather_pinned(
         ):
             envelopes[peer] = envelope
     revealed = fetch_keys(run, round, list(envelopes.items()), sources, timeout, time)
-    lacking = [fault.detail for fault in revealed.values() if isinstance(fault, Fault)]
-    if lacking:
-        raise StorageError(f"round {round}: {len(lacking)} keys of selected payloads not to be had ({lacking[0]})")
+    _require(round, "keys", revealed)
     opened: list[Opened] = []
     for peer, pinned in sorted(pairs):
         key: bytes | None = None
@@ -236,6 +238,15 @@ def gather_pinned(
                 key = None
         opened.append(Opened(peer, pinned, key, update))
     return opened
+
+
+def _require(round: int, what: str, found: Mapping[PeerId, Data | Fault]) -> None:
+    """Raises Lacking unless all is there."""
+    lacking = {peer: fault for peer, fault in found.items() if isinstance(fault, Fault)}
+    if lacking:
+        detail = next(iter(lacking.values())).detail
+        told = f"round {round}: {len(lacking)} of {len(found)} selected {what} not to be had ({detail})"
+        raise Lacking(round, list(lacking), told)
 
 
 def open_payload(layout: Layout, peer: PeerId, round: int, key: bytes, data: Data) -> Update:

@@ -19,7 +19,7 @@ from protocol import keys
 from protocol.errors import InvalidSubmission
 from protocol.layout import Layout
 from protocol.messages import ENVELOPE_BYTES
-from protocol.types import Digest
+from protocol.types import Digest, PeerId
 from sparseloco.update import Update
 from storage.exchange import cached
 from storage.resume import mapped
@@ -52,9 +52,21 @@ class RedoLog:
                 )
         return payloads
 
+    def find(self, cache: Path, round: int, peer: PeerId, envelope: Digest) -> Path | None:
+        """The file with the sealed object that this digest pins, applied or still in the cache, whole as it was; None
+        when this disk does not have it. Any thread may ask: files are renamed and deleted as wholes."""
+        for path in (self.folder / envelope.hex(), *self._downloads(cache, round, peer)):
+            data = mapped(path)
+            if data is not None and matches(envelope)(data):
+                return path
+        return None
+
+    def _downloads(self, cache: Path, round: int, peer: PeerId) -> tuple[Path, ...]:
+        names = keys.payload(self._run, round), keys.mirror(self._run, round, peer)
+        return tuple(cached(cache, peer, name) for name in names)
+
     def _keep(self, cache: Path, round: int, payload: Payload) -> bool:
-        own, mirror = keys.payload(self._run, round), keys.mirror(self._run, round, payload.peer)
-        for path in (cached(cache, payload.peer, own), cached(cache, payload.peer, mirror)):
+        for path in self._downloads(cache, round, payload.peer):
             with suppress(OSError):
                 if _envelope_digest(path) == payload.envelope:
                     os.replace(path, self._path(payload))

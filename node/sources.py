@@ -36,6 +36,10 @@ class Sources:
         """The mirrors with a published bucket."""
         return [peer for peer in self._mirrors if self.bucket_of(peer) is not None]
 
+    def published(self) -> list[PeerId]:
+        """Everybody with a published bucket."""
+        return [peer for peer in self._peers if self.bucket_of(peer) is not None]
+
     def own(self, peer: PeerId, key: str) -> tuple[Source, ...]:
         """The peer's own bucket as the only source."""
         opener = self.bucket_of(peer)

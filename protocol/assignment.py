@@ -96,16 +96,29 @@ def leaders(
     u128 words with rejection below the remaining total, cumulative stake in hotkey order (docs/protocol.md 6).
     Validators without stake lead only when no staked one is left.
     """
-    draw = Draw("leader", run, commit_hash, round)
+    return _by_stake(Draw("leader", run, commit_hash, round), stakes)[:slots]
+
+
+def mirror_order(
+    run: Digest, commit_hash: Digest, round: int, peer: PeerId, stakes: Sequence[tuple[PeerId, int]]
+) -> tuple[PeerId, ...]:
+    """The given validators in the order in which they are to copy this peer's sealed object: drawn like leaders, and
+    for each peer anew, so that the copies of a selection are shared among them (docs/protocol.md 6)."""
+    return _by_stake(Draw("mirror", run, commit_hash, round, peer), stakes)
+
+
+def _by_stake(draw: Draw, stakes: Sequence[tuple[PeerId, int]]) -> tuple[PeerId, ...]:
     remaining = sorted((peer, stake) for peer, stake in stakes if stake > 0)
+    total = sum(stake for _, stake in remaining)
     order: list[PeerId] = []
-    while remaining and len(order) < slots:
-        point = draw.below(sum(stake for _, stake in remaining), num_bytes=16)
+    while remaining:
+        point = draw.below(total, num_bytes=16)
         for index, (peer, stake) in enumerate(remaining):
             if point < stake:
                 order.append(peer)
+                total -= stake
                 del remaining[index]
                 break
             point -= stake
     unstaked = sorted(peer for peer, stake in stakes if stake <= 0)
-    return tuple(order + unstaked)[:slots]
+    return tuple(order + unstaked)

@@ -45,6 +45,11 @@ def mirror_reveal(run: Digest, round: int, peer: PeerId) -> str:
     return f"{_run(run)}/mirror-reveal/{round:08d}/{peer.hex()}"
 
 
+def wanted(run: Digest) -> str:
+    """A peer's signed list of the payloads that it lacks, overwritten by the next one."""
+    return f"{_run(run)}/wanted"
+
+
 def checkpoints(run: Digest) -> str:
     """A validator's signed document of the states that it has put up whole, and of those that it stood at. One key, so
     that nobody has to guess in which rounds there was one."""

@@ -16,6 +16,7 @@ from node import told
 from node.node import Node
 from protocol.errors import ChainError, StorageError
 from rounds.collect import Collector
+from rounds.copies import Copies
 from rounds.keep import Keeper
 from rounds.pay import Pay
 from rounds.score import Scores
@@ -38,7 +39,8 @@ class Validator:
         mirror = Mirror(node.doors.bucket, node.run.id, node.time)
         self.collector = self.collecting(node)
         self.scores = self.scoring(node, shards)
-        self.vote = self.voting(node, self.scores, mirror)
+        self.copies = Copies(node, mirror)
+        self.vote = self.voting(node, self.scores, self.copies)
         self.pay = self.paying(node)
         self.keeper = self.keeping(node, shards, mirror)
         node.before_apply = self.keeper.publish_link
@@ -75,13 +77,16 @@ class Validator:
         node.look_at_terms(round)
         seen = self.collector.look(round, scores.book)
         at_commit, gathered = seen.at_commit, seen.gathered
+        vote.ask(round, at_commit, gathered)
         checked = scores.check(round, gathered)
         unobserved = scores.unobserved(round, seen, checked)
+        vote.hold(round, at_commit, checked)
         ranking = scores.rank(round, checked)
-        vote.mirror_selected(round, at_commit, gathered, ranking)
         vote.vote(round, ranking, at_commit, checked)
         evaluations = scores.evaluate(round, checked, ranking, at_commit) if unobserved is None else {}
         decision = self.decision(round)
+        if decision.selection is not None:
+            self.copies.name(round, decision.selection.contributing)
         pay.read_back()
         before, paid = scores.book, None
         if before.round < round:  # else folded before a restart, and judged by another book
@@ -94,6 +99,7 @@ class Validator:
             scores.report(round, at_commit, gathered, checked, ranking, evaluations, before, paid, unobserved)
         node.advance(round + 1)
         loss = self.keeper.keep(round)
+        self.copies.tell()
         self.tell(round, checked, len(evaluations), decision, paid, unobserved, loss)
 
     def tell(

@@ -1,38 +1,42 @@
-"""The vote: a leader's record of whom it selects, with a mirror of their bytes, and every validator's approval of the
-others' records (docs/protocol.md section 6).
+"""The vote: a leader's record of whom it selects, and every validator's approval of the others' records
+(docs/protocol.md section 6). Whoever stands by a record holds what it names; copies go up beside (rounds/copies.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from loguru import logger
 
-from gauntlet.agreement import attestation_for, leader_order, record_for
+from gauntlet.agreement import attestation_for, leader_order, record_for, votes
 from gauntlet.checks import Checked, Gathered
-from gauntlet.selection import Ranking, tolerable
+from gauntlet.commitment import commitment
+from gauntlet.selection import Ranking, in_order, tolerable
 from node.events import round_seconds
 from node.node import Node
 from node.payloads import MAX_THREADS
+from node.wanted import say_wanted
 from protocol import keys
-from protocol.errors import ChainError, StorageError
+from protocol.errors import ChainError
 from protocol.messages import REVEAL_BYTES
 from protocol.types import Attestation, Digest, Peer, PeerId, Record, Selection
+from rounds.copies import Copies
 from rounds.score import Scores
 from storage.collect import gather
 from storage.exchange import Fault, Wanted
-from storage.mirror import Copied, Mirror
+from storage.realtime import seconds_until
 from storage.seal import matches
 
 LOOKS = 3
-"""A record whose bytes we lack is looked at so often between its slot's end and X: bytes may turn up."""
+"""A record whose bytes we lack is looked at so often between the last slot and X: bytes may turn up."""
+LOOK_SHARE = 2 / 3
+"""Of the time until the next slot's end, or X: so long mirrors may hold us up in one look. The rest is for our word."""
 
 
 class Vote:
     """One validator's part in what is agreed."""
 
-    def __init__(self, node: Node, scores: Scores, mirror: Mirror) -> None:
-        self.node, self.scores, self.mirror = node, scores, mirror
-        self.mirrored: dict[PeerId, Copied] = {}
+    def __init__(self, node: Node, scores: Scores, copies: Copies) -> None:
+        self.node, self.scores, self.copies = node, scores, copies
         self.seen: dict[PeerId, Gathered] = {}
         """What every peer registered at D left, as far as we know by now."""
         self.approved: set[int] = set()
@@ -40,34 +44,22 @@ class Vote:
         self.posted: Record | Attestation | None = None
         """Our last word in this round."""
 
-    def mirror_selected(
-        self, round: int, at_commit: Sequence[Peer], gathered: Sequence[Gathered], ranking: Ranking
-    ) -> None:
-        """Mirror the bytes of the best-rated, so that whoever is selected can be repaired from us. What our bucket does
-        not take we do not select; the round goes on."""
-        node = self.node
-        self.mirrored = {}
-        items = {item.peer.id: item for item in gathered}
-        self.seen = {peer.id: Gathered(peer) for peer in at_commit} | items
-        with node.held.timeline.begin("mirror") as watch:
-            for peer in (*ranking.contributing, *ranking.reserve):
-                if not self._mirror(round, items[peer]):
-                    break
-        node.held.events.emit(
-            "mirrored", round, copies=len(self.mirrored), seconds={"mirror": round_seconds(watch.seconds)}
-        )
+    def ask(self, round: int, at_commit: Sequence[Peer], gathered: Sequence[Gathered]) -> None:
+        """Say what we lack of those whom a record will probably name: whoever holds it has time to copy it until we
+        look at the record."""
+        node, last = self.node, self.node.clock.commit_by(round)
+        rules = node.run.spec_at(round).gauntlet
+        self.seen = {peer.id: Gathered(peer) for peer in at_commit} | {item.peer.id: item for item in gathered}
+        committed = [peer.id for peer in at_commit if commitment(peer, round, last) is not None]
+        best = in_order(self.scores.book, committed, node.doors.chain.header(last).hash)
+        likely = [self.seen[peer] for peer in best[: rules.contributors + rules.reserve]]
+        lacked = [item.peer.id for item in likely if item.payload is None and item.wrong_size is None]
+        if lacked:
+            say_wanted(node, round, lacked)
 
-    def _mirror(self, round: int, item: Gathered) -> bool:
-        """Whether our bucket took a copy of what this peer left."""
-        assert item.payload is not None  # it has passed the checks
-        try:
-            self.mirrored[item.peer.id] = self.mirror.copy(
-                round, item.peer.id, item.payload, item.reveal, timeout_seconds=self.node.transfer_seconds(1)
-            )
-        except StorageError as fault:
-            logger.warning("round {round}: our mirror takes nothing: {fault}", round=round, fault=str(fault))
-            return False
-        return True
+    def hold(self, round: int, at_commit: Sequence[Peer], checked: Checked) -> None:
+        """From now on others may have copies of what passes from us."""
+        self.copies.hold(round, at_commit, [self.seen[peer] for peer in checked.passed])
 
     def vote(self, round: int, ranking: Ranking, at_commit: Sequence[Peer], checked: Checked) -> None:
         """From the first leader slot to X: our record in the slots that we lead, our approval of the records that we
@@ -88,7 +80,12 @@ class Vote:
                     )
                 self.propose(round, slot, ranking, at_commit)
             node.wait_for(last, f"leader slot {slot} of round {round}")
-            self.look(round, checked)
+            following = slot + 1
+            self.look(
+                round,
+                checked,
+                clock.slot(round, following)[1] if following < clock.leader_slots else clock.attest_by(round),
+            )
             # Our record has overwritten what we had approved before it, which may be what made a record seem agreed.
             if self.approved and (isinstance(self.posted, Record) or not self.is_agreed(round)):
                 self.attest(round)
@@ -112,8 +109,8 @@ class Vote:
         node, last = self.node, self.node.clock.slot(round, slot)[1]
         if self.is_agreed(round):
             return
-        held = [peer for peer in ranking.contributing if peer in self.mirrored and self.mirror_holds(peer)]
-        if not held:
+        named = [peer for peer in ranking.contributing if self.is_to_be_had(round, peer, at_commit)]
+        if not named:
             logger.warning("round {round}: nobody to select; posting no record", round=round)
             return
         if not node.seconds_to_post(last):
@@ -121,8 +118,9 @@ class Vote:
             return
         uids = {peer.id: peer.uid for peer in at_commit}
         with node.held.timeline.begin("post") as watch:
-            block = self.post(round, record_for(round, [uids[peer] for peer in held], *node.held.claim))
+            block = self.post(round, record_for(round, [uids[peer] for peer in named], *node.held.claim))
         if block is not None:
+            self.name(round, named)
             node.held.events.emit(
                 "posted", round, slot=slot, block=block, seconds={"select": round_seconds(watch.seconds)}
             )
@@ -131,22 +129,32 @@ class Vote:
         """Whether a record is agreed already, by the newest final block."""
         return self.node.provisional_selection(round, self.node.held.claim).selection is not None
 
-    def mirror_holds(self, peer: PeerId) -> bool:
-        """Read back: our mirror really has the bytes."""
-        return self.mirror.holds(self.mirrored[peer], timeout_seconds=self.node.transfer_seconds(1))
+    def is_to_be_had(self, round: int, peer: PeerId, at_commit: Sequence[Peer]) -> bool:
+        """Whether a record that names this peer can be agreed: not while half of the counted stake lacks its bytes, and
+        our copy is not up."""
+        lacking = self.copies.lacking(peer)
+        stakes = votes(self.node.run, round, at_commit)
+        return not lacking or 2 * sum(stakes.get(one, 0) for one in lacking) < sum(stakes.values())
+
+    def name(self, round: int, peers: Iterable[PeerId]) -> None:
+        """We stand by a record that names these."""
+        last = self.node.clock.commit_by(round)
+        promises = ((peer, commitment(self.seen[peer].peer, round, last)) for peer in peers)
+        self.copies.name(round, [(peer, promise.envelope) for peer, promise in promises if promise is not None])
 
     # --- approving ---------------------------------------------------------------------------------------------
 
-    def look(self, round: int, checked: Checked) -> bool:
-        """Approve the records of the slots that are over by now, as far as we can stand by them, and mirror whom they
-        name; whether there is one that we do not approve."""
+    def look(self, round: int, checked: Checked, by: int) -> bool:
+        """Approve the records of the slots that are over by now, as far as we can stand by them; whether there is one
+        that we do not approve. There is something to post by block `by`: no mirror holds us up until then."""
         node, doubt = self.node, False
+        until = node.time.now() + LOOK_SHARE * node.seconds_to_post(by)
         for slot, (author, selection) in node.proposals(round, node.held.claim).items():
             if slot in self.approved or author == node.me:
                 continue
-            if self.approves(round, selection, author, checked):
+            if self.approves(round, selection, author, checked, until):
                 self.approved.add(slot)
-                self.mirror_approved(round, selection)
+                self.copies.name(round, selection.contributing)
             else:
                 doubt = True
         return doubt
@@ -157,17 +165,17 @@ class Vote:
         node, by = self.node, self.node.clock.attest_by(round)
         pause = node.seconds_to_post(by) / LOOKS
         while not self.is_agreed(round):
-            doubt = self.look(round, checked)
+            doubt = self.look(round, checked, by)
             if self.approved:
                 self.attest(round)
             if not doubt or not node.seconds_to_post(by):
                 return
             node.time.sleep(max(pause, node.run.first.clock.block_seconds))
 
-    def approves(self, round: int, selection: Selection, author: PeerId, checked: Checked) -> bool:
+    def approves(self, round: int, selection: Selection, author: PeerId, checked: Checked, until: float) -> bool:
         """Whether our book tolerates whom a record names, and everybody named passes: with the bytes that we have, or
-        else with those that its leader mirrors. A peer that served only the leader can so be repaired, and does not
-        cost the round."""
+        else with those that its leader or another validator mirrors. A peer that served only the leader can so be
+        repaired, and does not cost the round."""
         node = self.node
         named, rules = {peer for peer, _ in selection.contributing}, node.run.spec_at(round).gauntlet
         if not tolerable(self.scores.book, named, checked.passed, rules, round, checked.twins):
@@ -175,44 +183,51 @@ class Vote:
         doubted = [pair for pair in selection.contributing if pair[0] not in checked.passed]
         if not doubted:
             return True
-        repaired = self._from_mirror(round, author, doubted)
+        repaired = self._repaired(round, author, doubted, until)
         if len(repaired) < len(doubted):
             return False
         if not {peer for peer, _ in doubted} <= self.scores.judge(round, repaired).passed.keys():
             return False
         self.seen |= {item.peer.id: item for item in repaired}
+        self.copies.add(repaired)
         return True
 
-    def _from_mirror(self, round: int, author: PeerId, pairs: Sequence[tuple[PeerId, Digest]]) -> list[Gathered]:
-        """What the leader's mirror has of these peers, of those that we know; the digests on chain decide."""
+    def _repaired(
+        self, round: int, author: PeerId, pairs: Sequence[tuple[PeerId, Digest]], until: float
+    ) -> list[Gathered]:
+        """What we have of these peers, and mirrors for us, the leader's first; keys by the leader's, who says that it
+        has read them. The digests on chain decide. What nobody gives us we ask for. What stalls takes half of the
+        time until `until` for each kind of object."""
         node = self.node
         sources, run, size = node.sources(), node.run.id, node.run.first.object_bytes
-        seconds = node.seconds_to_post(node.clock.attest_by(round)) / LOOKS
+        mirrors = [author, *(one for one in sources.validators() if one not in (author, node.me))]
+        lacked = [(peer, envelope) for peer, envelope in pairs if peer in self.seen and self.seen[peer].payload is None]
         wanted = [
-            Wanted(peer, sources.own(author, keys.mirror(run, round, peer)), size, matches(envelope))
-            for peer, envelope in pairs
+            Wanted(
+                peer,
+                tuple(source for one in mirrors for source in sources.own(one, keys.mirror(run, round, peer))),
+                size,
+                matches(envelope),
+            )
+            for peer, envelope in lacked
         ]
-        payloads = gather(wanted, timeout_seconds=seconds, max_threads=MAX_THREADS, time=node.time)
+        half = seconds_until(until, node.time) / 2
+        payloads = gather(wanted, timeout_seconds=half, max_threads=MAX_THREADS, cache=node.held.cache, time=node.time)
+        if faults := [peer for peer, found in payloads.items() if isinstance(found, Fault)]:
+            say_wanted(node, round, faults)
         wanted = [
             Wanted(peer, sources.own(author, keys.mirror_reveal(run, round, peer)), REVEAL_BYTES, lambda data: True)
             for peer, _ in pairs
         ]
-        reveals = gather(wanted, timeout_seconds=seconds, max_threads=MAX_THREADS, time=node.time)
+        half = seconds_until(until, node.time) / 2
+        reveals = gather(wanted, timeout_seconds=half, max_threads=MAX_THREADS, time=node.time)
         return [
             replace(self.seen[peer], payload=payload, wrong_size=None, reveal=bytes(reveal))
             for peer, _ in pairs
             if peer in self.seen
-            and not isinstance(payload := payloads[peer], Fault)
+            and not isinstance(payload := payloads.get(peer, self.seen[peer].payload), Fault)
             and not isinstance(reveal := reveals[peer], Fault)
         ]
-
-    def mirror_approved(self, round: int, selection: Selection) -> None:
-        """Mirror whom a record names and we have not mirrored yet: its leader's and its miners' copies may be gone by
-        the time that it is agreed, and then nobody could follow."""
-        for peer, _ in selection.contributing:
-            item = None if peer in self.mirrored else self.seen.get(peer)
-            if item is not None and item.payload is not None and not self._mirror(round, item):
-                return
 
     def attest(self, round: int) -> None:
         """Say which state we hold, and which records we approve, unless our last word was just that."""

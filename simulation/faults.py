@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import exp, log
 
 from simulation.chain import BLOCK_SECONDS
+from simulation.hostile import serves
 from simulation.network import FINALITY_LAG, Member, Network
 from simulation.store import Faults as StoreFaults
 
@@ -73,10 +74,15 @@ class Afflicted:
     stalls: int = 0
     lies: int = 0
     slow: list[float] = field(default_factory=list)
+    rival: str = "honest"
+    """What a hostile owner makes of it in this round."""
 
     def faults(self) -> StoreFaults:
         return StoreFaults(
-            down=self.dead > 0, stalls=self.stalls > 0, lies=self.lies > 0, slow=max(self.slow, default=1.0)
+            down=self.dead > 0 or self.rival == "dead",
+            stalls=self.stalls > 0 or self.rival == "stalls",
+            lies=self.lies > 0 or self.rival == "lies",
+            slow=max(self.slow, default=1.0),
         )
 
 
@@ -116,6 +122,8 @@ class Faults:
     def begin(self) -> None:
         if self.per_hour > 0:
             self._next(self.network.clock.now)
+        if any(member.hostile for member in self.network.members.values()):
+            self._rivals_serve()
 
     def calm(self, round: int) -> bool:
         """Whether nothing happens in this round."""
@@ -154,6 +162,18 @@ class Faults:
 
     def _after(self, seconds: float, call: Callable[[], None]) -> None:
         self.network.clock.at(self.network.clock.now + seconds, call)
+
+    def _rivals_serve(self) -> None:
+        """From now to the next round the hostile minority's servers do what was drawn; in a calm as in a storm."""
+        network = self.network
+        clock = network.run.clock
+        round = clock.round_at(network.world.head)
+        for member in network.members.values():
+            if member.hostile:
+                self._bucket(member).rival = serves(network.run.id, round)
+                self._set(member)
+        blocks = max(1, clock.start(round + 1) - network.world.head)
+        self._after(blocks * BLOCK_SECONDS, self._rivals_serve)
 
     # --- processes and homes -----------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""Validators of a hostile minority: all that an honest one does, and then a lie in place of what it would say.
+"""Validators of a hostile minority: all that an honest one does, and then a lie in place of what it would say, and a
+server that answers as it likes in place of a mirror.
 
 They agree on one lie a round, drawn from the run and the round, so that a minority says the same with all its stake.
 """
@@ -23,10 +24,18 @@ LIES = (
     "strangers",
 )
 
+SERVERS = ("honest", "dead", "stalls", "lies")
+"""What the mirrors, checkpoints and links of all hostile validators do in a round."""
+
 
 def lie(run: Digest, round: int) -> str:
     """What all hostile validators do in this round."""
     return random.Random(f"{run.hex()} {round}").choice(LIES)
+
+
+def serves(run: Digest, round: int) -> str:
+    """What the servers of all hostile validators do in this round."""
+    return random.Random(f"servers {run.hex()} {round}").choice(SERVERS)
 
 
 def told(statement: Record | Attestation, run: Digest) -> Record | Attestation | None:

@@ -1,7 +1,7 @@
 """The codec in CUDA (csrc/cuda/codec.cu): the reference's results, bit for bit, for tensors on an NVIDIA GPU.
 
 The shared library is loaded by ctypes and knows nothing of torch; it works on torch's current stream. The operators of
-sparseloco/native.py answer CUDA tensors through it. May not decide whether it is used: that is sparseloco/ops.py's.
+sparseloco/operators.py answer CUDA tensors through it. May not decide whether it is used: that is sparseloco/ops.py's.
 """
 
 import ctypes
@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sparseloco import native
+from sparseloco import kernels, native, operators
 from sparseloco.floats import NonFinite
-from sparseloco.native import Unavailable
+from sparseloco.kernels import Unavailable
 from sparseloco.spectral import exact_products
 from sparseloco.update import LEVELS, Update
 
@@ -38,7 +38,7 @@ def library() -> ctypes.CDLL:
 
 def load(path: Path) -> ctypes.CDLL:
     """The library in a file, its functions declared. Raises Unavailable."""
-    loaded = native.load(path, "the CUDA toolkit (nvcc)", "murmur_cuda_abi", _ABI)
+    loaded = kernels.load(path, "the CUDA toolkit (nvcc)", "murmur_cuda_abi", _ABI)
     pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
     begin = (ctypes.c_int, pointer, pointer, u32)  # device, stream, regions
     loaded.murmur_cuda_compress.argtypes = (
@@ -60,13 +60,13 @@ def _stream_of(device: torch.device) -> Iterator[int]:
 def _run(name: str, regions: Tensor, *arguments: Any) -> None:
     """Call a function of the library with tensors' addresses, and wait for its end."""
     status = _status(name, regions, *arguments)
-    if status == native._NOT_FINITE:
+    if status == kernels.NOT_FINITE:
         raise NonFinite("the values to compress hold a NaN or an infinity")
-    native._require_ok(status)
+    kernels.require_ok(status)
 
 
 def _status(name: str, regions: Tensor, *arguments: Any) -> int:
-    """The same; returns what the function found, as in native.py."""
+    """The same; returns what the function found, as in operators.py."""
     fault = torch.full((1,), _FINE, dtype=torch.int64, device=regions.device)
     addresses = [part.data_ptr() if isinstance(part, Tensor) else part for part in (*arguments, fault)]
     with _stream_of(regions.device) as stream:
@@ -75,14 +75,14 @@ def _status(name: str, regions: Tensor, *arguments: Any) -> int:
         if error:
             raise RuntimeError(f"{name}: {library().murmur_cuda_error(error).decode()} (CUDA error {error})")
         found = int(fault.item())
-    return native._OK if found == _FINE else found % 256
+    return kernels.OK if found == _FINE else found % 256
 
 
 def _pointers(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64).to(device)
 
 
-# --- the operators' kernels: as in native.py, all tensors on one device; `threads` and `isa` say nothing -----------
+# --- the operators' kernels: as in operators.py, all tensors on one device; `threads` and `isa` say nothing -----------
 
 
 def _compress(
@@ -130,9 +130,9 @@ def _aggregate(
     _run("murmur_cuda_aggregate", regions, payloads, *count, weights, rule, start, end)
 
 
-native.compress_operator.register_kernel("cuda", _compress)
-native.validate_operator.register_kernel("cuda", _validate)
-native.aggregate_operator.register_kernel("cuda", _aggregate)
+operators.compress_operator.register_kernel("cuda", _compress)
+operators.validate_operator.register_kernel("cuda", _validate)
+operators.aggregate_operator.register_kernel("cuda", _aggregate)
 
 
 # --- what ops.py calls -------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def _uploaded(update: Update, device: torch.device) -> Tensor:
     if len(update.records) != size:
         raise ValueError(f"an update of {len(update.records)} bytes, its layout makes {size}")
     room = torch.empty(size + -size % 4, dtype=torch.uint8, device=device)
-    room[:size].copy_(native._tensor(update.records))
+    room[:size].copy_(kernels.tensor_over(update.records))
     return room[:size]
 
 
@@ -153,12 +153,12 @@ class Codec(native.Codec):
     """native.Codec for tensors on one GPU: same arguments, results and errors. `isa` is its architecture ("sm_90");
     `threads` says nothing here. Every method waits for its result."""
 
-    kernels: ClassVar[native.Kernels] = native.Kernels(_compress, _validate, _aggregate)
+    functions: ClassVar[operators.Functions] = operators.Functions(_compress, _validate, _aggregate)
 
     def products(self, updates: Sequence[Update], numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """As native.Codec.products, on the CPU, where the records are."""
         try:
-            isa = native.supported()[-1]
+            isa = kernels.supported()[-1]
         except Unavailable:
             return exact_products(updates, numbers)
         return native.Codec(isa).products(updates, numbers)

@@ -16,7 +16,7 @@ from torch import Tensor
 from protocol.errors import ConfigError
 from protocol.layout import Layout
 from protocol.types import PeerId
-from sparseloco import cuda, native, outer, reference, wire
+from sparseloco import cuda, kernels, outer, reference, wire
 from sparseloco.native import Codec
 from sparseloco.outer import Aggregate, OuterState, Rows, Scales
 from sparseloco.update import Update
@@ -38,8 +38,8 @@ def _choose(choice: Choice) -> _Chosen:
     if choice == "reference":
         return _Chosen(choice, None, "configured")
     try:
-        isa = native.supported()[-1]
-    except native.Unavailable as fault:
+        isa = kernels.supported()[-1]
+    except kernels.Unavailable as fault:
         if choice == "native":
             raise ConfigError(f"codec native: {fault}") from None
         return _Chosen(choice, None, str(fault))
@@ -67,7 +67,7 @@ def reason() -> str:
         return _chosen.reason
     try:
         cuda.library()
-    except native.Unavailable as fault:
+    except kernels.Unavailable as fault:
         return f"{_chosen.reason}; for tensors on a GPU the slow reference: {fault}"
     return f"{_chosen.reason}; for tensors on a GPU cuda"
 
@@ -91,7 +91,7 @@ def _codec_for(*groups: Mapping[str, Tensor] | None) -> Codec | None:
 def _gpu_codec(device: torch.device) -> Codec | None:
     try:
         return cuda.codec(device)
-    except native.Unavailable as fault:
+    except kernels.Unavailable as fault:
         if _chosen.choice == "native":
             raise ConfigError(f"codec native, for tensors on {device}: {fault}") from None
         warnings.warn(f"the codec runs on the slow reference for tensors on {device}: {fault}", stacklevel=4)

@@ -1,17 +1,14 @@
-"""A whole network in one process: real nodes in threads, over the fake chain and the fake store.
+"""A whole network in one process: real nodes in threads, over the fake chain and the fake store, in modelled time.
 
-A block is made when every node waits for one: rounds take as long as their work, on any machine, and nobody is late
-because a machine is busy. Between two `run_until` no blocks are made, so a test can look around and change things.
+A node's work takes no time, so nobody is late because a machine is busy, and what is waited for costs none. Between two
+`run_until` time stands still, so a test can look around and change things.
 """
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -26,9 +23,8 @@ from node.node import Node
 from node.state import Saved, StateStore
 from node.terms import require_fit
 from protocol import keys
-from protocol.errors import ChainError, ConfigError
+from protocol.errors import ConfigError
 from protocol.messages import encode_slot
-from protocol.ports import Time
 from protocol.run import Amendment, Run
 from protocol.spec import RunSpec
 from protocol.types import Digest, Header, Peer, PeerId, Pointer, Uid, hotkey
@@ -39,22 +35,20 @@ from rounds.pay import Pay
 from rounds.score import Scores
 from rounds.validator import Validator
 from rounds.vote import Vote
-from storage.realtime import RealTime
+from simulation.clock import Clock, Killed, Life, Work
+from simulation.store import Link
 from tests.fakes.bucket import FakeBucket, FakeStore
 from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
 from training import build, checkpoint
+from training.inner import InnerReport
 from training.replica import Replica, genesis_theta
 from training.shards import Shards
 
-PLANNED_SECONDS = 0.12
-"""What the spec says of a block; time-outs follow from it."""
-BUSY_SECONDS = 3.0
-"""A node that works longer than this without waiting for a block is not waited for."""
-BESIDE_SECONDS = 2.0
-"""A node's own thread from which the node has heard nothing for longer than this waits for the chain too."""
+BLOCK_SECONDS = 0.12
+"""Modelled; time-outs follow from it."""
 START_BLOCK = 12
-TIME_OUT = 120.0
-"""For whatever is not reached at all: a network on a busy machine takes tens of seconds."""
+MOST_BLOCKS = 5000
+"""For whatever is not reached at all."""
 OWNER = FakeSigner("owner")
 
 Program = Miner | Validator
@@ -65,10 +59,6 @@ def with_parts(*parts: type) -> type[Validator]:
     names = {Collector: "collecting", Scores: "scoring", Vote: "voting", Pay: "paying", Keeper: "keeping"}
     own = {name: part for part in parts for kind, name in names.items() if issubclass(part, kind)}
     return type("Dishonest", (Validator,), own)
-
-
-class Killed(BaseException):
-    """kill -9, as seen from inside: nothing of the node runs after it."""
 
 
 def data_set(folder: Path) -> Digest:
@@ -135,7 +125,7 @@ def small_spec(
             "finality_blocks": lag,
             "tempo": 100,
             "weights_rate_limit": weights_rate_limit,
-            "block_seconds": PLANNED_SECONDS,
+            "block_seconds": BLOCK_SECONDS,
         },
         "gauntlet": {**rules, **gauntlet},
     }
@@ -145,21 +135,33 @@ def small_spec(
 MODEL = {"vocabulary": 257, "layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "ffn": 16, "context": 16}
 
 
-class PacedChain(FakeChain):
-    """A node's chain: tells the network when the node waits, and kills the node when it is to die."""
+class Learner(Replica):
+    """Whose training takes its time, unlike all other work."""
 
-    def __init__(self, network: "FakeNetwork", member: "Member") -> None:
-        super().__init__(network.world, member.peer)
-        self._network, self._member = network, member
+    def __init__(self, spec: RunSpec, theta: dict[str, torch.Tensor], life: Life) -> None:
+        super().__init__(spec, theta)
+        self._life = life
+
+    def inner_round(self, *arguments: Any, **named: Any) -> InnerReport:
+        self._life.sleep(BLOCK_SECONDS / 10)
+        return super().inner_round(*arguments, **named)
+
+
+class MortalChain(FakeChain):
+    """A node's chain: kills the node at the call at which it is to die."""
+
+    def __init__(self, world: FakeWorld, member: "Member") -> None:
+        super().__init__(world, member.peer)
+        self._member = member
 
     def _alive(self) -> None:
         member = self._member
+        assert member.life is not None
+        member.life.now()
         if member.calls_left is not None:
             member.calls_left -= 1
             if member.calls_left < 0:
-                member.doomed.set()
-        if member.doomed.is_set():
-            raise Killed
+                member.die()
 
     def finalized(self) -> Header:
         self._alive()
@@ -175,26 +177,15 @@ class PacedChain(FakeChain):
 
     def wait(self, block: int, timeout_seconds: float) -> Header:
         self._alive()
-        until = time.monotonic() + timeout_seconds
-        with self._network.waiting(block + self.world.finality_lag):
-            # Short turns: a node that waits in vain can still be killed.
-            while True:
-                try:
-                    return super().wait(block, 0.05)
-                except ChainError:
-                    self._alive()
-                    if self.world.down or time.monotonic() > until:
-                        raise
+        return super().wait(block, timeout_seconds)
 
     def publish(self, fields: tuple[bytes, ...]) -> int:
         self._alive()
-        with self._network.waiting():
-            return super().publish(fields)
+        return super().publish(fields)
 
     def set_weights(self, weights: Mapping[Uid, float]) -> int:
         self._alive()
-        with self._network.waiting():
-            return super().set_weights(weights)
+        return super().set_weights(weights)
 
 
 @dataclass
@@ -208,12 +199,12 @@ class Member:
     bucket: FakeBucket
     program: Program | None = None
     store: StateStore | None = None
-    life: FakeBucket | None = None
-    """The process's own credential for its bucket: a dead process sends nothing."""
-    thread: threading.Thread | None = None
+    life: Life | None = None
+    main: Work | None = None
+    """What its main thread does."""
     error: BaseException | None = None
     calls_left: int | None = None
-    doomed: threading.Event = field(default_factory=threading.Event)
+    """It dies at the call of the chain after so many."""
 
     @property
     def peer(self) -> PeerId:
@@ -231,7 +222,13 @@ class Member:
 
     @property
     def alive(self) -> bool:
-        return self.thread is not None and self.thread.is_alive()
+        return self.main is not None and not self.main.ended
+
+    def die(self) -> NoReturn:
+        """kill -9, in one of the node's own threads: nothing of it runs after this."""
+        assert self.life is not None
+        self.life.kill()
+        raise Killed
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in read_events(self.home / "events.jsonl") if event["event"] == kind]
@@ -245,61 +242,6 @@ class Member:
 
     def contributing(self, round: int) -> list[str]:
         return next(e["contributing"] for e in self.events("applied") if e["round"] == round)
-
-
-class NodeTime(RealTime):
-    """Real time, in which a node that pauses, or waits for what others are to publish, does not keep the others from
-    their next block. Made in the node's thread."""
-
-    def __init__(self, network: "FakeNetwork") -> None:
-        self._network = network
-        self._node = threading.get_ident()
-
-    def sleep(self, seconds: float) -> None:
-        self._network.sleep(seconds)
-
-    def condition(self) -> threading.Condition:
-        return _Condition(self._network)
-
-    def start(self, work: Callable[[], None], name: str) -> threading.Thread:
-        def quietly() -> None:
-            with suppress(Killed), self._network.working(self._node):  # killed: with its node
-                work()
-
-        thread = _Beside(self._network, quietly, name)
-        thread.start()
-        return thread
-
-
-class _Condition(threading.Condition):
-    """One on which a node waits for its own threads. When none of them works, they wait for the chain, and so does
-    the node."""
-
-    def __init__(self, network: "FakeNetwork") -> None:
-        super().__init__()
-        self._network = network
-        self._told = time.monotonic()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        with self._network.waiting(beside=self._told):
-            told = super().wait(PLANNED_SECONDS if timeout is None else min(timeout, PLANNED_SECONDS))
-        if told:
-            self._told = time.monotonic()
-        return told
-
-
-class _Beside(threading.Thread):
-    """A thread of a node."""
-
-    def __init__(self, network: "FakeNetwork", work: Callable[[], None], name: str) -> None:
-        super().__init__(target=work, name=name, daemon=True)
-        self._network = network
-
-    def join(self, timeout: float | None = None) -> None:
-        began = time.monotonic()
-        while self.is_alive() and (timeout is None or time.monotonic() < began + timeout):
-            with self._network.waiting(beside=began):
-                super().join(PLANNED_SECONDS if timeout is None else min(timeout, PLANNED_SECONDS))
 
 
 class FakeNetwork:
@@ -320,12 +262,14 @@ class FakeNetwork:
     ) -> None:
         torch.set_num_threads(1)
         self.folder = folder
+        self.time = Clock(0)
         self.world = FakeWorld(
             finality_lag=finality_lag,
             keep_blocks=keep_blocks,
             epoch_blocks=100,
             weights_rate_limit=weights_rate_limit,
             commit_reveal=commit_reveal,
+            time=self.time.life("world"),
         )
         gauntlet["weights_rate_limit"] = weights_rate_limit
         self.store = FakeStore()
@@ -333,13 +277,6 @@ class FakeNetwork:
         self.members: dict[str, Member] = {}
         self.refused: set[str] = set()
         """Names of buckets whose pointers may not be followed."""
-        self.busy_seconds = BUSY_SECONDS
-        self._waits: dict[int, tuple[int, float | None]] = {}
-        """Of nodes, by thread: the block, and when a node that waits for its own threads last heard of them."""
-        self._working: dict[int, int] = {}
-        """Threads that work for a node, and the node's own."""
-        self._made = time.monotonic()
-        """The last block."""
         stakes = {"validator": 100} if validators is None else validators
         self._owner_bucket = self.store.bucket("owner", reader="owner")
         opened = Shards.open(data)
@@ -397,23 +334,26 @@ class FakeNetwork:
         self._publish(OWNER.peer, "owner", amendment.digest)
         return amendment
 
-    def doors(self, member: Member) -> Doors:
-        node_time = NodeTime(self)
-        member.life = self.store.bucket(member.name, reader=member.name, time=node_time)
+    def doors(self, member: Member, life: Life) -> Doors:
+        def here(key: str, num_bytes: int, *, up: bool) -> float:
+            """No way at all; but nothing of a dead process arrives."""
+            life.now()
+            return 0.0
+
         return Doors(
-            chain=PacedChain(self, member),
+            chain=MortalChain(self.world, member),
             signer=member.signer,
             verify=fake_verify,
-            bucket=member.life,
+            bucket=self.store.bucket(member.name, reader=member.name, time=life, link=here),
             pointer=self.store.pointer(member.name),
-            open_pointer=partial(self._open, reader=member.name, time=node_time),
-            time=node_time,
+            open_pointer=partial(self._open, reader=member.name, time=life, link=here),
+            time=life,
         )
 
-    def _open(self, pointer: Pointer, *, reader: str, time: Time) -> FakeBucket:
+    def _open(self, pointer: Pointer, *, reader: str, time: Life, link: Link) -> FakeBucket:
         if pointer.bucket in self.refused:
             raise ConfigError("the pointer leads to an address that is not public; it was not followed")
-        return self.store.open(pointer, reader=reader, time=time)
+        return self.store.open(pointer, reader=reader, time=time, link=link)
 
     # --- processes ---------------------------------------------------------------------------------------------
 
@@ -422,15 +362,14 @@ class FakeNetwork:
         for name in names or tuple(self.members):
             member = self[name]
             assert not member.alive, f"{name} runs already"
-            member.doomed.clear()
             member.program, member.error = None, None
-            member.thread = threading.Thread(target=self._live, args=(member, role), name=name, daemon=True)
-            member.thread.start()
+            member.life = life = self.time.life(name)
+            member.main = life.start(partial(self._live, member, life, role), "main")
 
-    def _live(self, member: Member, role: Callable[[Node, Shards], Program] | None) -> None:
+    def _live(self, member: Member, life: Life, role: Callable[[Node, Shards], Program] | None) -> None:
         try:
             member.store = StateStore(member.home, self.run.id)
-            node = self._node(member, member.store)
+            node = self._node(member, life, member.store)
             member.program = (role or member.role)(node, self.shards(member, node))
             member.program.run()
         except Killed:
@@ -438,127 +377,71 @@ class FakeNetwork:
         except BaseException as error:  # noqa: BLE001 - a thread's error is raised in the test
             member.error = error
         finally:
-            if member.life is not None:
-                member.life.revoked = True
+            life.kill()
             if member.store is not None:
                 member.store.close()
 
-    def _node(self, member: Member, store: StateStore) -> Node:
-        doors = self.doors(member)
+    def _node(self, member: Member, life: Life, store: StateStore) -> Node:
+        doors = self.doors(member, life)
         first = Run(self.spec)
         saved = store.load()
-        run = settled(store.run.load() or first, saved.round if saved else 0, doors, store.run.read)
+        run = settled(store.run.load() or first, saved.round if saved else 0, doors, store.run.read, life)
         store.run.save(run)
         head = self.world.final
         require_fit(run, max(0, run.clock.round_at(head)), doors.chain.subnet(head))
         zeros = {name: torch.zeros(shape) for name, shape in first.first.model.shapes().items()}
-        replica = Replica(first.first, zeros)
+        replica = Learner(first.first, zeros, life)
         events = Events(member.home / "events.jsonl", member.name)
-        return Node(run, doors, Held(first.first, run.id, replica, store, events))
+        return Node(run, doors, Held(first.first, run.id, replica, store, events, life))
 
     def shards(self, member: Member, node: Node) -> Shards:
         """The data set as a node has it: all of it in its folder."""
         return Shards.open(self.data)
 
     def kill(self, *names: str) -> None:
-        """The named nodes do nothing from their next look at the chain on."""
+        """kill -9 for the named nodes: none of their threads does anything any more."""
         for name in names:
-            self[name].doomed.set()
-        for name in names:
-            thread = self[name].thread
-            if thread is not None:
-                until = time.monotonic() + TIME_OUT
-                while thread.is_alive() and time.monotonic() < until:
-                    # One that waits for its write to be in a block needs the block to come back at all.
-                    self.world.step()
-                    thread.join(0.05)
-                assert not thread.is_alive(), f"{name} did not die"
-
-    def wait_for(self, happened: Callable[[], bool]) -> None:
-        """Let the nodes work, without a new block."""
-        until = time.monotonic() + TIME_OUT
-        while not happened():
-            assert time.monotonic() < until, f"it did not happen: {self.state()}"
-            time.sleep(0.002)
+            life = self[name].life
+            if life is not None:
+                life.kill()
+        self.wait_for(lambda: not any(self[name].alive for name in names))
 
     def close(self) -> None:
         self.kill(*[name for name, member in self.members.items() if member.alive])
+        self.time.close()
 
     # --- time --------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def waiting(self, block: int | None = None, *, beside: float | None = None) -> Iterator[None]:
-        """Inside, the calling node, or thread of one, has nothing to do before this block (default: the next) is made.
-        beside: unless one of the node's own threads works, of which it last heard at this time."""
-        thread = threading.get_ident()
-        if any(member.thread is not None and member.thread.ident == thread for member in self.members.values()):
-            self._waits[thread] = (self.world.head + 1 if block is None else block, beside)
-            try:
-                yield
-            finally:
-                del self._waits[thread]
-        else:
-            node = self._working.pop(thread, None)
-            try:
-                yield
-            finally:
-                if node is not None:
-                    self._working[thread] = node
+    def wait(self, seconds: float) -> None:
+        """Let the nodes live so long, without a new block."""
+        self.time.run(self.time.now + seconds)
 
-    @contextmanager
-    def working(self, node: int) -> Iterator[None]:
-        """Inside, the calling thread works for the node of this thread."""
-        thread = threading.get_ident()
-        self._working[thread] = node
-        try:
-            yield
-        finally:
-            del self._working[thread]
+    def wait_for(self, happened: Callable[[], bool]) -> None:
+        """Let the nodes live, without a new block."""
+        until = self.time.now + MOST_BLOCKS * BLOCK_SECONDS
+        while not happened():
+            assert self.time.now < until, f"it did not happen: {self.state()}"
+            self.wait(BLOCK_SECONDS / 10)
 
-    @property
-    def _idle(self) -> int:
-        """Nodes that wait for a block which is not there yet. One that has its block and was not woken yet works."""
-        head, long_ago, busy = self.world.head, time.monotonic() - BESIDE_SECONDS, set(self._working.copy().values())
-        return sum(
-            block > head and (beside is None or beside < long_ago or node not in busy)
-            for node, (block, beside) in list(self._waits.items())
-        )
-
-    @property
-    def _in_real_time(self) -> bool:
-        """Whether a node waits for its own threads, which have so many seconds: blocks come no faster than that
-        allows on a busy machine."""
-        return any(beside is not None for _, beside in list(self._waits.values()))
-
-    def sleep(self, seconds: float) -> None:
-        """A node's pause: over when so many seconds are, or the blocks that are planned for them."""
-        until, block = time.monotonic() + seconds, self.world.head + max(1, round(seconds / PLANNED_SECONDS))
-        with self.waiting(block):
-            while time.monotonic() < until and self.world.head < block:
-                time.sleep(0.002)
+    def hold(self, until: Callable[[], bool]) -> None:
+        """Inside a node's own call: it waits for this, while all others live."""
+        while not until():
+            self.time.park(self.time.now + BLOCK_SECONDS / 10)
 
     def run_blocks(self, done: Callable[[], bool], *, expected: bool = False) -> None:
         """Make blocks until `done`. A node that fails on its own fails the test, with its error, unless `expected`."""
-        until = time.monotonic() + TIME_OUT
+        last = self.world.head + MOST_BLOCKS
         self.world._running = True
         try:
             while not done():
                 for member in self.members.values():
                     if member.error is not None and not expected:
                         raise member.error
-                assert time.monotonic() < until, f"not reached in time: {self.state()}"
-                self._next_block()
+                assert self.world.head < last, f"not reached in time: {self.state()}"
+                self.wait(BLOCK_SECONDS)
+                self.world.step()
         finally:
             self.world._running = False
-
-    def _next_block(self) -> None:
-        now = time.monotonic()
-        busy_until, planned = now + self.busy_seconds, self._made + 2 * PLANNED_SECONDS
-        while now < busy_until and (self._idle < len(self.alive) or (now < planned and self._in_real_time)):
-            time.sleep(0.001)
-            now = time.monotonic()
-        self._made = now
-        self.world.step()
 
     def run_until(self, round: int, *names: str) -> None:
         """Make blocks until the named nodes (default: all that live) stand at the start of `round` or later."""

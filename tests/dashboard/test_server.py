@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -102,6 +103,42 @@ def test_it_only_reads_and_answers_to_its_own_name(tmp_path: Path, serve: Serve)
     page = serve(synthetic.Folder(tmp_path).path)
     assert get(page, "api/rounds", method="POST")[0] == 405
     assert get(page, "api/rounds", host="attacker.example")[0] == 400
+
+
+def ask(address: str, port: int, host: str) -> int:
+    """The status of the page's JSON at an address, asked for under a name."""
+    request = urllib.request.Request(f"http://{address}:{port}/api/rounds", headers={"Host": host})
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as fault:
+        return fault.code
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "0.0.0.0"])
+def test_told_so_it_listens_elsewhere_and_still_answers_to_no_strangers_name(host: str, tmp_path: Path) -> None:
+    """127.0.0.2 is this machine's too, and another address than 127.0.0.1."""
+    page = Page(synthetic.Folder(tmp_path).path, 0, host)
+    try:
+        port = urlsplit(page.url).port
+        assert port is not None
+        assert ask("127.0.0.2", port, host) == 200
+        assert ask("127.0.0.2", port, f"localhost:{port}") == 200  # a container's port, seen from its host
+        assert ask("127.0.0.2", port, "attacker.example") == 400
+        assert urllib.request.urlopen(page.url, timeout=SECONDS).status == 200
+    finally:
+        page.close()
+
+
+def test_nobody_else_is_told_anything_unless_asked_for(tmp_path: Path, serve: Serve) -> None:
+    port = urlsplit(serve(synthetic.Folder(tmp_path).path).url).port
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", port), timeout=SECONDS)
+
+
+def test_an_address_of_another_machine_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dashboard", str(synthetic.Folder(tmp_path).path), "--port", "0", "--host", "192.0.2.1"]) == 2
+    assert "--host 192.0.2.1" in capsys.readouterr().err
 
 
 def test_a_taken_port_and_a_folder_that_is_none_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 COMPOSE_FILES = ["compose.yml", "compose.cuda.yml"]
 NODES = ["miner", "validator"]
+MONITORS = ["prometheus", "grafana"]
 
 
 def compose(name: str = "compose.yml") -> dict[str, Any]:
@@ -72,15 +73,43 @@ def test_docker_compose_itself_reads_the_files(files: list[str], tmp_path: Path)
         shutil.copy(DOCKER / name, tmp_path)
     shutil.copy(DOCKER / ".env.example", tmp_path / ".env")
     chosen = [word for name in files for word in ("-f", name)]
-    for profile in ("localnet", *NODES):
+    profiles = {"": [], "miner": ["miner"], "validator": ["validator"], "page": ["page"], "monitoring": MONITORS}
+    for profile, services in profiles.items():
         command = [docker, "compose", *chosen, "--profile", profile, "config", "--services"]
         result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-        assert (result.returncode, result.stdout.split()) == (0, [profile]), result.stderr
+        assert (result.returncode, set(result.stdout.split())) == (0, {"localnet", *services}), result.stderr
 
 
-def test_each_profile_starts_the_service_of_its_name_and_nothing_starts_without_one() -> None:
-    profiles = {name: service["profiles"] for name, service in compose()["services"].items()}
-    assert profiles == {name: [name] for name in ("localnet", "miner", "validator")}
+def test_without_a_profile_the_local_network_starts_and_nothing_else() -> None:
+    profiles = {name: service.get("profiles") for name, service in compose()["services"].items()}
+    alone = {name: [name] for name in ("page", *NODES)}
+    assert profiles == {"localnet": None, **alone, **{name: ["monitoring"] for name in MONITORS}}
+
+
+def test_what_is_shown_is_shown_to_this_machine_alone() -> None:
+    services = compose()["services"]
+    published = {port for service in services.values() for port in service.get("ports", ())}
+    assert published
+    assert all(re.fullmatch(r"127\.0\.0\.1:\$\{[A-Z]+_PORT:-\d+\}:\d+", port) for port in published)
+    assert not any("ports" in services[name] for name in NODES)
+
+
+@pytest.mark.parametrize("name", ["localnet", "page"])
+def test_the_published_port_of_the_page_is_the_one_that_it_listens_at(name: str) -> None:
+    service = compose()["services"][name]
+    words = " ".join(service["command"])
+    (port,) = service["ports"]
+    assert f"--host 0.0.0.0 --port {port.rpartition(':')[2]}" in words
+
+
+def test_the_page_command_chooses_the_newest_run(tmp_path: Path) -> None:
+    for run in ("2026-01-02-030405", "2026-01-02-030406", "2025-12-31-235959"):
+        (tmp_path / "runs" / run / "nodes").mkdir(parents=True)
+    shell, option, line = compose()["services"]["page"]["command"]
+    line = line.replace("$$", "$").replace("exec murmur", "echo")  # $$ is how compose writes $
+    assert not [word for word in line.split() if word == "murmur"]
+    told = subprocess.run([shell, option, line], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert told.startswith("dashboard runs/2026-01-02-030406/ --host")
 
 
 @pytest.mark.parametrize("name", NODES)
@@ -90,8 +119,9 @@ def test_a_node_keeps_its_state_reads_its_wallets_and_starts_again(name: str) ->
     assert state == f"{name}-state:/home/murmur/.murmur"
     assert wallets.endswith("/.bittensor/wallets:ro")
     assert state.split(":")[0] in compose()["volumes"]
-    assert (service["restart"], service["env_file"]) == ("unless-stopped", [".env"])
+    assert (service["restart"], service["env_file"]) == ("unless-stopped", [{"path": ".env", "required": False}])
     assert (ROOT / service["command"][1]).is_file()
+    assert (ROOT / service["entrypoint"][1]).is_file()
 
 
 @pytest.mark.parametrize("name", NODES)
@@ -114,16 +144,51 @@ def test_no_service_gets_the_docker_socket_or_more_rights_than_it_needs() -> Non
         assert service["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_the_local_network_sees_no_secret_of_a_node() -> None:
-    localnet = compose()["services"]["localnet"]
-    assert "env_file" not in localnet
-    assert all("wallets" not in volume for volume in localnet["volumes"])
+@pytest.mark.parametrize("name", ["localnet", "page", *MONITORS])
+def test_only_nodes_see_a_secret_of_a_node(name: str) -> None:
+    service = compose()["services"][name]
+    assert "env_file" not in service
+    assert all("wallets" not in volume and "state" not in volume for volume in service["volumes"])
 
 
 def test_the_local_network_in_a_container_is_that_of_make_demo() -> None:
     demo = re.search(r"murmur (localnet .*)", (ROOT / "Makefile").read_text())
     assert demo is not None
-    assert compose()["services"]["localnet"]["command"] == ["murmur", *demo[1].split()]
+    page = ["--host", "0.0.0.0", "--port", "8790"]
+    assert compose()["services"]["localnet"]["command"] == ["murmur", *demo[1].split(), *page]
+
+
+def test_prometheus_asks_where_the_nodes_answer_and_grafana_asks_prometheus() -> None:
+    services = compose()["services"]
+    (job,) = yaml.safe_load((DOCKER / "prometheus.yml").read_text())["scrape_configs"]
+    (found,) = job["dns_sd_configs"]
+    assert sorted(found["names"]) == NODES
+    for name in NODES:
+        config.load("miner", "", [], required() | services[name]["environment"])
+        assert services[name]["environment"] == {
+            "MURMUR_METRICS_PORT": str(found["port"]),
+            "MURMUR_METRICS_ADDRESS": "0.0.0.0",
+        }
+    (source,) = yaml.safe_load((DOCKER / "grafana/datasources.yml").read_text())["datasources"]
+    host, _, port = source["url"].removeprefix("http://").partition(":")
+    assert services[host]["ports"][0].endswith(f":{port}")
+
+
+def test_every_file_that_a_service_mounts_is_there_and_found() -> None:
+    mounted = {}
+    for service in compose()["services"].values():
+        for volume in service["volumes"]:
+            source, target = volume.removesuffix(":ro").rsplit(":", maxsplit=1)
+            if source.startswith("./"):
+                assert (DOCKER / source).is_file()
+                assert volume.endswith(":ro")
+                mounted[target] = DOCKER / source
+    (provider,) = yaml.safe_load((DOCKER / "grafana/dashboards.yml").read_text())["providers"]
+    home = compose()["services"]["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home.startswith(provider["options"]["path"] + "/")
+    assert mounted[home] == DOCKER / "grafana.json"
+    for rules in yaml.safe_load((DOCKER / "prometheus.yml").read_text())["rule_files"]:
+        assert mounted[f"/etc/prometheus/{rules}"].is_file()
 
 
 # --- variables -----------------------------------------------------------------------------------------------
@@ -141,8 +206,34 @@ def readable() -> dict[str, str]:
     return fields | dict(config._BTCLI) | {"MURMUR_CONFIG": "config"}
 
 
-def test_every_variable_of_the_example_is_read_by_a_node_and_every_other_way_round() -> None:
-    assert set(example()) == set(readable())
+def interpolated() -> dict[str, str]:
+    """Variables that Docker Compose puts into the files, and the default of each."""
+    text = "".join((DOCKER / name).read_text() for name in COMPOSE_FILES).replace("$$", "")
+    assert text.count("$") == len(re.findall(r"\$\{[A-Z_]+:-[^}$]+\}", text)), (
+        "one without a default, or of another form"
+    )
+    return dict(re.findall(r"\$\{([A-Z_]+):-([^}]+)\}", text))
+
+
+def required() -> dict[str, str]:
+    """The least that a node is started with."""
+    bucket = ("ENDPOINT", "NAME", "ACCESS_KEY", "SECRET_KEY", "PUBLIC_URL")
+    return {
+        "MURMUR_WALLET__NAME": "a",
+        "MURMUR_NETUID": "1",
+        "MURMUR_OWNER": "o",
+        **{f"MURMUR_BUCKET__{name}": name for name in bucket},
+    }
+
+
+def test_every_variable_of_the_example_is_read_by_a_node_or_by_compose_and_every_other_way_round() -> None:
+    assert set(example()) == set(readable()) | set(interpolated())
+    assert not set(readable()) & set(interpolated())
+
+
+def test_the_defaults_that_the_example_shows_are_those_of_compose() -> None:
+    assert {name: example()[name] for name in interpolated()} == interpolated()
+    assert dict(rest.split("=") for rest in arguments("ARG"))["TORCH_INDEX"] == interpolated()["TORCH_INDEX"]
 
 
 def test_every_variable_of_the_example_is_explained_in_the_lines_above_it() -> None:
@@ -171,14 +262,8 @@ def test_the_defaults_that_the_example_shows_are_those_of_the_node() -> None:
         for variable, value in example().items()
         if value and variable.startswith(config.PREFIX) and variable != "MURMUR_WALLET__HOTKEY"
     }
-    required = {
-        "MURMUR_WALLET__NAME": "a",
-        "MURMUR_NETUID": "1",
-        "MURMUR_OWNER": "o",
-        **{f"MURMUR_BUCKET__{name}": name for name in ("ENDPOINT", "NAME", "ACCESS_KEY", "SECRET_KEY", "PUBLIC_URL")},
-    }
     assert values
-    assert config.load("miner", "", [], required | values) == config.load("miner", "", [], required)
+    assert config.load("miner", "", [], required() | values) == config.load("miner", "", [], required())
 
 
 def test_the_example_as_it_stands_names_what_is_missing() -> None:
@@ -203,13 +288,23 @@ def test_the_image_runs_as_an_ordinary_user() -> None:
 
 
 def test_the_image_installs_what_make_setup_installs_but_the_tools_of_developers() -> None:
-    INDEX = '${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} '
-
     def steps(text: str) -> list[str]:
-        found = re.findall(r"(?:pip install -c|pip install -q -c|python -m chain)[^\n&]*", text)
-        return [step.replace(" -q", "").replace(INDEX, "").replace("dev,", "").strip() for step in found]
+        found = re.findall(r"(?:pip install (?:-q )?-c|python -m chain)[^\n&;]*", text)
+        found = [re.sub(r' -q| --no-deps| --index-url "\$TORCH_INDEX"|dev,', "", step).strip() for step in found]
+        return list(dict.fromkeys(found))  # of torch there is one step for each device
 
     assert steps("\n".join(arguments("RUN"))) == steps((ROOT / "Makefile").read_text())
+
+
+def test_an_image_for_the_cpu_holds_the_cpu_build_of_torch_and_asks_its_index_for_nothing_else() -> None:
+    assert "DEVICE=cpu" in arguments("ARG")
+    asked = [line for line in arguments("RUN") if "TORCH_INDEX" in line]
+    assert len(asked) == 1
+    cpu, cuda = (re.search(rf"\b{device}\) pip install ([^;]*);;", asked[0]) for device in ("cpu", "cuda"))
+    assert cpu is not None
+    assert cuda is not None
+    assert cpu[1].split() == ["-c", "constraints.txt", "--no-deps", "--index-url", '"$TORCH_INDEX"', "torch"]
+    assert "index" not in cuda[1]
 
 
 def test_every_package_goes_into_the_image_and_nothing_private_does() -> None:
@@ -218,7 +313,8 @@ def test_every_package_goes_into_the_image_and_nothing_private_does() -> None:
     }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = {name.split(".")[0] for name in project["tool"]["setuptools"]["packages"]}
-    assert allowed == packages | {"LICENSE", "README.md", "constraints.txt", "csrc", "pyproject.toml", "setup.py"}
+    files = {"LICENSE", "README.md", "constraints.txt", "csrc", "docker/start.py", "pyproject.toml", "setup.py"}
+    assert allowed == packages | files
 
 
 @pytest.mark.parametrize(("outcome", "healthy"), [("contributing", True), ("LOW_SCORE", False), (None, False)])

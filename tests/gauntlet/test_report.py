@@ -2,10 +2,12 @@
 
 from copy import deepcopy
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import pytest
 
+from gauntlet.account import account, briefly
 from gauntlet.report import MAX_DETAIL_CHARACTERS, parse_report
 from gauntlet.selection import peer_score
 from protocol.errors import InvalidMessage
@@ -67,6 +69,9 @@ def test_people_find_every_hotkey_with_its_outcome_and_numbers() -> None:
         lambda body: first(body["before"]["peers"]).update(sigma=0.0),
         lambda body: first(body["before"]["peers"]).update(gaps=[0.1, -0.2]),
         lambda body: first(body["before"]["peers"]).update(gaps=[0.1]),
+        lambda body: first(body["before"]["peers"]).update(score_variances=[-1.0, 0.5]),
+        lambda body: first(body["after"]["peers"]).update(score_variances=[1e300, 0.5]),
+        lambda body: body["after"].update(score_variance=[-1e-9, 0.5]),
         lambda body: body["peers"].update({"not a hotkey": first(body["peers"])}),
         lambda body: first(body["peers"]).update(rejected="COPY", standing="LOW_SCORE", detail=""),
         lambda body: first(body["peers"]).update(contributing=False),
@@ -119,3 +124,30 @@ def test_a_hotkey_that_is_not_canonical_hex_is_refused(text):
     with pytest.raises((ValueError, TypeError)):
         _bytes(text, 32)
     assert _bytes("ab" * 32, 32) == b"\xab" * 32
+
+
+@pytest.mark.parametrize("evaluations", [0, 3, 2**32 - 1])
+@pytest.mark.parametrize(
+    "name", ["mu", "sigma", "gaps", "units", "scores", "usual_scores", "score_variances", "penalty"]
+)
+def test_whatever_is_read_of_a_stranger_can_be_told(name: str, evaluations: int) -> None:
+    """A miner tells of itself what validators report: a number at the bounds of what is read must not end it."""
+    told = 0
+    for number in (-1e6, -1.0, -1e-300, 0.0, 5e-324, 1e-300, 1.0, 1000.0, 1e6, 1e300):
+        body = deepcopy(one().body)
+        for record in (*body["before"]["peers"].values(), *body["after"]["peers"].values()):
+            record["evaluations"] = evaluations
+            record[name] = [number, 0.5] if isinstance(record[name], list) else number
+        for row, standing in zip(body["peers"].values(), cycle(Standing), strict=False):
+            for outcome in ("rejected", "detail", "contributing"):
+                row.pop(outcome, None)
+            row["standing"] = str(standing)
+        try:
+            report = parse_report(parse_json(canonical_json(body)), ROUND)
+        except InvalidMessage:
+            continue
+        told += 1
+        for peer in report.rows:
+            assert briefly(peer, report, SPEC.gauntlet)
+            assert all(account(peer, report, one().claim.report, SPEC.gauntlet))
+    assert told

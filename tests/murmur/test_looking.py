@@ -46,7 +46,6 @@ def played(tmp_path_factory: pytest.TempPathFactory, data_folder: Path) -> FakeN
             contributors=2,
             reserve=0,
         )
-        found.busy_seconds = 30.0
         try:
             found.start("one", "two", "miner-1", "miner-2", "miner-3")
             found.start("miner-4", role=Garbage)

@@ -38,12 +38,6 @@ class NamesTheMute(Vote):
 
     mute: PeerId
 
-    def mirror_selected(self, round: int, at_commit: Any, gathered: Any, ranking: Ranking) -> None:
-        self.mirrored = {self.mute: None}  # type: ignore[dict-item]
-
-    def mirror_holds(self, peer: PeerId) -> bool:
-        return True
-
     def approves(self, *arguments: Any, **named: Any) -> bool:
         return True
 

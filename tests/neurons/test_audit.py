@@ -70,7 +70,6 @@ def test_honest_validators_of_a_network_with_faults_differ_in_nothing(networks: 
         "miner-9": Silent,
     }
     network = networks(miners=9, validators={"one": 100, "two": 99}, evaluations=2)
-    network.busy_seconds = 30.0
     network.start("one", "two", "miner-1", "miner-2", "miner-3")
     for name, fault in faults.items():
         network.start(name, role=fault)
@@ -100,7 +99,6 @@ def test_honest_validators_of_a_network_with_faults_differ_in_nothing(networks: 
 
 def test_rounds_of_which_something_is_gone_are_checked_as_far_as_it_goes(networks: Networks, tmp_path: Path) -> None:
     network = networks(miners=3, contributors=2, reserve=0)
-    network.busy_seconds = 30.0
     network.start()
     network.run_until(4)
     network.close()
@@ -132,7 +130,6 @@ def test_a_chain_node_that_has_pruned_a_round_is_told_with_the_rounds_that_it_ha
     networks: Networks, tmp_path: Path
 ) -> None:
     network = networks(miners=2, keep_blocks=80)
-    network.busy_seconds = 30.0
     network.start()
     network.run_until(5)
     network.close()
@@ -158,7 +155,6 @@ def test_a_validator_that_died_between_fold_and_report_states_nothing_false_late
     networks: Networks, tmp_path: Path
 ) -> None:
     network = networks(miners=3)
-    network.busy_seconds = 30.0
     network.start("miner-1", "miner-2", "miner-3")
     network.start("validator", role=with_parts(DiesAfterTheFold))
     network.until_dead("validator")
@@ -305,7 +301,6 @@ def test_every_lie_of_a_validator_is_named_and_only_what_follows_from_it(network
     names = {kind: kind.__name__.lower() for kind in (*LIES, IgnoresAKey)}
     stakes = {"honest": 10**9} | dict.fromkeys(names.values(), 1)
     network = networks(miners=4, validators=stakes, contributors=2, reserve=2)
-    network.busy_seconds = 30.0
     friend = network["miner-4"].peer
     network.start("honest", "miner-1", "miner-2", "miner-3", "miner-4")
     for kind, name in names.items():
@@ -328,7 +323,6 @@ def test_every_lie_of_a_validator_is_named_and_only_what_follows_from_it(network
 
 def test_a_record_on_chain_of_peers_that_do_not_contribute_is_named(networks: Networks, tmp_path: Path) -> None:
     network = networks(miners=4, contributors=2, reserve=2)
-    network.busy_seconds = 30.0
     network.start("miner-1", "miner-2", "miner-3", "miner-4")
     network.start("validator", role=friends_of(SelectsOthers, network["miner-4"].peer))
     network.run_until(2)
@@ -341,7 +335,6 @@ def test_a_record_on_chain_of_peers_that_do_not_contribute_is_named(networks: Ne
 
 def test_what_a_report_states_otherwise_than_it_was_is_named(networks: Networks, tmp_path: Path) -> None:
     network = networks(miners=4, contributors=2, reserve=2)
-    network.busy_seconds = 30.0
     network.start()
     network.run_until(4)
     network.close()

@@ -23,7 +23,6 @@ def drop_its_commitment(network: FakeNetwork, name: str) -> int:
 
 def test_a_commitment_that_a_fork_drops_in_time_is_made_again_and_counts(networks: Networks) -> None:
     network = networks(miners=1, finality_lag=LAG)
-    network.busy_seconds = 30.0
     network.start()
     block = drop_its_commitment(network, "miner-1")
     network.run_until(2)
@@ -34,7 +33,6 @@ def test_a_commitment_that_a_fork_drops_in_time_is_made_again_and_counts(network
 
 def test_one_that_is_dropped_too_late_is_a_round_without_us_and_costs_nothing_else(networks: Networks) -> None:
     network = networks(miners=2, finality_lag=LAG)
-    network.busy_seconds = 30.0
     network.start("validator", "miner-2")
     network.run_blocks(lambda: network.world.head >= network.clock.commit_by(0) - 3)
     network.start("miner-1")

@@ -102,7 +102,6 @@ def test_what_a_validator_could_not_see_is_nobodys_fault_and_changes_no_weights(
     networks: Networks, tmp_path: Path, part: type[Collector], rounds: list[int], why: str
 ) -> None:
     network = networks(miners=4)
-    network.busy_seconds = 30.0
     network.start("miner-1", "miner-2", "miner-3", "miner-4")
     network.start("validator", role=with_parts(part, Watched))
     network.run_until(6)
@@ -131,7 +130,7 @@ STEPS = {
     "collector": ["commitments", "collect"],
     "scores": ["check", "rank", "evaluate", "fold", "report"],
     "pay": ["pay"],
-    "vote": ["mirror_selected", "propose", "attest"],
+    "vote": ["ask", "hold", "propose", "attest"],
     "keeper": ["keep"],
 }
 
@@ -139,7 +138,6 @@ STEPS = {
 @pytest.mark.parametrize("step", [f"{part}.{name}" for part, names in STEPS.items() for name in names])
 def test_a_chain_that_fails_for_a_moment_costs_a_lone_validator_nothing(networks: Networks, step: str) -> None:
     network = networks(miners=2)
-    network.busy_seconds = 30.0
     network.start("miner-1", "miner-2")
 
     def role(node: Any, shards: Any) -> Validator:

@@ -76,14 +76,10 @@ class NamesTheMute(Vote):
 
     mute: PeerId
 
-    def mirror_selected(self, round: int, at_commit: Any, gathered: Any, ranking: Any) -> None:
-        self.mirrored = {self.mute: None}  # type: ignore[dict-item]
+    def hold(self, round: int, at_commit: Any, checked: Any) -> None:
         run, bucket = self.node.run, self.node.doors.bucket
         bucket.put(keys.mirror(run.id, round, self.mute), bytes(run.first.object_bytes), timeout_seconds=1)
         bucket.put(keys.mirror_reveal(run.id, round, self.mute), bytes(204), timeout_seconds=1)
-
-    def mirror_holds(self, peer: PeerId) -> bool:
-        return True
 
     def is_agreed(self, round: int) -> bool:
         return False

@@ -23,7 +23,6 @@ def told(network: FakeNetwork, event: str) -> list[int]:
 
 def concealed(networks: Networks) -> FakeNetwork:
     network = networks(miners=2, weights_rate_limit=25, commit_reveal=True)
-    network.busy_seconds = 30.0
     return network
 
 
@@ -31,7 +30,6 @@ def test_weights_are_due_by_what_the_chain_says_of_the_last_ones_and_a_restart_d
     networks: Networks,
 ) -> None:
     network = networks(miners=1, weights_rate_limit=45, weight_rounds=2)
-    network.busy_seconds = 30.0
     network.start()
     network.run_until(3)
     # Registered in block 1, as if weights had been set there: the chain would refuse those of round 0, in block 41.

@@ -1,6 +1,5 @@
 """The phases of a round overlap, in the order that "save, then publish" allows; whatever fails early costs nothing."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +20,6 @@ from tests.network import FakeNetwork, Killed, saved_state
 from training.shards import Shards
 
 Networks = Callable[..., FakeNetwork]
-SECONDS = 20.0
-"""For what happens at once on an idle machine."""
 
 
 @pytest.fixture(autouse=True)
@@ -76,15 +73,16 @@ def test_sections_travel_while_the_object_is_saved_the_envelope_after_it_and_own
 ) -> None:
     network = parted()
     payload = keys.payload(network.run.id, 1)
-    travelling, saved = threading.Event(), threading.Event()
+    travelling = saved = False
     order: list[str] = []
 
     def slow(call: Call) -> None:
+        nonlocal travelling
         if (call.bucket, call.reader, call.key) == ("miner-1", "miner-1", payload):
             order.append(call.verb)
             if call.verb == "part 2":
-                travelling.set()
-                assert saved.wait(SECONDS), "nothing was saved while the part travelled"
+                travelling = True
+                network.hold(lambda: saved)
 
     class Watched(Miner):
         def __init__(self, node: Node, shards: Shards) -> None:
@@ -96,13 +94,14 @@ def test_sections_travel_while_the_object_is_saved_the_envelope_after_it_and_own
                 return own_state()
 
             def watched_save(**changes: Any) -> None:
+                nonlocal saved
                 sealed = changes.get("sealed")
                 if sealed is not None and sealed.round == 1:
-                    assert travelling.wait(SECONDS), "nothing travelled before the object was saved"
+                    network.hold(lambda: travelling)
                 save(**changes)
                 if sealed is not None and sealed.round == 1:
                     order.append("saved")
-                    saved.set()
+                    saved = True
 
             vars(node.held.replica)["own_state"] = watched_state
             vars(node.held)["save"] = watched_save
@@ -176,10 +175,8 @@ def dies_at(network: FakeNetwork, name: str, verb: str, round: int) -> None:
 
     def deadly(call: Call) -> None:
         member = network[name]
-        if (call.reader, call.verb, call.key) == (name, verb, payload) and not member.doomed.is_set():
-            assert member.life is not None
-            member.life.revoked = True
-            member.doomed.set()
+        if (call.reader, call.verb, call.key) == (name, verb, payload):
+            member.die()
 
     network.store.before = deadly
 
@@ -235,12 +232,12 @@ def test_a_miner_killed_between_the_completion_and_the_commitment_commits_to_the
 def test_a_miner_killed_while_it_saves_seals_anew_and_what_travelled_is_never_seen(parted: Networks) -> None:
     network = parted(miners=1)
     payload = keys.payload(network.run.id, 1)
-    travelled = threading.Event()
+    travelled = False
     first_key: list[bytes] = []
 
     def seen(call: Call) -> None:
-        if (call.verb, call.key) == ("part 2", payload):
-            travelled.set()
+        nonlocal travelled
+        travelled = travelled or (call.verb, call.key) == ("part 2", payload)
 
     def dies(node: Node, shards: Shards) -> Miner:
         save = node.held.save
@@ -248,7 +245,7 @@ def test_a_miner_killed_while_it_saves_seals_anew_and_what_travelled_is_never_se
         def deadly(**changes: Any) -> None:
             sealed = changes.get("sealed")
             if sealed is not None and sealed.round == 1:
-                assert travelled.wait(SECONDS)
+                network.hold(lambda: travelled)
                 first_key.append(sealed.key)
                 raise Killed
             save(**changes)

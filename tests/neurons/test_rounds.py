@@ -20,7 +20,7 @@ from rounds.validator import Validator
 from sparseloco.update import Update
 from tests.fakes.bucket import Faults
 from tests.fakes.chain import fake_verify
-from tests.network import OWNER, PLANNED_SECONDS, FakeNetwork
+from tests.network import OWNER, FakeNetwork
 from training.checkpoint import Saved
 
 Networks = Callable[..., FakeNetwork]
@@ -139,7 +139,6 @@ def test_a_server_that_stalls_costs_only_its_owner(networks: Networks) -> None:
     network.store.faults["miner-3"] = Faults(stalls=True)
     network.start()
     network.run_to_block(network.clock.commit_by(0))
-    network.busy_seconds = PLANNED_SECONDS  # from here on the chain waits for nobody
     network.run_until(1)
     assert sorted(network["validator"].contributing(0)) == names(network, "miner-1", "miner-2")
     assert reasons(network, 0) == {hotkey(network["miner-3"].peer): "MISSING"}
@@ -220,10 +219,7 @@ def test_a_chain_that_is_away_for_a_while_delays_and_breaks_nothing(networks: Ne
         network.run_to_block(network.clock.start(0) + block)
         network.world.down = True
         network.run_blocks(lambda: True)
-        threads = [member.thread for member in network.alive]
-        for thread in threads:
-            assert thread is not None
-            thread.join(0.05)
+        network.wait(1.0)
         network.world.down = False
     network.run_until(2)
     assert len(network.alive) == 3

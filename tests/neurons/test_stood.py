@@ -29,7 +29,6 @@ def test_every_round_of_a_node_is_one_line_that_says_whether_it_counted(
     networks: Callable[..., FakeNetwork], info: list[str]
 ) -> None:
     network = networks(miners=3, validators={"one": 300}, contributors=1, reserve=0)
-    network.busy_seconds = 30.0
     network.start("one", "miner-1", "miner-2")
     network.start("miner-3", role=Garbage)
     network.run_until(ROUNDS)

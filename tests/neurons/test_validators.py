@@ -100,13 +100,10 @@ def test_a_leader_that_lies_moves_nobody_apart(networks: Networks) -> None:
 
 
 class Withholder(Vote):
-    """Posts without having mirrored anything, first if it can."""
+    """Copies nothing, whoever lacks it."""
 
-    def mirror_selected(self, round: int, at_commit: Any, gathered: Any, ranking: Any) -> None:
-        self.mirrored = dict.fromkeys((*ranking.contributing, *ranking.reserve), None)  # type: ignore[arg-type]
-
-    def mirror_holds(self, peer: PeerId) -> bool:
-        return True
+    def hold(self, round: int, at_commit: Any, checked: Any) -> None:
+        pass
 
 
 class SeesNoPayloadOfFirstMiner(Collector):

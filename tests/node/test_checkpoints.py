@@ -1,6 +1,5 @@
 """Checkpoints by age, in the background, found under one key; what is kept meanwhile; and whom joiners ask."""
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from node.checkpoints import (
     parse_shown,
     published_by_most,
 )
+from node.node import Node
 from node.state import Snapshot
 from protocol import keys
 from protocol.types import Digest
@@ -123,23 +123,26 @@ def test_of_three_validators_each_begins_to_upload_in_another_third_of_the_inter
 # --- beside the rounds -------------------------------------------------------------------------------------------
 
 
-def test_an_upload_that_hangs_costs_no_round_and_is_of_the_state_that_it_began_with(networks: Networks) -> None:
+def test_an_upload_that_hangs_costs_no_round_and_is_of_the_state_that_it_began_with(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Node, "transfer_seconds", lambda *_: 60.0)  # nothing ends it before we do
     network = networks(miners=1)
-    hanging, begun = threading.Event(), threading.Event()
+    begun, hanging = False, True
 
     def hang(call: Call) -> None:
+        nonlocal begun
         if call.bucket == "validator" and call.verb == "put" and call.key.startswith("blob/"):
-            begun.set()
-            with network.waiting():
-                assert hanging.wait(60)
+            begun = True
+            network.hold(lambda: not hanging)
 
     network.store.before = hang
     network.start()
     network.run_until(7)
-    assert begun.is_set()
+    assert begun
     assert network["validator"].voids() == []
     assert shown(network, "validator").checkpoints == ()
-    hanging.set()
+    hanging = False
     network.wait_for(lambda: shown(network, "validator").newest == 2)
     (entry,) = shown(network, "validator").checkpoints
     assert {file.hex() for file in entry.files} <= blobs(network)
@@ -169,20 +172,18 @@ def test_an_upload_that_fails_is_tried_again_and_sends_no_file_twice(networks: N
 
 def test_a_validator_that_is_killed_in_an_upload_leaves_nothing_for_good(networks: Networks) -> None:
     network = networks(miners=1)
-    last = threading.Event()
+    begun = False
 
     def die(call: Call) -> None:
-        member = network["validator"]
-        if call.reader == "validator" and last.is_set():
-            assert member.life is not None
-            member.life.revoked = True
+        nonlocal begun
+        if call.reader == "validator" and begun:
+            network["validator"].die()
         if call.bucket == "validator" and call.verb == "put" and call.key.startswith("blob/"):
-            last.set()
+            begun = True
 
     network.store.before = die
     network.start()
-    network.run_blocks(lambda: bool(blobs(network)))
-    network.kill("validator")
+    network.run_blocks(lambda: not network["validator"].alive)
     network.store.before = lambda call: None
     left = shown(network, "validator")
     assert left.checkpoints == ()
@@ -288,21 +289,19 @@ def test_validators_that_stall_cost_a_joiner_one_deadline_together(
         for key in objects:
             network.store.bucket(f"forger-{number}").put(key, b"for ever", timeout_seconds=1)
         network.store.faults[f"forger-{number}"] = Faults(stalls=True)
-    inside, most, lock = 0, 0, threading.Lock()
+    inside = most = 0
     stall = FakeBucket._stall
 
     def counted(bucket: FakeBucket, timeout_seconds: float) -> None:
         nonlocal inside, most
         if not bucket._faults.stalls:
             return
-        with lock:
-            inside += 1
-            most = max(most, inside)
+        inside += 1
+        most = max(most, inside)
         try:
             stall(bucket, timeout_seconds)
         finally:
-            with lock:
-                inside -= 1
+            inside -= 1
 
     monkeypatch.setattr(FakeBucket, "_stall", counted)
     speak(network)

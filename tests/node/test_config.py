@@ -90,7 +90,7 @@ def test_everything_missing_is_listed_at_once_with_where_to_give_it() -> None:
         "--netuid",
         "--owner",
         "murmur localnet",
-        "README.md",
+        "docs/run-a-miner.md",
     ):
         assert line in told
     assert "--bucket.secret_key" not in told

@@ -8,6 +8,7 @@ import pytest
 
 from simulation.chain import Connection
 from simulation.faults import KINDS, Faults, Incident, Kind
+from simulation.hostile import SERVERS, serves
 from simulation.network import Member, Network
 from simulation.store import Faults as StoreFaults
 
@@ -94,3 +95,23 @@ def test_the_first_round_and_the_last_ones_are_left_in_peace(networks: Callable[
     assert calm[0] == 0
     assert calm[-6:] == list(range(94, 100))
     assert 0 < len(calm) < 50
+
+
+def test_servers_of_a_hostile_minority_change_their_ways_every_round_and_nobody_elses_do(tmp_path: Path) -> None:
+    network = Network(tmp_path, 1, validators=3, miners=1, tell=lambda *told: None, hostile_stake=0.3)
+    for member in network.members.values():
+        member.gone = True  # no process: only who serves how is looked at
+    Faults(network, 0.0, ROUNDS).begin()
+    network.begin()
+    seen = []
+    for round in range(ROUNDS):
+        network.clock.run((network.run.clock.start(round) - 1 + 20) * 12.0)
+        assert [name for name, faults in network.store.faults.items() if faults != StoreFaults()] in (
+            [],
+            ["validator-3"],
+        )
+        faults = network.store.faults["validator-3"]
+        seen.append("dead" if faults.down else "stalls" if faults.stalls else "lies" if faults.lies else "honest")
+    assert seen == [serves(network.run.id, round) for round in range(ROUNDS)]
+    assert set(seen) == set(SERVERS)
+    network.close()

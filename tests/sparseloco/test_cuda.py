@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import ConfigError, InvalidSubmission
 from protocol.layout import Layout
-from sparseloco import cuda, native, ops, outer, reference, wire
+from sparseloco import cuda, kernels, ops, outer, reference, wire
 from sparseloco.floats import NonFinite
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
@@ -285,7 +285,7 @@ def test_tensors_on_a_gpu_go_to_its_codec_unless_the_reference_is_forced(monkeyp
 @pytest.mark.usefixtures("automatic")
 def test_without_the_library_the_reference_answers_with_a_warning_and_native_refuses(monkeypatch):
     def missing(device=None):
-        raise native.Unavailable("murmur_cuda.so is not built; run: make native")
+        raise kernels.Unavailable("murmur_cuda.so is not built; run: make native")
 
     monkeypatch.setattr(cuda, "codec", missing)
     monkeypatch.setattr(cuda, "library", missing)
@@ -304,7 +304,7 @@ def test_a_library_that_is_missing_or_broken_is_unavailable(content, tmp_path, m
     if content is not None:
         path.write_bytes(content)
     monkeypatch.setattr(cuda, "LIBRARY", path)
-    with pytest.raises(native.Unavailable, match="make native"):
+    with pytest.raises(kernels.Unavailable, match="make native"):
         BUILT_LIBRARY.__wrapped__()
 
 
@@ -313,7 +313,7 @@ def test_on_a_gpu_the_operators_pass_torchs_own_check_and_ops_uses_them():
     codec, layout = cuda.codec(torch.device("cuda", 0)), Layout.of(RAGGED, 64)
     given = [on(codec, tensors(values)) for values in inputs("normal")]
     theta, theta_r, error = ([group[tensor.name] for tensor in layout] for group in given)
-    regions, sizes = native._tables(layout, codec.device)
+    regions, sizes = kernels.tables(layout, codec.device)
     records = torch.zeros(layout.records_bytes, dtype=torch.uint8, device=codec.device)
     new = [torch.empty_like(value) for value in theta]
     library = torch.ops.murmuration

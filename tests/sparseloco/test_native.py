@@ -3,7 +3,6 @@
 import dataclasses
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,17 +12,17 @@ from hypothesis import strategies as st
 
 from protocol.errors import ConfigError, InvalidSubmission
 from protocol.layout import Layout
-from sparseloco import native, ops, outer, reference, wire
+from sparseloco import kernels, native, ops, outer, reference, wire
 from sparseloco.floats import NonFinite
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
 from tests.sparseloco.samples import KINDS, RAGGED, arrays, same_bits, tensors, update_of, zeros
 from tests.sparseloco.test_reference import BETA, inputs
-from tests.sparseloco.test_wire import FUZZ_CASES, FUZZ_LAYOUT, SMALL, VALID, WIDE_LAYOUT, hostile
+from tests.sparseloco.test_wire import FUZZ_CASES, FUZZ_LAYOUT, SMALL, hostile
 
 try:
-    ISAS = native.supported()
-except native.Unavailable as fault:
+    ISAS = kernels.supported()
+except kernels.Unavailable as fault:
     pytest.skip(str(fault), allow_module_level=True)
 
 KS = (1, 64, 94, 411, 4096)
@@ -411,40 +410,6 @@ def test_bytes_that_were_never_validated_do_not_reach_theta_unnoticed(isa):
         native.Codec(isa).apply_probe(tensors(arrays("normal", 0)), forged, (1.0,) * len(RAGGED), 1.0)
 
 
-# --- operators ---------------------------------------------------------------------------------------------------
-
-
-def test_the_operators_pass_torchs_own_check(isa):
-    layout = Layout.of(RAGGED, 64)
-    regions, sizes = native._tables(layout)
-    theta, theta_r, error = (list(tensors(values).values()) for values in inputs("normal"))
-    order = [list(RAGGED).index(tensor.name) for tensor in layout]
-    theta, theta_r, error = ([group[place] for place in order] for group in (theta, theta_r, error))
-    how = (2, native.ISAS.index(isa))
-    records = torch.zeros(layout.records_bytes, dtype=torch.uint8)
-    new = [torch.empty_like(value) for value in theta]
-    library = torch.ops.murmuration
-    torch.library.opcheck(library.compress.default, (regions, sizes, theta, theta_r, error, BETA, new, records, *how))
-    library.compress(regions, sizes, theta, theta_r, error, BETA, new, records, *how)
-    torch.library.opcheck(library.validate.default, (regions, sizes, [records, torch.zeros_like(records)], *how))
-    weights = torch.full((1, len(theta)), 0.5)
-    torch.library.opcheck(library.aggregate.default, (regions, sizes, [records], weights, 0, theta, new, *how))
-
-
-@pytest.mark.parametrize("column", range(native._REGION_FIELDS))
-@pytest.mark.parametrize("value", [-1, 2**40, 2**63 - 1])
-def test_a_plan_that_reaches_outside_its_tensors_or_records_is_refused_before_memory_is_touched(column, value):
-    layout = Layout.of({"t": (130, 70)}, 64)
-    regions, sizes = native._tables(layout)
-    broken = regions.clone()
-    broken[-1, column] = value
-    if column == 10:  # record_step counts between rows of blocks: give the region two of them
-        broken[-1, 4] = 2
-    records = torch.zeros(layout.records_bytes, dtype=torch.uint8)
-    with pytest.raises(RuntimeError, match="refused its plan"):
-        native._validate(broken, sizes, [records], 1, 0)
-
-
 # --- the choice of a backend -------------------------------------------------------------------------------------
 
 
@@ -467,76 +432,12 @@ def test_the_native_codec_is_the_default_and_either_can_be_forced():
 @pytest.mark.usefixtures("automatic")
 def test_without_the_library_the_reference_answers_and_says_what_is_missing(monkeypatch):
     def missing():
-        raise native.Unavailable("murmur_codec.so is not built; run: make native")
+        raise kernels.Unavailable("murmur_codec.so is not built; run: make native")
 
-    monkeypatch.setattr(native, "library", missing)
+    monkeypatch.setattr(kernels, "library", missing)
     ops.use("auto")
     assert ops.backend() == "reference"
     assert ops.is_fallback()
     assert "make native" in ops.reason()
     with pytest.raises(ConfigError, match="make native"):
         ops.use("native")
-
-
-@pytest.mark.parametrize("content", [None, b"not a library"])
-def test_a_library_that_is_missing_or_broken_is_unavailable(content, tmp_path, monkeypatch):
-    path = tmp_path / "murmur_codec.so"
-    if content is not None:
-        path.write_bytes(content)
-    monkeypatch.setattr(native, "LIBRARY", path)
-    with pytest.raises(native.Unavailable, match="make native"):
-        native.library.__wrapped__()
-
-
-# --- the library in C++ alone ------------------------------------------------------------------------------------
-
-KERNELS = Path(__file__).parents[2] / "csrc" / "kernels"
-CORPUS = sorted((Path(__file__).parent / "corpus").iterdir())
-"""Records of the two layouts of fuzz_decoder.cpp: valid ones, and what libFuzzer found on its way."""
-
-
-def built(tmp_path, source, *flags):
-    """A test program over the kernels, or a skip where no compiler is."""
-    program = tmp_path / source.stem
-    sources = [*sorted(map(str, KERNELS.glob("*.cpp"))), str(source)]
-    command = ["g++", "-std=c++17", "-O2", "-g", "-ffp-contract=off", "-pthread", f"-I{KERNELS}", *flags, *sources]
-    try:
-        subprocess.run([*command, "-o", str(program)], check=True, timeout=170)
-    except FileNotFoundError:
-        pytest.skip("no C++ compiler")
-    return program
-
-
-def test_the_hot_path_allocates_nothing_and_more_threads_only_their_own_start(tmp_path):
-    program = built(tmp_path, Path(__file__).parent / "count_allocations.cpp")
-    output = subprocess.run([program], capture_output=True, text=True, check=True, timeout=60).stdout
-    found = {tuple(line.split()[:2]): int(line.split()[2]) for line in output.splitlines()}
-    assert found["1", "small"] == found["1", "large"] == 0
-    assert found["2", "small"] == found["2", "large"] > 0
-
-
-def test_the_fuzzers_corpus_is_judged_as_by_the_reference():
-    valid = [plaintext[32:] for plaintext in VALID]
-    assert valid == [path.read_bytes() for path in CORPUS if path.name[0].isdigit()]
-    judged = set()
-    for path in CORPUS:
-        records = path.read_bytes()
-        layout = WIDE_LAYOUT if len(records) == WIDE_LAYOUT.records_bytes else FUZZ_LAYOUT
-        expected = verdict(wire.parse, bytes(32) + records, layout)
-        for isa in ISAS:
-            found = verdict(native.Codec(isa, 1).parse, bytes(32) + records, layout)
-            assert found[0] == expected[0], path.name
-        judged.add(isinstance(expected[0], Update))
-    assert judged == {True, False}
-
-
-@pytest.mark.slow
-def test_mutated_records_never_touch_memory_that_is_not_theirs(tmp_path):
-    flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-    program = built(tmp_path, Path(__file__).parent / "fuzz_decoder.cpp", *flags)
-    command = [str(program), "200000", *map(str, CORPUS)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert result.returncode == 0, result.stderr
-    accepted, refused = map(int, result.stdout.split())
-    assert accepted > 100
-    assert refused > 100_000

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from protocol.layout import Layout
-from sparseloco import native, ops
+from sparseloco import kernels, ops
 from sparseloco.outer import OuterState
 from tests.sparseloco.samples import RAGGED, arrays, same_bits, tensors, update_of
 
@@ -17,8 +17,8 @@ STEP = {"alpha": 1.0, "aggregate": "mean"}
 def backend(request):
     if request.param == "native":
         try:
-            native.library()
-        except native.Unavailable as fault:
+            kernels.library()
+        except kernels.Unavailable as fault:
             pytest.skip(str(fault))
     ops.use(request.param)
     yield request.param

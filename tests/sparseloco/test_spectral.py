@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from protocol.layout import Layout
-from sparseloco import native, ops
+from sparseloco import kernels, native, ops
 from sparseloco.outer import OuterState, bounds, outer_step
 from sparseloco.spectral import UNITS, exact_products, gram, trust
 from sparseloco.update import LEVELS
@@ -33,8 +33,8 @@ def test_inner_products_are_those_of_the_dense_updates(kind):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_native_inner_products_are_the_references(k, threads):
     try:
-        isas = native.supported()
-    except native.Unavailable as fault:
+        isas = kernels.supported()
+    except kernels.Unavailable as fault:
         pytest.skip(str(fault))
     shapes = {**RAGGED, "grid": (192, 256)}
     kinds = ("normal", "normal", "tied", "sparse", "zero", "constant", "heavy-tailed")

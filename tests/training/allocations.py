@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from training import model as model_module
+from training.parallel import local
 
 
 class Watched(TorchDispatchMode):
@@ -29,7 +30,7 @@ class Watched(TorchDispatchMode):
     ) -> Any:
         known = {tensor.untyped_storage()._cdata for tensor in tree_leaves(args) if isinstance(tensor, Tensor)}
         made = op(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
+        for tensor in map(_held, tree_leaves(made)):
             if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in known:
                 storage = tensor.untyped_storage()
                 self._alive[storage._cdata] = weakref.ref(storage)
@@ -42,6 +43,11 @@ class Watched(TorchDispatchMode):
         found = {key: storage() for key, storage in self._alive.items()}
         self._alive = {key: self._alive[key] for key, storage in found.items() if storage is not None}
         return sum(storage.nbytes() for storage in found.values() if storage is not None)
+
+
+def _held(made: Any) -> Any:
+    """Of a sharded tensor this rank's part: the whole one takes no memory."""
+    return local(made) if isinstance(made, Tensor) else made
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from murmur import presets
-from protocol.spec import ModelSpec
+from protocol.spec import ModelSpec, RunSpec
 from tests.training.allocations import Watched, built_without_memory
 from tests.training.node_memory import spec_of
 from training import trainer
@@ -35,7 +35,7 @@ from training.memory import (
     step_moments,
 )
 from training.model import Transformer
-from training.optimizer import state_shapes
+from training.optimizer import make_optimizer, state_shapes
 from training.sizes import Recompute, Sizes
 
 # --- GPUs --------------------------------------------------------------------------------------------------------
@@ -55,6 +55,16 @@ class FusedNorm(torch.autograd.Function):
         return torch.empty_like(x), None, torch.empty_like(gain), None
 
 
+def sharded(spec: ModelSpec, mesh: DeviceMesh) -> Transformer:
+    """As Ranks.shard makes it on GPUs, on ranks without one."""
+    model = Transformer(spec)
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+    for module in (*model.layers, model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+    register_fsdp_forward_method(model, "loss")
+    return model
+
+
 def watched_step(
     spec: ModelSpec,
     sequences: int,
@@ -69,13 +79,7 @@ def watched_step(
     """
     monkeypatch.setattr(torch.nn.functional, "rms_norm", FusedNorm.apply)
     with FakeTensorMode(), built_without_memory(monkeypatch, "cpu"):
-        model = Transformer(spec)
-        if mesh is not None:
-            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-            for layer in model.layers:
-                fully_shard(layer, mesh=mesh, mp_policy=policy)
-            fully_shard(model, mesh=mesh, mp_policy=policy)
-            register_fsdp_forward_method(model, "loss")
+        model = Transformer(spec) if mesh is None else sharded(spec, mesh)
         tokens = torch.zeros(sequences, spec.context + 1, dtype=torch.int64)
 
         def step() -> None:
@@ -144,6 +148,32 @@ def test_a_sharded_step_takes_what_the_plan_says(
     moment, num_bytes = fullest_moment(spec, 8, sequences)
     assert moment == fullest
     assert num_bytes == pytest.approx(watched_step(spec, sequences, monkeypatch, mesh), rel=0.1)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_step_of_the_72b_model_takes_what_the_plan_says_on_one_rank_of_eight(
+    layers: int, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of its layers, in their full width: forward, backward, clip and AdamW's first step."""
+    table = presets.read("covenant-72b").first.model_dump()
+    table["model"]["layers"] = layers
+    spec = RunSpec.model_validate(table)
+    monkeypatch.setattr(torch.nn.functional, "rms_norm", FusedNorm.apply)
+    with FakeTensorMode(), built_without_memory(monkeypatch, "cpu"):
+        model = sharded(spec.model, mesh)
+        optimizer = make_optimizer(model, spec.inner)
+        tokens = torch.zeros(2, spec.model.context + 1, dtype=torch.int64)
+        with Watched() as watched:
+            model.loss(tokens, "full").sum().backward()
+            gradients = watched.now()
+            model.loss(tokens, "full").sum().backward()
+            micro_batch, watched.peak = watched.peak - gradients, watched.now()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), spec.inner.clip)
+            optimizer.step()
+    parts = memory_parts(spec, 8, 2)
+    assert gradients == parts["gradients"].gpu_computing
+    assert watched.peak - gradients == pytest.approx(parts["adam_moments"].gpu_computing, rel=0.01)
+    assert micro_batch == pytest.approx(fullest_moment(spec.model, 8, 2)[1], rel=0.1)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective"])

@@ -1,0 +1,94 @@
+"""What a miner may choose for itself, as benchmarks/bench_pay.py tries it: which values it sends, and which parameters
+Muon trains. The wire format and everybody else's part stay as they are.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from protocol.layout import Layout
+from sparseloco.feedback import accumulate
+from sparseloco.topk import blocks, slabs, top_k, write_blocks
+from training.optimizer import MuonAndAdamW
+from training.parallel import Ranks
+from training.replica import Replica
+from training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`index_power`: values are chosen by |acc| * sqrt(v)^index_power, v Adam's second moment (0: by size alone; so is
+    what Muon trains). `muon_everywhere`: Muon also trains embedding and head."""
+
+    index_power: float = 0.0
+    muon_everywhere: bool = False
+
+
+def chosen_by(acc: Tensor, weight: Tensor, layout: Layout, name: str) -> Tensor:
+    """`acc` where |acc| * weight is among the k largest of its chunk, 0 elsewhere. `weight` is not negative."""
+    tensor = next(tensor for tensor in layout if tensor.name == name)
+    kept = torch.zeros_like(acc)
+    for region in slabs(tensor):
+        values = blocks(acc, tensor, region)
+        places = top_k(values * blocks(weight, tensor, region), region.k)
+        chosen = torch.zeros_like(values).scatter_(1, places, values.gather(1, places))
+        write_blocks(kept, tensor, region, chosen)
+    return kept
+
+
+class RuledTrainer(Trainer):
+    """A trainer by a rule, on one rank of a CPU."""
+
+    rule = Rule()
+
+    def __init__(self, ranks: Ranks, *, spec: str) -> None:
+        super().__init__(ranks, spec=spec)
+        if self.rule.muon_everywhere:
+            self._optimizer = muon_everywhere(self._parameters, self.spec.inner.peak_lr, self.spec.inner.weight_decay)
+
+    def _compress(
+        self,
+        slab: Layout,
+        starts: Mapping[str, Tensor],
+        ends: Mapping[str, Tensor],
+        carried: Mapping[str, Tensor] | None,
+        left: Mapping[str, Tensor],
+        beta: float,
+    ) -> None:
+        if not self.rule.index_power:
+            super()._compress(slab, starts, ends, carried, left, beta)
+            return
+        nothing = {name: torch.zeros_like(tensor) for name, tensor in starts.items()}
+        accs, kept = {}, {}
+        for name in starts:
+            acc = accumulate(starts[name] - ends[name], None if carried is None else carried[name], beta)
+            accs[name], kept[name] = acc, chosen_by(acc, self._weight(name), slab, name)
+        super()._compress(slab, kept, nothing, None, left, beta)
+        for name, acc in accs.items():
+            left[name].add_(acc - kept[name])  # of what was chosen `left` has what the levels lost
+
+    def _weight(self, name: str) -> Tensor:
+        parameter = self._parameters[name]
+        second = self._optimizer.state[parameter].get("exp_avg_sq")
+        if second is None:
+            return torch.ones_like(parameter)
+        found: Tensor = second ** (self.rule.index_power / 2)
+        return found
+
+
+def muon_everywhere(parameters: Mapping[str, Tensor], rate: float, weight_decay: float) -> torch.optim.Optimizer:
+    """Muon for every matrix, AdamW for the gains."""
+    matrices = [parameter for parameter in parameters.values() if parameter.dim() == 2]
+    rest = [parameter for parameter in parameters.values() if parameter.dim() != 2]
+    muon = torch.optim.Muon(matrices, lr=rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+    return MuonAndAdamW(muon, torch.optim.AdamW(rest, lr=rate, weight_decay=weight_decay))
+
+
+@cache
+def ruled(rule: Rule) -> type[Replica]:
+    """Replica whose trainer goes by the rule."""
+    trainer = type("RuledTrainer", (RuledTrainer,), {"rule": rule})
+    return type("RuledReplica", (Replica,), {"trainer": trainer})

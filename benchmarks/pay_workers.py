@@ -1,0 +1,253 @@
+"""The workers of benchmarks/bench_pay.py: who trains how much, and what its hotkeys send.
+
+Every hotkey has a replica, and with it an optimizer and error feedback of its own. A learning rate follows the rounds
+and not the steps, so that half the steps do not mean half the warm-up.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pay_trainers import Rule, ruled
+from proof_power import word
+from torch import Tensor
+
+from arena import forge
+from gauntlet.book import ScoreBook, eligible, in_doubt
+from gauntlet.selection import peer_score
+from protocol.assignment import Draw, assigned, page_at
+from protocol.spec import InnerSpec, RunSpec
+from protocol.types import Digest, Page, PeerId
+from sparseloco.outer import OuterState
+from sparseloco.update import Update
+from training.loader import sequences
+from training.shards import Split
+
+
+@dataclass(frozen=True)
+class View:
+    """What everybody knows in a round: theta, what the last outer step subtracted from it (None at first), what was
+    revealed of the last round, the outer state, and a validator's book, which its reports make public."""
+
+    round: int
+    spec: RunSpec
+    run: Digest
+    page_hash: Digest
+    train: Split
+    last_step: Mapping[str, Tensor] | None
+    last_updates: Mapping[PeerId, Update]
+    outer: OuterState
+    book: ScoreBook
+
+    def pages(self, peer: PeerId) -> tuple[Page, ...]:
+        """Those assigned to a hotkey."""
+        spec = self.spec
+        return assigned(
+            self.run,
+            self.page_hash,
+            peer,
+            num_pages=spec.num_pages,
+            page_tokens=spec.page_tokens,
+            count=spec.pages_per_round,
+        )
+
+    def sequences(self, pages: tuple[Page, ...]) -> Tensor:
+        """int64 [sequences, context + 1]"""
+        return sequences(self.train, pages, self.spec.model.context)
+
+    def random(self, label: str, peer: PeerId) -> torch.Generator:
+        """A worker's own random numbers of this round."""
+        return torch.Generator().manual_seed(Draw(label, self.run, peer, self.round).words(7))
+
+
+def inner_of(spec: InnerSpec, steps: float, batch: float, rate: float) -> InnerSpec:
+    """The inner constants with so many times the steps, sequences a step and learning rate; the schedule reaches the
+    same share of its peak in the same round."""
+    taken = max(1, round(spec.steps * steps))
+    stretched = ("warmup_steps", "decay_steps", "flat_from", "flat_steps")
+    changes: dict[str, float] = {name: round(getattr(spec, name) * taken / spec.steps) for name in stretched}
+    changes |= {"steps": taken, "sequences": round(spec.sequences * batch)}
+    return spec.model_copy(update=changes | {"peak_lr": spec.peak_lr * rate, "final_lr": spec.final_lr * rate})
+
+
+class Worker:
+    """One participant that does the work of its kind on the pages of each of its hotkeys."""
+
+    kind: ClassVar[str]
+    slots: ClassVar[int] = 1
+    steps: ClassVar[float] = 1.0
+    batch: ClassVar[float] = 1.0
+    rate: ClassVar[float] = 1.0
+    cost: ClassVar[float] = 1.0
+    """Of a step, in full ones of the same batch."""
+
+    def __init__(self, name: str, seed: int, spec: RunSpec, theta: Mapping[str, Tensor], rule: Rule) -> None:
+        self.name, self.spec = name, spec
+        self.hotkeys = [PeerId(word("peer", seed, name, index)) for index in range(self.slots)]
+        self.replicas = {peer: ruled(rule)(spec, theta) for peer in self.hotkeys}
+        self.learned: dict[PeerId, Update] = {}
+        """What the replicas have taken off their error feedback this round."""
+        self.work = 0.0
+        """Done so far, in rounds of a full worker."""
+
+    def send(self, view: View) -> dict[PeerId, Update]:
+        return {peer: self.trained(view, peer) for peer in self.hotkeys}
+
+    def trained(self, view: View, peer: PeerId, share: float = 1.0) -> Update:
+        """What a hotkey learned in this share of its kind's steps, with its error feedback."""
+        steps = self.steps * share
+        inner, replica = inner_of(self.spec.inner, steps, self.batch, self.rate), self.replicas[peer]
+        needed = inner.steps * inner.sequences
+        lesson = self.lesson(view, peer)
+        replica.inner_round(lesson.repeat(-(-needed // len(lesson)), 1)[:needed], inner=inner)
+        self.work += inner.steps / self.spec.inner.steps * self.batch * self.cost
+        self.learned[peer] = replica.compress()
+        return self.learned[peer]
+
+    def decided(self, chosen: Sequence[Update]) -> None:
+        """The round is over, and these were agreed on; nobody: it is void."""
+        for peer, replica in self.replicas.items():
+            if chosen:
+                outer = self.spec.outer
+                replica.outer_step(chosen, alpha=outer.alpha, aggregate=outer.aggregate)
+            elif peer in self.learned:
+                replica.give_back(self.learned[peer])
+        self.learned = {}
+
+    def lesson(self, view: View, peer: PeerId) -> Tensor:
+        return view.sequences(view.pages(peer))
+
+
+class Full(Worker):
+    """What the protocol asks for."""
+
+    kind = "full"
+
+
+class SplitInTwo(Worker):
+    """The steps of one, shared by two hotkeys: each half of them, on the first half of its pages."""
+
+    kind, slots, steps = "split_in_two", 2, 0.5
+
+
+class HalfWork(Worker):
+    kind, steps = "half_work", 0.5
+
+
+class DoubleSteps(Worker):
+    """Goes through its pages twice."""
+
+    kind, steps = "double_steps", 2.0
+
+
+class DoubleBatch(Worker):
+    """Beside every sequence of its pages another one, of pages of its own choice."""
+
+    kind, batch = "double_batch", 2.0
+
+    def lesson(self, view: View, peer: PeerId) -> Tensor:
+        own, spec = view.pages(peer), view.spec
+        chosen = Draw("beside", view.run, peer, view.round).distinct(spec.num_pages, len(own))
+        other = tuple(page_at(index, spec.page_tokens) for index in chosen)
+        return torch.stack([view.sequences(own), view.sequences(other)], dim=1).flatten(0, 1)
+
+
+class HalfRate(Worker):
+    kind, rate = "half_rate", 0.5
+
+
+class DoubleRate(Worker):
+    kind, rate = "double_rate", 2.0
+
+
+class Inflate(Worker):
+    """Honest work, its values multiplied."""
+
+    kind = "inflate_1_25"
+    factor: ClassVar[float] = 1.25
+
+    def send(self, view: View) -> dict[PeerId, Update]:
+        return {peer: forge.scaled(update, self.factor) for peer, update in super().send(view).items()}
+
+
+class Deflate(Inflate):
+    kind, factor = "deflate_0_85", 0.85
+
+
+class Copier(Worker):
+    """No work: the last round's update of the peer with the best PeerScore, with 39 % of its values moved, so that the
+    comparison of payloads does not see a copy."""
+
+    kind = "copier_39"
+
+    def send(self, view: View) -> dict[PeerId, Update]:
+        others = sorted(view.last_updates.keys() - set(self.hotkeys))
+        if not others:
+            return {}
+        best = max(others, key=lambda peer: peer_score(view.book.peers.get(peer)))
+        (me,) = self.hotkeys
+        return {me: forge.perturbed(view.last_updates[best], 0.39, view.random("copier", me))}
+
+
+class OnOff(Worker):
+    """Honest in four rounds of five; in the fifth it pushes theta back over the last step, at the usual norm."""
+
+    kind = "on_off"
+
+    def send(self, view: View) -> dict[PeerId, Update]:
+        if view.round % 5 != 4 or view.last_step is None:
+            return super().send(view)
+        back = {name: -step for name, step in view.last_step.items()}
+        return {peer: forge.with_norm(back, view.outer.whole, view.spec.layout) for peer in self.hotkeys}
+
+
+class ThinMargin(Worker):
+    """A quarter of the steps, except while the public book has it near or below a floor."""
+
+    kind = "thin_margin"
+
+    def send(self, view: View) -> dict[PeerId, Update]:
+        (me,) = self.hotkeys
+        record, gauntlet = view.book.peers.get(me), view.spec.gauntlet
+        safe = record is not None and eligible(record, gauntlet) and not in_doubt(record, gauntlet)
+        return {me: self.trained(view, me, 0.25 if safe else 1.0)}
+
+
+class FrozenLayers(Worker):
+    """Never trains the lower half of its layers, which saves their weights' gradients: a sixth of a step."""
+
+    kind, cost = "frozen_layers", 5 / 6
+
+    def __init__(self, name: str, seed: int, spec: RunSpec, theta: Mapping[str, Tensor], rule: Rule) -> None:
+        super().__init__(name, seed, spec, theta, rule)
+        for replica in self.replicas.values():
+            for layer in replica.model.layers[: spec.model.layers // 2]:
+                layer.requires_grad_(False)
+
+
+class Swarm(Worker):
+    """Sixteen hotkeys with a tenth of the steps each."""
+
+    kind, slots, steps = "swarm_80", 16, 0.1
+
+
+WORKERS: dict[str, type[Worker]] = {
+    worker.kind: worker
+    for worker in (
+        Full,
+        SplitInTwo,
+        HalfWork,
+        DoubleSteps,
+        DoubleBatch,
+        HalfRate,
+        DoubleRate,
+        Inflate,
+        Deflate,
+        Copier,
+        OnOff,
+        ThinMargin,
+        FrozenLayers,
+        Swarm,
+    )
+}
