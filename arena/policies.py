@@ -27,6 +27,7 @@ from protocol.spec import RunSpec
 from protocol.types import Digest, PeerId, Reason, Rejection, Standing, Uid
 from sparseloco import ops
 from sparseloco.outer import OuterState
+from sparseloco.update import Records
 from sparseloco.wire import Submission
 
 
@@ -86,7 +87,7 @@ class Ours:
 
     def __init__(self) -> None:
         self.book = ScoreBook()
-        self.records: Mapping[Remembered, bytes] = {}
+        self.records: Mapping[Remembered, Records] = {}
 
     def check(self, round: Round) -> Checked:
         sample = Sample(round.spec.layout, round.commit_hash)

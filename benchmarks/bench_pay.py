@@ -28,212 +28,21 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import torch
+from pay_network import MODELS, NETWORKS, Line, Plan, play
 from pay_trainers import Rule
-from pay_workers import WORKERS, View, Worker
-from proof_power import Changes, spec_with, word
-from score_rules import RULES, SEQUENCES, RuleScores
+from proof_power import Changes
 
-from arena.agree import consensus, pooled
-from gauntlet.book import RoundOutcome, ScoreBook, fold
-from gauntlet.checks import Checked
-from gauntlet.evaluation import Evaluation
-from gauntlet.loss import bounded, evaluate
-from gauntlet.sampling import Seed, pick, references, samples
-from gauntlet.selection import Ranking, standing
-from gauntlet.weights import weights
 from localnet.text import text_data
-from protocol.assignment import Draw
-from protocol.spec import RunSpec
-from protocol.types import Digest, Page, PeerId, Uid
-from sparseloco.update import Update
-from sparseloco.wire import Submission
-from training.evaluate import held_out_loss
-from training.loader import sequences
-from training.probe import Prober
-from training.replica import Replica, genesis_theta
 from training.shards import Shards
-
-Line = dict[str, Any]
-"""What is kept of one network and seed, as JSON."""
-
-MODELS: dict[str, Changes] = {
-    "local": {},
-    "larger": {
-        "model": {"layers": 4, "width": 256, "heads": 4, "kv_heads": 2, "ffn": 768},
-        "inner": {"peak_lr": 2e-3, "final_lr": 2e-4},
-    },
-}
-NETWORKS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "equal": (8, ()),
-    "split": (6, ("split_in_two", "half_work")),
-    "more": (6, ("double_steps", "double_batch")),
-    "shaped": (6, ("half_rate", "double_rate", "inflate_1_25", "deflate_0_85")),
-    "cheats": (6, ("copier_39", "on_off", "thin_margin", "frozen_layers")),
-    "swarm_80": (4, ("swarm_80",)),
-    "study": (4, ("half_work", "double_steps", "half_rate")),
-}
-"""Number of full workers, and who is with them. `study` is for comparing rules, and not part of the bench."""
-
-EVALUATING = 3
-"""Validators of the equal network that evaluate; the last one copies."""
 
 SETTLED = 5
 """Rounds after which a copying validator's trust counts: before, there is little to copy."""
-
-OWNER = PeerId(word("owner"))
-
-
-class Validator:
-    """One that evaluates: its book, and its weights of the last round."""
-
-    def __init__(self, name: str, run: Digest, spec: RunSpec) -> None:
-        self.peer, self.run, self.spec = PeerId(word(name)), run, spec
-        self.book, self.weights = ScoreBook(), dict[Uid, float]()
-
-    def ranking(self, round: int, passed: Mapping[PeerId, Submission]) -> Ranking:
-        """By the book of before the round."""
-        return standing(self.book, passed, self.spec.gauntlet, round, word("commit", self.run.hex(), round))
-
-    def judge(
-        self,
-        view: View,
-        passed: Mapping[PeerId, Submission],
-        contributing: frozenset[PeerId],
-        replica: Replica,
-        uids: Mapping[PeerId, Uid],
-    ) -> dict[PeerId, Evaluation]:
-        """Evaluate, fold and pay one round."""
-        gauntlet, ranking = self.spec.gauntlet, self.ranking(view.round, passed)
-        seed = Seed(self.run, word("sample", self.run.hex(), view.round), view.round, self.peer)
-        picked = pick(self.book, passed, contributing, gauntlet, seed)
-        drawn = samples(self.spec, view.page_hash, picked, set(passed), seed)
-        against = references(picked, passed, contributing, gauntlet, seed)
-        with Prober(replica, view.train, gauntlet.probe_step) as prober:
-            found = evaluate(prober.losses, passed, bounded(passed, replica.outer), drawn, against)
-        checked = Checked(passed, {}, frozenset(passed), {}, {})
-        self.book = fold(self.book, RoundOutcome(view.round, checked, found, contributing), gauntlet)
-        self.weights = weights(self.book, ranking, uids, OWNER, gauntlet)
-        return found
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One network to play. `changes`: of the preset, beyond the model's."""
-
-    model: str
-    network: str
-    full: int
-    rounds: int
-    changes: Changes
-    rule: Rule
-    rules: bool = False
-
-    def key(self, seed: int) -> Line:
-        """What a line has to say to be this plan's."""
-        full = self.full or NETWORKS[self.network][0]
-        named = {"model": self.model, "network": self.network, "full": full, "rounds": self.rounds}
-        return named | {"set": self.changes, "rule": vars(self.rule), "rules": self.rules, "seed": seed}
-
-    def spec(self, shards: Shards) -> RunSpec:
-        tables = {name: dict(fields) for name, fields in MODELS[self.model].items()}
-        for name, fields in self.changes.items():
-            tables.setdefault(name, {}).update(fields)
-        return spec_with(tables, shards)
-
-
-def play(plan: Plan, seed: int, shards: Shards) -> Line:
-    """One network with one seed, from its first round to its last."""
-    spec, key = plan.spec(shards), plan.key(seed)
-    theta, run = genesis_theta(spec.model, seed), word("run", seed)
-    kinds = ["full"] * key["full"] + list(NETWORKS[plan.network][1])
-    workers = [
-        WORKERS[kind](f"{kind}-{kinds[:place].count(kind)}", seed, spec, theta, plan.rule)
-        for place, kind in enumerate(kinds)
-    ]
-    hotkeys = [peer for worker in workers for peer in worker.hotkeys]
-    uids = {peer: Uid(place) for place, peer in enumerate(hotkeys)}
-    validators = [Validator(f"validator-{place}", run, spec) for place in range(_validators(plan.network))]
-    stakes = dict.fromkeys([*(validator.peer for validator in validators), PeerId(word("copying"))], 1)
-    judge, copied, step = Replica(spec, theta), dict[Uid, float](), None
-    updates: dict[PeerId, Update] = {}
-    by_rule = RuleScores(spec) if plan.rules else None
-    rounds: list[Line] = []
-    first_loss = held_out_loss(judge, shards, spec.data.held_out_sequences)
-    for number in range(plan.rounds):
-        page_hash = word("page", seed, number)
-        view = View(number, spec, run, page_hash, shards.train, step, updates, judge.outer, validators[0].book)
-        updates = {peer: update for worker in workers for peer, update in worker.send(view).items()}
-        passed = {peer: Submission(peer, number, judge.digest(), updates[peer]) for peer in sorted(updates)}
-        contributing = frozenset(validators[0].ranking(number, passed).contributing)
-        found = [validator.judge(view, passed, contributing, judge, uids) for validator in validators]
-        posted = {validator.peer: validator.weights for validator in validators}
-        paid = pooled(posted, stakes)
-        trust = trusted(posted | {PeerId(word("copying")): copied}, stakes)
-        copied = paid
-        before, outer = {name: tensor.clone() for name, tensor in judge.theta.items()}, judge.outer
-        chosen = [updates[peer] for peer in sorted(contributing)]
-        for worker in workers:
-            worker.decided(chosen)
-        if chosen:
-            judge.outer_step(chosen, alpha=spec.outer.alpha, aggregate=spec.outer.aggregate)
-        step = {name: before[name] - tensor for name, tensor in judge.theta.items()}
-        loss = held_out_loss(judge, shards, spec.data.held_out_sequences)
-        rounds.append({"loss": loss, "trust": list(trust.values())})
-        for worker in workers:
-            rounds[-1][worker.name] = _seen(worker, updates, contributing, paid, uids, found[0])
-        if by_rule is not None:
-            text = Draw("rules", run, number).distinct(spec.num_pages, SEQUENCES)
-            some = sequences(
-                shards.train, [Page(page * spec.page_tokens, spec.model.context) for page in text], spec.model.context
-            )
-            scores = by_rule(before, judge.theta, updates, outer, some)
-            for worker in workers:
-                rounds[-1][worker.name]["rules"] = {
-                    name: [scores[peer][name] for peer in worker.hotkeys if peer in scores] for name in RULES
-                }
-        sys.stderr.write(f"{plan.network} seed {seed} round {number} loss {loss:.3f}\n")
-    return key | {
-        "workers": {worker.name: {"kind": worker.kind, "work": worker.work / plan.rounds} for worker in workers},
-        "first_loss": first_loss,
-        "by_round": rounds,
-    }
-
-
-def _validators(network: str) -> int:
-    return EVALUATING if network == "equal" else 1
-
-
-def _seen(
-    worker: Worker,
-    updates: Mapping[PeerId, Update],
-    contributing: frozenset[PeerId],
-    paid: Mapping[Uid, float],
-    uids: Mapping[PeerId, Uid],
-    found: Mapping[PeerId, Evaluation],
-) -> Line:
-    """A worker's round: pay and places of all its hotkeys; norm, score and gap of each that was evaluated."""
-    mine = [peer for peer in worker.hotkeys if peer in found]
-    return {
-        "pay": sum(paid.get(uids[peer], 0.0) for peer in worker.hotkeys),
-        "places": len(contributing.intersection(worker.hotkeys)),
-        "norm": [updates[peer].norms.whole for peer in mine],
-        "score": [found[peer].score.unassigned for peer in mine],
-        "gap": [found[peer].gap for peer in mine],
-    }
-
-
-def trusted(posted: Mapping[PeerId, Mapping[Uid, float]], stakes: Mapping[PeerId, int]) -> dict[PeerId, float]:
-    """The share of every validator's weights that the consensus leaves: what the chain calls its trust."""
-    limits = consensus(posted, stakes)
-    return {
-        peer: sum(min(weight, limits.get(uid, 0.0)) for uid, weight in given.items()) for peer, given in posted.items()
-    }
 
 
 def gini(values: Sequence[float]) -> float:
@@ -317,12 +126,14 @@ def fall(line: Line) -> float:
 
 
 def rounded(value: Any) -> Any:
-    """Digits that mean something."""
+    """Digits that mean something; null for what is not finite."""
     if isinstance(value, dict):
         return {name: rounded(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [rounded(inner) for inner in value]
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if isfinite(value) else None
+    return value
 
 
 def kept(file: Path) -> list[Line]:
@@ -376,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--population", nargs="+", choices=tuple(NETWORKS), default=tuple(NETWORKS)[:-1])
     parser.add_argument("--full", type=int, default=0, help="full workers of a network (default: NETWORKS)")
     parser.add_argument("--set", action="append", default=[], metavar="TABLE.FIELD=JSON", help="change the preset")
-    parser.add_argument("--index-power", type=float, default=0.0, help="miners choose values by |acc| sqrt(v)^POWER")
+    parser.add_argument("--index-power", type=float, default=0.0, help="miners choose values by |acc| g^POWER")
     parser.add_argument("--muon-everywhere", action="store_true", help="miners train every matrix by Muon")
     parser.add_argument(
         "--rules", action="store_true", help="keep scores by other rules too (benchmarks/score_rules.py)"

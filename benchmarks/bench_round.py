@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from murmur import presets
+from node.payloads import open_threads
 from node.redo import RedoLog
 from node.state import Payload, Step
 from protocol.spec import RunSpec
@@ -40,6 +41,7 @@ from protocol.types import Digest
 from simulation.world import HashSigner
 from sparseloco import ops, wire
 from sparseloco.update import Update
+from storage.realtime import REAL
 from storage.seal import seal
 from training import checkpoint
 from training.replica import Replica
@@ -169,7 +171,8 @@ class Bench:
         self.replica.load_consensus(checkpoint.load(self.folder, self.saved, self.spec.model.shapes()))
 
     def replay(self) -> None:
-        self.replica.outer_step(self.redo.updates(self.step), alpha=self.step.alpha, aggregate=self.step.aggregate)
+        updates = self.redo.updates(self.step, open_threads(self.replica.spec), REAL)
+        self.replica.outer_step(updates, alpha=self.step.alpha, aggregate=self.step.aggregate)
 
     def clean(self) -> None:
         for path in self.folder.iterdir():

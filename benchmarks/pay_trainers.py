@@ -20,8 +20,8 @@ from training.trainer import Trainer
 
 @dataclass(frozen=True)
 class Rule:
-    """`index_power`: values are chosen by |acc| * sqrt(v)^index_power, v Adam's second moment (0: by size alone; so is
-    what Muon trains). `muon_everywhere`: Muon also trains embedding and head."""
+    """`index_power`: values are chosen by |acc| * g^index_power, g the square root of Adam's second moment or the size
+    of Muon's momentum (0: by size alone). `muon_everywhere`: Muon also trains embedding and head."""
 
     index_power: float = 0.0
     muon_everywhere: bool = False
@@ -71,11 +71,10 @@ class RuledTrainer(Trainer):
             left[name].add_(acc - kept[name])  # of what was chosen `left` has what the levels lost
 
     def _weight(self, name: str) -> Tensor:
-        parameter = self._parameters[name]
-        second = self._optimizer.state[parameter].get("exp_avg_sq")
-        if second is None:
-            return torch.ones_like(parameter)
-        found: Tensor = second ** (self.rule.index_power / 2)
+        """How large the gradient was lately, to the rule's power."""
+        state = self._optimizer.state[self._parameters[name]]
+        size = state["exp_avg_sq"].sqrt() if "exp_avg_sq" in state else state["momentum_buffer"].abs()
+        found: Tensor = size**self.rule.index_power
         return found
 
 

@@ -5,7 +5,7 @@ and not the steps, so that half the steps do not mean half the warm-up.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -161,6 +161,15 @@ class DoubleRate(Worker):
     kind, rate = "double_rate", 2.0
 
 
+class ByGradient(Worker):
+    """Honest work, of which it sends the values that its gradients say matter, whatever rule the others go by."""
+
+    kind = "index_by_gradient"
+
+    def __init__(self, name: str, seed: int, spec: RunSpec, theta: Mapping[str, Tensor], rule: Rule) -> None:
+        super().__init__(name, seed, spec, theta, replace(rule, index_power=0.5))
+
+
 class Inflate(Worker):
     """Honest work, its values multiplied."""
 
@@ -242,6 +251,7 @@ WORKERS: dict[str, type[Worker]] = {
         DoubleBatch,
         HalfRate,
         DoubleRate,
+        ByGradient,
         Inflate,
         Deflate,
         Copier,

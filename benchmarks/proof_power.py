@@ -10,7 +10,6 @@ does half of the steps on its own page; noise posts random values of an honest p
 import argparse
 import json
 import sys
-import tomllib
 from pathlib import Path
 from statistics import fmean, pstdev
 
@@ -21,8 +20,8 @@ from gauntlet.checks import Checked
 from gauntlet.loss import bounded, evaluate
 from gauntlet.sampling import Seed, references, samples
 from gauntlet.selection import standing
-from localnet.spec import CONFIGS
 from localnet.text import text_data
+from owner import presets
 from protocol.assignment import Draw, assigned, page_at
 from protocol.spec import RunSpec
 from protocol.types import Digest, Page, PeerId
@@ -40,7 +39,7 @@ KINDS = ("honest", "lazy", "wandering", "half", "noise")
 
 
 def spec_with(changes: Changes, shards: Shards) -> RunSpec:
-    table = tomllib.loads((CONFIGS / "tiny.toml").read_text())
+    table = presets.table("tiny")
     for name, fields in changes.items():
         table.setdefault(name, {}).update(fields)
     table["data"] |= {"index": shards.digest.hex(), "num_tokens": shards.train.num_tokens}

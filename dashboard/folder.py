@@ -5,35 +5,23 @@ Only files are read: it is the same while the network runs, after its end, and w
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from dashboard.rounds import Rounds
+from dashboard.source import PORTION_BYTES, Stage
 from dashboard.tail import Tail, line_at
 from protocol.errors import ConfigError, InvalidMessage
 from protocol.spec import RunSpec, parse_spec
 from protocol.types import Digest, peer_id
 
-FP32_BYTES = 4
-PORTION_BYTES = 1 << 20
 PUBLIC = "wallets/*/hotkeys/defaultpub.txt"
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """How far a network has come. `silent_seconds`: since a node last wrote something."""
-
-    nodes: int
-    rehearsed: int
-    ended: bool
-    silent_seconds: float
-
-
 class Folder:
-    """`rounds` grows with `read`, one reader at a time."""
+    """Source of the page over a run folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +30,7 @@ class Folder:
         self._names: dict[str, str] = {}
 
     def read(self, max_bytes: int = PORTION_BYTES) -> bool:
-        """Take in what the nodes have written since, up to about `max_bytes`; whether there is more."""
+        """Take in what the nodes have written since."""
         if len(self._names) != len(list(self.path.glob(PUBLIC))):
             self._names = names(self.path)
             self.rounds.hotkeys = {name: hotkey for hotkey, name in self._names.items()}
@@ -76,21 +64,28 @@ class Folder:
             return None
 
     def stage(self) -> Stage:
-        """How far it has come, as of now."""
+        """How far it has come; it is silent when no node writes anything."""
         homes = list(self.path.glob("nodes/*/node.toml"))
         files = [*(home.parent / "events.jsonl" for home in homes), self.path]
         newest = max((file.stat().st_mtime for file in files if file.exists()), default=time.time())
-        return Stage(
-            len(homes),
-            sum((home.parent / "measured.json").exists() for home in homes),
-            (self.path / "report.json").exists(),
-            max(0.0, time.time() - newest),
-        )
+        rehearsed = sum((home.parent / "measured.json").exists() for home in homes)
+        waits_for = None
+        if not homes:
+            waits_for = "Starting: the chain and the object store."
+        elif rehearsed < len(homes):
+            waits_for = (
+                f"Rehearsing a round on every node, to measure this machine: {rehearsed} of {len(homes)} are done."
+            )
+        elif self.spec is None:
+            waits_for = "Rehearsed: waiting for the chain to let the validators judge."
+        ended = (self.path / "report.json").exists()
+        return Stage(waits_for, ended, max(0.0, time.time() - newest))
+
+    def close(self) -> None:
+        pass
 
     def detail(self, number: int) -> dict[str, Any] | None:
-        """One round in full, read again from where its lines stand: `peers`, by hotkey, what each validator says of it;
-        `phases`, by node, in seconds after the first node began; `deadline` of commitments on that scale, null where it
-        is not known. None for a round that is not known."""
+        """Read again from where the round's lines stand."""
         one = self.rounds.get(number)
         if one is None:
             return None
@@ -115,12 +110,13 @@ class Folder:
                     clock = self.spec.clock
                     left = clock.start_block + number * clock.round_blocks + clock.commit - event["block"]
                     deadlines.append(float(event["time"]) + left * clock.block_seconds)
-            except (KeyError, TypeError, ValueError, AttributeError):
+            except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                 continue
         began = min((start for start, _ in nodes.values()), default=0.0)
         return {
             "round": number,
             "peers": said,
+            "unread": {},
             "phases": {
                 node: [
                     {"phase": phase, "began": round(start - began + at, 3), "seconds": seconds}

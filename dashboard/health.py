@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from math import inf
 
-from dashboard.folder import Folder, Stage
 from dashboard.rounds import Round, Rounds
+from dashboard.source import Source, Stage
 
 LATELY_ROUNDS = 5
 SILENT_ROUNDS = 3.0
@@ -17,14 +17,16 @@ Told = tuple[str, str]
 """(`good`, `wrong` or `waiting`; the sentence)."""
 
 
-def health(folder: Folder) -> Told:
+def health(source: Source) -> Told:
     """How the run fares, as of now."""
-    rounds, stage = folder.rounds, folder.stage()
+    rounds, stage = source.rounds, source.stage()
+    if stage.trouble is not None:
+        return "wrong", stage.trouble
     lately = rounds.newest(LATELY_ROUNDS)
     if not lately:
-        return _starting(folder, stage)
+        return _starting(source, stage)
     last = lately[-1]
-    wrong = next(_wrong(folder, lately, stage), None)
+    wrong = next(_wrong(source, lately, stage), None)
     if wrong is not None:
         return "wrong", wrong
     count = last.number + 1
@@ -32,32 +34,26 @@ def health(folder: Folder) -> Told:
     return "good", f"{done}: {_round(last, rounds)}."
 
 
-def _starting(folder: Folder, stage: Stage) -> Told:
+def _starting(source: Source, stage: Stage) -> Told:
     if stage.ended:
         return "wrong", "It ended before its first round: the files in logs/ say why."
-    if not stage.nodes:
-        return "waiting", "Starting: the chain and the object store."
-    if stage.rehearsed < stage.nodes:
-        return "waiting", (
-            f"Rehearsing a round on every node, to measure this machine: {stage.rehearsed} of {stage.nodes} are done."
-        )
-    if folder.spec is None:
-        return "waiting", "Rehearsed: waiting for the chain to let the validators judge."
-    if stage.silent_seconds > _patience(folder):
+    if stage.waits_for is not None:
+        return "waiting", stage.waits_for
+    if stage.silent_seconds > _patience(source):
         return "wrong", f"No round was played, and nothing has happened for {_span(stage.silent_seconds)}."
     return "waiting", "Round 0 is being played."
 
 
-def _wrong(folder: Folder, lately: list[Round], stage: Stage) -> Iterator[str]:
+def _wrong(source: Source, lately: list[Round], stage: Stage) -> Iterator[str]:
     """What is wrong, the worst first."""
-    rounds, last = folder.rounds, lately[-1]
+    rounds, last = source.rounds, lately[-1]
     for one in reversed(lately):
         word = one.agreed()
         counted = one.contributing.get(word, ()) if word is not None else ()
         theirs = [n for n in one.theta if n in one.active or rounds.hotkeys.get(n) in counted]
         if len({one.theta[node] for node in theirs}) > 1:
             yield f"Replicas differ in round {one.number}: {', '.join(sorted(theirs))} do not all hold the same model."
-    if not stage.ended and stage.silent_seconds > _patience(folder):
+    if not stage.ended and stage.silent_seconds > _patience(source):
         yield f"Nothing has happened for {_span(stage.silent_seconds)}: the network was stopped, or it is stuck."
     if last.void.get(last.agreed() or ""):
         yield f"Round {last.number} is void: no record of it was agreed, so nobody's work was applied."
@@ -87,8 +83,8 @@ def _round(one: Round, rounds: Rounds) -> str:
     return said
 
 
-def _patience(folder: Folder) -> float:
-    spec = folder.spec
+def _patience(source: Source) -> float:
+    spec = source.spec
     seconds = spec.clock.round_blocks * spec.clock.block_seconds if spec is not None else FALLBACK_SECONDS
     return 30 + SILENT_ROUNDS * seconds
 

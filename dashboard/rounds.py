@@ -1,4 +1,6 @@
-"""A run's rounds, put together from its nodes' events (docs/events.md) as these come in.
+"""A run's rounds, put together from its nodes' events (docs/events.md) as these come in; of a network whose nodes are
+not on this machine, from what murmur/watch.py has read of chain and buckets: `agreed` in place of `applied` and
+`checked`, `reported` with the validator's `stake`, and `unread`.
 
 Events are what other programs wrote: one that is not as documented is passed over, and nothing of them is trusted to be
 short, printable or true.
@@ -7,7 +9,6 @@ short, printable or true.
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from statistics import fmean, median
 from sys import intern
 from typing import Any, TypeVar
@@ -16,14 +17,21 @@ from gauntlet.account import SETTLED
 
 Event = Mapping[str, Any]
 S = TypeVar("S")
+T = TypeVar("T")
 
 MAX_ROUND = 1 << 32
+MAX_NUMBER = 1e18
+"""Far beyond any loss, share, duration or time: sums of such numbers are still numbers."""
 NOT_AGREED = "NOT_AGREED"
 """Of a peer that passed and has no other standing: the agreed record does not name it, or there is none."""
+NOT_HERE = ("MISSING", "LATE")
+"""Reasons of peers that had not committed by the deadline."""
 PHASES = ("compute", "upload", "select", "download", "apply")
 NODE_KINDS = {"trained", "published", "committed", "applied", "phases", "broke_off", "passed_over", "weights_not_taken"}
 VALIDATOR_KINDS = {"checked", "ranked", "reported", "held_out", "unobserved", "weights_refused", "weights"}
-KINDS = NODE_KINDS | VALIDATOR_KINDS
+KINDS = NODE_KINDS | VALIDATOR_KINDS | {"agreed", "stated", "unread"}
+CHAIN = "chain"
+"""The node whose word is what stands on chain: it comes before everybody's."""
 
 
 @dataclass(slots=True)
@@ -48,6 +56,10 @@ class Round:
     payload_bytes: int | None = None
     faults: dict[str, str] = field(default_factory=dict)
     unobserved: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+    """Validator -> why its report is not to be had."""
+    stakes: dict[str, float] = field(default_factory=dict)
+    """Share of the counted stake, of validators that are strangers: whose word comes first, and counts how much."""
     places: dict[tuple[str, str], int] = field(default_factory=dict)
     """(node, kind) -> where its line stands in the node's file."""
     version: int = 0
@@ -65,12 +77,15 @@ class Round:
         """As JSON. Losses in nats a token, `pay` in shares, `seconds` medians over nodes; null for what nobody told."""
         word = self.agreed()
         contributing = list(self.contributing.get(word, ())) if word is not None else []
-        rejected, standing = _first(self.rejected), dict(_first(self.standing))
+        rejected, standing = self._first(self.rejected, {}), dict(self._first(self.standing, {}))
         if word is not None:
-            left_out = set(_first(self.passed)) - {*contributing, *standing, *rejected}
+            left_out = set(self._first(self.passed, ())) - {*contributing, *standing, *rejected}
             standing |= dict.fromkeys(sorted(left_out), NOT_AGREED)
-        pays = list(self.pay.values())
-        pay = {peer: fmean(shares.get(peer, 0.0) for shares in pays) for peer in {p for s in pays for p in s}}
+        judges = [self.stakes.get(node, 1.0) for node in self.pay]
+        pay = {
+            peer: fmean([shares.get(peer, 0.0) for shares in self.pay.values()], judges if any(judges) else None)
+            for peer in {peer for shares in self.pay.values() for peer in shares}
+        }
         judged = {*contributing, *standing, *rejected}
         honest = [self.trained[node] for node in miners if node in self.trained] or list(self.trained.values())
         return {
@@ -79,7 +94,7 @@ class Round:
             "time": self.time,
             "loss": fmean(self.held_out.values()) if self.held_out else None,
             "train_loss": median(honest) if honest else None,
-            "active": max(self.active.values()) if self.active else None,
+            "active": self._first(self.active, None),
             "contributing": contributing,
             "rejected": {peer: why for peer, why in rejected.items() if peer not in contributing},
             "standing": {peer: why for peer, why in standing.items() if peer not in contributing},
@@ -96,9 +111,11 @@ class Round:
             "payload_bytes": self.payload_bytes,
         }
 
-
-def _first(found: Mapping[str, S]) -> S | dict[str, str]:
-    return found[min(found)] if found else {}
+    def _first(self, found: Mapping[str, S], none: T) -> S | T:
+        """What the first validator says, by stake and by name."""
+        if not found:
+            return none
+        return found[min(found, key=lambda node: (node != CHAIN, -self.stakes.get(node, 0.0), node))]
 
 
 class Rounds:
@@ -124,7 +141,12 @@ class Rounds:
         """The last decided rounds, oldest first."""
         return [one for one in self if one.decided][-count:]
 
-    def take(self, node: str, event: Event, place: int) -> None:
+    def keep(self, count: int) -> None:
+        """Forget all but the `count` newest by number."""
+        for number in sorted(self._rounds)[: max(0, len(self._rounds) - count)]:
+            del self._rounds[number], self._by_change[number]
+
+    def take(self, node: str, event: Event, place: int = 0) -> None:
         """Fold one event of the node; one of another kind or form is passed over."""
         try:
             kind, number = event["event"], event["round"]
@@ -195,6 +217,17 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
             contributing = tuple(_text(peer) for peer in event["contributing"])
             void, theta = bool(event["void"]), _text(event["theta"])
             one.contributing[node], one.void[node], one.theta[node] = contributing, void, theta
+        case "agreed":
+            contributing = tuple(_text(peer) for peer in event["contributing"])
+            void, committed = bool(event["void"]), event["committed"]
+            if committed is not None:
+                one.passed[node] = tuple(_text(peer) for peer in committed)
+                one.active[node] = len(one.passed[node])
+            one.contributing[node], one.void[node] = contributing, void
+        case "stated":
+            one.theta[node] = _text(event["theta"])
+        case "unread":
+            one.unread[node] = _text(event["why"])
         case "checked":
             rejected, passed = _texts(event["rejected"]), tuple(_text(peer) for peer in event["passed"])
             one.active[node] = _count(event["active"])
@@ -202,7 +235,11 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
         case "ranked":
             one.standing[node] = _texts(event["standing"])
         case "reported":
+            stake = _number(event["stake"]) if "stake" in event else None
             _reported(one, node, event["peers"])
+            if stake is not None:
+                one.stakes[node] = stake
+            one.unread.pop(node, None)
         case "unobserved":
             one.unobserved[node] = _text(event["why"])
         case "broke_off":
@@ -230,6 +267,8 @@ def _reported(one: Round, node: str, peers: Mapping[str, Mapping[str, Any]]) -> 
             pay[name] = share
         evaluations[name] = _count(row.get("evaluations", 0))
     one.rejected[node], one.standing[node], one.pay[node] = rejected, standing, pay
+    here = sum("contributing" in row or "standing" in row for row in peers.values())
+    one.active.setdefault(node, here + sum(why not in NOT_HERE for why in rejected.values()))
     for name, times in evaluations.items():
         one.evaluations[name] = max(times, one.evaluations.get(name, 0))
 
@@ -245,7 +284,7 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not isfinite(value):
+    if type(value) not in (int, float) or not -MAX_NUMBER <= value <= MAX_NUMBER:
         raise ValueError(value)
     return float(value)
 

@@ -4,7 +4,7 @@
     GET /api/rounds?since=VERSION  rounds that have changed after this version (default 0: all), and how the run fares
     GET /api/rounds/NUMBER         one round in full: what each validator says of each hotkey, phases by node
 
-An answer never waits for the run: a thread reads the folder once a second, and a round is turned into JSON once for
+An answer never waits for the run: a thread takes in what is new once a second, and a round is turned into JSON once for
 every change. docs/dashboard.md has the fields.
 """
 
@@ -24,13 +24,15 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dashboard.folder import FP32_BYTES, Folder
 from dashboard.health import health
+from dashboard.schedule import schedule
+from dashboard.source import Source
 from protocol.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 ANY = "0.0.0.0"
 """To listen at all addresses of this machine."""
+FP32_BYTES = 4
 READ_SECONDS = 1.0
 PORTION_SECONDS = 0.01
 """Between portions of a long run: for those who ask meanwhile."""
@@ -48,10 +50,10 @@ HEADERS = {
 
 
 class Watched:
-    """A folder that a thread of its own keeps up with. `facts` and `since` may be called from any thread."""
+    """A run that a thread of its own keeps up with. `answer` and `detail` may be called from any thread."""
 
-    def __init__(self, folder: Folder) -> None:
-        self.folder = folder
+    def __init__(self, source: Source) -> None:
+        self.source = source
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._told: dict[str, Any] = {}
@@ -60,11 +62,11 @@ class Watched:
     def read(self) -> bool:
         """Take in what is new, or a portion of it; whether there is more."""
         with self._lock:
-            more = self.folder.read()
-            self.folder.rounds.encode()
-            self._told = _facts(self.folder)
+            more = self.source.read()
+            self.source.rounds.encode()
+            self._told = _facts(self.source)
             if more:
-                known = len(self.folder.rounds)
+                known = len(self.source.rounds)
                 self._told |= {"state": "waiting", "sentence": f"Reading the run so far: {known} rounds."}
             return more
 
@@ -74,18 +76,19 @@ class Watched:
 
     def close(self) -> None:
         self._ending.set()
+        self.source.close()
 
     def answer(self, since: int) -> bytes:
         """JSON of /api/rounds."""
         with self._lock:
-            told, version, more = self.folder.rounds.since(since, ANSWER_BYTES)
+            told, version, more = self.source.rounds.since(since, ANSWER_BYTES)
             facts = json.dumps(self._told | {"version": version, "more": more}, allow_nan=False).encode()
         return facts[:-1] + b', "rounds": [' + b",\n".join(told) + b"]}"
 
     def detail(self, number: int) -> dict[str, Any] | None:
         """JSON of /api/rounds/NUMBER."""
         with self._lock:
-            return self.folder.detail(number)
+            return self.source.detail(number)
 
     def _run(self) -> None:
         while not self._ending.wait(PORTION_SECONDS if self._more else READ_SECONDS):
@@ -149,12 +152,12 @@ class _Sealed:
 
 
 class Page:
-    """The page over a folder, served until `close` by threads of its own. `port` 0: any that is free. `host`: where to
+    """The page over a run, served until `close` by threads of its own. `port` 0: any that is free. `host`: where to
     listen; who asks has to call it that, 127.0.0.1 or localhost, as a container's port is called on its host.
 
     Raises ConfigError for a port that is taken, or an address that is not this machine's."""
 
-    def __init__(self, folder: Path, port: int = 0, host: str = LOOPBACK) -> None:
+    def __init__(self, source: Source, port: int = 0, host: str = LOOPBACK) -> None:
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -167,7 +170,7 @@ class Page:
             ) from None
         shown = LOOPBACK if host == ANY else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}/"
-        self._watched = Watched(Folder(folder))
+        self._watched = Watched(source)
         self._watched.follow()
         config = uvicorn.Config(
             application(self._watched, host),
@@ -195,20 +198,24 @@ class Page:
         self._socket.close()
 
 
-def _facts(folder: Folder) -> dict[str, Any]:
+def _facts(source: Source) -> dict[str, Any]:
     """What is not of one round."""
-    spec = folder.spec
-    state, sentence = health(folder)
+    spec = source.spec
+    state, sentence = health(source)
+    decided = [one for one in source.rounds if one.decided]
+    void = sum(one.void[one.agreed() or ""] for one in decided)
+    done = decided[-1].number + 1 - void if decided else 0
     return {
         "run": spec.name if spec is not None else None,
         "state": state,
         "sentence": sentence,
-        "ended": folder.stage().ended,
-        "names": dict(folder.names),
+        "ended": source.stage().ended,
+        "names": dict(source.names),
         "model_bytes": FP32_BYTES * spec.layout.num_parameters if spec is not None else None,
         "object_bytes": spec.object_bytes if spec is not None else None,
         "round_seconds": spec.clock.round_blocks * spec.clock.block_seconds if spec is not None else None,
-        "num_rounds": len(folder.rounds),
+        "schedule": schedule(spec.inner, done) if spec is not None else None,
+        "num_rounds": len(source.rounds),
     }
 
 

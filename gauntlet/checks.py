@@ -5,8 +5,10 @@ first round whose norms nobody has measured) and COPY look at other peers, and t
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
+from pathlib import PurePath
+from traceback import extract_tb
 
 from gauntlet.commitment import commitment
 from gauntlet.remembered import Remembered, Twins
@@ -20,9 +22,10 @@ from protocol.spec import RunSpec
 from protocol.types import DIGEST_BYTES, Digest, Peer, PeerId, Reason, Rejection
 from sparseloco import ops
 from sparseloco.outer import OuterState
+from sparseloco.update import Records
 from sparseloco.wire import Submission
 
-Unseal = Callable[[Envelope, bytes, bytes | memoryview], bytes]
+Unseal = Callable[[Envelope, bytes, bytes | memoryview], bytes | memoryview]
 """(envelope, key, ciphertext) -> plaintext of the same length (storage/seal.py)."""
 
 
@@ -44,12 +47,17 @@ class Gathered:
     late: bool = False
 
 
+Each = Callable[[Callable[[Gathered], Submission | Rejection], Sequence[Gathered]], Iterable[Submission | Rejection]]
+
+
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """What the checks need from the chain's and the storage's side."""
+    """What the checks need from the chain's and the storage's side. each: judges every peer, one after the other or
+    beside each other, and gives what it found in the peers' order."""
 
     verify: Verify
     unseal: Unseal
+    each: Each = map
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +65,14 @@ class Checked:
     """`committed`: peers that had committed by D, passed or not: a fault of theirs was not a mere absence.
     `twins`: of those that passed, who sent (nearly) the same as whom: one of them at most may contribute, and who did
     the work shows in the evaluation. `remember`: this round's payloads with their records, to compare those of later
-    rounds with."""
+    rounds with. `broken`: whose bytes a check of ours broke on, and where: a bug to be told of, whatever sent them."""
 
     passed: Mapping[PeerId, Submission]
     rejected: Mapping[PeerId, Rejection]
     committed: frozenset[PeerId]
     twins: Twins
-    remember: Mapping[Remembered, bytes]
+    remember: Mapping[Remembered, Records]
+    broken: Mapping[PeerId, str] = field(default_factory=dict)
 
 
 def fast_checks(
@@ -83,21 +92,33 @@ def fast_checks(
     """Judge every peer of the round. `theta` is our digest at the round's start, `expected_proof` gives the proof of
     being in sync that follows from our theta. `commit_hash`: of block D. `history`: earlier payloads, by the sample
     that this hash draws. Nothing that a peer sent raises or changes another peer's result."""
-    opened: dict[PeerId, Submission] = {}
-    rejected: dict[PeerId, Rejection] = {}
-    by_hotkey = sorted(gathered, key=lambda item: item.peer.id)
-    for item in by_hotkey:
+    broken: dict[PeerId, str] = {}
+
+    def judged(item: Gathered) -> Submission | Rejection:
         peer = item.peer.id
         try:
             envelope, ciphertext = _sealed(item, spec, round, clock, doors)
             plaintext = _unsealed(item, envelope, ciphertext, run, round, theta, doors, expected_proof)
-            opened[peer] = ops.parse_submission(peer, round, plaintext, spec.layout)
+            submission = ops.parse_submission(peer, round, plaintext, spec.layout)
+            submission.update.digest  # noqa: B018 - hashed here, where peers may be judged beside each other
+            return submission
         except InvalidSubmission as fault:
-            rejected[peer] = Rejection(peer, fault.reason, fault.detail)
+            return Rejection(peer, fault.reason, fault.detail)
         except Exception as fault:  # noqa: BLE001
             # The one place that isolates a hostile peer: bytes that break a check must not end the round for others.
             detail = f"a check of ours failed on these bytes with {type(fault).__name__}"
-            rejected[peer] = Rejection(peer, Reason.MALFORMED, detail)
+            *_, last = extract_tb(fault.__traceback__)
+            broken[peer] = f"{type(fault).__name__} in {last.name}, {PurePath(last.filename).name}:{last.lineno}"
+            return Rejection(peer, Reason.MALFORMED, detail)
+
+    opened: dict[PeerId, Submission] = {}
+    rejected: dict[PeerId, Rejection] = {}
+    by_hotkey = sorted(gathered, key=lambda item: item.peer.id)
+    for found in doors.each(judged, by_hotkey):
+        if isinstance(found, Rejection):
+            rejected[found.peer] = found
+        else:
+            opened[found.peer] = found
     for peer, detail in _out_of_bounds(opened, outer_state.whole, spec.gauntlet.norm_factor).items():
         rejected[peer] = Rejection(peer, Reason.NORM, detail)
     valid = {peer: submission for peer, submission in opened.items() if peer not in rejected}
@@ -118,6 +139,7 @@ def fast_checks(
         remember={
             sketch.name: updates[peer].records for peer, sketch in sketches.items() if peer not in copies.reposted
         },
+        broken=broken,
     )
 
 
@@ -158,7 +180,7 @@ def _unsealed(
     theta: Digest,
     doors: Doors,
     expected_proof: Callable[[PeerId], Digest],
-) -> bytes:
+) -> Records:
     """The plaintext of a peer that is in sync."""
     if envelope.run != run:
         raise InvalidSubmission(Reason.WRONG_RUN, "the envelope is made for another run")

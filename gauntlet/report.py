@@ -222,7 +222,9 @@ def parse_report(body: Any, round: int) -> Report:
             raise InvalidMessage("report: other fields, or another round, than a report of this round has")
         reveals = {_peer(name): _bytes(value, REVEAL_BYTES) for name, value in _table(fields["reveals"]).items()}
         payloads = {_peer(name): _digest(value) for name, value in _table(fields["payloads"]).items()}
-        named = {_peer(name): _table(value) for name, value in _table(fields["peers"]).items()}
+        if len(_table(fields["peers"])) > MAX_UIDS:
+            raise InvalidMessage("report: more hotkeys than a subnet has")
+        named = {_peer(name): _table(value) for name, value in fields["peers"].items()}
         rows = {peer: _row(row, reveals.get(peer), payloads.get(peer)) for peer, row in named.items()}
         if not {*reveals, *payloads} <= rows.keys():
             raise InvalidMessage("report: a key or payload of a hotkey that it does not list")

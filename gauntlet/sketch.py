@@ -20,6 +20,7 @@ from protocol.layout import Layout, Region
 from protocol.spec import GauntletSpec
 from protocol.types import Digest, PeerId, hotkey
 from sparseloco.records import Bytes, indices, signs
+from sparseloco.update import Records
 
 Integers = npt.NDArray[np.int64]
 
@@ -68,7 +69,7 @@ class _Group:
     def end(self) -> int:
         return self.start + self.offsets.size * self.record_bytes
 
-    def records(self, records: bytes | Bytes) -> npt.NDArray[np.void]:
+    def records(self, records: Records | Bytes) -> npt.NDArray[np.void]:
         """The drawn chunks' records out of all `records` of a payload, [chunks], each one element."""
         starts = len(records) - self.record_bytes + 1
         each = np.ndarray((starts,), dtype=f"V{self.record_bytes}", buffer=records, strides=(1,))
@@ -106,7 +107,7 @@ class Sample:
         self.num_values = sum(group.offsets.size * group.k for group in self._groups)
         self.num_elements = sum(group.offsets.size * group.n for group in self._groups)
 
-    def excerpt(self, records: bytes | Bytes) -> bytes:
+    def excerpt(self, records: Records | Bytes) -> bytes:
         """The records of the drawn chunks, from all `records` of a payload of this layout."""
         return b"".join(group.records(records).tobytes() for group in self._groups)
 

@@ -66,8 +66,3 @@ def windows(
         "weights_rate_limit": subnet.weights_rate_limit,
         "block_seconds": block_seconds,
     }
-
-
-def weight_rounds(round_blocks: int, subnet: Subnet) -> int:
-    """Rounds from one set of weights to the next: the fewest that the subnet's rate limit allows."""
-    return max(1, ceil(subnet.weights_rate_limit / round_blocks))

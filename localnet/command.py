@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     refused, 130 when it was stopped on request."""
     _check(options)
     folder = new_folder(options.folder)
-    stop = _Stop()
+    stop = Stop()
     end_page = _show_page(folder, options.port, options.host)  # before the imports of seconds that follow
     from localnet.play import play
 
@@ -119,10 +119,11 @@ def _show_page(folder: Path, port: int, host: str) -> Callable[[], None]:
     """Serve the run's page until the answer is called. Nothing where its two packages are not installed. Raises
     ConfigError for a port that is taken, or an address that is not this machine's."""
     try:
+        from dashboard.folder import Folder
         from dashboard.server import Page
     except ModuleNotFoundError:
         return lambda: None
-    page = Page(folder, port, host)
+    page = Page(Folder(folder), port, host)
     sys.stderr.write(f"the page of this run is at {page.url}\n")
     return page.close
 
@@ -132,7 +133,7 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(","))
 
 
-class _Stop:
+class Stop:
     """Ctrl-C, and SIGTERM, which containers and service managers send, as KeyboardInterrupt.
 
     Python drops an exception that is raised while an import tidies up behind itself, and we import for seconds: so the

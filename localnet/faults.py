@@ -207,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigError(f"the first argument has to be one of {', '.join(KINDS)}")
     config = load("neurons/miner.py", SUMMARY, words[1:], os.environ)
     log_to_stderr(config.log_level)
-    on_ranks(config, partial(start.play, config, "miner", KINDS[words[0]]))
+    on_ranks(config.codec, config.device, partial(start.play, config, "miner", KINDS[words[0]]))
 
 
 if __name__ == "__main__":

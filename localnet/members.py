@@ -48,20 +48,40 @@ def make_wallets(plan: Plan, names: Iterable[str]) -> "dict[str, Wallet]":
 
 
 def configured(
-    plan: Plan, name: str, role: str, fault: str | None, wallet: "Wallet", url: str, store: StoreReady, data: Path
+    plan: Plan,
+    name: str,
+    role: str,
+    fault: str | None,
+    wallet: "Wallet",
+    url: str,
+    store: StoreReady,
+    data: Path | None,
 ) -> Member:
-    """Write the node's configuration, as an operator would."""
+    """Write the node's configuration, as an operator would. `data`: None where it is to be had from the owner."""
     home = plan.folder / "nodes" / name
     home.mkdir(parents=True, exist_ok=True)
+    config = home / "node.toml"
+    lines = [f'owner = "{_owner_address(plan)}"', f"home = {json.dumps(str(home))}"]
+    if data is not None:
+        lines.append(f"data = {json.dumps(str(data))}")
+    _write(config, lines + _place_of(plan, name, url, store))
+    return Member(name, role, fault, home, config, PeerId(bytes(wallet.hotkey.public_key)), plan.ranks_of(name))
+
+
+def configured_owner(plan: Plan, url: str, store: StoreReady) -> Path:
+    """Write the configuration of whoever publishes a run by hand."""
+    path = plan.folder / "owner.toml"
+    _write(path, _place_of(plan, "owner", url, store))
+    return path
+
+
+def _place_of(plan: Plan, name: str, url: str, store: StoreReady) -> list[str]:
+    """Lines of a configuration: the subnet, and this member's wallet and bucket."""
     user = store.users[name]
-    owner = PeerId(bytes(wallet.hotkey.public_key))
-    lines = [
+    return [
         f'network = "{url}"',
         f"netuid = {NETUID}",
-        f'owner = "{_owner_address(plan)}"',
         f"call_timeout_seconds = {CALL_SECONDS}",
-        f"data = {json.dumps(str(data))}",
-        f"home = {json.dumps(str(home))}",
         "[wallet]",
         f'name = "{name}"',
         f"path = {json.dumps(str(plan.folder / 'wallets'))}",
@@ -73,10 +93,11 @@ def configured(
         f'read_access_key = "{user.read_access_key}"',
         f'read_secret_key = "{user.read_secret_key}"',
     ]
-    config = home / "node.toml"
-    config.touch(mode=0o600)
-    config.write_text("\n".join(lines) + "\n")
-    return Member(name, role, fault, home, config, owner, plan.ranks_of(name))
+
+
+def _write(path: Path, lines: list[str]) -> None:
+    path.touch(mode=0o600)
+    path.write_text("\n".join(lines) + "\n")
 
 
 def _owner_address(plan: Plan) -> str:

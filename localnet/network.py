@@ -5,9 +5,7 @@ The nodes run the programs that a real network runs, over the same adapters; onl
 """
 
 import json
-import os
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,27 +13,25 @@ from typing import Any
 
 from chain.devnet.launch import Devnet
 from localnet import calibration
+from localnet.ground import DEVNET, START_SECONDS, Say, open_ground, prepare, stop, wait_for
 from localnet.inject import Injector
 from localnet.links import Links
-from localnet.members import Member, configured, first_program, make_wallets, program
+from localnet.members import Member, configured, first_program, program
 from localnet.plan import BLOCK_SECONDS, NEWCOMER, PRESETS, Plan
-from localnet.processes import Processes, undisturbed
+from localnet.processes import Processes
 from localnet.record import Recorder
-from localnet.spec import draft, seal, to_toml
+from localnet.spec import drafted, open_owner, seal
 from localnet.standing import Standing
-from localnet.store import StoreReady, read_ready
-from localnet.subnet import await_permits, open_subnet, register, start_devnet
+from localnet.store import StoreReady
+from localnet.subnet import await_permits
 from localnet.text import text_data
 from node.events import read_events
-from protocol.errors import ChainError, ConfigError
+from owner.folder import to_toml
+from protocol.errors import ChainError
 from protocol.spec import RunSpec
 from protocol.types import PeerId
 
-START_SECONDS = 180.0
 FP32_BYTES = 4
-STORE, DEVNET = SERVERS = ("store", "devnet")
-
-Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -134,23 +130,11 @@ def open_network(plan: Plan, say: Say) -> Network:
     """Build the network and start its nodes; `say` gets one line for every step. On any failure everything that was
     started is stopped again."""
     names = plan.names()
-    if plan.store is not None:
-        read_ready(plan.store, names)  # before anything is started or written
-    os.environ.setdefault("BITTENSOR_RUNTIME_CACHE_DIR", str(plan.folder / "runtime-cache"))
-    # A node's environment is stronger than its file: an operator's own settings must not leak into this network.
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("MURMUR_", "BT_"))}
-    environment = {**ours, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    logs = plan.folder / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    processes = Processes(logs, environment)
+    processes = prepare(plan)
     try:
-        say("starting the chain and the object store" if plan.store is None else "starting the chain")
-        store_ready = _start_store(plan, processes, names)
-        wallets = make_wallets(plan, names)
-        devnet = start_devnet(plan, wallets)
-        processes.adopt(DEVNET, devnet.process, devnet.again)
+        ground = open_ground(plan, processes, say)
+        wallets, devnet, store = ground.wallets, ground.devnet, ground.store
         data = text_data(say)
-        store = _store(store_ready, processes)
         links = None if plan.chaos is None else Links(store.endpoint, [name for name in names if name != "owner"])
         everybody = {
             name: configured(plan, name, role, fault, wallets[name], devnet.url, _seen(store, links, name), data)
@@ -158,17 +142,14 @@ def open_network(plan: Plan, say: Say) -> Network:
             if role != "owner"
         }
         members = {name: member for name, member in everybody.items() if not name.startswith(NEWCOMER)}
-        say(f"registering {len(names)} hotkeys, staking {plan.validators}")
-        register(devnet.url, wallets, names)
         say("starting the nodes and measuring how long a round takes on this machine")
         go = plan.folder / "go"
-        drafted = draft(plan.preset, devnet.genesis, wallets["owner"].hotkey.ss58_address, data)
-        _start_nodes(plan, processes, members, drafted, go)
+        owner = open_owner(plan, devnet.url, store)
+        draft = drafted(plan.preset, owner, data)
+        _start_nodes(plan, processes, members, draft, go)
         phases = _measured(processes, members, START_SECONDS + PRESETS[plan.preset] * len(members))
         await_permits(devnet, wallets, names, say)
-        owner = open_subnet(devnet.url, wallets["owner"])
-        spec = seal(plan, drafted, phases, owner, store, data)
-        owner.close()
+        spec = seal(plan, draft, phases, owner, data)
         go.touch()
         clock = spec.clock
         say(
@@ -194,55 +175,16 @@ def _seen(store: StoreReady, links: Links | None, name: str) -> StoreReady:
     return store if links is None else replace(store, endpoint=links.endpoint(name))
 
 
-def stop(processes: Processes) -> None:
-    """Nodes first: they still talk to the store and the chain."""
-    with undisturbed():
-        try:
-            processes.stop(spared=SERVERS)
-        finally:
-            processes.stop()
-
-
-def _start_store(plan: Plan, processes: Processes, names: Iterable[str]) -> Path:
-    """The store's credentials file; our own writes it when it is ready."""
-    if plan.store is not None:
-        return plan.store
-    folder = plan.folder / "store"
-    program = ["-m", "localnet.seaweed", "--folder", str(folder), *names]
-    processes.start(STORE, program, program)
-    return folder / "ready.json"
-
-
-def _store(ready: Path, processes: Processes) -> StoreReady:
-    _wait_for(lambda: ready.exists(), processes, "the object store")
-    return read_ready(ready)
-
-
 def _start_nodes(
-    plan: Plan, processes: Processes, members: Mapping[str, Member], drafted: Mapping[str, Any], go: Path
+    plan: Plan, processes: Processes, members: Mapping[str, Member], draft: Mapping[str, Any], go: Path
 ) -> None:
     path = plan.folder / "draft.toml"
-    path.write_text(to_toml(drafted))
+    path.write_text(to_toml(draft))
     for member in members.values():
         processes.start(member.name, first_program(member, path, go), program(member))
 
 
 def _measured(processes: Processes, members: Mapping[str, Member], patience: float) -> dict[str, list[float]]:
     files = [member.measured for member in members.values()]
-    _wait_for(lambda: all(file.exists() for file in files), processes, "the nodes", patience)
+    wait_for(lambda: all(file.exists() for file in files), processes, "the nodes", patience)
     return calibration.merge(json.loads(file.read_text()) for file in files)
-
-
-def _wait_for(
-    happened: Callable[[], bool], processes: Processes, what: str, patience_seconds: float = START_SECONDS
-) -> None:
-    until = time.monotonic() + patience_seconds
-    while not happened():
-        for child in processes.children.values():
-            if child.process.poll() is not None:
-                raise ConfigError(f"{child.name} ended while {what} started:\n{processes.last_lines(child.name)}")
-        if time.monotonic() > until:
-            raise ConfigError(
-                f"{what} did not start within {patience_seconds:.0f} s: see the logs in {processes.folder}"
-            )
-        time.sleep(0.1)

@@ -20,7 +20,7 @@ class Plan:
     honest miners that are registered, but run only from `Network.join` on. `ranks`: processes of each honest miner, in
     order; one where it ends. `chaos`: the seed of what goes wrong (localnet/chaos.py); None: nothing does. `store`: the
     credentials file (localnet/store.py) of an S3 server that runs already; None: the network starts its own.
-    `preset`: what is trained."""
+    `preset`: what is trained. `block_seconds`: of the chain."""
 
     folder: Path
     rounds: int = 12
@@ -33,6 +33,7 @@ class Plan:
     chaos: int | None = None
     store: Path | None = None
     preset: str = TINY
+    block_seconds: float = BLOCK_SECONDS
 
     def names(self) -> dict[str, tuple[str, str | None]]:
         """name -> (role, fault), the owner first."""

@@ -22,7 +22,7 @@ STAKE_RAO = 100 * TAO
 """Alpha of each validator. What it costs rises with each of them: eight of them have four fifths of the pool's."""
 FUNDS_RAO = 10_000 * TAO
 """Of everybody: the dearest stake and slot, and the fees of a run of a million posts."""
-PERMIT_BLOCKS = 40
+PERMIT_BLOCKS = 120
 """How long after its epoch a permit may be seen, on a busy machine."""
 
 
@@ -36,7 +36,7 @@ def start_devnet(plan: Plan, wallets: "Mapping[str, Wallet]") -> Devnet:
         netuid=NETUID,
     )
     with (plan.folder / "logs" / "devnet.log").open("a") as log:
-        return start(plan.folder / "chain", genesis, block_seconds=BLOCK_SECONDS, log=log)
+        return start(plan.folder / "chain", genesis, block_seconds=plan.block_seconds, log=log)
 
 
 def open_subnet(url: str, wallet: "Wallet") -> SubtensorChain:
@@ -72,13 +72,21 @@ def _pool(chain: SubtensorChain) -> tuple[int, int, int]:
     return read("SubtensorModule", "SubnetTAO"), read("SubtensorModule", "SubnetAlphaIn"), read("Swap", "FeeRate")
 
 
+def skip_epoch(devnet: Devnet, wallet: "Wallet") -> None:
+    """Make the blocks of an epoch at once: all that is to be seen of the first one is that its end gives permits."""
+    chain = open_subnet(devnet.url, wallet)
+    devnet.admin().step(chain.subnet(chain.finalized().block).tempo)
+    chain.close()
+
+
 def await_permits(
     devnet: Devnet,
     wallets: "Mapping[str, Wallet]",
     names: Mapping[str, tuple[str, str | None]],
     say: Callable[[str], None],
 ) -> None:
-    """Wait until an epoch has given the validators their permits; `say` how long that takes."""
+    """The epoch that gives the validators their permits. Nothing counts blocks yet, so those before it are made at
+    once."""
     validators = {
         PeerId(bytes(wallets[name].hotkey.public_key)) for name, (role, _) in names.items() if role == "validator"
     }
@@ -87,8 +95,9 @@ def await_permits(
         final = chain.finalized().block
         left = max(0, chain.subnet(final).tempo - final)
         if left:
-            say(f"the chain's first epoch gives the validators their permits, in {left * BLOCK_SECONDS:.0f} s")
-        deadline = time.monotonic() + 2 * (left + PERMIT_BLOCKS) * BLOCK_SECONDS
+            say(f"the chain's first epoch gives the validators their permits: making its last {left} blocks")
+            devnet.admin().step(left)
+        deadline = time.monotonic() + 2 * PERMIT_BLOCKS * BLOCK_SECONDS
         while validators - {peer.id for peer in chain.peers(chain.finalized().block) if peer.validates}:
             if time.monotonic() > deadline:
                 raise ConfigError("the validators got no permit from the chain: see logs/devnet.log in the run folder")

@@ -9,7 +9,7 @@ from pathlib import Path
 from training.build import build
 
 TEXT_BYTES = 6_000_000
-_FORM = "shuffled"
+_FORM = "turns"
 """Another one where shards come out of the same text in another form."""
 
 

@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         shutil.rmtree(config.home / KEY)
         start.play(config, options.role, program(options.role, options.fault), ranks)
 
-    on_ranks(config, live)
+    on_ranks(config.codec, config.device, live)
 
 
 def program(role: str, fault: str | None) -> start.Player:

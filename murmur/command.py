@@ -39,12 +39,14 @@ SUBCOMMANDS = (
     Subcommand("audit", "judge a validator's round again, from public objects", "murmur.audit"),
     Subcommand("config", "a node's settings, and where each comes from", "murmur.settings"),
     Subcommand("dashboard", "a read-only page over a run, live or ended", "murmur.dashboard"),
+    Subcommand("devnet", "a chain and an S3 server, for nodes started by hand", "localnet.devnet"),
     Subcommand("doctor", "try everything that a node needs, and say what to mend", "murmur.doctor"),
     Subcommand("evaluate", "what an export achieves on tasks, by lm-eval", "murmur.evaluate"),
     Subcommand("explain", "how a hotkey stands, why, and what to do next", "murmur.explain"),
     Subcommand("export", "a run's model for everybody's tools, and the proof", "murmur.export"),
     Subcommand("localnet", "run a whole network on this machine", "localnet.command"),
     Subcommand("plan", "what a run asks of a miner: memory, compute, bytes, time", "murmur.plan"),
+    Subcommand("run", "a run of your own: create, publish, amend, show, void", "murmur.run"),
     Subcommand("shards", "build tokenised training data", "murmur.shards"),
     Subcommand("simulate", "run whole networks in modelled time, with faults", "simulation.command"),
     Subcommand("status", "where a node is, how its last rounds went, what is wrong", "murmur.status"),
@@ -54,25 +56,9 @@ SUBCOMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, import the subcommand, run it; the exit status: 2 for what the operator has to fix, 1 for what went wrong
     outside, 130 when stopped on request, 141 when our output's reader has gone. Bugs crash with a traceback."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        prog="murmur",
-        description="Murmuration: strangers, trusting nobody, pre-train one large language model over the internet.",
-        epilog="Programs of a real network: python neurons/miner.py, python neurons/validator.py",
-    )
-    parser.add_argument("--version", action="version", version=f"murmuration {version('murmuration')}")
-    table = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
-    wanted = next((word for word in words if not word.startswith("-")), None)
-    runs: dict[str, Callable[[argparse.Namespace], int]] = {}
-    for subcommand in SUBCOMMANDS:
-        entry = table.add_parser(subcommand.name, help=subcommand.summary, description=subcommand.summary)
-        if subcommand.name == wanted:
-            module = import_module(subcommand.module)
-            module.add_arguments(entry)
-            runs[subcommand.name] = module.run
-    options = parser.parse_args(words)
+    options, chosen = parse(sys.argv[1:] if argv is None else argv)
     try:
-        status = runs[options.subcommand](options)
+        status = chosen(options)
         sys.stdout.flush()
         return status
     except ConfigError as fault:
@@ -94,6 +80,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Callable[[argparse.Namespace], int]]:
+    """The options, and what runs with them. Ends with status 2 for words that are none, and with 0 after --help."""
+    words = list(argv)
+    parser = argparse.ArgumentParser(
+        prog="murmur",
+        description="Murmuration: strangers, trusting nobody, pre-train one large language model over the internet.",
+        epilog="Programs of a real network: python neurons/miner.py, python neurons/validator.py",
+    )
+    parser.add_argument("--version", action="version", version=f"murmuration {version('murmuration')}")
+    table = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
+    wanted = next((word for word in words if not word.startswith("-")), None)
+    runs: dict[str, Callable[[argparse.Namespace], int]] = {}
+    for subcommand in SUBCOMMANDS:
+        entry = table.add_parser(subcommand.name, help=subcommand.summary, description=subcommand.summary)
+        if subcommand.name == wanted:
+            module = import_module(subcommand.module)
+            module.add_arguments(entry)
+            runs[subcommand.name] = module.run
+    options = parser.parse_args(words)
+    return options, runs[options.subcommand]
 
 
 if __name__ == "__main__":

@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fp32", action="store_true", help="theta itself, twice the size of bf16, which is the default"
     )
-    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="the run's tokenizer.json, unless that is bytes")
     parser.add_argument("--theta", type=_digest, metavar="HEX", help="with --verify: a theta digest that you trust")
     parser.add_argument(
         "--network", help="finney, test, local or a ws(s):// URL; older rounds may need an archive node"

@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,11 +13,12 @@ from post.export import export
 from post.llama import Dtype
 from post.origin import ORIGIN, Origin
 from post.states import States
-from post.tokenizer import run_tokenizer
+from post.tokenizer import MAX_BYTES, run_tokenizer
 from post.verify import Differs, prove_by_digest, prove_by_export, prove_by_run, read_export, read_origin
 from protocol.errors import ConfigError, StorageError
 from protocol.types import Digest, hotkey, peer_id
-from training.index import INDEX
+from training.index import INDEX, Index
+from training.remote import File
 from training.shards import Shards
 
 
@@ -32,11 +35,12 @@ def write(options: argparse.Namespace) -> int:
         raise ConfigError("--theta goes with --verify")
     there = _open(options, options.source, options.netuid)
     try:
-        tokenizer = run_tokenizer(_tokenizer(there, options), options.tokenizer)
+        with _index(there, options) as (index, folder):
+            tokenizer = run_tokenizer(index.tokenizer, index.tokenizer_config, folder)
     except StorageError as fault:
         raise ConfigError(
-            f"the index of the run's data set, which names the tokenizer, is not to be had ({fault}): give the folder "
-            "of the data set as --data"
+            f"the index of the run's data set, or the tokenizer that it names, is not to be had ({fault}): give the "
+            "folder of the data set as --data"
         ) from None
     states = States(there.run, there.doors, tell)
     round = states.newest if options.round is None else options.round
@@ -48,8 +52,8 @@ def write(options: argparse.Namespace) -> int:
 
 def prove(options: argparse.Namespace) -> int:
     """Verify; the exit status."""
-    if options.folder is not None or options.fp32 or options.round is not None or options.tokenizer is not None:
-        raise ConfigError("murmur export --verify DIR [RUN]: round, type and tokenizer are the export's own")
+    if options.folder is not None or options.fp32 or options.round is not None:
+        raise ConfigError("murmur export --verify DIR [RUN]: round and type are the export's own")
     if options.theta is not None and options.source is not None:
         raise ConfigError("prove an export by --theta or by a run, one of them")
     origin = read_origin(options.verify)
@@ -74,15 +78,14 @@ def _by_run(options: argparse.Namespace, origin: Origin) -> list[str]:
         raise ConfigError(f"{options.verify} is of a local network: give its run folder too")
     netuid = options.netuid or (str(spec.netuid) if options.source is None else None)
     there = _open(options, options.source or spec.owner, netuid)
-    try:
-        tokenizer = _tokenizer(there, options)
-    except (ConfigError, StorageError):
-        tokenizer = None
+    named: Index | None = None
+    with suppress(ConfigError, StorageError), _index(there, options) as (index, _):
+        named = index
     found = read_export(options.verify, tell)
     owner = (
         f"the run is {there.run.id.hex()[:16]} of the owner {hotkey(there.run.first.owner_id)}: is that whom you mean?"
     )
-    return [owner, *prove_by_run(found, States(there.run, there.doors, tell), tokenizer, tell)]
+    return [owner, *prove_by_run(found, States(there.run, there.doors, tell), named, tell)]
 
 
 def _open(options: argparse.Namespace, source: str, netuid: str | None) -> network.Opened:
@@ -104,16 +107,23 @@ def _open(options: argparse.Namespace, source: str, netuid: str | None) -> netwo
     return network.open_network("murmur export", wanted)
 
 
-def _tokenizer(there: network.Opened, options: argparse.Namespace) -> str:
-    """What the index of the run's data set names. Raises ConfigError, and StorageError where nobody has that."""
-    index = Digest(bytes.fromhex(there.run.first.data.index))
+@contextmanager
+def _index(there: network.Opened, options: argparse.Namespace) -> Iterator[tuple[Index, Path]]:
+    """The index of the run's data set, and a folder with the tokenizer's files that it names: the operator's, or one
+    with what the owner's and validators' buckets give. Raises ConfigError, and StorageError where nobody has them."""
+    digest = Digest(bytes.fromhex(there.run.first.data.index))
     given = options.data or there.config.data
     with TemporaryDirectory(prefix="murmur-export-") as temporary:
-        folder = Path(given).expanduser() if given is not None else Path(temporary)
+        folder, fetched = Path(given or temporary).expanduser(), Path(temporary)
         if not (folder / INDEX).is_file():
-            folder = Path(temporary)
+            folder = fetched
         remote = Copies(there.run, there.doors, folder / INDEX)
-        return Shards.open(folder, index_digest=index, remote=remote).index.tokenizer
+        index = Shards.open(folder, index_digest=digest, remote=remote).index
+        files = index.tokenizer_files
+        if not all((folder / name).is_file() for name in files):
+            folder = fetched
+            remote.fetch([File(file, MAX_BYTES, folder / name, exact=False) for name, file in files.items()])
+        yield index, folder
 
 
 def _described(origin: Origin) -> str:

@@ -51,12 +51,17 @@ class Opened:
         return self.names.get(peer) or hotkey(peer)
 
 
+def named(name: str, options: argparse.Namespace) -> NetworkConfig:
+    """Where the network is that the options name, if it is no run folder. Raises ConfigError."""
+    return load_network(name, where.flags_of(options), os.environ)
+
+
 def open_network(name: str, options: argparse.Namespace) -> Opened:
     """The network that the options name. Raises ConfigError for what the operator has to fix, ChainError when the
     chain does not answer."""
     program.log_to_stderr("WARNING")
     if options.run is None:
-        config = load_network(name, where.flags_of(options), os.environ)
+        config = named(name, options)
         at = home(config)
         return Opened(config, at, *reader.open_run(config, at))
     config = load_network(name, where.flags_of(options) | {"config": str(folder.node_file(options.run))}, {})

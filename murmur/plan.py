@@ -11,7 +11,9 @@ from typing import Any
 from murmur import presets
 from murmur.timetable import duration, lines
 from protocol.errors import ConfigError
+from protocol.spec import RunSpec
 from training.memory import Role, disk_parts
+from training.phases import VALIDATORS
 from training.plan import ROLES, Missed, Plan, link
 from training.rates import Rate, Rates
 
@@ -27,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "cannot work: GPUs too small, a miner that commits too late, a validator that judges too late."
     )
     parser.add_argument("--spec", required=True, help="a preset (configs/), or a TOML or JSON file")
+    add_machine(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object, in bytes and seconds")
+
+
+def add_machine(parser: argparse._ActionsContainer) -> None:
+    """Flags that say which node is planned for."""
     parser.add_argument("--gpus", type=int, help="GPUs of the node (default 8; with --measure those of this machine)")
     parser.add_argument(
         "--gpu-memory",
@@ -44,34 +52,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--up", type=float, metavar="Mb/s", help="uplink, 10^6 bits a second (default: the spec's)")
     parser.add_argument("--down", type=float, metavar="Mb/s", help="downlink (default: the spec's)")
     parser.add_argument(
+        "--validators",
+        type=int,
+        default=VALIDATORS,
+        help=f"how many count, with equal stake: they share the copies of payloads (default {VALIDATORS})",
+    )
+    parser.add_argument(
         "--measure",
         action="store_true",
         help="measure this machine instead of assuming a server: hash, disk, memory, codec, and training by a trial. "
         "Takes about half a minute; the disk is that of the node's home",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object, in bytes and seconds")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan; the exit status is 1 for one that is refused."""
     network = presets.read(options.spec)
-    for name in ("gpus", "gpu_memory", "gpu_tflops", "up", "down"):
-        value = getattr(options, name)
-        if value is not None and not 1e-6 <= value < 1e9:
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} is {value}, expected a number above 0: see `murmur plan --help` for its unit")
-    most = network.first.inner.sequences
-    if options.gpus is not None and options.gpus > most:
-        raise ConfigError(
-            f"--gpus is {options.gpus}, but an inner step of {network.first.name} has {most} sequences, and every GPU "
-            f"takes at least one: use {most} or fewer"
-        )
-    plan = _plan(options, Plan(network.first, options.gpus or 8, int((options.gpu_memory or 180.0) * GB)))
+    plan = planned(network.first, options)
     if options.json:
         sys.stdout.write(json.dumps(as_json(plan), indent=2) + "\n")
     else:
         sys.stdout.writelines(f"{line}\n" for line in lines(plan, network, refusals(plan), measured=options.measure))
     return 1 if refusals(plan) else 0
+
+
+def planned(spec: RunSpec, options: argparse.Namespace) -> Plan:
+    """The spec on the machine that the options say (`add_machine`). Raises ConfigError for one that cannot be."""
+    for name in ("gpus", "gpu_memory", "gpu_tflops", "up", "down", "validators"):
+        value = getattr(options, name)
+        if value is not None and not 1e-6 <= value < 1e9:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} is {value}, expected a number above 0: see `murmur plan --help` for its unit")
+    most = spec.inner.sequences
+    if options.gpus is not None and options.gpus > most:
+        raise ConfigError(
+            f"--gpus is {options.gpus}, but an inner step of {spec.name} has {most} sequences, and every GPU "
+            f"takes at least one: use {most} or fewer"
+        )
+    memory = int((options.gpu_memory or 180.0) * GB)
+    return _plan(options, Plan(spec, options.gpus or 8, memory, validators=options.validators))
 
 
 def _plan(options: argparse.Namespace, plan: Plan) -> Plan:
@@ -111,8 +130,8 @@ def refusals(plan: Plan, roles: Sequence[Role] = ROLES) -> list[str]:
     found += [_late(missed) for missed in plan.missed if missed.deadline.role in roles]
     if "validator" in roles and plan.uplink_share > 1:
         found.append(
-            f"a validator's uplink is needed {plan.uplink_share:.0%} of the time: its checkpoints never get up, and "
-            "joiners find none"
+            f"a validator's uplink is needed {plan.uplink_share:.0%} of the time: copies and checkpoints never get up, "
+            "and joiners find none"
         )
     return found
 
@@ -134,6 +153,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "loses_own_state": plan.loses_own_state,
         "gpus": plan.gpus,
         "on_gpu": plan.on_gpu,
+        "validators": plan.validators,
         "gpu_memory_bytes": plan.gpu_bytes,
         "gpu_flops": plan.rates.compute.one,
         "up_mbps": 8e-6 * plan.rates.up.one,
@@ -149,6 +169,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "download_seconds": plan.download_seconds,
         "round_seconds": plan.round_seconds,
         "utilization": plan.utilization,
+        "uplink_share": plan.uplink_share,
         "published_utilization": plan.published_utilization,
         "phases": [
             {

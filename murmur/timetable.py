@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from textwrap import wrap
 
 from protocol.run import Run
 from training.memory import RESERVE, STEP_PARTS, Role, disk_parts
 from training.milestones import milestones
-from training.phases import POST_BLOCKS, Opening, Phase, opening
+from training.phases import COPIES, POST_BLOCKS, Opening, Phase, opening
 from training.plan import COVENANT, ROLES, Plan, transfer_seconds, utilization
 from training.timeline import Timed
 
@@ -119,7 +120,8 @@ def _row(timed: Timed) -> str:
     star = "*" if timed.critical else " "
     left = f"{_clock(timed.begins):>9}{duration(timed.seconds):>10} {star} {timed.phase.name}"
     told = _work(timed.phase)
-    return f"{left:<41}{told}" if told else left
+    first, *rest = wrap(told, 59) or [""]
+    return f"\n{'':<41}".join([f"{left:<41}{first}".rstrip(), *rest])
 
 
 def _work(phase: Phase) -> str:
@@ -156,7 +158,7 @@ def _shares(plan: Plan) -> Iterator[str]:
         f"               {plan.published_utilization:>7.1%}   as published runs count: over inner steps, one upload "
         "and one download"
     )
-    yield f"uplink         {plan.uplink_share:>7.1%}   busy at a validator: mirrors, and a checkpoint now and then"
+    yield f"uplink         {plan.uplink_share:>7.1%}   busy at a validator: copies, and a checkpoint now and then"
     for role in ROLES:
         steps = plan.restart(role)
         told = ", ".join(f"{name} {duration(seconds)}" for name, seconds in steps[1:])
@@ -235,7 +237,8 @@ def _assumptions(plan: Plan, measured: bool) -> Iterator[str]:
         f"Assumed: {sizes.gathered} peers mine, {sizes.contributors} contribute, the same as in the round before; a "
         f"post takes {POST_BLOCKS * plan.spec.clock.block_seconds:g} s; a miner's data comes by whole files of "
         f"{_bytes(sizes.shard)}, a validator reads {_bytes(sizes.sampled)} of it; transfers have the link to "
-        f"themselves. A validator evaluates {sizes.evaluated} peers with {sizes.probes} probes. Phases are those of "
+        f"themselves. {plan.validators} validators of equal stake share {COPIES} copies of each payload. A validator "
+        f"evaluates {sizes.evaluated} peers with {sizes.probes} probes. Phases are those of "
         "this release (training/phases.py).",
         "",
     )

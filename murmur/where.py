@@ -7,12 +7,17 @@ from typing import Any
 from protocol.errors import ConfigError
 from protocol.types import PeerId, peer_id
 
-_NAMES = ("config", "network", "netuid", "owner", "spec", "data", "home")
+NAMES = ("config", "network", "netuid", "owner", "spec", "data", "home")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags that say where the network is; the environment and files mean the same as for a node."""
+    """Flags that say where the network is, a run folder or any; of a network see below."""
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="run folder of a local network, running or ended")
+    add_network_arguments(parser)
+
+
+def add_network_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags that name a network; the environment and files mean the same as for a node."""
     parser.add_argument("--config", metavar="FILE", help="TOML file of a node (its wallet and bucket are not read)")
     parser.add_argument("--network", help="finney, test, local or a ws(s):// URL; older rounds need an archive node")
     parser.add_argument("--netuid", help="the subnet of the run")
@@ -32,7 +37,7 @@ def named_peer(address: str, what: str) -> PeerId:
 
 def flags_of(options: argparse.Namespace) -> dict[str, Any]:
     """What the options say, as a node's flags. Raises ConfigError."""
-    flags = {name: value for name in _NAMES if (value := getattr(options, name)) is not None}
+    flags = {name: value for name in NAMES if (value := getattr(options, name)) is not None}
     if options.run is not None and flags:
         raise ConfigError("--run says everything about a local network: leave out the other flags")
     return flags

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from chain.adapter import SubtensorChain, open_chain
 from chain.keys import HotkeySigner, open_wallet, verify
-from node.config import BucketConfig, NetworkConfig, NodeConfig
+from node.config import BucketConfig, HotkeyConfig, NetworkConfig, NodeConfig, OwnerConfig
 from protocol.errors import ConfigError
 from protocol.messages import encode_pointer
 from protocol.ports import Chain, Signer, Time, Verify
@@ -65,12 +65,12 @@ def owner_opener(config: NetworkConfig) -> Opener:
     return opener(local=is_local(config.network))
 
 
-def own_wallet(config: NodeConfig) -> "Wallet":
+def own_wallet(config: NodeConfig | HotkeyConfig) -> "Wallet":
     """The wallet with its hotkey. Raises ConfigError."""
     return open_wallet(config.wallet.name, config.wallet.hotkey, str(config.wallet.path.expanduser()))
 
 
-def own_chain(config: NetworkConfig, wallet: "Wallet | None") -> SubtensorChain:
+def own_chain(config: NetworkConfig | HotkeyConfig, wallet: "Wallet | None") -> SubtensorChain:
     """The chain, which is connected to by the first call; without a wallet to read only."""
     return open_chain(config.network, config.netuid, wallet, call_timeout_seconds=config.call_timeout_seconds)
 
@@ -80,7 +80,7 @@ def signer_of(wallet: "Wallet") -> Signer:
     return HotkeySigner(wallet.hotkey)
 
 
-def connect(config: NodeConfig) -> Line:
+def connect(config: NodeConfig | OwnerConfig) -> Line:
     """Open wallet and chain. Raises ConfigError for what the operator has to fix."""
     wallet = own_wallet(config)
     return Line(own_chain(config, wallet), signer_of(wallet), verify)
@@ -95,8 +95,8 @@ def published(own: BucketConfig) -> Pointer | PublicPointer:
     return Pointer(own.endpoint, own.name, own.read_access_key, own.read_secret_key.get_secret_value())
 
 
-def open_doors(config: NodeConfig, line: Line, *, local: bool) -> Doors:
-    """Open the node's bucket beside its chain, for a run that is `local` or not. Raises ConfigError."""
+def open_doors(config: NodeConfig | OwnerConfig, line: Line, *, local: bool) -> Doors:
+    """Open the bucket beside its chain, for a run that is `local` or not. Raises ConfigError."""
     own, pointer = config.bucket, published(config.bucket)
     if not local and urlsplit(pointer.endpoint).scheme != "https":
         name = "bucket.public_url" if isinstance(pointer, PublicPointer) else "bucket.endpoint"

@@ -45,10 +45,10 @@ def _metrics(config: NodeConfig, run: Run, home: Path) -> See:
     return metrics.see
 
 
-def on_ranks(config: NodeConfig, program: Callable[[Ranks], None]) -> None:
+def on_ranks(codec: ops.Choice, device: str, program: Callable[[Ranks], None]) -> None:
     """Run a node's program in this process, or, under torchrun, in the first of its processes with the others' help."""
-    ops.use(config.codec)
-    parallel.run(program, Trainer, choose_device(config.device))
+    ops.use(codec)
+    parallel.run(program, Trainer, choose_device(device))
 
 
 def build(config: NodeConfig, role: Role, ranks: Ranks) -> Built:

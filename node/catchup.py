@@ -6,7 +6,8 @@ record under its link names the one before; the chain of links has to end at a s
 results has to hash to the theta that the chain names.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from hashlib import sha256
 from itertools import islice
 
 from loguru import logger
@@ -14,10 +15,11 @@ from loguru import logger
 from gauntlet.agreement import Claim
 from node.amendments import adopted, follow, settle
 from node.checkpoints import FETCH_SECONDS, Start, counted_stakes, fetcher, published_starts, shown_by_all
+from node.claimed import at_commit, newest_claims, newest_decided
 from node.follower import Follower
 from node.held import Held
 from node.payloads import MAX_THREADS, Lacking, gather_pinned
-from node.records import Records, at_commit, hashes_to, newest_claims, newest_decided
+from node.records import Records
 from node.sources import Sources
 from node.state import Snapshot
 from node.wanted import say_wanted
@@ -34,7 +36,7 @@ from protocol.messages import Link, first_link
 from protocol.spec import RunSpec
 from protocol.types import Digest, PeerId
 from storage.collect import first
-from storage.exchange import Wanted
+from storage.exchange import Data, Wanted
 from training.checkpoint import MAX_MANIFEST_BYTES
 
 ASK_SECONDS = 10.0
@@ -74,7 +76,7 @@ def catch_up(follower: Follower, held: Held) -> bool:
     settle(follower, held)
     sources, stakes = follower.sources(), counted_stakes(follower, target, at_commit(follower, target))
     for claim in followed:
-        records = Records(follower, claim, target, sources)
+        records = Records(follower.run.id, sources, claim[1], target, follower.time)
         for start, steps in _starts(follower, held, records, stakes, sources):
             try:
                 _replay(follower, held, start, steps, target, claim, sources)
@@ -118,7 +120,7 @@ def holders_of_genesis(follower: Follower, digest: Digest, sources: Sources) -> 
     key = keys.blob(digest)
     found = first(
         [
-            Wanted(holder, sources.own(holder, key), MAX_MANIFEST_BYTES, hashes_to(digest), exact=False)
+            Wanted(holder, sources.own(holder, key), MAX_MANIFEST_BYTES, _hashes_to(digest), exact=False)
             for holder in sources.validators()
         ],
         timeout_seconds=FETCH_SECONDS,
@@ -127,6 +129,10 @@ def holders_of_genesis(follower: Follower, digest: Digest, sources: Sources) -> 
     )
     if found is not None:
         yield found[0]
+
+
+def _hashes_to(digest: Digest) -> Callable[[Data], bool]:
+    return lambda data: sha256(data).digest() == digest
 
 
 def _starts(
@@ -153,12 +159,12 @@ def _starts(
     if not any(published):
         logger.warning("catching up: no validator shows a checkpoint that can be read")
     downloads = 0
-    for starts in (*filter(None, published), []):
-        sought = {start.link for start in starts} | (set() if tried_own else {own.link})
+    for offers in (*filter(None, published), []):
+        sought = {offer.link for offer in offers} | (set() if tried_own else {own.link})
         for link, steps in records.links():
-            for start in (start for start in starts if start.link == link and downloads < DOWNLOADS_TRIED):
+            for offer in (offer for offer in offers if offer.link == link and downloads < DOWNLOADS_TRIED):
                 downloads += 1
-                yield start, steps
+                yield offer.at(records.round_of(steps)), steps
             if link == own.link and not tried_own:
                 tried_own = True
                 yield own, steps

@@ -158,39 +158,48 @@ class Start:
     fetch: Fetch | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A state that is shown. Of which round it is the agreed records say: whoever shows it may say any number."""
+
+    link: Digest
+    state: Digest
+    fetch: Fetch
+
+    def at(self, round: int) -> Start:
+        """To start from it in `round`, the first one after its link that changes it."""
+        snapshot = Snapshot(round, self.link, self.state)
+        return Start(round, self.link, snapshot, f"the checkpoint of round {round}", self.fetch)
+
+
 def published_starts(
     follower: Follower, stakes: Mapping[PeerId, int], sources: Sources, shown: Mapping[PeerId, Shown]
-) -> tuple[list[Start], list[Start], list[Start]]:
+) -> tuple[list[Offer], list[Offer], list[Offer]]:
     """Every checkpoint that is shown, whoever shows it, once: those whose state more than half of the stake names,
     those for whose link no more stake names another state, and the rest. Each by the stake that names their state, the
     most first: a joiner must not download the model from every liar before it comes to those who are of one mind.
     `stakes`: of those who count."""
     backing: dict[Digest, dict[Digest, int]] = {}
     holders: dict[tuple[Digest, Digest], list[PeerId]] = {}
-    rounds: dict[tuple[Digest, Digest], int] = {}
     for holder in sources.validators():
         if holder not in shown:
             continue
-        put_up = {(checkpoint.link, checkpoint.state): checkpoint.round for checkpoint in shown[holder].checkpoints}
-        for state, round in put_up.items():
+        put_up = {(checkpoint.link, checkpoint.state) for checkpoint in shown[holder].checkpoints}
+        for state in put_up:
             holders.setdefault(state, []).append(holder)
-            rounds[state] = max(round, rounds.get(state, 0))
         for link, digest in {*put_up, *shown[holder].states}:
             named = backing.setdefault(link, {})
             named[digest] = named.get(digest, 0) + stakes.get(holder, 0)
-    named_by_most: list[Start] = []
-    likely: list[Start] = []
-    doubted: list[Start] = []
+    named_by_most: list[Offer] = []
+    likely: list[Offer] = []
+    doubted: list[Offer] = []
     for link, digest in sorted(holders, key=lambda state: (-backing[state[0]][state[1]], state)):
         buckets = [opener for holder in holders[link, digest] if (opener := sources.bucket_of(holder)) is not None]
-        round = rounds[link, digest]
-        snapshot = Snapshot(round, link, digest)
-        start = Start(round, link, snapshot, f"the checkpoint of round {round}", fetcher(follower, buckets))
-        stake = backing[link][digest]
+        offer, stake = Offer(link, digest, fetcher(follower, buckets)), backing[link][digest]
         if 2 * stake > sum(stakes.values()):
-            named_by_most.append(start)
+            named_by_most.append(offer)
         else:
-            (likely if stake == max(backing[link].values()) else doubted).append(start)
+            (likely if stake == max(backing[link].values()) else doubted).append(offer)
     return named_by_most, likely, doubted
 
 

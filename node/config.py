@@ -7,33 +7,26 @@ file only: argv is readable by everybody on the machine.
 
 import argparse
 import os
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
+from node.given import (
+    BTCLI,
+    PREFIX,
+    environment_values,
+    file_values,
+    flat,
+    is_secret,
+    leaves,
+    values,
+    variable_of,
+)
 from protocol.errors import ConfigError
 from protocol.spec import fault_lines
-
-PREFIX = "MURMUR_"
-_BTCLI = {
-    "BT_WALLET": "wallet.name",
-    "BT_WALLET_NAME": "wallet.name",
-    "BT_WALLET_HOTKEY": "wallet.hotkey",
-    "BT_WALLET_PATH": "wallet.path",
-    "BT_NETWORK": "network",
-    "BT_NETUID": "netuid",
-}
-_NOT_OURS = {"MURMUR_FUZZ_CASES", "MURMUR_CACHE"}
-
-
-def variable_of(name: str) -> str:
-    """The environment variable of a setting: `bucket.name` as MURMUR_BUCKET__NAME."""
-    return PREFIX + name.replace(".", "__").upper()
-
 
 _KEY = "access_key", "secret_key"
 READ_KEY = " and ".join(variable_of(f"bucket.read_{part}") for part in _KEY)
@@ -127,11 +120,30 @@ class NodeConfig(NetworkConfig):
     metrics_address: Annotated[str, Field(description="address of that port; 0.0.0.0 for everybody's")] = "127.0.0.1"
 
 
+class HotkeyConfig(_Table):
+    """A hotkey on a subnet: enough to draft a run for it."""
+
+    network: Annotated[str, Field(description="finney, test, local or a ws(s):// URL")] = "finney"
+    netuid: Annotated[int, Field(ge=0, description="the subnet of the run")]
+    wallet: WalletConfig
+    call_timeout_seconds: Annotated[float, Field(gt=0, description="hard time-out of one chain call")] = 60.0
+
+
+class OwnerConfig(HotkeyConfig):
+    """What the owner of a run needs to publish it."""
+
+    bucket: BucketConfig
+
+
+Part = TypeVar("Part", bound=BaseModel)
+"""A model whose fields are some of NodeConfig's."""
+
+
 def load(program: str, summary: str, argv: Sequence[str], environment: Mapping[str, str]) -> NodeConfig:
     """The configuration from flags, environment and file. Raises ConfigError that lists every missing or bad value
     with where to get it; exits 0 after --help."""
-    fields = dict(_leaves(NodeConfig))
-    table = _values(fields, _flags(program, summary, fields, argv), environment)
+    fields = dict(leaves(NodeConfig))
+    table = values(fields, _flags(program, summary, argv), environment)
     try:
         return NodeConfig.model_validate(table)
     except ValidationError as fault:
@@ -139,36 +151,73 @@ def load(program: str, summary: str, argv: Sequence[str], environment: Mapping[s
 
 
 def load_network(program: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> NetworkConfig:
-    """Where a network is, for a program that only reads: from `flags` (by name; `config` is a file), environment and
-    file like a node's, so that a node's own file will do. What else stands there is passed over. Raises ConfigError."""
-    fields = dict(_leaves(NetworkConfig))
-    table = _values(dict(_leaves(NodeConfig)), dict(flags), environment)
+    """Where a network is, for a program that only reads."""
+    return load_part(NetworkConfig, program, flags, environment)
+
+
+def load_part(model: type[Part], program: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> Part:
+    """Some of a node's settings, from `flags` (by name; `config` is a file), environment and file like a node's, so
+    that a node's own file will do. What else stands there is passed over. Raises ConfigError."""
+    fields = dict(leaves(model))
+    table = values(dict(leaves(NodeConfig)), dict(flags), environment)
     try:
-        return NetworkConfig.model_validate({name: value for name, value in table.items() if name in fields})
+        return model.model_validate({name: value for name, value in table.items() if name in model.model_fields})
     except ValidationError as fault:
         raise ConfigError(_explain(program, fault, fields, table)) from None
 
 
+def given(flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Every setting of a node that is given, by its dotted name, unchecked. Raises ConfigError."""
+    return dict(flat(values(dict(leaves(NodeConfig)), dict(flags), environment)))
+
+
+def required(model: type[BaseModel]) -> dict[str, str]:
+    """Dotted name -> description of what has no default, and of a read-only token's two parts."""
+    return {name: text for name, text in leaves(model) if _default(name) is _NONE or name in _READ_TOKEN}
+
+
+def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
+    """A flag for every setting but the secrets, and --config. Those that are not given are absent afterwards."""
+    parser.add_argument(
+        "--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with any of the values below"
+    )
+    for name, description in leaves(model):
+        if not is_secret(name):
+            parser.add_argument(
+                *dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")),
+                dest=name,
+                metavar="X",
+                default=argparse.SUPPRESS,
+                help=description.replace("%", "%%"),
+            )
+
+
+def flags_in(options: argparse.Namespace, model: type[BaseModel]) -> dict[str, Any]:
+    """What `add_flags` has found."""
+    names = ("config", *(name for name, _ in leaves(model)))
+    return {name: value for name, value in vars(options).items() if name in names}
+
+
 def load_home(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Path:
     """Where a node's state is, by the same flags, environment and file; the folder may not be there."""
-    given = _values(dict(_leaves(NodeConfig)), dict(flags), environment).get(
+    said = values(dict(leaves(NodeConfig)), dict(flags), environment).get(
         "home", NodeConfig.model_fields["home"].default
     )
-    return Path(str(given)).expanduser()
+    return Path(str(said)).expanduser()
 
 
 def settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """(name, value, origin) of every setting of a node, as they would be used. Secrets are masked. Raises ConfigError
     for a file or variable that can't be read."""
-    fields, given = dict(_leaves(NodeConfig)), dict(flags)
+    fields, given = dict(leaves(NodeConfig)), dict(flags)
     file = given.pop("config", None) or environment.get("MURMUR_CONFIG")
-    from_file = dict(_flat(_file_values(Path(file)))) if file else {}
+    from_file = dict(flat(file_values(Path(file)))) if file else {}
     variables = {name: variable_of(name) for name in fields} | {
         name: variable
-        for variable, name in _BTCLI.items()
+        for variable, name in BTCLI.items()
         if not environment.get(variable_of(name)) and environment.get(variable)
     }
-    from_environment = _environment_values(fields, environment)
+    from_environment = environment_values(fields, environment)
     found = []
     for name in [*fields, *(name for name in from_file if name not in fields)]:
         if name in given:
@@ -178,11 +227,16 @@ def settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[t
         elif name in from_file:
             value, origin = from_file[name], str(file) if name in fields else f"{file}, which nothing reads"
         else:
-            value, origin = _default(name), "default"
+            default = _default(name)
+            value, origin = None if default is _NONE else default, "default"
         # What nothing reads may be a secret whose name was misspelt.
-        masked = value is not None and (_is_secret(name) or name not in fields)
+        masked = value is not None and (is_secret(name) or name not in fields)
         found.append((name, "********" if masked else "-" if value is None else str(value), origin))
     return found
+
+
+_NONE = object()
+"""The default of what has none."""
 
 
 def _default(name: str) -> Any:
@@ -191,63 +245,18 @@ def _default(name: str) -> Any:
     for parent in parents:
         model = model.model_fields[parent].annotation  # type: ignore[assignment]
     value = model.model_fields[leaf]
-    return None if value.is_required() else value.default
+    return _NONE if value.is_required() else value.default
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
-
-
-def _values(fields: Mapping[str, str], flags: dict[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """All values that are given, unchecked, as a nested table."""
-    file = flags.pop("config", None) or environment.get("MURMUR_CONFIG")
-    table: dict[str, Any] = {}
-    if file:
-        _merge(table, _file_values(Path(file)))
-    for name, value in _environment_values(fields, environment).items():
-        _assign(table, name, value)
-    for name, value in flags.items():
-        _assign(table, name, value)
-    return table
-
-
-def _leaves(model: type[BaseModel], prefix: str = "") -> "list[tuple[str, str]]":
-    """(dotted name, description) of every single value."""
-    leaves: list[tuple[str, str]] = []
-    for name, info in model.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            leaves += _leaves(info.annotation, f"{prefix}{name}.")
-        else:
-            leaves.append((prefix + name, info.description or ""))
-    return leaves
-
-
-def _is_secret(name: str) -> bool:
-    return name.endswith("secret_key")
-
-
-def _flags(program: str, summary: str, fields: Mapping[str, str], argv: Sequence[str]) -> dict[str, Any]:
+def _flags(program: str, summary: str, argv: Sequence[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(
         prog=program,
         description=summary,
         epilog="Every flag can stand in the TOML file of --config, or in the environment as MURMUR_<NAME> with two "
         "underscores for each dot (MURMUR_BUCKET__SECRET_KEY). Secrets: environment or file only.",
         allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML file with any of the values below")
-    for name, description in fields.items():
-        if not _is_secret(name):
-            parser.add_argument(
-                *dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")),
-                dest=name,
-                metavar="X",
-                help=description.replace("%", "%%"),
-            )
+    add_flags(parser, NodeConfig)
     named = (word.split("=")[0].replace("-", "_") for word in argv if word.startswith("--"))
     if any(name.endswith("secret_key") for name in named):
         raise ConfigError(
@@ -255,48 +264,6 @@ def _flags(program: str, summary: str, fields: Mapping[str, str], argv: Sequence
             f"the new one as {PREFIX}BUCKET__SECRET_KEY or in the file of --config"
         )
     return vars(parser.parse_args(list(argv)))
-
-
-def _file_values(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.expanduser().read_text(encoding="utf-8"))
-    except OSError as fault:
-        raise ConfigError(f"cannot read the configuration file {path}: {fault.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as fault:
-        raise ConfigError(f"the configuration file {path} is not valid TOML: {fault}") from None
-
-
-def _environment_values(fields: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    values = {name: environment[variable] for variable, name in _BTCLI.items() if environment.get(variable)}
-    known = {variable_of(name): name for name in fields}
-    for variable, value in environment.items():
-        if not variable.startswith(PREFIX) or variable in _NOT_OURS or variable == "MURMUR_CONFIG":
-            continue
-        if variable not in known:
-            close = get_close_matches(variable, known, n=1, cutoff=0.8)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"the environment has {variable}, which nothing reads{hint}")
-        if value:
-            values[known[variable]] = value
-    return values
-
-
-def _merge(into: dict[str, Any], values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and isinstance(into.get(name), dict):
-            _merge(into[name], value)
-        else:
-            into[name] = dict(value) if isinstance(value, Mapping) else value
-
-
-def _assign(table: dict[str, Any], name: str, value: Any) -> None:
-    *parents, leaf = name.split(".")
-    for parent in parents:
-        nested = table.setdefault(parent, {})
-        if not isinstance(nested, dict):
-            nested = table[parent] = {}
-        table = nested
-    table[leaf] = value
 
 
 def _explain(program: str, fault: ValidationError, fields: Mapping[str, str], table: Mapping[str, Any]) -> str:
@@ -308,14 +275,14 @@ def _explain(program: str, fault: ValidationError, fields: Mapping[str, str], ta
     required = [name for name in missing if name not in _DEFAULTED]
     if not table.get("bucket"):
         required += [name for part in _KEY if (name := f"bucket.read_{part}") in fields]
-    if not table.get("owner") and not table.get("spec"):
+    if "owner" in fields and not table.get("owner") and not table.get("spec"):
         required.append("owner")
     lines = []
     if required:
         width = max(len(name) for name in required)
         lines.append(f"{program} is not configured yet. Missing:")
         for name in required:
-            how = variable_of(name) if _is_secret(name) else f"--{name}"
+            how = variable_of(name) if is_secret(name) else f"--{name}"
             lines.append(f"  {name:<{width}}  {fields[name]} [{how}]")
     others = []
     for line, error in zip(fault_lines(fault).splitlines(), fault.errors(include_url=False), strict=True):
@@ -342,7 +309,8 @@ def _unknown(shown: str, where: Sequence[int | str], fields: Mapping[str, str]) 
     return f"{shown}: nothing reads this" + (f"; did you mean {near[0]}?" if near else "")
 
 
-_DEFAULTED = {"wallet.hotkey", "wallet.path", "bucket.public_url", *(f"bucket.read_{part}" for part in _KEY)}
+_READ_TOKEN = {f"bucket.read_{part}" for part in _KEY}
+_DEFAULTED = {"wallet.hotkey", "wallet.path", "bucket.public_url", *_READ_TOKEN}
 
 
 def home(config: NetworkConfig) -> Path:

@@ -38,6 +38,8 @@ PART_THREADS = 64
 _SHOWN_BYTES = 256
 """So much of the index a validator has to show to be asked for shards."""
 _COMING = "coming"
+DATA = "data"
+"""Below the state folder: what is fetched of data sets."""
 
 
 def open_data(config: NetworkConfig, run: Run, doors: Doors, home: Path) -> Shards:
@@ -50,7 +52,7 @@ def open_data(config: NetworkConfig, run: Run, doors: Doors, home: Path) -> Shar
     if config.data is not None:
         shards = Shards.open(config.data.expanduser(), index_digest=index)
     else:
-        folder = home / "data" / spec.data.index[:16]
+        folder = home / DATA / spec.data.index[:16]
         slot = owner_slot(spec.owner_id, doors.chain.peers(doors.chain.finalized().block))
         if slot is None or slot.pointer is None:
             raise ConfigError(

@@ -4,13 +4,13 @@ Read from the end of the file, which grows with the run. Nothing else is looked 
 the network down.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
+from node.events import parse_event
 from node.runfile import saved_runs
 from protocol.run import Run
 
@@ -116,9 +116,6 @@ def _tail(path: Path) -> Iterator[dict[str, Any]]:
         if size > TAIL_BYTES:
             file.readline()
         for line in file:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
+            event = parse_event(line)
+            if event is not None:
                 yield event

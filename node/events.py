@@ -120,9 +120,15 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(event, dict):
+            event = parse_event(line)
+            if event is not None:
                 yield event
+
+
+def parse_event(line: str | bytes) -> dict[str, Any] | None:
+    """A line of an events file; None for one that is torn, or none at all."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None

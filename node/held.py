@@ -14,7 +14,7 @@ from loguru import logger
 from gauntlet.agreement import Agreed, Claim
 from node.events import Events, Timeline
 from node.own import OwnState
-from node.payloads import Opened
+from node.payloads import Opened, open_threads
 from node.redo import Lost, RedoLog
 from node.snapshot import Snapshots
 from node.state import Consensus, Saved, SealedRound, Snapshot, StateStore, Step
@@ -103,7 +103,7 @@ class Held:
         theta, began = saved.theta, self._time.now()
         for done, step in enumerate(saved.consensus.log, 1):
             try:
-                updates = self.redo.updates(step)
+                updates = self.redo.updates(step, open_threads(self.first), self._time)
             except Lost as fault:
                 logger.warning("damaged on this disk: {what} ({fault})", what=_PARTS["log"], fault=str(fault))
                 if fault.path.exists():

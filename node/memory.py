@@ -16,6 +16,7 @@ from loguru import logger
 from gauntlet.remembered import Remembered
 from gauntlet.sketch import Sample, Sketch
 from sparseloco.records import Bytes
+from sparseloco.update import Records
 
 
 class Memory:
@@ -36,7 +37,7 @@ class Memory:
                 told = "round {round}: {lost} payloads are lost; copies of them go unseen"
                 logger.warning(told, round=round, lost=lost)
 
-    def keep(self, round: int, payloads: Mapping[Remembered, bytes]) -> None:
+    def keep(self, round: int, payloads: Mapping[Remembered, Records]) -> None:
         """Keep the payloads of `round`. A disk that does not take them costs comparisons with them, never a round."""
         names, temporary = sorted(payloads), self.folder / "writing"
         try:

@@ -4,17 +4,29 @@ Nothing is measured for them that the node does not tell anyway (docs/events.md)
 """
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
 from loguru import logger
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info, start_http_server
+from prometheus_client.core import CounterMetricFamily
 
 from protocol.errors import ConfigError
+from storage.transport import TRAFFIC
 
 LAST_ERROR_CHARACTERS = 300
+
+
+class _Moved:
+    """Everything to and from buckets, retries and what was broken off included: what a link carries and is billed."""
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        moved = CounterMetricFamily("murmur_moved_bytes", "to and from buckets", labels=["direction"])
+        for direction, count in zip(("up", "down"), TRAFFIC.moved(), strict=True):
+            moved.add_metric([direction], count)
+        yield moved
 
 
 class Metrics:
@@ -29,7 +41,7 @@ class Metrics:
         free.set_function(lambda: disk_usage(home).free)
         self._phases = Gauge("murmur_phase_seconds", "of the last round, by phase", ["phase"], registry=self.registry)
         self._rejected = Gauge("murmur_rejected", "of the last judged round", ["reason"], registry=self.registry)
-        self._uploaded = Counter("murmur_uploaded_bytes", "payloads that were published", registry=self.registry)
+        self.registry.register(_Moved())
         self._faults = Counter("murmur_faults", "what went wrong, by event", ["event"], registry=self.registry)
         self._error = Info("murmur_last_error", "the last warning or error of the log", registry=self.registry)
         self._error.info({"message": ""})
@@ -62,7 +74,6 @@ class Metrics:
             self._gauge("loss", "mean training loss of the last round, nats a token").set(event["loss"])
         elif kind == "published":
             self._gauge("payload_bytes", "size of the last payload").set(event["payload_bytes"])
-            self._uploaded.inc(event["payload_bytes"])
         elif kind == "held_out":
             self._gauge("held_out_loss", "held-out loss after the last round, nats a token").set(event["val_loss"])
         elif kind == "weights":

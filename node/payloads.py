@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from shutil import disk_usage
 
+from node.beside import beside
 from node.sources import Sources
 from protocol import keys
 from protocol.errors import InvalidMessage, InvalidSubmission, StorageError
@@ -23,12 +24,16 @@ from sparseloco.update import Update
 from storage.collect import Collection, gather
 from storage.exchange import Data, Fault, Wanted
 from storage.realtime import REAL, seconds_until
+from storage.s3 import PART_BYTES
 from storage.seal import matches, unseal
 
 MAX_THREADS = 16
 KEY_THREADS = 128
 """Many: a key is small, and half of all hotkeys may be there to hold us up. Source:
 docs/decisions/0022-keys-fairly-collected.md."""
+OPEN_THREADS = 8
+"""Payloads that are opened, or checked, beside each other: the cipher keeps one core busy whatever their number is, and
+each has a core or two to itself with what is hashed, copied and parsed."""
 PREFETCH_THREADS = 3
 """Few: what is fetched early should arrive whole, and leave the link to what the round waits for."""
 
@@ -225,19 +230,24 @@ def gather_pinned(
             envelopes[peer] = envelope
     revealed = fetch_keys(run, round, list(envelopes.items()), sources, timeout, time)
     _require(round, "keys", revealed)
-    opened: list[Opened] = []
-    for peer, pinned in sorted(pairs):
-        key: bytes | None = None
-        update: Update | None = None
+
+    def opened(pair: tuple[PeerId, Digest]) -> Opened:
+        peer, pinned = pair
         data, reveal = sealed[peer], revealed.get(peer)
-        if reveal is not None and not isinstance(data, Fault) and not isinstance(reveal, Fault):
-            key = parse_reveal(reveal).key
-            try:
-                update = open_payload(spec.layout, peer, round, key, data)
-            except InvalidSubmission:
-                key = None
-        opened.append(Opened(peer, pinned, key, update))
-    return opened
+        if reveal is None or isinstance(data, Fault) or isinstance(reveal, Fault):
+            return Opened(peer, pinned, None, None)
+        key = parse_reveal(reveal).key
+        try:
+            return Opened(peer, pinned, key, open_payload(spec.layout, peer, round, key, data))
+        except InvalidSubmission:
+            return Opened(peer, pinned, None, None)
+
+    return beside(opened, sorted(pairs), open_threads(spec), time)
+
+
+def open_threads(spec: RunSpec) -> int:
+    """How many payloads are opened or checked beside each other: a small one is not worth a thread."""
+    return OPEN_THREADS if spec.object_bytes > PART_BYTES else 1
 
 
 def _require(round: int, what: str, found: Mapping[PeerId, Data | Fault]) -> None:

@@ -2,8 +2,9 @@
 
 from loguru import logger
 
-from node.config import PUBLIC_URL, READ_KEY, WRITE_KEY, variable_of
+from node.config import PUBLIC_URL, READ_KEY, WRITE_KEY
 from node.doctor.finding import Fault
+from node.given import variable_of
 from protocol.errors import ConfigError, StorageError
 from protocol.ports import Bucket, Time
 from protocol.types import Pointer, PublicPointer

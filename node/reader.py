@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Never
 
 from node import run as runs
 from node.adapters import Doors, Opener, opener, owner_opener
 from node.amendments import settled
 from node.config import NetworkConfig
-from protocol.errors import AccessDenied, OutOfSync
-from protocol.ports import Chain, Multipart, ObjectFacts, Verify
+from protocol.errors import OutOfSync
+from protocol.ports import Chain, ObjectFacts, Verify
 from protocol.run import Run
 from protocol.types import Header, Peer, PeerId, Pointer, Subnet, Uid
+from storage.readonly import ReadOnly, refuse
 from storage.s3 import Sink
 
 Opened = tuple[Doors, Run]
@@ -25,8 +25,12 @@ def open_run(config: NetworkConfig, home: Path) -> Opened:
     from chain.keys import verify
 
     chain = open_chain(config.network, config.netuid, None, call_timeout_seconds=config.call_timeout_seconds)
-    run = runs.find_run(config, chain, owner_opener(config), home)
-    return _settled(run, reading(chain, verify, opener(local=run.first.local)))
+    try:
+        run = runs.find_run(config, chain, owner_opener(config), home)
+        return _settled(run, reading(chain, verify, opener(local=run.first.local)))
+    except BaseException:
+        chain.close()  # whoever tries again opens another one
+        raise
 
 
 def open_recorded(config: NetworkConfig, chain: Chain, verify: Verify, open_pointer: Opener, home: Path) -> Opened:
@@ -75,13 +79,13 @@ class AsOf:
         return self._chain.weights(block, uid)
 
     def balance(self) -> int:
-        _refuse()
+        refuse()
 
     def publish(self, fields: tuple[bytes, ...]) -> int:
-        _refuse()
+        refuse()
 
     def set_weights(self, weights: Mapping[Uid, float]) -> int:
-        _refuse()
+        refuse()
 
 
 class _Nobody:
@@ -90,43 +94,27 @@ class _Nobody:
     peer = PeerId(bytes(32))
 
     def sign(self, message: bytes) -> bytes:
-        _refuse()
+        refuse()
 
 
-class _NoBucket:
+class _NoBucket(ReadOnly):
     """The bucket of somebody who has none."""
 
-    def put(self, key: str, data: bytes | Path, *, timeout_seconds: float) -> None:
-        _refuse()
-
     def get(self, key: str, *, max_bytes: int, timeout_seconds: float, exact: bool = False) -> bytes:
-        _refuse()
+        refuse()
 
     def get_range(self, key: str, *, first: int, num_bytes: int, etag: str, timeout_seconds: float) -> bytes:
-        _refuse()
+        refuse()
 
     def stream(self, key: str, sink: Sink, *, first: int, num_bytes: int, etag: str, timeout_seconds: float) -> None:
-        _refuse()
+        refuse()
 
     def head(self, key: str, *, timeout_seconds: float) -> ObjectFacts | None:
-        _refuse()
+        refuse()
 
     def list(self, prefix: str, *, max_keys: int, timeout_seconds: float) -> tuple[str, ...]:
-        _refuse()
-
-    def delete(self, key: str, *, timeout_seconds: float) -> None:
-        _refuse()
-
-    def begin(self, key: str, *, timeout_seconds: float) -> Multipart:
-        _refuse()
-
-    def abort_unfinished(self, prefix: str, *, timeout_seconds: float) -> int:
-        _refuse()
+        refuse()
 
 
 def _settled(run: Run, doors: Doors) -> Opened:
     return doors, settled(run, 0, doors, {})
-
-
-def _refuse() -> Never:
-    raise AccessDenied("a reader has no hotkey and no bucket of its own")

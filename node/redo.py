@@ -13,12 +13,14 @@ from pathlib import Path
 
 from loguru import logger
 
+from node.beside import beside
 from node.payloads import Opened, open_payload
 from node.state import Payload, Step
 from protocol import keys
 from protocol.errors import InvalidSubmission
 from protocol.layout import Layout
 from protocol.messages import ENVELOPE_BYTES
+from protocol.ports import Time
 from protocol.types import Digest, PeerId
 from sparseloco.update import Update
 from storage.exchange import cached
@@ -73,9 +75,9 @@ class RedoLog:
                     return True
         return self._path(payload).exists()
 
-    def updates(self, step: Step) -> list[Update | None]:
-        """What was applied in this step, as it was. Raises Lost."""
-        return [self._update(step.round, payload) for payload in step.payloads]
+    def updates(self, step: Step, threads: int, time: Time) -> list[Update | None]:
+        """What was applied in this step, as it was, opened by so many threads. Raises Lost."""
+        return beside(lambda payload: self._update(step.round, payload), step.payloads, threads, time)
 
     def _update(self, round: int, payload: Payload) -> Update | None:
         if payload.key is None:

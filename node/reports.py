@@ -2,6 +2,7 @@
 beside each other."""
 
 from collections.abc import Callable, Collection, Mapping
+from enum import StrEnum
 from typing import Any
 
 from gauntlet.report import Report, parse_report
@@ -22,6 +23,28 @@ _THREADS = 8
 
 Found = tuple[Report, dict[str, Any]]
 """A report and its body."""
+
+
+class Unread(StrEnum):
+    """Why a validator's report is not to be had. MALFORMED: what stands there is none of this round that it signed."""
+
+    MISSING = "MISSING"
+    MALFORMED = "MALFORMED"
+    TOO_LARGE = "TOO_LARGE"
+    REFUSED = "REFUSED"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+_CODES = {
+    "missing": Unread.MISSING,
+    "mismatch": Unread.MALFORMED,
+    "wrong_size": Unread.TOO_LARGE,
+    "refused": Unread.REFUSED,
+    "unavailable": Unread.UNAVAILABLE,
+    "left_out": Unread.UNAVAILABLE,
+}
+SILENT = {Unread.REFUSED, Unread.UNAVAILABLE}
+"""Of a bucket that does not answer, or leads nowhere: another object of it is not to be had either."""
 
 
 class Reports:
@@ -49,8 +72,13 @@ class Reports:
 
     def of(self, round: int, validators: Collection[PeerId], seconds: float = FETCH_SECONDS) -> dict[PeerId, Report]:
         """Those of one round that can be had within `seconds`, in the order of `validators`."""
-        self._ask(round, validators, seconds)
-        return {one: self._read[one, round][0] for one in validators if (one, round) in self._read}
+        found = self.look(round, validators, seconds)
+        return {one: report for one, report in found.items() if isinstance(report, Report)}
+
+    def look(self, round: int, validators: Collection[PeerId], seconds: float) -> dict[PeerId, Report | Unread]:
+        """The same, and of each of the others why."""
+        unread = self._ask(round, validators, seconds)
+        return {one: unread[one] if one in unread else self._read[one, round][0] for one in validators}
 
     def newest(self, round: int, validators: Collection[PeerId]) -> dict[PeerId, Report]:
         """Each validator's newest up to `round`, of the last rounds, in the order of `validators`. A bucket that does
@@ -58,15 +86,15 @@ class Reports:
         found: dict[PeerId, Report] = {}
         lacking = list(validators)
         for number in range(round, max(-1, round - LOOK_BACK_ROUNDS), -1):
-            silent = self._ask(number, lacking, FETCH_SECONDS)
-            found |= {one: self._read[one, number][0] for one in lacking if (one, number) in self._read}
-            lacking = [one for one in lacking if one not in found and one not in silent]
+            unread = self._ask(number, lacking, FETCH_SECONDS)
+            found |= {one: self._read[one, number][0] for one in lacking if one not in unread}
+            lacking = [one for one in lacking if one in unread and unread[one] not in SILENT]
             if not lacking:
                 break
         return {one: found[one] for one in validators if one in found}
 
-    def _ask(self, round: int, validators: Collection[PeerId], seconds: float) -> set[PeerId]:
-        """Read those of this round; whose buckets did not answer."""
+    def _ask(self, round: int, validators: Collection[PeerId], seconds: float) -> dict[PeerId, Unread]:
+        """Read those of this round; whose were not to be had, and why."""
 
         def accept(validator: PeerId) -> Callable[[Data], bool]:
             def check(data: Data) -> bool:
@@ -89,8 +117,7 @@ class Reports:
             max_threads=_THREADS,
             time=self._doors.time,
         )
-        silent = ("unavailable", "left_out", "refused")
-        return {one for one, answer in answers.items() if isinstance(answer, Fault) and answer.kind in silent}
+        return {one: _CODES[answer.kind] for one, answer in answers.items() if isinstance(answer, Fault)}
 
     def _parsed(self, validator: PeerId, round: int, data: bytes) -> Found:
         body = parse_document(data, "report", self._run.id, round, validator, self._doors.verify)

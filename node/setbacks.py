@@ -9,7 +9,8 @@ from contextlib import suppress
 
 from loguru import logger
 
-from node.config import WRITE_KEY, variable_of
+from node.config import WRITE_KEY
+from node.given import variable_of
 from protocol import keys
 from protocol.errors import AccessDenied, BucketMissing, ChainError, ConfigError, StorageError
 from protocol.ports import Bucket, Time

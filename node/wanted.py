@@ -15,7 +15,7 @@ from protocol.messages import encode_document, parse_document
 from protocol.ports import Signer, Time, Verify
 from protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, PeerId
 from storage.collect import gather
-from storage.exchange import Data, Wanted, publish
+from storage.exchange import Data, Wanted
 
 Place = tuple[int, PeerId]
 """Whose payload, of which round."""
@@ -23,11 +23,10 @@ Place = tuple[int, PeerId]
 MOST_WANTED = MAX_UIDS
 """As many as a record can name."""
 DOCUMENT_MAX_BYTES = 1 << 15
-SAY_BLOCKS = 2
 _DOCUMENT = "wanted"
 _NO_ROUND = 0
 """In the head of a document that is of no one round."""
-_THREADS = 16
+_THREADS = 64
 
 
 def encode_wanted(wanted: Collection[Place], run: Digest, signer: Signer) -> bytes:
@@ -69,14 +68,10 @@ def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> Non
         round=round,
         count=len(peers),
     )
+    said = encode_wanted([(round, peer) for peer in peers], run.id, doors.signer)
     try:
-        publish(
-            doors.bucket,
-            keys.wanted(run.id),
-            encode_wanted([(round, peer) for peer in peers], run.id, doors.signer),
-            timeout_seconds=SAY_BLOCKS * run.first.clock.block_seconds,
-            time=follower.time,
-        )
+        # Once: whoever says this has other things to do, and a word to say in time.
+        doors.bucket.put(keys.wanted(run.id), said, timeout_seconds=run.first.clock.block_seconds)
     except StorageError as fault:
         logger.warning("round {round}: what we lack cannot be said: {fault}", round=round, fault=str(fault))
 

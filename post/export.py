@@ -12,7 +12,7 @@ from post import tensors
 from post.llama import Dtype
 from post.origin import CARD, Origin, Outer, card, small_files
 from post.states import Named, Rebuilt, States
-from post.tokenizer import TokenizerFile
+from post.tokenizer import TokenizerFiles
 from protocol.errors import ConfigError, MurmurError
 from protocol.run import Run
 from training.checkpoint import sync
@@ -24,7 +24,7 @@ def export(
     states: States,
     round: int,
     folder: Path,
-    tokenizer: TokenizerFile,
+    tokenizer: TokenizerFiles,
     *,
     dtype: Dtype = "bfloat16",
     shard_bytes: int = tensors.SHARD_BYTES,
@@ -33,9 +33,9 @@ def export(
     """The state at the start of `round` in `folder`, which must not be there yet, or be empty. While it runs it takes
     room on that disk for three times theta in fp32 besides. Raises ConfigError, StorageError when the state is not to
     be had, ChainError."""
-    if tokenizer.end_id >= states.run.first.model.vocabulary:
+    if tokenizer.end >= states.run.first.model.vocabulary:
         raise ConfigError(
-            f"the tokenizer ends a document by token {tokenizer.end_id}, the model's vocabulary has "
+            f"the tokenizer ends a document by token {tokenizer.end}, the model's vocabulary has "
             f"{states.run.first.model.vocabulary}: this is not the run's tokenizer"
         )
     with beside(folder) as partial:
@@ -62,7 +62,7 @@ def write(
     run: Run,
     named: Named,
     state: Rebuilt,
-    tokenizer: TokenizerFile,
+    tokenizer: TokenizerFiles,
     dtype: Dtype,
     shard_bytes: int,
     tell: Tell,
@@ -87,7 +87,8 @@ def write(
         tensors=written.hex(),
         shard_bytes=shard_bytes,
         tokenizer=tokenizer.name,
-        end=tokenizer.end_id,
+        tokenizer_config=tokenizer.config_digest,
+        end=tokenizer.end,
         outer=outer,
         spec=spec.model_dump(mode="json"),
     )

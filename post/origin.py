@@ -8,17 +8,17 @@ from pydantic import Field, ValidationError
 
 from post.llama import Dtype, config, generation_config
 from post.tensors import INDEX, Plan, as_json, plan
-from post.tokenizer import TokenizerFile, tokenizer_config
+from post.tokenizer import TokenizerFiles
 from protocol.errors import ConfigError
 from protocol.spec import Count, HexDigest, RunSpec, Table, build, fault_lines
 from protocol.types import DIGEST_BYTES, Digest
 from sparseloco.outer import OuterState
+from training.index import TOKENIZER, TOKENIZER_CONFIG
 from training.replica import parse_outer
 from training.tokens import BYTES
 
 ORIGIN, CARD = "murmur.json", "README.md"
 CONFIG, GENERATION = "config.json", "generation_config.json"
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 MAX_ORIGIN_BYTES = 16 << 20
 
 
@@ -33,7 +33,8 @@ class Outer(Table):
 class Origin(Table):
     """murmur.json. `spec`: the run's first spec, whose digest is the run id. The state is that at the start of `round`;
     `link`: to the last agreed record before it; `theta`: its digest, as validators name it on chain. `tensors`: the
-    same digest over the tensors as they are here (of an fp32 export, theta's). `tokenizer`: "bytes" or a sha256."""
+    same digest over the tensors as they are here (of an fp32 export, theta's). `tokenizer` and
+    `tokenizer_config`: as the index of the run's data set has them; `end`: the id that ends a document."""
 
     version: Literal[1] = 1
     run: HexDigest
@@ -44,6 +45,7 @@ class Origin(Table):
     tensors: HexDigest
     shard_bytes: Annotated[int, Field(gt=0, le=1 << 50)]
     tokenizer: Literal["bytes"] | HexDigest
+    tokenizer_config: HexDigest | None
     end: Count
     outer: Outer
     spec: dict[str, Any]
@@ -80,15 +82,15 @@ def parse_origin(data: bytes) -> Origin:
     return origin
 
 
-def small_files(origin: Origin, tokenizer: TokenizerFile) -> dict[str, bytes]:
+def small_files(origin: Origin, tokenizer: TokenizerFiles) -> dict[str, bytes]:
     """Every file of an export but its tensors and its card, by name: exactly these bytes."""
     model, index = origin.run_spec.model, origin.plan().index
     files = {
         ORIGIN: origin.to_bytes(),
-        CONFIG: as_json(config(model, origin.dtype, tokenizer.end_id)),
-        GENERATION: as_json(generation_config(tokenizer.end_id)),
+        CONFIG: as_json(config(model, origin.dtype, tokenizer.end)),
+        GENERATION: as_json(generation_config(tokenizer.end)),
         TOKENIZER: tokenizer.data,
-        TOKENIZER_CONFIG: as_json(tokenizer_config(tokenizer, model.context)),
+        TOKENIZER_CONFIG: tokenizer.config,
     }
     return files if index is None else files | {INDEX: index}
 

@@ -18,10 +18,11 @@ from node.adapters import Doors
 from node.amendments import adopted
 from node.catchup import ASK_SECONDS, DOWNLOADS_TRIED, holders_of_genesis
 from node.checkpoints import Start, counted_stakes, fetcher, published_starts, shown_by_all
+from node.claimed import at_commit, newest_claims, newest_decided
 from node.events import Timeline
 from node.follower import Follower
 from node.payloads import gather_pinned
-from node.records import Records, at_commit, newest_claims, newest_decided
+from node.records import Records
 from node.sources import Sources
 from node.state import Snapshot
 from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, OutOfSync, StorageError
@@ -102,7 +103,7 @@ class States:
             agreed = self._follower.agreed_selection(self._target, claim)
             return Named(round, claim, agreed if agreed.selection is not None else None)
         found = claim
-        for link, steps in Records(self._follower, claim, self._target, self._follower.sources()).links():
+        for link, steps in self._records(claim, self._target).links():
             if steps:
                 if steps[0].record.round < round:
                     return Named(round, found)
@@ -113,6 +114,10 @@ class States:
                 "again later, or export a newer round"
             )
         return Named(round, found)
+
+    def _records(self, claim: Claim, below: int) -> Records:
+        follower = self._follower
+        return Records(self.run.id, follower.sources(), claim[1], below, follower.time)
 
     # --- rebuilding ------------------------------------------------------------------------------------------
 
@@ -141,17 +146,17 @@ class States:
             yield self._genesis(sources), []
             return
         stakes = counted_stakes(follower, self._target, at_commit(follower, self._target))
-        records = Records(follower, named.claim, named.round, sources)
+        records = self._records(named.claim, named.round)
         downloads = 0
-        for starts in published_starts(follower, stakes, sources, shown_by_all(follower, sources, ASK_SECONDS)):
-            sought = {start.link for start in starts}
+        for offers in published_starts(follower, stakes, sources, shown_by_all(follower, sources, ASK_SECONDS)):
+            sought = {offer.link for offer in offers}
             for link, steps in records.links():
                 if not sought:
                     break
-                for start in starts:
-                    if start.link == link and downloads < DOWNLOADS_TRIED:
+                for offer in offers:
+                    if offer.link == link and downloads < DOWNLOADS_TRIED:
                         downloads += 1
-                        yield start, steps
+                        yield offer.at(records.round_of(steps)), steps
                 sought.discard(link)
         for link, steps in records.links():
             if link == first:

@@ -1,7 +1,7 @@
 """The run's tokenizer as the files that transformers and tokenizers read: tokenizer.json and tokenizer_config.json.
 
-The byte tokenizer becomes a byte-level BPE without merges, whose 256 letters have the ids of their bytes. Written by
-hand, so that the file is the same whatever release of that library is installed.
+A data set's index names both. The byte tokenizer has no file: it becomes a byte-level BPE without merges, whose 256
+letters have the ids of their bytes. Written by hand, so that it is the same whatever release of the library is there.
 """
 
 import json
@@ -11,51 +11,53 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import ConfigError
-from training.tokens import BYTE_VOCABULARY, BYTES, byte_tokenizer, open_tokenizer
+from training.index import TOKENIZER, TOKENIZER_CONFIG
+from training.tokens import BYTES, END, RESERVED, byte_tokenizer, open_tokenizer
 
-END = "<|end_of_text|>"
-"""What the byte tokenizer's id 256 is called."""
+MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizerFile:
-    """tokenizer.json, the token that ends a document, and its id. `name`: "bytes" or the sha256 of the run's file."""
+class TokenizerFiles:
+    """Both files, and the id that ends a document. `name` and `config_digest`: as the index has them."""
 
     name: str
+    config_digest: str | None
     data: bytes
-    end: str
-    end_id: int
+    config: bytes
+    end: int
 
 
-def run_tokenizer(name: str, path: Path | None) -> TokenizerFile:
-    """The tokenizer that a data set's index names: the byte tokenizer, or the local file with that digest. Raises
-    ConfigError for another file, or where it is needed and not given."""
+def run_tokenizer(name: str, config_digest: str | None, folder: Path) -> TokenizerFiles:
+    """The tokenizer that a data set's index names, with files from `folder`. Raises ConfigError for files that are not
+    there or are others."""
+    config = _plain_config() if config_digest is None else _named(folder / TOKENIZER_CONFIG, config_digest)
     if name == BYTES:
-        if path is not None:
-            raise ConfigError("the run was trained on bytes: leave out --tokenizer")
-        return TokenizerFile(BYTES, _byte_level(), END, byte_tokenizer().separator)
-    if path is None:
-        raise ConfigError(
-            f"the run's text was tokenised with a tokenizer.json whose sha256 is {name}: give that file as --tokenizer "
-            "(it is not part of the data set)"
-        )
-    codec = open_tokenizer(path)
-    data = path.read_bytes()
-    if codec.name != name or sha256(data).hexdigest() != name:
-        raise ConfigError(f"{path} is not the run's tokenizer: its sha256 is {codec.name}, the data set names {name}")
-    return TokenizerFile(name, data, _token(data, codec.separator), codec.separator)
+        # Data sets without a configuration are from before there were ids for turns.
+        tokens = (END,) if config_digest is None else (END, *RESERVED)
+        return TokenizerFiles(name, config_digest, _byte_level(tokens), config, byte_tokenizer().separator)
+    data = _named(folder / TOKENIZER, name)
+    return TokenizerFiles(name, config_digest, data, config, open_tokenizer(folder / TOKENIZER).separator)
 
 
-def tokenizer_config(tokenizer: TokenizerFile, context: int) -> dict[str, Any]:
-    """tokenizer_config.json. The class is named: transformers would else take Llama's own, which builds another
-    tokenizer from the same vocabulary."""
-    return {
+def _named(path: Path, digest: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES)
+    except OSError as fault:
+        raise ConfigError(f"cannot read {path}: {fault.strerror}") from None
+    if sha256(data).hexdigest() != digest:
+        raise ConfigError(f"{path} is not the run's: its sha256 is not {digest}")
+    return data
+
+
+def _plain_config() -> bytes:
+    table = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": tokenizer.end,
-        "pad_token": tokenizer.end,
-        "model_max_length": context,
+        "eos_token": END,
         "clean_up_tokenization_spaces": False,
     }
+    return (json.dumps(table, indent=2) + "\n").encode()
 
 
 def letters() -> list[str]:
@@ -66,14 +68,16 @@ def letters() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-def _byte_level() -> bytes:
+def _byte_level(tokens: tuple[str, ...]) -> bytes:
     pieces = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     table: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [{"id": BYTE_VOCABULARY - 1, "content": END, **plain, "special": True}],
+        "added_tokens": [
+            {"id": 256 + place, "content": token, **plain, "special": True} for place, token in enumerate(tokens)
+        ],
         "normalizer": None,
         "pre_tokenizer": pieces,
         "post_processor": None,
@@ -92,10 +96,3 @@ def _byte_level() -> bytes:
         },
     }
     return json.dumps(table, ensure_ascii=False, indent=1).encode() + b"\n"
-
-
-def _token(data: bytes, number: int) -> str:
-    """The text of an id in a tokenizer.json that opens."""
-    from tokenizers import Tokenizer
-
-    return str(Tokenizer.from_buffer(data).id_to_token(number))

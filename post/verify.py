@@ -14,12 +14,12 @@ from tempfile import TemporaryDirectory
 
 from post import tensors
 from post.export import rebuilt, told
-from post.origin import CARD, MAX_ORIGIN_BYTES, ORIGIN, TOKENIZER, Origin, parse_origin, small_files
+from post.origin import CARD, MAX_ORIGIN_BYTES, ORIGIN, Origin, parse_origin, small_files
 from post.states import States
-from post.tokenizer import TokenizerFile, run_tokenizer
+from post.tokenizer import TokenizerFiles, run_tokenizer
 from protocol.errors import CheckpointCorrupt, ConfigError
 from protocol.types import Digest
-from training.tokens import BYTES
+from training.index import Index
 
 _PEOPLES = (CARD, "LICENSE", "NOTICE")
 """Files of a folder that no program takes for the model: people may write what they like."""
@@ -91,13 +91,13 @@ def read_export(folder: Path, tell: Callable[[str], None]) -> Export:
     return Export(folder, origin, plan)
 
 
-def _tokenizer(folder: Path, origin: Origin) -> TokenizerFile:
+def _tokenizer(folder: Path, origin: Origin) -> TokenizerFiles:
     try:
-        found = run_tokenizer(origin.tokenizer, None if origin.tokenizer == BYTES else folder / TOKENIZER)
+        found = run_tokenizer(origin.tokenizer, origin.tokenizer_config, folder)
     except ConfigError as fault:
         raise Differs(str(fault)) from None
-    if found.end_id != origin.end:
-        raise Differs(f"{ORIGIN} says that token {origin.end} ends a document, it is {found.end_id}")
+    if found.end != origin.end:
+        raise Differs(f"{ORIGIN} says that token {origin.end} ends a document, it is {found.end}")
     return found
 
 
@@ -135,15 +135,15 @@ def prove_by_export(export: Export, other: Export, tell: Callable[[str], None]) 
     yield f"that the theta of {other.folder} is the run's is a proof of its own: murmur export --verify {other.folder}"
 
 
-def prove_by_run(export: Export, states: States, tokenizer: str | None, tell: Callable[[str], None]) -> Iterator[str]:
+def prove_by_run(export: Export, states: States, index: Index | None, tell: Callable[[str], None]) -> Iterator[str]:
     """By the run: what its chain names, and where that does not suffice, by theta as its public objects give it.
-    tokenizer: what the run's data set names, None where that is not to be had. Raises Differs, ConfigError,
+    index: of the run's data set, None where that is not to be had. Raises Differs, ConfigError,
     StorageError, ChainError."""
     origin = export.origin
     if origin.run != states.run.id.hex():
         raise Differs(f"it is of run {origin.run}, the owner's slot on chain names run {states.run.id.hex()}")
-    if tokenizer is not None and tokenizer != origin.tokenizer:
-        raise Differs(f"its tokenizer is {origin.tokenizer}, the run's data set names {tokenizer}")
+    if index is not None and (index.tokenizer, index.tokenizer_config) != (origin.tokenizer, origin.tokenizer_config):
+        raise Differs("its tokenizer, or how that is configured, is not what the run's data set names")
     claims = [named.claim for named in states.at(origin.round) if named.theta is not None]
     if claims and (export.theta, export.link) not in claims:
         raise Differs(
@@ -160,7 +160,7 @@ def prove_by_run(export: Export, states: States, tokenizer: str | None, tell: Ca
         what = "validators name it on chain" if claims else "nobody names it on chain yet, it follows from the records"
         yield f"the state at the start of round {origin.round} was rebuilt: theta digest {origin.theta}; {what}"
         yield f"the tensors are that theta, as {origin.dtype}"
-    if tokenizer is None:
+    if index is None:
         yield "unchecked: the tokenizer, as the run's data set is not to be had"
 
 

@@ -303,11 +303,11 @@ class RunSpec(Published):
                 f"clock: one payload of {self.object_bytes} bytes takes {upload:.0f} s at {clock.upload_mbps} Mb/s, "
                 f"but the commit window is {clock.commit * clock.block_seconds:.0f} s"
             )
-        mirrored = self.gauntlet.contributors + self.gauntlet.reserve
-        transfer = mirrored * self.object_bytes * 8e-6 * (1 / clock.download_mbps + 1 / clock.upload_mbps)
-        if transfer > clock.round_blocks * clock.block_seconds:
+        heard = self.gauntlet.contributors + self.gauntlet.reserve
+        download = heard * self.object_bytes * 8e-6 / clock.download_mbps
+        if download > clock.round_blocks * clock.block_seconds:
             raise ValueError(
-                f"clock: a validator mirrors {mirrored} payloads in {transfer:.0f} s at the planned link speeds, but a "
+                f"clock: a validator reads {heard} payloads in {download:.0f} s at {clock.download_mbps} Mb/s, but a "
                 f"round is {clock.round_blocks * clock.block_seconds:.0f} s"
             )
         if self.num_pages < self.pages_per_round:

@@ -51,6 +51,8 @@ class Checkpoints:
         self._stood: States = ()
         """(link, state) where we stood since our start."""
         self._task: Task | None = None
+        self._failures = 0
+        """Tries on end that came to nothing."""
 
     @property
     def published(self) -> int:
@@ -120,12 +122,19 @@ class Checkpoints:
         try:
             work()
         except (MurmurError, OSError) as fault:
-            logger.warning(
-                "our checkpoints are not up to date, the newest is of round {round}: {fault}; trying again in the next "
-                "round",
-                round=self.published,
-                fault=str(fault),
-            )
+            self._failures += 1
+            if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, ..: it is tried in every round
+                logger.warning(
+                    "our checkpoints are not up to date, the newest is of round {round}: {fault}; tried {times} on "
+                    "end, and again in every round",
+                    round=self.published,
+                    fault=str(fault),
+                    times=f"{self._failures} times" if self._failures > 1 else "once",
+                )
+        else:
+            if self._failures:
+                logger.info("our checkpoints are put up again, after {count} tries", count=self._failures)
+            self._failures = 0
 
     def _read_back(self) -> None:
         """What we showed before this start."""

@@ -28,6 +28,8 @@ LOOK_BLOCKS = 2
 """So often validators are asked what they lack .."""
 EVERYBODY_LOOKS = 8
 """.. and every so many times everybody else: who follows has a round's time, who approves has not."""
+HEAR_SECONDS = 5.0
+"""So long at most: meanwhile nothing is copied, and there are servers that only stall."""
 ROUNDS = 2
 """What was begun goes on for so many rounds, if the validator comes to no other meanwhile."""
 
@@ -142,7 +144,7 @@ class Copies:
     def _beside(self) -> None:
         time, pause = self.node.time, LOOK_BLOCKS * self.node.run.first.clock.block_seconds
         while time.now() < self._until:
-            self._hear(pause)
+            self._hear(min(pause, HEAR_SECONDS))
             look_again = time.now() + pause
             self._put_up(look_again)
             with self._changed:
@@ -168,7 +170,8 @@ class Copies:
             for place, held in self._keys():
                 assert held.reveal is not None
                 self.mirror.copy_reveal(*place, held.reveal, timeout_seconds=self.node.transfer_seconds(1))
-                self._keys_up.add(place)
+                with self._changed:
+                    self._keys_up.add(place)
             while time.now() < until and (found := self._next(tried)) is not None:
                 tried.add(found[0])
                 self._copy(*found)
@@ -185,16 +188,18 @@ class Copies:
             ]
 
     def _next(self, tried: Collection[Place]) -> tuple[Place, Held] | None:
-        """What to copy next: what somebody lacks, then our share; where we were drawn first comes first, so that
-        validators who are asked for the same do not all begin with the same."""
+        """What to copy next: what somebody lacks, then our share, the newest round's first; where we were drawn first
+        comes first, so that validators who are asked for the same do not all begin with the same. Whoever asks for
+        everything makes us copy no more than a selection a round."""
+        rules = self.node.run.first.gauntlet
         with self._changed:
-            asked = self._asked
+            asked = self._asked if self._copied < rules.contributors + rules.reserve else set()
             due = [
-                (place not in asked, len(self._at_commit) if held.rank is None else held.rank, place, held)
+                (place not in asked, -place[0], len(self._at_commit) if held.rank is None else held.rank, place, held)
                 for place, held in self._held.items()
                 if place not in self._up and place not in tried and (held.is_ours or place in asked)
             ]
-        return min(due, key=lambda one: one[:3])[2:] if due else None
+        return min(due, key=lambda one: one[:4])[3:] if due else None
 
     @property
     def _asked(self) -> set[Place]:

@@ -5,6 +5,8 @@ A subnet may conceal weights at first (commit-reveal): then that the chain took 
 refuses to reveal it does not tell anybody. So every row that was sent is read back from where it has to stand.
 """
 
+from collections.abc import Mapping
+
 from loguru import logger
 
 from gauntlet.book import ScoreBook
@@ -17,9 +19,12 @@ from node.node import Node
 from node.standing import Unseen, row_of
 from node.state import SentWeights
 from protocol.errors import STATE_PRUNED, ChainError
+from protocol.types import Uid
 
 UNREAD_KEPT = 64
 """Rows that wait to be read back, at most: more wait only where the chain reveals nothing at all."""
+
+_TOO_EARLY = ("SettingWeightsTooFast", "CommittingWeightsTooFast")
 
 
 class Pay:
@@ -41,7 +46,7 @@ class Pay:
         if not by_uid or me is None or not is_due(node.run, round, me.last_update, head):
             return Paid(head, None, shares)
         try:
-            block = self._settled(node.set_weights(by_uid), me.last_update)
+            block = self._settled(self._set(by_uid, me.last_update), me.last_update)
         except ChainError as fault:
             logger.warning("round {round}: weights were not set: {fault}", round=round, fault=str(fault))
             if fault.code is not None:
@@ -51,6 +56,21 @@ class Pay:
         unread = (*node.held.saved.unread, SentWeights(round, block, by_uid))
         node.held.save(unread=unread[-UNREAD_KEPT:])
         return Paid(head, block, shares)
+
+    def _set(self, by_uid: Mapping[Uid, float], before: int) -> int:
+        """Set these weights, which are due; the block in which the chain took them. Where its answer was lost, what is
+        sent again comes too early for it. `before`: of the ones before."""
+        node = self.node
+        try:
+            return node.set_weights(by_uid)
+        except ChainError as fault:
+            if fault.code not in _TOO_EARLY:
+                raise
+            node.wait_for(node.head() + node.run.first.clock.finality_blocks + RETURN_BLOCKS, "our weights to be final")
+            me = node.registered()
+            if me is None or me.last_update <= before:
+                raise
+            return me.last_update
 
     def _settled(self, block: int, before: int) -> int:
         """The final block in which the weights of `block` were set: a fork may have moved them. Raises ChainError when

@@ -18,9 +18,11 @@ from gauntlet.report import Paid, round_report
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Sample
+from node.beside import beside
 from node.events import round_seconds
 from node.memory import Memory
 from node.node import Node
+from node.payloads import open_threads
 from protocol import keys
 from protocol.errors import ConfigError, InvalidMessage, StorageError
 from protocol.messages import encode_document
@@ -61,6 +63,15 @@ class Scores:
                 reason=str(rejection.reason),
                 detail=rejection.detail,
             )
+        for peer, where in checked.broken.items():
+            logger.warning(
+                "round {round}: a check of ours broke on the bytes of {hotkey} ({where}), which were rejected. No "
+                "bytes may do that: please report it with this line, and keep the object, {key}",
+                round=round,
+                hotkey=hotkey(peer),
+                where=where,
+                key=keys.payload(node.run.id, round),
+            )
         node.held.events.emit(
             "checked",
             round,
@@ -82,7 +93,11 @@ class Scores:
             round,
             node.held.replica.digest(),
             candidates,
-            doors=Doors(node.doors.verify, lambda envelope, key, data: unseal(envelope, key, data)),
+            doors=Doors(
+                node.doors.verify,
+                lambda envelope, key, data: unseal(envelope, key, data),
+                lambda judge, items: beside(judge, items, open_threads(spec), node.time),
+            ),
             clock=node.clock,
             expected_proof=lambda peer: node.held.replica.sync_proof(commit_hash, peer),
             outer_state=node.held.replica.outer,

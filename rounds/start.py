@@ -14,12 +14,12 @@ Player = type[Miner] | type[Validator]
 
 def miner(config: NodeConfig) -> None:
     """Connect, catch up and mine, on all ranks."""
-    on_ranks(config, partial(play, config, "miner", Miner))
+    on_ranks(config.codec, config.device, partial(play, config, "miner", Miner))
 
 
 def validator(config: NodeConfig) -> None:
     """Connect, catch up and judge, on all ranks."""
-    on_ranks(config, partial(play, config, "validator", Validator))
+    on_ranks(config.codec, config.device, partial(play, config, "validator", Validator))
 
 
 def play(config: NodeConfig, role: Role, player: Player, ranks: Ranks) -> None:

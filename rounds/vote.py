@@ -2,7 +2,7 @@
 (docs/protocol.md section 6). Whoever stands by a record holds what it names; copies go up beside (rounds/copies.py).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from loguru import logger
@@ -39,6 +39,8 @@ class Vote:
         self.node, self.scores, self.copies = node, scores, copies
         self.seen: dict[PeerId, Gathered] = {}
         """What every peer registered at D left, as far as we know by now."""
+        self.lacked: frozenset[PeerId] = frozenset()
+        """Whose bytes we have said to lack."""
         self.approved: set[int] = set()
         """Slots of this round whose records we approve."""
         self.posted: Record | Attestation | None = None
@@ -53,9 +55,14 @@ class Vote:
         committed = [peer.id for peer in at_commit if commitment(peer, round, last) is not None]
         best = in_order(self.scores.book, committed, node.doors.chain.header(last).hash)
         likely = [self.seen[peer] for peer in best[: rules.contributors + rules.reserve]]
-        lacked = [item.peer.id for item in likely if item.payload is None and item.wrong_size is None]
-        if lacked:
-            say_wanted(node, round, lacked)
+        self.lacked = frozenset()
+        self.say(round, {item.peer.id for item in likely if item.payload is None and item.wrong_size is None})
+
+    def say(self, round: int, lacked: Set[PeerId]) -> None:
+        """Say that we lack these as well, unless we have."""
+        if lacked - self.lacked:
+            self.lacked |= lacked
+            say_wanted(self.node, round, self.lacked)
 
     def hold(self, round: int, at_commit: Sequence[Peer], checked: Checked) -> None:
         """From now on others may have copies of what passes from us."""
@@ -195,17 +202,21 @@ class Vote:
     def _repaired(
         self, round: int, author: PeerId, pairs: Sequence[tuple[PeerId, Digest]], until: float
     ) -> list[Gathered]:
-        """What we have of these peers, and mirrors for us, the leader's first; keys by the leader's, who says that it
-        has read them. The digests on chain decide. What nobody gives us we ask for. What stalls takes half of the
-        time until `until` for each kind of object."""
+        """What we have of these peers, or get now: from the leader's mirror, their own bucket, any other mirror; keys
+        from the leader's, who says that it has read them. The digests on chain decide. What nobody gives us we ask for.
+        What stalls takes half of the time until `until` for each kind of object."""
         node = self.node
         sources, run, size = node.sources(), node.run.id, node.run.first.object_bytes
-        mirrors = [author, *(one for one in sources.validators() if one not in (author, node.me))]
+        mirrors = [one for one in sources.validators() if one not in (author, node.me)]
         lacked = [(peer, envelope) for peer, envelope in pairs if peer in self.seen and self.seen[peer].payload is None]
         wanted = [
             Wanted(
                 peer,
-                tuple(source for one in mirrors for source in sources.own(one, keys.mirror(run, round, peer))),
+                (
+                    *sources.own(author, keys.mirror(run, round, peer)),
+                    *sources.own(peer, keys.payload(run, round)),
+                    *(source for one in mirrors for source in sources.own(one, keys.mirror(run, round, peer))),
+                ),
                 size,
                 matches(envelope),
             )
@@ -213,8 +224,7 @@ class Vote:
         ]
         half = seconds_until(until, node.time) / 2
         payloads = gather(wanted, timeout_seconds=half, max_threads=MAX_THREADS, cache=node.held.cache, time=node.time)
-        if faults := [peer for peer, found in payloads.items() if isinstance(found, Fault)]:
-            say_wanted(node, round, faults)
+        self.say(round, {peer for peer, found in payloads.items() if isinstance(found, Fault)})
         wanted = [
             Wanted(peer, sources.own(author, keys.mirror_reveal(run, round, peer)), REVEAL_BYTES, lambda data: True)
             for peer, _ in pairs

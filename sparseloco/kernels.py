@@ -16,6 +16,7 @@ from torch import Tensor
 from protocol.errors import InvalidSubmission
 from protocol.layout import Layout, Region, TensorLayout
 from protocol.types import Reason
+from sparseloco.update import Records
 
 LIBRARY = Path(__file__).with_name("murmur_codec.so")
 ISAS = ("plain", "avx2", "avx512")
@@ -171,14 +172,14 @@ def require_ok(status: int) -> None:
 
 
 class _View:
-    """bytes as an array that numpy and torch take for writable; nothing here writes to one."""
+    """Bytes as an array that numpy and torch take for writable; nothing here writes to one."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: Records) -> None:
         self._data = data
         address = np.frombuffer(data, dtype=np.uint8).ctypes.data
         self.__array_interface__ = {"shape": (len(data),), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
-def tensor_over(data: bytes) -> Tensor:
+def tensor_over(data: Records) -> Tensor:
     """uint8 [len(data)] on the same memory, only to be read."""
     return torch.from_numpy(np.asarray(_View(data))) if data else torch.empty(0, dtype=torch.uint8)

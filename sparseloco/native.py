@@ -30,7 +30,7 @@ from sparseloco.outer import (
     span,
     unchanged,
 )
-from sparseloco.update import Update
+from sparseloco.update import Records, Update
 from sparseloco.wire import Submission, require_size
 
 _RULES = {"mean": 0, "contributor_mean": 1, "filtered_mean": 0}
@@ -72,15 +72,15 @@ class Codec:
         self.functions.compress(*tables(layout, self.device), *values, *self._how())
         return Update(layout, records.cpu().numpy().tobytes()), new_error
 
-    def parse(self, plaintext: bytes, layout: Layout) -> Update:
+    def parse(self, plaintext: Records, layout: Layout) -> Update:
         """As wire.parse; the update knows its level counts. Of several faults, the one named is the first chunk's."""
         require_size(plaintext, layout)
         return self.counted(Update(layout, plaintext[DIGEST_BYTES:]))
 
-    def parse_submission(self, peer: PeerId, round: int, plaintext: bytes, layout: Layout) -> Submission:
+    def parse_submission(self, peer: PeerId, round: int, plaintext: Records, layout: Layout) -> Submission:
         """As wire.parse_submission."""
         update = self.parse(plaintext, layout)
-        return Submission(peer, round, Digest(plaintext[:DIGEST_BYTES]), update)
+        return Submission(peer, round, Digest(bytes(plaintext[:DIGEST_BYTES])), update)
 
     def counted(self, update: Update) -> Update:
         """The update with its level counts, validated on the way. Raises InvalidSubmission(MALFORMED)."""

@@ -19,7 +19,7 @@ from protocol.types import PeerId
 from sparseloco import cuda, kernels, outer, reference, wire
 from sparseloco.native import Codec
 from sparseloco.outer import Aggregate, OuterState, Rows, Scales
-from sparseloco.update import Update
+from sparseloco.update import Records, Update
 from sparseloco.wire import Submission
 
 Choice = Literal["auto", "native", "reference"]
@@ -143,12 +143,12 @@ def counted(update: Update) -> Update:
     return _chosen.codec.counted(update) if _chosen.codec is not None else update
 
 
-def parse(plaintext: bytes, layout: Layout) -> Update:
+def parse(plaintext: Records, layout: Layout) -> Update:
     """As wire.parse, which states it."""
     return (_chosen.codec or wire).parse(plaintext, layout)
 
 
-def parse_submission(peer: PeerId, round: int, plaintext: bytes, layout: Layout) -> Submission:
+def parse_submission(peer: PeerId, round: int, plaintext: Records, layout: Layout) -> Submission:
     """As wire.parse_submission, which states it."""
     return (_chosen.codec or wire).parse_submission(peer, round, plaintext, layout)
 

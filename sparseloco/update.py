@@ -19,6 +19,8 @@ from sparseloco import records as wire_records
 from sparseloco.quantize import level_values
 from sparseloco.topk import slabs, write_blocks
 
+Records = bytes | memoryview
+"""Bytes that nobody changes while they are looked at; a view saves a copy of what was opened or lies in an area."""
 LEVELS = 256
 """Level codes there are."""
 
@@ -36,7 +38,7 @@ class Update:
     """Delta_hat of one peer: canonical `records` (without the theta digest) of every chunk of `layout`, in order."""
 
     layout: Layout
-    records: bytes
+    records: Records
     counts: npt.NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
     """How many values of each tensor have each level code, [tensors, 256], when the decoder has counted them."""
 

@@ -11,7 +11,7 @@ from protocol.errors import InvalidSubmission
 from protocol.layout import Layout
 from protocol.types import DIGEST_BYTES, Digest, PeerId, Reason
 from sparseloco.topk import slabs
-from sparseloco.update import Update
+from sparseloco.update import Records, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ def plaintext_bytes(layout: Layout) -> int:
 
 def encode(theta: Digest, update: Update) -> bytes:
     """Plaintext of an update computed from the parameters with digest `theta`."""
-    return theta + update.records
+    return b"".join((theta, update.records))
 
 
-def require_size(plaintext: bytes, layout: Layout) -> None:
+def require_size(plaintext: Records, layout: Layout) -> None:
     """Raises InvalidSubmission(MALFORMED) for a plaintext of any size but the layout's."""
     if len(plaintext) != plaintext_bytes(layout):
         raise InvalidSubmission(
@@ -43,7 +43,7 @@ def require_size(plaintext: bytes, layout: Layout) -> None:
         )
 
 
-def parse(plaintext: bytes, layout: Layout) -> Update:
+def parse(plaintext: Records, layout: Layout) -> Update:
     """The update in a plaintext. Raises InvalidSubmission(MALFORMED) for any bytes that `encode` would not produce."""
     require_size(plaintext, layout)
     update = Update(layout, plaintext[DIGEST_BYTES:])
@@ -53,7 +53,7 @@ def parse(plaintext: bytes, layout: Layout) -> Update:
     return update
 
 
-def parse_submission(peer: PeerId, round: int, plaintext: bytes, layout: Layout) -> Submission:
+def parse_submission(peer: PeerId, round: int, plaintext: Records, layout: Layout) -> Submission:
     """As `parse`, with who sent it, for which round, and the theta digest that stands in front."""
     update = parse(plaintext, layout)
-    return Submission(peer, round, Digest(plaintext[:DIGEST_BYTES]), update)
+    return Submission(peer, round, Digest(bytes(plaintext[:DIGEST_BYTES])), update)

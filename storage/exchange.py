@@ -15,7 +15,7 @@ from protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooL
 from protocol.ports import Bucket, Time
 from protocol.types import PeerId
 from storage.realtime import REAL, seconds_until
-from storage.resume import Busy, download_to, keep, mapped, remove, whole_parts
+from storage.resume import Busy, download_to, is_begun, keep, mapped, remove, whole_parts
 from storage.s3 import PART_BYTES, RangedBucket
 from storage.transport import deadline
 
@@ -205,7 +205,7 @@ class _Visit:
 
     def _to_disk(self, bucket: RangedBucket, path: Path) -> Data | Fault:
         # Parts from before, of a server that lied or torn by a power cut, are not its fault: then once more, anew.
-        resumed = whole_parts(path) > 0
+        resumed = is_begun(path)
         for _ in range(1 + resumed):
             try:
                 download_to(

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import disk_usage
-from typing import BinaryIO, Never
+from typing import BinaryIO
 
-from protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
+from protocol.errors import ConfigError, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
 from protocol.keys import is_final, trial
-from protocol.ports import Multipart, ObjectFacts
+from protocol.ports import ObjectFacts
+from storage.readonly import ReadOnly
 from storage.s3 import PART_BYTES, RangedBucket, Sink
 
 FREE_BYTES = 1 << 30
@@ -53,7 +54,7 @@ def open_recorded_bucket(folder: Path, name: str, server: RangedBucket | None = 
     return RecordedBucket(folder / name, server)
 
 
-class RecordedBucket:
+class RecordedBucket(ReadOnly):
     """RangedBucket over such a folder, to read only. `server`: the bucket itself while it can be asked, for what is not
     recorded yet, or may have changed since."""
 
@@ -102,18 +103,6 @@ class RecordedBucket:
             found |= set(self._server.list(prefix, max_keys=max_keys, timeout_seconds=timeout_seconds))
         return tuple(sorted(key for key in found if key.startswith(prefix))[:max_keys])
 
-    def put(self, key: str, data: bytes | Path, *, timeout_seconds: float) -> None:
-        _refuse()
-
-    def delete(self, key: str, *, timeout_seconds: float) -> None:
-        _refuse()
-
-    def begin(self, key: str, *, timeout_seconds: float) -> Multipart:
-        _refuse()
-
-    def abort_unfinished(self, prefix: str, *, timeout_seconds: float) -> int:
-        _refuse()
-
     def _asked(self, key: str) -> RangedBucket | None:
         """The server, where it has to be asked."""
         path = _path(self._folder, key)
@@ -141,7 +130,3 @@ def _path(folder: Path, key: str) -> Path | None:
 
 def _facts(stat: os.stat_result) -> ObjectFacts:
     return ObjectFacts(stat.st_size, f'"{stat.st_size}-{stat.st_mtime_ns}"', stat.st_mtime)
-
-
-def _refuse() -> Never:
-    raise AccessDenied("a record is only read")

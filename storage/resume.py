@@ -88,6 +88,11 @@ def whole_parts(path: Path) -> int:
         return 0
 
 
+def is_begun(path: Path) -> bool:
+    """Whether an unfinished download to `path` has left anything that the next one may go on from."""
+    return _part(path).exists()
+
+
 def remove(path: Path) -> None:
     """Delete a finished file. A disk that has become read-only costs the cache, not the round."""
     with suppress(OSError):

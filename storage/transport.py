@@ -124,26 +124,54 @@ def _bound(sock: socket.socket) -> None:
     sock.settimeout(min(left, READ_SECONDS))
 
 
+class _Traffic:
+    """Bytes that went over all connections of this process, without those of TLS itself."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sent = self._received = 0
+
+    def add(self, sent: int = 0, received: int = 0) -> None:
+        with self._lock:
+            self._sent += sent
+            self._received += received
+
+    def moved(self) -> tuple[int, int]:
+        """Sent, received."""
+        with self._lock:
+            return self._sent, self._received
+
+
+TRAFFIC = _Traffic()
+
+
 class _Socket(socket.socket):
     """Slow servers cannot outlast the deadline one byte at a time: each call gets only what is left."""
 
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         _bound(self)
-        return super().recv_into(*args, **kwargs)
+        received = super().recv_into(*args, **kwargs)
+        TRAFFIC.add(received=received)
+        return received
 
-    def sendall(self, *args: Any, **kwargs: Any) -> None:
+    def sendall(self, data: Any, *args: Any) -> None:
         _bound(self)
-        super().sendall(*args, **kwargs)
+        super().sendall(data, *args)
+        TRAFFIC.add(sent=len(data))
 
 
 class _TlsSocket(ssl.SSLSocket):
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         _bound(self)
-        return super().recv_into(*args, **kwargs)
+        received = super().recv_into(*args, **kwargs)
+        TRAFFIC.add(received=received)
+        return received
 
     def send(self, *args: Any, **kwargs: Any) -> int:
         _bound(self)
-        return super().send(*args, **kwargs)
+        sent = super().send(*args, **kwargs)
+        TRAFFIC.add(sent=sent)
+        return sent
 
     def do_handshake(self, *args: Any, **kwargs: Any) -> None:
         _bound(self)

@@ -26,13 +26,20 @@ def life() -> Iterator[Life]:
 
 LONGEST_FIRST = (
     "tests/localnet/test_network.py",
-    "tests/neurons/test_audit.py",
+    "tests/storage/test_faults.py",
     "tests/training/test_parallel.py",
+    "tests/simulation/test_command.py",
+    "tests/arena/test_attacks.py",
+    "tests/neurons/test_audit.py",
+    "tests/training/test_memory.py",
+    "tests/sparseloco/test_native.py",
     "tests/localnet/",
     "tests/neurons/",
     "tests/training/",
+    "tests/node/",
+    "tests/storage/",
 )
-"""Where a file may take minutes. Begun last, it would run alone at the end, beside idle processes."""
+"""Files and folders that take most, longest first. Begun last, they would run alone at the end, beside idle ones."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

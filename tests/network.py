@@ -132,7 +132,7 @@ def small_spec(
     return RunSpec.model_validate(table)
 
 
-MODEL = {"vocabulary": 257, "layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "ffn": 16, "context": 16}
+MODEL = {"vocabulary": 264, "layers": 1, "width": 16, "heads": 2, "kv_heads": 1, "ffn": 16, "context": 16}
 
 
 class Learner(Replica):

@@ -16,7 +16,7 @@ _TOY: dict[str, Any] = {
     "owner": ALICE,
     "genesis_checkpoint": "22" * 32,
     "local": True,
-    "model": {"vocabulary": 257, "layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 80, "context": 32},
+    "model": {"vocabulary": 264, "layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn": 80, "context": 32},
     "inner": {
         "steps": 4,
         "sequences": 4,

@@ -20,7 +20,7 @@ import yaml
 
 from murmur import thorough
 from murmur.command import SUBCOMMANDS
-from node import config
+from node import config, told
 from node.doctor.start import CHECKS
 from tests.localnet.harness import Run
 from tests.test_documents import MARKDOWN, PACKAGES, ROOT, relative
@@ -196,13 +196,22 @@ def test_the_demo_of_the_makefile_is_the_one_that_is_described() -> None:
     assert commands(ROOT / "docs/local-network.md")[0].said == f".venv/bin/{demo[1]}"
 
 
+def test_what_is_tried_in_an_image_parses() -> None:
+    script = ROOT / "docker/try_image.sh"
+    subprocess.run(["bash", "-n", script], check=True)
+    tried = re.findall(r"^inside murmur (.*)$", script.read_text(), re.MULTILINE)
+    assert len(tried) > 3
+    for line in tried:
+        parse_murmur(shlex.split(line))
+
+
 # --- what the documents say of the programs ------------------------------------------------------------------
 
 
 def test_the_settings_are_all_there() -> None:
     text = (ROOT / "docs/settings.md").read_text()
-    told = set(re.findall(r"`(MURMUR_\w+)`", text))
-    assert told - {"MURMUR_"} == set(map(config.variable_of, node_fields())) | {"MURMUR_CONFIG"}
+    named = set(re.findall(r"`(MURMUR_\w+)`", text))
+    assert named - {"MURMUR_"} == set(map(config.variable_of, node_fields())) | {"MURMUR_CONFIG"}
 
 
 def test_every_check_of_the_doctor_is_explained_in_its_order() -> None:
@@ -240,12 +249,45 @@ def test_what_troubleshooting_quotes_is_what_the_programs_say() -> None:
     assert not unknown
 
 
+STOOD = {
+    "event": "stood",
+    "round": 2,
+    "outcome": "contributing",
+    "why": "",
+    "selected": 2,
+    "active": 4,
+    "loss": 4.96,
+    "pay": 0.078,
+    "next_set": 540,
+    "sure": "learning, 3 evaluations",
+    "margin": 11,
+}
+JUDGED = {
+    "event": "judged",
+    "round": 41,
+    "unobserved": None,
+    "active": 24,
+    "evaluated": 12,
+    "rejected": {"LATE": 1},
+    "selected": 20,
+    "loss": 3.12,
+    "unrevealed": 0,
+    "set_in": 4711,
+    "next_set": 4911,
+}
+
+
+@pytest.mark.parametrize(("name", "event"), [("run-a-miner", STOOD), ("run-a-validator", JUDGED)])
+def test_the_line_of_a_round_that_is_shown_is_one_that_a_node_tells(name: str, event: dict[str, object]) -> None:
+    assert told.line(event) in (ROOT / f"docs/{name}.md").read_text().splitlines()
+
+
 def test_every_outcome_of_a_round_is_explained() -> None:
     from protocol.types import Reason, Standing
 
     text = (ROOT / "docs/troubleshooting.md").read_text().partition("earns nothing")[2].partition("## ")[0]
-    told = {name for row in text.splitlines() for name in re.findall(r"`([A-Z_]+)`", row.split(" | ")[0])}
-    assert told == {*map(str, Reason), *map(str, Standing)}
+    named = {name for row in text.splitlines() for name in re.findall(r"`([A-Z_]+)`", row.split(" | ")[0])}
+    assert named == {*map(str, Reason), *map(str, Standing)}
 
 
 # --- running them --------------------------------------------------------------------------------------------

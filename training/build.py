@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from protocol.errors import ConfigError
 from protocol.types import Digest
 from training import runs
-from training.index import INDEX, SHARD_TOKENS, Index, ShardEntry, list_leaves, npy_header
+from training.index import INDEX, SHARD_TOKENS, TOKENIZER, TOKENIZER_CONFIG, Index, ShardEntry, list_leaves, npy_header
 from training.runs import DRAWS, Batch, Table, batches, digest_of, read_documents, read_table, write_run, write_whole
 from training.sources import documents
 
@@ -113,9 +113,13 @@ def build(
     for shard, entry in zip(shards, _beside(_write_shard, shards, 1 if small else processes), strict=True):
         entries[shard.name] = entry
         on_shard(len(entries), len(shards))
+    write_whole(out / TOKENIZER_CONFIG, [codec.config])
+    if codec.file is not None:
+        write_whole(out / TOKENIZER, [codec.file])
     index = Index(
         version=2,
         tokenizer=codec.name,
+        tokenizer_config=sha256(codec.config).hexdigest(),
         vocabulary=codec.vocabulary,
         dtype="uint16" if token_bytes == 2 else "uint32",
         train=tuple(entry for name, entry in entries.items() if name.startswith("train")),

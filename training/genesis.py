@@ -7,19 +7,20 @@ the owner does one honest round beforehand, and theta_0's checkpoint holds its n
 from protocol.assignment import page_at
 from sparseloco.outer import OuterState
 from training.checkpoint import Saved
+from training.inner import OnStep
 from training.loader import sequences
 from training.replica import Replica
 from training.shards import Shards
 
 
-def genesis_state(replica: Replica, data: Shards) -> Saved:
+def genesis_state(replica: Replica, data: Shards, on_step: OnStep | None = None) -> Saved:
     """The state to publish for a fresh `replica` at theta_0: no round yet, the slow averages those of one inner round
     on pages spread evenly over the run's. The replica has trained afterwards and is of no further use."""
     spec = replica.spec
     count = spec.pages_per_round
     numbers = (spec.inner.first_page + place * spec.num_pages // count for place in range(count))
     pages = [page_at(number, spec.page_tokens) for number in numbers]
-    replica.inner_round(sequences(data.train, pages, spec.model.context))
+    replica.inner_round(sequences(data.train, pages, spec.model.context), on_step=on_step)
     norms = replica.compress().norms
     replica.outer = OuterState(0, norms.tensors, norms.whole)
     return replica.consensus_state()

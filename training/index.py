@@ -15,6 +15,8 @@ from protocol.merkle import leaf
 from protocol.types import DIGEST_BYTES, Digest
 
 INDEX = "index.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+"""Beside it; the first one is there unless text is bytes."""
 MAX_INDEX_BYTES = 64 << 20
 SHARD_TOKENS = 1 << 24
 NPY_HEADER_BYTES = 128
@@ -48,12 +50,15 @@ class ShardEntry(BaseModel):
 
 
 class Index(BaseModel):
-    """index.json. `tokenizer` is "bytes" or the sha256 of tokenizer.json; every token is below `vocabulary`."""
+    """index.json. `tokenizer` is "bytes" or the sha256 of tokenizer.json, `tokenizer_config` the sha256 of
+    tokenizer_config.json, in which the chat template stands (training/tokens.py): None in data sets of earlier
+    releases, whose vocabulary has no ids for turns. Every token is below `vocabulary`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     version: Literal[2]
     tokenizer: Literal["bytes"] | _Hex
+    tokenizer_config: _Hex | None = None
     vocabulary: Annotated[int, Field(gt=0, le=1 << 32)]
     dtype: Literal["uint16", "uint32"]
     train: Annotated[tuple[ShardEntry, ...], Field(min_length=1)]
@@ -63,9 +68,16 @@ class Index(BaseModel):
     def token_bytes(self) -> int:
         return 2 if self.dtype == "uint16" else 4
 
+    @property
+    def tokenizer_files(self) -> dict[str, Digest]:
+        """Name -> sha256 of the files beside the index that say how text and tokens belong together."""
+        named = {TOKENIZER: None if self.tokenizer == "bytes" else self.tokenizer}
+        named |= {TOKENIZER_CONFIG: self.tokenizer_config}
+        return {name: Digest(bytes.fromhex(digest)) for name, digest in named.items() if digest is not None}
+
     def to_bytes(self) -> bytes:
         """What its digest is of."""
-        return (json.dumps(self.model_dump(mode="json"), separators=(",", ":")) + "\n").encode()
+        return (json.dumps(self.model_dump(mode="json", exclude_none=True), separators=(",", ":")) + "\n").encode()
 
     def file_bytes(self, entry: ShardEntry) -> int:
         """Size of a shard: header and tokens."""

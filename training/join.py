@@ -9,7 +9,7 @@ from pathlib import Path
 
 from protocol.errors import ConfigError
 from protocol.types import Digest
-from training.index import INDEX, ShardEntry
+from training.index import INDEX, Index, ShardEntry
 from training.runs import write_whole
 from training.shards import Shards
 
@@ -26,9 +26,11 @@ def join(folders: Sequence[Path], out: Path) -> Digest:
     indices = [Shards.open(folder).index for folder in folders]
     first = indices[0]
     for folder, index in zip(folders, indices, strict=True):
-        if (index.tokenizer, index.vocabulary, index.dtype) != (first.tokenizer, first.vocabulary, first.dtype):
+        if _tokens_of(index) != _tokens_of(first):
             raise ConfigError(f"{folder} was built with another tokenizer than {folders[0]}: build it again")
     out.mkdir(parents=True, exist_ok=True)
+    for name in first.tokenizer_files:
+        _place(folders[0] / name, out / name)
     joined = first.model_copy(
         update={
             "train": _joined("train", folders, [index.train for index in indices], out),
@@ -38,6 +40,11 @@ def join(folders: Sequence[Path], out: Path) -> Digest:
     data = joined.to_bytes()
     write_whole(out / INDEX, [data])
     return Digest(sha256(data).digest())
+
+
+def _tokens_of(index: Index) -> tuple[object, ...]:
+    """What all data sets have in common."""
+    return index.tokenizer, index.tokenizer_config, index.vocabulary, index.dtype
 
 
 def _joined(

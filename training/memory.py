@@ -182,17 +182,16 @@ def host_moments(
     trained = module | {"adam_moments": sizes.optimizer} if on_cpu else {}
     always = {"processes": ranks * PROCESS_BYTES}
     areas = {"theta": model, "spare": model}
-    # What travels is opened twice: the bytes as they are deciphered, and the records without the digest before them.
-    opened = {"payloads": (sizes.contributors + 1) * payload}
+    opened = {"payloads": sizes.contributors * payload}
     if role == "validator":
         held = always | module | areas
-        checked = {"payloads": (sizes.gathered + 1) * payload}
-        applied = {"payloads": (sizes.gathered + sizes.contributors + 1) * payload}
-        # The records for all ranks, each rank's own copy, and what its weights were.
+        checked = {"payloads": sizes.gathered * payload}
+        applied = {"payloads": (sizes.gathered + sizes.contributors) * payload}
+        # The records where all ranks see them, and what the weights were.
         # On the way to GPUs also places and moves of a tensor, listed and picked out.
         most = max(sum(region.down * region.across * region.k for region in tensor.regions) for tensor in spec.layout)
         listed = 0 if on_cpu else 2 * (PLACE_BYTES + FP32) * most
-        probed = {"probed": (1 + ranks) * payload + FP32 * sizes.values + listed}
+        probed = {"probed": payload + FP32 * sizes.values + listed}
         return {
             "check": held | checked,
             "probe": held | checked | probed,

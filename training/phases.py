@@ -18,12 +18,17 @@ PART_BYTES = 16 << 20
 """Part of an upload (storage/s3.py), and section of a payload that is read back (protocol/merkle.py)."""
 FILE_BYTES = 1 << 30
 """Saved state is in files of about so many bytes, written and read beside each other (training/checkpoint.py)."""
-FETCH_THREADS, PREFETCH_THREADS, PART_THREADS = 16, 3, 64
-"""Objects that are fetched, and hashed, beside each other (node/payloads.py), and parts of shards (node/data.py)."""
+FETCH_THREADS, OPEN_THREADS, PREFETCH_THREADS, PART_THREADS = 16, 8, 3, 64
+"""Objects that are fetched, and hashed, and opened beside each other (node/payloads.py), and parts of shards
+(node/data.py)."""
+COPIES = 2
+"""Validators that copy a payload unasked (gauntlet/agreement.py)."""
+VALIDATORS = 3
+"""So many of equal stake share the copies, unless a plan says otherwise."""
 POST_BLOCKS = 2
 """Until a post is in a block, at most (protocol/spec.py)."""
-SELECT_CALLS, LOOK_CALLS = 5, 3
-"""Looks at the chain for a selection; requests for one mirrored payload that is read back."""
+SELECT_CALLS = 5
+"""Looks at the chain for a selection."""
 
 RateName = Literal[
     "compute", "up", "down", "device", "copy", "fresh", "hash", "cipher", "write", "read", "compress", "apply", "probe",
@@ -116,12 +121,14 @@ def opening(clock: ClockSpec, block: Opening) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A run on a machine: `threads` of its CPUs, and `gpus` that train; on_gpu: False where its CPU does."""
+    """A run on a machine: `threads` of its CPUs, and `gpus` that train; on_gpu: False where its CPU does. validators:
+    how many count, with equal stake."""
 
     spec: RunSpec
     gpus: int
     threads: int
     on_gpu: bool = True
+    validators: int = VALIDATORS
 
     @property
     def sizes(self) -> Sizes:
@@ -160,10 +167,20 @@ class Setting:
         return Work(num_bytes, "read", threads), Work(num_bytes, "hash", threads), self.copied(num_bytes)
 
     def opened(self, payloads: int, hashes: int, hashers: int) -> tuple[Work, ...]:
-        """storage/seal.py unseal and sparseloco/wire.py parse_submission: hashed, deciphered, then copied without the
-        digest in front, one payload after the other."""
-        total = payloads * self.sizes.payload
-        return Work(hashes * total, "hash", hashers), Work(total, "cipher"), Work(2 * total, "fresh")
+        """storage/seal.py unseal and sparseloco/wire.py parse_submission, several payloads beside each other: hashed,
+        deciphered under the interpreter's lock, and copied to where they stay."""
+        total, threads = payloads * self.sizes.payload, self.openers
+        return Work(hashes * total, "hash", hashers), Work(total, "cipher"), Work(total, "fresh", threads)
+
+    @property
+    def openers(self) -> int:
+        """Payloads that are opened beside each other."""
+        return min(self.threads, OPEN_THREADS) if self.sizes.payload > PART_BYTES else 1
+
+    @property
+    def copied_payloads(self) -> float:
+        """How many of the contributors' payloads one validator copies, on average."""
+        return self.sizes.contributors * min(COPIES, self.validators) / self.validators
 
     def fetched(self) -> tuple[Work, ...]:
         """training/shards.py hold, by node/data.py: whole files of the data set, hashed when they come and when they
@@ -256,7 +273,9 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
     spec, sizes, threads = setting.spec, setting.sizes, setting.threads
     gathered, contributed = sizes.gathered * sizes.payload, sizes.contributors * sizes.payload
     reserve = gathered - contributed  # the book's best are asked first; who is not there by V is left out
-    sent = 2 * sizes.probes * sizes.payload  # there and back
+    probed = sizes.probes * sizes.payload
+    sent = 2 * probed  # there and back
+    copied = setting.copied_payloads * sizes.payload
     # sparseloco/outer.py probe: the CPU decodes; places and moves go to weights on GPUs, what was there comes back, and
     # returns with the places. They are listed, and those of each rank picked out.
     values = sizes.probes * sizes.values
@@ -264,7 +283,6 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
         Work(2 * 2 * (PLACE_BYTES + FP32) * values, "fresh", threads),
         setting.to_device((2 * (PLACE_BYTES + FP32) + FP32) * values),
     )
-    looked = sizes.contributors * min(sizes.payload, PART_BYTES)
     return (
         Phase(
             "gather",
@@ -274,15 +292,15 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
             (Work(contributed, "write"), Work(contributed, "hash", FETCH_THREADS)),
         ),
         Phase("gather reserve", (Work(reserve, "down"),), beside=(Work(reserve, "write"),)),
-        Phase("check", setting.opened(sizes.gathered, 2, 1), ("gather",), "reveal"),
-        Phase("mirror", (Work(gathered, "fresh"), Work(gathered, "hash"), Work(gathered, "up"))),
-        Phase("record", (Work(looked, "down"), Work(LOOK_CALLS * sizes.contributors, "call"), setting.posted())),
-        Phase("attest", (setting.posted(),), opens="slots"),
+        Phase("check", setting.opened(sizes.gathered, 2, setting.openers), ("gather",), "reveal"),
+        Phase("record", (Work(SELECT_CALLS, "call"), setting.posted())),
+        Phase("copies", (Work(copied, "hash"), Work(copied, "up"))),
+        Phase("attest", (setting.posted(),), ("record",), "slots"),
         Phase("fetch data", setting.sampled()),
         Phase(
             "probe",
             (
-                Work(2 * sent, "fresh"),
+                Work(probed, "copy", threads),
                 Work(sent, "probe", threads),
                 *(scattered if setting.on_gpu else ()),
             ),
@@ -307,7 +325,11 @@ def restart_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
     build = Work((setting.gpus + 1) * sizes.model, "device", setting.gpus)
     own = Phase("load own state", (*setting.loaded(sizes.own), setting.to_device(sizes.optimizer)))
     payloads = Work(sizes.contributors * sizes.payload, "read")
-    step = (payloads, *setting.opened(sizes.contributors, 1, 1), *(work for p in setting.stepped() for work in p.work))
+    step = (
+        payloads,
+        *setting.opened(sizes.contributors, 1, setting.openers),
+        *(work for p in setting.stepped() for work in p.work),
+    )
     return (
         Phase("fetch checkpoint", (Work(sizes.model, "down"), Work(sizes.model, "write")), ()),
         Phase("build", (build if setting.on_gpu else setting.copied(2 * sizes.model),), ()),

@@ -20,7 +20,7 @@ from training.memory import (
     memory_parts,
     memory_total,
 )
-from training.phases import DEADLINES, Deadline, Setting, opening, restart_phases, round_phases
+from training.phases import DEADLINES, VALIDATORS, Deadline, Setting, opening, restart_phases, round_phases
 from training.rates import Rate, Rates
 from training.sizes import Sizes, untied_parameters
 from training.timeline import Timed, amount, phase_seconds, schedule
@@ -83,6 +83,7 @@ class Plan:
     """What one node needs for `spec` on `gpus` GPUs of `gpu_bytes` memory, or, on_gpu False, on its CPU alone.
 
     rates: of its machine and links; the links that are not given are those that the spec's clock was planned for.
+    validators: how many of equal stake share the copies of payloads.
     """
 
     spec: RunSpec
@@ -90,6 +91,7 @@ class Plan:
     gpu_bytes: int
     rates: Rates = field(default_factory=Rates)
     on_gpu: bool = True
+    validators: int = VALIDATORS
 
     def __post_init__(self) -> None:
         clock = self.spec.clock
@@ -105,7 +107,7 @@ class Plan:
 
     @property
     def setting(self) -> Setting:
-        return Setting(self.spec, self.gpus, self.rates.threads, self.on_gpu)
+        return Setting(self.spec, self.gpus, self.rates.threads, self.on_gpu, self.validators)
 
     @property
     def parameters(self) -> int:
@@ -207,7 +209,7 @@ class Plan:
 
     @property
     def uplink_share(self) -> float:
-        """Share of the time in which a validator's uplink is busy; above 1 its checkpoints never get up."""
+        """Share of the time in which a validator's uplink is busy; above 1 copies or checkpoints never get up."""
         return self.rates.up.seconds(amount(round_phases(self.setting, "validator"), "up"), 1) / self.round_seconds
 
     @property

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from sparseloco import ops
 from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.feedback import restore
 from sparseloco.floats import NonFinite
+from sparseloco.kernels import tensor_over
 from sparseloco.outer import Aggregate, OuterState, Scales, most
 from sparseloco.restraint import kept_back, restrained
 from sparseloco.update import Update
@@ -197,7 +197,7 @@ class Replica:
         the update's values cost, never a copy of the model."""
         self.reset()
         records = self._trainer.area(RECORDS, self.layout.records_bytes)
-        records.tensor((self.layout.records_bytes,), torch.uint8).numpy()[:] = np.frombuffer(update.records, np.uint8)
+        records.tensor((self.layout.records_bytes,), torch.uint8).copy_(tensor_over(update.records))
         self._at_theta = False
         try:
             self._trainer.probe(scales=list(scales), step=step)

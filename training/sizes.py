@@ -85,7 +85,7 @@ class Sizes:
 
     @property
     def gathered(self) -> int:
-        """How many peers a validator hears and mirrors when as many mine as can contribute or stand in reserve."""
+        """How many peers a validator hears when as many mine as can contribute or stand in reserve."""
         return self.contributors + self.spec.gauntlet.reserve
 
     @property

@@ -113,9 +113,9 @@ class Trainer:
         return {name: local(parameter).detach() for name, parameter in self._parameters.items()}
 
     def _sent(self) -> Update:
-        """The update whose records lie in the area RECORDS: valid, since the first rank put it there."""
+        """The update whose records lie in the area RECORDS, as a view: valid, since the first rank put it there."""
         records = self._areas[RECORDS].tensor((self.layout.records_bytes,), torch.uint8)
-        return Update(self.layout, records.numpy().tobytes())
+        return Update(self.layout, records.numpy().data.toreadonly())
 
     @together
     def inner_round(self, *, inner: dict[str, Any], first_step: int, num_sequences: int) -> InnerReport:

@@ -3,11 +3,11 @@
 const colourOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // `label` null: drawn, but not in the key.
-export const series = (label, colour, values, { dashed = false, faint = false } = {}) => ({ label, colour, values, dashed, faint });
+export const series = (label, colour, values, { dashed = false, faint = false, points = null } = {}) => ({ label, colour, values, dashed, faint, points });
 
 export class Plot {
-  constructor(element, key, { zero = false, whole = false } = {}) {
-    Object.assign(this, { element, key, zero, whole, plot: null, shape: null });
+  constructor(element, key, { zero = false, whole = false, powers = false } = {}) {
+    Object.assign(this, { element, key, zero, whole, powers, plot: null, shape: null });
   }
 
   show(at, lines) {
@@ -28,6 +28,7 @@ export class Plot {
     this.plot?.destroy();
     this.shape = shape;
     const axis = { stroke: colourOf("--soft"), grid: { stroke: colourOf("--line"), width: 1 }, ticks: { stroke: colourOf("--line"), width: 1 }, font: "12px system-ui, sans-serif" };
+    const powers = (self, ticks) => ticks.map((tick) => (tick === 0 ? "0" : tick.toExponential()));
     const whole = (self, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : ""));
     this.plot = new uPlot({
       ...this.size(),
@@ -37,10 +38,10 @@ export class Plot {
         x: { time: false, range: (self, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
         y: { range: (self, low, high) => range(low, high, this.zero) },
       },
-      axes: [{ ...axis, values: whole, space: 44, size: 28 }, { ...axis, size: 46, ...(this.whole ? { values: whole } : {}) }],
+      axes: [{ ...axis, values: whole, space: 44, size: 28 }, { ...axis, size: this.powers ? 58 : 46, ...(this.whole ? { values: whole } : this.powers ? { values: powers } : {}) }],
       series: [{}, ...lines.map((line) => ({
         stroke: colourOf(line.colour), width: 2, dash: line.dashed ? [5, 4] : undefined, alpha: line.faint ? 0.75 : 1,
-        points: { show: points, size: 5, fill: line.faint ? colourOf("--card") : undefined },
+        points: { show: line.points ?? points, size: line.points ? 9 : 5, fill: line.faint ? colourOf("--card") : undefined },
       }))],
     }, data, this.element);
   }

@@ -25,6 +25,7 @@ const plots = {
   peers: new Plot($("plot-peers"), $("key-peers"), { zero: true, whole: true }),
   pay: new Plot($("plot-pay"), $("key-pay"), { zero: true }),
   seconds: new Plot($("plot-seconds"), $("key-seconds"), { zero: true }),
+  rate: new Plot($("plot-rate"), $("key-rate"), { zero: true, powers: true }),
 };
 
 function cellText(row, column) {
@@ -90,6 +91,7 @@ function show(changed) {
   $("run").textContent = facts.run ?? "";
   $("health").dataset.state = facts.state;
   if ($("sentence").textContent !== facts.sentence) $("sentence").textContent = facts.sentence;
+  rate(facts.schedule);
   if (!changed) return;
   numbers();
   store.columns = rounds.filter((round) => round.cells.size > 0 || round.void !== null);
@@ -101,6 +103,24 @@ function show(changed) {
   plots.seconds.show(at, ["compute", "upload", "select", "download", "apply"].map((phase, i) => series(phase, `--s${i + 1}`, rounds.map((r) => r.seconds[phase]))));
   pay(at);
   phases();
+}
+
+let rateShown = null;
+function rate(schedule) {
+  const asked = JSON.stringify(schedule ?? null);
+  if (asked === rateShown || !schedule) return;
+  rateShown = asked;
+  const here = Math.min(schedule.here, schedule.rounds.at(-1));
+  const after = schedule.rounds.findIndex((round) => round >= here);
+  const at = [...schedule.rounds];
+  const rates = [...schedule.rates];
+  if (at[after] !== here) { // a point of its own, between two of the line
+    const share = (here - at[after - 1]) / (at[after] - at[after - 1]);
+    at.splice(after, 0, here);
+    rates.splice(after, 0, rates[after - 1] + share * (rates[after] - rates[after - 1]));
+  }
+  const mark = at.map((round, i) => (i === after ? rates[i] : null));
+  plots.rate.show(at, [series("planned", "--s1", rates, { points: false }), series(`here: ${mark[after].toPrecision(3)}, after ${schedule.here} rounds`, "--rejected", mark, { points: true })]);
 }
 
 function numbers() {
@@ -116,6 +136,8 @@ function numbers() {
     $("n-loss").textContent = measured.at(-1).loss.toFixed(3);
     $("n-loss-note").textContent = measured.length > 1 ? `from ${measured[0].loss.toFixed(2)} in round ${measured[0].round}` : "nats a token";
   }
+  const trained = store.rounds.findLast((round) => round.train_loss !== null);
+  if (!measured.length && trained) $("n-loss-note").textContent = `not published; in training ${trained.train_loss.toFixed(3)}`;
   $("n-contributing").textContent = last.void ? "void" : `${last.contributing.length} of ${last.active ?? "?"}`;
   const codes = [...last.cells.values()];
   const rejected = codes.filter((code) => ["rejected", "late"].includes(stateOf(code))).length;
@@ -185,8 +207,10 @@ async function explain(peer, round) {
   const body = $("why-body");
   $("why").hidden = false;
   try {
-    const said = (await detail(round.round)).peers[peer] ?? {};
-    const blocks = Object.entries(said).map(([validator, row]) => account(validator, row));
+    const told = await detail(round.round);
+    const said = told.peers[peer] ?? {};
+    const blocks = Object.entries(said).map(([validator, row]) => account(nodeName(validator), row));
+    for (const [validator, code] of Object.entries(told.unread)) blocks.push(paragraph(`${nodeName(validator)}: ${UNREAD[code] ?? code}`));
     body.replaceChildren(...(blocks.length ? blocks : [paragraph("No validator has reported on this hotkey in this round (yet).")]));
   } catch (fault) {
     body.replaceChildren(paragraph(`Why is not to be had: ${fault.message}`));
@@ -223,6 +247,18 @@ const MEANING = {
   NOT_SELECTED: "NOT_SELECTED: good enough, but others rank higher",
 };
 
+const UNREAD = {
+  MISSING: "it has not published a report of this round (yet)",
+  MALFORMED: "MALFORMED: what it has published is no report of this round that it signed",
+  TOO_LARGE: "TOO_LARGE: what it has published is larger than any report",
+  REFUSED: "REFUSED: its bucket leads nowhere that may be followed",
+  UNAVAILABLE: "UNAVAILABLE: its bucket did not answer",
+  NOT_KEPT: "its report was read and is not kept here: murmur explain and murmur audit say more",
+};
+
+// Nodes of a run folder have names; of a network they are hotkeys.
+const nodeName = (node) => (node.length > 40 ? called(node) : node);
+
 function paragraph(text) {
   const element = document.createElement("p");
   element.textContent = text;
@@ -244,7 +280,7 @@ async function phases() {
   if (asked !== null && asked === phasesOf?.asked) return;
   try {
     phasesOf = { asked, ...(await detail(number)) };
-    $("phases-note").textContent = "";
+    $("phases-note").textContent = Object.keys(phasesOf.phases).length ? "" : "Of this round no node has said what it spent its time on. A network that is read from outside tells no more than seconds of training.";
   } catch (fault) {
     phasesOf = null;
     $("phases-note").textContent = `Round ${field.value}: ${fault.message}.`;
@@ -254,7 +290,9 @@ async function phases() {
 
 function repaintPhases() {
   if (phasesOf === null) return;
-  $("phases-of").textContent = `round ${phasesOf.round}, seconds since the first node began; the line is the deadline of commitments`;
+  const any = Object.keys(phasesOf.phases).length > 0;
+  $("phases").hidden = !any;
+  $("phases-of").textContent = !any ? "" : `round ${phasesOf.round}, seconds since the first node began; the line is the deadline of commitments`;
   drawPhases($("phases").querySelector("canvas"), $("phases").clientWidth, phasesOf, $("key-phases"), keyEntry);
 }
 

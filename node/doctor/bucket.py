@@ -2,9 +2,10 @@
 
 from chain.keys import verify
 from node.adapters import Line, open_doors
-from node.config import variable_of
 from node.doctor.case import Case
-from node.doctor.finding import Fault, Reaction
+from node.doctor.finding import Fault
+from node.doctor.reach import reaction
+from node.given import variable_of
 from node.published import try_own
 from protocol.errors import StorageError
 
@@ -24,12 +25,13 @@ def pointer(case: Case) -> str:
 def bucket(case: Case) -> str:
     """Our key writes, and the published one reads and does no more."""
     doors = case.doors
+    began = case.time.now()
     try:
         try_own(doors.bucket, doors.pointer, local=case.local, timeout_seconds=TRY_SECONDS, time=doors.time)
     except StorageError as fault:
         raise Fault(
             f"the store does not do what it is asked ({fault}): nothing that this node makes would reach anybody",
             f"check {ENDPOINT}, and that this machine reaches that address (a firewall, a name server, a proxy)",
-            Reaction.REACH,
+            reaction(case.config.bucket.endpoint, case.time.now() - began, TRY_SECONDS),
         ) from None
     return "our key writes; the published one reads, and is refused all else"

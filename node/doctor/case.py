@@ -83,7 +83,7 @@ class Case:
         except Fault as fault:
             return Finding(check.name, Status.FAULT, str(fault), fault.fix, fault.reaction)
         except MurmurError as fault:
-            return Finding(check.name, Status.FAULT, str(fault), check.fix, _reaction(fault))
+            return Finding(check.name, Status.FAULT, str(fault), check.fix, self._reaction(fault))
         except OSError as fault:
             if fault.filename is None:
                 raise
@@ -92,13 +92,13 @@ class Case:
             return Finding(check.name, Status.OK, said.detail, said.fix)
         return Finding(check.name, Status.OK, said)
 
-
-def _reaction(fault: MurmurError) -> Reaction:
-    """A server that fails may come back; what it says, it says for good. Of buckets, checks tell our own themselves."""
-    if isinstance(fault, UpdateNeeded):
-        return Reaction.UPDATE
-    if isinstance(fault, StorageError):
-        return Reaction.WAIT
-    if isinstance(fault, ChainError) and fault.code is None:
-        return Reaction.REACH
-    return Reaction.END
+    def _reaction(self, fault: MurmurError) -> Reaction:
+        """A server that fails may come back; what it says, it says for good. Of buckets, checks tell our own
+        themselves; a chain that has answered before is the right one."""
+        if isinstance(fault, UpdateNeeded):
+            return Reaction.UPDATE
+        if isinstance(fault, StorageError):
+            return Reaction.WAIT
+        if isinstance(fault, ChainError) and fault.code is None:
+            return Reaction.HANGS if hasattr(self, "head") else Reaction.REACH
+        return Reaction.END

@@ -1,9 +1,10 @@
 """The chain and this node's place on it: wallet, subnet, registration, permit, money, weights."""
 
 from node import adapters
-from node.config import variable_of
 from node.doctor.case import Case
-from node.doctor.finding import Advice, Fault, Reaction
+from node.doctor.finding import Advice, Fault
+from node.doctor.reach import reaction
+from node.given import variable_of
 from node.terms import LOW_BALANCE_RAO, RAO_PER_TAO
 from protocol.errors import ChainError
 from protocol.types import hotkey
@@ -29,6 +30,7 @@ def chain(case: Case) -> str:
     """The chain answers."""
     config = case.config
     case.chain = adapters.own_chain(config, case.wallet)
+    began = case.time.now()
     try:
         case.chain.reach(REACH_SECONDS)
         case.head = case.chain.finalized()
@@ -36,7 +38,7 @@ def chain(case: Case) -> str:
         raise Fault(
             f"{fault}. Without it nothing can be agreed or paid",
             f"check {NETWORK}, and that this machine reaches that address (a firewall, a name server, a proxy)",
-            Reaction.REACH,
+            reaction(config.network, case.time.now() - began, REACH_SECONDS),
         ) from None
     return f"{config.network} answers; block {case.head.block} is final"
 

@@ -18,11 +18,13 @@ class Status(StrEnum):
 
 class Reaction(StrEnum):
     """What a node that starts does about a fault: it ends and has it mended, or needs an update; REACH: a server that
-    the operator named does not answer; WAIT: somebody else's does not, and nothing has to be done here."""
+    the operator named is not to be reached; HANGS: it is, or nothing says that it is not, and does not answer in time;
+    WAIT: somebody else's does not, and nothing has to be done here."""
 
     END = "end"
     UPDATE = "update"
     REACH = "reach"
+    HANGS = "hangs"
     WAIT = "wait"
 
 

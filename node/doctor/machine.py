@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 from node.config import home as open_home
-from node.config import variable_of
+from node.data import DATA
 from node.device import choose_device, describe
 from node.doctor.case import Case
 from node.doctor.finding import Advice, Fault, Reaction
+from node.given import variable_of
 from node.runfile import folder_of
 from protocol.errors import StorageError
 from sparseloco import ops
@@ -23,6 +24,7 @@ BLOCK_AGE_SECONDS = 300.0
 """A chain in good health has a final block younger than this."""
 DATE_SECONDS = 5.0
 _TRIAL_BYTES = 1 << 16
+DATA_FIX = f"; or keep less of the data set there: --data_gigabytes, {variable_of('data_gigabytes')}"
 CLOCK_FIX = "set this machine's clock and keep it right by NTP: timedatectl set-ntp true"
 
 
@@ -47,17 +49,28 @@ def home(case: Case) -> str:
 
 
 def disk(case: Case) -> str:
-    """Room for the most that the run's state takes, less what is there of it."""
-    needed = sum(disk_parts(case.found.first, case.role).values())
-    there = _size(folder_of(case.home, case.found.id))
+    """Room for the most that the run's state and the shards that are fetched take, less what is there of them."""
+    state, data = sum(disk_parts(case.found.first, case.role).values()), _shards(case)
+    there = min(state, _size(folder_of(case.home, case.found.id))) + min(data, _size(case.home / DATA))
     free = shutil.disk_usage(case.home).free
-    if free + there < needed:
+    parts = f"{_bytes(state)} of state" + (f" and {_bytes(data)} of the data set" if data else "")
+    if free + there < state + data:
         raise Fault(
-            f"the disk of {case.home} has {_bytes(free)} free, but a {case.role}'s state of this run takes up to "
-            f"{_bytes(needed)}, of which {_bytes(there)} are there: the node would stop when it is full",
-            HOME_FIX,
+            f"the disk of {case.home} has {_bytes(free)} free, but a {case.role} of this run comes to {parts}, of "
+            f"which {_bytes(there)} are there: the node would stop when it is full",
+            HOME_FIX + (DATA_FIX if data else ""),
         )
-    return f"{_bytes(free)} free; the state takes up to {_bytes(needed)}, and the data set comes on top"
+    return f"{_bytes(free)} free, {_bytes(there)} in use; this comes to {parts}"
+
+
+def _shards(case: Case) -> int:
+    """Most bytes of shards in the state folder: a validator keeps none, and a folder of the operator's own is not
+    written."""
+    if case.config.data is not None or case.role == "validator":
+        return 0
+    spec = case.found.first
+    token_bytes = 2 if spec.model.vocabulary <= 1 << 16 else 4
+    return min(int(case.config.data_gigabytes * 1e9), token_bytes * spec.data.num_tokens)
 
 
 def device(case: Case) -> str | Advice:

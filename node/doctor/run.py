@@ -4,10 +4,10 @@ from node import run as runs
 from node import terms
 from node.adapters import owner_opener
 from node.amendments import settled
-from node.config import variable_of
 from node.data import open_data
 from node.doctor.case import Case
 from node.doctor.finding import Fault
+from node.given import variable_of
 from node.state import InUse, StateStore
 from protocol.errors import ConfigError
 from protocol.types import Digest

@@ -2,7 +2,8 @@
 
 A fault that somebody has to mend ends it, with all faults and their fixes. A server that does not answer is waited for
 where it has answered a node of this home before: then it is an outage, and whoever starts nodes again and again must
-not find them ended for good. Where it never has, its address is probably wrong, and that ends it too.
+not find them ended for good. Where it never has, its address is probably wrong, and that ends it too: at once where
+nobody is there, after HANG_SECONDS where it hangs.
 """
 
 import json
@@ -21,6 +22,9 @@ from storage.realtime import REAL
 from training.memory import Role
 
 RETRY_SECONDS = 5.0
+HANG_SECONDS = 120.0
+"""For a server that takes connections, or swallows them, and does not answer: it may be busy, and nothing says that its
+address is wrong; but it has never answered this home."""
 ANSWERED = "answered.json"
 """In the home: the addresses with which every check has passed."""
 
@@ -53,11 +57,12 @@ CHECKS: Sequence[Check] = (
 def ready(config: NodeConfig, role: Role, time: Time = REAL) -> Case:
     """Everything that a node is built of, once all checks have passed. Raises ConfigError for what has to be mended,
     UpdateNeeded where that is this release. Nothing is published before it returns."""
+    until = time.now() + HANG_SECONDS
     while True:
         case = Case(config, role, keeps=True, time=time)
         try:
             found = list(case.examine(CHECKS))
-            if _may_begin(found, case):
+            if _may_begin(found, case, until - time.now()):
                 return case
         except BaseException:
             case.close()
@@ -66,8 +71,9 @@ def ready(config: NodeConfig, role: Role, time: Time = REAL) -> Case:
         time.sleep(RETRY_SECONDS)
 
 
-def _may_begin(found: Sequence[Finding], case: Case) -> bool:
-    """Whether all checks have passed; False when a server is to be waited for."""
+def _may_begin(found: Sequence[Finding], case: Case, patience: float) -> bool:
+    """Whether all checks have passed; False when a server is to be waited for, `patience` seconds more where it never
+    has answered."""
     faults = [finding for finding in found if finding.status is Status.FAULT]
     if not faults:
         for finding in found:
@@ -77,13 +83,20 @@ def _may_begin(found: Sequence[Finding], case: Case) -> bool:
         return True
     if any(fault.reaction is Reaction.UPDATE for fault in faults):
         raise UpdateNeeded(next(fault.detail for fault in faults if fault.reaction is Reaction.UPDATE))
-    waits = {Reaction.WAIT, Reaction.REACH} if _answered(case) == _addresses(case.config) else {Reaction.WAIT}
+    known = _answered(case) == _addresses(case.config)
+    waits = {Reaction.WAIT} | ({Reaction.REACH, Reaction.HANGS} if known else set())
+    if not known and patience > 0:
+        waits.add(Reaction.HANGS)
     if not all(fault.reaction in waits for fault in faults):
         raise ConfigError(told(faults, len(found)))
     for fault in faults:
+        hangs = not known and fault.reaction is Reaction.HANGS
         logger.warning(
-            "{detail}. Nothing has to be done here: trying again every {seconds} s, nothing goes on chain before",
+            "{detail}. {what}: trying again every {seconds} s, nothing goes on chain before",
             detail=fault.detail,
+            what=f"It has never answered here; it may be busy, so it has {patience:.0f} s more"
+            if hangs
+            else "Nothing has to be done here",
             seconds=int(RETRY_SECONDS),
         )
     return False

@@ -16,9 +16,10 @@ from protocol.types import PeerId
 from tests.fakes.chain import FakeSigner, FakeWorld
 
 NETUID = 2
-EPOCH = 40
+EPOCH = 200
 FINALITY_LAG = 4
-RATE_LIMIT = 10
+RATE_LIMIT = 100
+"""Ten seconds on the devnet: a busy machine calls twice within it. Nobody waits for it or for an epoch: `skip`."""
 STAKE_RAO = 5 * 10**9
 BLOCK_SECONDS = 0.1
 CALL_SECONDS = 5.0
@@ -42,6 +43,10 @@ class Harness(Protocol):
     @property
     def owner(self) -> PeerId:
         """The hotkey of the subnet's owner."""
+        ...
+
+    def skip(self, blocks: int) -> None:
+        """Make so many blocks at once."""
         ...
 
     def reorg(self, depth: int) -> None:
@@ -95,6 +100,9 @@ class FakeHarness:
     def owner(self) -> PeerId:
         assert self._world.owner is not None
         return self._world.owner
+
+    def skip(self, blocks: int) -> None:
+        self._world.step(blocks)
 
     def reorg(self, depth: int) -> None:
         self._world.reorg(depth)
@@ -151,7 +159,8 @@ class DevnetHarness:
         operator.add_stake(self._chain(_VALIDATOR), self._wallets[_VALIDATOR], STAKE_RAO)
         # Permits are given out by an epoch.
         chain = self._chain(_VALIDATOR)
-        chain.wait((chain.head() // EPOCH + 1) * EPOCH, 120.0)
+        self.skip(EPOCH - chain.head() % EPOCH)
+        chain.wait((chain.head() // EPOCH) * EPOCH, 120.0)
 
     def __exit__(self, *raised: object) -> None:
         for chain in self._opened:
@@ -180,6 +189,10 @@ class DevnetHarness:
     @property
     def owner(self) -> PeerId:
         return HotkeySigner(self._owner.hotkey).peer
+
+    def skip(self, blocks: int) -> None:
+        assert self._process is not None
+        self._process.admin().step(blocks)
 
     def reorg(self, depth: int) -> None:
         assert self._process is not None

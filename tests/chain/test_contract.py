@@ -224,7 +224,7 @@ def test_garbage_in_a_slot_reads_as_a_slot_of_none(harness: Harness, fields: tup
 
 def test_the_quota_of_an_epoch_is_refused_by_name(harness: Harness) -> None:
     chain = harness.chain(SECOND)
-    chain.wait((head(chain) // EPOCH + 1) * EPOCH, PATIENCE)
+    harness.skip(EPOCH - head(chain) % EPOCH)  # so that all three are in one epoch
     fields = (bytes(512), bytes(512), bytes(512))
     chain.publish(fields)
     chain.publish(fields)
@@ -252,7 +252,7 @@ def test_weights_are_read_back_scaled_to_u16_and_a_second_set_at_once_is_refused
     chain = harness.chain(VALIDATOR)
     uids = {peer.id: peer.uid for peer in chain.peers(head(chain))}
     me, first, second = (uids[harness.peer(who)] for who in (VALIDATOR, MINER, SECOND))
-    chain.wait(head(chain) + RATE_LIMIT, PATIENCE)
+    harness.skip(RATE_LIMIT)
     block = chain.set_weights({first: 0.5, second: 0.125, me: 0.0})
     with pytest.raises(ChainError) as caught:
         chain.set_weights({first: 1.0, second: 1.0})
@@ -270,7 +270,7 @@ def test_weights_are_read_back_scaled_to_u16_and_a_second_set_at_once_is_refused
 
 def test_weights_without_a_permit_are_refused_by_name(harness: Harness) -> None:
     chain = harness.chain(MINER)
-    chain.wait(head(chain) + RATE_LIMIT, PATIENCE)
+    harness.skip(RATE_LIMIT)
     uids = {peer.id: peer.uid for peer in chain.peers(head(chain))}
     with pytest.raises(ChainError) as caught:
         chain.set_weights({uids[harness.peer(VALIDATOR)]: 1.0, uids[harness.peer(SECOND)]: 1.0})
@@ -297,7 +297,7 @@ def test_committed_weights_stand_an_epoch_later_and_not_before(concealing: Harne
     assert chain.subnet(head(chain)).commit_reveal
     uids = {peer.id: peer.uid for peer in chain.peers(head(chain))}
     me, first = uids[concealing.peer(VALIDATOR)], uids[concealing.peer(MINER)]
-    chain.wait(head(chain) + RATE_LIMIT, PATIENCE)
+    concealing.skip(RATE_LIMIT)
     block = chain.set_weights({first: 2.0, me: 1.0})
     with pytest.raises(ChainError) as caught:
         chain.set_weights({first: 1.0})
@@ -306,6 +306,7 @@ def test_committed_weights_stand_an_epoch_later_and_not_before(concealing: Harne
     assert next(peer.last_update for peer in peers if peer.uid == me) == block
     assert chain.weights(block, me) == {}
     assert chain.stands_from(block) is None or head(chain) > block
+    concealing.skip(EPOCH)
     chain.wait(block + EPOCH + 2, PATIENCE)
     revealed = chain.stands_from(block)
     assert revealed is not None
@@ -317,7 +318,7 @@ def test_committed_weights_stand_an_epoch_later_and_not_before(concealing: Harne
 
 def test_a_commit_that_could_never_be_revealed_is_not_made(concealing: Harness) -> None:
     chain, me = concealing.chain(MINER), concealing.peer(MINER)
-    chain.wait(head(chain) + RATE_LIMIT, PATIENCE)
+    concealing.skip(RATE_LIMIT)
     before = next(peer.last_update for peer in chain.peers(head(chain)) if peer.id == me)
     with pytest.raises(ChainError) as caught:
         chain.set_weights({Uid(0): 1.0, Uid(1): 1.0})

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dashboard.folder import Folder
 from dashboard.server import Page
 
 
@@ -13,7 +14,7 @@ def serve() -> Iterator[Callable[[Path], Page]]:
     pages: list[Page] = []
 
     def start(folder: Path) -> Page:
-        pages.append(Page(folder))
+        pages.append(Page(Folder(folder)))
         return pages[-1]
 
     yield start

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.types import PeerId, hotkey
+from tests.specs import toy_spec
 
 SECONDS = 20.0
 
@@ -62,6 +63,9 @@ class Folder:
         }
         self.write("validator-1", "reported", number, peers=peers)
         self.write("validator-1", "held_out", number, val_loss=loss)
+
+    def spec(self) -> None:
+        (self.path / "spec.json").write_bytes(toy_spec().to_bytes())
 
     def end(self) -> None:
         (self.path / "report.json").write_text("{}")

@@ -97,3 +97,13 @@ def test_of_a_long_run_only_what_is_in_sight_is_drawn(tmp_path: Path, serve: Ser
     )
     assert extent > 5000
     assert seen <= 800
+
+
+def test_the_learning_rate_is_drawn_with_the_place_where_the_run_stands(tmp_path: Path, serve: Serve, tab: Tab) -> None:
+    written = synthetic.Folder(tmp_path)
+    for number in range(30):
+        written.round(number)
+    written.spec()
+    tab.open(serve(tmp_path).url)
+    tab.until("document.querySelectorAll('#plot-rate canvas').length === 1")
+    assert "after 30 rounds" in tab.value(TEXT.format("key-rate"))

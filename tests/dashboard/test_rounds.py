@@ -148,6 +148,9 @@ def test_a_line_without_an_end_is_not_held_in_memory(tmp_path: Path, monkeypatch
         '{"event": "checked", "round": 3, "active": 1, "passed": [], "rejected": {"x": {}}, "time": 1.0}',
         '{"event": "reported", "round": 3, "peers": {"x": {"weight": Infinity}}, "time": 1.0}',
         '{"event": "trained", "round": 3, "loss": 1.0, "seconds": {"compute": 1e999}, "time": 1.0}',
+        '{"event": "held_out", "round": 3, "val_loss": ' + "9" * 400 + ', "time": 1.0}',
+        '{"event": "held_out", "round": 3, "val_loss": 1.7e308, "time": 1.0}',
+        '{"event": "held_out", "round": 3, "val_loss": 1.0, "time": ' + "9" * 400 + "}",
         "[" * 100_000,
     ],
 )

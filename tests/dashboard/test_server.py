@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from dashboard.folder import Folder
 from dashboard.server import STATIC, Page
 from murmur.command import main
 from protocol.errors import ConfigError
@@ -64,6 +65,14 @@ def test_a_round_in_full_says_why_and_when(tmp_path: Path, serve: Serve) -> None
     assert body["phases"]["miner-1"][1] == {"phase": "apply", "began": 1.5, "seconds": 0.5}
     assert body["deadline"] is None
     assert get(page, "api/rounds/9")[0] == 404
+
+
+def test_a_number_beyond_all_measure_spoils_its_own_line_only(tmp_path: Path, serve: Serve) -> None:
+    written = synthetic.Folder(tmp_path)
+    written.round(0)
+    written.write("miner-2", "phases", 0, phases=[{"phase": "apply", "began": 10**400, "seconds": 0.5}])
+    body = json.loads(get(serve(tmp_path), "api/rounds/0")[2])
+    assert set(body["phases"]) == {"miner-1", "validator-1"}
 
 
 def test_every_answer_allows_nothing_but_our_own_files(tmp_path: Path, serve: Serve) -> None:
@@ -118,7 +127,7 @@ def ask(address: str, port: int, host: str) -> int:
 @pytest.mark.parametrize("host", ["127.0.0.2", "0.0.0.0"])
 def test_told_so_it_listens_elsewhere_and_still_answers_to_no_strangers_name(host: str, tmp_path: Path) -> None:
     """127.0.0.2 is this machine's too, and another address than 127.0.0.1."""
-    page = Page(synthetic.Folder(tmp_path).path, 0, host)
+    page = Page(Folder(synthetic.Folder(tmp_path).path), 0, host)
     try:
         port = urlsplit(page.url).port
         assert port is not None
@@ -148,7 +157,7 @@ def test_a_taken_port_and_a_folder_that_is_none_are_said(tmp_path: Path, capsys:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--port {port}"):
-            Page(folder, port)
+            Page(Folder(folder), port)
     assert main(["dashboard", str(folder), "--port", "70000"]) == 2
 
 

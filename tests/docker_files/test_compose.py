@@ -13,7 +13,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from node import config
+from node import config, given
 from node.events import Events
 
 ROOT = Path(__file__).parents[2]
@@ -202,8 +202,8 @@ def example() -> dict[str, str]:
 
 def readable() -> dict[str, str]:
     """Variables that a node reads and the field that each sets."""
-    fields = {config.variable_of(name): name for name, _ in config._leaves(config.NodeConfig)}
-    return fields | dict(config._BTCLI) | {"MURMUR_CONFIG": "config"}
+    fields = {config.variable_of(name): name for name, _ in given.leaves(config.NodeConfig)}
+    return fields | dict(given.BTCLI) | {"MURMUR_CONFIG": "config"}
 
 
 def interpolated() -> dict[str, str]:

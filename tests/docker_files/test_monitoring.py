@@ -52,7 +52,7 @@ def test_every_panel_and_every_rule_asks_for_metrics_that_there_are(tmp_path: Pa
         - {"murmur_counted_timestamp_seconds", "murmur_fault_timestamp_seconds"}
         - {
             "murmur_faults",
-            "murmur_uploaded_bytes",
+            "murmur_moved_bytes",
         }
     ), "what is exported and never looked at"
     assert len({rule["alert"] for rule in rules}) == len(rules)

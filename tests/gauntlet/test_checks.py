@@ -254,6 +254,10 @@ def test_a_peer_that_breaks_a_check_is_isolated():
 
     item = BAD.gathered()
     assert reason_of(item, doors=Doors(verify, breaks)) == Reason.MALFORMED
+    found = check([item], doors=Doors(verify, breaks))
+    [where] = found.broken.values()
+    assert where.startswith("ZeroDivisionError in breaks, test_checks.py:")
+    assert check([item]).broken == {}
 
 
 def test_the_order_in_which_peers_were_gathered_does_not_matter():

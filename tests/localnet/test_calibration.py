@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localnet.calibration import HICCUP_SECONDS, MARGIN, merge, percentile_95, weight_rounds, windows
+from localnet.calibration import HICCUP_SECONDS, MARGIN, merge, percentile_95, windows
+from owner.draft import weight_rounds
 from protocol.spec import POSTS_PER_EPOCH
 from protocol.types import Subnet
 from tests.specs import toy_spec

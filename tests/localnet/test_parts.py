@@ -19,8 +19,8 @@ from tests.storage.conftest import served
 ROUNDS = 3
 KILLED_IN = 1
 MINERS = "miner-1", "miner-2"
-READERS = 2
-"""Of each payload: the other miner and the validator."""
+READERS = 3
+"""Of each payload: the other miner, the validator, and whoever records the network."""
 
 
 def payload(run: Run, miner: str, round: int) -> str:

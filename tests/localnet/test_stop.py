@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localnet.network import _wait_for
+from localnet.ground import wait_for
 from localnet.processes import Processes
 from protocol.errors import ConfigError
 from tests.localnet.harness import assert_nothing_runs, localnet
@@ -58,11 +58,11 @@ def test_a_process_that_dies_while_the_network_starts_is_named_with_its_last_wor
     processes.start("miner-1", ["-c", "print('no data set in /nowhere'); raise SystemExit(2)"], ["-c", ""])
     try:
         with pytest.raises(ConfigError, match="miner-1 ended while the nodes started:\n  no data set in /nowhere"):
-            _wait_for(lambda: False, processes, "the nodes")
+            wait_for(lambda: False, processes, "the nodes")
     finally:
         processes.stop()
 
 
 def test_a_start_that_takes_for_ever_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the nodes did not start within 0 s: see the logs in"):
-        _wait_for(lambda: False, Processes(tmp_path, {}), "the nodes", patience_seconds=0.0)
+        wait_for(lambda: False, Processes(tmp_path, {}), "the nodes", patience_seconds=0.0)

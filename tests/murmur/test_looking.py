@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from gauntlet.account import ADVICE
-from localnet.faults import Garbage
 from murmur import account, audit, explain, network, where
 from murmur.command import main
-from node import follower, patient, setbacks
 from node.config import NetworkConfig
 from node.reader import reading
 from protocol import keys
@@ -25,34 +23,6 @@ from tests.fakes.chain import FakeChain, fake_verify
 from tests.network import OWNER, FakeNetwork
 
 Murmur = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory, data_folder: Path) -> FakeNetwork:
-    """Three rounds of two validators and four miners, one of which sends garbage; two contribute. Tests that change
-    anything of it put it back."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module, pause in (
-            (setbacks, "PAUSE_SECONDS"),
-            (follower, "STALL_SECONDS"),
-            (patient, "PAUSE_SECONDS"),
-        ):
-            patch.setattr(module, pause, 0.02)
-        found = FakeNetwork(
-            tmp_path_factory.mktemp("network"),
-            data_folder,
-            miners=4,
-            validators={"one": 300, "two": 100},
-            contributors=2,
-            reserve=0,
-        )
-        try:
-            found.start("one", "two", "miner-1", "miner-2", "miner-3")
-            found.start("miner-4", role=Garbage)
-            found.run_until(3)
-        finally:
-            found.close()
-    return found
 
 
 @pytest.fixture

@@ -4,10 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from gauntlet import agreement
 from gauntlet.average import Average
 from gauntlet.selection import Ranking
+from node import follower
 from node.node import Node
-from protocol.types import Attestation, PeerId, hotkey
+from protocol.types import Attestation, PeerId, Record, hotkey
+from rounds import vote
 from rounds.score import Scores
 from rounds.validator import Validator
 from rounds.vote import Vote
@@ -101,4 +106,46 @@ def test_a_restarted_validator_does_not_take_back_what_it_has_approved(networks:
     assert word() == said
     network.run_until(said.round + 1)
     assert said.round not in network["second"].voids()
+    network.assert_agreement()
+
+
+class TakesItsTime(Vote):
+    """Its approval is in a block only when the second leader has looked for the last time whether one is agreed."""
+
+    def attest(self, round: int) -> None:
+        clock, lag = self.node.clock, self.node.run.first.clock.finality_blocks
+        self.node.wait_for(clock.slot(round, 1)[1] - lag - 1, "the others")
+        super().attest(round)
+
+
+class PostsTooLate(Vote):
+    """A full block: its record is in the one after its slot, which makes it no record, and its approval gone."""
+
+    head: Callable[[], int]
+
+    def post(self, round: int, statement: Record | Attestation) -> int | None:
+        if isinstance(statement, Record):
+            late = self.node.clock.slot(round, 1)[1]
+            while self.head() < late:
+                self.node.time.sleep(self.node.run.first.clock.block_seconds / 4)
+        return super().post(round, statement)
+
+
+def test_a_leader_whose_own_record_overwrote_its_approval_approves_again(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its approval is needed, and as far as it can see at its slot's end it still stands."""
+    validators = {"first": 100, "second": 100, "third": 100, "doubter": 100}
+    network = networks(miners=2, validators=validators, finality_lag=2)
+    order = [network[name].peer for name in validators]
+    for module in (agreement, follower, vote):
+        monkeypatch.setattr(module, "leader_order", lambda *_: order)
+    network.start("miner-1", "miner-2", "first")
+    PostsTooLate.head = staticmethod(lambda: network.world.head)
+    network.start("second", role=with_parts(PostsTooLate))
+    network.start("third", role=with_parts(TakesItsTime))
+    network.start("doubter", role=with_parts(StandsByNothing))
+    network.run_until(3)
+    assert [event["round"] for event in network["second"].events("posted")][:2] == [0, 1], "it overwrote nothing"
+    assert network["miner-1"].voids() == []
     network.assert_agreement()

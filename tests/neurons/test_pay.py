@@ -1,9 +1,13 @@
 """Weights on a chain that takes them seldom and conceals them at first: when they are due, what came to stand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
+
 from gauntlet.audit import Topic, Verdict
+from protocol.errors import ChainError
+from protocol.types import PeerId, Uid
 from tests.network import FakeNetwork
 from tests.neurons.test_audit import audits
 
@@ -60,6 +64,28 @@ def test_weights_that_are_revealed_are_read_back_and_audited(networks: Networks,
         (finding,) = findings[round]
         assert (finding.topic, finding.verdict) == (Topic.WEIGHTS, Verdict.UNCHECKED)
         assert why in finding.text
+
+
+def test_weights_whose_answer_was_lost_are_not_taken_for_refused(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent again they are too early: the chain has them."""
+    network = networks(miners=1, weights_rate_limit=25)
+    set_weights, lost = network.world.set_weights, list[int]()
+
+    def loses_the_first_answer(peer: PeerId, weights: Mapping[Uid, float]) -> int:
+        block = set_weights(peer, weights)
+        if not lost:
+            lost.append(block)
+            raise ChainError("the connection to the chain was lost")
+        return block
+
+    monkeypatch.setattr(network.world, "set_weights", loses_the_first_answer)
+    network.start()
+    network.run_until(3)
+    assert [event["block"] for event in network["validator"].events("weights")][:1] == lost
+    assert told(network, "weights_not_taken") == []
+    assert told(network, "weights_standing")[:1] == paid(network)[:1]
 
 
 def test_weights_that_the_chain_takes_and_never_reveals_are_told(networks: Networks, tmp_path: Path) -> None:

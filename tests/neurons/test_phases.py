@@ -17,6 +17,8 @@ from storage import exchange, upload
 from storage.exchange import cached
 from tests.fakes.bucket import Call, Faults
 from tests.network import FakeNetwork, Killed, saved_state
+from tests.neurons.test_crashes import dead
+from tests.neurons.test_rounds import SilentInRoundOne
 from training.shards import Shards
 
 Networks = Callable[..., FakeNetwork]
@@ -181,10 +183,6 @@ def dies_at(network: FakeNetwork, name: str, verb: str, round: int) -> None:
     network.store.before = deadly
 
 
-def dead(network: FakeNetwork, *names: str) -> None:
-    network.run_blocks(lambda: not any(network[name].alive for name in names))
-
-
 @pytest.mark.parametrize("verb", ["begin", "part 2", "part 4", "part 1", "complete"])
 def test_a_miner_killed_at_any_call_of_its_upload_publishes_the_saved_bytes(parted: Networks, verb: str) -> None:
     network = parted(miners=1)
@@ -305,13 +303,6 @@ def test_likely_contributors_are_fetched_before_the_selection_and_only_once(netw
 
 
 def test_a_void_round_ends_its_prefetch(networks: Networks) -> None:
-    class SilentInRoundOne(Validator):
-        def play(self, round: int) -> None:
-            if round != 1:
-                return super().play(round)
-            self.node.advance(round)
-            self.node.wait_for(self.node.clock.attest_by(round), "the round to pass")
-
     network = networks(miners=2)
     network.start("miner-1", "miner-2")
     network.start("validator", role=SilentInRoundOne)

@@ -10,6 +10,7 @@ from protocol.types import Attestation, Digest, PeerId, Record, hotkey
 from rounds.collect import Collector
 from rounds.validator import Validator
 from rounds.vote import Vote
+from tests.fakes.bucket import Faults
 from tests.network import OWNER, FakeNetwork, with_parts
 
 Networks = Callable[..., FakeNetwork]
@@ -143,6 +144,7 @@ def test_a_contributor_that_served_only_the_leader_does_not_cost_the_round(netwo
 def test_a_leader_that_holds_nothing_is_not_approved_by_those_who_cannot_have_the_bytes(networks: Networks) -> None:
     network = networks(miners=2, validators={"first": 100, "second": 100})
     network.start("miner-1", "miner-2")
+    network.store.faults["miner-1"] = Faults(answers={"second": bytes(network.spec.object_bytes)})
     network.start("first", role=with_parts(Withholder))
     network.start("second", role=hiding(network))
     network.run_until(4)

@@ -1,6 +1,7 @@
 """A node that joins late, from what strangers keep: only what the chain authenticates is believed."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,6 +120,17 @@ def test_a_forged_checkpoint_is_refused_and_the_true_one_of_the_next_validator_i
     show(network, "forger", Checkpoint(6, true, state, files), Checkpoint(2, nowhere, state, files))
     speak(network)
     assert join(network).startswith("the checkpoint of round")
+
+
+def test_whoever_shows_a_checkpoint_does_not_say_of_which_round_it_is(networks: Networks) -> None:
+    """The true states under rounds that are not: one number would cost a joiner its memory, and would then be shown by
+    it to all others."""
+    network = run_four_rounds(networks, validators=FORGER)
+    true = shown(network, "validator").checkpoints
+    show(network, "forger", *(replace(entry, round=10**6) for entry in true))
+    speak(network)
+    assert join(network) in {f"the checkpoint of round {round}" for round in range(1, 6)}
+    assert network["miner-2"].node.held.saved.consensus.snapshot.round <= 5
 
 
 def test_malformed_documents_of_states_harm_no_joiner(networks: Networks) -> None:
@@ -257,7 +269,7 @@ def test_a_chain_that_fails_in_the_middle_of_a_replay_leaves_our_own_state_in_pl
     monkeypatch.setattr(catchup, "settle", lambda *_: None)
     monkeypatch.setattr(catchup, "at_commit", lambda *_: ())
     monkeypatch.setattr(catchup, "counted_stakes", lambda *_: {})
-    follower = SimpleNamespace(sources=lambda: None, time=REAL)
+    follower = SimpleNamespace(sources=lambda: None, time=REAL, run=SimpleNamespace(id=bytes(32)))
     held = SimpleNamespace(saved=SimpleNamespace(round=1), restore=lambda: in_place.append("our own"))
     with pytest.raises(ChainError):
         catchup.catch_up(follower, held)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loguru import logger
 
 from node import catchup
 from node.checkpoints import (
@@ -22,6 +23,7 @@ from node.checkpoints import (
 from node.node import Node
 from node.state import Snapshot
 from protocol import keys
+from protocol.errors import AccessDenied
 from protocol.types import Digest
 from rounds.checkpoints import Checkpoints
 from rounds.keep import Keeper
@@ -118,6 +120,25 @@ def test_of_three_validators_each_begins_to_upload_in_another_third_of_the_inter
     assert due.index(True) + 20 == first_due
     checkpoints.shown = Shown((Checkpoint(20, snapshot.link, snapshot.state, ()),))
     assert not checkpoints._due()
+
+
+def test_a_bucket_that_goes_on_refusing_is_told_of_less_and_less_often() -> None:
+    node = SimpleNamespace(held=SimpleNamespace(store=SimpleNamespace(folder=Path())))
+    checkpoints = Checkpoints(node)  # type: ignore[arg-type]
+
+    def fail() -> None:
+        raise AccessDenied("put: refused")
+
+    told: list[str] = []
+    sink = logger.add(lambda line: told.append(str(line)), format="{message}")
+    for _ in range(20):
+        checkpoints._beside(fail)
+    checkpoints._beside(lambda: None)
+    checkpoints._beside(fail)
+    logger.remove(sink)
+    words = [line.partition("tried ")[2].partition(" on end")[0] for line in told]
+    assert words == ["once", "2 times", "4 times", "8 times", "16 times", "", "once"]
+    assert "put up again, after 20 tries" in told[5]
 
 
 # --- beside the rounds -------------------------------------------------------------------------------------------

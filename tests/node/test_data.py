@@ -196,7 +196,7 @@ def test_what_a_killed_process_left_half_fetched_goes(network: Network, tmp_path
 def test_a_configured_node_fills_its_home_within_its_budget(network: Network, tmp_path: Path) -> None:
     spec, owner = network.run.first, hotkey(OWNER.peer)
     data = spec.data.model_copy(update={"num_tokens": network.shards.train.num_tokens, "held_out_sequences": 1})
-    model = spec.model.model_copy(update={"vocabulary": 257})
+    model = spec.model.model_copy(update={"vocabulary": 264})
     run = Run(spec.model_copy(update={"data": data, "model": model}))
 
     def config(**values: float) -> NetworkConfig:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -37,8 +38,12 @@ class ChainOfOne(FakeChain):
 
     refuses: ChainError | None = None
     hidden: bool = False
+    hangs: Callable[[float], None] | None = None
 
     def reach(self, timeout_seconds: float) -> None:
+        if self.hangs is not None:
+            self.hangs(timeout_seconds)
+            raise ChainError(f"the chain did not answer within {timeout_seconds} s")
         self.world.check(self.peer)
 
     def subnet(self, block: int) -> Subnet:
@@ -61,15 +66,22 @@ class Clock(RealTime):
     """This machine's, `ahead` seconds of everybody else's; every pause is an event."""
 
     def __init__(self, world: FakeWorld) -> None:
-        self.world, self.ahead, self.pauses = world, 0.0, 0
+        self.world, self.ahead, self.pauses, self.passed = world, 0.0, 0, 0.0
         self.after_pause: Callable[[], None] = lambda: None
+
+    def now(self) -> float:
+        return super().now() + self.passed
+
+    def pass_by(self, seconds: float) -> None:
+        self.passed += seconds
 
     def wall(self) -> float:
         return self.world.header(self.world.final).time + self.ahead
 
     def sleep(self, seconds: float) -> None:
         self.pauses += 1
-        assert self.pauses < 5, "waits for ever"
+        self.passed += seconds
+        assert self.pauses < 20, "waits for ever"
         self.after_pause()
 
 
@@ -335,6 +347,20 @@ def test_a_full_disk_is_found_before_it_is_full(world: World, monkeypatch: pytes
     assert faults(world.found()) == []
 
 
+def test_the_data_set_that_is_fetched_needs_room_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = world.found("miner")["disk"]
+    assert "data set" not in found.detail
+    tokens = Shards.open(world.data).train.num_tokens
+    world.options["data"] = None
+    assert f"{2 * tokens / 1e3:.0f} kB of the data set" in world.found("miner")["disk"].detail
+    assert "data set" not in world.found("validator")["disk"].detail
+    world.options["data_gigabytes"] = 1e-5
+    assert "10 kB of the data set" in world.found("miner")["disk"].detail
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(free=1000))
+    assert "MURMUR_DATA_GIGABYTES" in world.found("miner")["disk"].fix
+
+
 def test_a_home_that_takes_no_file_is_a_full_disk_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
@@ -400,6 +426,65 @@ def test_a_server_that_has_answered_before_is_waited_for(world: World, plant: Ca
         world.store.faults.clear()
 
     world.time.after_pause = mend
+    ready(world.config(), "miner", world.time).close()
+    assert world.time.pauses == 1
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """Takes connections and says nothing, as a server that is stopped or much too busy."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_server_that_hangs_at_a_first_start_is_waited_for_and_that_is_said(world: World, silent_port: int) -> None:
+    world.options["network"] = f"ws://127.0.0.1:{silent_port}"
+    world.chain.hangs = world.time.pass_by
+
+    def mend() -> None:
+        world.chain.hangs = None
+
+    world.time.after_pause = mend
+    told: list[str] = []
+    sink = logger.add(lambda line: told.append(str(line)), format="{message}", level="WARNING")
+    ready(world.config(), "miner", world.time).close()
+    logger.remove(sink)
+    assert world.time.pauses == 1
+    assert any("It has never answered here; it may be busy, so it has 110 s more" in line for line in told)
+
+
+def test_a_server_that_always_hangs_ends_a_node_that_it_never_answered(world: World, silent_port: int) -> None:
+    world.options["network"] = f"ws://127.0.0.1:{silent_port}"
+    world.chain.hangs = world.time.pass_by
+    began = world.time.now()
+    with pytest.raises(ConfigError, match="MURMUR_NETWORK"):
+        ready(world.config(), "miner", world.time)
+    waited = world.time.now() - began
+    assert start.HANG_SECONDS < waited < start.HANG_SECONDS + 40
+
+
+def test_a_server_that_nobody_is_at_ends_it_however_long_that_took(world: World) -> None:
+    """The way to a store tries again and again until its time is over."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free = server.getsockname()[1]
+    world.options["network"] = f"ws://127.0.0.1:{free}"
+    world.chain.hangs = world.time.pass_by
+    with pytest.raises(ConfigError, match="MURMUR_NETWORK"):
+        ready(world.config(), "miner", world.time)
+    assert world.time.pauses == 0
+
+
+def test_a_chain_that_stops_answering_among_the_checks_is_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subnet, failures = ChainOfOne.subnet, [ChainError("the chain did not answer within 60 s")]
+
+    def failing(self: ChainOfOne, block: int) -> Subnet:
+        if failures:
+            raise failures.pop()
+        return subnet(self, block)
+
+    monkeypatch.setattr(ChainOfOne, "subnet", failing)
     ready(world.config(), "miner", world.time).close()
     assert world.time.pauses == 1
 

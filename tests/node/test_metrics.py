@@ -37,7 +37,8 @@ def test_a_node_that_has_done_nothing_exports_its_run_and_its_disk_alone(metrics
         "murmur_last_error_info{}",
         "murmur_round_planned_seconds",
         "murmur_disk_free_bytes",
-        "murmur_uploaded_bytes_total",
+        "murmur_moved_bytes_total{up}",
+        "murmur_moved_bytes_total{down}",
     }
     assert found["murmur_disk_free_bytes"] > 0
 
@@ -67,7 +68,6 @@ def test_what_a_miner_tells_is_what_is_scraped(metrics: Metrics, tmp_path: Path)
         "murmur_void": 0,
         "murmur_loss": 4.5,
         "murmur_payload_bytes": 1000,
-        "murmur_uploaded_bytes_total": 2000,
         "murmur_phase_seconds{wait}": 4,
         "murmur_phase_seconds{compute}": 2,
         "murmur_deadline_margin_blocks": 11,

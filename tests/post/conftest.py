@@ -49,7 +49,7 @@ def made(tmp_path: Path) -> Made:
         spec = toy_spec({"model.tie_embeddings": tied})
         folder.mkdir()
         state = state_of(spec, seed)
-        tokenizer = run_tokenizer(BYTES, None)
+        tokenizer = run_tokenizer(BYTES, None, folder)
         return write(folder, Run(spec), Named(3, None), state, tokenizer, dtype, shard_bytes, quiet)
 
     return make

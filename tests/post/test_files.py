@@ -1,6 +1,7 @@
 """An export's files: names, headers, shards, config, tokenizer, against the libraries that will read them."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,13 @@ from tokenizers import Tokenizer
 
 from post import tensors
 from post.llama import names
-from post.tokenizer import END, letters, run_tokenizer
+from post.tokenizer import TokenizerFiles, letters, run_tokenizer
 from protocol.errors import ConfigError
 from protocol.spec import ModelSpec
 from tests.post.conftest import Made, state_of
 from tests.specs import toy_spec
-from training.tokens import BYTES
+from training.index import TOKENIZER, TOKENIZER_CONFIG
+from training.tokens import BYTE_VOCABULARY, BYTES, END, RESERVED, byte_tokenizer
 
 TOY_SHARD = 20_000
 
@@ -134,35 +136,43 @@ def test_the_card_names_run_round_link_and_digests(made: Made, tmp_path: Path) -
 # --- tokenizer ---------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def files(tmp_path: Path) -> TokenizerFiles:
+    """The byte tokenizer as a data set has it now."""
+    config = byte_tokenizer().config
+    (tmp_path / TOKENIZER_CONFIG).write_bytes(config)
+    return run_tokenizer(BYTES, sha256(config).hexdigest(), tmp_path)
+
+
 @pytest.mark.parametrize("text", ["", "plain", "Grüße, 日本 👍🏽", "\x00\x7f\xa0\xad \n\t\r\n  ends ", "a" * 5000])
-def test_the_byte_tokenizer_gives_every_byte_its_own_id(text: str) -> None:
-    native = Tokenizer.from_buffer(run_tokenizer(BYTES, None).data)
+def test_the_byte_tokenizer_gives_every_byte_its_own_id(text: str, files: TokenizerFiles) -> None:
+    native = Tokenizer.from_buffer(files.data)
     ids = native.encode(text).ids
     assert ids == list(text.encode())
     assert native.decode(ids, skip_special_tokens=False) == text
 
 
-def test_every_byte_has_a_letter_and_the_end_its_id() -> None:
-    made = run_tokenizer(BYTES, None)
-    native = Tokenizer.from_buffer(made.data)
+def test_every_byte_has_a_letter_and_special_tokens_their_ids(files: TokenizerFiles, tmp_path: Path) -> None:
+    native = Tokenizer.from_buffer(files.data)
     assert [native.token_to_id(letter) for letter in letters()] == list(range(256))
+    assert [native.token_to_id(token) for token in (END, *RESERVED)] == list(range(256, BYTE_VOCABULARY))
     assert native.encode(f"a{END}b").ids == [97, 256, 98]
-    assert (made.end, made.end_id, native.get_vocab_size()) == (END, 256, 257)
+    assert (files.end, files.config) == (256, byte_tokenizer().config)
+    before_turns = Tokenizer.from_buffer(run_tokenizer(BYTES, None, tmp_path).data)
+    assert before_turns.get_vocab_size() == 257
 
 
-def test_a_runs_own_tokenizer_is_taken_by_its_digest_alone(tmp_path: Path) -> None:
-    data = run_tokenizer(BYTES, None).data
-    own, other = tmp_path / "own.json", tmp_path / "other.json"
-    own.write_bytes(data)
-    other.write_bytes(data + b" ")
-    from hashlib import sha256
-
-    name = sha256(data).hexdigest()
-    found = run_tokenizer(name, own)
-    assert (found.data, found.end, found.end_id) == (data, END, 256)
-    with pytest.raises(ConfigError, match="is not the run's tokenizer"):
-        run_tokenizer(name, other)
-    with pytest.raises(ConfigError, match="--tokenizer"):
-        run_tokenizer(name, None)
-    with pytest.raises(ConfigError, match="leave out --tokenizer"):
-        run_tokenizer(BYTES, own)
+def test_a_runs_own_files_are_taken_by_their_digests_alone(files: TokenizerFiles, tmp_path: Path) -> None:
+    (tmp_path / TOKENIZER).write_bytes(files.data)
+    name, config = sha256(files.data).hexdigest(), files.config_digest
+    found = run_tokenizer(name, config, tmp_path)
+    assert (found.data, found.config, found.end) == (files.data, files.config, 256)
+    for other in (TOKENIZER, TOKENIZER_CONFIG):
+        right = (tmp_path / other).read_bytes()
+        (tmp_path / other).write_bytes(right + b" ")
+        with pytest.raises(ConfigError, match="is not the run's"):
+            run_tokenizer(name, config, tmp_path)
+        (tmp_path / other).unlink()
+        with pytest.raises(ConfigError, match="cannot read"):
+            run_tokenizer(name, config, tmp_path)
+        (tmp_path / other).write_bytes(right)

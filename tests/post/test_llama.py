@@ -1,13 +1,17 @@
 """transformers' own Llama over an export says what our model says. Needs the extra `post`."""
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
 
+from post.tokenizer import run_tokenizer
 from tests.post.conftest import Made, state_of
 from tests.specs import toy_spec
+from training.index import TOKENIZER, TOKENIZER_CONFIG
 from training.model import Transformer
+from training.tokens import BYTE_VOCABULARY, BYTES, byte_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="not installed: pip install 'murmuration[post]'")
 
@@ -47,3 +51,14 @@ def expected_next(ours: Transformer, text: str) -> torch.Tensor:
 def test_a_bf16_export_opens_in_bf16(made: Made, tmp_path: Path) -> None:
     made(tmp_path / "out", "bfloat16")
     assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.bfloat16
+
+
+def test_turns_are_the_reserved_ids(tmp_path: Path) -> None:
+    config = byte_tokenizer().config
+    (tmp_path / TOKENIZER_CONFIG).write_bytes(config)
+    files = run_tokenizer(BYTES, sha256(config).hexdigest(), tmp_path)
+    (tmp_path / TOKENIZER).write_bytes(files.data)
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    turn = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], return_dict=False)
+    assert turn == [257, *b"user\nHi", 258, *b"\n"]
+    assert (tokenizer.eos_token_id, len(tokenizer)) == (256, BYTE_VOCABULARY)

@@ -210,7 +210,6 @@ def test_what_cannot_be_done_is_refused_with_the_reason(murmur: Murmur, run: str
         ((run,), "say which run, and where to"),
         (("--verify", tmp_path / "none", run), "is not an export: it has no murmur.json"),
         (("--verify", tmp_path / "there"), "is of a local network: give its run folder too"),
-        ((run, tmp_path / "out", "--tokenizer", "x.json"), "leave out --tokenizer"),
         (("nobody", tmp_path / "out"), "no hotkey of a run's owner"),
         ((run, tmp_path / "out", "--netuid", "3"), "leave out the other flags"),
     ):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.assignment import Draw, assigned, leaders, page_at
+from protocol.assignment import Draw, assigned, leaders, mirror_order, page_at
 from protocol.types import Digest, Page, PeerId
 
 RUN = Digest(b"\x01" * 32)
@@ -232,3 +232,41 @@ def test_golden_leaders_do_not_change_between_releases() -> None:
     validators = [(PeerId(bytes([number]) * 32), 10**9 * (number + 1)) for number in range(6)]
     order = leaders(RUN, BLOCK, 12, validators, 6)
     assert [who[0] for who in order] == [1, 3, 4, 5, 0, 2]
+
+
+# --- mirrors -------------------------------------------------------------------------------------------------
+
+
+def test_mirrors_of_a_payload_are_all_validators_in_an_order_of_its_own() -> None:
+    """As leaders, by another label and with the miner's hotkey: a walk over cumulative stake with hashlib."""
+    stakes = {peer(number): 10 ** (number + 3) + number for number in range(6)}
+    for miner in (peer(100), peer(101)):
+        seed = b"mirror" + RUN + BLOCK + (9).to_bytes(4, "little") + miner
+        stream, expected, left = iter(words(seed, 16, 200)), list[PeerId](), sorted(stakes)
+        while left:
+            total = sum(stakes[one] for one in left)
+            point = next(word for word in stream if word < 2**128 // total * total) % total
+            for one in left:
+                if point < stakes[one]:
+                    break
+                point -= stakes[one]
+            expected.append(one)
+            left.remove(one)
+        assert mirror_order(RUN, BLOCK, 9, miner, list(stakes.items())) == tuple(expected)
+    nobody = peer(7)
+    assert mirror_order(RUN, BLOCK, 9, peer(100), [(nobody, 0), (peer(1), 5)]) == (peer(1), nobody)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 20])
+def test_of_equal_validators_each_has_its_share_of_two_copies_of_everything(count: int) -> None:
+    stakes = [(peer(number), 5) for number in range(count)]
+    copied = Counter(
+        one
+        for round in range(50)
+        for miner in range(100, 120)
+        for one in mirror_order(RUN, BLOCK, round, peer(miner), stakes)[:2]
+    )
+    assert copied.total() == 1000 * min(2, count)
+    assert set(copied) == {one for one, _ in stakes}
+    share = copied.total() / count
+    assert all(abs(found - share) < 5 * share**0.5 for found in copied.values())

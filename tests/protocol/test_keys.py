@@ -22,6 +22,7 @@ def all_keys(run: Digest, round: int, peer: PeerId, digest: Digest) -> list[str]
         *(key(run, round) for key in BY_ROUND),
         *(key(run, round, peer) for key in BY_PEER),
         keys.statement(run, digest),
+        keys.wanted(run),
         keys.checkpoints(run),
         keys.blob(digest),
     ]
@@ -36,11 +37,11 @@ def test_keys_hold_nothing_but_our_own_words_numbers_and_hex(
 
 
 @given(DIGESTS, ROUNDS, PEERS, DIGESTS)
-def test_only_the_document_of_checkpoints_and_the_trial_are_ever_replaced(
+def test_only_documents_that_are_kept_up_to_date_and_the_trial_are_ever_replaced(
     run: Digest, round: int, peer: PeerId, digest: Digest
 ) -> None:
     replaced = {key for key in [*all_keys(run, round, peer, digest), keys.trial()] if not keys.is_final(key)}
-    assert replaced == {keys.checkpoints(run), keys.trial()}
+    assert replaced == {keys.checkpoints(run), keys.wanted(run), keys.trial()}
 
 
 @pytest.mark.parametrize("key", ["", "rehearsal", "rehearsal-key", "payload/1", "0123456789abcdef/new/1", "blobs/1"])
@@ -57,7 +58,7 @@ def test_no_two_objects_share_a_key(objects: list[tuple[Digest, int, PeerId]]) -
 @given(DIGESTS, ROUNDS, st.lists(DIGESTS, unique=True, max_size=4))
 def test_no_two_peers_and_no_two_digests_share_a_key(run: Digest, round: int, digests: list[Digest]) -> None:
     for digest in digests:
-        assert len(set(all_keys(run, round, PeerId(digest), digest))) == 9
+        assert len(set(all_keys(run, round, PeerId(digest), digest))) == 10
     for make in (
         lambda digest: keys.mirror(run, round, digest),
         lambda digest: keys.mirror_reveal(run, round, digest),

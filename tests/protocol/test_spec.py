@@ -82,7 +82,7 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("clock.weights_rate_limit", 41, "once in weights_rate_limit = 41 blocks, but gauntlet.weight_rounds 1 of"),
     ("clock.weights_rate_limit", 81, "round_blocks 40 are 40: set gauntlet.weight_rounds to at least 3"),
     ("clock.upload_mbps", 1e-4, "at 0.0001 Mb/s, but the commit window is 10 s"),
-    ("clock.download_mbps", 1e-3, "a validator mirrors 5 payloads in"),
+    ("clock.download_mbps", 1e-3, "a validator reads 5 payloads in"),
 ]
 
 

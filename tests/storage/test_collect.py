@@ -305,14 +305,15 @@ def test_a_cached_file_that_is_not_what_was_committed_is_fetched_anew(tmp_path: 
     assert path.read_bytes() == LARGE
 
 
-def test_parts_of_another_server_or_of_before_a_power_cut_are_not_this_sources_fault(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [1, PART_BYTES - 1, PART_BYTES, len(LARGE)])
+def test_parts_of_another_server_or_of_before_a_power_cut_are_not_this_sources_fault(tmp_path: Path, left: int) -> None:
     """Mirrors of one peer share a place in the cache, and a server chooses the ETag that it tells."""
     store = FakeStore()
     item = large(store, "m1")
     path = cached(tmp_path, peer(1), "k-m1")
     facts = store.bucket("m1", read_only=True).head("k-m1", timeout_seconds=1)
     assert facts is not None
-    path.with_name(path.name + ".part").write_bytes(b"x" * PART_BYTES)
+    path.with_name(path.name + ".part").write_bytes(b"x" * left)
     path.with_name(path.name + ".etag").write_text(json.dumps({"etag": facts.etag, "size": len(LARGE)}))
     assert gather([item], timeout_seconds=CAP, max_threads=1, cache=tmp_path) == {peer(1): LARGE}
     assert path.read_bytes() == LARGE

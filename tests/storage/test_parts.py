@@ -11,6 +11,7 @@ from protocol.errors import ObjectMissing, StorageError
 from storage import client
 from storage.parts import Section, in_file, in_memory
 from storage.s3 import PART_BYTES, S3Bucket, open_bucket
+from storage.transport import TRAFFIC
 from tests.storage.hostile import hostile
 from tests.storage.part_server import PartServer, says
 
@@ -40,6 +41,19 @@ def test_what_is_put_is_what_was_given(
     data = LARGE[:size] if kind == "bytes" else tmp_path / "file"
     bucket.put("key", data, timeout_seconds=SECONDS)
     assert server.objects["key"] == LARGE[:size]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "file"])
+def test_what_is_sent_and_received_is_counted(server: PartServer, bucket: S3Bucket, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").write_bytes(LARGE)
+    before = TRAFFIC.moved()
+    bucket.put("key", LARGE if kind == "bytes" else tmp_path / "file", timeout_seconds=SECONDS)
+    put = TRAFFIC.moved()
+    assert 0 < put[0] - before[0] - len(LARGE) < 20_000
+    assert bucket.get("key", max_bytes=len(LARGE), timeout_seconds=SECONDS) == LARGE
+    got = TRAFFIC.moved()
+    assert 0 < got[1] - put[1] - len(LARGE) < 20_000
+    assert got[0] - put[0] < 20_000
 
 
 @pytest.mark.parametrize("kind", ["bytes", "file"])

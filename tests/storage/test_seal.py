@@ -54,6 +54,17 @@ def test_the_ciphertext_is_aes_ctr_under_the_hmac_of_key_run_round_and_peer(
     assert unseal(envelope, key, ciphertext) == data
 
 
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (5 << 19) + 7])
+def test_what_is_opened_piece_by_piece_is_what_was_sealed_as_one(size: int) -> None:
+    data = bytes(number * 7 % 251 for number in range(size % 4096)) + hashlib.shake_256(b"data").digest(
+        size - size % 4096
+    )
+    made = sealed(data)
+    opened = unseal(parse_envelope(made.envelope), KEY, made.ciphertext)
+    assert opened == data
+    assert opened.readonly
+
+
 def test_the_envelope_says_and_signs_what_was_sealed() -> None:
     made = sealed(b"payload")
     envelope = parse_envelope(made.envelope)

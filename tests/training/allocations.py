@@ -1,17 +1,14 @@
 """What a piece of code allocates, watched operation by operation; real tensors or fake ones."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from training import model as model_module
 from training.parallel import local
 
 
@@ -48,15 +45,3 @@ class Watched(TorchDispatchMode):
 def _held(made: Any) -> Any:
     """Of a sharded tensor this rank's part: the whole one takes no memory."""
     return local(made) if isinstance(made, Tensor) else made
-
-
-@contextmanager
-def built_without_memory(monkeypatch: pytest.MonkeyPatch, device: str) -> Iterator[None]:
-    """Models made inside have their parameters on `device`, where skip_init would put them on the CPU."""
-
-    def made(module: type[torch.nn.Module], *sizes: int, **options: Any) -> torch.nn.Module:
-        return module(*sizes, device=device, **options)
-
-    monkeypatch.setattr(model_module, "skip_init", made)
-    with torch.device(device):
-        yield

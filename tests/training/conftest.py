@@ -11,7 +11,7 @@ from training.shards import Shards
 
 @pytest.fixture(scope="session")
 def model_spec() -> ModelSpec:
-    return ModelSpec(vocabulary=257, layers=2, width=32, heads=4, kv_heads=2, ffn=64, context=32)
+    return ModelSpec(vocabulary=264, layers=2, width=32, heads=4, kv_heads=2, ffn=64, context=32)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from murmur import presets
 from protocol.spec import ModelSpec, RunSpec
-from tests.training.allocations import Watched, built_without_memory
+from tests.training.allocations import Watched
 from tests.training.node_memory import spec_of
 from training import trainer
 from training.memory import (
@@ -78,7 +78,7 @@ def watched_step(
     One GPU: bf16 autocast. A mesh: layers and the rest sharded by FSDP2 over so many fake ranks, of which this is one.
     """
     monkeypatch.setattr(torch.nn.functional, "rms_norm", FusedNorm.apply)
-    with FakeTensorMode(), built_without_memory(monkeypatch, "cpu"):
+    with FakeTensorMode(), torch.device("cpu"):
         model = Transformer(spec) if mesh is None else sharded(spec, mesh)
         tokens = torch.zeros(sequences, spec.context + 1, dtype=torch.int64)
 
@@ -159,7 +159,7 @@ def test_a_step_of_the_72b_model_takes_what_the_plan_says_on_one_rank_of_eight(
     table["model"]["layers"] = layers
     spec = RunSpec.model_validate(table)
     monkeypatch.setattr(torch.nn.functional, "rms_norm", FusedNorm.apply)
-    with FakeTensorMode(), built_without_memory(monkeypatch, "cpu"):
+    with FakeTensorMode(), torch.device("cpu"):
         model = sharded(spec.model, mesh)
         optimizer = make_optimizer(model, spec.inner)
         tokens = torch.zeros(2, spec.model.context + 1, dtype=torch.int64)

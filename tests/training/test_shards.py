@@ -134,7 +134,7 @@ def wrong_count(folder: Path) -> None:
 
 
 def above_vocabulary(folder: Path) -> None:
-    saved(folder, np.full(4000, 257, dtype=np.uint16))
+    saved(folder, np.full(4000, 264, dtype=np.uint16))
     redigested(folder)
 
 
@@ -152,7 +152,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "big-endian": (big_endian, "no .npy file of 4000 uint16"),
     "wrong rank": (wrong_rank, "no .npy file of 4000 uint16 in one row"),
     "wrong count": (wrong_count, "3999 tokens"),
-    "above the vocabulary": (above_vocabulary, "contains token 257"),
+    "above the vocabulary": (above_vocabulary, "contains token 264"),
 }
 
 
@@ -180,7 +180,7 @@ def test_a_bad_shard_does_not_spoil_the_others(data_folder: Path, tmp_path: Path
         {"dtype": "int64"},
         {"dtype": "object"},
         {"vocabulary": 0},
-        {"vocabulary": "257"},
+        {"vocabulary": "264"},
         {"train": []},
         {"held_out": []},
         {"train": [{"file": "../../etc/passwd.npy", "sha256": "0" * 64, "leaves": "0" * 64, "num_tokens": 5}]},

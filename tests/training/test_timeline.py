@@ -2,6 +2,7 @@
 
 import pytest
 
+from gauntlet import agreement
 from murmur import presets
 from node import data, payloads
 from protocol import merkle
@@ -10,9 +11,11 @@ from storage import s3
 from training import checkpoint
 from training.memory import Role
 from training.phases import (
+    COPIES,
     DEADLINES,
     FETCH_THREADS,
     FILE_BYTES,
+    OPEN_THREADS,
     PART_BYTES,
     PART_THREADS,
     POST_BLOCKS,
@@ -153,9 +156,12 @@ def test_a_validators_phases_by_hand() -> None:
     model, payload = 4 * spec.layout.num_parameters, spec.object_bytes
     assert found["gather"].seconds == pytest.approx(20 * payload / 2e6)
     assert found["gather reserve"].seconds == pytest.approx(4 * payload / 2e6)
-    assert found["mirror"].seconds == pytest.approx(24 * payload * (1 / 5e8 + 1 / 1e8 + 1 / 1e6))
-    # There and back, 24 times: records to the ranks' area and out of it, and the codec.
-    moved = 24 * 2 * payload * (2 / 5e8 + 1 / 3e7)
+    # Of the contributors' two copies each a third.
+    assert found["copies"].seconds == pytest.approx(20 * 2 / 3 * payload * (1 / RATES.hash.one + 1 / 1e6))
+    assert found["copies"].begins == found["record"].ends
+    assert not found["copies"].critical
+    # 24 times: records to the ranks' area, and the codec there and back.
+    moved = 24 * payload * (1 / 2e9 + 2 / 3e7)
     assert timed("1b", "validator", on_gpu=False)["probe"].seconds == pytest.approx(moved)
     # To GPUs 8 bytes of place and 4 of value, listed and picked out, both ways; what was there comes back.
     values = 24 * Setting(spec, 2, 4).sizes.values
@@ -196,4 +202,5 @@ def test_what_stands_in_other_modules_is_the_same_here() -> None:
     assert (PART_BYTES, PART_BYTES) == (s3.PART_BYTES, merkle.SECTION_BYTES)
     assert (FETCH_THREADS, PREFETCH_THREADS) == (payloads.MAX_THREADS, payloads.PREFETCH_THREADS)
     assert PART_THREADS == data.PART_THREADS
+    assert (OPEN_THREADS, COPIES) == (payloads.OPEN_THREADS, agreement.COPIES)
     assert POST_BLOCKS == WINDOW_MARGIN_BLOCKS

@@ -1,0 +1,121 @@
+"""What other rules of pay would have paid in rounds that benchmarks/bench_pay.py has kept.
+
+    python benchmarks/pay_rules.py pay.jsonl
+
+Every hotkey's scores and gaps stand in the lines; the book is folded from them anew by the real code, and a rule says
+what a peer has earned by its record there. Which updates were applied stays as it was played: rules that select others
+have to be played. Prints, for every network, its settings and every rule, pay over that of a full worker (median,
+smallest and largest over seeds) and the Gini coefficients of the full workers' pay after 10 and 30 rounds. Of a network
+with several validators it is what the first one pays.
+"""
+
+import argparse
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+
+from bench_pay import earned, gini, kept, of_kind, over_full, rounded
+from pay_network import Line
+from proof_power import word
+
+from gauntlet.book import PeerRecord, RoundOutcome, ScoreBook, eligible, fold
+from gauntlet.checks import Checked
+from gauntlet.evaluation import Evaluation
+from gauntlet.selection import peer_score, standing
+from gauntlet.weights import RESERVE_SHARE
+from localnet.spec import CONFIGS
+from protocol.spec import GauntletSpec
+from protocol.types import LossScore, PeerId
+
+Pay = Callable[[PeerRecord], float]
+
+
+def proven(record: PeerRecord) -> float:
+    """The proof less its penalty, 0 to 1: more than honest work earns nothing more."""
+    return min(1.0, max(0.0, (record.proof or 0.0) - record.penalty))
+
+
+def worth(record: PeerRecord, enough: float) -> float:
+    """The averaged score over so many honest ones, 0 to 1."""
+    usual = enough * record.usual_scores.value
+    return min(1.0, max(0.0, record.scores.value / usual)) if usual > 0 else 0.0
+
+
+RULES: dict[str, Pay] = {
+    "today": lambda record: peer_score(record) ** 2,
+    "proven": proven,
+    "proven squared": lambda record: proven(record) ** 2,
+    "proven squared, half the honest score": lambda record: proven(record) ** 2 * worth(record, 0.5),
+    "proven squared, honest score": lambda record: proven(record) ** 2 * worth(record, 1.0),
+    "proven times score": lambda record: proven(record) * max(0.0, record.scores.value),
+    "proven times score squared": lambda record: proven(record) * max(0.0, record.scores.value) ** 2,
+}
+
+
+def hotkeys(line: Line, name: str, count: int) -> list[PeerId]:
+    """As benchmarks/pay_workers.py names them."""
+    return [PeerId(word("peer", line["seed"], name, index)) for index in range(count)]
+
+
+def replayed(line: Line, pay: Pay) -> Line:
+    """The line with what the rule pays."""
+    table = tomllib.loads((CONFIGS / "tiny.toml").read_text())["gauntlet"]
+    gauntlet = GauntletSpec.model_validate(table | line["set"].get("gauntlet", {}))
+    run, book, rows = word("run", line["seed"]), ScoreBook(), []
+    for number, row in enumerate(line["by_round"]):
+        mine = {name: hotkeys(line, name, len(row[name]["score"])) for name in line["workers"]}
+        found = {
+            peer: Evaluation(LossScore(score, score), gap, 1)
+            for name, peers in mine.items()
+            for peer, score, gap in zip(peers, row[name]["score"], row[name]["gap"], strict=True)
+        }
+        ranking = standing(book, found, gauntlet, number, word("commit", run.hex(), number))
+        checked = Checked({}, {}, frozenset(found), {}, {})
+        book = fold(book, RoundOutcome(number, checked, found, frozenset(ranking.contributing)), gauntlet)
+        parts = dict.fromkeys(ranking.contributing, 1.0) | dict.fromkeys(ranking.reserve, RESERVE_SHARE)
+        shares = {
+            peer: part * pay(book.peers[peer]) for peer, part in parts.items() if eligible(book.peers[peer], gauntlet)
+        }
+        whole = sum(shares.values()) or 1.0
+        paid = {name: {"pay": sum(shares.get(peer, 0.0) for peer in peers) / whole} for name, peers in mine.items()}
+        rows.append(row | {name: row[name] | paid[name] for name in paid})
+    return line | {"by_round": rows}
+
+
+def table(lines: Iterable[Line]) -> list[Line]:
+    """A row for every network, its settings and rule."""
+    groups: dict[str, list[Line]] = {}
+    for line in lines:
+        groups.setdefault(json.dumps([line[name] for name in ("model", "network", "full", "set", "rule")]), []).append(
+            line
+        )
+    found: list[Line] = []
+    for key, played in groups.items():
+        for name, pay in RULES.items():
+            again = [replayed(line, pay) for line in played]
+            row: Line = {"network": key, "seeds": len(again), "rule": name}
+            for kind in sorted({worker["kind"] for worker in again[0]["workers"].values()} - {"full"}):
+                ratios = [over_full(line, kind)["ratio"] for line in again]
+                row[kind] = [median(ratios), min(ratios), max(ratios)]
+            for end in (10, 30):
+                if all(line["rounds"] >= end for line in again):
+                    row[f"gini_{end}"] = median(
+                        gini([earned(line, name, end) for name in of_kind(line, "full")]) for line in again
+                    )
+            found.append(rounded(row))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rows", type=Path, nargs="+")
+    options = parser.parse_args()
+    for row in table(line for file in options.rows for line in kept(file)):
+        sys.stdout.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

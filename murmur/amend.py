@@ -1,0 +1,238 @@
+"""`murmur run amend` and `murmur run void`: what an owner changes, or takes back, of a run that is published."""
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from murmur import owned
+from murmur.owned import say
+from murmur.plan import planned, refusals
+from murmur.timetable import duration
+from node import reader, terms
+from node.adapters import Doors
+from node.config import OwnerConfig
+from node.runfile import RunFile, folder_of
+from owner.amend import POST_BLOCKS, Standing, changes, earliest_round, proposed, same, standing
+from owner.folder import RunFolder, open_folder
+from owner.publish import announce, await_named, name
+from owner.records import records, stated, was_agreed
+from protocol.errors import ChainError, ConfigError, StorageError
+from protocol.run import Amendment, Run
+from protocol.spec import parse_table
+
+
+def amend(options: Namespace) -> int:
+    """Raises ConfigError for an amendment that nobody would follow, or that breaks the run."""
+    fields = _fields(options)
+    folder, settings, doors, now = _open(options)
+    if (posted := same(now, fields)) is not None:
+        say("this amendment stands in the owner's slot already")
+        return _confirm(settings, folder, doors, posted)
+    amendment = proposed(now, fields)
+    before, after = now.planned, now.planned.amended([amendment])
+    changed = list(changes(before, after, amendment.from_round))
+    if not changed:
+        raise ConfigError("it changes nothing: the spec of that round says all of this already")
+    _require(options, before, after, amendment, doors)
+    say(f"from round {amendment.from_round} on:")
+    width = max(len(field) for field, _, _ in changed)
+    for field, old, new in changed:
+        say(f"  {field:<{width}}  {json.dumps(old)} -> {json.dumps(new)}")
+    return _post(options, settings, folder, doors, now, amendment)
+
+
+def void(options: Namespace) -> int:
+    """Raises ConfigError for what cannot be taken back any more."""
+    folder, settings, doors, now = _open(options)
+    if options.pending:
+        return _take_back(options, doors, now)
+    number: int = options.round
+    run = now.run
+    for amendment in now.planned.amendments:
+        if amendment.void_round == number:
+            say(f"round {number} is declared void already, from block {amendment.void_from_block} on")
+            return _confirm(settings, folder, doors, amendment)
+    if not 0 <= number <= run.clock.decided_before(now.block):
+        raise ConfigError(
+            f"round {number} is not decided yet: only an agreed record can be void. Now is round "
+            f"{run.clock.round_at(now.block)}"
+        )
+    _require_left_behind(run, doors, now, number)
+    try:
+        if not was_agreed(run, doors, number):
+            raise ConfigError(f"round {number} has no agreed record: it is void already, and nothing waits for it")
+    except ChainError as fault:
+        say(f"whether round {number} has an agreed record is not known here: {fault}")
+    earliest = earliest_round(run, now.block)
+    height = run.clock.start(earliest)
+    fields = {"from_round": earliest, "void_round": number, "void_from_block": height}
+    amendment = proposed(now, fields)
+    say(
+        f"the record of round {number} is void for everybody who looks from block {height} on (round {earliest}): the "
+        "run goes on from the state before it, and its miners take their updates back"
+    )
+    return _post(options, settings, folder, doors, now, amendment)
+
+
+# --- what the commands share -------------------------------------------------------------------------------------
+
+
+def _open(options: Namespace) -> tuple[RunFolder, OwnerConfig, Doors, Standing]:
+    """The folder, its owner's settings and doors, and the run as it stands. What is settled by now is kept in the
+    folder: a chain node forgets what decided it."""
+    folder = open_folder(options.folder)
+    settings = owned.settings(OwnerConfig, options, folder.path)
+    doors = owned.doors(settings, folder)
+    return folder, settings, doors, _look(settings, folder)
+
+
+def _look(settings: OwnerConfig, folder: RunFolder) -> Standing:
+    """As a stranger sees it."""
+    spec = folder.spec
+    if spec is None:
+        raise ConfigError(f"the run in {folder.path} is not published yet: until then change it by creating it anew")
+    doors, run = reader.open_run(owned.as_strangers(settings, spec.owner, folder.path), folder.path)
+    if run.id != spec.digest:
+        raise ConfigError(
+            f"the owner's slot names run {run.first.name} ({run.id.hex()[:16]}), not the one in {folder.path}: "
+            f"publish it (murmur run publish {folder.path}), or name that run's folder"
+        )
+    now = standing(run, doors)
+    RunFile(folder_of(folder.path, run.id)).save(now.run)
+    return now
+
+
+def _fields(options: Namespace) -> dict[str, Any]:
+    """from_round and changes, as the file and the flags say them together."""
+    table: dict[str, Any] = {"changes": {}}
+    if options.file is not None:
+        try:
+            table |= parse_table(options.file.read_text(encoding="utf-8"), str(options.file))
+        except UnicodeDecodeError as fault:
+            raise ConfigError(f"{options.file} is neither TOML nor JSON: {fault}") from None
+        if unknown := set(table) - {"from_round", "changes"}:
+            raise ConfigError(f"{options.file}: {', '.join(sorted(unknown))}: expected from_round and [changes.TABLE]")
+    if options.from_round is not None:
+        table["from_round"] = options.from_round
+    for change in options.changes:
+        path, equals, text = change.partition("=")
+        name_of, dot, field = path.strip().partition(".")
+        if not (equals and dot and name_of and field):
+            raise ConfigError(f"--set {change}: expected TABLE.FIELD=VALUE, such as inner.peak_lr=1e-4")
+        table["changes"].setdefault(name_of, {})[field] = _value(text.strip())
+    if "from_round" not in table or not table["changes"]:
+        raise ConfigError(
+            "an amendment needs --from-round R and at least one --set TABLE.FIELD=VALUE, or a file with both"
+        )
+    return table
+
+
+def _value(text: str) -> Any:
+    """A number, true or false, or else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _require(options: Namespace, before: Run, after: Run, amendment: Amendment, doors: Doors) -> None:
+    """Raise ConfigError when the run could not go on with it, though it does without."""
+    number = amendment.from_round
+    subnet = doors.chain.subnet(doors.chain.finalized().block)
+    faults = [*terms.misfits(after, number, subnet), *refusals(planned(after.spec_at(number), options))]
+    known = {*terms.misfits(before, number, subnet), *refusals(planned(before.spec_at(number), options))}
+    if fresh := [fault for fault in faults if fault not in known]:
+        raise ConfigError("the run could not go on with this, and nothing was published:\n  " + "\n  ".join(fresh))
+
+
+def _post(
+    options: Namespace, settings: OwnerConfig, folder: RunFolder, doors: Doors, now: Standing, amendment: Amendment
+) -> int:
+    if now.refused is not None:
+        say(f"it takes the place of what the slot names, which nobody follows: {now.refused}")
+    if not owned.agreed_to("publish it?", yes=options.yes):
+        say("nothing was published")
+        return 0
+    block = announce(doors, amendment.to_bytes())
+    await_named(doors, amendment.digest, block)
+    return _confirm(settings, folder, doors, amendment)
+
+
+def _confirm(settings: OwnerConfig, folder: RunFolder, doors: Doors, amendment: Amendment) -> int:
+    """Read it back as everybody does, and say when it is settled."""
+    now = _look(settings, folder)
+    if amendment in now.run.amendments:
+        say(f"it is settled: everybody follows it from round {amendment.from_round} on")
+        return 0
+    if amendment not in now.pending:
+        raise ConfigError(f"it is not what everybody reads: {now.refused}. Publish it again for a later round")
+    say(when_settled(now, amendment))
+    say(f"until then it can be taken back: murmur run void {folder.path} --pending")
+    return 0
+
+
+def when_settled(now: Standing, amendment: Amendment) -> str:
+    """A pending amendment's last word, for people."""
+    block = now.run.settled_by(amendment)
+    seconds = max(0, block - now.block) * now.run.first.clock.block_seconds
+    return f"pending; settled as of block {block}, in about {duration(seconds)}, if the slot still names it then"
+
+
+def _take_back(options: Namespace, doors: Doors, now: Standing) -> int:
+    """Name what stands before the first pending amendment that can still be taken back."""
+    by = now.block + now.run.first.clock.finality_blocks + POST_BLOCKS
+    stays = [amendment for amendment in now.pending if now.run.settled_by(amendment) <= by]
+    leaves = now.pending[len(stays) :]
+    if not leaves and now.refused is None:
+        late = ": the last one is settled before another post could be final" if stays else ""
+        raise ConfigError(f"no amendment is pending that could be taken back{late}")
+    for amendment in leaves:
+        say(f"taken back: {described(amendment)}")
+    if now.refused is not None:
+        say(f"taken back: what nobody follows ({now.refused})")
+    if not owned.agreed_to("take it back?", yes=options.yes):
+        say("nothing was published")
+        return 0
+    head = stays[-1].digest if stays else now.run.head
+    block = name(doors, head)
+    await_named(doors, head, block)
+    say(f"the owner's slot names {head.hex()[:16]} again, since block {block}")
+    return 0
+
+
+def described(amendment: Amendment) -> str:
+    """What an amendment says, in one line."""
+    said = list(_said(amendment.changes))
+    if amendment.void_round is not None:
+        said.append(f"round {amendment.void_round} is void from block {amendment.void_from_block} on")
+    return f"from round {amendment.from_round}: " + ", ".join(said)
+
+
+def _said(tables: Mapping[Any, Mapping[str, Any]]) -> Iterator[str]:
+    for table, fields in tables.items():
+        for field, value in fields.items():
+            yield ascii(f"{table}.{field} = {json.dumps(value)}")[1:-1]
+
+
+def _require_left_behind(run: Run, doors: Doors, now: Standing, number: int) -> None:
+    """Raise ConfigError when the run has gone on from the round's record: whoever looks later would part from those who
+    have applied it."""
+    newest = stated(run, doors, now.block)
+    if newest is None:
+        return
+    try:
+        for _, record in records(run, doors, now.block, newest.link):
+            if record.record.round < number:
+                return
+            if record.record.round == number:
+                raise ConfigError(
+                    f"the run has gone on from round {number}: validators with {newest.share:.0%} of the stake hold a "
+                    "state that it is part of, and everybody has its bytes from them. To void it now would part "
+                    "those who have applied it from those who come later"
+                )
+    except StorageError as fault:
+        raise ConfigError(
+            f"whether the run has gone on from round {number} cannot be known: {fault}. Try again when validators' "
+            "buckets answer"
+        ) from None

@@ -1,0 +1,137 @@
+"""An owner's amendments: those that stand in its slot, whether they are settled, and the next one (docs/protocol.md
+section 0; docs/decisions/0044-a-run-of-ones-own.md)."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from node.adapters import Doors
+from node.amendments import MAX_AMENDMENTS, Reader, owner_slot
+from node.sources import sources_as_of
+from owner.records import records, stated
+from protocol.errors import ConfigError, InvalidMessage, StorageError
+from protocol.run import Amendment, Run
+from protocol.spec import fault_lines
+from protocol.types import Digest, Slot
+from storage.realtime import REAL
+
+POST_BLOCKS = 8
+"""From now until an amendment stands in a final slot, beside what finality lags behind: it may be sent twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A run as its owner's slot has it at a final block. `run`: with the amendments that are settled. `pending`: those
+    that the slot names beyond them and may still take back, oldest first. `refused`: why nobody follows what else it
+    names; None when there is no such thing. `slot`: the owner's."""
+
+    block: int
+    run: Run
+    pending: tuple[Amendment, ...]
+    refused: str | None
+    slot: Slot | None
+
+    @property
+    def planned(self) -> Run:
+        """The run with what is pending."""
+        return self.run.amended(self.pending)
+
+
+def standing(run: Run, doors: Doors) -> Standing:
+    """`run`: with all that is settled by now (node.amendments.settled). Raises ChainError."""
+    clock, block = run.clock, doors.chain.finalized().block
+    peers = doors.chain.peers(block)
+    slot = owner_slot(run.first.owner_id, peers)
+    named = slot.amendment if slot is not None else None
+    known = {run.id, *(amendment.digest for amendment in run.amendments)}
+    if named is None or named in known:
+        return Standing(block, run, (), None, slot)
+    reader = Reader(run.first.owner_id, sources_as_of(run, block, peers, doors.open_pointer), {}, MAX_AMENDMENTS, REAL)
+    try:
+        previous, fresh = reader.chain(named, known)
+    except (StorageError, InvalidMessage) as fault:
+        return Standing(block, run, (), f"it cannot be read: {fault}", slot)
+    if previous != run.head:
+        return Standing(block, run, (), "it does not build on the last amendment that is settled", slot)
+    last = clock.start(clock.round_at(block)) - 1 if block >= clock.start(0) else -1
+    followed = _followed(run, doors, block)
+    if followed in {amendment.digest for amendment in fresh}:
+        # What this chain node has pruned, the chain of records tells.
+        at = next(number for number, amendment in enumerate(fresh, 1) if amendment.digest == followed)
+        run, fresh = run.amended(fresh[:at]), fresh[at:]
+    pending: list[Amendment] = []
+    planned = run
+    for amendment in fresh:
+        if run.settled_by(amendment) <= last:
+            why = f"the one for round {amendment.from_round} came too late, so far as this chain node knows"
+            return Standing(block, run, tuple(pending), why, slot)
+        try:
+            planned = planned.amended([amendment])
+        except ConfigError as fault:
+            return Standing(block, run, tuple(pending), str(fault), slot)
+        pending.append(amendment)
+    return Standing(block, run, tuple(pending), None, slot)
+
+
+def _followed(run: Run, doors: Doors, block: int) -> Digest | None:
+    """The head of the newest agreed record; None where there is none, or none to be had."""
+    if (newest := stated(run, doors, block)) is None:
+        return None
+    try:
+        return next((record.head for _, record in records(run, doors, block, newest.link)), None)
+    except StorageError:
+        return None
+
+
+def earliest_round(run: Run, block: int) -> int:
+    """The first round from which an amendment that is posted now, at the final `block`, can hold."""
+    by = block + run.first.clock.finality_blocks + POST_BLOCKS
+    # Settled by the last block before the round before it.
+    return max(1, run.clock.round_at(by) + 2) if by >= run.clock.start(0) else 1
+
+
+def proposed(standing: Standing, fields: Mapping[str, Any]) -> Amendment:
+    """The amendment of these fields (but `previous`) behind all that stands, valid and in time. Raises ConfigError."""
+    try:
+        amendment = Amendment.model_validate({"previous": standing.planned.head.hex(), **fields})
+    except ValidationError as fault:
+        raise ConfigError("this is no amendment:\n" + fault_lines(fault)) from None
+    standing.planned.amended([amendment])
+    earliest = earliest_round(standing.run, standing.block)
+    if amendment.from_round < earliest:
+        raise ConfigError(
+            f"it is too late for round {amendment.from_round}: an amendment has to stand on chain, final, before the "
+            "round before the one from which it holds, and everybody refuses one that comes later. The earliest is "
+            f"round {earliest} (now: {standing.run.clock.round_at(standing.block)})"
+        )
+    if len(standing.planned.amendments) >= MAX_AMENDMENTS:
+        raise ConfigError(f"the run has {MAX_AMENDMENTS} amendments, and nobody follows more")
+    return amendment
+
+
+def same(standing: Standing, fields: Mapping[str, Any]) -> Amendment | None:
+    """The last amendment that stands, when it is what these fields ask for: it was posted by an earlier start."""
+    if not standing.planned.amendments:
+        return None
+    last = standing.planned.amendments[-1]
+    try:
+        wanted = Amendment.model_validate({"previous": last.previous, **fields})
+    except ValidationError:
+        return None
+    return last if wanted == last else None
+
+
+def changes(before: Run, after: Run, round: int) -> Iterator[tuple[str, Any, Any]]:
+    """(field, value before, value after) of all that differs between two runs' specs in `round`."""
+    old, new = (run.spec_at(round).model_dump(mode="json") for run in (before, after))
+    for name in old:
+        if isinstance(old[name], dict):
+            yield from (
+                (f"{name}.{field}", old[name][field], new[name][field])
+                for field in old[name]
+                if old[name][field] != new[name][field]
+            )
+        elif old[name] != new[name]:
+            yield name, old[name], new[name]

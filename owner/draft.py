@@ -1,0 +1,103 @@
+"""A run's spec before it is published: what its owner wrote, completed by what the subnet and the data say. theta_0 and
+the first block are its last two fields: one takes an inner round to make, the other is chosen when the run is
+sealed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from owner import presets
+from protocol.clock import PAGE_LEAD_BLOCKS
+from protocol.errors import ConfigError
+from protocol.ports import Chain
+from protocol.spec import RunSpec, build
+from protocol.types import Digest, PeerId, Subnet, hotkey
+from training.shards import Shards
+
+LOOK_BACK_BLOCKS = 64
+"""Over so many the time between blocks is measured."""
+NOBODYS_THETA = "0" * 64
+"""Stands for theta_0's digest while there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The subnet that a run is to be on, as the chain has it. `local`: strangers' buckets may be on this machine."""
+
+    genesis: bytes
+    netuid: int
+    owner: PeerId
+    subnet: Subnet
+    block_seconds: float
+    local: bool
+
+
+def look(chain: Chain, netuid: int, owner: PeerId, *, local: bool) -> Place:
+    """The place as of now. Raises ChainError."""
+    head = chain.finalized()
+    first = chain.header(max(1, head.block - LOOK_BACK_BLOCKS))
+    if head.block <= first.block or head.time <= first.time:
+        raise ConfigError(
+            f"the chain has {head.block} final blocks, too few to tell how long one takes: start again in a minute"
+        )
+    # Two digits: what is planned by needs no more, and 12 s are 12.0 on any day.
+    seconds = float(f"{(head.time - first.time) / (head.block - first.block):.2g}")
+    return Place(chain.genesis(), netuid, owner, chain.subnet(head.block), seconds, local)
+
+
+def draft(table: Mapping[str, Any], name: str, place: Place, data: Shards, *, own_vocabulary: bool) -> dict[str, Any]:
+    """The spec's table: `table` (of a preset or a file), and over it what is the place's and the data's, not a choice.
+
+    own_vocabulary: the table's is a choice, and may be larger than the data's tokenizer needs; else it is the latter's.
+    Windows that the table leaves open are those of the small presets. `weight_rounds` is no less than the subnet
+    allows.
+    """
+    given = {key: value for key, value in table.items() if key != "amendments"}
+    clock = {**(given.get("clock") or presets.WINDOWS)}
+    clock |= {"tempo": place.subnet.tempo, "weights_rate_limit": place.subnet.weights_rate_limit}
+    clock = {"start_block": PAGE_LEAD_BLOCKS, "block_seconds": place.block_seconds} | clock
+    gauntlet = dict(given.get("gauntlet") or {})
+    fewest = weight_rounds(clock.get("round_blocks"), place.subnet)
+    gauntlet["weight_rounds"] = max(fewest, int(gauntlet.get("weight_rounds", 1)))
+    model = dict(given.get("model") or {})
+    if not own_vocabulary:
+        model["vocabulary"] = data.index.vocabulary
+    found = {"index": data.digest.hex(), "num_tokens": data.train.num_tokens}
+    return given | {
+        "name": name,
+        "chain": place.genesis.hex(),
+        "netuid": place.netuid,
+        "owner": hotkey(place.owner),
+        "local": place.local,
+        "genesis_checkpoint": NOBODYS_THETA,
+        "model": model,
+        "data": dict(given.get("data") or {}) | found,
+        "clock": clock,
+        "gauntlet": gauntlet,
+    }
+
+
+def weight_rounds(round_blocks: Any, subnet: Subnet) -> int:
+    """Rounds from one set of weights to the next: the fewest that the subnet's rate limit allows. 1 for a length that
+    is none: a spec says what is wrong with it."""
+    if type(round_blocks) is not int or round_blocks < 1:
+        return 1
+    return max(1, ceil(subnet.weights_rate_limit / round_blocks))
+
+
+def sealed(table: Mapping[str, Any], theta: Digest, start_block: int) -> RunSpec:
+    """The spec. Raises ConfigError with one line for each fault."""
+    return build(
+        {**table, "genesis_checkpoint": theta.hex(), "clock": {**table["clock"], "start_block": start_block}},
+        "the run's spec",
+    )
+
+
+def require_turns(data: Shards) -> None:
+    """Raise ConfigError for a data set whose vocabulary has no ids for turns: once there is a model it is too late."""
+    if data.index.tokenizer_config is None:
+        raise ConfigError(
+            "the data set has no token ids for chat turns, since an earlier release has built it, and the vocabulary "
+            "of a run never changes: nobody could fine-tune its model to chat. Build it again: murmur shards build"
+        )

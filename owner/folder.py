@@ -1,0 +1,89 @@
+"""What `murmur run create` leaves for `murmur run publish`: one folder a run.
+
+draft.json        the spec but for its first block, and where the data is; written last: with it the folder is whole
+theta_0/          theta_0's checkpoint
+data/             the data set, where it was made for this run
+spec.json         the spec as it is published, from its sealing on
+owner.toml        network, wallet and bucket as they were given, without secrets
+amendments/       what the preset has its owner publish later on, one file each, for `murmur run amend`
+RUN/run.json      the amendments that were settled when the owner looked last
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import ConfigError
+from protocol.spec import RunSpec, parse_text
+from protocol.types import Digest
+
+DRAFT, THETA, DATA, SPEC, OWNER, AMENDMENTS = (
+    "draft.json", "theta_0", "data", "spec.json", "owner.toml", "amendments"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """An owner's folder. `table`: the draft of the spec, theta_0's digest in it."""
+
+    path: Path
+    table: Mapping[str, Any]
+    data: Path
+
+    @property
+    def theta(self) -> Digest:
+        return Digest(bytes.fromhex(self.table["genesis_checkpoint"]))
+
+    @property
+    def spec(self) -> RunSpec | None:
+        """The spec as it was sealed last; None before. Raises ConfigError for a file that is none."""
+        path = self.path / SPEC
+        return parse_text(path.read_text(encoding="utf-8"), str(path)) if path.exists() else None
+
+    def seal(self, spec: RunSpec) -> None:
+        """Keep the spec, before anything is said of it."""
+        write(self.path / SPEC, spec.to_bytes())
+
+
+def open_folder(path: Path) -> RunFolder:
+    """Raises ConfigError for a folder that `murmur run create` has not finished."""
+    file = path / DRAFT
+    try:
+        body = json.loads(file.read_bytes())
+        return RunFolder(path, body["spec"], Path(body["data"]))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} holds no run: {DRAFT} is missing. Make one, or go on with one that was cut short: murmur run "
+            "create"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as fault:
+        raise ConfigError(f"{file} cannot be read ({fault}): create the run again in another folder") from None
+
+
+def finish(path: Path, table: Mapping[str, Any], data: Path) -> RunFolder:
+    """Make the folder whole."""
+    write(path / DRAFT, (json.dumps({"spec": table, "data": str(data)}, indent=2) + "\n").encode())
+    return RunFolder(path, table, data)
+
+
+def write(path: Path, data: bytes) -> None:
+    """A file whole or not at all, on the disk before it has its name, readable by its owner only."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def to_toml(table: Mapping[str, Any]) -> str:
+    """A table of plain values and one level of tables as TOML; JSON's literals for them are TOML's."""
+    plain = [f"{name} = {json.dumps(value)}" for name, value in table.items() if not isinstance(value, Mapping)]
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            plain += [f"[{name}]", *(f"{key} = {json.dumps(entry)}" for key, entry in value.items())]
+    return "\n".join(plain) + "\n"

@@ -1,0 +1,136 @@
+"""Putting a run before everybody: its objects into the owner's bucket, then one digest into the owner's slot on chain.
+
+Objects lie under their own digests, so what is there already stays, and a publication that was cut short goes on
+where it was. The slot is written last: whatever it names can be read by then.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from threading import Lock
+
+from node.adapters import Doors
+from node.amendments import owner_slot
+from protocol import keys
+from protocol.errors import AccessDenied, ConfigError, ObjectMissing, StorageError
+from protocol.messages import encode_slot
+from protocol.ports import Bucket
+from protocol.types import Digest, Slot
+from training import checkpoint
+from training.index import INDEX
+from training.shards import Shards
+
+BESIDE = 4
+"""Objects that travel at once; a large one has several parts under way by itself."""
+TRIES = 6
+FIRST_PAUSE_SECONDS = 1.0
+LEAST_SECONDS = 60.0
+SLOWEST_BYTES_PER_SECOND = 125_000.0
+"""An object may take as long as at 1 Mb/s."""
+FINAL_SECONDS = 300.0
+"""For a block that is made already to become final."""
+
+Tell = Callable[[int, int], None]
+"""tell(bytes that are up, bytes in all)."""
+Blob = tuple[Digest, Path]
+
+
+def theta_blobs(folder: Path, digest: Digest) -> list[Blob]:
+    """All files of theta_0's checkpoint, its manifest last. Raises CheckpointCorrupt."""
+    return list(checkpoint.blobs(folder, digest))
+
+
+def data_blobs(folder: Path, data: Shards, *, whole: bool) -> list[Blob]:
+    """The tokenizer's files and the index, and before them, when `whole`, all shards with their lists of leaves:
+    whoever shows the index is asked for the rest."""
+    index = data.index
+    shards: list[Blob] = []
+    if whole:
+        for entry in (*index.train, *index.held_out):
+            shards += [(entry.leaves_digest, folder / entry.leaves_file), (entry.digest, folder / entry.file)]
+    named = [(digest, folder / name) for name, digest in index.tokenizer_files.items()]
+    return [*shards, *named, (data.digest, folder / INDEX)]
+
+
+def upload(bucket: Bucket, blobs: Sequence[Blob], tell: Tell = lambda done, total: None) -> None:
+    """Put up what is not there yet; the last blob when all others are. Raises StorageError when the store does not take
+    one of them any more, and ConfigError when it may not be written."""
+    sizes = [path.stat().st_size for _, path in blobs]
+    total, done, lock = sum(sizes), 0, Lock()
+
+    def put(blob: Blob, size: int) -> None:
+        nonlocal done
+        _insist(lambda: _put(bucket, blob, size))
+        with lock:
+            done += size
+            tell(done, total)
+
+    with ThreadPoolExecutor(BESIDE) as pool:
+        for future in [pool.submit(put, *pair) for pair in zip(blobs[:-1], sizes[:-1], strict=True)]:
+            future.result()
+    for blob, size in zip(blobs[-1:], sizes[-1:], strict=True):
+        put(blob, size)
+
+
+def _put(bucket: Bucket, blob: Blob, size: int) -> None:
+    digest, path = blob
+    key = keys.blob(digest)
+    there = bucket.head(key, timeout_seconds=LEAST_SECONDS)
+    if there is None or there.size_bytes != size:
+        bucket.put(key, path, timeout_seconds=LEAST_SECONDS + size / SLOWEST_BYTES_PER_SECOND)
+
+
+def _insist(work: Callable[[], None]) -> None:
+    """Do it, a few times if need be, with growing pauses."""
+    for tried in range(TRIES):
+        try:
+            return work()
+        except (AccessDenied, ObjectMissing) as fault:
+            raise ConfigError(f"the bucket does not take what is published: {fault}. Check its name and keys") from None
+        except StorageError:
+            if tried == TRIES - 1:
+                raise
+            time.sleep(FIRST_PAUSE_SECONDS * 2**tried)
+
+
+def own_slot(doors: Doors) -> Slot | None:
+    """The owner's slot as of the final head. Raises ConfigError for a hotkey that is not registered."""
+    peers = doors.chain.peers(doors.chain.finalized().block)
+    if all(peer.id != doors.signer.peer for peer in peers):
+        raise ConfigError(
+            "the owner's hotkey is not registered on this subnet, so it has no slot to name a run in: btcli subnet "
+            "register, or name another wallet or netuid"
+        )
+    return owner_slot(doors.signer.peer, peers)
+
+
+def announce(doors: Doors, document: bytes) -> int:
+    """Put a spec or an amendment up and name it in the owner's slot; the block that has it. What else stands in the
+    slot stays: the owner may be a miner or a validator too. Raises what the doors raise."""
+    digest = Digest(sha256(document).digest())
+    _insist(lambda: doors.bucket.put(keys.blob(digest), document, timeout_seconds=LEAST_SECONDS))
+    return name(doors, digest)
+
+
+def name(doors: Doors, digest: Digest) -> int:
+    """Name a document that is up already in the owner's slot; the block that has it."""
+    slot = own_slot(doors)
+    return doors.chain.publish(encode_slot(doors.pointer, slot.statement if slot else None, digest))
+
+
+def await_named(doors: Doors, digest: Digest, block: int) -> None:
+    """Wait until `block` is final, and raise ConfigError unless the owner's slot names the document then."""
+    doors.chain.wait(block, FINAL_SECONDS)
+    slot = own_slot(doors)
+    if slot is None or slot.amendment != digest:
+        raise ConfigError(
+            f"the owner's slot does not name what was posted in block {block}: another program with this hotkey has "
+            "written over it a moment later, or a fork has dropped it. Run the same command again"
+        )
+
+
+def blobs_of(*parts: Iterable[Blob]) -> list[Blob]:
+    """Each object once, in order."""
+    return list({digest: (digest, path) for part in parts for digest, path in part}.values())

@@ -1,0 +1,88 @@
+"""The chain of agreed records, read back from what most of the stake states now: what the run has gone on from, and
+under which amendments. Each record is authenticated by the link to it, so whoever has one will do."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gauntlet.agreement import Views, agreed, claims
+from node.adapters import Doors
+from node.sources import Sources, sources_as_of
+from protocol import keys
+from protocol.errors import ChainError, ConfigError, InvalidMessage, StorageError
+from protocol.messages import LINK_MAX_BYTES, Link, first_link, parse_link
+from protocol.run import Run
+from protocol.types import Attestation, Digest, Record
+
+ASK_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What validators state at the start of `round`: theta's digest and the link to the last agreed record, and the
+    share of the counted stake that states this."""
+
+    round: int
+    theta: Digest
+    link: Digest
+    share: float
+
+
+def stated(run: Run, doors: Doors, block: int) -> Stated | None:
+    """The newest pair that is stated by at least half of the stake that speaks, as of the final `block`; None before
+    anybody has said anything. Raises ChainError."""
+    peers = doors.chain.peers(block)
+    rounds = {
+        peer.slot.statement.round
+        for peer in peers
+        if peer.slot is not None and isinstance(peer.slot.statement, Record | Attestation)
+    }
+    for round in sorted(rounds, reverse=True):
+        commit = run.clock.commit_by(round)
+        try:
+            voters = doors.chain.peers(min(commit, block))
+        except ChainError:
+            voters = ()  # pruned; then stake as of now orders
+        found = claims(run, round, voters, peers)
+        total = sum(found.values())
+        for (theta, link), stake in found.items():
+            if 2 * stake >= total:
+                return Stated(round, theta, link, stake / total if total else 1.0)
+    return None
+
+
+def records(run: Run, doors: Doors, block: int, link: Digest) -> Iterator[tuple[Digest, Link]]:
+    """Every agreed record with its link, from the one at `link` back to the first. Raises StorageError where nobody has
+    the next one."""
+    sources = sources_as_of(run, block, doors.chain.peers(block), doors.open_pointer)
+    below = run.clock.round_at(block) + 1
+    while link != first_link(run.id):
+        record = _record(run, sources, link)
+        if record.record.round >= below:
+            raise StorageError(f"the chain of records does not lead back: round {record.record.round} before {below}")
+        yield link, record
+        link, below = record.record.previous, record.record.round
+
+
+def was_agreed(run: Run, doors: Doors, round: int) -> bool:
+    """Whether the decided `round` has an agreed record for whatever somebody stated at its start. Raises ChainError,
+    with code StatePruned where this chain node has forgotten it."""
+    chain, clock = doors.chain, run.clock
+    commit, attest = chain.peers(clock.commit_by(round)), chain.peers(clock.attest_by(round))
+    slots = [chain.peers(clock.slot(round, index)[1]) for index in range(clock.leader_slots)]
+    views, commit_hash = Views(commit, slots, attest), chain.header(clock.commit_by(round)).hash
+    height = clock.attest_by(round)
+    return any(
+        agreed(run, round, *claim, commit_hash, views, height).selection is not None
+        for claim in claims(run, round, commit, attest)
+    )
+
+
+def _record(run: Run, sources: Sources, link: Digest) -> Link:
+    holders = sources.validators()
+    for holder in holders:
+        for source in sources.own(holder, keys.statement(run.id, link)):
+            with suppress(StorageError, ConfigError, InvalidMessage):
+                data = source.open().get(source.key, max_bytes=LINK_MAX_BYTES, timeout_seconds=ASK_SECONDS)
+                return parse_link(data, link)
+    raise StorageError(f"the agreed record {link.hex()[:16]} is in none of {len(holders)} validators' buckets")

@@ -1,0 +1,28 @@
+"""What a bucket refuses that is only read."""
+
+from pathlib import Path
+from typing import Never
+
+from protocol.errors import AccessDenied
+from protocol.ports import Multipart
+
+
+class ReadOnly:
+    """The writing half of the Bucket port, refused: nothing is sent to anybody."""
+
+    def put(self, key: str, data: bytes | Path, *, timeout_seconds: float) -> None:
+        refuse()
+
+    def delete(self, key: str, *, timeout_seconds: float) -> None:
+        refuse()
+
+    def begin(self, key: str, *, timeout_seconds: float) -> Multipart:
+        refuse()
+
+    def abort_unfinished(self, prefix: str, *, timeout_seconds: float) -> int:
+        refuse()
+
+
+def refuse() -> Never:
+    """Raise AccessDenied."""
+    raise AccessDenied("this is only read: there is no hotkey and no bucket of its own behind it")

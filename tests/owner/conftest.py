@@ -1,0 +1,3 @@
+from tests.network import data_folder, networks
+
+__all__ = ["data_folder", "networks"]

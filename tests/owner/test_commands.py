@@ -1,0 +1,461 @@
+"""`murmur run` over a real chain interface and a real S3 server."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import murmur.amend
+import murmur.publish
+from chain import operator
+from chain.adapter import SubtensorChain, open_chain
+from chain.devnet import launch
+from chain.devnet.genesis import Genesis
+from chain.keys import create_wallet
+from localnet.store import StoreReady, StoreUser, read_ready
+from murmur import owned
+from murmur.command import main
+from node.config import load
+from node.doctor.start import ready
+from owner.folder import open_folder
+from protocol import keys
+from protocol.spec import RunSpec
+from protocol.types import Digest, PeerId, Slot, peer_id
+from storage.s3 import RangedBucket, open_bucket
+from tests.network import data_set
+from tests.specs import to_toml, toy_table
+from tests.storage.conftest import served
+from training.shards import Shards
+
+ROOT = Path(__file__).parents[2]
+NETUID = 1
+BLOCK_SECONDS = 0.1
+CLOCK = {"round_blocks": 60, "commit": 30, "reveal": 34, "leader_slots": 2, "leader_slot": 4, "attest": 50}
+"""Seconds on the chain, but planned for blocks of 12 s: what nodes need is not the question here."""
+TABLE: dict[str, Any] = {
+    name: table for name, table in toy_table().items() if name in ("model", "inner", "compression")
+} | {
+    "data": {"page_sequences": 8, "held_out_sequences": 2},
+    "clock": CLOCK | {"block_seconds": 12.0},
+    "gauntlet": {"contributors": 4, "reserve": 1},
+}
+
+
+@dataclass(frozen=True)
+class World:
+    """A chain with an owner, a miner and a stranger, who is not registered; buckets for the first two; a data set."""
+
+    folder: Path
+    url: str
+    chain: SubtensorChain
+    store: StoreReady
+    peers: dict[str, PeerId]
+
+    def user(self, name: str) -> StoreUser:
+        return self.store.users[name]
+
+    def table(self, name: str) -> dict[str, Any]:
+        user = self.user(name)
+        return {
+            "network": self.url,
+            "netuid": NETUID,
+            "wallet": {"name": name, "path": str(self.folder / "wallets")},
+            "bucket": {
+                "endpoint": self.store.endpoint,
+                "name": user.bucket,
+                "access_key": user.write_access_key,
+                "secret_key": user.write_secret_key,
+                "read_access_key": user.read_access_key,
+                "read_secret_key": user.read_secret_key,
+            },
+        }
+
+    def file(self, name: str, table: dict[str, Any]) -> Path:
+        path = self.folder / name
+        path.write_text(to_toml(table))
+        return path
+
+    @property
+    def config(self) -> Path:
+        return self.file("owner.toml", self.table("owner"))
+
+    def bucket(self, name: str) -> RangedBucket:
+        user = self.user(name)
+        return open_bucket(self.store.endpoint, user.bucket, user.write_access_key, user.write_secret_key, local=True)
+
+    def slot(self) -> Slot | None:
+        peers = self.chain.peers(self.chain.finalized().block)
+        return next(peer.slot for peer in peers if peer.id == self.peers["owner"])
+
+    def named(self) -> Digest | None:
+        slot = self.slot()
+        return slot.amendment if slot is not None else None
+
+    def create(self, folder: Path, *words: str, table: dict[str, Any] = TABLE, data: str = "data") -> int:
+        spec = self.file("spec.toml", table)
+        where = ["--config", str(self.config), "--spec", str(spec), "--data", str(self.folder / data)]
+        return main(["run", "create", str(folder), *where, "--local", "--device", "cpu", *words])
+
+    def run(self, action: str, folder: Path, *words: str) -> int:
+        return main(["run", action, str(folder), *words, "--config", str(self.config)])
+
+    def publish(self, folder: Path, *words: str) -> int:
+        return self.run("publish", folder, "--start-in", "25", *words)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("world")
+    names = ("owner", "miner", "stranger")
+    wallets = {name: create_wallet(name, "default", str(folder / "wallets")) for name in names}
+    genesis = Genesis.fast(
+        wallets["owner"].coldkeypub.ss58_address,
+        wallets["owner"].hotkey.ss58_address,
+        balances={wallet.coldkeypub.ss58_address: 100 * 10**9 for wallet in wallets.values()},
+        netuid=NETUID,
+    )
+    data_set(folder / "data")
+    store, credentials = folder / "store", folder / "store" / "ready.json"
+    with ExitStack() as stack:
+        devnet = launch.start(folder / "chain", genesis, block_seconds=BLOCK_SECONDS)
+        stack.callback(devnet.stop)
+        chain = open_chain(devnet.url, NETUID, wallets["miner"])
+        stack.callback(chain.close)
+        operator.register(chain, wallets["miner"])
+        stack.enter_context(served(["-m", "localnet.seaweed", "--folder", str(store), "owner", "miner"], credentials))
+        peers = {name: peer_id(wallet.hotkey.ss58_address) for name, wallet in wallets.items()}
+        yield World(folder, devnet.url, chain, read_ready(credentials), peers)
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("MURMUR_", "BT_"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")
+def made(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder that nobody publishes."""
+    folder = tmp_path_factory.mktemp("made") / "My Run"
+    assert world.create(folder) == 0
+    return folder
+
+
+# --- create ------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_has_all_of_a_run_but_its_first_block(
+    world: World, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = open_folder(made)
+    data = Shards.open(folder.data)
+    spec = RunSpec.model_validate(dict(folder.table))
+    data.check(spec)
+    subnet = world.chain.subnet(world.chain.finalized().block)
+    assert (spec.name, spec.local, spec.owner_id) == ("my-run", True, world.peers["owner"])
+    assert (spec.chain, spec.netuid) == (world.chain.genesis().hex(), NETUID)
+    assert (spec.clock.tempo, spec.clock.weights_rate_limit) == (subnet.tempo, subnet.weights_rate_limit) == (20, 20)
+    assert (spec.clock.block_seconds, spec.clock.round_blocks) == (12.0, 60)
+    assert folder.spec is None
+    told = "".join(path.read_text() for path in made.rglob("*") if path.suffix in (".json", ".toml"))
+    for secret in (world.user("owner").write_secret_key, world.user("owner").read_secret_key):
+        assert secret not in told
+    assert main(["run", "show", str(made)]) == 0
+    assert "not published yet" in capsys.readouterr().out
+    assert world.create(made) == 2
+    assert "holds a run already" in capsys.readouterr().err
+
+
+def test_the_presets_vocabulary_is_that_of_the_data_and_its_amendments_are_kept(world: World, tmp_path: Path) -> None:
+    planned = [{"from_round": 7, "changes": {"outer": {"alpha": 0.5}}}]
+    body = json.dumps({**TABLE, "clock": CLOCK, "amendments": planned})
+    (tmp_path / "spec.json").write_text(body)
+    words = ["--spec", str(tmp_path / "spec.json"), "--gpus", "1", "--name", "other"]
+    assert world.create(tmp_path / "run", *words, "--up", "1e6", "--down", "1e6") == 2, "a second is not enough"
+    words[1] = str(world.file("with.json", {}))
+    Path(words[1]).write_text(json.dumps({**TABLE, "amendments": planned}))
+    assert world.create(tmp_path / "run", *words) == 0
+    assert json.loads((tmp_path / "run/amendments/1.json").read_text()) == planned[0]
+    assert open_folder(tmp_path / "run").table["name"] == "other"
+
+
+def with_clock(**changes: Any) -> dict[str, Any]:
+    return {**TABLE, "clock": {**TABLE["clock"], **changes}}
+
+
+REFUSED: dict[str, tuple[Callable[[World, Path], int], str]] = {
+    "no spec": (lambda w, f: main(["run", "create", str(f), "--config", str(w.config)]), "--spec is missing"),
+    "no wallet": (lambda w, f: main(["run", "create", str(f), "--netuid", "1"]), "--wallet.name"),
+    "not registered": (lambda w, f: w.create(f, "--wallet.name", "stranger"), "btcli subnet register --netuid 1"),
+    "no such subnet": (lambda w, f: w.create(f, "--netuid", "7"), "there is no subnet 7"),
+    "no such source": (lambda w, f: w.create(f, data="nowhere"), "no such source"),
+    "windows": (lambda w, f: w.create(f, table=with_clock(reveal=29)), "clock: needs 0 < commit < reveal"),
+    "late miner": (
+        lambda w, f: w.create(f, table=with_clock(block_seconds=0.5), data="data"),
+        "validator can post a record",
+    ),
+    "slow link": (lambda w, f: w.create(f, "--up", "0.00001"), "a miner commits"),
+    "small model": (
+        lambda w, f: w.create(f, table={**TABLE, "model": {**TABLE["model"], "vocabulary": 257}}),
+        "set model.vocabulary at least as large",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_could_not_work_is_refused_before_anything_is_made(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    attempt, told = REFUSED[case]
+    assert attempt(world, tmp_path / "run") == 2
+    shown = capsys.readouterr().err
+    assert told in shown
+    assert "Traceback" not in shown
+    assert not (tmp_path / "run" / "theta_0").exists()
+
+
+def test_a_data_set_without_ids_for_turns_is_refused(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data_set(tmp_path / "data")
+    index = json.loads((tmp_path / "data/index.json").read_text())
+    del index["tokenizer_config"]
+    (tmp_path / "data/index.json").write_text(json.dumps(index))
+    assert world.create(tmp_path / "run", "--data", str(tmp_path / "data")) == 2
+    assert "no token ids for chat turns" in capsys.readouterr().err
+
+
+def test_at_a_terminal_what_is_missing_is_asked_for(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wallets, spec = str(world.folder / "wallets"), world.file("spec.toml", TABLE)
+    answers = ["1", "owner", world.store.endpoint, "owner", "id", "read-id", str(spec), str(world.folder / "data")]
+    monkeypatch.setattr(owned, "somebody_is_there", lambda: True)
+    monkeypatch.setattr(sys, "stdin", StringIO("".join(f"{answer}\n" for answer in answers)))
+    words = ["--network", world.url, "--wallet.path", wallets, "--local", "--device", "cpu"]
+    assert main(["run", "create", str(tmp_path / "run"), *words]) == 0
+    assert "bucket name; one bucket per hotkey" in capsys.readouterr().err
+    kept = (tmp_path / "run/owner.toml").read_text()
+    for answer in ("netuid = 1", 'access_key = "id"', f'network = "{world.url}"', 'name = "owner"'):
+        assert answer in kept
+    assert (tmp_path / "run/owner.toml").stat().st_mode & 0o077 == 0
+    # What was said is not asked again, and the secrets come from the environment.
+    monkeypatch.setattr(owned, "somebody_is_there", lambda: False)
+    assert main(["run", "publish", str(tmp_path / "run")]) == 2
+    told = capsys.readouterr().err
+    assert "MURMUR_BUCKET__SECRET_KEY" in told
+    assert "--bucket.endpoint" not in told
+
+
+# --- publish -----------------------------------------------------------------------------------------------------
+
+
+def test_wrong_keys_end_it_before_anything_is_on_chain(
+    world: World, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = world.slot()
+    wrong = world.table("owner")
+    wrong["bucket"]["read_secret_key"] = "a" * 40
+    path = world.file("wrong.toml", wrong)
+    assert main(["run", "publish", str(made), "--config", str(path)]) == 2
+    assert "MURMUR_BUCKET__READ_SECRET_KEY" in capsys.readouterr().err
+    other = world.file("other.toml", world.table("miner"))
+    assert main(["run", "publish", str(made), "--config", str(other)]) == 2
+    assert "name the wallet" in capsys.readouterr().err
+    assert world.publish(made, "--start-in", "2") == 2
+    assert world.slot() == before
+    assert open_folder(made).spec is None
+
+
+def test_a_published_run_can_be_joined_and_a_second_publication_changes_nothing(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    assert world.create(folder) == 0
+    assert world.publish(folder, "--replace") == 0
+    shown = capsys.readouterr().out
+    assert "all of them right" in shown
+    assert "pages at both ends" in shown
+    spec = open_folder(folder).spec
+    assert spec is not None
+    assert world.named() == spec.digest
+    node = world.table("miner") | {"owner": spec.owner, "home": str(tmp_path / "home"), "device": "cpu"}
+    config = load("a node", "", ["--config", str(world.file("node.toml", node))], {})
+    case = ready(config, "miner")
+    try:
+        assert case.run.id == spec.digest
+        assert case.shards.train.num_tokens == spec.data.num_tokens
+    finally:
+        case.close()
+    slot = world.slot()
+    assert world.publish(folder) == 0
+    assert (world.slot(), open_folder(folder).spec) == (slot, spec)
+    # Another run does not take its place by accident.
+    other = tmp_path / "other"
+    assert world.create(other, "--seed", "1") == 0
+    assert world.publish(other) == 2
+    assert "--replace" in capsys.readouterr().err
+    assert world.slot() == slot
+
+
+@pytest.mark.parametrize("step", ["upload", "announce", "await_named", "read_back"])
+def test_a_publication_that_was_cut_short_goes_on(
+    world: World, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    folder = tmp_path / "run"
+    assert world.create(folder, "--seed", str(len(step))) == 0
+
+    class Killed(Exception):
+        pass
+
+    def die(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(murmur.publish, step, die)
+        with pytest.raises(Killed):
+            world.publish(folder, "--replace")
+    sealed = open_folder(folder).spec
+    assert (sealed is None) == (step == "upload")
+    assert world.publish(folder, "--replace") == 0
+    spec = open_folder(folder).spec
+    assert spec is not None
+    assert world.named() == spec.digest
+    if step in ("await_named", "read_back"):
+        assert spec == sealed, "what is on chain stays what it is"
+
+
+@pytest.mark.slow
+def test_a_killed_publication_goes_on(world: World, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert world.create(folder, "--seed", "99") == 0
+    theta = keys.blob(open_folder(folder).theta)
+    words = ["run", "publish", str(folder), "--start-in", "25", "--replace", "--config", str(world.config)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "murmur.command", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+    )
+    bucket, until = world.bucket("owner"), time.monotonic() + 120
+    while bucket.head(theta, timeout_seconds=10) is None and process.poll() is None:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert world.publish(folder, "--replace") == 0
+    spec = open_folder(folder).spec
+    assert spec is not None
+    assert world.named() == spec.digest
+
+
+def test_what_is_not_what_its_name_says_is_found_when_it_is_read_back(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    assert world.create(folder, "--seed", "7") == 0
+    (tensors,) = (folder / "theta_0").glob("*.safetensors")
+    data = bytearray(tensors.read_bytes())
+    data[-1] ^= 1
+    key = keys.blob(Digest(bytes.fromhex(tensors.stem)))
+    world.bucket("owner").put(key, bytes(data), timeout_seconds=30)
+    assert world.publish(folder, "--replace") == 2
+    assert f"delete that object ({key})" in capsys.readouterr().err
+
+
+# --- amend, void, show -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def running(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A published run whose rounds go by."""
+    folder = tmp_path_factory.mktemp("running") / "running"
+    assert world.create(folder, "--seed", "5") == 0
+    assert world.publish(folder, "--replace") == 0
+    return folder
+
+
+def test_an_amendment_is_shown_settled_and_followed(
+    world: World, running: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = open_folder(running).spec
+    assert spec is not None
+    clock, changes = spec.rounds_clock, ["--set", "inner.peak_lr=0.001"]
+    assert world.run("amend", running, "--from-round", "1", *changes, "--yes") in (0, 2)  # by where the chain is
+    world.run("void", running, "--pending", "--yes")
+    slot = world.named()
+    for words, told in (
+        (["--from-round", "0", *changes], "from_round"),
+        (["--from-round", "900", "--set", "inner.peak=1"], "unknown fields of inner"),
+        (["--from-round", "900", "--set", "clock.commit=1"], "changes"),
+        (["--from-round", "900", "--set", "inner.optimizer=muon"], "inner.optimizer"),
+        (["--from-round", "900", "--set", "inner.steps=4"], "changes nothing"),
+        (["--from-round", "900", "--set", "gauntlet.contributors=200"], "could not go on with this"),
+        (["--from-round", "900"], "at least one --set"),
+        (["--from-round", "900", "--set", "peak_lr"], "TABLE.FIELD=VALUE"),
+        (["--from-round", "900", *changes], "Say so with --yes"),
+    ):
+        assert world.run("amend", running, *words) == 2, words
+        assert told in capsys.readouterr().err
+    assert world.named() == slot, "nothing of this was published"
+    wanted = clock.round_at(world.chain.finalized().block) + 4
+    words = ["--from-round", str(wanted), *changes]
+    monkeypatch.setattr(owned, "somebody_is_there", lambda: True)
+    monkeypatch.setattr(sys, "stdin", StringIO("no\nyes\n"))
+    assert world.run("amend", running, *words) == 0
+    assert "nothing was published" in capsys.readouterr().out
+    assert world.run("amend", running, *words) == 0
+    shown = capsys.readouterr().out
+    assert "inner.peak_lr  0.003 -> 0.001" in shown
+    assert "pending; settled as of block" in shown
+    named = world.named()
+    assert named is not None
+    assert named != slot
+    assert world.run("amend", running, *words) == 0
+    assert "stands in the owner's slot already" in capsys.readouterr().out
+    assert world.named() == named
+    assert world.run("publish", running) == 0, "publishing once more keeps what was amended"
+    assert world.named() == named
+    world.chain.wait(clock.start(wanted - 1), 60)
+    capsys.readouterr()
+    assert main(["run", "show", str(running)]) == 0
+    shown = capsys.readouterr().out
+    assert f"from round {wanted}: inner.peak_lr = 0.001: settled" in shown
+    assert spec.digest.hex() in shown
+    assert named.hex() in shown
+    assert world.run("void", running, "--pending", "--yes") == 2
+    assert "no amendment is pending" in capsys.readouterr().err
+
+
+def test_what_is_pending_is_taken_back_and_a_round_that_is_lost_is_declared_void(
+    world: World, running: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = world.named()
+    assert world.run("amend", running, "--from-round", "700", "--set", "outer.alpha=0.5", "--yes") == 0
+    assert world.run("amend", running, "--from-round", "800", "--set", "outer.alpha=0.25", "--yes") == 0
+    assert "outer.alpha  0.5 -> 0.25" in capsys.readouterr().out
+    assert world.run("void", running, "--pending", "--yes") == 0
+    assert capsys.readouterr().out.count("taken back: from round") == 2
+    assert world.named() == before
+    assert world.run("void", running, "--round", "100000", "--yes") == 2
+    assert "not decided yet" in capsys.readouterr().err
+    spec = open_folder(running).spec
+    assert spec is not None
+    world.chain.wait(spec.rounds_clock.attest_by(0) + 1, 60)
+    assert world.run("void", running, "--round", "0", "--yes") == 2
+    assert "no agreed record" in capsys.readouterr().err
+    # Whether there is a record is the subject of test_records.py; here there is no node that made one.
+    monkeypatch.setattr(murmur.amend, "was_agreed", lambda *_: True)
+    assert world.run("void", running, "--round", "0", "--yes") == 0
+    assert "round 0 is void for everybody" in capsys.readouterr().out.replace("the record of ", "")
+    assert world.run("void", running, "--round", "0", "--yes") == 0
+    assert "declared void already" in capsys.readouterr().out

@@ -1,0 +1,87 @@
+"""A run as its owner reads it, of a network in one process: what most of the stake stands on, which amendments are
+settled, and which are pending."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from node import reader
+from node.adapters import Doors
+from node.amendments import settled
+from owner.amend import POST_BLOCKS, changes, earliest_round, proposed, same, standing
+from owner.records import records, stated, was_agreed
+from protocol.errors import ConfigError
+from protocol.messages import first_link
+from protocol.run import Amendment, Run
+from tests.fakes.chain import FakeChain, fake_verify
+from tests.network import OWNER, FakeNetwork
+from tests.specs import toy_spec
+
+Networks = Callable[..., FakeNetwork]
+
+
+def reading(network: FakeNetwork) -> Doors:
+    chain = FakeChain(network.world, OWNER.peer)
+    return reader.reading(chain, fake_verify, partial(network.store.open, reader="owner"))
+
+
+def test_the_chain_of_records_leads_back_to_the_first_and_a_void_round_has_none(networks: Networks) -> None:
+    network = networks(miners=2)
+    doors, first = reading(network), Run(network.spec)
+    assert stated(first, doors, network.world.final) is None or not list(
+        records(first, doors, network.world.final, first_link(first.id))
+    )
+    network.start()
+    network.run_until(2)
+    block = network.world.final
+    newest = stated(first, doors, block)
+    assert newest is not None
+    assert newest.share == 1.0
+    found = [record.record.round for _, record in records(first, doors, block, newest.link)]
+    played = [round for round in range(newest.round) if round not in network["validator"].voids()]
+    assert found == played[::-1]
+    assert all(was_agreed(first, doors, round) for round in played)
+    assert found, "there was a round"
+
+
+def test_an_amendment_is_pending_then_settled_and_in_the_records_where_the_chain_has_forgotten(
+    networks: Networks,
+) -> None:
+    network = networks(miners=2)
+    doors, first = reading(network), Run(network.spec)
+    network.start()
+    network.run_until(0)
+    now = standing(settled(first, 0, doors, {}), doors)
+    fields = {"from_round": earliest_round(first, now.block), "changes": {"inner": {"peak_lr": 1e-3}}}
+    amendment = proposed(now, fields)
+    assert list(changes(now.planned, now.planned.amended([amendment]), amendment.from_round)) == [
+        ("inner.peak_lr", first.first.inner.peak_lr, 1e-3)
+    ]
+    assert same(now, fields) is None
+    assert network.amend(**fields) == amendment
+    network.world.step(2)
+    now = standing(settled(first, 0, doors, {}), doors)
+    assert (now.run.amendments, now.pending, now.refused) == ((), (amendment,), None)
+    assert same(now, fields) == amendment
+    with pytest.raises(ConfigError, match="too late for round 1"):
+        proposed(now, {**fields, "from_round": 1})
+    network.run_until(amendment.from_round)
+    now = standing(settled(first, 0, doors, {}), doors)
+    assert (now.run.amendments, now.pending, now.refused) == ((amendment,), (), None)
+    # Whoever cannot look at the block that decided it learns from the records that it holds.
+    network.run_until(amendment.from_round + 2)
+    now = standing(first, doors)
+    assert (now.run.amendments, now.pending, now.refused) == ((amendment,), (), None)
+
+
+def test_the_earliest_round_is_the_first_whose_amendment_can_still_be_final_in_time() -> None:
+    run = Run(toy_spec())
+
+    def settled_by(round: int) -> int:
+        return run.settled_by(Amendment(previous=run.id.hex(), from_round=round))
+
+    for block in range(0, 200, 7):
+        found = earliest_round(run, block)
+        assert settled_by(found) >= block + POST_BLOCKS
+        assert found == 1 or settled_by(found - 1) < block + POST_BLOCKS
