@@ -12,7 +12,6 @@ with several validators it is what the first one pays.
 import argparse
 import json
 import sys
-import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
@@ -26,7 +25,7 @@ from gauntlet.checks import Checked
 from gauntlet.evaluation import Evaluation
 from gauntlet.selection import peer_score, standing
 from gauntlet.weights import RESERVE_SHARE
-from localnet.spec import CONFIGS
+from owner import presets
 from protocol.spec import GauntletSpec
 from protocol.types import LossScore, PeerId
 
@@ -62,7 +61,7 @@ def hotkeys(line: Line, name: str, count: int) -> list[PeerId]:
 
 def replayed(line: Line, pay: Pay) -> Line:
     """The line with what the rule pays."""
-    table = tomllib.loads((CONFIGS / "tiny.toml").read_text())["gauntlet"]
+    table = presets.table("tiny")["gauntlet"]
     gauntlet = GauntletSpec.model_validate(table | line["set"].get("gauntlet", {}))
     run, book, rows = word("run", line["seed"]), ScoreBook(), []
     for number, row in enumerate(line["by_round"]):

@@ -12,9 +12,10 @@ from itertools import islice
 
 from loguru import logger
 
-from gauntlet.agreement import Claim, claims
+from gauntlet.agreement import Claim
 from node.amendments import adopted, follow, settle
 from node.checkpoints import FETCH_SECONDS, Start, counted_stakes, fetcher, published_starts, shown_by_all
+from node.claimed import at_commit, newest_claims, newest_decided
 from node.follower import Follower
 from node.held import Held
 from node.payloads import MAX_THREADS, Lacking, gather_pinned
@@ -33,7 +34,7 @@ from protocol.errors import (
 )
 from protocol.messages import Link, first_link
 from protocol.spec import RunSpec
-from protocol.types import Attestation, Digest, Peer, PeerId, Record
+from protocol.types import Digest, PeerId
 from storage.collect import first
 from storage.exchange import Data, Wanted
 from training.checkpoint import MAX_MANIFEST_BYTES
@@ -49,7 +50,7 @@ def join(follower: Follower, held: Held) -> bool:
     theta_0 and we could not follow."""
     _genesis(follower, held)
     held.begin()
-    return _newest_decided(follower) < 0 or catch_up(follower, held)
+    return newest_decided(follower) < 0 or catch_up(follower, held)
 
 
 def catch_up(follower: Follower, held: Held) -> bool:
@@ -60,10 +61,10 @@ def catch_up(follower: Follower, held: Held) -> bool:
     may be anybody's invention, records and payloads included. The claim may be false all the same, so the caller goes
     on with what it has and tries again in a later round.
     """
-    newest = _newest_decided(follower)
+    newest = newest_decided(follower)
     if newest < 0:
         return True
-    target, followed = _newest_claims(follower, newest)
+    target, followed = newest_claims(follower, newest)
     if target < held.saved.round:
         # Nobody has stated anything since: those rounds have no record, so they changed nothing.
         if held.saved.round < newest:
@@ -73,7 +74,7 @@ def catch_up(follower: Follower, held: Held) -> bool:
                 held.save_own()
         return True
     settle(follower, held)
-    sources, stakes = follower.sources(), counted_stakes(follower, target, _at_commit(follower, target))
+    sources, stakes = follower.sources(), counted_stakes(follower, target, at_commit(follower, target))
     for claim in followed:
         records = Records(follower.run.id, sources, claim[1], target, follower.time)
         for start, steps in _starts(follower, held, records, stakes, sources):
@@ -91,45 +92,13 @@ def catch_up(follower: Follower, held: Held) -> bool:
     return False
 
 
-def _newest_decided(follower: Follower) -> int:
-    """The newest round whose attestations are final; -1 before the first."""
-    head = follower.head()
-    round = follower.clock.round_at(head)
-    return round if head >= follower.clock.attest_by(round) else round - 1
-
-
-def _newest_claims(follower: Follower, newest: int) -> tuple[int, tuple[Claim, ...]]:
-    """The newest round up to `newest` with a statement made in time, and what is worth following of the claims for its
-    start, the most staked first; -1 for none. A slot keeps its last statement, however long its author has been silent,
-    so one look at the newest round's X does."""
-    peers = follower.doors.chain.peers(follower.clock.attest_by(newest))
-    stated = {
-        peer.slot.statement.round
-        for peer in peers
-        if peer.slot is not None and isinstance(peer.slot.statement, Record | Attestation)
-    }
-    for round in sorted(stated, reverse=True):
-        if round <= newest and (found := claims(follower.run, round, _at_commit(follower, round), peers)):
-            total = sum(found.values())
-            return round, tuple(claim for claim, stake in found.items() if 2 * stake >= total)[: 2 if total else 1]
-    return -1, ()
-
-
-def _at_commit(follower: Follower, round: int) -> Sequence[Peer]:
-    """Whose stake counts in `round`; nobody's where the chain's node has pruned that: then stake as of now orders."""
-    try:
-        return follower.doors.chain.peers(follower.clock.commit_by(round))
-    except ChainError:
-        return ()
-
-
 def _genesis(follower: Follower, held: Held) -> Start:
     """theta_0 from the owner's bucket or a validator's. Its digest stands in the spec, so any source will do."""
     spec = follower.run.first
     digest = Digest(bytes.fromhex(spec.genesis_checkpoint))
     sources = follower.sources()
     faults: list[str] = []
-    for holder in _holders_of_genesis(follower, digest, sources):
+    for holder in holders_of_genesis(follower, digest, sources):
         opener = sources.bucket_of(holder)
         if opener is None:
             continue
@@ -145,7 +114,7 @@ def _genesis(follower: Follower, held: Held) -> Start:
     )
 
 
-def _holders_of_genesis(follower: Follower, digest: Digest, sources: Sources) -> Iterator[PeerId]:
+def holders_of_genesis(follower: Follower, digest: Digest, sources: Sources) -> Iterator[PeerId]:
     """The owner, and the validator that is the first to give theta_0's manifest when all are asked."""
     yield follower.run.first.owner_id
     key = keys.blob(digest)

@@ -209,10 +209,10 @@ def readable() -> dict[str, str]:
 def interpolated() -> dict[str, str]:
     """Variables that Docker Compose puts into the files, and the default of each."""
     text = "".join((DOCKER / name).read_text() for name in COMPOSE_FILES).replace("$$", "")
-    assert text.count("$") == len(re.findall(r"\$\{[A-Z_]+:-[^}$]+\}", text)), (
+    assert text.count("$") == len(re.findall(r"\$\{[A-Z_]+:-[^}$]*\}", text)), (
         "one without a default, or of another form"
     )
-    return dict(re.findall(r"\$\{([A-Z_]+):-([^}]+)\}", text))
+    return dict(re.findall(r"\$\{([A-Z_]+):-([^}]*)\}", text))
 
 
 def required() -> dict[str, str]:
@@ -290,21 +290,26 @@ def test_the_image_runs_as_an_ordinary_user() -> None:
 def test_the_image_installs_what_make_setup_installs_but_the_tools_of_developers() -> None:
     def steps(text: str) -> list[str]:
         found = re.findall(r"(?:pip install (?:-q )?-c|python -m chain)[^\n&;]*", text)
-        found = [re.sub(r' -q| --no-deps| --index-url "\$TORCH_INDEX"|dev,', "", step).strip() for step in found]
+        found = [
+            re.sub(r' -q| --no-deps| \$\{TORCH_INDEX:\+--index-url "\$TORCH_INDEX"\}|dev,', "", step).strip()
+            for step in found
+        ]
         return list(dict.fromkeys(found))  # of torch there is one step for each device
 
     assert steps("\n".join(arguments("RUN"))) == steps((ROOT / "Makefile").read_text())
 
 
-def test_an_image_for_the_cpu_holds_the_cpu_build_of_torch_and_asks_its_index_for_nothing_else() -> None:
+def test_the_index_of_cpu_builds_is_asked_for_torch_alone_and_an_image_without_it_says_what_it_holds() -> None:
     assert "DEVICE=cpu" in arguments("ARG")
-    asked = [line for line in arguments("RUN") if "TORCH_INDEX" in line]
+    asked = [line for line in arguments("RUN") if "$TORCH_INDEX" in line]
     assert len(asked) == 1
     cpu, cuda = (re.search(rf"\b{device}\) pip install ([^;]*);;", asked[0]) for device in ("cpu", "cuda"))
     assert cpu is not None
     assert cuda is not None
-    assert cpu[1].split() == ["-c", "constraints.txt", "--no-deps", "--index-url", '"$TORCH_INDEX"', "torch"]
+    index = '${TORCH_INDEX:+--index-url "$TORCH_INDEX"}'
+    assert cpu[1].split() == ["-c", "constraints.txt", "--no-deps", *index.split(), "torch"]
     assert "index" not in cuda[1]
+    assert any("torch.version.cuda" in line for line in arguments("RUN"))
 
 
 def test_every_package_goes_into_the_image_and_nothing_private_does() -> None:

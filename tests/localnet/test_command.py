@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from localnet import command, play, report
-from localnet.network import SERVERS
+from localnet.ground import SERVERS
 from localnet.plan import Plan
 from localnet.table import Table
 from protocol.errors import ConfigError

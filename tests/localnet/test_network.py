@@ -85,6 +85,9 @@ def test_killed_nodes_come_back_to_identical_replicas_and_no_secret_is_told(tmp_
     assert account.startswith("miner-2 (5")
     assert "; learning, " in account
     assert asked("audit", "--round", "last", "--run", str(folder))[0] == 0
+    assert asked("export", str(folder), str(tmp_path / "model"), "--round", "4")[0] == 0
+    status, proof = asked("export", "--verify", str(tmp_path / "model"), str(folder))
+    assert (status, last["theta"]["miner-2"] in proof) == (0, True), proof
     assert all(value > 0 for value in first["seconds"].values())
 
     secrets = secrets_of(folder)

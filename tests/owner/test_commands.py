@@ -203,7 +203,7 @@ REFUSED: dict[str, tuple[Callable[[World, Path], int], str]] = {
     "no such source": (lambda w, f: w.create(f, data="nowhere"), "no such source"),
     "windows": (lambda w, f: w.create(f, table=with_clock(reveal=29)), "clock: needs 0 < commit < reveal"),
     "late miner": (
-        lambda w, f: w.create(f, table=with_clock(block_seconds=0.5), data="data"),
+        lambda w, f: w.create(f, table=with_clock(block_seconds=0.2), data="data"),
         "validator can post a record",
     ),
     "slow link": (lambda w, f: w.create(f, "--up", "0.00001"), "a miner commits"),
@@ -449,7 +449,7 @@ def test_an_amendment_is_shown_settled_and_followed(
         (["--from-round", "900", "--set", "clock.commit=1"], "changes"),
         (["--from-round", "900", "--set", "inner.optimizer=muon"], "inner.optimizer"),
         (["--from-round", "900", "--set", "inner.steps=4"], "changes nothing"),
-        (["--from-round", "900", "--set", "gauntlet.contributors=200"], "could not go on with this"),
+        (["--from-round", "900", "--set", "gauntlet.sample_sequences=1000000"], "could not go on with this"),
         (["--from-round", "900"], "at least one --set"),
         (["--from-round", "900", "--set", "peak_lr"], "TABLE.FIELD=VALUE"),
         (["--from-round", "900", *changes], "Say so with --yes"),

@@ -1,0 +1,156 @@
+"""`murmur export`: a state of a run, in a folder that transformers opens. Whole or not at all: everything is made in
+DIR.partial beside it, which takes the name at the end."""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import rmtree
+
+from post import tensors
+from post.llama import Dtype
+from post.origin import CARD, Origin, Outer, card, small_files
+from post.states import Named, Rebuilt, States
+from post.tokenizer import TokenizerFiles
+from protocol.errors import ConfigError, MurmurError
+from protocol.run import Run
+from training.checkpoint import sync
+
+Tell = Callable[[str], None]
+
+
+def export(
+    states: States,
+    round: int,
+    folder: Path,
+    tokenizer: TokenizerFiles,
+    *,
+    dtype: Dtype = "bfloat16",
+    shard_bytes: int = tensors.SHARD_BYTES,
+    tell: Tell,
+) -> Origin:
+    """The state at the start of `round` in `folder`, which must not be there yet, or be empty. While it runs it takes
+    room on that disk for three times theta in fp32 besides. Raises ConfigError, StorageError when the state is not to
+    be had, ChainError."""
+    if tokenizer.end >= states.run.first.model.vocabulary:
+        raise ConfigError(
+            f"the tokenizer ends a document by token {tokenizer.end}, the model's vocabulary has "
+            f"{states.run.first.model.vocabulary}: this is not the run's tokenizer"
+        )
+    with beside(folder) as partial:
+        work = partial / "work"
+        named, state = rebuilt(states, round, work)
+        origin = write(partial, states.run, named, state, tokenizer, dtype, shard_bytes, tell)
+        rmtree(work)
+    return origin
+
+
+def rebuilt(states: States, round: int, work: Path) -> tuple[Named, Rebuilt]:
+    """The state at the start of `round`, in files of `work`. Raises what `States.rebuild` raises."""
+    faults: list[MurmurError] = []
+    for named in states.at(round):
+        try:
+            return named, states.rebuild(named, work)
+        except MurmurError as fault:
+            faults.append(fault)
+    raise faults[0]
+
+
+def write(
+    folder: Path,
+    run: Run,
+    named: Named,
+    state: Rebuilt,
+    tokenizer: TokenizerFiles,
+    dtype: Dtype,
+    shard_bytes: int,
+    tell: Tell,
+) -> Origin:
+    """Every file of an export of this state, in an empty folder, flushed to the disk. Raises OSError."""
+    spec = run.first
+    plan = tensors.plan(spec.model, spec.layout, dtype, shard_bytes)
+    written = tensors.write(folder, plan, state.theta, state.outer, told(tell, "written"))
+    if dtype == "float32" and written != state.digest:
+        raise RuntimeError("the tensors that were written are not those whose digest was checked")
+    outer = Outer(
+        rounds=state.outer.rounds,
+        averages=[average.hex() for average in state.outer.averages],
+        whole=state.outer.whole.hex(),
+    )
+    origin = Origin(
+        run=run.id.hex(),
+        round=named.round,
+        link=state.link.hex(),
+        theta=state.digest.hex(),
+        dtype=dtype,
+        tensors=written.hex(),
+        shard_bytes=shard_bytes,
+        tokenizer=tokenizer.name,
+        tokenizer_config=tokenizer.config_digest,
+        end=tokenizer.end,
+        outer=outer,
+        spec=spec.model_dump(mode="json"),
+    )
+    for name, data in {**small_files(origin, tokenizer), CARD: card(origin, named.theta is not None)}.items():
+        with (folder / name).open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    return origin
+
+
+@contextmanager
+def beside(folder: Path) -> Iterator[Path]:
+    """An empty DIR.partial that becomes `folder` when the block ends well, and goes otherwise; what a killed process
+    has left there goes first. Raises ConfigError for a folder that holds something, or that another process makes, and
+    where the disk refuses."""
+    folder = folder.absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already: choose another folder, or remove it")
+    partial = folder.with_name(f"{folder.name}.partial")
+    lock = _locked(partial)
+    try:
+        for left in partial.iterdir():
+            rmtree(left) if left.is_dir() else left.unlink()
+        try:
+            yield partial
+            sync(partial)
+            os.rename(partial, folder)
+            sync(folder.parent)
+        except OSError as fault:
+            raise ConfigError(
+                f"{partial} cannot be written ({fault.strerror}): an export needs room for its tensors and, while it "
+                "is made, for three times theta in fp32; nothing was left"
+            ) from None
+        finally:
+            rmtree(partial, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _locked(partial: Path) -> int:
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        lock = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as fault:
+        raise ConfigError(f"cannot make {partial} ({fault.strerror}): choose another folder") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise ConfigError(f"another process writes to {partial}: wait for it, or choose another folder") from None
+    return lock
+
+
+def told(tell: Tell, what: str) -> Callable[[int, int], None]:
+    """Says how far something is, at each tenth of what takes long."""
+    said = 0
+
+    def step(done: int, total: int) -> None:
+        nonlocal said
+        if total > 1 << 30 and (tenths := 10 * done // total) > said:
+            said = tenths
+            tell(f"{what} {done / 1e9:.0f} of {total / 1e9:.0f} GB")
+
+    return step

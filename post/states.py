@@ -1,0 +1,260 @@
+"""A run's theta at the start of any round, from the chain and public objects, as a joiner gets it (node/catchup.py),
+but without a node: no state is kept, theta lies in files, and memory holds what one round's payloads take.
+
+The chain decides what is right: validators name the newest theta and link, every agreed record names the ones before
+it, and what was rebuilt has to hash to the name.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+
+from torch import Tensor
+
+from gauntlet.agreement import Agreed, Claim
+from node.adapters import Doors
+from node.amendments import adopted
+from node.catchup import ASK_SECONDS, DOWNLOADS_TRIED, holders_of_genesis
+from node.checkpoints import Start, counted_stakes, fetcher, published_starts, shown_by_all
+from node.claimed import at_commit, newest_claims, newest_decided
+from node.events import Timeline
+from node.follower import Follower
+from node.payloads import gather_pinned
+from node.records import Records
+from node.sources import Sources
+from node.state import Snapshot
+from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, OutOfSync, StorageError
+from protocol.layout import Layout
+from protocol.messages import Link, first_link
+from protocol.run import Run
+from protocol.spec import OuterSpec, RunSpec
+from protocol.types import Digest, PeerId
+from sparseloco import ops
+from sparseloco.digest import theta_digest
+from sparseloco.outer import OuterState
+from sparseloco.update import Update
+from training import checkpoint
+from training.host import Area, model_bytes, model_tensors
+from training.replica import parse_outer
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The state at the start of `round`. claim: (theta digest, link) as the chain names it, None for theta_0 of a run
+    that nobody has said anything of. last: the agreed record to be applied to that for the state after it, which nobody
+    names yet."""
+
+    round: int
+    claim: Claim | None
+    last: Agreed | None = None
+
+    @property
+    def theta(self) -> Digest | None:
+        """Its digest, where the chain names it."""
+        return self.claim[0] if self.claim is not None and self.last is None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A state whose digest was computed: theta in mapped files, read only."""
+
+    theta: Mapping[str, Tensor]
+    outer: OuterState
+    digest: Digest
+    link: Digest
+
+
+class States:
+    """The states of a run, as the chain names them now. `tell` gets a line for whoever waits."""
+
+    def __init__(self, run: Run, doors: Doors, tell: Callable[[str], None]) -> None:
+        self._follower = Follower(run, doors, Timeline(doors.time))
+        self._tell = tell
+        decided = newest_decided(self._follower)
+        self._target, self._claims = newest_claims(self._follower, decided) if decided >= 0 else (-1, ())
+        self.newest = decided + 1
+        """The last round at whose start the state is decided."""
+
+    @property
+    def run(self) -> Run:
+        return self._follower.run
+
+    def at(self, round: int) -> list[Named]:
+        """The state at the start of `round`; two, the first to be tried first, where validators with half of the stake
+        each name others. Raises ConfigError for a round that is not decided, StorageError where the agreed records in
+        between are not to be had, ChainError."""
+        if not 0 <= round <= self.newest:
+            raise ConfigError(
+                f"round {round}: run {self.run.first.name} has states from round 0 to {self.newest} by now"
+            )
+        if self._target < 0:
+            return [Named(round, None)]
+        if not self._claims:
+            raise StorageError(
+                f"validators disagree about round {self._target}: no state is claimed by half of their stake, so it "
+                "is not known which one is the run's; try again after the next round"
+            )
+        return [self._named(claim, round) for claim in self._claims]
+
+    def _named(self, claim: Claim, round: int) -> Named:
+        if round > self._target:
+            agreed = self._follower.agreed_selection(self._target, claim)
+            return Named(round, claim, agreed if agreed.selection is not None else None)
+        found = claim
+        for link, steps in self._records(claim, self._target).links():
+            if steps:
+                if steps[0].record.round < round:
+                    return Named(round, found)
+                found = (steps[0].record.theta, link)
+        if found[1] != first_link(self.run.id):
+            raise StorageError(
+                f"nobody has the agreed records between the newest, of round {self._target}, and round {round}: try "
+                "again later, or export a newer round"
+            )
+        return Named(round, found)
+
+    def _records(self, claim: Claim, below: int) -> Records:
+        follower = self._follower
+        return Records(self.run.id, follower.sources(), claim[1], below, follower.time)
+
+    # --- rebuilding ------------------------------------------------------------------------------------------
+
+    def rebuild(self, named: Named, folder: Path) -> Rebuilt:
+        """The state, with its files in `folder`, which needs room for three times theta. Raises StorageError when no
+        source has what it is made of, ConfigError, ChainError, OSError."""
+        sources = self._follower.sources()
+        faults: list[str] = []
+        for start, steps in self._starts(named, sources):
+            try:
+                return self._replay(named, start, steps, sources, folder)
+            except (StorageError, OutOfSync, InvalidMessage, CheckpointCorrupt) as fault:
+                faults.append(f"from {start.origin}: {fault}")
+                self._tell(f"not {faults[-1]}")
+        why = "; ".join(faults) or "no checkpoint that leads there is published"
+        raise StorageError(
+            f"the state at the start of round {named.round} cannot be rebuilt ({why}). Payloads are kept for some "
+            "rounds only: the newest round is the surest"
+        )
+
+    def _starts(self, named: Named, sources: Sources) -> Iterator[tuple[Start, list[Link]]]:
+        """States from which the agreed records lead there, with those records, the oldest first: published checkpoints,
+        those that most of the stake names before others and then the nearest before others; theta_0 last."""
+        follower, first = self._follower, first_link(self.run.id)
+        if named.claim is None:
+            yield self._genesis(sources), []
+            return
+        stakes = counted_stakes(follower, self._target, at_commit(follower, self._target))
+        records = self._records(named.claim, named.round)
+        downloads = 0
+        for offers in published_starts(follower, stakes, sources, shown_by_all(follower, sources, ASK_SECONDS)):
+            sought = {offer.link for offer in offers}
+            for link, steps in records.links():
+                if not sought:
+                    break
+                for offer in offers:
+                    if offer.link == link and downloads < DOWNLOADS_TRIED:
+                        downloads += 1
+                        yield offer.at(records.round_of(steps)), steps
+                sought.discard(link)
+        for link, steps in records.links():
+            if link == first:
+                yield self._genesis(sources), steps
+
+    def _genesis(self, sources: Sources) -> Start:
+        """theta_0, from whoever has it: its digest stands in the spec."""
+        digest, link = Digest(bytes.fromhex(self.run.first.genesis_checkpoint)), first_link(self.run.id)
+        holders = (sources.bucket_of(holder) for holder in holders_of_genesis(self._follower, digest, sources))
+        buckets = [opener for opener in holders if opener is not None]
+        return Start(0, link, Snapshot(0, link, digest), "theta_0", fetcher(self._follower, buckets))
+
+    def _replay(self, named: Named, start: Start, steps: Sequence[Link], sources: Sources, folder: Path) -> Rebuilt:
+        """The outer steps from `start` on. Raises OutOfSync where another state comes out than the chain names."""
+        follower, layout = self._follower, self.run.layout
+        heads = [(step.record.round, step.head) for step in steps]
+        run = adopted(follower.run, heads, follower.doors, {}, follower.time)
+        todo = [_Step(step.record.round, run.spec_at(step.record.round), step.pairs) for step in steps]
+        rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        # The oldest payloads are deleted first: without them nobody need fetch the model.
+        opened = self._gather(todo[0], sources, folder) if todo else []
+        self._tell(f"fetching {start.origin}, {4 * layout.num_parameters / 1e9:.1f} GB")
+        assert start.snapshot is not None
+        saved = checkpoint.load(
+            folder / "checkpoint", start.snapshot.state, run.first.model.shapes(), fetch=start.fetch
+        )
+        state = _State(saved.tensors, parse_outer(saved.facts, layout), layout, folder)
+        claimed = named.claim[0] if named.claim is not None else None
+        state.require(steps[0].record.theta if steps else claimed)
+        for number, step in enumerate(todo):
+            self._tell(f"applying round {step.round}, {number + 1} of {len(todo)}")
+            state.apply(opened if number == 0 else self._gather(step, sources, folder), step.spec.outer)
+        if steps:
+            state.require(claimed)
+        if named.last is None or named.last.selection is None:
+            return state.rebuilt(named.claim[1] if named.claim is not None else first_link(run.id))
+        selection = named.last.selection
+        step = _Step(selection.round, self.run.spec_at(selection.round), selection.contributing)
+        self._tell(f"applying round {step.round}, the last")
+        state.apply(self._gather(step, sources, folder), step.spec.outer)
+        return state.rebuilt(named.last.link)
+
+    def _gather(self, step: "_Step", sources: Sources, folder: Path) -> list[Update | None]:
+        follower, payloads = self._follower, folder / "payloads"
+        opened = gather_pinned(
+            step.spec,
+            self.run.id,
+            step.round,
+            step.pairs,
+            sources,
+            follower.doors.verify,
+            follower.transfer_seconds(len(step.pairs)),
+            payloads,
+            follower.time,
+        )
+        rmtree(payloads, ignore_errors=True)
+        return [each.update for each in opened]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    round: int
+    spec: RunSpec
+    pairs: Sequence[tuple[PeerId, Digest]]
+
+
+class _State:
+    """theta on its way: of a checkpoint's files at first, then in one of two files by turns."""
+
+    def __init__(self, theta: Mapping[str, Tensor], outer: OuterState, layout: Layout, folder: Path) -> None:
+        self._theta, self._outer, self._layout, self._folder = theta, outer, layout, folder
+        self._areas: list[dict[str, Tensor]] = []
+        self._applied = 0
+
+    def apply(self, updates: Sequence[Update | None], outer: OuterSpec) -> None:
+        if len(self._areas) < 2:
+            self._areas.append(self._area(len(self._areas)))
+        out = self._areas[self._applied % 2]
+        _, self._outer, _ = ops.outer_step(
+            self._theta, updates, self._outer, alpha=outer.alpha, aggregate=outer.aggregate, out=out
+        )
+        self._theta = out
+        self._applied += 1
+
+    def require(self, expected: Digest | None) -> None:
+        """Raise OutOfSync for another theta than the chain names."""
+        if expected is not None and self._digest() != expected:
+            raise OutOfSync("its theta is another than the chain names")
+
+    def rebuilt(self, link: Digest) -> Rebuilt:
+        return Rebuilt(self._theta, self._outer, self._digest(), link)
+
+    def _digest(self) -> Digest:
+        return theta_digest(self._theta, self._layout, self._outer)
+
+    def _area(self, number: int) -> dict[str, Tensor]:
+        path, size = self._folder / f"theta-{number}", model_bytes(self._layout)
+        with path.open("xb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk would kill whoever writes to the mapped file
+        return model_tensors(Area(size, str(path)), self._layout)

@@ -1,0 +1,189 @@
+"""`murmur export --verify`: is this folder the run's theta, and nothing else?
+
+Every byte of an export but the values of its tensors follows from murmur.json, so the other files are compared whole
+and nothing of them is parsed. The values are hashed. Of an fp32 export that gives the theta digest, which is compared
+with what the chain names. A bf16 export has lost bits: the fp32 theta is had from the run, or from an fp32 export,
+and what rounding it gives is compared.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from post import tensors
+from post.export import rebuilt, told
+from post.origin import CARD, MAX_ORIGIN_BYTES, ORIGIN, Origin, parse_origin, small_files
+from post.states import States
+from post.tokenizer import TokenizerFiles, run_tokenizer
+from protocol.errors import CheckpointCorrupt, ConfigError
+from protocol.types import Digest
+from training.index import Index
+
+_PEOPLES = (CARD, "LICENSE", "NOTICE")
+"""Files of a folder that no program takes for the model: people may write what they like."""
+
+
+class Differs(Exception):
+    """The folder is not what it says, or not what the run says. The message says what differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A folder whose files are those of one export, compared and hashed."""
+
+    folder: Path
+    origin: Origin
+    plan: tensors.Plan
+
+    @property
+    def theta(self) -> Digest:
+        return Digest(bytes.fromhex(self.origin.theta))
+
+    @property
+    def link(self) -> Digest:
+        return Digest(bytes.fromhex(self.origin.link))
+
+    @property
+    def digest(self) -> Digest:
+        """Of the tensors."""
+        return Digest(bytes.fromhex(self.origin.tensors))
+
+
+def read_origin(folder: Path) -> Origin:
+    """What an export says of itself. Raises ConfigError for a folder that is none."""
+    try:
+        with (folder / ORIGIN).open("rb") as file:
+            return parse_origin(file.read(MAX_ORIGIN_BYTES + 1))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{folder} is not an export: it has no {ORIGIN} (`murmur export` makes one)") from None
+
+
+def read_export(folder: Path, tell: Callable[[str], None]) -> Export:
+    """The export in `folder`, all of whose files are as its murmur.json says. Raises Differs, ConfigError."""
+    origin = read_origin(folder)
+    plan = origin.plan()
+    expected = small_files(origin, _tokenizer(folder, origin))
+    known = {*expected, *(file.name for file in plan.files), *_PEOPLES}
+    if odd := sorted(p.name for p in folder.iterdir() if p.name not in known and not p.name.startswith(".")):
+        raise Differs(f"it holds what no export holds: {', '.join(ascii(name)[1:-1] for name in odd[:5])}")
+    for name, data in expected.items():
+        if _start(folder, name, len(data) + 1) != data:
+            raise Differs(f"{name} is not as {ORIGIN} says")
+    for file in plan.files:
+        if (
+            _start(folder, file.name, len(file.header)) != file.header
+            or (folder / file.name).stat().st_size != file.size
+        ):
+            raise Differs(f"{file.name} is not a file of these tensors")
+    try:
+        outer = origin.outer_state
+    except CheckpointCorrupt:
+        raise Differs(f"the outer state in {ORIGIN} is not one of this model") from None
+    found = tensors.digest_of_files(folder, plan, outer, told(tell, "hashed"))
+    if found.hex() != origin.tensors:
+        raise Differs(f"the tensors hash to {found.hex()}, {ORIGIN} says {origin.tensors}: a file is damaged")
+    if origin.dtype == "float32" and origin.tensors != origin.theta:
+        raise Differs(
+            f"the tensors are fp32 and hash to {origin.tensors}, which is not the theta digest {origin.theta}"
+        )
+    return Export(folder, origin, plan)
+
+
+def _tokenizer(folder: Path, origin: Origin) -> TokenizerFiles:
+    try:
+        found = run_tokenizer(origin.tokenizer, origin.tokenizer_config, folder)
+    except ConfigError as fault:
+        raise Differs(str(fault)) from None
+    if found.end != origin.end:
+        raise Differs(f"{ORIGIN} says that token {origin.end} ends a document, it is {found.end}")
+    return found
+
+
+def _start(folder: Path, name: str, size: int) -> bytes:
+    with suppress(FileNotFoundError), (folder / name).open("rb") as file:
+        return file.read(size)
+    raise Differs(f"{name} is missing")
+
+
+# --- proof -------------------------------------------------------------------------------------------------------
+
+
+def prove_by_digest(export: Export, theta: Digest) -> Iterator[str]:
+    """By a theta digest that the caller trusts: what was shown, line by line. Raises Differs, and ConfigError for a
+    bf16 export."""
+    if export.theta != theta:
+        raise Differs(f"it is of the state {export.theta.hex()}, which is not the one given, {theta.hex()}")
+    if export.origin.dtype != "float32":
+        raise ConfigError(
+            "a bf16 export cannot be proved by a digest alone: theta's low bits are not in it. Give the run, or an "
+            "fp32 export of the same state, which proves itself by the digest"
+        )
+    yield f"the fp32 tensors hash to the theta digest given, {theta.hex()}"
+
+
+def prove_by_export(export: Export, other: Export, tell: Callable[[str], None]) -> Iterator[str]:
+    """By an fp32 export of the same state. Raises Differs, ConfigError."""
+    if other.origin.dtype != "float32":
+        raise ConfigError(f"{other.folder} is a bf16 export: only an fp32 export holds theta")
+    if (export.origin.run, export.theta, export.link) != (other.origin.run, other.theta, other.link):
+        raise Differs(f"it is of another state than {other.folder}")
+    theta = tensors.mapped(other.folder, other.plan, other.origin.run_spec.model.shapes())
+    _same_values(export, tensors.digest_of(theta, export.plan, other.origin.outer_state, told(tell, "rounded")))
+    yield f"the tensors are those of {other.folder}, as {export.origin.dtype}"
+    yield f"that the theta of {other.folder} is the run's is a proof of its own: murmur export --verify {other.folder}"
+
+
+def prove_by_run(export: Export, states: States, index: Index | None, tell: Callable[[str], None]) -> Iterator[str]:
+    """By the run: what its chain names, and where that does not suffice, by theta as its public objects give it.
+    index: of the run's data set, None where that is not to be had. Raises Differs, ConfigError,
+    StorageError, ChainError."""
+    origin = export.origin
+    if origin.run != states.run.id.hex():
+        raise Differs(f"it is of run {origin.run}, the owner's slot on chain names run {states.run.id.hex()}")
+    if index is not None and (index.tokenizer, index.tokenizer_config) != (origin.tokenizer, origin.tokenizer_config):
+        raise Differs("its tokenizer, or how that is configured, is not what the run's data set names")
+    claims = [named.claim for named in states.at(origin.round) if named.theta is not None]
+    if claims and (export.theta, export.link) not in claims:
+        raise Differs(
+            f"it is of the state {origin.theta}, the chain names another for the start of round {origin.round}"
+        )
+    if claims and origin.dtype == "float32":
+        yield f"the fp32 tensors hash to the theta digest {origin.theta}, which validators name on chain"
+    else:
+        if claims:
+            tell("the tensors are bf16: getting the fp32 theta of this state to round it again")
+        else:
+            tell(f"nobody names this state on chain (yet): replaying the agreed records up to round {origin.round}")
+        _rebuild_and_compare(export, states, tell)
+        what = "validators name it on chain" if claims else "nobody names it on chain yet, it follows from the records"
+        yield f"the state at the start of round {origin.round} was rebuilt: theta digest {origin.theta}; {what}"
+        yield f"the tensors are that theta, as {origin.dtype}"
+    if index is None:
+        yield "unchecked: the tokenizer, as the run's data set is not to be had"
+
+
+def _rebuild_and_compare(export: Export, states: States, tell: Callable[[str], None]) -> None:
+    """Raises Differs, and what `States.rebuild` raises."""
+    beside, round = export.folder.absolute().parent, export.origin.round
+    try:
+        with TemporaryDirectory(dir=beside, prefix=f"{export.folder.name}.verify-") as folder:
+            _, state = rebuilt(states, round, Path(folder) / "work")
+            if (state.digest, state.link) != (export.theta, export.link):
+                raise Differs(
+                    f"it is of the state {export.theta.hex()}, but round {round} of the run begins with "
+                    f"{state.digest.hex()}"
+                )
+            _same_values(export, tensors.digest_of(state.theta, export.plan, state.outer, told(tell, "rounded")))
+    except OSError as fault:
+        raise ConfigError(
+            f"theta cannot be rebuilt in {beside} ({fault.strerror}): that takes room for three times theta in fp32"
+        ) from None
+
+
+def _same_values(export: Export, expected: Digest) -> None:
+    if export.digest != expected:
+        raise Differs(
+            f"the tensors hash to {export.digest.hex()}, the run's theta as {export.origin.dtype} to {expected.hex()}"
+        )
