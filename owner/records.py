@@ -35,7 +35,10 @@ def stated(run: Run, doors: Doors, block: int) -> Stated | None:
     newest = run.clock.decided_before(block + 1)
     if newest < 0:
         return None
-    peers = doors.chain.peers(run.clock.attest_by(newest))
+    try:
+        peers = doors.chain.peers(run.clock.attest_by(newest))
+    except ChainError:
+        peers = doors.chain.peers(block)  # pruned, where rounds are longer than what its node keeps
     rounds = {
         peer.slot.statement.round
         for peer in peers
