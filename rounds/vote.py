@@ -155,13 +155,16 @@ class Vote:
 
     def look(self, round: int, checked: Checked, by: int) -> bool:
         """Approve the records of the slots that are over by now, as far as we can stand by them; whether there is one
-        that we do not approve. There is something to post by block `by`: no mirror holds us up until then."""
+        that we do not approve. There is something to post by block `by`: no mirror holds us up until then, and
+        none that one record sends us to takes the time of another record."""
         node, doubt = self.node, False
         until = node.time.now() + LOOK_SHARE * node.seconds_to_post(by)
-        for slot, (author, selection) in node.proposals(round, node.held.claim).items():
-            if slot in self.approved or author == node.me:
-                continue
-            if self.approves(round, selection, author, checked, until):
+        proposals = node.proposals(round, node.held.claim).items()
+        open_ones = [(slot, *said) for slot, said in proposals if slot not in self.approved and said[0] != node.me]
+        for place, (slot, author, selection) in enumerate(open_ones):
+            now = node.time.now()
+            share = now + (until - now) / (len(open_ones) - place)
+            if self.approves(round, selection, author, checked, share):
                 self.approved.add(slot)
                 self.copies.name(round, selection.contributing)
             else:

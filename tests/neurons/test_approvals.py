@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,3 +150,38 @@ def test_a_leader_whose_own_record_overwrote_its_approval_approves_again(
     assert [event["round"] for event in network["second"].events("posted")][:2] == [0, 1], "it overwrote nothing"
     assert network["miner-1"].voids() == []
     network.assert_agreement()
+
+
+def test_a_record_whose_bytes_never_come_leaves_the_others_their_time() -> None:
+    class Clock:
+        seconds = 100.0
+
+        def now(self) -> float:
+            return self.seconds
+
+    class Looks(Vote):
+        """Every look takes all the time that it is given, and only slot 2's is worth it."""
+
+        def __init__(self) -> None:
+            record = SimpleNamespace(contributing=())
+            self.node = SimpleNamespace(  # type: ignore[assignment]
+                me=b"me",
+                time=Clock(),
+                held=SimpleNamespace(claim=None),
+                seconds_to_post=lambda by: by - self.node.time.now(),
+                proposals=lambda round, claim: {slot: (b"%d" % slot, record) for slot in range(3)},
+            )
+            self.copies = SimpleNamespace(name=lambda round, pairs: None)  # type: ignore[assignment]
+            self.approved: set[int] = set()
+            self.given: list[float] = []
+
+        def approves(self, round: int, selection: Any, author: PeerId, checked: Any, until: float) -> bool:
+            clock: Any = self.node.time
+            self.given.append(until - clock.seconds)
+            clock.seconds = until
+            return author == b"2"
+
+    looks = Looks()
+    assert looks.look(0, checked=None, by=190)  # type: ignore[arg-type]
+    assert looks.given == pytest.approx([20.0, 20.0, 20.0])  # two thirds of 90 s among three
+    assert looks.approved == {2}
