@@ -10,6 +10,7 @@ nothing and can be stopped; what has to be done stands above in the log. Any oth
 import signal
 import subprocess
 import sys
+from threading import Event
 
 FINAL = {2: "something has to be mended", 75: "the run needs a newer release"}
 STOPS = (signal.SIGTERM, signal.SIGINT)
@@ -19,12 +20,16 @@ def main(words: list[str]) -> int:
     """The exit status of the program that `words` call."""
     status = on_ranks(words[1:]) if words[:1] == ["torchrun"] else alone(words)
     if status in FINAL:
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        stopped = Event()
+        for signum in STOPS:
+            signal.signal(signum, lambda signum, _: stopped.set())
         sys.stderr.write(
             f"ended with status {status}: {FINAL[status]}, the lines above say what. Nothing is started until then. "
             "After that: docker compose up -d --force-recreate SERVICE\n"
         )
-        signal.sigwait(STOPS)
+        # In turns: torch leaves threads, and a signal that one of them gets wakes nobody here.
+        while not stopped.wait(1.0):
+            pass
     return status
 
 
