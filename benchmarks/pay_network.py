@@ -38,7 +38,7 @@ MODELS: dict[str, Changes] = {
     "local": {},
     "larger": {
         "model": {"layers": 4, "width": 256, "heads": 4, "kv_heads": 2, "ffn": 768},
-        "inner": {"peak_lr": 2e-3, "final_lr": 2e-4},
+        "inner": {"peak_lr": 4e-3, "final_lr": 4e-4},
     },
 }
 NETWORKS: dict[str, tuple[int, tuple[str, ...]]] = {

@@ -162,6 +162,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "parameters_untied": plan.parameters_untied,
         "tokens": plan.tokens,
         "flops": plan.flops,
+        "optimizer_flops": plan.optimizer_flops,
         "payload_bytes": plan.payload_bytes,
         "download_bytes": plan.download_bytes,
         "compute_seconds": plan.compute_seconds,

@@ -52,7 +52,7 @@ class Trainer:
         """Called on this rank after each inner step with its number within the round and its loss."""
         # By name and once: what a module lists while its weights are gathered are not the shards.
         self._parameters = dict(self.model.named_parameters())
-        self._optimizer = make_optimizer(self.model, self.spec.inner)
+        self._optimizer = make_optimizer(self.model, self.spec.inner, ranks)
         self._fit: Fit | None = None
         self._areas: dict[str, Area] = {}
         self._tensors = {tensor.name: tensor for tensor in self.layout}
