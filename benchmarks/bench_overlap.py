@@ -6,9 +6,9 @@ equal tokens and bytes: honest peers, all of them applied, the real codec and ou
     python benchmarks/bench_overlap.py --table --rows overlap.jsonl
     python benchmarks/bench_overlap.py --plan covenant-72b-110
 
-Overlapped, a peer begins a round before it knows theta, from a guess at it. After the share `--delay` of the inner steps
-theta is there, and the weights move by theta - guess; what is compressed at the end is theta - theta_r, as ever. So a
-payload is still made and judged against a theta that everybody has, and only gradients are taken at another place.
+Overlapped, a peer begins a round before it knows theta, from a guess at it. After the share `--delay` of the inner
+steps theta is there, and the weights move by theta - guess; what is compressed at the end is theta - theta_r, as ever.
+So a payload is still made and judged against a theta that everybody has, and only gradients are taken elsewhere.
 
 Guesses: `own`, the last theta moved by the peer's own update alone, in full; `share`, by its part of the mean; `none`,
 the last theta; `last`, moved as the last outer step moved it; `kept`, the peer's own theta_r, as it stands. --blend B:
