@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparseloco.floats import fp32, tensor_of
+from sparseloco.outer import Moves, moves
 from sparseloco.update import Update
 
 
@@ -25,3 +26,13 @@ def restore(error: Mapping[str, Tensor], update: Update) -> dict[str, Tensor]:
         tensor.name: tensor_of(error, tensor, torch.float32) + update.dense(index).to(error[tensor.name].device)
         for index, tensor in enumerate(update.layout)
     }
+
+
+def give_back(error: Mapping[str, Tensor], update: Update, moves: Moves = moves) -> None:
+    """`restore` where the error lies (contiguous fp32), at the cost of what was sent: a value that was not is left
+    alone. moves: who decodes the update."""
+    for index, tensor in enumerate(update.layout):
+        flat = tensor_of(error, tensor, torch.float32).view(-1)
+        for places, sent in moves(update, index, fp32(1.0), None):
+            there = places.to(flat.device)
+            flat[there] = flat[there] + sent.to(flat.device)
