@@ -177,9 +177,11 @@ class Learner(Replica):
         spec = inner or self.spec.inner
         self.reset()
         seconds, done = self._drawn(self._costs.inner) / spec.steps, 0
-        while done < spec.steps and not stopped():
+        while done < spec.steps:
             self._time.sleep(seconds)
             done += 1
+            if stopped():
+                break
         self._at_theta = False
         weights = self._weights()
         loss = sum(self._problem.losses(weights, sequences)) / len(sequences)

@@ -191,9 +191,9 @@ def undo_probe(values: Mapping[str, Tensor], update: Update, kept: Tensor, rows:
         outer.undo_probe(values, update, kept, rows, (_chosen.codec or outer).moves)
 
 
-def give_back(error: Mapping[str, Tensor], update: Update) -> None:
+def give_back(error: Mapping[str, Tensor], update: Update, sent: Update | None = None) -> None:
     """As feedback.give_back, which states it."""
-    feedback.give_back(error, update, (_chosen.codec or outer).moves)
+    feedback.give_back(error, update, sent, (_chosen.codec or outer).moves)
 
 
 def _on_host(values: Mapping[str, Tensor]) -> bool:

@@ -21,7 +21,7 @@ from sparseloco.digest import sync_proof, sync_values, theta_digest
 from sparseloco.floats import NonFinite
 from sparseloco.kernels import tensor_over
 from sparseloco.outer import Aggregate, OuterState, Scales, most
-from sparseloco.restraint import kept_back, restrained
+from sparseloco.restraint import restrained
 from sparseloco.update import Update
 from training.checkpoint import Saved, Shapes
 from training.host import copy
@@ -144,9 +144,7 @@ class Replica:
         update = ops.counted(Update(self.layout, packed))
         sent = restrained(update, most(self.outer))
         if sent is not update:
-            error = self._errors()
-            back = kept_back(error, update, sent)
-            copy({name: error[name] for name in back}, back)
+            ops.give_back(self._errors(), update, sent)
         return sent
 
     def give_back(self, update: Update) -> None:
