@@ -19,7 +19,6 @@ from localnet.aftermath import survived
 from localnet.chaos import done
 from localnet.members import Member, address
 from localnet.network import Network
-from localnet.plan import BLOCK_SECONDS
 from localnet.processes import Child
 from localnet.report import PHASES, round_report
 from protocol.errors import ConfigError
@@ -50,7 +49,7 @@ class Table:
     def follow(self, network: Network, stall_rounds: float) -> None:
         """Show rounds until every honest node has played all of them. Raises ConfigError when the network is stuck."""
         names = {address(member): member.name for member in (*network.members.values(), *network.waiting)}
-        round_seconds = network.spec.clock.round_blocks * BLOCK_SECONDS
+        round_seconds = network.round_seconds
         patience = stall_rounds * round_seconds + 30
         moved = time.monotonic()
         with self.status("round 0") as status:
@@ -85,7 +84,7 @@ class Table:
 
     def await_reveals(self, network: Network) -> None:
         """Wait until the chain has revealed the last weights that were committed: no longer than an epoch."""
-        seconds = network.spec.clock.tempo * BLOCK_SECONDS
+        seconds = network.spec.clock.tempo * network.plan.block_seconds
         until = time.monotonic() + seconds + REVEAL_SECONDS
         pending = network.paid()["weights_pending"]
         if pending:
