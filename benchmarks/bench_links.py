@@ -3,20 +3,20 @@ Covenant-72B, against the plan for the very same spec, links and machine.
 
     python benchmarks/bench_links.py --json
 
-The round is covenant-72b-110's: its clock, block for block, with `--spare` blocks more before block D, and its ratio of
-bytes to compute. (The clock leaves 43 s of 39 minutes to spare, which is less than what inner steps vary by where
-several nodes share two processors, and who commits late does not count.) What differs is how long it takes: `--compute` seconds of inner steps stand for 20 minutes, and blocks and links shrink alike. So each miner's
-uplink needs as large a part of the round for its payload as a 72B miner's does for 1.4 GB, and its downlink for the
-others' payloads; a validator's likewise. Every value of a small model is sent, so that payloads are large beside the
-headers of their requests. Each node has an uplink and a downlink of its own, proxies through which everything passes
-that it exchanges with buckets (localnet/links.py).
+The round is covenant-72b-110's: its ratio of bytes to compute, and its clock, block for block, with `--spare` blocks more
+before block D. (The clock leaves 43 s of 39 minutes, less than what inner steps vary by where several nodes share two
+processors; who commits late does not count.) What differs is how long it takes: `--compute` seconds of inner steps stand
+for 20 minutes, and blocks and links shrink alike. So each miner's uplink needs as large a part of the round for its
+payload as a 72B miner's for 1.4 GB, and its downlink for the others' payloads; a validator's likewise. Every value of a
+small model is sent, so that payloads are large beside the headers of their requests. Each node has an uplink and a
+downlink of its own, proxies through which everything passes that it exchanges with buckets (localnet/links.py).
 
 Compared are the share of the time that miners compute, from the end of one round to that of the next; the same beside
 their transfers only; how long before block D they have committed; and the phases. The machine's rates are those of
-`murmur plan --measure`, run by as many processes at once as there are miners, because the nodes share the processors
-as well: no machine of a miner has another one beside it. What one exchange with chain or bucket takes is measured on the
-network. The first round is not counted: nodes are still busy with their start. The exit status is 1 when the shares are
-more than 3 points apart, or a miner did not contribute to a round that counts.
+`murmur plan --measure`, run by as many processes at once as there are miners, because the nodes share the processors as
+well: a miner's own machine has no other one beside it. What an exchange with the chain takes is measured on the network.
+The first round does not count: nodes are still busy with their start. The exit status is 1 when the shares are more than
+3 points apart, or a miner did not contribute to a round that counts.
 """
 
 import argparse
@@ -44,7 +44,6 @@ from murmur import presets
 from owner.folder import to_toml
 from owner.presets import table as preset_table
 from protocol.spec import RunSpec
-from training.memory import Role
 from training.plan import ROLES, Plan, link
 from training.rates import Rate, Rates
 
@@ -103,7 +102,17 @@ def small(miners: int, steps: int, spare: int) -> dict[str, Any]:
 
 def measured_rates(path: Path, at_once: int) -> Rates:
     """This machine's, as so many processes have them that measure at once, by the mean of what they found."""
-    command = [sys.executable, "-m", "murmur.command", "plan", "--spec", str(path), "--with-data", "--measure", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "murmur.command",
+        "plan",
+        "--spec",
+        str(path),
+        "--with-data",
+        "--measure",
+        "--json",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MURMUR_HOME": str(path.parent)}
     started = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, text=True)
@@ -281,7 +290,9 @@ def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "links_mbps": {role: [one.up_mbps, one.down_mbps] for role, one in links.items()},
         "payload_bytes": spec.object_bytes,
         "large": planned(replace(large, has_data=True)) | {"refused": len(large.missed)},
-        "refused": [missed.deadline.does for role in ROLES for missed in plans[role].missed if missed.deadline.role == role],
+        "refused": [
+            missed.deadline.does for role in ROLES for missed in plans[role].missed if missed.deadline.role == role
+        ],
         "planned": planned(plans["miner"]),
         "measured": measured,
     }
@@ -299,7 +310,10 @@ def told(result: Mapping[str, Any]) -> str:
     rows = [f"{'':<24}{'72B':>10}{'planned':>10}{'measured':>10}"]
     for name, words in (("utilization", "of the whole round"), ("beside_transfers", "beside transfers")):
         rows.append(f"{words:<24}" + "".join(f"{one[name]:>10.1%}" for one in of.values()))
-    margins = [of["large"]["margin_seconds"] * result["times"], *(of[name]["margin_seconds"] for name in of if name != "large")]
+    margins = [
+        of["large"]["margin_seconds"] * result["times"],
+        *(of[name]["margin_seconds"] for name in of if name != "large"),
+    ]
     rows.append(f"{'before block D, s':<24}" + "".join(f"{seconds:>10.2f}" for seconds in margins))
     for name in PHASES:
         seconds = [of["large"]["phases"][name] * result["times"]]
@@ -332,7 +346,11 @@ def main() -> int:
     whole = all(one["contributed"] for one in result["measured"]["rounds"])
     result |= {"points_apart": max(apart), "within": max(apart) <= POINTS and whole}
     sys.stdout.write((json.dumps(result) if options.json else told(result)) + "\n")
-    sys.stdout.write("" if options.json else f"{max(apart):.1f} points apart, {POINTS:g} allowed; every miner in every round: {whole}\n")
+    sys.stdout.write(
+        ""
+        if options.json
+        else f"{max(apart):.1f} points apart, {POINTS:g} allowed; every miner in every round: {whole}\n"
+    )
     return 0 if result["within"] else 1
 
 

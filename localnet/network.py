@@ -13,7 +13,7 @@ from typing import Any
 
 from chain.devnet.launch import Devnet
 from localnet import calibration
-from localnet.ground import DEVNET, START_SECONDS, Say, open_ground, prepare, stop, wait_for
+from localnet.ground import DEVNET, START_SECONDS, Say, open_ground, prepare, stop, stop_nodes, wait_for
 from localnet.inject import Injector
 from localnet.links import Links
 from localnet.members import Member, configured, first_program, program
@@ -23,7 +23,7 @@ from localnet.record import Recorder
 from localnet.spec import drafted, open_owner, seal
 from localnet.standing import Standing
 from localnet.store import StoreReady
-from localnet.subnet import await_permits
+from localnet.subnet import await_permits, end_epoch
 from localnet.text import text_data
 from node.events import read_events
 from owner.folder import to_toml
@@ -90,6 +90,12 @@ class Network:
         """What has become of the weights that honest validators set in the plan's rounds: numbers of report.json."""
         return (self.standing or Standing(self.devnet.url)).counts(self._pay())
 
+    def open_weights(self) -> None:
+        """After the last round: stop the nodes, since nobody counts blocks any more, and have the chain open weights that
+        are still sealed. Raises ChainError."""
+        stop_nodes(self.processes)
+        end_epoch(self.devnet)
+
     def _pay(self) -> dict[PeerId, list[dict[str, Any]]]:
         return {
             member.peer: [event for event in self.events(member) if event["round"] < self.plan.rounds]
@@ -153,7 +159,9 @@ def open_network(plan: Plan, say: Say) -> Network:
         if plan.clock is None:
             say("starting the nodes and measuring how long a round takes on this machine")
             _start_nodes(plan, processes, members, draft, go)
-            phases = _measured(processes, members, START_SECONDS + PRESETS.get(plan.preset, max(PRESETS.values())) * len(members))
+            phases = _measured(
+                processes, members, START_SECONDS + PRESETS.get(plan.preset, max(PRESETS.values())) * len(members)
+            )
         await_permits(devnet, wallets, names, say, plan.block_seconds)
         spec = seal(plan, draft, phases, owner, data)
         if plan.clock is None:

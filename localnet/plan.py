@@ -31,8 +31,8 @@ class Plan:
     honest miners that are registered, but run only from `Network.join` on. `ranks`: processes of each honest miner, in
     order; one where it ends. `chaos`: the seed of what goes wrong (localnet/chaos.py); None: nothing does. `store`: the
     credentials file (localnet/store.py) of an S3 server that runs already; None: the network starts its own.
-    `preset`: what is trained, or a file of it; where it has a clock that stays, else it is measured. `block_seconds`: of
-    the chain. `links`: of the nodes of a role; without one a node is as fast as this machine."""
+    `preset`: what is trained, or a file of it; a clock that it has stays, else one is measured. `block_seconds`: of the
+    chain. `links`: of the nodes of a role; without one a node is as fast as this machine."""
 
     folder: Path
     rounds: int = 12

@@ -81,6 +81,21 @@ def skip_epoch(devnet: Devnet, wallet: "Wallet") -> None:
     chain.close()
 
 
+def end_epoch(devnet: Devnet) -> None:
+    """Make the blocks that are left of the subnet's epoch at once, and the one that begins the next: it opens weights that
+    were committed. Raises ChainError."""
+    chain = open_chain(devnet.url, NETUID, None)
+
+    def read(item: str) -> int:
+        return int(chain.call(lambda session: session.substrate.query("SubtensorModule", item, [NETUID])))
+
+    try:
+        left = read("LastEpochBlock") + read("Tempo") - int(devnet.admin().info()["head"])
+        devnet.admin().step(max(1, left))
+    finally:
+        chain.close()
+
+
 def await_permits(
     devnet: Devnet,
     wallets: "Mapping[str, Wallet]",

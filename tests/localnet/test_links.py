@@ -89,6 +89,14 @@ def test_the_connections_of_a_slow_link_share_its_speed(links: Links) -> None:
     assert time.monotonic() - began > 0.49
 
 
+def test_each_direction_has_its_own_speed(links: Links) -> None:
+    """A request is short, its answer is not: an uplink for which the body would take minutes does not hold it up."""
+    links.slow("one", len(BODY) / 100, math.inf)
+    assert 0.02 < fetch(links, "one") < 50
+    links.slow("one", math.inf, 4 * len(BODY))
+    assert fetch(links, "one") > 0.24
+
+
 def test_latency_falls_on_every_answer(links: Links) -> None:
     links.slow("one", math.inf, math.inf, 0.1)
     assert fetch(links, "one") >= 0.2  # there and back
