@@ -3,20 +3,20 @@ Covenant-72B, against the plan for the very same spec, links and machine.
 
     python benchmarks/bench_links.py --json
 
-The round is covenant-72b-110's: its ratio of bytes to compute, and its clock, block for block, with `--spare` blocks more
-before block D. (The clock leaves 43 s of 39 minutes, less than what inner steps vary by where several nodes share two
-processors; who commits late does not count.) What differs is how long it takes: `--compute` seconds of inner steps stand
-for 20 minutes, and blocks and links shrink alike. So each miner's uplink needs as large a part of the round for its
-payload as a 72B miner's for 1.4 GB, and its downlink for the others' payloads; a validator's likewise. Every value of a
-small model is sent, so that payloads are large beside the headers of their requests. Each node has an uplink and a
-downlink of its own, proxies through which everything passes that it exchanges with buckets (localnet/links.py).
+The round is covenant-72b-110's: its ratio of bytes to compute, and its clock, block for block, with `--spare` blocks
+more before block D. (The clock leaves 43 s of 39 minutes, less than what inner steps vary by where several nodes share
+two processors; who commits late does not count.) What differs is how long it takes: `--compute` seconds of inner steps
+stand for 20 minutes, and blocks and links shrink alike. So each miner's uplink needs as large a part of the round for
+its payload as a 72B miner's for 1.4 GB, and its downlink for the others' payloads; a validator's likewise. Every value
+of a small model is sent, so that payloads are large beside the headers of their requests. Each node has an uplink and a
+downlink of its own: proxies, through which everything passes that it exchanges with buckets (localnet/links.py).
 
 Compared are the share of the time that miners compute, from the end of one round to that of the next; the same beside
 their transfers only; how long before block D they have committed; and the phases. The machine's rates are those of
-`murmur plan --measure`, run by as many processes at once as there are miners, because the nodes share the processors as
-well: a miner's own machine has no other one beside it. What an exchange with the chain takes is measured on the network.
-The first round does not count: nodes are still busy with their start. The exit status is 1 when the shares are more than
-3 points apart, or a miner did not contribute to a round that counts.
+`murmur plan --measure`, run by as many processes at once as there are miners, because the nodes share the processors
+as well: a miner's own machine has no other one beside it. What an exchange with the chain takes is measured on the
+network. The first round does not count: nodes are still busy with their start. The exit status is 1 when the shares are
+more than 3 points apart, or a miner did not contribute to a round that counts.
 """
 
 import argparse

@@ -91,8 +91,8 @@ class Network:
         return (self.standing or Standing(self.devnet.url)).counts(self._pay())
 
     def open_weights(self) -> None:
-        """After the last round: stop the nodes, since nobody counts blocks any more, and have the chain open weights that
-        are still sealed. Raises ChainError."""
+        """After the last round: stop the nodes, since nobody counts blocks any more, and have the chain open the
+        weights that are still sealed. Raises ChainError."""
         stop_nodes(self.processes)
         end_epoch(self.devnet)
 

@@ -82,8 +82,8 @@ def skip_epoch(devnet: Devnet, wallet: "Wallet") -> None:
 
 
 def end_epoch(devnet: Devnet) -> None:
-    """Make the blocks that are left of the subnet's epoch at once, and the one that begins the next: it opens weights that
-    were committed. Raises ChainError."""
+    """Make the blocks that are left of the subnet's epoch at once, and the one that begins the next: it opens what was
+    committed. Raises ChainError."""
     chain = open_chain(devnet.url, NETUID, None)
 
     def read(item: str) -> int:

@@ -4,8 +4,8 @@
 
 Until the spec is sealed nobody knows how long a round has to be on this machine. So every process does what a round
 will ask of it a few times, all of them at once, over the real chain and store, and writes the seconds down. When the
-go file appears the spec stands on chain, and from there on this is `neurons/miner.py` or `neurons/validator.py`: from the
-beginning without a draft.
+go file appears the spec stands on chain, and from there on this is `neurons/miner.py` or `neurons/validator.py`.
+Without a draft it is that at once.
 
 With `--own-link` everything that the node exchanges with buckets passes the link in its configuration.
 """
