@@ -10,7 +10,7 @@ With theta before the outer step, theta' after it, B a peer's update as bounded 
     after_equal  L(theta' + t b U / |U|) - L(theta')
     after_more   L(theta') - L(theta' - t B)        what more of it would bring there
     slope        (L(theta + t B) - L(theta - t B)) / 2      without what the update's own size costs
-    half_way     (L(mid + t B) - L(mid - t B)) / 2          there half-way from theta to theta': its part of the round's fall
+    half_way     (L(mid + t B) - L(mid - t B)) / 2          there half-way to theta': its part of the round's fall
 """
 
 from collections.abc import Mapping
