@@ -72,7 +72,7 @@ SMALL: Mapping[str, Any] = {
         "decay_steps": 4000,
     },
     "data": {"page_sequences": 16, "held_out_sequences": 4},
-    "gauntlet": {"reserve": 0, "evaluations": 2, "references": 1, "sample_sequences": 4},
+    "gauntlet": {"reserve": 0, "evaluations": 2, "references": 1, "sample_sequences": 4, "opening_rounds": 100},
 }
 COMPUTE, UPLOAD, DOWNLOAD = "inner steps", "upload", "download"
 PHASES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
