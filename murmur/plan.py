@@ -158,6 +158,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "gpus": plan.gpus,
         "on_gpu": plan.on_gpu,
         "validators": plan.validators,
+        "has_data": plan.has_data,
         "gpu_memory_bytes": plan.gpu_bytes,
         "gpu_flops": plan.rates.compute.one,
         "up_mbps": 8e-6 * plan.rates.up.one,
