@@ -7,13 +7,17 @@ import pytest
 import torch
 
 from arena import forge
-from arena.attacks import ATTACKS, Attack, CopycatExact, Expected
-from arena.game import Scenario, Story, play
+from arena.attack import Attack, Expected
+from arena.attacks import ATTACKS
+from arena.copies import CopycatExact
+from arena.game import Game, Scenario, Story, play
 from arena.kinds import KINDS
-from arena.players import Player
+from arena.players import Player, View, difference, lesson
+from arena.problem import CONTEXT, Text, train, zero_theta
 from arena.stage import generator, make_spec
+from gauntlet.book import ScoreBook
 from protocol.assignment import Draw
-from protocol.types import Reason
+from protocol.types import Digest, Reason
 from sparseloco.update import overlap
 
 LAYOUT = make_spec(0).layout
@@ -74,7 +78,17 @@ def test_what_the_checks_refuse_is_refused_for_the_right_reason(kind: str, reaso
     ("kind", "expected"),
     [
         ("half-work", [0.5] * 4),
+        ("half-batch", [0.5] * 4),
+        ("half-rate", [1.0] * 4),
+        ("frozen-layers", [pytest.approx(5 / 6, abs=0.01)] * 4),
         ("double-work", [2.0] * 4),
+        ("double-batch", [2.0] * 4),
+        ("slow-drift", [1.0] * 4),
+        ("inflate-x1.25", [1.0] * 4),
+        ("deflate-x0.85", [1.0] * 4),
+        ("copier-39", [0.0] * 4),
+        ("split-in-two", [1.0] * 4),
+        ("swarm-80", [6 / 64] * 4),
         ("wrong-data", [1.0] * 4),
         ("sybil-split", [0.875] * 4),
         ("replication-by-union-halves", [1.0] * 4),
@@ -102,6 +116,79 @@ def test_slack_follows_an_evaluation_that_everybody_saw() -> None:
 def test_what_no_rule_forbids_passes_the_checks() -> None:
     for kind in ("noise", "half-work", "sign-flip", "constant-direction", "one-tensor", "colluding-third"):
         assert set(reasons(story(kind))) == {"passed"}
+
+
+def test_thin_margins_are_worked_for_and_safe_ones_are_not() -> None:
+    told = story("thin-margin", rounds=8)
+    done = {log.work[name] for log in told.rounds for name in told.attackers}
+    assert done == {0.25, 1.0}
+    assert all(told.rounds[0].work[name] == 1.0 for name in told.attackers)
+
+
+def test_on_off_works_in_four_rounds_of_five_and_pushes_theta_back_in_the_fifth() -> None:
+    game = Game(Scenario(0, 5, 24, attacks=(BY_KIND["on-off"],), validators=1, trouble=0.0, churn=0.0))
+    logs = [game.round(number) for number in range(5)]
+    name = next(iter(game.attackers))
+    assert [log.work[name] for log in logs] == [1.0] * 4 + [0.0]
+    mine = next(peer for peer, player in logs[0].players.items() if player == name)
+    back, step = forge.dense(game.past[-1].updates[mine]), difference(game.past[-1].theta, game.past[-2].theta)
+    along = sum(float((back[tensor] * step[tensor]).sum()) for tensor in step)
+    size = sum(float((back[tensor] * (step[tensor] != 0)).square().sum()) for tensor in step) ** 0.5
+    assert along > 0
+    assert size == pytest.approx(game.past[-1].updates[mine].norms.whole, rel=1e-3)
+    assert set(reasons(story("on-off", rounds=5))) == {"passed"}
+
+
+def test_the_swarm_is_four_fifths_of_the_hotkeys_and_each_does_a_tenth() -> None:
+    told = story("swarm-80")
+    theirs = [name for name in told.rounds[0].players.values() if name in told.attackers]
+    assert len(theirs) == len(set(theirs)) == 19
+
+
+def test_a_copier_of_39_percent_is_no_copy_by_the_checks() -> None:
+    assert set(reasons(story("copier-39"))) == {"passed"}
+
+
+def test_a_half_batch_takes_every_step_on_every_second_sequence_and_a_double_one_adds_others_between() -> None:
+    spec = make_spec(0)
+    text = Text(0, spec.page_tokens, held_out_sequences=1)
+    digest = Digest(bytes(32))
+    view = View(0, spec, digest, digest, text, zero_theta(), digest, [], ScoreBook())
+    whole = lesson(view, view.pages(BY_KIND["half-batch"]("x 0", 0).me))
+    for kind, count in (("half-batch", 32), ("double-batch", 128)):
+        (mine,) = BY_KIND[kind]("x 0", 0).lessons(view)
+        assert (mine.steps, tuple(mine.sequences.shape)) == (whole.steps, (count, CONTEXT))
+        own, taken = (whole.sequences[::2], mine.sequences) if count == 32 else (whole.sequences, mine.sequences[::2])
+        assert torch.equal(own, taken)
+
+
+def test_a_frozen_tensor_stays_and_half_the_rate_is_half_the_first_step() -> None:
+    start, sequences = zero_theta(), torch.randint(0, 64, (1, 16, CONTEXT), generator=torch.Generator().manual_seed(1))
+    (whole,), (frozen,) = train([start], sequences, 1, 2.0), train([start], sequences, 1, 2.0, "lag2.weight")
+    assert torch.equal(frozen["lag2.weight"], start["lag2.weight"])
+    assert torch.equal(frozen["lag1.weight"], whole["lag1.weight"])
+    assert bool(whole["lag2.weight"].any())
+    one, two = story("half-rate"), story("scale-x10")
+    assert one.rounds[0].work[next(iter(one.attackers))] == two.rounds[0].work[next(iter(two.attackers))] == 1.0
+
+
+def test_the_drift_is_one_direction_for_all_and_grows_by_the_round() -> None:
+    game = Game(Scenario(0, 4, 24, attacks=(BY_KIND["slow-drift"],), validators=1, trouble=0.0, churn=0.0))
+    for number in range(4):
+        game.round(number)
+    first, second = list(game.attackers)[:2]
+    ends = [{name: values + 1.0 for name, values in zero_theta().items()}] * 2
+    spec, digest = game.spec, game.past[-1].digest
+    pushed = []
+    for number in (1, 10):
+        view = View(number, spec, digest, digest, game.text, ends[0], digest, [], ScoreBook())
+        for name in (first, second):
+            sent = BY_KIND["slow-drift"](name, 0).send(view, [ends[0]])
+            pushed.append(next(iter(sent.values())).update)
+    assert pushed[0].digest == pushed[1].digest
+    norms = [update.norms.whole for update in pushed]
+    assert norms[2] / norms[0] == pytest.approx(10.0, rel=0.1)
+    assert norms[0] == pytest.approx(0.02, rel=0.1)
 
 
 def test_the_withholder_reveals_one_key_of_eight() -> None:
