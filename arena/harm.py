@@ -8,10 +8,10 @@ import torch
 
 from arena import forge
 from arena.attack import Attack, Expected, Working, noise_of
-from arena.players import Lesson, Sending, View, difference
+from arena.players import Lesson, Sending, View, difference, lesson
 from arena.problem import Theta
 from arena.shirkers import Noise
-from arena.stage import generator
+from arena.stage import generator, named
 from protocol.types import PeerId
 from sparseloco.update import Update
 
@@ -112,6 +112,21 @@ class ColludingThird(Attack):
             return self.in_sync(view, [noise_of(view, peer) for peer in self.hotkeys])
         updates = [backwards(view, peer) for peer in self.hotkeys]
         return self.in_sync(view, [update for update in updates if update is not None])
+
+
+class Framing(Working):
+    """The whole work, and as much again on the pages of one honest peer, so that its lead on them is none."""
+
+    kind, expected = "framing", Expected.PROPORTION
+
+    def lessons(self, view: View) -> list[Lesson]:
+        pages = [*view.pages(self.me), *view.pages(self.victim)]
+        return [lesson(view, pages, 2.0)]
+
+    @property
+    def victim(self) -> PeerId:
+        """The same for everybody who takes part."""
+        return PeerId(named("hotkey", self.seed, "honest 0", 0))
 
 
 class OnOff(Working):

@@ -25,6 +25,7 @@ KINDS = (
     "one-tensor",
     "slow-drift",
     "on-off",
+    "framing",
     "colluding-third",
     "split-in-two",
     "sybil-split",
