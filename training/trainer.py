@@ -18,7 +18,7 @@ from sparseloco import ops
 from sparseloco.floats import NonFinite
 from sparseloco.update import Update
 from training.host import Area, copy, model_bytes, model_tensors
-from training.inner import InnerReport, OnStep, autocast, inner_round
+from training.inner import InnerReport, OnStep, Stopped, autocast, inner_round, never
 from training.loader import ahead, batches
 from training.model import Transformer
 from training.optimizer import load_adam_state, make_optimizer, state_shapes, store_adam_state
@@ -50,6 +50,8 @@ class Trainer:
         self.model.tabulate()
         self.on_step: OnStep | None = None
         """Called on this rank after each inner step with its number within the round and its loss."""
+        self.stopped: Stopped = never
+        """Asked on this rank after each inner step whether the round ends here, for all ranks."""
         # By name and once: what a module lists while its weights are gathered are not the shards.
         self._parameters = dict(self.model.named_parameters())
         self._optimizer = make_optimizer(self.model, self.spec.inner)
@@ -134,6 +136,7 @@ class Trainer:
             micro_sequences=fitting.micro_sequences,
             recompute=fitting.recompute,
             on_step=self.on_step,
+            stopped=self.stopped,
         )
 
     def _fitting(self) -> Fit:

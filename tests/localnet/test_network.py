@@ -1,6 +1,7 @@
 """Whole networks of real processes, as `murmur localnet` builds them."""
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -23,6 +24,7 @@ from localnet.plan import Plan
 from localnet.report import build_report
 from localnet.store import read_ready
 from localnet.table import Table
+from node.events import read_events
 from protocol.types import Reason
 from storage.s3 import open_pointer
 from tests.localnet.harness import Run, assert_nothing_runs, localnet, secrets_of, told
@@ -122,6 +124,46 @@ def test_killing_any_process_of_a_miner_costs_at_most_one_round(which: str, tmp_
     assert len(missed) <= 1
 
 
+VICTIMS = [("miner-1", "torchrun"), ("miner-1", "0"), ("miner-1", "1"), ("miner-2", ""), ("validator-1", "")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5400)
+def test_after_kill_9_at_any_moment_of_any_process_a_node_reaches_the_networks_digest(tmp_path: Path) -> None:
+    draw = random.Random(9)
+    victims = [*draw.sample(VICTIMS, len(VICTIMS)), *draw.sample(VICTIMS, len(VICTIMS))]
+    rounds = 4 * len(victims)
+    with localnet(tmp_path / "run", "--rounds", str(rounds), "--miners", "2", "--ranks", "2,1") as run:
+        run.wait_for_round(0)
+        for name, which in victims:
+            time.sleep(draw.uniform(0, run.round_seconds))
+            killed = time.time()
+            pid = run.pid(name)
+            os.kill(run.ranks(name).get(which, pid), signal.SIGKILL)
+            # It applies a round again, like everybody else.
+            run.wait_until(partial(came_back, run, name, killed), 900.0, f"return of {name}")
+        report = assert_sound(run, rounds)
+    assert report["summary"]["void_rounds"] <= 2  # those in which the only validator died
+
+
+def came_back(run: Run, name: str, killed: float) -> bool:
+    """Whether a node has applied a round since it was killed; the others must have applied the same."""
+    thetas = {peer: applied(run, peer) for peer in ("miner-1", "miner-2", "validator-1")}
+    since = [round for round, (when, _) in thetas[name].items() if when > killed]
+    for round in since:
+        assert len({seen[round][1] for seen in thetas.values() if round in seen}) == 1, (name, round)
+    return bool(since)
+
+
+def applied(run: Run, name: str) -> dict[int, tuple[float, str]]:
+    """By round: when a node has applied it, Unix seconds, and its theta digest then."""
+    found = {}
+    for event in read_events(run.folder / "nodes" / name / "events.jsonl"):
+        if event["event"] == "applied":
+            found[event["round"]] = event["time"], event["theta"]
+    return found
+
+
 def ended_within(pids: Iterable[int], seconds: float) -> None:
     """All of them are gone soon: neither ranks nor their launcher outlive the one that was killed."""
     until = time.monotonic() + seconds
@@ -207,8 +249,6 @@ def test_a_store_that_lacks_members_is_told_before_anything_is_started(tmp_path:
 
 
 def events(run: Run, name: str, round: int) -> set[str]:
-    from node.events import read_events
-
     found = read_events(run.folder / "nodes" / name / "events.jsonl")
     return {event["event"] for event in found if event["round"] == round}
 
