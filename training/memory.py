@@ -213,10 +213,12 @@ def host_moments(
     held = always | areas
     gradients = {"gradients": model, "activations": cpu_activations} if cpu_activations is not None else {}
     sealed = {"payloads": 4 * payload}
-    # "kept_back": what exceeds the norms that an outer step applies returns to the error feedback as new tensors.
+    # Of a tensor what exceeds the norms that an outer step applies, listed as it was and as it is sent.
+    most = max(sum(region.down * region.across * region.k for region in tensor.regions) for tensor in spec.layout)
+    kept_back = 2 * 2 * (PLACE_BYTES + FP32) * most
     return {
         COMPUTING: held | trained | gradients,
-        "compress": held | trained | sealed | {"kept_back": model},
+        "compress": held | trained | sealed | {"kept_back": kept_back},
         "swap": held | trained | sealed,
         "outer step": held | trained | opened,
         "restart": always | trained | {name: areas[name] for name in ("theta", "error_feedback", "stored_moments")},

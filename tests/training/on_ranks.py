@@ -103,6 +103,12 @@ def play(ranks: Ranks) -> dict[str, Any]:
     replica.give_back(update)
     found["given back"] = bits({n: t for n, t in replica.own_state().tensors.items() if n.startswith(ERROR)})
 
+    done: list[int] = []
+    stopped = replica.inner_round(
+        tokens(5, 15), on_step=lambda step, loss: done.append(step), stopped=lambda: len(done) == 2
+    )
+    found["stopped"] = len(stopped.losses)
+    replica.load_own(Saved(saved, {"adam_steps": 7}))
     found["trained"] = replica.inner_round(tokens(5, 15)).losses
     found["after"] = replica.losses(tokens(4, 3))
     found["finite"] = len(replica.compress().records)

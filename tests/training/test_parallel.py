@@ -56,6 +56,7 @@ def test_nothing_is_lost_on_the_way(played: dict[int, dict[str, Any]], size: int
     assert found["own"] == [True, 7]
     assert found["error kept"] == found["error"] != found["given back"]
     assert found["restrained"][1]
+    assert found["stopped"] == 2
     assert found["losses again"] == found["losses"] != found["probed"]
     assert found["fewer losses"] == found["losses"][:3]
     assert found["probed"] != found["losses"][:3]
