@@ -6,7 +6,7 @@ from functools import partial
 from math import isfinite
 from typing import Any
 
-from arena.attacks import Attack
+from arena.attack import Attack
 from arena.game import Scenario, Story, play
 from arena.measure import Row, honest_excluded, row
 

@@ -44,6 +44,7 @@ MODELS: dict[str, Changes] = {
 NETWORKS: dict[str, tuple[int, tuple[str, ...]]] = {
     "equal": (8, ()),
     "split": (6, ("split_in_two", "half_work")),
+    "batch": (6, ("split_batch", "half_batch")),
     "more": (6, ("double_steps", "double_batch")),
     "shaped": (6, ("half_rate", "double_rate", "index_by_gradient", "inflate_1_25", "deflate_0_85")),
     "cheats": (6, ("copier_39", "on_off", "thin_margin", "frozen_layers")),

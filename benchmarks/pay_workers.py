@@ -135,6 +135,21 @@ class HalfWork(Worker):
     kind, steps = "half_work", 0.5
 
 
+class HalfBatch(Worker):
+    """All steps, each on half of its sequences."""
+
+    kind, batch = "half_batch", 0.5
+
+    def lesson(self, view: View, peer: PeerId) -> Tensor:
+        return super().lesson(view, peer)[::2]
+
+
+class SplitBatch(HalfBatch):
+    """The sequences of one, shared by two hotkeys: each takes every step, on half of the sequences of its own pages."""
+
+    kind, slots = "split_batch", 2
+
+
 class DoubleSteps(Worker):
     """Goes through its pages twice."""
 
@@ -247,6 +262,8 @@ WORKERS: dict[str, type[Worker]] = {
         Full,
         SplitInTwo,
         HalfWork,
+        HalfBatch,
+        SplitBatch,
         DoubleSteps,
         DoubleBatch,
         HalfRate,

@@ -233,10 +233,15 @@ def _assumptions(plan: Plan, measured: bool) -> Iterator[str]:
         + f"; link {8e-6 * rates.up.one:,g} Mb/s up, {8e-6 * rates.down.one:,g} Mb/s down.",
         "",
     )
+    data = (
+        "the data set is on the disk"
+        if plan.has_data
+        else f"a miner's data comes by whole files of {_bytes(sizes.shard)}, a validator reads {_bytes(sizes.sampled)} "
+        "of it"
+    )
     yield from _wrapped(
         f"Assumed: {sizes.gathered} peers mine, {sizes.contributors} contribute, the same as in the round before; a "
-        f"post takes {POST_BLOCKS * plan.spec.clock.block_seconds:g} s; a miner's data comes by whole files of "
-        f"{_bytes(sizes.shard)}, a validator reads {_bytes(sizes.sampled)} of it; transfers have the link to "
+        f"post takes {POST_BLOCKS * plan.spec.clock.block_seconds:g} s; {data}; transfers have the link to "
         f"themselves. {plan.validators} validators of equal stake share {COPIES} copies of each payload. A validator "
         f"evaluates {sizes.evaluated} peers with {sizes.probes} probes. Phases are those of "
         "this release (training/phases.py).",

@@ -122,13 +122,14 @@ def opening(clock: ClockSpec, block: Opening) -> float:
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A run on a machine: `threads` of its CPUs, and `gpus` that train; on_gpu: False where its CPU does. validators:
-    how many count, with equal stake."""
+    how many count, with equal stake. has_data: the data set is on its disk, and none of it has to come."""
 
     spec: RunSpec
     gpus: int
     threads: int
     on_gpu: bool = True
     validators: int = VALIDATORS
+    has_data: bool = False
 
     @property
     def sizes(self) -> Sizes:
@@ -185,12 +186,16 @@ class Setting:
     def fetched(self) -> tuple[Work, ...]:
         """training/shards.py hold, by node/data.py: whole files of the data set, hashed when they come and when they
         are opened."""
+        if self.has_data:
+            return ()
         total = self.sizes.trained_shards * self.sizes.shard
         return Work(total, "down"), Work(total, "write"), Work(2 * total, "hash")
 
     def sampled(self) -> tuple[Work, ...]:
         """training/shards.py read, for one evaluated peer after the other and for nobody's pages: lists of leaves
         beside each other, then blocks, with two requests for each."""
+        if self.has_data:
+            return ()
         sizes = self.sizes
         rounds = -(-self.spec.gauntlet.sample_sequences // PART_THREADS)
         calls = (2 + 2 * rounds) * (sizes.evaluated + 1)
@@ -231,7 +236,7 @@ def round_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
 def miner_phases(setting: Setting) -> tuple[Phase, ...]:
     """rounds/miner.py Miner.play, from D on, and node/node.py advance."""
     sizes, threads = setting.sizes, setting.threads
-    contributed = sizes.contributors * sizes.payload
+    others = (sizes.contributors - 1) * sizes.payload  # its own it has
     first_part = min(sizes.payload, PART_BYTES)
     pack = Work(3 * sizes.model, "device", setting.gpus)  # theta and error there, the new error back
     return (
@@ -244,10 +249,10 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("save own state", setting.saved(sizes.own)),
         Phase(
             "download",
-            (Work(contributed, "down"),),
+            (Work(others, "down"),),
             (),
             "commit",
-            (Work(contributed, "write"), Work(contributed, "hash", PREFETCH_THREADS)),
+            (Work(others, "write"), Work(others, "hash", PREFETCH_THREADS)),
         ),
         Phase("select", (Work(SELECT_CALLS, "call"),), ("swap",), "attest"),
         Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS), ("select", "download")),

@@ -16,6 +16,7 @@ from gauntlet.proof import LARGEST_PROOF, NO_PROOF
 from gauntlet.rating import Rating
 from gauntlet.remembered import Remembered
 from gauntlet.selection import peer_score, select
+from gauntlet.weights import merit
 from protocol.errors import InvalidMessage
 from protocol.messages import canonical_json
 from protocol.spec import GauntletSpec
@@ -95,6 +96,45 @@ def test_a_peer_that_turns_lazy_goes_and_comes_back_after_honest_work():
     assert not eligible(book.peers[peers[3]], SPEC)
     book = after(book, 10, 0.15)
     assert eligible(book.peers[peers[3]], SPEC)
+
+
+def with_scores(book, scores, gap=0.15):
+    """The book after a round in which everybody's gap is honest and scores are these."""
+    found = {peer: evaluation(score, gap) for peer, score in scores.items()}
+    return fold(book, RoundOutcome(book.round + 1, checked(scores), found), SPEC)
+
+
+def after_good_rounds(spread, rounds=8):
+    """Five honest peers, whose scores are 0.1 and differ by about so much."""
+    random, book = Random(5), ScoreBook()
+    for _ in range(rounds):
+        book = with_scores(book, {peer_id(i): random.gauss(0.1, spread) for i in range(5)})
+    return book
+
+
+def test_harm_after_good_rounds_costs_at_once_and_honest_work_makes_up_for_it():
+    book, liar, others = after_good_rounds(0.01), peer_id(0), [peer_id(i) for i in range(1, 5)]
+    good = book.peers[liar]
+    assert eligible(good, SPEC)
+    book = with_scores(book, {liar: -0.05} | dict.fromkeys(others, 0.1))
+    # Averaged, it would still stand well above its floor.
+    assert good.scores.push(-0.05, SPEC.score_decay).value > 0.5 * 0.1
+    assert book.peers[liar].scores.value == -0.05
+    assert book.peers[liar].scores.weight == good.scores.push(-0.05, SPEC.score_decay).weight
+    assert (eligible(book.peers[liar], SPEC), merit(book.peers[liar])) == (False, 0.0)
+    assert select(book, [liar, *others], SPEC, 9, COMMIT_HASH) == tuple(sorted(others))
+    assert all(eligible(book.peers[peer], SPEC) for peer in others)
+    out = 0
+    while not eligible(book.peers[liar], SPEC):
+        book, out = with_scores(book, dict.fromkeys([liar, *others], 0.1)), out + 1
+    assert 1 <= out <= 3
+
+
+def test_a_score_below_nothing_that_luck_explains_is_averaged_like_any_other():
+    book, unlucky = after_good_rounds(0.06), peer_id(0)
+    before = book.peers[unlucky].scores
+    book = with_scores(book, {unlucky: -0.02} | {peer_id(i): 0.04 * i for i in range(1, 5)})
+    assert book.peers[unlucky].scores == before.push(-0.02, SPEC.score_decay)
 
 
 def test_what_a_score_does_not_show_the_proof_has_to():

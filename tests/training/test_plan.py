@@ -117,7 +117,7 @@ def test_what_a_disk_writes_in_a_day_is_every_rounds_state_and_payloads() -> Non
     plan = planned("8b")
     model, payload = 4 * plan.parameters, plan.payload_bytes
     shard = plan.sizes.trained_shards * plan.sizes.shard
-    a_round = (1 / 8 + 3) * model + (1 + 20) * payload + shard
+    a_round = (1 / 8 + 3) * model + (1 + 19) * payload + shard
     assert plan.disk_bytes_per_day("miner") == pytest.approx(a_round * 86_400 / (86 * 12))
 
 
