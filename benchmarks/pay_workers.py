@@ -172,6 +172,20 @@ class HalfRate(Worker):
     kind, rate = "half_rate", 0.5
 
 
+class Adam(Worker):
+    """Trains by AdamW where the others train by Muon, at the rate at which that is best: half of theirs."""
+
+    kind, rate = "adamw", 0.5
+
+    def __init__(self, name: str, seed: int, spec: RunSpec, theta: Mapping[str, Tensor], rule: Rule) -> None:
+        inner = spec.inner.model_copy(update={"optimizer": "adamw"})
+        super().__init__(name, seed, spec.model_copy(update={"inner": inner}), theta, rule)
+
+
+class HalfAdam(Adam):
+    kind, steps = "adamw_half_work", 0.5
+
+
 class DoubleRate(Worker):
     kind, rate = "double_rate", 2.0
 
@@ -267,6 +281,8 @@ WORKERS: dict[str, type[Worker]] = {
         DoubleSteps,
         DoubleBatch,
         HalfRate,
+        Adam,
+        HalfAdam,
         DoubleRate,
         ByGradient,
         Inflate,

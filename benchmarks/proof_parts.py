@@ -2,8 +2,7 @@
 gap is taken: over the whole assignment, or over its early and late parts apart. Real training, compression, bounds and
 probes on the local network's model and text, in one process.
 
-    python benchmarks/proof_parts.py --seeds 2 --rounds 8 --pages 160 40 8 1 --muon-everywhere \
-        --set 'inner.optimizer="muon"' --set inner.peak_lr=0.012
+    python benchmarks/proof_parts.py --seeds 2 --rounds 8 --pages 160 40 8 1
 
 Four full workers, whose updates are applied and who are each other's references, and one of each kind that skips:
 `first` half of the steps on the first half of the assignment, `spread` half of the steps on every second sequence,
@@ -205,7 +204,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--pages", type=int, nargs="+", default=[160], help="sequences of a page, one run for each")
     parser.add_argument("--set", action="append", default=[], metavar="TABLE.FIELD=JSON", help="change the preset")
-    parser.add_argument("--muon-everywhere", action="store_true", help="miners train every matrix by Muon")
     parser.add_argument("--rows", type=Path, help="write every peer's round as a JSON line")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -217,7 +215,7 @@ def main() -> None:
             merged.setdefault(name, {}).update(fields)
         spec, rows = spec_with(merged, shards), list[Row]()
         for seed in range(options.first_seed, options.first_seed + options.seeds):
-            rows += run(seed, options.rounds, spec, Rule(0.0, options.muon_everywhere), shards)
+            rows += run(seed, options.rounds, spec, Rule(), shards)
         if options.rows:
             with options.rows.open("a") as file:
                 file.writelines(json.dumps({"page_sequences": size} | row) + "\n" for row in rows)

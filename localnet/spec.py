@@ -22,9 +22,10 @@ from protocol.types import Subnet
 from training.shards import Shards
 
 LEAD_SECONDS = 4.0
-"""From the sealed spec to round 0: what nodes that are loaded already need to find the run."""
+"""From the sealed spec to round 0: what nodes that are loaded already need to find the run, beside what theta_0 takes
+on their links."""
 COLD_LEAD_SECONDS = 40.0
-"""The same for nodes that are started only then, beside what theta_0 takes on their links."""
+"""The same for nodes that are started only then."""
 WHILE_UNKNOWN = {
     "round_blocks": 400,
     "commit": 200,
@@ -77,10 +78,9 @@ def seal(
     blobs = theta_blobs(plan.folder / "genesis", genesis)
     upload(owner.bucket, blobs)
     final = owner.chain.finalized().block
-    lead = LEAD_SECONDS
-    if phases is None:
-        slowest = min((link.down_mbps for link in plan.links.values()), default=inf)
-        lead = COLD_LEAD_SECONDS + sum(path.stat().st_size for _, path in blobs) * 8e-6 / slowest
+    slowest = min((link.down_mbps for link in plan.links.values()), default=inf)
+    lead = LEAD_SECONDS if phases is not None else COLD_LEAD_SECONDS
+    lead += sum(path.stat().st_size for _, path in blobs) * 8e-6 / slowest
     clock = dict(table["clock"] if phases is None else _measured(plan, phases, owner.chain.subnet(final)))
     if (link := plan.links.get("miner")) is not None:
         clock |= {"upload_mbps": link.up_mbps, "download_mbps": link.down_mbps}

@@ -36,7 +36,7 @@ from node.sources import Sources
 from protocol.assignment import page_at
 from protocol.messages import REVEAL_BYTES, encode_slot, parse_envelope
 from protocol.spec import RunSpec, parse_text
-from protocol.types import Digest, Page, PeerId, Pointer, PublicPointer
+from protocol.types import Digest, Page, PeerId
 from rounds import start
 from rounds.miner import Miner
 from rounds.validator import Validator
@@ -44,7 +44,6 @@ from sparseloco import ops, wire
 from sparseloco.update import Update
 from storage.collect import gather
 from storage.exchange import Source, Wanted
-from storage.s3 import S3Bucket
 from storage.seal import seal, unseal
 from training import checkpoint
 from training.loader import sequences
@@ -100,12 +99,13 @@ def program(role: str, fault: str | None) -> start.Player:
 def reach_all_at(endpoint: str) -> None:
     """From now on this process reaches the bucket of every pointer at `endpoint`: all links lead to the same server,
     which knows buckets by their names."""
-    opened = adapters.open_pointer
+    usual = adapters.opener
 
-    def open_pointer(pointer: Pointer | PublicPointer, *, local: bool) -> S3Bucket:
-        return opened(replace(pointer, endpoint=endpoint) if isinstance(pointer, Pointer) else pointer, local=local)
+    def opener(*, local: bool) -> adapters.Opener:
+        opened = usual(local=local)
+        return lambda pointer: opened(replace(pointer, endpoint=endpoint))
 
-    adapters.open_pointer = open_pointer
+    adapters.opener = opener
 
 
 def rehearse(role: str, config: NodeConfig, draft: Path, ranks: Ranks) -> dict[str, list[float]]:

@@ -1,5 +1,6 @@
 """Whole networks of real processes, as `murmur localnet` builds them."""
 
+import json
 import os
 import random
 import re
@@ -58,6 +59,25 @@ def assert_sound(run: Run, rounds: int) -> dict[str, Any]:
     assert summary["replicas_identical"]
     assert summary["weights_set"] == summary["weights_standing"] > 0, summary
     return report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_node_has_a_link_of_its_own(tmp_path: Path) -> None:
+    up, down = 0.2, 0.8
+    words = ["--rounds", "3", "--miners", "3", "--up", str(up), "--down", str(down)]
+    with localnet(tmp_path / "run", *words) as run:
+        report = assert_sound(run, rounds=3)
+    clock = json.loads((run.folder / "spec.json").read_text())["clock"]
+    assert (clock["upload_mbps"], clock["download_mbps"]) == (up, down)
+    for row in report["rounds"]:
+        megabits = 8e-6 * row["payload_bytes"]
+        assert row["seconds"]["upload"] >= megabits / up
+        assert len(row["contributing"]) == 3
+        fetched = row["phases"]["miner"]["download"] + row["phases"]["miner"].get("prefetch", 0.0)
+        assert fetched >= 2 * megabits / down  # of both others, by one's own downlink
+    assert all(0 < row["utilization"] < 1 for row in report["rounds"][1:])
+    assert 0 < report["summary"]["utilization"] < 1
 
 
 @pytest.mark.timeout(1800)

@@ -1,7 +1,6 @@
 """Who is in a network, by name."""
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from node import adapters
 from owner import presets
 from owner.folder import to_toml
 from protocol.errors import ConfigError
-from protocol.types import Pointer, PublicPointer
+from protocol.types import Pointer
 
 
 def test_every_member_has_a_name_of_its_own_that_tells_its_role(tmp_path: Path) -> None:
@@ -52,13 +51,7 @@ def test_half_a_link_and_a_link_beside_chaos_are_refused(tmp_path: Path, words: 
 
 
 def test_by_its_own_link_a_node_reaches_every_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = []
-
-    def note(pointer: Pointer | PublicPointer, *, local: bool) -> None:
-        opened.append((pointer, local))
-
-    monkeypatch.setattr(adapters, "open_pointer", note)
+    monkeypatch.setattr(adapters, "opener", adapters.opener)  # and put back
     worker.reach_all_at("http://127.0.0.1:1")
-    theirs = Pointer("http://127.0.0.1:2", "theirs", "key", "secret")
-    adapters.opener(local=True)(theirs)
-    assert opened == [(replace(theirs, endpoint="http://127.0.0.1:1"), True)]
+    bucket = adapters.opener(local=True)(Pointer("http://127.0.0.1:2", "theirs", "key", "secret"))
+    assert repr(bucket) == "S3Bucket('http://127.0.0.1:1', 'theirs')"
