@@ -5,10 +5,11 @@
 A replica of about so many parameters in this process, on the CPU; what a node calls is called as it does. Each phase is
 the median of `--rounds`, and `over_copy` the median of its time over that of a memory copy of one model made right
 before it, so that a machine that is busy for a while slows both. Phases: `digest` of theta; `probe` of one peer's
-update, theta restored; `outer_step` of 20 payloads, weights loaded; `compress`; `save` of theta as a snapshot, beside
-the rounds; of a restart `load` of it, and `replay` of one round's payloads, opened and applied. `gb`: fp32 bytes of the
-model. A phase's `peak_over_model`: most memory that it took beyond what was there before, over the model's bytes; of
-all: most memory of the process, which holds theta, module, error feedback, spare area and the model that is copied to.
+update, theta restored; `open` 20 payloads, hashed, deciphered and parsed; `outer_step` of them, weights loaded;
+`compress`; `seal` what that gave; of a void round `give_back` of it; `save` of theta as a snapshot, beside the rounds;
+of a restart `load` of it, and `replay` of one round's payloads, opened and applied. `gb`: fp32 bytes of the model. A
+phase's `peak_over_model`: most memory that it took beyond what was there before, over the model's bytes; of all: most
+memory of the process, which holds theta, module, error feedback, spare area and the model that is copied to.
 `file_over_plain_write`: save over a plain write and fsync of the same bytes; `load_over_plain_read`: load over a plain
 read and sha256. Files go to --folder. Linux.
 """
@@ -158,11 +159,20 @@ class Bench:
         with self.replica.probe(self.sample, self.scales, PROBE_STEP):
             pass
 
+    def open(self) -> None:
+        self.redo.updates(self.step, open_threads(self.replica.spec), REAL)
+
     def outer_step(self) -> None:
         self.replica.outer_step(self.updates, alpha=1e-6, aggregate="mean")
 
     def compress(self) -> None:
         self.replica.compress()
+
+    def seal(self) -> None:
+        seal(wire.encode(NOWHERE, self.sample), run=NOWHERE, round=0, signer=HashSigner("miner"))
+
+    def give_back(self) -> None:
+        self.replica.give_back(self.sample)
 
     def save(self) -> None:
         self.saved = checkpoint.save(self.folder, self.replica.consensus_state())
@@ -203,7 +213,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     memory = Memory()
     spec = spec_of(options.params)
     model = 4 * spec.layout.num_parameters
-    names = ("digest", "probe", "outer_step", "compress", "save", "load", "replay")
+    names = (
+        *("digest", "probe", "open", "outer_step", "compress", "seal", "give_back"),
+        *("save", "load", "replay"),
+    )
     taken: dict[str, list[Taken]] = {name: [] for name in (*names, "copy", "plain_write", "plain_read")}
     over: dict[str, list[float]] = {name: [] for name in (*names, "file", "read")}
     with (

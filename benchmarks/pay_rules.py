@@ -24,7 +24,7 @@ from gauntlet.book import PeerRecord, RoundOutcome, ScoreBook, eligible, fold
 from gauntlet.checks import Checked
 from gauntlet.evaluation import Evaluation
 from gauntlet.selection import peer_score, standing
-from gauntlet.weights import RESERVE_SHARE
+from gauntlet.weights import RESERVE_SHARE, merit, worth
 from owner import presets
 from protocol.spec import GauntletSpec
 from protocol.types import LossScore, PeerId
@@ -33,25 +33,18 @@ Pay = Callable[[PeerRecord], float]
 
 
 def proven(record: PeerRecord) -> float:
-    """The proof less its penalty, 0 to 1: more than honest work earns nothing more."""
-    return min(1.0, max(0.0, (record.proof or 0.0) - record.penalty))
-
-
-def worth(record: PeerRecord, enough: float) -> float:
-    """The averaged score over so many honest ones, 0 to 1."""
-    usual = enough * record.usual_scores.value
-    return min(1.0, max(0.0, record.scores.value / usual)) if usual > 0 else 0.0
+    """The proof, at most 1, less its penalty: more than honest work earns nothing more."""
+    return max(0.0, min(1.0, record.proof or 0.0) - record.penalty)
 
 
 RULES: dict[str, Pay] = {
-    "today": lambda record: peer_score(record) ** 2,
+    "merit": merit,
+    "by rank": lambda record: peer_score(record) ** 2,
     "proven": proven,
-    "proven squared": lambda record: proven(record) ** 2,
-    "proven squared, half the honest score": lambda record: proven(record) ** 2 * worth(record, 0.5),
-    "proven squared, honest score": lambda record: proven(record) ** 2 * worth(record, 1.0),
-    "proven times score": lambda record: proven(record) * max(0.0, record.scores.value),
-    "proven times score squared": lambda record: proven(record) * max(0.0, record.scores.value) ** 2,
+    "proven times worth": lambda record: proven(record) * worth(record),
+    "proven times worth, squared": lambda record: (proven(record) * worth(record)) ** 2,
 }
+"""`merit` is what is paid; `by rank` what was before (docs/decisions/0048-honest-work-pays.md)."""
 
 
 def hotkeys(line: Line, name: str, count: int) -> list[PeerId]:

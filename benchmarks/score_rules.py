@@ -9,6 +9,8 @@ With theta before the outer step, theta' after it, B a peer's update as bounded 
     after        L(theta' + t B) - L(theta')        what it costs to take it back from where the round has come to
     after_equal  L(theta' + t b U / |U|) - L(theta')
     after_more   L(theta') - L(theta' - t B)        what more of it would bring there
+    slope        (L(theta + t B) - L(theta - t B)) / 2      without what the update's own size costs
+    half_way     (L(mid + t B) - L(mid - t B)) / 2          there half-way to theta': its part of the round's fall
 """
 
 from collections.abc import Mapping
@@ -24,7 +26,7 @@ from sparseloco.update import Update
 from training.model import Transformer
 
 SEQUENCES = 32
-RULES = ("now", "full_step", "unbounded", "equal_norm", "after", "after_equal", "after_more")
+RULES = ("now", "full_step", "unbounded", "equal_norm", "after", "after_equal", "after_more", "slope", "half_way")
 
 Theta = Mapping[str, Tensor]
 
@@ -42,7 +44,8 @@ class RuleScores:
         """`outer`: the state before the outer step that led from `theta` to `after`."""
         limit, _ = bound([updates[peer].norms for peer in sorted(updates)], outer)
         step, ones = self.spec.gauntlet.probe_step, (1.0,) * len(self.spec.layout.tensors)
-        base, reached = self.loss(theta, sequences), self.loss(after, sequences)
+        middle = {name: (theta[name] + after[name]) / 2 for name in theta}
+        starts = {id(start): self.loss(start, sequences) for start in (theta, after, middle)}
         found: dict[PeerId, dict[str, float]] = {}
         for peer, update in updates.items():
             size = update.norms.whole
@@ -50,27 +53,31 @@ class RuleScores:
             equal: Scales = tuple(one * limit.whole / size if size else 0.0 for one in ones)
 
             def fall(start: Theta, factor: Scales, by: float, update: Update = update) -> float:
-                before = base if start is theta else reached
-                return before - self.loss(ops.apply_probe(start, update, factor, by), sequences)
+                return starts[id(start)] - self.loss(ops.apply_probe(start, update, factor, by), sequences)
+
+            def back(start: Theta, factor: Scales, update: Update = update) -> float:
+                return self._back(start, update, factor, step, starts[id(start)], sequences)
 
             found[peer] = {
                 "now": fall(theta, bounded, step),
                 "full_step": fall(theta, bounded, 1.0),
                 "unbounded": fall(theta, ones, step),
                 "equal_norm": fall(theta, equal, step),
-                "after": -self._back(after, update, bounded, step, reached, sequences),
-                "after_equal": -self._back(after, update, equal, step, reached, sequences),
+                "after": -back(after, bounded),
+                "after_equal": -back(after, equal),
                 "after_more": fall(after, bounded, step),
+                "slope": (fall(theta, bounded, step) - back(theta, bounded)) / 2,
+                "half_way": (fall(middle, bounded, step) - back(middle, bounded)) / 2,
             }
         return found
 
     def _back(
-        self, after: Theta, update: Update, factor: Scales, step: float, reached: float, sequences: Tensor
+        self, start: Theta, update: Update, factor: Scales, step: float, before: float, sequences: Tensor
     ) -> float:
         """Fall of the loss when a part of the update is taken back: of honest work below 0. A probe's weight cannot be
-        negative, so what is taken off theta' is twice theta' less the probe."""
-        probed = ops.apply_probe(after, update, factor, step)
-        return reached - self.loss({name: 2 * after[name] - value for name, value in probed.items()}, sequences)
+        negative, so what is taken off is twice the start less the probe."""
+        probed = ops.apply_probe(start, update, factor, step)
+        return before - self.loss({name: 2 * start[name] - value for name, value in probed.items()}, sequences)
 
     @torch.no_grad()
     def loss(self, theta: Theta, sequences: Tensor) -> float:

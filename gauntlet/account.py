@@ -4,11 +4,13 @@ From one validator's report alone: what a validator claims of itself, which an a
 """
 
 from collections.abc import Iterator
+from math import sqrt
 
 from gauntlet.average import error
 from gauntlet.book import PeerRecord, in_doubt, least_gap, least_score
 from gauntlet.report import Report, Row
 from gauntlet.selection import peer_score
+from gauntlet.weights import honest_score, worth
 from protocol.spec import GauntletSpec
 from protocol.types import PeerId, Reason, Standing, hotkey
 
@@ -44,6 +46,7 @@ LEARNING = "wait and see: {evaluations} of about {settled} evaluations that it t
 DOUBTED = "its gap is nearer to what is needed than it errs: go on training every inner step, on the assigned pages"
 WEAK = "it contributes, but its proof of computation is below that of honest work: train every inner step, on the "
 WEAK += "assigned pages only"
+LESS = "it contributes, but lowers the loss less than others do: train every inner step, with the run's settings"
 NOT_JUDGED = "nothing: a hotkey with a validator permit, and the owner's, mine only if they commit"
 
 
@@ -75,6 +78,12 @@ def gap_error(record: PeerRecord, spec: GauntletSpec) -> float:
     return spec.proof_allowance / ALLOWANCE_DEVIATIONS * error(record.evaluations, spec.proof_decay)
 
 
+def worth_error(record: PeerRecord, spec: GauntletSpec) -> float:
+    """Standard error of the worth, by how much honest scores differ in a round."""
+    unit = honest_score(record)
+    return sqrt(record.score_variances.value) * error(record.evaluations, spec.score_decay) / unit if unit else 0.0
+
+
 def advice(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> str:
     """What to do next. `record`: after the round."""
     code = row.rejected or row.standing
@@ -88,8 +97,9 @@ def advice(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> str:
         return LEARNING.format(evaluations=record.evaluations, settled=SETTLED)
     if in_doubt(record, spec):
         return DOUBTED
-    weak = record.gaps.value + 2 * gap_error(record, spec) < record.units.value
-    return WEAK if weak else CONTRIBUTING
+    if record.gaps.value + 2 * gap_error(record, spec) < record.units.value:
+        return WEAK
+    return LESS if worth(record) + 2 * worth_error(record, spec) < 1.0 else CONTRIBUTING
 
 
 def account(peer: PeerId, report: Report, earlier: Report | None, spec: GauntletSpec) -> Iterator[str]:
@@ -186,5 +196,6 @@ def _numbers(record: PeerRecord, spec: GauntletSpec) -> dict[str, str]:
         "PeerScore": f"{peer_score(record):.2f}",
         "rating": f"{record.rating.mu:.2f} ± {record.rating.sigma:.2f}",
         "proof": proof,
+        "worth": f"{worth(record):.2f} ± {worth_error(record, spec):.2f}",
         "penalty": f"{record.penalty:.2f}",
     }

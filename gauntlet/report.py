@@ -15,6 +15,7 @@ from gauntlet.evaluation import Evaluation
 from gauntlet.observed import PATIENCE_ROUNDS, Unobserved
 from gauntlet.remembered import Remembered
 from gauntlet.selection import Ranking, peer_score
+from gauntlet.weights import worth
 from protocol.errors import InvalidMessage
 from protocol.messages import REVEAL_BYTES, canonical_json, parse_json
 from protocol.spec import GauntletSpec
@@ -191,6 +192,7 @@ def _row_body(row: Row, before: PeerRecord | None, record: PeerRecord | None, sp
             "penalty": record.penalty,
             "eligible": eligible(record, spec),
             "peer_score": peer_score(record),
+            "worth": worth(record),
         }
     if row.evaluation is not None:
         body["loss_score"] = {

@@ -1,13 +1,16 @@
-"""The chain's weights (docs/protocol.md section 9): convex in PeerScore and anchored at a fixed 0.
+"""The chain's weights (docs/protocol.md section 9): by merit, which is convex in the averaged score and anchored at a
+fixed 0.
 
 Convex: one peer's work split among several hotkeys earns less than undivided. Anchored at 0 and never at the worst
-peer: an attacker can supply a worst peer.
+peer: an attacker can supply a worst peer. By the score's size and not by its rank (docs/decisions/
+0048-honest-work-pays.md): ranks pay equal peers unequally, and keep to whoever was lucky first.
 """
 
 from collections.abc import Iterable, Mapping
+from math import hypot, sqrt
 
-from gauntlet.book import ScoreBook, eligible
-from gauntlet.selection import Ranking, peer_score
+from gauntlet.book import PeerRecord, ScoreBook, eligible
+from gauntlet.selection import Ranking
 from protocol.run import Run
 from protocol.spec import GauntletSpec
 from protocol.types import Peer, PeerId, Uid
@@ -16,7 +19,12 @@ U16_MAX = 65_535
 WEIGHT_STEPS = 1.5
 """Of U16_MAX: by so much a weight on chain may be rounded."""
 RESERVE_SHARE = 0.5
-"""What a peer of the reserve earns for the same score: its work was ready, but nobody applied it."""
+"""What a peer of the reserve earns for the same merit: its work was ready, but nobody applied it."""
+CONVEXITY = 2
+"""Power of worth in merit. Splitting one peer's work among n hotkeys pays as soon as each of them scores more than
+n ** (-1 / CONVEXITY) of the whole: half the steps score about 0.6, more than 1/2 and less than 0.7."""
+LARGEST_WORTH = 16.0
+"""Of an honest score: where honest scores were all 0, any positive one would be worth without end."""
 
 
 def is_due(run: Run, round: int, last_update: int, block: int) -> bool:
@@ -54,19 +62,48 @@ def lasting(at_commit: Iterable[Peer], now: Iterable[Peer]) -> dict[PeerId, Uid]
     return {peer.id: peer.uid for peer in now if (peer.id, peer.uid) in before}
 
 
+def honest_score(record: PeerRecord) -> float:
+    """The unit of worth, nats a token: root mean square of honest LossScores in the rounds of a peer's evaluations.
+
+    It makes rounds comparable in which a loss falls fast and slowly, and divides all peers of a round alike: whoever
+    moves it moves nobody's share. Root mean square, because it stays above 0 where honest scores differ more than their
+    median: then luck is worth a few units and not any number of them.
+    """
+    return hypot(record.usual_scores.value, sqrt(record.score_variances.value))
+
+
+def worth(record: PeerRecord) -> float:
+    """Averaged LossScore on unassigned data in honest ones, 0 to LARGEST_WORTH: about 1 for honest work, 0 for a score
+    below 0."""
+    score, unit = record.scores.value, honest_score(record)
+    if score <= 0.0:
+        return 0.0
+    return min(LARGEST_WORTH, score / unit) if unit else LARGEST_WORTH
+
+
+def merit(record: PeerRecord) -> float:
+    """What pay is shared by: max(0, min(1, proof) - penalty) * worth ** CONVEXITY; 0 without a proof.
+
+    The proof is a gate: honest work passes it whole, and luck beyond that earns nothing.
+    """
+    if record.proof is None:
+        return 0.0
+    return max(0.0, min(1.0, record.proof) - record.penalty) * worth(record) ** CONVEXITY
+
+
 def weights(
     book: ScoreBook, ranking: Ranking, uids: Mapping[PeerId, Uid], owner: PeerId, spec: GauntletSpec
 ) -> dict[Uid, float]:
-    """Weights that sum to 1: max(0, s)^2 of contributors and, at half, of the reserve, as far as the book still finds
+    """Weights that sum to 1: the merit of contributors and, at half, of the reserve, as far as the book still finds
     them eligible, normalised, less `burn_share` for the owner's uid; all of it goes there when nobody has earned.
 
     `uids` of the hotkeys that may be paid (`lasting`); a hotkey without one gets nothing. {} when nothing was earned
     and the owner is not among them.
     """
-    shares_of_work = dict.fromkeys(ranking.contributing, 1.0) | dict.fromkeys(ranking.reserve, RESERVE_SHARE)
+    parts = dict.fromkeys(ranking.contributing, 1.0) | dict.fromkeys(ranking.reserve, RESERVE_SHARE)
     earned = {
-        peer: share * peer_score(record) ** 2
-        for peer, share in shares_of_work.items()
+        peer: part * merit(record)
+        for peer, part in parts.items()
         # Ranked by the book of before the round: its own scores may have shown that there was nothing to pay for.
         if peer in uids and (record := book.peers.get(peer)) is not None and eligible(record, spec)
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 
 from localnet.kinds import FAULTS
-from localnet.plan import PRESETS, TINY, Plan
+from localnet.plan import PRESETS, TINY, Link, Plan
 from protocol.errors import ConfigError, MurmurError
 from storage.folder import new_folder
 
@@ -42,6 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to train: a tiny model, or one whose payloads travel in parts, for which every node takes 2 GB of "
         "memory (default %(default)s)",
     )
+    parser.add_argument(
+        "--up", type=float, metavar="Mb/s", help="uplink of every node, 10^6 bits a second, with --down (default: none)"
+    )
+    parser.add_argument("--down", type=float, metavar="Mb/s", help="its downlink: what it receives from all buckets")
     parser.add_argument("--seed", type=int, default=0, help="seed of theta_0 (default %(default)s)")
     parser.add_argument(
         "--chaos",
@@ -83,6 +87,7 @@ def run(options: argparse.Namespace) -> int:
         chaos=options.chaos,
         store=options.store,
         preset=options.preset,
+        links={} if options.up is None else dict.fromkeys(("miner", "validator"), Link(options.up, options.down)),
     )
     try:
         return play(plan, stop.check)
@@ -108,6 +113,14 @@ def _check(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name} is {getattr(options, name)}, expected {least} to {most}")
     if options.chaos is not None and options.store is not None:
         raise ConfigError("--chaos kills the network's own object store, and --store names somebody's: leave one out")
+    if options.up is not None or options.down is not None:
+        given = [link for link in (options.up, options.down) if link is not None and 1e-6 <= link < 1e9]
+        if len(given) < 2:
+            raise ConfigError(
+                f"--up is {options.up}, --down is {options.down}: expected two numbers above 0, in megabits a second"
+            )
+        if options.chaos is not None or options.store is not None:
+            raise ConfigError("--up and --down are links to the network's own store, and --chaos has its own: choose")
     if len(options.ranks) > options.miners or not all(1 <= count <= 8 for count in options.ranks):
         raise ConfigError(
             f"--ranks {','.join(map(str, options.ranks))}: expected at most one number, 1 to 8, for each of the "

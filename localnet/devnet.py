@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         ground = open_ground(plan, processes, say)
         skip_epoch(ground.devnet, ground.wallets["owner"])
-        await_permits(ground.devnet, ground.wallets, plan.names(), say)
+        await_permits(ground.devnet, ground.wallets, plan.names(), say, plan.block_seconds)
         owner = configured_owner(plan, ground.devnet.url, ground.store)
         nodes = [
             configured(plan, name, role, None, ground.wallets[name], ground.devnet.url, ground.store, None)

@@ -61,6 +61,12 @@ def open_ground(plan: Plan, processes: Processes, say: Say) -> Ground:
     return Ground(devnet, store, wallets)
 
 
+def stop_nodes(processes: Processes) -> None:
+    """All but the servers."""
+    with undisturbed():
+        processes.stop(spared=SERVERS)
+
+
 def stop(processes: Processes) -> None:
     """Nodes first: they still talk to the store and the chain."""
     with undisturbed():

@@ -72,7 +72,7 @@ class Injector:
         elif kind in ("freeze", "late"):
             self.processes.freeze(node, seconds)
         elif kind == "slow":
-            self.links.slow(node, SLOW_BYTES_PER_SECOND, SLOW_LATENCY_SECONDS)
+            self.links.slow(node, SLOW_BYTES_PER_SECOND, SLOW_BYTES_PER_SECOND, SLOW_LATENCY_SECONDS)
         elif kind == "stall":
             self.links.stall(node)
         else:

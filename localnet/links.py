@@ -1,7 +1,8 @@
-"""Slow and broken links: a TCP proxy before each peer's bucket, of which a supervisor can take speed or life.
+"""Links: TCP proxies before the object store, one for each node, of which a supervisor can take speed or life.
 
-All traffic of a bucket passes through its link, whoever reads or writes it: peers get its address with the pointer that
-its owner publishes. One thread serves all links.
+A link is a bucket's where peers get its address with the pointer that the bucket's owner publishes: then all traffic of
+that bucket passes, whoever reads or writes it. It is a node's own where that node reaches every bucket by it
+(localnet/worker.py). One thread serves all links.
 """
 
 import asyncio
@@ -36,9 +37,10 @@ class Links:
         """URL under which the server is reached through this link."""
         return f"http://{HOST}:{self._ports[name]}"
 
-    def slow(self, name: str, bytes_per_second: float, latency_seconds: float) -> None:
-        """Limit the link: the speed is shared by all of its connections, the latency falls on every chunk."""
-        self._set(lambda link: link.limit(bytes_per_second, latency_seconds), name)
+    def slow(self, name: str, up: float, down: float, latency_seconds: float = 0.0) -> None:
+        """Limit the link: to so many bytes a second to the server and from it, each shared by all of its connections;
+        the latency falls on every chunk."""
+        self._set(lambda link: link.limit(up, down, latency_seconds), name)
 
     def stall(self, name: str) -> None:
         """From now on no byte arrives, and no connection breaks."""
@@ -46,7 +48,7 @@ class Links:
 
     def clear(self, name: str) -> None:
         """Make the link whole again: what waited arrives."""
-        self._set(lambda link: link.limit(inf, 0.0), name)
+        self._set(lambda link: link.limit(inf, inf, 0.0), name)
 
     def close(self) -> None:
         """End all connections and the thread."""
@@ -73,12 +75,12 @@ class _Link:
     def __init__(self, target: tuple[str | None, int | None]) -> None:
         self._target = target
         self.open = asyncio.Event()
-        self.limit(inf, 0.0)
-        self._free = 0.0
-        """When the last byte that was let in will have passed."""
+        self._up, self._down = _Way(), _Way()
+        self.limit(inf, inf, 0.0)
 
-    def limit(self, bytes_per_second: float, latency_seconds: float) -> None:
-        self._bytes_per_second, self._latency_seconds = bytes_per_second, latency_seconds
+    def limit(self, up: float, down: float, latency_seconds: float) -> None:
+        self._up.bytes_per_second, self._down.bytes_per_second = up, down
+        self._latency_seconds = latency_seconds
         self.open.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,8 +92,8 @@ class _Link:
             writer.close()
             return
         try:
-            directions = (self._pump(reader, far_writer), self._pump(far_reader, writer))
-            pumps = [asyncio.create_task(direction) for direction in directions]
+            ways = (self._pump(reader, far_writer, self._up), self._pump(far_reader, writer, self._down))
+            pumps = [asyncio.create_task(way) for way in ways]
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             for pump in pumps:
                 pump.cancel()
@@ -99,17 +101,26 @@ class _Link:
             writer.close()
             far_writer.close()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: "_Way") -> None:
         with suppress(OSError):
             while data := await reader.read(CHUNK_BYTES):
-                await self._pass(len(data))
+                delay = self._latency_seconds + way.take(len(data), asyncio.get_running_loop().time())
+                if delay > 0:
+                    await asyncio.sleep(delay)
+                await self.open.wait()
                 writer.write(data)
                 await writer.drain()
 
-    async def _pass(self, num_bytes: int) -> None:
-        now = asyncio.get_running_loop().time()
-        self._free = max(self._free, now) + num_bytes / self._bytes_per_second
-        delay = self._latency_seconds + self._free - now
-        if delay > 0:
-            await asyncio.sleep(delay)
-        await self.open.wait()
+
+class _Way:
+    """One direction of a link."""
+
+    def __init__(self) -> None:
+        self.bytes_per_second = inf
+        self._free = 0.0
+        """When the last byte that was let in will have passed."""
+
+    def take(self, num_bytes: int, now: float) -> float:
+        """Let bytes in; the seconds until the last of them has passed."""
+        self._free = max(self._free, now) + num_bytes / self.bytes_per_second
+        return self._free - now

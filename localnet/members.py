@@ -26,6 +26,8 @@ class Member:
     config: Path
     peer: PeerId
     ranks: int = 1
+    linked: bool = False
+    """Whether all of its buckets are reached by its own link."""
 
     @property
     def events(self) -> Path:
@@ -65,7 +67,8 @@ def configured(
     if data is not None:
         lines.append(f"data = {json.dumps(str(data))}")
     _write(config, lines + _place_of(plan, name, url, store))
-    return Member(name, role, fault, home, config, PeerId(bytes(wallet.hotkey.public_key)), plan.ranks_of(name))
+    peer, linked = PeerId(bytes(wallet.hotkey.public_key)), role in plan.links
+    return Member(name, role, fault, home, config, peer, plan.ranks_of(name), linked)
 
 
 def configured_owner(plan: Plan, url: str, store: StoreReady) -> Path:
@@ -108,19 +111,25 @@ def _owner_address(plan: Plan) -> str:
 def first_program(member: Member, draft: Path, go: Path) -> list[str]:
     """Arguments to python for a node's first start: a rehearsal by the spec's draft, and the program once `go` is
     there."""
-    rehearsal = [*_module(member, "localnet.worker"), member.role, "--config", str(member.config)]
-    rehearsal += ["--draft", str(draft), "--ready", str(member.measured), "--go", str(go)]
-    return rehearsal + (["--fault", member.fault] if member.fault else [])
+    return [*_worker(member), "--draft", str(draft), "--ready", str(member.measured), "--go", str(go)]
 
 
 def program(member: Member) -> list[str]:
     """Arguments to python for a node that finds its run on chain, without a rehearsal."""
+    if member.linked:
+        return _worker(member)
     what = (
         [*_module(member, "localnet.faults"), member.fault]
         if member.fault
         else _module(member, f"neurons.{member.role}")
     )
     return [*what, "--config", str(member.config)]
+
+
+def _worker(member: Member) -> list[str]:
+    words = [*_module(member, "localnet.worker"), member.role, "--config", str(member.config)]
+    words += ["--fault", member.fault] if member.fault else []
+    return words + ["--own-link"] * member.linked
 
 
 def _module(member: Member, name: str) -> list[str]:

@@ -13,17 +13,17 @@ from typing import Any
 
 from chain.devnet.launch import Devnet
 from localnet import calibration
-from localnet.ground import DEVNET, START_SECONDS, Say, open_ground, prepare, stop, wait_for
+from localnet.ground import DEVNET, START_SECONDS, Say, open_ground, prepare, stop, stop_nodes, wait_for
 from localnet.inject import Injector
 from localnet.links import Links
 from localnet.members import Member, configured, first_program, program
-from localnet.plan import BLOCK_SECONDS, NEWCOMER, PRESETS, Plan
+from localnet.plan import NEWCOMER, PRESETS, Plan
 from localnet.processes import Processes
 from localnet.record import Recorder
 from localnet.spec import drafted, open_owner, seal
 from localnet.standing import Standing
 from localnet.store import StoreReady
-from localnet.subnet import await_permits
+from localnet.subnet import await_permits, end_epoch
 from localnet.text import text_data
 from node.events import read_events
 from owner.folder import to_toml
@@ -52,6 +52,11 @@ class Network:
     recorder: Recorder | None = None
     _progress: float = 0.0
     _logs: dict[str, "EventLog"] = field(default_factory=dict)
+
+    @property
+    def round_seconds(self) -> float:
+        """Planned length of a round."""
+        return self.spec.clock.round_blocks * self.plan.block_seconds
 
     @property
     def honest(self) -> list[Member]:
@@ -84,6 +89,12 @@ class Network:
     def paid(self) -> dict[str, int]:
         """What has become of the weights that honest validators set in the plan's rounds: numbers of report.json."""
         return (self.standing or Standing(self.devnet.url)).counts(self._pay())
+
+    def open_weights(self) -> None:
+        """After the last round: stop the nodes, since nobody counts blocks any more, and have the chain open the
+        weights that are still sealed. Raises ChainError."""
+        stop_nodes(self.processes)
+        end_epoch(self.devnet)
 
     def _pay(self) -> dict[PeerId, list[dict[str, Any]]]:
         return {
@@ -135,39 +146,58 @@ def open_network(plan: Plan, say: Say) -> Network:
         ground = open_ground(plan, processes, say)
         wallets, devnet, store = ground.wallets, ground.devnet, ground.store
         data = text_data(say)
-        links = None if plan.chaos is None else Links(store.endpoint, [name for name in names if name != "owner"])
+        links = _open_links(plan, store)
         everybody = {
             name: configured(plan, name, role, fault, wallets[name], devnet.url, _seen(store, links, name), data)
             for name, (role, fault) in names.items()
             if role != "owner"
         }
         members = {name: member for name, member in everybody.items() if not name.startswith(NEWCOMER)}
-        say("starting the nodes and measuring how long a round takes on this machine")
-        go = plan.folder / "go"
+        go, phases = plan.folder / "go", None
         owner = open_owner(plan, devnet.url, store)
-        draft = drafted(plan.preset, owner, data)
-        _start_nodes(plan, processes, members, draft, go)
-        phases = _measured(processes, members, START_SECONDS + PRESETS[plan.preset] * len(members))
-        await_permits(devnet, wallets, names, say)
+        draft = drafted(plan, owner, data)
+        if plan.clock is None:
+            say("starting the nodes and measuring how long a round takes on this machine")
+            _start_nodes(plan, processes, members, draft, go)
+            phases = _measured(
+                processes, members, START_SECONDS + PRESETS.get(plan.preset, max(PRESETS.values())) * len(members)
+            )
+        await_permits(devnet, wallets, names, say, plan.block_seconds)
         spec = seal(plan, draft, phases, owner, data)
-        go.touch()
-        clock = spec.clock
-        say(
-            f"a round has {clock.round_blocks} blocks ({clock.round_blocks * BLOCK_SECONDS:.1f} s), "
-            f"{plan.rounds} rounds take about {plan.rounds * clock.round_blocks * BLOCK_SECONDS / 60:.1f} minutes"
-        )
+        if plan.clock is None:
+            go.touch()
+        else:
+            say("starting the nodes")
+            for member in members.values():
+                processes.start(member.name, program(member), program(member))
         waiting = [member for name, member in everybody.items() if name not in members]
         network = Network(plan, processes, devnet, store, spec, members, waiting, links)
+        say(
+            f"a round has {spec.clock.round_blocks} blocks ({network.round_seconds:.1f} s), "
+            f"{plan.rounds} rounds take about {plan.rounds * network.round_seconds / 60:.1f} minutes"
+        )
         network.standing = Standing(devnet.url)
         largest = 2 * max(spec.object_bytes, FP32_BYTES * spec.layout.num_parameters)
         network.recorder = Recorder(store, plan.folder, largest)
-        if links is not None:
-            seconds, homes = clock.round_blocks * BLOCK_SECONDS, {name: m.home for name, m in everybody.items()}
-            network.chaos = Injector(plan.injections(), seconds, processes, links, homes, network.join)
+        if links is not None and plan.chaos is not None:
+            homes = {name: member.home for name, member in everybody.items()}
+            network.chaos = Injector(plan.injections(), network.round_seconds, processes, links, homes, network.join)
         return network
     except BaseException:
         stop(processes)
         raise
+
+
+def _open_links(plan: Plan, store: StoreReady) -> Links | None:
+    """Before each bucket where there is to be chaos, each node's own where the plan says how fast it is."""
+    if plan.chaos is None and not plan.links:
+        return None
+    roles = {name: role for name, (role, _) in plan.names().items() if name != "owner"}
+    links = Links(store.endpoint, roles)
+    for name, role in roles.items():
+        if (link := plan.links.get(role)) is not None:
+            links.slow(name, link.up_mbps / 8e-6, link.down_mbps / 8e-6)
+    return links
 
 
 def _seen(store: StoreReady, links: Links | None, name: str) -> StoreReady:

@@ -1,9 +1,12 @@
 """What a local network is to be: how many of whom, and who they are by name."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from localnet.chaos import Injection, draw
+from owner import presets
 
 NETUID = 1
 BLOCK_SECONDS = 0.25
@@ -15,12 +18,21 @@ PRESETS = {TINY: 30.0, "parts": 300.0}
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """A node's way to all buckets, in megabits (10^6) a second."""
+
+    up_mbps: float
+    down_mbps: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What to build. `faults`: kinds of localnet/faults.py, one miner each, beside `miners` honest ones. `newcomers`:
     honest miners that are registered, but run only from `Network.join` on. `ranks`: processes of each honest miner, in
     order; one where it ends. `chaos`: the seed of what goes wrong (localnet/chaos.py); None: nothing does. `store`: the
     credentials file (localnet/store.py) of an S3 server that runs already; None: the network starts its own.
-    `preset`: what is trained. `block_seconds`: of the chain."""
+    `preset`: what is trained, or a file of it; a clock that it has stays, else one is measured. `block_seconds`: of the
+    chain. `links`: of the nodes of a role; without one a node is as fast as this machine."""
 
     folder: Path
     rounds: int = 12
@@ -34,6 +46,18 @@ class Plan:
     store: Path | None = None
     preset: str = TINY
     block_seconds: float = BLOCK_SECONDS
+    links: Mapping[str, Link] = field(default_factory=dict)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The preset's, as it was written."""
+        return presets.table(self.preset)
+
+    @property
+    def clock(self) -> Mapping[str, Any] | None:
+        """The preset's own; None where it is to be measured."""
+        clock: Mapping[str, Any] | None = self.table.get("clock")
+        return clock
 
     def names(self) -> dict[str, tuple[str, str | None]]:
         """name -> (role, fault), the owner first."""

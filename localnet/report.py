@@ -37,6 +37,7 @@ def build_report(network: Network, wall_seconds: float) -> dict[str, Any]:
         for member in network.miners
     }
     losses = [row["val_loss"] for row in rounds if row["val_loss"] is not None]
+    shares = [row["utilization"] for row in rounds if row["utilization"] is not None]
     dense = FP32_BYTES * network.spec.layout.num_parameters
     return {
         "rounds": rounds,
@@ -49,6 +50,7 @@ def build_report(network: Network, wall_seconds: float) -> dict[str, Any]:
             "honest_contributions": sum(peer["contributed"] for peer in peers.values() if not peer["fault"]),
             "void_rounds": sum(row["void"] for row in rounds),
             **network.paid(),
+            "utilization": round(median(shares), 4) if shares else None,
             "payload_ratio": dense / network.spec.object_bytes,
             "wall_seconds": round(wall_seconds, 1),
         },
@@ -72,11 +74,13 @@ def _chaos(network: Network, rounds: Iterable[Mapping[str, Any]]) -> dict[str, A
 
 
 def _by_round(events: Mapping[str, Iterable[Event]]) -> dict[int, dict[str, list[Event]]]:
-    """What `round_report` asks for: round -> node -> its events, a catch-up also under the round that it ends."""
+    """What `round_report` asks for: round -> node -> its events, a catch-up also under the round that it ends, and the
+    end of a round also under the next one."""
     rounds: dict[int, dict[str, list[Event]]] = {}
     for name, found in events.items():
         for event in found:
-            for index in (event["round"], event["round"] - 1) if event["event"] == "caught_up" else (event["round"],):
+            other = {"caught_up": (event["round"] - 1,), "applied": (event["round"] + 1,)}.get(event["event"], ())
+            for index in (event["round"], *other):
                 rounds.setdefault(index, {}).setdefault(name, []).append(event)
     return rounds
 
@@ -109,6 +113,8 @@ def round_report(network: Network, events: Mapping[str, Sequence[Event]], index:
         "standing": ranked.get("standing", {}),
         "theta": dict(sorted(theta.items())),
         "seconds": _seconds(network.honest, mine),
+        "phases": _phases(network.honest, mine),
+        "utilization": _utilization(network.honest, mine, events, index),
         "payload_bytes": network.spec.object_bytes,
     }
 
@@ -128,6 +134,37 @@ def _seconds(honest: Iterable[Member], mine: Mapping[str, Mapping[str, Any]]) ->
                     if phase in samples:
                         samples[phase].append(seconds)
     return {phase: round(median(seconds), 3) if seconds else None for phase, seconds in samples.items()}
+
+
+def _phases(honest: Iterable[Member], mine: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """By role, the median over its honest nodes of what they spent on each phase (docs/events.md), in seconds."""
+    samples: dict[str, dict[str, list[float]]] = {}
+    for member in honest:
+        spent: dict[str, float] = {}
+        for phase in mine[member.name].get("phases", {}).get("phases", ()):
+            spent[phase["phase"]] = spent.get(phase["phase"], 0.0) + phase["seconds"]
+        for name, seconds in spent.items():
+            samples.setdefault(member.role, {}).setdefault(name, []).append(seconds)
+    return {role: {name: round(median(found), 3) for name, found in of.items()} for role, of in samples.items()}
+
+
+def _utilization(
+    honest: Iterable[Member],
+    mine: Mapping[str, Mapping[str, Any]],
+    events: Mapping[str, Sequence[Event]],
+    index: int,
+) -> float | None:
+    """Median over the honest miners of the share of the time, from the end of one round to that of the next, in which
+    they computed."""
+    shares = []
+    for member in honest:
+        began = [e["time"] for e in events.get(member.name, ()) if (e["event"], e["round"]) == ("applied", index - 1)]
+        found = mine[member.name]
+        if member.role == "miner" and began and {"trained", "applied"} <= found.keys():
+            whole, computed = found["applied"]["time"] - began[-1], found["trained"]["seconds"]["compute"]
+            if computed <= whole:  # else it was trained before a restart, or this machine's clock was set
+                shares.append(computed / whole)
+    return round(median(shares), 4) if shares else None
 
 
 def _weights(network: Network) -> dict[str, float]:

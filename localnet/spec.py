@@ -3,25 +3,29 @@ measured. It is drafted and published as any owner's (owner/)."""
 
 import json
 from collections.abc import Mapping, Sequence
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
 from chain.keys import verify
 from localnet import calibration
-from localnet.plan import BLOCK_SECONDS, CALL_SECONDS, NETUID, Plan
+from localnet.plan import CALL_SECONDS, NETUID, Plan
 from localnet.store import StoreReady
 from node.adapters import Doors, Line, open_doors, own_chain, own_wallet, signer_of
 from node.config import BucketConfig, OwnerConfig, WalletConfig
 from node.published import require_read_only
-from owner import presets
 from owner.draft import Place, draft, sealed, weight_rounds
 from owner.publish import announce, theta_blobs, upload
 from owner.theta import make_theta
 from protocol.spec import RunSpec, build
+from protocol.types import Subnet
 from training.shards import Shards
 
 LEAD_SECONDS = 4.0
-"""From the sealed spec to round 0: what nodes that are loaded already need to find the run."""
+"""From the sealed spec to round 0: what nodes that are loaded already need to find the run, beside what theta_0 takes
+on their links."""
+COLD_LEAD_SECONDS = 40.0
+"""The same for nodes that are started only then."""
 WHILE_UNKNOWN = {
     "round_blocks": 400,
     "commit": 200,
@@ -55,28 +59,39 @@ def open_owner(plan: Plan, url: str, store: StoreReady) -> Doors:
     return open_doors(config, Line(own_chain(config, wallet), signer_of(wallet), verify), local=True)
 
 
-def drafted(preset: str, owner: Doors, data: Path) -> dict[str, Any]:
-    """Everything of the spec but the clock and theta_0."""
+def drafted(plan: Plan, owner: Doors, data: Path) -> dict[str, Any]:
+    """Everything of the spec but theta_0 and, where that is to be measured, the clock."""
     chain = owner.chain
     subnet = chain.subnet(chain.finalized().block)
-    place = Place(chain.genesis(), NETUID, owner.signer.peer, subnet, BLOCK_SECONDS, local=True)
-    table = presets.table(preset) | {"checkpoint_rounds": 4, "clock": WHILE_UNKNOWN}
+    place = Place(chain.genesis(), NETUID, owner.signer.peer, subnet, plan.block_seconds, local=True)
+    table = {"checkpoint_rounds": 4, "clock": WHILE_UNKNOWN} | plan.table
     return draft(table, "localnet", place, Shards.open(data), own_vocabulary=True)
 
 
 def seal(
-    plan: Plan, table: Mapping[str, Any], phases: Mapping[str, Sequence[float]], owner: Doors, data: Path
+    plan: Plan, table: Mapping[str, Any], phases: Mapping[str, Sequence[float]] | None, owner: Doors, data: Path
 ) -> RunSpec:
-    """Make theta_0, fix the clock, and publish both: the moment at which the run exists."""
+    """Make theta_0, fix the clock, and publish both: the moment at which the run exists. phases: what was measured;
+    None where the plan has a clock."""
     require_read_only(owner.bucket, owner.pointer, local=True)
     genesis = make_theta(plan.folder / "genesis", build(table, "the draft"), plan.seed, Shards.open(data))
-    upload(owner.bucket, theta_blobs(plan.folder / "genesis", genesis))
+    blobs = theta_blobs(plan.folder / "genesis", genesis)
+    upload(owner.bucket, blobs)
     final = owner.chain.finalized().block
-    subnet = owner.chain.subnet(final)
-    clock = calibration.windows(phases, BLOCK_SECONDS, plan.validators, subnet)
-    gauntlet = table["gauntlet"] | {"weight_rounds": weight_rounds(clock["round_blocks"], subnet)}
-    spec = sealed({**table, "clock": clock, "gauntlet": gauntlet}, genesis, final + int(LEAD_SECONDS / BLOCK_SECONDS))
+    slowest = min((link.down_mbps for link in plan.links.values()), default=inf)
+    lead = LEAD_SECONDS if phases is not None else COLD_LEAD_SECONDS
+    lead += sum(path.stat().st_size for _, path in blobs) * 8e-6 / slowest
+    clock = dict(table["clock"] if phases is None else _measured(plan, phases, owner.chain.subnet(final)))
+    if (link := plan.links.get("miner")) is not None:
+        clock |= {"upload_mbps": link.up_mbps, "download_mbps": link.down_mbps}
+    gauntlet = table["gauntlet"] | {"weight_rounds": weight_rounds(clock["round_blocks"], owner.chain.subnet(final))}
+    spec = sealed({**table, "clock": clock, "gauntlet": gauntlet}, genesis, final + ceil(lead / plan.block_seconds))
     announce(owner, spec.to_bytes())
     (plan.folder / "spec.json").write_bytes(spec.to_bytes())
-    (plan.folder / "calibration.json").write_text(json.dumps({"seconds": phases, "clock": clock}, indent=2) + "\n")
+    if phases is not None:
+        (plan.folder / "calibration.json").write_text(json.dumps({"seconds": phases, "clock": clock}, indent=2) + "\n")
     return spec
+
+
+def _measured(plan: Plan, phases: Mapping[str, Sequence[float]], subnet: Subnet) -> Mapping[str, Any]:
+    return calibration.windows(phases, plan.block_seconds, plan.validators, subnet)

@@ -10,7 +10,7 @@ from chain.adapter import SubtensorChain, open_chain
 from chain.devnet.genesis import Genesis
 from chain.devnet.launch import Devnet, start
 from chain.devnet.market import cost
-from localnet.plan import BLOCK_SECONDS, NETUID, Plan
+from localnet.plan import NETUID, Plan
 from protocol.errors import ConfigError
 from protocol.types import PeerId
 
@@ -36,7 +36,9 @@ def start_devnet(plan: Plan, wallets: "Mapping[str, Wallet]") -> Devnet:
         netuid=NETUID,
     )
     with (plan.folder / "logs" / "devnet.log").open("a") as log:
-        return start(plan.folder / "chain", genesis, block_seconds=plan.block_seconds, log=log)
+        lag = (plan.clock or {}).get("finality_blocks", 0)
+        chain = plan.folder / "chain"
+        return start(chain, genesis, block_seconds=plan.block_seconds, finality_lag_blocks=lag, log=log)
 
 
 def open_subnet(url: str, wallet: "Wallet") -> SubtensorChain:
@@ -79,11 +81,27 @@ def skip_epoch(devnet: Devnet, wallet: "Wallet") -> None:
     chain.close()
 
 
+def end_epoch(devnet: Devnet) -> None:
+    """Make the blocks that are left of the subnet's epoch at once, and the one that begins the next: it opens what was
+    committed. Raises ChainError."""
+    chain = open_chain(devnet.url, NETUID, None)
+
+    def read(item: str) -> int:
+        return int(chain.call(lambda session: session.substrate.query("SubtensorModule", item, [NETUID])))
+
+    try:
+        left = read("LastEpochBlock") + read("Tempo") - int(devnet.admin().info()["head"])
+        devnet.admin().step(max(1, left))
+    finally:
+        chain.close()
+
+
 def await_permits(
     devnet: Devnet,
     wallets: "Mapping[str, Wallet]",
     names: Mapping[str, tuple[str, str | None]],
     say: Callable[[str], None],
+    block_seconds: float,
 ) -> None:
     """The epoch that gives the validators their permits. Nothing counts blocks yet, so those before it are made at
     once."""
@@ -97,10 +115,10 @@ def await_permits(
         if left:
             say(f"the chain's first epoch gives the validators their permits: making its last {left} blocks")
             devnet.admin().step(left)
-        deadline = time.monotonic() + 2 * PERMIT_BLOCKS * BLOCK_SECONDS
+        deadline = time.monotonic() + 2 * PERMIT_BLOCKS * block_seconds
         while validators - {peer.id for peer in chain.peers(chain.finalized().block) if peer.validates}:
             if time.monotonic() > deadline:
                 raise ConfigError("the validators got no permit from the chain: see logs/devnet.log in the run folder")
-            time.sleep(BLOCK_SECONDS)
+            time.sleep(block_seconds)
     finally:
         chain.close()

@@ -19,16 +19,15 @@ from localnet.aftermath import survived
 from localnet.chaos import done
 from localnet.members import Member, address
 from localnet.network import Network
-from localnet.plan import BLOCK_SECONDS
 from localnet.processes import Child
 from localnet.report import PHASES, round_report
-from protocol.errors import ConfigError
+from protocol.errors import ChainError, ConfigError
 
 POLL_SECONDS = 0.25
 INDENT = 8
 MIN_NAMES_WIDTH = 24
 REVEAL_SECONDS = 10.0
-"""From the block that reveals weights until they are seen to stand."""
+"""From the block that opens weights until they are seen to stand, at most."""
 
 
 class Table:
@@ -50,7 +49,7 @@ class Table:
     def follow(self, network: Network, stall_rounds: float) -> None:
         """Show rounds until every honest node has played all of them. Raises ConfigError when the network is stuck."""
         names = {address(member): member.name for member in (*network.members.values(), *network.waiting)}
-        round_seconds = network.spec.clock.round_blocks * BLOCK_SECONDS
+        round_seconds = network.round_seconds
         patience = stall_rounds * round_seconds + 30
         moved = time.monotonic()
         with self.status("round 0") as status:
@@ -84,17 +83,25 @@ class Table:
                 time.sleep(POLL_SECONDS)
 
     def await_reveals(self, network: Network) -> None:
-        """Wait until the chain has revealed the last weights that were committed: no longer than an epoch."""
-        seconds = network.spec.clock.tempo * BLOCK_SECONDS
-        until = time.monotonic() + seconds + REVEAL_SECONDS
+        """See the last weights that were committed opened: the chain does so at the end of an epoch, whose last blocks
+        are made at once."""
         pending = network.paid()["weights_pending"]
-        if pending:
-            self.say(f"waiting for the epoch in which the chain reveals the last weights, at most {seconds:.0f} s")
+        if not pending:
+            return
+        self.say(f"{_sets(pending)} sealed until the chain's epoch ends: stopping the nodes, making its last blocks")
+        try:
+            network.open_weights()
+        except ChainError as fault:
+            self.say(f"the chain does not go on ({fault}): {_sets(pending)} not opened", "yellow")
+            return
+        until = time.monotonic() + REVEAL_SECONDS
         with self.status("the last weights"):
             while pending and time.monotonic() < until:
-                time.sleep(POLL_SECONDS)
                 network.look_at_weights()
                 pending = network.paid()["weights_pending"]
+                time.sleep(POLL_SECONDS if pending else 0.0)
+        if pending:
+            self.say(f"{_sets(pending)} still sealed {REVEAL_SECONDS:.0f} s after the epoch: logs/devnet.log", "yellow")
 
     def _show_finished(self, network: Network, names: dict[str, str]) -> bool:
         """Print the next round's row when all honest nodes have its result; True when they have."""
@@ -190,6 +197,10 @@ class Table:
         for blame in chaos["blames"]:
             line = f"round {blame['round']}: {blame['validator']} booked {blame['reason']} on {blame['peer']}"
             self._print(Text(line, "yellow"))
+
+
+def _sets(count: int) -> str:
+    return f"{count} set{'' if count == 1 else 's'} of weights {'is' if count == 1 else 'are'}"
 
 
 def _has_passed(member: Member, events: list[dict[str, Any]], index: int) -> bool:

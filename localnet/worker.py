@@ -1,10 +1,13 @@
 """One node's process on a local network: a rehearsal that is measured, then the real program.
 
-`python -m localnet.worker ROLE --config FILE --draft SPEC --ready FILE --go FILE [--fault KIND]`
+`python -m localnet.worker ROLE --config FILE [--draft SPEC --ready FILE --go FILE] [--fault KIND] [--own-link]`
 
 Until the spec is sealed nobody knows how long a round has to be on this machine. So every process does what a round
 will ask of it a few times, all of them at once, over the real chain and store, and writes the seconds down. When the
 go file appears the spec stands on chain, and from there on this is `neurons/miner.py` or `neurons/validator.py`.
+Without a draft it is that at once.
+
+With `--own-link` everything that the node exchanges with buckets passes the link in its configuration.
 """
 
 import argparse
@@ -14,12 +17,14 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from gauntlet.sketch import Sample, Sketch
 from localnet.faults import KINDS
+from node import adapters
 from node.adapters import Doors, connect, open_doors
 from node.build import on_ranks
 from node.config import NodeConfig, load
@@ -58,22 +63,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m localnet.worker", description="one node of a local network")
     parser.add_argument("role", choices=ROLES)
     parser.add_argument("--config", required=True)
-    parser.add_argument("--draft", type=Path, required=True, help="the run's spec as far as it is known")
-    parser.add_argument("--ready", type=Path, required=True, help="written with the measured seconds")
-    parser.add_argument("--go", type=Path, required=True, help="appears when the spec is sealed")
+    parser.add_argument("--draft", type=Path, help="rehearse: the run's spec as far as it is known")
+    parser.add_argument("--ready", type=Path, help="written with the measured seconds")
+    parser.add_argument("--go", type=Path, help="appears when the spec is sealed")
     parser.add_argument("--fault", help="misbehave like this (localnet/faults.py)")
+    parser.add_argument("--own-link", action="store_true", help="reach every bucket as our own")
     options = parser.parse_args(argv)
     config = load("worker", "", ["--config", options.config], os.environ)
     log_to_stderr(config.log_level)
 
+    if options.own_link:
+        reach_all_at(config.bucket.endpoint)
+
     def live(ranks: Ranks) -> None:
-        measured = rehearse(options.role, config, options.draft, ranks)
-        partial = options.ready.with_suffix(".partial")
-        partial.write_text(json.dumps(measured))
-        os.replace(partial, options.ready)
-        while not options.go.exists():
-            time.sleep(POLL_SECONDS)
-        shutil.rmtree(config.home / KEY)
+        if options.draft is not None:
+            measured = rehearse(options.role, config, options.draft, ranks)
+            partial = options.ready.with_suffix(".partial")
+            partial.write_text(json.dumps(measured))
+            os.replace(partial, options.ready)
+            while not options.go.exists():
+                time.sleep(POLL_SECONDS)
+            shutil.rmtree(config.home / KEY)
         start.play(config, options.role, program(options.role, options.fault), ranks)
 
     on_ranks(config.codec, config.device, live)
@@ -84,6 +94,18 @@ def program(role: str, fault: str | None) -> start.Player:
     if fault is not None:
         return KINDS[fault]
     return Miner if role == "miner" else Validator
+
+
+def reach_all_at(endpoint: str) -> None:
+    """From now on this process reaches the bucket of every pointer at `endpoint`: all links lead to the same server,
+    which knows buckets by their names."""
+    usual = adapters.opener
+
+    def opener(*, local: bool) -> adapters.Opener:
+        opened = usual(local=local)
+        return lambda pointer: opened(replace(pointer, endpoint=endpoint))
+
+    adapters.opener = opener
 
 
 def rehearse(role: str, config: NodeConfig, draft: Path, ranks: Ranks) -> dict[str, list[float]]:

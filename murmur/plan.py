@@ -63,6 +63,9 @@ def add_machine(parser: argparse._ActionsContainer) -> None:
         help=f"how many count, with equal stake: they share the copies of payloads (default {VALIDATORS})",
     )
     parser.add_argument(
+        "--with-data", action="store_true", help="the data set is on the node's disk: nothing of it is fetched"
+    )
+    parser.add_argument(
         "--measure",
         action="store_true",
         help="measure this machine instead of assuming a server: hash, disk, memory, codec, and training by a trial. "
@@ -99,7 +102,8 @@ def planned(spec: RunSpec, options: argparse.Namespace) -> Plan:
             f"takes at least one: use {most} or fewer"
         )
     memory = int((options.gpu_memory or 180.0) * GB)
-    return _plan(options, Plan(spec, options.gpus or 8, memory, validators=options.validators))
+    plan = Plan(spec, options.gpus or 8, memory, validators=options.validators, has_data=options.with_data)
+    return _plan(options, plan)
 
 
 def _plan(options: argparse.Namespace, plan: Plan) -> Plan:
@@ -163,6 +167,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "gpus": plan.gpus,
         "on_gpu": plan.on_gpu,
         "validators": plan.validators,
+        "has_data": plan.has_data,
         "gpu_memory_bytes": plan.gpu_bytes,
         "gpu_flops": plan.rates.compute.one,
         "up_mbps": 8e-6 * plan.rates.up.one,
@@ -171,6 +176,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "parameters_untied": plan.parameters_untied,
         "tokens": plan.tokens,
         "flops": plan.flops,
+        "optimizer_flops": plan.optimizer_flops,
         "payload_bytes": plan.payload_bytes,
         "download_bytes": plan.download_bytes,
         "compute_seconds": plan.compute_seconds,

@@ -26,6 +26,8 @@ from training.shards import Shards
 
 FEWEST_BLOCKS = 20
 """From the publication to round 0: for the posting, and for a node that waits for it."""
+LATEST_BLOCKS = 4
+"""From the newest block to round 0, at least, when the spec is posted: a post takes up to two of them."""
 START_SECONDS = 600.0
 
 
@@ -60,7 +62,7 @@ def publish(options: Namespace) -> int:
         )
     if named is None:
         spec = _seal(doors, folder, lead)
-        block = announce(doors, spec.to_bytes())
+        block = announce(doors, spec.to_bytes(), lambda: _require_time(doors, spec))
         named = spec.digest
     else:
         spec = _known(folder)
@@ -148,6 +150,17 @@ def _seal(doors: Doors, folder: RunFolder, lead: int) -> RunSpec:
         terms.require_fit(Run(spec), 0, doors.chain.subnet(final))
         folder.seal(spec)
     return spec
+
+
+def _require_time(doors: Doors, spec: RunSpec) -> None:
+    """Raise ConfigError when the run would have begun before anybody could find it."""
+    left = spec.clock.start_block - doors.chain.finalized().block - spec.clock.finality_blocks
+    if left < LATEST_BLOCKS:
+        raise ConfigError(
+            f"the bucket took so long for the spec that round 0 (block {spec.clock.start_block}) would "
+            f"{f'begin in {left} blocks' if left > 0 else 'have begun'} before nodes find the run: nothing was posted. "
+            "Run the same command again, which chooses another first block; a larger --start-in leaves more time"
+        )
 
 
 def _is_of(spec: RunSpec, folder: RunFolder) -> bool:

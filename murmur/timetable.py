@@ -79,7 +79,8 @@ def _size(plan: Plan) -> Iterator[str]:
         f"one round      {duration(plan.round_seconds)}: {spec.inner.steps} inner steps x {spec.inner.sequences} "
         f"sequences x {model.context:,} tokens"
     )
-    yield f"               = {plan.tokens:,} tokens and {plan.flops:.3g} FLOPs a peer"
+    muons = f", and {plan.optimizer_flops / plan.flops:.1%} more for Muon" if plan.optimizer_flops else ""
+    yield f"               = {plan.tokens:,} tokens and {plan.flops:.3g} FLOPs a peer{muons}"
     yield f"payload        {plan.payload_bytes:,} bytes, {dense:.1f} times smaller than dense fp32"
 
 
@@ -233,10 +234,15 @@ def _assumptions(plan: Plan, measured: bool) -> Iterator[str]:
         + f"; link {8e-6 * rates.up.one:,g} Mb/s up, {8e-6 * rates.down.one:,g} Mb/s down.",
         "",
     )
+    data = (
+        "the data set is on the disk"
+        if plan.has_data
+        else f"a miner's data comes by whole files of {_bytes(sizes.shard)}, a validator reads {_bytes(sizes.sampled)} "
+        "of it"
+    )
     yield from _wrapped(
         f"Assumed: {sizes.gathered} peers mine, {sizes.contributors} contribute, the same as in the round before; a "
-        f"post takes {POST_BLOCKS * plan.spec.clock.block_seconds:g} s; a miner's data comes by whole files of "
-        f"{_bytes(sizes.shard)}, a validator reads {_bytes(sizes.sampled)} of it; transfers have the link to "
+        f"post takes {POST_BLOCKS * plan.spec.clock.block_seconds:g} s; {data}; transfers have the link to "
         f"themselves. {plan.validators} validators of equal stake share {COPIES} copies of each payload. A validator "
         f"evaluates {sizes.evaluated} peers with {sizes.probes} probes. Phases are those of "
         "this release (training/phases.py).",

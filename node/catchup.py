@@ -244,6 +244,6 @@ def _give_back(held: Held, newest: int, decided: Collection[int]) -> bool:
     if sealed is None or not held.saved.round <= sealed.round < newest or sealed.round in decided:
         return False
     mine = held.own_update(sealed.round)
-    assert mine is not None
-    held.give_back(mine)
-    return True
+    if mine is not None:
+        held.give_back(mine)
+    return mine is not None

@@ -2,7 +2,8 @@
 state it knows the amendments only; what is done with a decision is node/node.py's business.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from loguru import logger
@@ -104,6 +105,28 @@ class Follower:
             return self.head() >= block
         except ChainError:
             return False
+
+    @contextmanager
+    def following(self, block: int) -> Iterator[Callable[[], bool]]:
+        """Follow the chain beside what is done inside, in a thread of its own. Yields what says whether `block` is
+        known to be final; it never waits or raises: a chain that does not answer has made nothing final."""
+        final, left, pause = False, False, max(STALL_SECONDS, self.run.first.clock.block_seconds)
+
+        def follow() -> None:
+            nonlocal final
+            while not (final or left):
+                began = self.time.now()
+                try:
+                    self.doors.chain.wait(block, pause)
+                    final = True
+                except ChainError:  # not final yet, or no answer
+                    self.time.sleep(max(0.0, began + pause - self.time.now()))
+
+        self.time.start(follow, "chain")
+        try:
+            yield lambda: final
+        finally:
+            left = True  # not waited for: a call may hang
 
     # --- decisions ------------------------------------------------------------------------------------------
 

@@ -212,11 +212,20 @@ class Held:
         self.replica.give_back(mine)
 
     def own_update(self, round: int) -> Update | None:
-        """What we sealed in `round`, opened again from the saved bytes."""
+        """What we sealed in `round`, opened again from the saved bytes; None where there is nothing. What the disk has
+        changed is set aside, and the next state that is saved is without it."""
         sealed = self.saved.sealed
         if sealed is None or sealed.round != round:
             return None
-        data = self.store.read(sealed.object)
+        try:
+            data = self.store.read(sealed.object)
+        except CheckpointCorrupt as fault:
+            logger.warning("damaged on this disk: {what} ({fault})", what=_PARTS["sealed"], fault=str(fault))
+            self.saved = replace(self.saved, sealed=None)
+            with suppress(FileNotFoundError):
+                self.store.set_aside(self.store.path(sealed.object))
+            self.events.emit("damaged", round, lost=["sealed"])
+            return None
         plaintext = unseal(parse_envelope(data[:ENVELOPE_BYTES]), sealed.key, data[ENVELOPE_BYTES:])
         return ops.parse(plaintext, self.first.layout)
 

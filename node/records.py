@@ -19,13 +19,18 @@ LINK_SECONDS = 1.0
 """What a walk along the links may take for each on average, beside ASK_SECONDS."""
 MAX_THREADS = 16
 
+Tell = Callable[[int, int], None]
+"""tell(round of the record that was read, how many were read so far)."""
+
 
 class Records:
     """The agreed records of a run, back from `link`, which is `previous` of whatever is agreed in round `below`; read
     as far as anybody asks. Each is authenticated by the one after it, so whoever has one will do: all validators are
-    asked beside each other."""
+    asked beside each other. `tell`: of each that was read; without it the log says now and then how far that is."""
 
-    def __init__(self, run: Digest, sources: Sources, link: Digest, below: int, time: Time) -> None:
+    def __init__(
+        self, run: Digest, sources: Sources, link: Digest, below: int, time: Time, tell: Tell | None = None
+    ) -> None:
         self._run, self._sources, self._link, self._time = run, sources, link, time
         self._round = self._below = below
         self._links: list[Link] = []
@@ -35,10 +40,20 @@ class Records:
         self._giver: PeerId | None = None
         """Who had the last one; asked alone at first for the next."""
         self._began = self._told = time.now()
+        self._tell: Tell = self._log if tell is None else tell
 
     def round_of(self, steps: Sequence[Link]) -> int:
         """The round whose start a state stands at that these records lead on from."""
         return steps[0].record.round if steps else self._round
+
+    def back(self) -> Iterator[tuple[Digest, Link]]:
+        """Every record under its link, the newest first, to the run's first. Raises StorageError where nobody has the
+        next one, OutOfSync where it cannot be of this run."""
+        link, depth = self._link, 0
+        while link != first_link(self._run):
+            record = self._at(depth, link)
+            yield link, record
+            link, depth = record.record.previous, depth + 1
 
     def links(self) -> Iterator[tuple[Digest, list[Link]]]:
         """Every link on the way back, from the given one to the run's first, and the records after it, the oldest
@@ -48,33 +63,36 @@ class Records:
             yield link, self._links[:depth][::-1]
             if link == first_link(self._run):
                 return
-            if depth == len(self._links):
-                try:
-                    if self._ended:
-                        return
-                    self._links.append(self._read(link))
-                except (StorageError, OutOfSync) as fault:
-                    self._ended = True
-                    logger.warning("the agreed records cannot be followed further back: {fault}", fault=str(fault))
-                    return
-            link, depth = self._links[depth].record.previous, depth + 1
+            if self._ended and depth == len(self._links):
+                return
+            try:
+                link, depth = self._at(depth, link).record.previous, depth + 1
+            except (StorageError, OutOfSync) as fault:
+                self._ended = True
+                logger.warning("the agreed records cannot be followed further back: {fault}", fault=str(fault))
+                return
+
+    def _at(self, depth: int, link: Digest) -> Link:
+        if depth == len(self._links):
+            self._links.append(self._read(link))
+            self._tell(self._below, depth + 1)
+        return self._links[depth]
 
     def _read(self, link: Digest) -> Link:
         left = self._began + ASK_SECONDS + LINK_SECONDS * len(self._links) - self._time.now()
         if left <= 0:
             raise StorageError(f"only {len(self._links)} agreed records could be had in time")
-        if self._time.now() - self._told > QUIET_SECONDS:
-            self._told = self._time.now()
-            logger.info(
-                "catching up: reading the agreed records back, at round {round}, {count} so far",
-                round=self._below,
-                count=len(self._links),
-            )
         found = self._ask(link, left)
         if found.record.round >= self._below:
             raise OutOfSync(f"the chain of records does not lead back: round {found.record.round} before {self._below}")
         self._below = found.record.round
         return found
+
+    def _log(self, round: int, count: int) -> None:
+        if self._time.now() - self._told > QUIET_SECONDS:
+            self._told = self._time.now()
+            told = "catching up: reading the agreed records back, at round {round}, {count} so far"
+            logger.info(told, round=round, count=count)
 
     def _ask(self, link: Digest, left: float) -> Link:
         """The record under this link, from whoever gives it first."""

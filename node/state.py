@@ -260,6 +260,15 @@ class StateStore:
             raise CheckpointCorrupt(f"{self.path(digest)} is not what was written, the disk changed it: {_ADVICE}")
         return data
 
+    def read_head(self, digest: Digest, num_bytes: int) -> bytes:
+        """The first bytes of a stored file, not checked: the whole was when it was written, or when the node started.
+        Raises CheckpointCorrupt."""
+        try:
+            with self.path(digest).open("rb") as file:
+                return file.read(num_bytes)
+        except OSError as fault:
+            raise CheckpointCorrupt(f"{self.path(digest)} cannot be read ({fault.strerror}): {_ADVICE}") from None
+
     def set_aside_damaged(self) -> None:
         """Move every file whose bytes do not hash to its name out of the way."""
         for path in sorted([*self.files.iterdir(), *self.snapshot.iterdir(), *self.own.glob("*.*")]):

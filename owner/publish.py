@@ -6,7 +6,7 @@ where it was. The slot is written last: whatever it names can be read by then.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
@@ -18,6 +18,7 @@ from protocol.errors import AccessDenied, ConfigError, ObjectMissing, StorageErr
 from protocol.messages import encode_slot
 from protocol.ports import Bucket
 from protocol.types import Digest, Slot
+from storage.transport import TRAFFIC
 from training import checkpoint
 from training.index import INDEX
 from training.shards import Shards
@@ -29,6 +30,8 @@ FIRST_PAUSE_SECONDS = 1.0
 LEAST_SECONDS = 60.0
 SLOWEST_BYTES_PER_SECOND = 125_000.0
 """An object may take as long as at 1 Mb/s."""
+TELL_SECONDS = 0.5
+"""Between two words of how far it is."""
 FINAL_SECONDS = 300.0
 """For a block that is made already to become final."""
 
@@ -58,28 +61,64 @@ def upload(bucket: Bucket, blobs: Sequence[Blob], tell: Tell = lambda done, tota
     """Put up what is not there yet; the last blob when all others are. Raises StorageError when the store does not take
     one of them any more, and ConfigError when it may not be written."""
     sizes = [path.stat().st_size for _, path in blobs]
-    total, done, lock = sum(sizes), 0, Lock()
+    way = _Way(sum(sizes))
 
     def put(blob: Blob, size: int) -> None:
-        nonlocal done
-        _insist(lambda: _put(bucket, blob, size))
-        with lock:
-            done += size
-            tell(done, total)
+        _insist(lambda: _put(bucket, blob, size, way))
 
     with ThreadPoolExecutor(BESIDE) as pool:
-        for future in [pool.submit(put, *pair) for pair in zip(blobs[:-1], sizes[:-1], strict=True)]:
-            future.result()
-    for blob, size in zip(blobs[-1:], sizes[-1:], strict=True):
-        put(blob, size)
+        for pairs in (zip(blobs[:-1], sizes[:-1], strict=True), zip(blobs[-1:], sizes[-1:], strict=True)):
+            open_ones: set[Future[None]] = {pool.submit(put, *pair) for pair in pairs}
+            while open_ones:
+                ended, open_ones = wait(open_ones, TELL_SECONDS)
+                tell(way.done, way.total)
+                for future in ended:
+                    future.result()
 
 
-def _put(bucket: Bucket, blob: Blob, size: int) -> None:
+class _Way:
+    """How far an upload is, also in the middle of an object: by what this process has sent. Thread-safe."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._lock = Lock()
+        self._up = 0
+        """Bytes of objects that are there."""
+        self._travelling: dict[Digest, int] = {}
+        self._sent = 0
+        """What had been sent when nothing of those that travel had been."""
+
+    @property
+    def done(self) -> int:
+        with self._lock:
+            return self._up + min(TRAFFIC.moved()[0] - self._sent, sum(self._travelling.values()))
+
+    def begin(self, digest: Digest, size: int) -> None:
+        with self._lock:
+            if not self._travelling:
+                self._sent = TRAFFIC.moved()[0]
+            self._travelling[digest] = size
+
+    def end(self, digest: Digest, size: int, *, sent: bool = True) -> None:
+        """It is there; or, without `sent`, it is to be sent once more."""
+        with self._lock:
+            if self._travelling.pop(digest, 0):
+                self._sent = min(self._sent + size, TRAFFIC.moved()[0])
+            self._up += size * sent
+
+
+def _put(bucket: Bucket, blob: Blob, size: int, way: _Way) -> None:
     digest, path = blob
     key = keys.blob(digest)
     there = bucket.head(key, timeout_seconds=LEAST_SECONDS)
     if there is None or there.size_bytes != size:
-        bucket.put(key, path, timeout_seconds=LEAST_SECONDS + size / SLOWEST_BYTES_PER_SECOND)
+        way.begin(digest, size)
+        try:
+            bucket.put(key, path, timeout_seconds=LEAST_SECONDS + size / SLOWEST_BYTES_PER_SECOND)
+        except BaseException:
+            way.end(digest, size, sent=False)
+            raise
+    way.end(digest, size)
 
 
 def _insist(work: Callable[[], None]) -> None:
@@ -106,11 +145,13 @@ def own_slot(doors: Doors) -> Slot | None:
     return owner_slot(doors.signer.peer, peers)
 
 
-def announce(doors: Doors, document: bytes) -> int:
+def announce(doors: Doors, document: bytes, require: Callable[[], None] = lambda: None) -> int:
     """Put a spec or an amendment up and name it in the owner's slot; the block that has it. What else stands in the
-    slot stays: the owner may be a miner or a validator too. Raises what the doors raise."""
+    slot stays: the owner may be a miner or a validator too. `require` is called in between, since a bucket may take
+    minutes. Raises what it and the doors raise."""
     digest = Digest(sha256(document).digest())
     _insist(lambda: doors.bucket.put(keys.blob(digest), document, timeout_seconds=LEAST_SECONDS))
+    require()
     return name(doors, digest)
 
 

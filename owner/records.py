@@ -2,19 +2,16 @@
 under which amendments. Each record is authenticated by the link to it, so whoever has one will do."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 
 from gauntlet.agreement import Views, agreed, claims, votes
 from node.adapters import Doors
-from node.sources import Sources, sources_as_of
-from protocol import keys
-from protocol.errors import ChainError, ConfigError, InvalidMessage, StorageError
-from protocol.messages import LINK_MAX_BYTES, Link, first_link, parse_link
+from node.records import Records, Tell
+from node.sources import sources_as_of
+from protocol.errors import ChainError, OutOfSync, StorageError
+from protocol.messages import Link
 from protocol.run import Run
 from protocol.types import Attestation, Digest, Record
-
-ASK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +55,17 @@ def stated(run: Run, doors: Doors, block: int) -> Stated | None:
     return None
 
 
-def records(run: Run, doors: Doors, block: int, link: Digest) -> Iterator[tuple[Digest, Link]]:
-    """Every agreed record with its link, from the one at `link` back to the first. Raises StorageError where nobody has
-    the next one."""
+def records(
+    run: Run, doors: Doors, block: int, link: Digest, tell: Tell | None = None
+) -> Iterator[tuple[Digest, Link]]:
+    """Every agreed record with its link, from the one at `link` back to the first (node/records.py). Raises
+    StorageError where nobody has the next one."""
     sources = sources_as_of(run, block, doors.chain.peers(block), doors.open_pointer)
     below = run.clock.round_at(block) + 1
-    while link != first_link(run.id):
-        record = _record(run, sources, link)
-        if record.record.round >= below:
-            raise StorageError(f"the chain of records does not lead back: round {record.record.round} before {below}")
-        yield link, record
-        link, below = record.record.previous, record.record.round
+    try:
+        yield from Records(run.id, sources, link, below, doors.time, tell).back()
+    except OutOfSync as fault:
+        raise StorageError(str(fault)) from None
 
 
 def was_agreed(run: Run, doors: Doors, round: int) -> bool:
@@ -83,13 +80,3 @@ def was_agreed(run: Run, doors: Doors, round: int) -> bool:
         agreed(run, round, *claim, commit_hash, views, height).selection is not None
         for claim in claims(run, round, commit, attest)
     )
-
-
-def _record(run: Run, sources: Sources, link: Digest) -> Link:
-    holders = sources.validators()
-    for holder in holders:
-        for source in sources.own(holder, keys.statement(run.id, link)):
-            with suppress(StorageError, ConfigError, InvalidMessage):
-                data = source.open().get(source.key, max_bytes=LINK_MAX_BYTES, timeout_seconds=ASK_SECONDS)
-                return parse_link(data, link)
-    raise StorageError(f"the agreed record {link.hex()[:16]} is in none of {len(holders)} validators' buckets")

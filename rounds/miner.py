@@ -42,6 +42,11 @@ class Diverged(MurmurError):
     """Inner training left finite numbers: nothing can be sent this round; the next one starts from theta again."""
 
 
+class Late(MurmurError):
+    """Block D was final before the last inner step: nothing that we send could count. What is trained so far stays out
+    of the error feedback too, and the next round begins in time."""
+
+
 @dataclass
 class Ahead:
     """An upload that was begun before its object was saved. `object`: the saved file that it is of, None until then."""
@@ -72,7 +77,7 @@ class Miner:
         while True:
             try:
                 self.play(self.open_round())
-            except Diverged as fault:
+            except (Diverged, Late) as fault:
                 round = self.node.held.saved.round
                 logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
                 self.node.held.events.emit("broke_off", round, fault=str(fault))
@@ -156,14 +161,16 @@ class Miner:
             self.shards.train.hold(pages)
 
     def train(self, round: int, pages: Sequence[Page]) -> None:
-        """H inner steps from theta; the replica's weights become theta_r."""
+        """H inner steps from theta; the replica's weights become theta_r. The chain is followed meanwhile."""
 
         node, spec = self.node, self.node.run.spec_at(round)
         self.hold(pages)
-        with node.held.timeline.begin("compute") as watch:
+        with node.held.timeline.begin("compute") as watch, node.following(node.clock.commit_by(round)) as late:
             batch = sequences(self.shards.train, pages, spec.model.context)
             meter = node.held.replica.meter(spec.inner, self.show)
-            report = node.held.replica.inner_round(batch, inner=spec.inner, on_step=meter)
+            report = node.held.replica.inner_round(batch, inner=spec.inner, on_step=meter, stopped=late)
+        if (done := len(report.losses)) < spec.inner.steps:
+            raise Late(f"too late to commit after inner step {done} of {spec.inner.steps}, {watch.seconds:.0f} s")
         self.claims = {
             "loss": report.mean_loss if isfinite(report.mean_loss) else None,
             "tokens": report.num_tokens,
@@ -335,7 +342,7 @@ class Miner:
     def envelope_digest(self, sealed: SealedRound) -> Digest:
         """sha256 of the sealed object's envelope: what the chain pins."""
 
-        return Digest(sha256(self.node.held.store.read(sealed.object)[:ENVELOPE_BYTES]).digest())
+        return Digest(sha256(self.node.held.store.read_head(sealed.object, ENVELOPE_BYTES)).digest())
 
     def reveal(self, round: int, sealed: SealedRound) -> None:
         """After block D has a child, publish the key and the proof that we hold theta, before block V."""

@@ -23,7 +23,7 @@ from sparseloco import ops
 from sparseloco.digest import sync_proof, sync_values
 from sparseloco.outer import Aggregate, Scales
 from sparseloco.update import Update
-from training.inner import InnerReport, OnStep
+from training.inner import InnerReport, OnStep, Stopped, never
 from training.parallel import Ranks
 from training.replica import Replica
 from training.shards import Shards, Split
@@ -167,16 +167,26 @@ class Learner(Replica):
         self._problem, self._time, self._costs, self._random = problem, time, costs, draw
 
     def inner_round(
-        self, sequences: Tensor, *, inner: InnerSpec | None = None, on_step: OnStep | None = None
+        self,
+        sequences: Tensor,
+        *,
+        inner: InnerSpec | None = None,
+        on_step: OnStep | None = None,
+        stopped: Stopped = never,
     ) -> InnerReport:
         spec = inner or self.spec.inner
         self.reset()
-        self._spend(self._costs.inner)
+        seconds, done = self._drawn(self._costs.inner) / spec.steps, 0
+        while done < spec.steps:
+            self._time.sleep(seconds)
+            done += 1
+            if stopped():
+                break
         self._at_theta = False
         weights = self._weights()
         loss = sum(self._problem.losses(weights, sequences)) / len(sequences)
         self._set(weights + np.float32(INNER_STEP) * self._problem.pulls(sequences).mean(0))
-        return InnerReport((loss,) * spec.steps, sequences.numel(), 0)
+        return InnerReport((loss,) * done, sequences.numel(), 0)
 
     def sync_proof(self, block_hash: Digest, peer: PeerId) -> Digest:
         def read() -> bytes:
@@ -197,7 +207,11 @@ class Learner(Replica):
         return self._problem.losses(self._weights(), sequences) if len(sequences) else []
 
     def _spend(self, seconds: float) -> None:
-        self._time.sleep(seconds * self._random.uniform(0.9, 1.1))
+        self._time.sleep(self._drawn(seconds))
+
+    def _drawn(self, seconds: float) -> float:
+        """About as many."""
+        return seconds * self._random.uniform(0.9, 1.1)
 
     def _weights(self) -> npt.NDArray[np.float32]:
         flat: npt.NDArray[np.float32] = np.concatenate([w.numpy().reshape(-1) for w in self._trainer.weights.values()])

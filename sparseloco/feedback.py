@@ -5,11 +5,13 @@ acc = beta * e + delta and e' = acc - Delta_hat, every multiply, add and subtrac
 """
 
 from collections.abc import Mapping
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
 from sparseloco.floats import fp32, tensor_of
+from sparseloco.outer import Moves, moves
 from sparseloco.update import Update
 
 
@@ -25,3 +27,22 @@ def restore(error: Mapping[str, Tensor], update: Update) -> dict[str, Tensor]:
         tensor.name: tensor_of(error, tensor, torch.float32) + update.dense(index).to(error[tensor.name].device)
         for index, tensor in enumerate(update.layout)
     }
+
+
+def give_back(error: Mapping[str, Tensor], update: Update, sent: Update | None = None, moves: Moves = moves) -> None:
+    """Where the error lies (contiguous fp32): what of `update`, to which it belongs, is not sent returns into it.
+
+    sent: the update lowered (sparseloco/restraint.py), e <- e + (Delta_hat - sent); None: nothing, as in `restore`. It
+    costs what the update's values cost: others are left alone. moves: who decodes.
+    """
+    one = fp32(1.0)
+    for index, tensor in enumerate(update.layout):
+        ours = slice(tensor.offset, tensor.offset + tensor.num_bytes)
+        if sent is not None and update.records[ours] == sent.records[ours]:
+            continue
+        flat = tensor_of(error, tensor, torch.float32).view(-1)
+        # The same places in the same order: restraint changes levels only.
+        less = (part for _, part in moves(sent, index, one, None)) if sent is not None else repeat(torch.tensor(0.0))
+        for (places, values), kept in zip(moves(update, index, one, None), less, strict=False):
+            there, back = places.to(flat.device), values - kept
+            flat[there] = flat[there] + back.to(flat.device)

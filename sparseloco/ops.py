@@ -16,7 +16,7 @@ from torch import Tensor
 from protocol.errors import ConfigError
 from protocol.layout import Layout
 from protocol.types import PeerId
-from sparseloco import cuda, kernels, outer, reference, wire
+from sparseloco import cuda, feedback, kernels, outer, reference, wire
 from sparseloco.native import Codec
 from sparseloco.outer import Aggregate, OuterState, Rows, Scales
 from sparseloco.update import Records, Update
@@ -189,6 +189,11 @@ def undo_probe(values: Mapping[str, Tensor], update: Update, kept: Tensor, rows:
         (_chosen.codec or outer).undo_probe(values, update, kept, rows)
     else:
         outer.undo_probe(values, update, kept, rows, (_chosen.codec or outer).moves)
+
+
+def give_back(error: Mapping[str, Tensor], update: Update, sent: Update | None = None) -> None:
+    """As feedback.give_back, which states it."""
+    feedback.give_back(error, update, sent, (_chosen.codec or outer).moves)
 
 
 def _on_host(values: Mapping[str, Tensor]) -> bool:

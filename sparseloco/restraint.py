@@ -6,16 +6,13 @@ records stay canonical. An update within the norms is left as it is, byte for by
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from protocol.layout import TensorLayout
 from sparseloco import records
-from sparseloco.floats import tensor_of
 from sparseloco.quantize import Codes
 from sparseloco.topk import slabs
 from sparseloco.update import LEVELS, Norms, Update, norms_of
@@ -38,18 +35,6 @@ def restrained(update: Update, most: Norms) -> Update:
         if step:
             _lower(packed, tensor, step)
     return Update(update.layout, packed.tobytes())
-
-
-def kept_back(error: Mapping[str, Tensor], update: Update, sent: Update) -> dict[str, Tensor]:
-    """The error feedback when `sent` is sent in place of the `update` that it belongs to: e + (Delta_hat - sent) in
-    fp32; new tensors, of those that differ only."""
-    found: dict[str, Tensor] = {}
-    for index, tensor in enumerate(update.layout):
-        part = slice(tensor.offset, tensor.offset + tensor.num_bytes)
-        if update.records[part] != sent.records[part]:
-            before = tensor_of(error, tensor, torch.float32)
-            found[tensor.name] = before + (update.dense(index) - sent.dense(index)).to(before.device)
-    return found
 
 
 def _fewest(counts: Counts, limit: float) -> int:

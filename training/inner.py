@@ -24,10 +24,19 @@ from training.sizes import Recompute
 OnStep = Callable[[int, float], None]
 """Called after each inner step with the step within the round, from 0, and its loss in nats a token."""
 
+Stopped = Callable[[], bool]
+"""Asked after each inner step whether the rest of the round is still wanted. May not wait."""
+
+
+def never() -> bool:
+    """A round that is made to its end."""
+    return False
+
 
 @dataclass(frozen=True, slots=True)
 class InnerReport:
-    """What one inner round did. Losses in nats a token, measured before each step.
+    """What one inner round did. Losses in nats a token, measured before each step; fewer than the round has steps where
+    it was stopped.
 
     `skipped_steps` had a non-finite gradient and changed nothing: one bad batch must not poison Adam's state for good.
     """
@@ -57,13 +66,15 @@ def inner_round(
     micro_sequences: int | None = None,
     recompute: Recompute = "none",
     on_step: OnStep | None = None,
+    stopped: Stopped = never,
 ) -> InnerReport:
     """One optimizer step for each batch (int64 [sequences, context + 1]); the model's parameters become theta_r.
 
     first_step: inner step of the first batch on the run's schedule. ranks: those among which `model` is sharded; each
     takes its share of every batch, and all report the same. micro_sequences: most sequences on a device at once; the
     batch's gradient is accumulated over them (None: the whole share). recompute: what layers compute again rather than
-    keep; no value depends on it. Gradients are clipped to spec.clip.
+    keep; no value depends on it. stopped: when it says so on any rank, all end after the same step. Gradients are
+    clipped to spec.clip.
     """
     device = next(model.parameters()).device
     model.train()
@@ -93,5 +104,8 @@ def inner_round(
         losses.append(loss)
         if on_step is not None:
             on_step(step, loss)
+        if ranks.any(stopped()):
+            break
     optimizer.zero_grad(set_to_none=True)
-    return InnerReport(tuple(losses), sum(batch.shape[0] * (batch.shape[1] - 1) for batch in batches), skipped)
+    num_tokens = sum(batch.shape[0] * (batch.shape[1] - 1) for batch in batches[: len(losses)])
+    return InnerReport(tuple(losses), num_tokens, skipped)

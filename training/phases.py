@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.spec import ClockSpec, RunSpec
+from training.dealing import muon_flops
 from training.memory import PLACE_BYTES, Role
 from training.sizes import FP32, Sizes, flops_per_token
 
@@ -122,13 +123,14 @@ def opening(clock: ClockSpec, block: Opening) -> float:
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A run on a machine: `threads` of its CPUs, and `gpus` that train; on_gpu: False where its CPU does. validators:
-    how many count, with equal stake."""
+    how many count, with equal stake. has_data: the data set is on its disk, and none of it has to come."""
 
     spec: RunSpec
     gpus: int
     threads: int
     on_gpu: bool = True
     validators: int = VALIDATORS
+    has_data: bool = False
 
     @property
     def sizes(self) -> Sizes:
@@ -139,6 +141,12 @@ class Setting:
         """Model FLOPs of one peer's round."""
         inner, model = self.spec.inner, self.spec.model
         return inner.steps * inner.sequences * model.context * flops_per_token(model)
+
+    @property
+    def optimizer_flops(self) -> int:
+        """FLOPs in which its Muon orthogonalises on all GPUs, those included for which GPUs wait; 0 under AdamW."""
+        inner = self.spec.inner
+        return self.gpus * inner.steps * muon_flops(self.spec.model, inner, self.gpus)
 
     # --- what many phases do -------------------------------------------------------------------------------------
 
@@ -185,12 +193,16 @@ class Setting:
     def fetched(self) -> tuple[Work, ...]:
         """training/shards.py hold, by node/data.py: whole files of the data set, hashed when they come and when they
         are opened."""
+        if self.has_data:
+            return ()
         total = self.sizes.trained_shards * self.sizes.shard
         return Work(total, "down"), Work(total, "write"), Work(2 * total, "hash")
 
     def sampled(self) -> tuple[Work, ...]:
         """training/shards.py read, for one evaluated peer after the other and for nobody's pages: lists of leaves
         beside each other, then blocks, with two requests for each."""
+        if self.has_data:
+            return ()
         sizes = self.sizes
         rounds = -(-self.spec.gauntlet.sample_sequences // PART_THREADS)
         calls = (2 + 2 * rounds) * (sizes.evaluated + 1)
@@ -231,7 +243,7 @@ def round_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
 def miner_phases(setting: Setting) -> tuple[Phase, ...]:
     """rounds/miner.py Miner.play, from D on, and node/node.py advance."""
     sizes, threads = setting.sizes, setting.threads
-    contributed = sizes.contributors * sizes.payload
+    others = (sizes.contributors - 1) * sizes.payload  # its own it has
     first_part = min(sizes.payload, PART_BYTES)
     pack = Work(3 * sizes.model, "device", setting.gpus)  # theta and error there, the new error back
     return (
@@ -244,10 +256,10 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("save own state", setting.saved(sizes.own)),
         Phase(
             "download",
-            (Work(contributed, "down"),),
+            (Work(others, "down"),),
             (),
             "commit",
-            (Work(contributed, "write"), Work(contributed, "hash", PREFETCH_THREADS)),
+            (Work(others, "write"), Work(others, "hash", PREFETCH_THREADS)),
         ),
         Phase("select", (Work(SELECT_CALLS, "call"),), ("swap",), "attest"),
         Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS), ("select", "download")),
@@ -256,7 +268,7 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("fetch data", setting.fetched(), ("select",)),
         Phase(
             "inner steps",
-            (Work(setting.flops, "compute", setting.gpus),),
+            (Work(setting.flops + setting.optimizer_flops, "compute", setting.gpus),),
             ("theta digest", "fetch data"),
         ),
         Phase("compress", (pack if setting.on_gpu else Work(sizes.model, "compress", threads),)),

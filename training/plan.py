@@ -83,7 +83,7 @@ class Plan:
     """What one node needs for `spec` on `gpus` GPUs of `gpu_bytes` memory, or, on_gpu False, on its CPU alone.
 
     rates: of its machine and links; the links that are not given are those that the spec's clock was planned for.
-    validators: how many of equal stake share the copies of payloads.
+    validators: how many of equal stake share the copies of payloads. has_data: the data set is on its disk.
     """
 
     spec: RunSpec
@@ -92,6 +92,7 @@ class Plan:
     rates: Rates = field(default_factory=Rates)
     on_gpu: bool = True
     validators: int = VALIDATORS
+    has_data: bool = False
 
     def __post_init__(self) -> None:
         clock = self.spec.clock
@@ -107,7 +108,7 @@ class Plan:
 
     @property
     def setting(self) -> Setting:
-        return Setting(self.spec, self.gpus, self.rates.threads, self.on_gpu, self.validators)
+        return Setting(self.spec, self.gpus, self.rates.threads, self.on_gpu, self.validators, self.has_data)
 
     @property
     def parameters(self) -> int:
@@ -129,6 +130,11 @@ class Plan:
         return self.setting.flops
 
     @property
+    def optimizer_flops(self) -> int:
+        """FLOPs of one peer's round that Muon takes beside them."""
+        return self.setting.optimizer_flops
+
+    @property
     def payload_bytes(self) -> int:
         return self.sizes.payload
 
@@ -141,7 +147,8 @@ class Plan:
 
     @property
     def compute_seconds(self) -> float:
-        return self.rates.compute.seconds(self.flops, self.gpus)
+        """Of the inner steps."""
+        return self.rates.compute.seconds(self.flops + self.optimizer_flops, self.gpus)
 
     @property
     def upload_seconds(self) -> float:
@@ -258,7 +265,7 @@ class Plan:
 
     def data_bytes_per_day(self, role: Role) -> float:
         """Of that what stays: files of the data set, until all are there or their budget is full."""
-        shards = self.sizes.trained_shards if role == "miner" else 0
+        shards = self.sizes.trained_shards if role == "miner" and not self.has_data else 0
         return shards * self.sizes.shard * DAY_SECONDS / self.round_seconds
 
     @property

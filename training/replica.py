@@ -18,15 +18,14 @@ from protocol.spec import InnerSpec, ModelSpec, RunSpec
 from protocol.types import Digest, PeerId
 from sparseloco import ops
 from sparseloco.digest import sync_proof, sync_values, theta_digest
-from sparseloco.feedback import restore
 from sparseloco.floats import NonFinite
 from sparseloco.kernels import tensor_over
 from sparseloco.outer import Aggregate, OuterState, Scales, most
-from sparseloco.restraint import kept_back, restrained
+from sparseloco.restraint import restrained
 from sparseloco.update import Update
 from training.checkpoint import Saved, Shapes
 from training.host import copy
-from training.inner import InnerReport, OnStep
+from training.inner import InnerReport, OnStep, Stopped, never
 from training.meter import Meter, Reading
 from training.model import Transformer, initialise
 from training.optimizer import state_shapes
@@ -96,18 +95,24 @@ class Replica:
         return sync_proof(self._sync_values[1], peer)
 
     def inner_round(
-        self, sequences: Tensor, *, inner: InnerSpec | None = None, on_step: OnStep | None = None
+        self,
+        sequences: Tensor,
+        *,
+        inner: InnerSpec | None = None,
+        on_step: OnStep | None = None,
+        stopped: Stopped = never,
     ) -> InnerReport:
         """H inner steps from theta over the first H * batch `sequences`, in order; theta itself stays.
 
         inner: the constants in force this round (None: the first spec's). The schedule continues from the number of
-        non-void rounds.
+        non-void rounds. stopped: says that the rest is not wanted, which ends the round after that step on all ranks.
+        Other threads of this process go on meanwhile (docs/decisions/0052-beside-the-inner-round.md).
         """
         spec = inner or self.spec.inner
         self.reset()
         self._tokens(sequences)
         self._at_theta = False
-        self._trainer.on_step = on_step
+        self._trainer.on_step, self._trainer.stopped = on_step, stopped
         return self._trainer.inner_round(
             inner=spec.model_dump(), first_step=self.outer.rounds * spec.steps, num_sequences=len(sequences)
         )
@@ -139,19 +144,14 @@ class Replica:
         update = ops.counted(Update(self.layout, packed))
         sent = restrained(update, most(self.outer))
         if sent is not update:
-            error = self._errors()
-            self._take(error | kept_back(error, update, sent))
+            ops.give_back(self._errors(), update, sent)
         return sent
 
     def give_back(self, update: Update) -> None:
         """After a void round: the error feedback takes back the Delta_hat that `compress` had sent."""
-        self._take(restore(self._errors(), update))
+        ops.give_back(self._errors(), update)
+        self._has_error = True
         self.reset()
-
-    def _take(self, error: Mapping[str, Tensor]) -> None:
-        """Another error feedback."""
-        copy(self._trainer.tensors(self._spare), error)
-        self._error, self._spare, self._has_error = self._spare, self._error, True
 
     def outer_step(self, updates: Sequence[Update | None], *, alpha: float, aggregate: Aggregate) -> tuple[Scales, ...]:
         """Apply a non-void round: the contributors' updates in PeerId order, None for one that did not parse. The

@@ -28,7 +28,7 @@ class Timed:
 def phase_seconds(phase: Phase, rates: Rates) -> float:
     """What it takes: its work one after the other, or what goes on beside that when it is longer."""
     return max(
-        sum(work_seconds(work, rates) for work in phase.work), *(work_seconds(w, rates) for w in phase.beside), 0
+        sum(work_seconds(work, rates) for work in phase.work), *(work_seconds(w, rates) for w in phase.beside), 0.0
     )
 
 

@@ -16,9 +16,10 @@ from protocol.layout import BLOCK, Layout, TensorLayout
 from protocol.spec import InnerSpec, RunSpec
 from sparseloco import ops
 from sparseloco.floats import NonFinite
+from sparseloco.kernels import tensor_over
 from sparseloco.update import Update
 from training.host import Area, copy, model_bytes, model_tensors
-from training.inner import InnerReport, OnStep, autocast, inner_round
+from training.inner import InnerReport, OnStep, Stopped, autocast, inner_round, never
 from training.loader import ahead, batches
 from training.model import Transformer
 from training.optimizer import load_adam_state, make_optimizer, state_shapes, store_adam_state
@@ -50,9 +51,11 @@ class Trainer:
         self.model.tabulate()
         self.on_step: OnStep | None = None
         """Called on this rank after each inner step with its number within the round and its loss."""
+        self.stopped: Stopped = never
+        """Asked on this rank after each inner step whether the round ends here, for all ranks."""
         # By name and once: what a module lists while its weights are gathered are not the shards.
         self._parameters = dict(self.model.named_parameters())
-        self._optimizer = make_optimizer(self.model, self.spec.inner)
+        self._optimizer = make_optimizer(self.model, self.spec.inner, ranks)
         self._fit: Fit | None = None
         self._areas: dict[str, Area] = {}
         self._tensors = {tensor.name: tensor for tensor in self.layout}
@@ -134,6 +137,7 @@ class Trainer:
             micro_sequences=fitting.micro_sequences,
             recompute=fitting.recompute,
             on_step=self.on_step,
+            stopped=self.stopped,
         )
 
     def _fitting(self) -> Fit:
@@ -210,7 +214,7 @@ class Trainer:
         if not on_host:
             copy(left, new_error)
         records = self._areas[RECORDS].tensor((self.layout.records_bytes,), torch.uint8)
-        found = torch.frombuffer(bytearray(update.records), dtype=torch.uint8)
+        found = tensor_over(update.records)
         for tensor in slab:
             first = self._first_byte(tensor.name)
             records[first : first + tensor.num_bytes] = found[tensor.offset : tensor.offset + tensor.num_bytes]

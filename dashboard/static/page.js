@@ -223,7 +223,7 @@ async function detail(number) {
 }
 
 const NUMBERS = [["weight", "pay", percent], ["peer_score", "PeerScore"], ["mu", "rating"], ["proof", "proof of computation"],
-  ["score", "LossScore, averaged"], ["gap", "gap in this round"], ["evaluations", "evaluations"], ["contributed", "rounds contributed"],
+  ["worth", "worth: score in honest ones"], ["score", "LossScore, averaged"], ["gap", "gap in this round"], ["evaluations", "evaluations"], ["contributed", "rounds contributed"],
   ["faults", "faults"], ["penalty", "penalty"]];
 
 async function explain(peer, round) {

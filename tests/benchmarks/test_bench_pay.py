@@ -102,7 +102,7 @@ def test_pay_is_replayed_from_what_was_kept(small: ModuleType, shards: Shards) -
     from pay_rules import RULES, replayed
 
     played = play(plan(small, "split", 3), 5, shards)
-    again = replayed(played, RULES["today"])
+    again = replayed(played, RULES["merit"])
     for row, other in zip(played["by_round"], again["by_round"], strict=True):
         assert {name: other[name]["pay"] for name in played["workers"]} == pytest.approx(
             {name: row[name]["pay"] for name in played["workers"]}

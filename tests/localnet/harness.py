@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -42,13 +42,13 @@ class Run:
         return len(ROW.findall(self.screen))
 
     def wait_for(self, text: str, seconds: float = 900.0) -> None:
-        self._until(lambda: text in self.screen, seconds, text)
+        self.wait_until(lambda: text in self.screen, seconds, text)
 
     def wait_for_round(self, index: int, seconds: float = 1200.0) -> None:
         """Wait until the round's row is shown."""
-        self._until(lambda: self.rounds > index, seconds, f"round {index}")
+        self.wait_until(lambda: self.rounds > index, seconds, f"round {index}")
 
-    def _until(self, happened: Any, seconds: float, what: str) -> None:
+    def wait_until(self, happened: Callable[[], bool], seconds: float, what: str) -> None:
         end = time.monotonic() + seconds
         while not happened():
             assert self.process.poll() is None, f"it ended before {what}:\n{self.screen}"

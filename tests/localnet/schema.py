@@ -17,6 +17,7 @@ HOTKEY = "^5[1-9A-HJ-NP-Za-km-z]{46,48}$"
 COUNT = {"type": "integer", "minimum": 0}
 SECONDS = {"type": ["number", "null"], "minimum": 0}
 LOSS = {"type": ["number", "null"]}
+SHARE = {"type": ["number", "null"], "minimum": 0, "maximum": 1}
 REASONS = [
     "MISSING",
     "LATE",
@@ -41,6 +42,12 @@ ROUND = _object(
     standing=_map(HOTKEY, {"enum": ["NOT_ELIGIBLE", "LOW_SCORE", "NOT_SELECTED"]}),
     theta=_map("^[a-z][a-z0-9-]*$", {"type": "string", "pattern": "^[0-9a-f]{64}$"}),
     seconds=_object(**dict.fromkeys(("compute", "upload", "select", "download", "apply"), SECONDS)),
+    phases={
+        "type": "object",
+        "propertyNames": {"enum": ["miner", "validator"]},
+        "additionalProperties": _map("^[a-z]+$", {"type": "number", "minimum": 0}),
+    },
+    utilization=SHARE,
     payload_bytes={"type": "integer", "minimum": 1},
 )
 INJECTED = _object(
@@ -80,6 +87,7 @@ REPORT = _object(
         faulty_contributions=COUNT,
         honest_contributions=COUNT,
         void_rounds=COUNT,
+        utilization=SHARE,
         weights_set=COUNT,
         weights_standing=COUNT,
         weights_refused=COUNT,

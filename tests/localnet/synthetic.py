@@ -58,15 +58,24 @@ class Synthetic:
             file.write(text)
 
     def emit(self, name: str, event: str, round: int, **fields: Any) -> None:
-        self.write(name, json.dumps({"time": 1.0, "node": name, "event": event, "round": round, **fields}) + "\n")
+        line = {"time": 1.0, "node": name, "event": event, "round": round} | fields
+        self.write(name, json.dumps(line) + "\n")
 
     def applied(
-        self, name: str, round: int, *, theta: str | None = None, void: bool = False, apply: float = 0.1
+        self,
+        name: str,
+        round: int,
+        *,
+        theta: str | None = None,
+        void: bool = False,
+        apply: float = 0.1,
+        time: float = 1.0,
     ) -> None:
         contributing = [] if void else [self.hotkey("miner-1"), self.hotkey("miner-2")]
         seconds = {"select": 0.01, "download": 0.02, "apply": apply}
         theta = theta or THETA[round]
-        self.emit(name, "applied", round, void=void, contributing=contributing, theta=theta, seconds=seconds)
+        told = {"void": void, "contributing": contributing, "theta": theta, "seconds": seconds, "time": time}
+        self.emit(name, "applied", round, **told)
 
     def judged(self, name: str, round: int, *, val_loss: float, **reasons: str) -> None:
         rejected = {self.hotkey(peer.replace("_", "-")): reason for peer, reason in reasons.items()}

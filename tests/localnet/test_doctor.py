@@ -108,9 +108,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
                 for name, (role, fault) in names.items()
                 if role != "owner"
             }
-            await_permits(devnet, wallets, names, lambda line: None)
+            await_permits(devnet, wallets, names, lambda line: None, 0.25)
             owner = open_owner(plan, devnet.url, store)
-            seal(plan, drafted(plan.preset, owner, data), PHASES, owner, data)
+            seal(plan, drafted(plan, owner, data), PHASES, owner, data)
             world = World(plan, store, members, devnet.url, wallets)
             yield world
             (folder / "figures").write_text("\n".join(world.figures) + "\n")

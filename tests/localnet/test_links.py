@@ -65,21 +65,21 @@ def test_a_link_passes_everything_on(links: Links) -> None:
 
 
 def test_a_slow_link_takes_as_long_as_its_speed_says(links: Links) -> None:
-    links.slow("one", 4 * len(BODY), 0.0)
+    links.slow("one", math.inf, 4 * len(BODY))
     assert fetch(links, "one") > 0.24
     links.clear("one")
     fetch(links, "one")
 
 
 def test_a_slow_link_leaves_the_others_alone_and_is_whole_when_it_is_cleared(links: Links) -> None:
-    links.slow("one", len(BODY) / 1e6, 0.0)
+    links.slow("one", math.inf, len(BODY) / 1e6)
     fetch(links, "two")
     links.clear("one")
     fetch(links, "one")
 
 
 def test_the_connections_of_a_slow_link_share_its_speed(links: Links) -> None:
-    links.slow("one", 4 * len(BODY), 0.0)
+    links.slow("one", math.inf, 4 * len(BODY))
     began = time.monotonic()
     threads = [threading.Thread(target=fetch, args=(links, "one")) for _ in range(2)]
     for thread in threads:
@@ -89,8 +89,16 @@ def test_the_connections_of_a_slow_link_share_its_speed(links: Links) -> None:
     assert time.monotonic() - began > 0.49
 
 
+def test_each_direction_has_its_own_speed(links: Links) -> None:
+    """A request is short, its answer is not: an uplink for which the body would take minutes does not hold it up."""
+    links.slow("one", len(BODY) / 100, math.inf)
+    assert 0.02 < fetch(links, "one") < 50
+    links.slow("one", math.inf, 4 * len(BODY))
+    assert fetch(links, "one") > 0.24
+
+
 def test_latency_falls_on_every_answer(links: Links) -> None:
-    links.slow("one", math.inf, 0.1)
+    links.slow("one", math.inf, math.inf, 0.1)
     assert fetch(links, "one") >= 0.2  # there and back
 
 

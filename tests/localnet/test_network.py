@@ -1,6 +1,8 @@
 """Whole networks of real processes, as `murmur localnet` builds them."""
 
+import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -23,6 +25,7 @@ from localnet.plan import Plan
 from localnet.report import build_report
 from localnet.store import read_ready
 from localnet.table import Table
+from node.events import read_events
 from protocol.types import Reason
 from storage.s3 import open_pointer
 from tests.localnet.harness import Run, assert_nothing_runs, localnet, secrets_of, told
@@ -56,6 +59,25 @@ def assert_sound(run: Run, rounds: int) -> dict[str, Any]:
     assert summary["replicas_identical"]
     assert summary["weights_set"] == summary["weights_standing"] > 0, summary
     return report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_node_has_a_link_of_its_own(tmp_path: Path) -> None:
+    up, down = 0.2, 0.8
+    words = ["--rounds", "3", "--miners", "3", "--up", str(up), "--down", str(down)]
+    with localnet(tmp_path / "run", *words) as run:
+        report = assert_sound(run, rounds=3)
+    clock = json.loads((run.folder / "spec.json").read_text())["clock"]
+    assert (clock["upload_mbps"], clock["download_mbps"]) == (up, down)
+    for row in report["rounds"]:
+        megabits = 8e-6 * row["payload_bytes"]
+        assert row["seconds"]["upload"] >= megabits / up
+        assert len(row["contributing"]) == 3
+        fetched = row["phases"]["miner"]["download"] + row["phases"]["miner"].get("prefetch", 0.0)
+        assert fetched >= 2 * megabits / down  # of both others, by one's own downlink
+    assert all(0 < row["utilization"] < 1 for row in report["rounds"][1:])
+    assert 0 < report["summary"]["utilization"] < 1
 
 
 @pytest.mark.timeout(1800)
@@ -120,6 +142,46 @@ def test_killing_any_process_of_a_miner_costs_at_most_one_round(which: str, tmp_
         if any(names[hotkey] == "miner-1" and reason == "MISSING" for hotkey, reason in row["rejected"].items())
     ]
     assert len(missed) <= 1
+
+
+VICTIMS = [("miner-1", "torchrun"), ("miner-1", "0"), ("miner-1", "1"), ("miner-2", ""), ("validator-1", "")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5400)
+def test_after_kill_9_at_any_moment_of_any_process_a_node_reaches_the_networks_digest(tmp_path: Path) -> None:
+    draw = random.Random(9)
+    victims = [*draw.sample(VICTIMS, len(VICTIMS)), *draw.sample(VICTIMS, len(VICTIMS))]
+    rounds = 4 * len(victims)
+    with localnet(tmp_path / "run", "--rounds", str(rounds), "--miners", "2", "--ranks", "2,1") as run:
+        run.wait_for_round(0)
+        for name, which in victims:
+            time.sleep(draw.uniform(0, run.round_seconds))
+            killed = time.time()
+            pid = run.pid(name)
+            os.kill(run.ranks(name).get(which, pid), signal.SIGKILL)
+            # It applies a round again, like everybody else.
+            run.wait_until(partial(came_back, run, name, killed), 900.0, f"return of {name}")
+        report = assert_sound(run, rounds)
+    assert report["summary"]["void_rounds"] <= 2  # those in which the only validator died
+
+
+def came_back(run: Run, name: str, killed: float) -> bool:
+    """Whether a node has applied a round since it was killed; the others must have applied the same."""
+    thetas = {peer: applied(run, peer) for peer in ("miner-1", "miner-2", "validator-1")}
+    since = [round for round, (when, _) in thetas[name].items() if when > killed]
+    for round in since:
+        assert len({seen[round][1] for seen in thetas.values() if round in seen}) == 1, (name, round)
+    return bool(since)
+
+
+def applied(run: Run, name: str) -> dict[int, tuple[float, str]]:
+    """By round: when a node has applied it, Unix seconds, and its theta digest then."""
+    found = {}
+    for event in read_events(run.folder / "nodes" / name / "events.jsonl"):
+        if event["event"] == "applied":
+            found[event["round"]] = event["time"], event["theta"]
+    return found
 
 
 def ended_within(pids: Iterable[int], seconds: float) -> None:
@@ -207,8 +269,6 @@ def test_a_store_that_lacks_members_is_told_before_anything_is_started(tmp_path:
 
 
 def events(run: Run, name: str, round: int) -> set[str]:
-    from node.events import read_events
-
     found = read_events(run.folder / "nodes" / name / "events.jsonl")
     return {event["event"] for event in found if event["round"] == round}
 

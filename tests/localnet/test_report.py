@@ -64,6 +64,8 @@ def test_a_run_in_which_all_went_well(tmp_path: Path) -> None:
         # The garbage miner's replica is nobody's business.
         "theta": dict.fromkeys(("miner-1", "miner-2", "validator-1"), THETA[1]),
         "seconds": {"compute": 1.5, "upload": 0.5, "select": 0.01, "download": 0.02, "apply": 0.1},
+        "phases": {},
+        "utilization": None,
         "payload_bytes": spec.object_bytes,
     }
     assert report["peers"] == {
@@ -78,6 +80,7 @@ def test_a_run_in_which_all_went_well(tmp_path: Path) -> None:
         "faulty_contributions": 0,
         "honest_contributions": 4,
         "void_rounds": 0,
+        "utilization": None,
         "weights_set": 0,
         "weights_standing": 0,
         "weights_refused": 0,
@@ -177,3 +180,22 @@ def test_weights_are_the_mean_share_over_the_validators_that_have_set_any(
         "miner-2": pytest.approx(0.375),
         "garbage-1": 0.0,
     }
+
+
+def test_shares_of_the_time_and_phases_are_the_honest_miners_medians(tmp_path: Path) -> None:
+    run = Synthetic(tmp_path, rounds=3)
+    for round, computed in enumerate((4.0, 5.0, 6.0)):
+        for name in run.network.members:
+            seconds = 60.0 if name.startswith("garbage") else computed + name.endswith("2")
+            phases = [{"phase": "wait", "began": 0.0, "seconds": 1.0}, {"phase": "wait", "began": 2.0, "seconds": 0.5}]
+            if "miner" in name or "garbage" in name:
+                run.emit(name, "trained", round, loss=4.0, tokens=100, seconds={"compute": seconds})
+                phases.append({"phase": "compute", "began": 1.0, "seconds": seconds})
+            run.applied(name, round, time=100.0 + 20 * round)
+            run.emit(name, "phases", round, phases=phases)
+    run.write("miner-1", "\n")
+    report = build_report(run.network, 1.0)
+    assert_report(report)
+    assert [row["utilization"] for row in report["rounds"]] == [None, 5.5 / 20, 6.5 / 20]
+    assert report["summary"]["utilization"] == 6.0 / 20
+    assert report["rounds"][1]["phases"] == {"miner": {"wait": 1.5, "compute": 5.5}, "validator": {"wait": 1.5}}

@@ -8,12 +8,13 @@ from typing import cast
 
 import pytest
 
+from localnet.ground import SERVERS
 from localnet.inject import Injected, Injector
 from localnet.links import Links
 from localnet.network import Network
 from localnet.report import PHASES, build_report
 from localnet.table import Table
-from protocol.errors import ConfigError
+from protocol.errors import ChainError, ConfigError
 from tests.localnet.schema import assert_report
 from tests.localnet.synthetic import Synthetic
 
@@ -41,6 +42,33 @@ def screen(monkeypatch: pytest.MonkeyPatch, width: int | None) -> io.StringIO:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm-256color")
     return Terminal()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_end_waits_for_no_epoch_but_has_its_blocks_made_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    run, steps = Synthetic(tmp_path), list[str]()
+
+    def end_epoch(devnet: object) -> None:
+        assert run.stopped == [SERVERS], "nodes would live through an epoch at once"
+        if not answers:
+            raise ChainError("no answer")
+        steps.append("epoch")
+
+    monkeypatch.setattr("localnet.network.end_epoch", end_epoch)
+    monkeypatch.setattr(Network, "paid", lambda self: {"weights_pending": 0 if steps else 2})
+    monkeypatch.setattr("localnet.table.REVEAL_SECONDS", 3600.0)
+    stream = screen(monkeypatch, None)
+    table = Table(stream)
+    table.await_reveals(run.network)
+    assert "2 sets of weights are sealed" in stream.getvalue()
+    assert ("the chain does not go on" in stream.getvalue()) == (not answers)
+    steps.append("nothing is sealed now")
+    told = stream.getvalue()
+    table.await_reveals(run.network)
+    assert stream.getvalue() == told
+    assert run.stopped == [SERVERS]
 
 
 def followed(run: Synthetic, stream: io.StringIO) -> str:

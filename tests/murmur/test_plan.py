@@ -63,6 +63,8 @@ def test_covenant_is_accepted_on_the_links_that_it_is_planned_for(capsys: pytest
     found = planned(capsys, *words)
     assert 0.64 < found["utilization"] < 0.66 < found["published_utilization"]
     assert planned(capsys, *words, "--validators", "1")["refused"] == []
+    assert "a miner's data comes by whole files" in " ".join(shown.split())
+    assert "the data set is on the disk" in " ".join(printed(capsys, *words, "--with-data")[1].split())
 
 
 def test_true_110_and_500_megabits_are_another_clock(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,6 +139,7 @@ def test_every_option_changes_its_numbers_and_no_others(capsys: pytest.CaptureFi
             "gpu_flops",
             {"compute_seconds", "utilization", "published_utilization", "rates", "phases"},
         ),
+        (["--with-data"], "has_data", {"phases", "disk_bytes_per_day", "nodes"}),
         (["--validators", "2"], "validators", {"phases", "uplink_share"}),
         (["--gpu-memory", "30"], "gpu_memory_bytes", {"micro_sequences", "gpus_needed"}),
         (

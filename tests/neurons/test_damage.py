@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from node import catchup
 from node.runfile import folder_of
 from node.state import Saved
 from protocol import keys
@@ -77,6 +78,37 @@ def test_a_node_whose_disk_changed_a_byte_mends_itself(networks: Networks, name:
         program = network[name].program
         assert isinstance(program, Validator)
         assert program.scores.book.peers[network["miner-1"].peer].evaluations > 3  # nothing but theta was lost
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_what_was_sealed_and_damaged_before_a_void_round_gives_it_back_is_lost_and_nothing_else(
+    networks: Networks, behind: bool
+) -> None:
+    """While the node runs: a void round, and catch-up past one, open what was sealed, with no start before it."""
+    network = networks(miners=2)
+    network.start()
+    network.run_until(2)
+    network.kill("validator")
+
+    held = network["miner-1"].node.held
+    network.run_blocks(lambda: network["miner-1"].events("revealed")[-1]["round"] == held.saved.round)
+    found = held.saved.sealed
+    assert found is not None
+    assert found.round == held.saved.round
+    path = held.store.path(found.object)
+    path.write_bytes(b"?" + path.read_bytes()[1:])
+    if behind:
+        assert not catchup._give_back(held, found.round + 1, ())
+        assert held.saved.sealed is None
+    else:
+        network.run_until(found.round + 1, "miner-1")
+        assert network["miner-1"].voids()
+    assert [event["lost"] for event in network["miner-1"].events("damaged")] == [["sealed"]]
+    assert list((held.store.folder / "damaged").iterdir())
+    if not behind:
+        network.start("validator")
+        network.run_until(found.round + 4)
+        network.assert_agreement()
 
 
 @pytest.mark.parametrize("part", ["theta", "manifest"])

@@ -1,4 +1,4 @@
-"""A validator that comes late, was stopped, or cannot see: it does what it still can, and blames nobody for it."""
+"""A node that comes late, was stopped, or cannot see: it does what it still can, and blames nobody for it."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gauntlet.audit import Topic, Verdict
 from gauntlet.book import from_json, to_json
 from protocol.types import hotkey
 from rounds.collect import Collector
 from rounds.keep import Keeper
+from rounds.miner import Late, Miner
 from rounds.score import Scores
 from rounds.validator import Validator
 from tests.network import FakeNetwork, Killed, with_parts
 from tests.neurons.test_audit import audits
+from training.inner import InnerReport
 
 Networks = Callable[..., FakeNetwork]
 
@@ -62,6 +65,49 @@ def test_a_lone_validator_whose_rounds_overrun_loses_none(networks: Networks) ->
     network.run_until(4)
     assert network["validator"].voids() == []
     assert [event["round"] for event in network["validator"].events("reported")] == [0, 1, 2, 3]
+    network.assert_agreement()
+
+
+class Stalls(Miner):
+    """Its first inner step of round 1 lasts until block D has passed."""
+
+    def train(self, round: int, pages: Any) -> None:
+        replica, node = self.node.held.replica, self.node
+        errors = {name: error.clone() for name, error in replica._errors().items()}
+        made = replica.inner_round
+
+        def slow(batch: Any, *, on_step: Any, **named: Any) -> InnerReport:
+            def stalled(step: int, loss: float) -> None:
+                if round == 1 and step == 0:
+                    node.wait_for(node.clock.commit_by(1) + 2, "nothing")
+                on_step(step, loss)
+
+            return made(batch, on_step=stalled, **named)
+
+        replica.inner_round = slow  # type: ignore[method-assign]
+        try:
+            super().train(round, pages)
+        except Late:
+            assert all(torch.equal(error, errors[name]) for name, error in replica._errors().items())
+            raise
+        finally:
+            replica.inner_round = made  # type: ignore[method-assign]
+
+
+def test_a_miner_whose_training_lasts_beyond_block_d_breaks_it_off_and_is_in_time_for_the_next_round(
+    networks: Networks,
+) -> None:
+    network = networks(miners=2)
+    network.start("validator", "miner-1")
+    network.start("miner-2", role=Stalls)
+    network.run_until(3)
+    late = network["miner-2"]
+    assert [(event["round"], event["fault"][:41]) for event in late.events("broke_off")] == [
+        (1, "too late to commit after inner step 1 of ")
+    ]
+    assert [event["round"] for event in late.events("committed")][:2] == [0, 2]
+    assert [event["round"] for event in late.events("trained")][:2] == [0, 2]
+    assert [hotkey(late.peer) in network["validator"].contributing(round) for round in range(3)] == [True, False, True]
     network.assert_agreement()
 
 

@@ -337,6 +337,33 @@ def test_a_publication_that_was_cut_short_goes_on(
         assert spec == sealed, "what is on chain stays what it is"
 
 
+def test_a_run_whose_first_block_passes_while_its_spec_goes_up_is_not_posted(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, before = tmp_path / "run", world.slot()
+    assert world.create(folder, "--seed", "77") == 0
+    insist = owner.publish._insist
+
+    def slowly(work: Callable[[], None]) -> None:
+        insist(work)
+        if (spec := open_folder(folder).spec) is not None:
+            world.chain.wait(spec.clock.start_block - 1, 120.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner.publish, "_insist", slowly)
+        assert world.publish(folder, "--replace") == 2
+    told = capsys.readouterr().err
+    assert "nothing was posted" in told
+    assert "--start-in" in told
+    assert world.slot() == before
+    late = open_folder(folder).spec
+    assert world.publish(folder, "--replace") == 0
+    spec = open_folder(folder).spec
+    assert spec is not None
+    assert late is not None
+    assert spec.clock.start_block > late.clock.start_block
+
+
 @pytest.mark.slow
 def test_a_killed_publication_goes_on(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "run"

@@ -1,7 +1,9 @@
 """A run as its owner reads it, of a network in one process: what most of the stake stands on, which amendments are
 settled, and which are pending."""
 
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,7 @@ from node.adapters import Doors
 from node.amendments import settled
 from owner.amend import POST_BLOCKS, changes, earliest_round, proposed, same, standing
 from owner.records import records, stated, was_agreed
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, StorageError
 from protocol.messages import first_link
 from protocol.run import Amendment, Run
 from protocol.types import Digest, Peer, PeerId, Slot, Uid
@@ -46,6 +48,41 @@ def test_the_chain_of_records_leads_back_to_the_first_and_a_void_round_has_none(
     assert found == played[::-1]
     assert all(was_agreed(first, doors, round) for round in played)
     assert found, "there was a round"
+
+
+def test_the_holders_of_a_record_are_asked_beside_each_other_and_each_record_is_told(networks: Networks) -> None:
+    """One that stalls, asked first, would else cost the owner its time-out for every record."""
+    network = networks(miners=2, validators={"validator": 300, "second": 100})
+    network.start()
+    network.run_until(2)
+    doors, first = reading(network), Run(network.spec)
+    newest = stated(first, doors, network.world.final)
+    assert newest is not None
+    asked, in_vain = threading.Event(), []
+
+    class Stalling:
+        def get(self, key: str, **_: Any) -> bytes:
+            if not asked.wait(10.0):
+                in_vain.append(key)
+            raise StorageError("no answer")
+
+    class Telling:
+        def __init__(self, bucket: Any) -> None:
+            self.bucket = bucket
+
+        def get(self, key: str, **options: Any) -> Any:
+            asked.set()
+            return self.bucket.get(key, **options)
+
+    def opened(pointer: Any) -> Any:
+        return Stalling() if pointer == network.store.pointer("validator") else Telling(doors.open_pointer(pointer))
+
+    told: list[tuple[int, int]] = []
+    there = replace(doors, open_pointer=opened)
+    found = list(records(first, there, network.world.final, newest.link, lambda *at: told.append(at)))
+    assert found
+    assert not in_vain
+    assert told == [(record.record.round, number) for number, (_, record) in enumerate(found, 1)]
 
 
 def test_who_speaks_first_in_a_round_does_not_speak_for_the_stake() -> None:

@@ -1,7 +1,9 @@
 import numpy as np
+import pytest
 import torch
 
 from protocol.layout import Layout
+from sparseloco import ops
 from sparseloco.feedback import accumulate, restore
 from sparseloco.reference import compress
 from tests.sparseloco.samples import RAGGED, arrays, same_bits, tensors, zeros
@@ -25,3 +27,19 @@ def test_a_void_round_gives_back_what_was_sent():
     assert same_bits(restored, expected)
     for name in RAGGED:
         torch.testing.assert_close(restored[name], theta[name], rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("codec", ["reference", "native"])
+def test_it_is_given_back_where_the_error_lies_as_into_new_tensors(codec: ops.Choice) -> None:
+    layout = Layout.of(RAGGED, 64)
+    update, error = compress(tensors(arrays("normal", 0)), zeros(), None, layout, 0.95)
+    expected = restore(error, update)
+    before = ops.backend()
+    ops.use(codec)
+    try:
+        ops.give_back(error, update)
+    finally:
+        ops.use("auto")
+    assert ops.backend() == before
+    for name in RAGGED:
+        torch.testing.assert_close(error[name], expected[name], rtol=0, atol=0)

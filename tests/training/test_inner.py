@@ -65,6 +65,27 @@ def test_it_equals_a_plain_loop_of_torchs_reference_adamw(model_spec: ModelSpec,
     torch.testing.assert_close(weights(model), weights(plain), atol=2e-6, rtol=1e-5)
 
 
+def test_a_round_that_is_stopped_ends_after_that_step_as_a_shorter_one_does(
+    model_spec: ModelSpec, inner_spec: InnerSpec
+) -> None:
+    shorter, optimizer = fresh(model_spec, inner_spec)
+    two = inner_round(shorter, optimizer, batches(data(), 2, 4), inner_spec, first_step=0)
+    stopped, optimizer = fresh(model_spec, inner_spec)
+    done: list[int] = []
+    found = inner_round(
+        stopped,
+        optimizer,
+        batches(data(), 4, 4),
+        inner_spec,
+        first_step=0,
+        on_step=lambda step, loss: done.append(step),
+        stopped=lambda: len(done) == 2,
+    )
+    assert found == two
+    assert len(found.losses) == 2
+    assert torch.equal(weights(stopped), weights(shorter))
+
+
 def test_accumulation_over_micro_batches_gives_the_whole_batchs_step(
     model_spec: ModelSpec, inner_spec: InnerSpec
 ) -> None:

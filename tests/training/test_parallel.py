@@ -56,6 +56,7 @@ def test_nothing_is_lost_on_the_way(played: dict[int, dict[str, Any]], size: int
     assert found["own"] == [True, 7]
     assert found["error kept"] == found["error"] != found["given back"]
     assert found["restrained"][1]
+    assert found["stopped"] == 2
     assert found["losses again"] == found["losses"] != found["probed"]
     assert found["fewer losses"] == found["losses"][:3]
     assert found["probed"] != found["losses"][:3]
@@ -67,6 +68,8 @@ def test_ranks_train_as_one_process_does(played: dict[int, dict[str, Any]], size
     assert played[size]["trained"] == pytest.approx(played[1]["trained"], rel=1e-4)
     assert played[size]["after"] == pytest.approx(played[1]["after"], rel=1e-3)
     assert played[size]["finite"] == played[1]["finite"]
+    assert played[size]["trained by muon"] == pytest.approx(played[1]["trained by muon"], rel=1e-3)
+    assert played[size]["own of muon"] == played[1]["own of muon"] == [True, 3]
 
 
 def launcher(size: int) -> list[str]:

@@ -27,7 +27,7 @@ from training.phases import (
     restart_phases,
     round_phases,
 )
-from training.plan import Plan
+from training.plan import ROLES, Plan
 from training.rates import Rate, Rates
 from training.timeline import Timed, amount, phase_seconds, schedule
 
@@ -133,7 +133,7 @@ def test_a_miners_phases_by_hand() -> None:
     assert seconds("compress", "load weights") == pytest.approx([3 * model / 2e9, model / 2e9])
     assert seconds("swap") == pytest.approx([2 * model / 2e9])
     assert seconds("outer step") == pytest.approx([model / 2e9 + 20 * payload / 2e8])
-    assert seconds("download") == pytest.approx([20 * payload / 2e6])
+    assert seconds("download") == pytest.approx([19 * payload / 2e6])  # its own is not fetched
     assert seconds("upload ahead", "publish") == pytest.approx([(payload - (16 << 20)) / 1e6, (16 << 20) / 1e6 + 0.1])
     assert seconds("commit") == [24.0]
     assert found["upload ahead"].begins == found["seal"].begins == found["compress"].ends
@@ -143,6 +143,16 @@ def test_a_miners_phases_by_hand() -> None:
     assert found["snapshot"].begins == found["theta digest"].ends
     assert found["fetch data"].begins == found["select"].ends
     assert found["commit"].critical
+
+
+def test_a_node_that_has_the_data_set_fetches_none_of_it() -> None:
+    spec = presets.read("1b").first
+    for role in ROLES:
+        for has_data in (False, True):
+            plan = Plan(spec, 2, 10**9, RATES, has_data=has_data)
+            taken = next(one.seconds for one in plan.timeline(role) if one.phase.name == "fetch data")
+            assert (taken == 0) == has_data
+            assert (plan.data_bytes_per_day(role) == 0) == (has_data or role == "validator")
 
 
 def test_a_cpu_compresses_where_a_gpu_is_given_what_to_compress() -> None:

@@ -1,0 +1,157 @@
+"""What a record is worth, and how pay is shared by it."""
+
+from dataclasses import replace
+from math import isfinite, sqrt
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gauntlet.average import NOTHING, Average
+from gauntlet.book import PeerRecord, RoundOutcome, ScoreBook, fold
+from gauntlet.checks import Checked
+from gauntlet.evaluation import Evaluation
+from gauntlet.selection import Ranking, standing
+from gauntlet.weights import LARGEST_WORTH, merit, weights, worth
+from protocol.spec import GauntletSpec
+from protocol.types import LossScore, Uid
+from tests.gauntlet.world import COMMIT_HASH, OWNER, peer_id
+
+PEERS = [peer_id(i) for i in range(24)]
+UIDS = {peer: Uid(i) for i, peer in enumerate(PEERS)}
+SPEC = GauntletSpec()
+
+
+def known(score=0.1, proof=1.0, penalty=0.0, usual=0.1, deviation=0.0, evaluations=50):
+    return PeerRecord(
+        first_seen=0,
+        gaps=Average(0.2 * proof, 0.9),
+        units=Average(0.2, 0.9),
+        scores=Average(score, 0.9),
+        usual_scores=Average(usual, 0.9),
+        score_variances=Average(deviation**2, 0.9),
+        evaluations=evaluations,
+        last_evaluated=9,
+        penalty=penalty,
+    )
+
+
+def paid(*records):
+    book = ScoreBook(peers=dict(zip(PEERS, records, strict=False)))
+    everyone = tuple(PEERS[: len(records)])
+    found = weights(book, Ranking(everyone, everyone, (), {}), UIDS | {OWNER: Uid(250)}, OWNER, SPEC)
+    return [found.get(Uid(place), 0.0) for place in range(len(records))]
+
+
+def played(rounds):
+    """The book after rounds of (score, gap) by peer, and what each round paid."""
+    book, pays = ScoreBook(), []
+    for number, row in enumerate(rounds):
+        peers = dict(zip(PEERS, row, strict=False))
+        ranking = standing(book, peers, SPEC, number, COMMIT_HASH)
+        found = {p: Evaluation(LossScore(score, score), gap, 2) for p, (score, gap) in peers.items()}
+        checked = Checked(dict.fromkeys(peers), {}, frozenset(peers), {}, {})
+        book = fold(book, RoundOutcome(number, checked, found, frozenset(ranking.contributing)), SPEC)
+        pays.append(weights(book, ranking, UIDS, OWNER, SPEC))
+    return book, pays
+
+
+def test_a_score_is_worth_its_size_in_honest_ones():
+    assert worth(known(0.1)) == pytest.approx(1.0)
+    assert worth(known(0.05)) == pytest.approx(0.5)
+    # Where honest scores differ more than their median, luck does not count for more than so many deviations.
+    assert worth(known(0.1, usual=0.0, deviation=0.05)) == pytest.approx(2.0)
+    assert worth(known(-0.1)) == worth(known(0.0)) == worth(PeerRecord(0)) == 0.0
+    assert worth(known(0.1, usual=0.0)) == LARGEST_WORTH
+
+
+def test_merit_is_the_proof_as_a_gate_times_worth_squared():
+    assert merit(known(0.05)) == pytest.approx(0.25)
+    assert merit(known(proof=1.7)) == merit(known()) == pytest.approx(1.0)
+    assert merit(known(proof=0.8)) == pytest.approx(0.8)
+    assert merit(known(proof=1.7, penalty=0.25)) == pytest.approx(0.75)  # no luck makes up for a fault
+    assert merit(known(proof=0.2, penalty=0.25)) == merit(known(proof=-1.0)) == 0.0
+    assert merit(replace(known(), units=NOTHING)) == merit(PeerRecord(0)) == 0.0
+
+
+def test_equal_work_is_paid_equally_whatever_its_ranks_were():
+    """Scores that differ by a tenth, in an order that the first rounds have settled: ratings would keep to it."""
+    early = [[(0.1 + 0.002 * place, 0.2) for place in range(6)]] * 3
+    late = [[(0.1, 0.2)] * 6] * 12
+    _, pays = played(early + late)
+    assert max(pays[-1].values()) < 1.01 * min(pays[-1].values())
+
+
+def test_a_peer_that_undoes_the_run_in_one_round_of_five_is_paid_less_than_its_rounds_of_work():
+    rounds = [[(0.1, 0.2)] * 5 + [(-0.2, 0.0) if number % 5 == 4 else (0.1, 0.2)] for number in range(30)]
+    _, pays = played(rounds)
+    last = [sum(pay.get(Uid(place), 0.0) for pay in pays) for place in range(6)]
+    assert last[5] < 0.5 * last[0]
+    assert pays[4].get(Uid(5), 0.0) == 0.0  # the first bad round, after four good ones
+
+
+def test_the_fall_of_the_loss_from_round_to_round_does_not_move_shares():
+    """A peer that is evaluated in early rounds, of large scores, and one that is evaluated in late ones."""
+
+    def seen(scores):
+        pushed = NOTHING
+        for score in scores:
+            pushed = pushed.push(score, SPEC.score_decay)
+        return replace(known(), scores=pushed, usual_scores=pushed)
+
+    assert merit(seen([1.0, 0.8])) == pytest.approx(merit(seen([0.02, 0.01])))
+
+
+@given(st.lists(st.floats(0.001, 1.0), min_size=2, max_size=8), st.floats(1.0, 3.0), st.data())
+def test_a_better_score_never_earns_less(scores, factor, data):
+    place = data.draw(st.integers(0, len(scores) - 1))
+    before = paid(*(known(score, usual=0.001) for score in scores))
+    better = [score * factor if at == place else score for at, score in enumerate(scores)]
+    after = paid(*(known(score, usual=0.001) for score in better))
+    assert after[place] >= before[place] * (1 - 1e-12)
+
+
+@given(st.lists(st.tuples(st.floats(0.05, 1.0), st.floats(0.7, 1.5)), min_size=2, max_size=8), st.randoms())
+def test_pay_does_not_depend_on_names_or_order(rows, random):
+    records = [known(score, proof) for score, proof in rows]
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    before, after = paid(*records), paid(*(records[place] for place in order))
+    assert after == pytest.approx([before[place] for place in order])
+
+
+@given(st.integers(2, 16), st.floats(0.5, 1.0), st.floats(0.3, 2.0), st.floats(0.7, 1.0))
+def test_splitting_never_pays_where_a_part_scores_at_most_the_root_of_its_share(parts, power, rival, proof):
+    """n hotkeys with 1/n of the work each, which score (1/n) ** power of the whole, each proving all of its part."""
+    alone = paid(known(0.1), known(0.1 * rival))
+    split = paid(*[known(0.1 * (1 / parts) ** power, proof)] * parts, known(0.1 * rival))
+    assert sum(split[:parts]) <= alone[0] * (1 + 1e-9)
+
+
+def test_a_crowd_with_a_tenth_of_the_work_moves_only_its_own_share():
+    """Sixteen hotkeys that score three tenths each and so set what counts as honest, four that do the work."""
+    crowd, full = known(0.03, usual=0.03), known(0.1, usual=0.03)
+    shares = paid(*[full] * 4, *[crowd] * 16)
+    assert sum(shares[:4]) == pytest.approx(4 / (4 + 16 * 0.3**2))
+    honest = paid(*[known(0.1)] * 4, *[known(0.03)] * 16)
+    assert shares == pytest.approx(honest)
+
+
+ANY = st.floats(width=64)
+
+
+@given(st.lists(st.lists(st.tuples(ANY, st.floats(-0.5, 0.5)), min_size=4, max_size=4), min_size=1, max_size=6))
+def test_no_score_makes_pay_anything_but_shares(rounds):
+    book, pays = played(rounds)
+    for pay in pays:
+        assert all(isfinite(share) and 0.0 <= share <= 1.0 for share in pay.values())
+        assert not pay or sum(pay.values()) == pytest.approx(1.0)
+    assert all(isfinite(worth(record)) and isfinite(merit(record)) for record in book.peers.values())
+
+
+@given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.floats(0.0, 1e6), st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
+def test_any_record_of_a_report_has_a_finite_merit(score, usual, variance, gap, unit):
+    """Numbers within the bounds that gauntlet/report.py takes."""
+    record = known(score, usual=usual, deviation=sqrt(variance))
+    found = merit(replace(record, gaps=Average(gap, 1.0), units=Average(unit, 1.0)))
+    assert 0.0 <= found <= LARGEST_WORTH**2
