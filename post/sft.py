@@ -110,7 +110,7 @@ def tune(order: Order, tell: Tell) -> Iterator[str]:
             rows = work / "rows"
             rmtree(rows, ignore_errors=True)  # of a file that may have been mended since
             tokenised(read_rows(order.data, rows), turns, order.data, work / CHATS)
-            rmtree(rows)
+            rmtree(rows, ignore_errors=True)
         ready = Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work)
         setting = _setting(ready)
         _begin(work / SETTING, setting)
