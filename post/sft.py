@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from datasets import Dataset, disable_progress_bars, load_from_disk
 from numpy.typing import NDArray
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
 from post.chat import Mix, Turns, digest, fitting, held_out, read_rows, tokenised
@@ -89,6 +90,7 @@ def tune(order: Order, tell: Tell) -> Iterator[str]:
     """The model in `order.out`; lines for people as they come to be known. Raises ConfigError for an order that cannot
     be carried out, or that is another one than what its folder has begun."""
     disable_progress_bars()
+    disable_progress_bar()
     origin = read_origin(order.folder)
     _check(order, origin)
     turns = _turns(order.folder)
@@ -293,8 +295,6 @@ def _told(ready: Ready, made: StageTrainer, place: int, when: str) -> Iterator[s
 
 def _finish(ready: Ready, setting: Setting, partial: Path) -> None:
     """Every file of the model; what it was made with goes."""
-    from transformers import AutoModelForCausalLM
-
     order, origin = ready.order, ready.origin
     last = ready.work / f"stage-{len(order.recipe.stages)}" / MODEL
     dtype = getattr(torch, origin.dtype)
