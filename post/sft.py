@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from shutil import copyfile, rmtree
@@ -18,10 +17,11 @@ import numpy as np
 import torch
 from datasets import Dataset, disable_progress_bars, load_from_disk
 from numpy.typing import NDArray
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
-from post.chat import Mix, Turns, fitting, held_out, read_rows, tokenised
+from post.chat import Mix, Turns, digest, fitting, held_out, read_rows, tokenised
 from post.export import partial_of, resumed
 from post.llama import config, generation_config
 from post.origin import CONFIG, GENERATION, Origin
@@ -32,10 +32,12 @@ from post.tuned import TRAINING, TUNED, Measured, Setting, Tuned, card
 from post.verify import Differs, read_export, read_origin
 from protocol.errors import ConfigError
 from protocol.types import Digest
+from training.checkpoint import sync
 from training.index import TOKENIZER, TOKENIZER_CONFIG
 from training.shards import Shards
 
-WORK, SETTING, MEASURED, READY, MODEL = "work", "setting.json", "measured.json", "ready", "model"
+WORK, SETTING, CHATS, READY = "work", "setting.json", "chats", "ready"
+MEASURED, MODEL = "measured.json", "model"
 LOOK_SECONDS = 1.0
 ANSWER_TOKENS = 128
 _PACKAGES = ("accelerate", "torch", "transformers", "trl")
@@ -88,6 +90,7 @@ def tune(order: Order, tell: Tell) -> Iterator[str]:
     """The model in `order.out`; lines for people as they come to be known. Raises ConfigError for an order that cannot
     be carried out, or that is another one than what its folder has begun."""
     disable_progress_bars()
+    disable_progress_bar()
     origin = read_origin(order.folder)
     _check(order, origin)
     turns = _turns(order.folder)
@@ -97,16 +100,20 @@ def tune(order: Order, tell: Tell) -> Iterator[str]:
         work = partial_of(order.out) / WORK
         while not (work / READY).exists():
             time.sleep(LOOK_SECONDS)
-        for _ in _stages(Ready(order, origin, turns, ends, load_from_disk(str(work / "chat")), replay, work), tell):
+        for _ in _stages(Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work), tell):
             pass
         return
     with resumed(order.out) as partial:
         work = partial / WORK
         work.mkdir(exist_ok=True)
         _whole(order.folder, tell)
-        tell(f"reading {order.data}")
-        rows = tokenised(read_rows(order.data, work), turns, order.data, work / "chat")
-        ready = Ready(order, origin, turns, ends, rows, replay, work)
+        if not (work / CHATS).exists():
+            tell(f"reading {order.data}")
+            rows = work / "rows"
+            rmtree(rows, ignore_errors=True)  # of a file that may have been mended since
+            tokenised(read_rows(order.data, rows), turns, order.data, work / CHATS)
+            rmtree(rows, ignore_errors=True)
+        ready = Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work)
         setting = _setting(ready)
         _begin(work / SETTING, setting)
         (work / READY).touch()
@@ -180,15 +187,12 @@ def _setting(ready: Ready) -> Setting:
                 f"{order.data} has no row for stage {number}: of {len(ready.rows)} rows some are held out, the others "
                 f"are longer than {stage.context} tokens"
             )
-    digest = sha256()
-    for row in ready.rows:
-        digest.update(np.asarray([len(row["input_ids"]), *row["input_ids"], *row["labels"]], np.int64).tobytes())
     return Setting(
         base=json.loads(ready.origin.to_bytes()),
         recipe_name=order.recipe_name,
         recipe=order.recipe.model_dump(mode="json"),
         data=order.data,
-        rows=digest.hexdigest(),
+        rows=digest(ready.rows).hex(),
         num_rows=len(ready.rows),
         replay=ready.replay.digest.hex() if ready.replay is not None else None,
         sequences=order.sequences,
@@ -291,8 +295,6 @@ def _told(ready: Ready, made: StageTrainer, place: int, when: str) -> Iterator[s
 
 def _finish(ready: Ready, setting: Setting, partial: Path) -> None:
     """Every file of the model; what it was made with goes."""
-    from transformers import AutoModelForCausalLM
-
     order, origin = ready.order, ready.origin
     last = ready.work / f"stage-{len(order.recipe.stages)}" / MODEL
     dtype = getattr(torch, origin.dtype)
@@ -312,4 +314,6 @@ def _finish(ready: Ready, setting: Setting, partial: Path) -> None:
     _write(partial / GENERATION, as_json(generation_config(origin.end) | {"eos_token_id": ready.ends}))
     _write(partial / "README.md", card(tuned))
     _write(partial / TUNED, as_json(tuned.model_dump(mode="json")))
+    for path in partial.iterdir():
+        sync(path)
     rmtree(ready.work)
