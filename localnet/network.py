@@ -177,8 +177,9 @@ def open_network(plan: Plan, say: Say) -> Network:
         head = int(devnet.admin().info()["head"])
         network.lead_seconds = max(0.0, (spec.clock.start_block - head) * plan.block_seconds)
         say(
-            f"round 0 begins in {network.lead_seconds:.0f} s; a round has {spec.clock.round_blocks} blocks "
-            f"({network.round_seconds:.1f} s), {plan.rounds} rounds take about {plan.rounds * network.round_seconds / 60:.1f} minutes"
+            f"round 0 begins in {network.lead_seconds:.0f} s; "
+            f"a round has {spec.clock.round_blocks} blocks ({network.round_seconds:.1f} s), "
+            f"{plan.rounds} rounds take about {plan.rounds * network.round_seconds / 60:.1f} minutes"
         )
         network.standing = Standing(devnet.url)
         largest = 2 * max(spec.object_bytes, FP32_BYTES * spec.layout.num_parameters)
