@@ -4,7 +4,7 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
-from arena.kinds import KINDS
+from arena.kinds import ALONE, KINDS, LIARS
 from protocol.errors import ConfigError
 from protocol.types import MAX_UIDS
 from storage.folder import new_folder
@@ -69,10 +69,12 @@ def _check(options: argparse.Namespace) -> None:
     for name, least, largest in limits:
         if not least <= getattr(options, name) <= largest:
             raise ConfigError(f"--{name} is {getattr(options, name)}, expected {least} to {largest}")
-    alone = {"lying-validator", "withholding-validator"} & set(options.attack)
-    if alone and options.validators == 1:
+    wanted = set(options.attack)
+    if wanted & LIARS and options.validators == 1:
         raise ConfigError(
-            f"--attack {min(alone)} with --validators 1: the only validator would be the liar; use 2 or more"
+            f"--attack {min(wanted & LIARS)} with --validators 1: the only validator would be the liar; use 2 or more"
         )
-    if alone and options.suite == "together":
-        raise ConfigError(f"--attack {min(alone)} is not in the suite together: who judges is a fact about a whole run")
+    if wanted & ALONE and options.suite == "together":
+        raise ConfigError(
+            f"--attack {min(wanted & ALONE)} is not in the suite together: it makes a whole run what it is"
+        )

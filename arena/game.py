@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from arena.agree import Statements, pooled
-from arena.attacks import Attack
+from arena.attack import Attack
 from arena.players import Honest, Lesson, Past, Player, Sending, View
 from arena.policies import POLICIES, Policy, Round
 from arena.problem import Text, Theta, sequence_losses, train, zero_theta
@@ -196,6 +196,7 @@ class Game:
             self.theta,
             digest,
             self.past[-KNOWN_ROUNDS:],
+            self.judges[self.validators[0]].book,
         )
         players = list(self._players())
         self.text.keep([page for player in players for peer in player.hotkeys for page in view.pages(peer)])
@@ -210,7 +211,7 @@ class Game:
                 shown = replace(view, open=known)
             sendings |= player.send(shown, trained[player.name])
         whole = self.spec.inner.steps * self.spec.inner.sequences
-        work = {name: sum(len(each.sequences) for each in given) / whole for name, given in lessons.items()}
+        work = {name: sum(each.cost for each in given) / whole for name, given in lessons.items()}
         return sendings, work
 
     def _gather(self, number: int, sendings: Mapping[PeerId, Sending], uids: Mapping[PeerId, Uid]) -> list[Gathered]:
@@ -319,11 +320,12 @@ def _seats(scenario: Scenario) -> tuple[dict[int, Player], dict[str, str]]:
     """Players by their first seat, and the attackers' kinds by name."""
     players: list[Player] = []
     attackers: dict[str, str] = {}
-    left = int(scenario.hotkeys * scenario.share) if scenario.attacks else 0
+    share = next((attack.share for attack in scenario.attacks if attack.share is not None), scenario.share)
+    left = int(scenario.hotkeys * share) if scenario.attacks else 0
     for place, attack in enumerate(scenario.attacks):
-        share = left // (len(scenario.attacks) - place)
-        slots = max(1, share) if attack.crowd else attack.slots
-        for index in range(1 if attack.crowd else max(1, share // slots)):
+        theirs = left // (len(scenario.attacks) - place)
+        slots = max(1, theirs) if attack.crowd else attack.slots
+        for index in range(1 if attack.crowd else max(1, theirs // slots)):
             name = f"{attack.kind} {index}"
             players.append(attack(name, scenario.seed, slots))
             attackers[name] = attack.kind
@@ -339,14 +341,14 @@ def _seats(scenario: Scenario) -> tuple[dict[int, Player], dict[str, str]]:
 def _trained(lessons: Sequence[Lesson], rate: float) -> list[Theta]:
     """Ends of all lessons, in order."""
     ends: list[Theta] = [{}] * len(lessons)
-    alike: dict[tuple[int, int], list[int]] = {}
+    alike: dict[tuple[int, int, float, str], list[int]] = {}
     for place, each in enumerate(lessons):
-        alike.setdefault((len(each.sequences), each.steps), []).append(place)
-    for (_, steps), places in sorted(alike.items()):
+        alike.setdefault((len(each.sequences), each.steps, each.rate, each.frozen), []).append(place)
+    for (_, steps, share, frozen), places in sorted(alike.items()):
         for first in range(0, len(places), TOGETHER):
             group = places[first : first + TOGETHER]
             sequences = torch.stack([lessons[place].sequences for place in group])
-            found = train([lessons[place].start for place in group], sequences, steps, rate)
+            found = train([lessons[place].start for place in group], sequences, steps, share * rate, frozen)
             for place, end in zip(group, found, strict=True):
                 ends[place] = end
     return ends

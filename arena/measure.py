@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil, inf, sqrt
 from statistics import fmean, median, pstdev
 
-from arena.attacks import Attack, Expected
+from arena.attack import Attack, Expected
 from arena.game import RoundLog, Story
 from protocol.types import PeerId, Standing
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from arena.attacks import ATTACKS
 from arena.game import Scenario
+from arena.kinds import ALONE
 from arena.report import HEADINGS, RIGHT, WIDTH, cells, draw, markdown, summary
 from arena.suite import SUITES, Table
 
@@ -25,9 +26,10 @@ def play(options: argparse.Namespace, folder: Path) -> int:
     played = 0
     with console.status(Text("starting")) as status:
         torch.set_num_threads(1)
-        # A validator lies only where there are others, and only in a run of its own.
-        liars_too = options.suite == "standard" and options.validators > 1
-        possible = [attack for attack in ATTACKS if liars_too or attack.validator == "honest"]
+        # A validator lies only where there are others.
+        possible = [attack for attack in ATTACKS if options.validators > 1 or attack.validator == "honest"]
+        if options.suite == "together":
+            possible = [attack for attack in possible if attack.kind not in ALONE]
         wanted = [attack for attack in possible if not options.attack or attack.kind in options.attack]
         policies = [options.policy] if options.policy else ["ours", "published"]
         num_runs = len(policies) * options.seeds * (1 + (len(wanted) if options.suite == "standard" else 1))

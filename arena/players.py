@@ -13,6 +13,7 @@ from torch import Tensor
 
 from arena.problem import Text, Theta
 from arena.stage import named
+from gauntlet.book import ScoreBook
 from protocol.assignment import Draw, assigned
 from protocol.spec import RunSpec
 from protocol.types import Digest, Page, PeerId
@@ -35,8 +36,9 @@ class Past:
 
 @dataclass(frozen=True)
 class View:
-    """What a player sees in a round. `past`: earlier rounds, the last one at the end. `open`: what the others send in
-    this round, None where it is sealed; only players that wait see it."""
+    """What a player sees in a round. `past`: earlier rounds, the last one at the end. `book`: a validator's, which its
+    reports make public; empty where it keeps none. `open`: what the others send in this round, None where it is sealed;
+    only players that wait see it."""
 
     round: int
     spec: RunSpec
@@ -46,6 +48,7 @@ class View:
     theta: Theta
     digest: Digest
     past: Sequence[Past]
+    book: ScoreBook
     open: Mapping[PeerId, Update] | None = None
 
     def pages(self, peer: PeerId) -> tuple[Page, ...]:
@@ -72,11 +75,21 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """Training on `sequences` (int64 [sequences, context]) from `start`, in `steps` equal batches."""
+    """Training on `sequences` (int64 [sequences, context]) from `start`, in `steps` equal batches, at so many times the
+    usual learning rate. `frozen`: the name of a tensor that is not trained."""
 
     start: Theta
     sequences: Tensor
     steps: int
+    rate: float = 1.0
+    frozen: str = ""
+
+    @property
+    def cost(self) -> float:
+        """In sequences trained as usual. A third of a step is for the weights' gradients, of which a frozen tensor
+        needs none."""
+        saved = self.start[self.frozen].numel() / sum(map(Tensor.numel, self.start.values())) if self.frozen else 0.0
+        return len(self.sequences) * (1.0 - saved / 3)
 
 
 @dataclass(frozen=True, slots=True)

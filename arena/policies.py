@@ -55,9 +55,10 @@ class Round:
 
 
 class Policy(Protocol):
-    """`sealed`: nobody sees this round's payloads before everybody has committed."""
+    """`sealed`: nobody sees this round's payloads before everybody has committed. `book`: what its reports show."""
 
     sealed: bool
+    book: ScoreBook
 
     def check(self, round: Round) -> Checked:
         """Who passes. Every validator finds the same."""
@@ -165,6 +166,7 @@ class Published:
 
     sealed = False
     scores: dict[PeerId, _Score] = field(default_factory=dict)
+    book: ScoreBook = field(default_factory=ScoreBook)
 
     def check(self, round: Round) -> Checked:
         passed: dict[PeerId, Submission] = {}

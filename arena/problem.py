@@ -123,9 +123,10 @@ def sequence_losses(theta: Mapping[str, Tensor], sequences: Tensor) -> Tensor:
     return logits.exp_().sum(1).log_().sub_(picked).view(len(sequences), -1).mean(1)
 
 
-def train(starts: Sequence[Theta], lessons: Tensor, steps: int, rate: float) -> list[Theta]:
+def train(starts: Sequence[Theta], lessons: Tensor, steps: int, rate: float, frozen: str = "") -> list[Theta]:
     """`steps` steps of gradient descent for every peer at once: `lessons` int64 [peers, sequences, CONTEXT], taken in
-    order in `steps` equal batches. New thetas; a peer's does not depend on who else is in the batch."""
+    order in `steps` equal batches; the tensor named `frozen` stays. New thetas; a peer's does not depend on who else is
+    in the batch."""
     peers, count, _ = lessons.shape
     theta = {name: torch.stack([start[name] for start in starts]) for name in starts[0]}
     first, second = (theta[name].view(-1, VOCABULARY) for name in ("lag1.weight", "lag2.weight"))
@@ -138,8 +139,9 @@ def train(starts: Sequence[Theta], lessons: Tensor, steps: int, rate: float) -> 
         error = logits.softmax(-1).view(-1, VOCABULARY)
         error.scatter_add_(1, target, torch.full_like(target, -1.0, dtype=torch.float32))
         error.mul_(-rate / each)
-        first.index_add_(0, one, error)
-        second.index_add_(0, two, error)
+        for name, table, rows in (("lag1.weight", first, one), ("lag2.weight", second, two)):
+            if name != frozen:
+                table.index_add_(0, rows, error)
         theta["bias.weight"].add_(error.view(peers, each, VOCABULARY).sum(1))
     return [{name: values[index] for name, values in theta.items()} for index in range(peers)]
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from arena.attacks import Expected
+from arena.attack import Expected
 from arena.measure import Row
 from arena.suite import Table
 

@@ -16,9 +16,10 @@ only 1 - B of theta - guess at once, the rest at the end. --void N: every N-th r
 peer takes its update back. --join N: in round N another peer begins, from theta, with neither error feedback nor
 moments nor a guess of its own.
 
---table: mean loss of the last rounds of every line of --rows, and how much more than the synchronous line of the same
-seed at that side's best rate. --plan: by the phases of `murmur plan`, the share of the inner steps after which theta
-would be there, and the utilization, synchronous and overlapped.
+--table: mean loss of the last rounds of every line of --rows, how much more that is than the synchronous line of the
+same seed has at that side's best rate, and after how many rounds that one had come so far. --plan: by the phases of
+`murmur plan`, the share of the inner steps after which theta would be there, and the utilization, synchronous and
+overlapped.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, get_args
@@ -173,13 +175,26 @@ def settled(line: Line) -> float:
     return fmean(line["losses"][-LAST:])
 
 
+def worth(line: Line, loss: float) -> float:
+    """After how many rounds the mean of `line`'s last ones was down to `loss`, between rounds by a straight line."""
+    means = [fmean(line["losses"][end - LAST : end]) for end in range(LAST, len(line["losses"]) + 1)]
+    for at, (above, below) in enumerate(pairwise(means), LAST):
+        if above >= loss >= below and above > below:
+            return at + (above - loss) / (above - below)
+    return float("nan")
+
+
 def table(lines: Iterable[Line]) -> list[str]:
     """Markdown: a row for every case, with each seed's loss and its excess over the synchronous line of the same seed,
-    optimizer, rounds and troubles, at the rate at which that is best over the seeds that both have."""
+    optimizer, rounds and troubles, at the rate at which that is best over the seeds that both have; and after how many
+    rounds that had the loss."""
     groups: dict[str, dict[int, Line]] = {}
     for line in lines:
         groups.setdefault(json.dumps(line["case"], sort_keys=True), {})[line["seed"]] = line
-    rows = ["| model, rounds | changes | delay, guess | seeds: loss | over synchronous, % | mean |", "|" + "---|" * 6]
+    rows = [
+        "| model, rounds | changes | delay, guess | seeds: loss | over synchronous, % | mean | worth rounds |",
+        "|" + "---|" * 7,
+    ]
     for key, group in sorted(groups.items()):
         case = json.loads(key)
         against = [
@@ -188,14 +203,18 @@ def table(lines: Iterable[Line]) -> list[str]:
             if _comparable(json.loads(name), case) and group.keys() <= other.keys()
         ]
         best = min(against, key=lambda other: fmean(settled(other[seed]) for seed in group), default=None)
-        excess = [100 * (settled(line) / settled(best[seed]) - 1) for seed, line in group.items()] if best else []
+        excess = (
+            [100 * (settled(line) / settled(best[seed]) - 1) for seed, line in sorted(group.items())] if best else []
+        )
         told = f"{case['delay']}, {case['guess']}" if case["delay"] else "synchronous"
         troubles = "".join(f", {name} {case[name]}" for name in ("blend", "void", "join") if case[name])
         rows.append(
             f"| {case['model']}, {case['rounds']}{troubles} | {json.dumps(case['changes'])} | {told} | "
             + " ".join(f"{seed}: {settled(line):.3f}" for seed, line in sorted(group.items()))
             + f" | {' '.join(f'{value:+.1f}' for value in excess)} | "
-            + (f"{fmean(excess):+.1f} |" if excess else "|")
+            + (f"{fmean(excess):+.1f} | " if excess else "| ")
+            + " ".join(f"{worth(best[seed], settled(line)):.1f}" for seed, line in sorted(group.items()) if best)
+            + " |"
         )
     return rows
 

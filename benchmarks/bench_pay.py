@@ -188,7 +188,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--full", type=int, default=0, help="full workers of a network (default: NETWORKS)")
     parser.add_argument("--set", action="append", default=[], metavar="TABLE.FIELD=JSON", help="change the preset")
     parser.add_argument("--index-power", type=float, default=0.0, help="miners choose values by |acc| g^POWER")
-    parser.add_argument("--muon-everywhere", action="store_true", help="miners train every matrix by Muon")
     parser.add_argument(
         "--rules", action="store_true", help="keep scores by other rules too (benchmarks/score_rules.py)"
     )
@@ -196,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    rule, changes = Rule(options.index_power, options.muon_everywhere), changes_of(options.set)
+    rule, changes = Rule(options.index_power), changes_of(options.set)
     plans = [
         Plan(options.model, network, options.full, options.rounds, changes, rule, options.rules)
         for network in options.population

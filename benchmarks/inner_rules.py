@@ -2,7 +2,7 @@
 tokens and equal bytes; honest peers only, all of them applied, the real codec and outer step.
 
     python benchmarks/inner_rules.py --seeds 3 --rounds 24 --index-power 0.5
-    python benchmarks/inner_rules.py --set inner.optimizer='"muon"' --muon-everywhere
+    python benchmarks/inner_rules.py --set inner.optimizer='"muon"' --set inner.peak_lr=0.012
 
 Prints a JSON line a seed.
 """
@@ -62,10 +62,9 @@ def main() -> None:
     parser.add_argument("--full", type=int, default=4, help="peers (default %(default)s)")
     parser.add_argument("--set", action="append", default=[], metavar="TABLE.FIELD=JSON", help="change the preset")
     parser.add_argument("--index-power", type=float, default=0.0, help="values are chosen by |acc| g^POWER")
-    parser.add_argument("--muon-everywhere", action="store_true", help="Muon trains every matrix")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rule, changes = Rule(options.index_power, options.muon_everywhere), changes_of(options.set)
+    rule, changes = Rule(options.index_power), changes_of(options.set)
     plan = Plan(options.model, "equal", options.full, options.rounds, changes, rule)
     shards = Shards.open(text_data(lambda line: None))
     for seed in range(options.first_seed, options.first_seed + options.seeds):

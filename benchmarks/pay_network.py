@@ -38,14 +38,16 @@ MODELS: dict[str, Changes] = {
     "local": {},
     "larger": {
         "model": {"layers": 4, "width": 256, "heads": 4, "kv_heads": 2, "ffn": 768},
-        "inner": {"peak_lr": 2e-3, "final_lr": 2e-4},
+        "inner": {"peak_lr": 4e-3, "final_lr": 4e-4},
     },
 }
 NETWORKS: dict[str, tuple[int, tuple[str, ...]]] = {
     "equal": (8, ()),
     "split": (6, ("split_in_two", "half_work")),
+    "batch": (6, ("split_batch", "half_batch")),
     "more": (6, ("double_steps", "double_batch")),
     "shaped": (6, ("half_rate", "double_rate", "index_by_gradient", "inflate_1_25", "deflate_0_85")),
+    "leavers": (6, ("adamw", "adamw_half_work")),
     "cheats": (6, ("copier_39", "on_off", "thin_margin", "frozen_layers")),
     "swarm_80": (4, ("swarm_80",)),
     "study": (4, ("half_work", "double_steps", "half_rate")),

@@ -1,5 +1,5 @@
-"""What a miner may choose for itself, as benchmarks/bench_pay.py tries it: which values it sends, and which parameters
-Muon trains. The wire format and everybody else's part stay as they are.
+"""What a miner may choose for itself, as benchmarks/bench_pay.py tries it: which values it sends. The wire format and
+everybody else's part stay as they are.
 """
 
 from collections.abc import Mapping
@@ -12,8 +12,6 @@ from torch import Tensor
 from protocol.layout import Layout
 from sparseloco.feedback import accumulate
 from sparseloco.topk import blocks, slabs, top_k, write_blocks
-from training.optimizer import MuonAndAdamW
-from training.parallel import Ranks
 from training.replica import Replica
 from training.trainer import Trainer
 
@@ -21,10 +19,9 @@ from training.trainer import Trainer
 @dataclass(frozen=True)
 class Rule:
     """`index_power`: values are chosen by |acc| * g^index_power, g the square root of Adam's second moment or the size
-    of Muon's momentum (0: by size alone). `muon_everywhere`: Muon also trains embedding and head."""
+    of Muon's momentum (0: by size alone)."""
 
     index_power: float = 0.0
-    muon_everywhere: bool = False
 
 
 def chosen_by(acc: Tensor, weight: Tensor, layout: Layout, name: str) -> Tensor:
@@ -43,11 +40,6 @@ class RuledTrainer(Trainer):
     """A trainer by a rule, on one rank of a CPU."""
 
     rule = Rule()
-
-    def __init__(self, ranks: Ranks, *, spec: str) -> None:
-        super().__init__(ranks, spec=spec)
-        if self.rule.muon_everywhere:
-            self._optimizer = muon_everywhere(self._parameters, self.spec.inner.peak_lr, self.spec.inner.weight_decay)
 
     def _compress(
         self,
@@ -76,14 +68,6 @@ class RuledTrainer(Trainer):
         size = state["exp_avg_sq"].sqrt() if "exp_avg_sq" in state else state["momentum_buffer"].abs()
         found: Tensor = size**self.rule.index_power
         return found
-
-
-def muon_everywhere(parameters: Mapping[str, Tensor], rate: float, weight_decay: float) -> torch.optim.Optimizer:
-    """Muon for every matrix, AdamW for the gains."""
-    matrices = [parameter for parameter in parameters.values() if parameter.dim() == 2]
-    rest = [parameter for parameter in parameters.values() if parameter.dim() != 2]
-    muon = torch.optim.Muon(matrices, lr=rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-    return MuonAndAdamW(muon, torch.optim.AdamW(rest, lr=rate, weight_decay=weight_decay))
 
 
 @cache

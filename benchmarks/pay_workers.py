@@ -135,6 +135,21 @@ class HalfWork(Worker):
     kind, steps = "half_work", 0.5
 
 
+class HalfBatch(Worker):
+    """All steps, each on half of its sequences."""
+
+    kind, batch = "half_batch", 0.5
+
+    def lesson(self, view: View, peer: PeerId) -> Tensor:
+        return super().lesson(view, peer)[::2]
+
+
+class SplitBatch(HalfBatch):
+    """The sequences of one, shared by two hotkeys: each takes every step, on half of the sequences of its own pages."""
+
+    kind, slots = "split_batch", 2
+
+
 class DoubleSteps(Worker):
     """Goes through its pages twice."""
 
@@ -155,6 +170,20 @@ class DoubleBatch(Worker):
 
 class HalfRate(Worker):
     kind, rate = "half_rate", 0.5
+
+
+class Adam(Worker):
+    """Trains by AdamW where the others train by Muon, at the rate at which that is best: half of theirs."""
+
+    kind, rate = "adamw", 0.5
+
+    def __init__(self, name: str, seed: int, spec: RunSpec, theta: Mapping[str, Tensor], rule: Rule) -> None:
+        inner = spec.inner.model_copy(update={"optimizer": "adamw"})
+        super().__init__(name, seed, spec.model_copy(update={"inner": inner}), theta, rule)
+
+
+class HalfAdam(Adam):
+    kind, steps = "adamw_half_work", 0.5
 
 
 class DoubleRate(Worker):
@@ -247,9 +276,13 @@ WORKERS: dict[str, type[Worker]] = {
         Full,
         SplitInTwo,
         HalfWork,
+        HalfBatch,
+        SplitBatch,
         DoubleSteps,
         DoubleBatch,
         HalfRate,
+        Adam,
+        HalfAdam,
         DoubleRate,
         ByGradient,
         Inflate,

@@ -75,7 +75,20 @@ def audit(facts: Facts, claim: Claim) -> list[Finding]:
     """Everything in a report that does not simply agree, in the order of the round. [] when all was checked and
     agrees."""
     again = Replay(facts, claim)
-    steps = (_hotkeys, _checks, _ranks, _record, _sample, _scores, _before, _observed, _after, _pay, _numbers)
+    steps = (
+        _hotkeys,
+        _checks,
+        _ranks,
+        _record,
+        _sample,
+        _scores,
+        _before,
+        _observed,
+        _after,
+        _unstated,
+        _pay,
+        _numbers,
+    )
     return [finding for step in steps for finding in step(again)]
 
 
@@ -331,6 +344,21 @@ def _pay(again: Replay) -> Iterator[Finding]:
         yield _unchecked(Topic.WEIGHTS, f"the weights of block {paid.set_in}: {again.claim.row}")
     else:
         yield from _on_chain(again, shares, paid.set_in, again.claim.row)
+
+
+def _unstated(again: Replay) -> Iterator[Finding]:
+    """Every set of its weights that the chain took by the block of this pay is one that its last report states: weights
+    that a validator has from elsewhere, while its reports say that it set none, follow from no evaluation."""
+    facts, last = again.facts, again.claim.last
+    me = next((peer for peer in again.claim.paid or () if peer.id == again.claim.validator), None)
+    if me is None:
+        return
+    if last is not None and last.paid.block < me.last_update != last.paid.set_in:
+        text = f"weights were set in block {me.last_update}, and its report of round {last.round} does not say so"
+        yield _differs(Topic.WEIGHTS, text)
+    elif last is None and facts.round and me.last_update > facts.run.clock.reveal_by(facts.round - 1):
+        text = f"weights were set in block {me.last_update}, and its report of the round before is not to be had"
+        yield _unchecked(Topic.WEIGHTS, text)
 
 
 def _on_chain(again: Replay, shares: Mapping[Uid, float], set_in: int, row: OnChain) -> Iterator[Finding]:

@@ -92,6 +92,7 @@ class Claim:
     sketches: tuple[Sketch, ...] = ()
     paid: Sequence[Peer] | None = None
     row: Row | str = ""
+    last: Report | None = None
 
 
 def compared(report: Report, spec: GauntletSpec) -> tuple[Remembered, ...]:

@@ -28,6 +28,7 @@ from protocol.spec import ModelSpec, RunSpec
 from sparseloco import ops
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
+from training.dealing import muon_flops
 from training.inner import autocast
 from training.model import Transformer, initialise
 from training.optimizer import make_optimizer
@@ -196,8 +197,8 @@ def _added(update: Update, several: float, single: float) -> float:
 
 
 def _trained(spec: RunSpec, device: torch.device, tell: Tell) -> float | None:
-    """Model FLOP/s that one device sustains in inner steps of `spec`, the optimizer's share included; None where not
-    even one layer fits."""
+    """FLOP/s that one device sustains in inner steps of `spec`, the optimizer's share included; None where not even one
+    layer fits."""
     fitting = TRIAL_PARAMETERS
     if device.type == "cuda":
         fitting = torch.cuda.get_device_properties(device).total_memory // 2 // TRAINED_BYTES
@@ -228,8 +229,10 @@ def _trained(spec: RunSpec, device: torch.device, tell: Tell) -> float | None:
 
     stepped = _seconds(step)
     whole = spec.inner.sequences * spec.model.context * flops_per_token(spec.model)
+    muons, tried = muon_flops(spec.model, spec.inner, 1), muon_flops(model, spec.inner, 1)
     trained = sum(parameter.numel() for parameter in module.parameters())
-    return whole / (whole * passed / flops + stepped * spec.layout.num_parameters / trained)
+    steps = stepped * (muons / tried if tried else spec.layout.num_parameters / trained)
+    return (whole + muons) / (whole * passed / flops + steps)
 
 
 def cut(model: ModelSpec, fitting: int) -> ModelSpec | None:

@@ -79,7 +79,8 @@ def _size(plan: Plan) -> Iterator[str]:
         f"one round      {duration(plan.round_seconds)}: {spec.inner.steps} inner steps x {spec.inner.sequences} "
         f"sequences x {model.context:,} tokens"
     )
-    yield f"               = {plan.tokens:,} tokens and {plan.flops:.3g} FLOPs a peer"
+    muons = f", and {plan.optimizer_flops / plan.flops:.1%} more for Muon" if plan.optimizer_flops else ""
+    yield f"               = {plan.tokens:,} tokens and {plan.flops:.3g} FLOPs a peer{muons}"
     yield f"payload        {plan.payload_bytes:,} bytes, {dense:.1f} times smaller than dense fp32"
 
 

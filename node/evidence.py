@@ -292,7 +292,8 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
         return Audited(validator, None, (Finding(Topic.REPORT, Verdict.DIFFERS, f"is malformed: {fault}"),))
     except MurmurError as fault:
         text = f"no report of round {facts.round} is to be had: {fault}"
-        return Audited(validator, None, (Finding(Topic.REPORT, Verdict.UNCHECKED, text),))
+        unshown = _weights_without_report(facts, archive.doors, validator)
+        return Audited(validator, None, (Finding(Topic.REPORT, Verdict.UNCHECKED, text), *unshown))
     earlier = _report(archive, validator, report.before.round)
     # A book that goes on from an older round: was there a report since then that it should have gone on from?
     since = max(report.before.round + 1, facts.round - LOOK_BACK_ROUNDS)
@@ -306,8 +307,23 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
         next(skipped, None),
         archive.sketches(compared(report, facts.spec.gauntlet), Sample(facts.spec.layout, facts.commit_hash)),
         *_paid(facts, archive.doors, validator, report),
+        _report(archive, validator, facts.round - 1),
     )
     return Audited(validator, report, tuple(audit(facts, claim)))
+
+
+def _weights_without_report(facts: Facts, doors: Doors, validator: PeerId) -> Iterator[Finding]:
+    """What the chain shows of a validator that does not say what its weights follow from: whether it set any between
+    this round's evaluation and the next one's."""
+    clock = facts.run.clock
+    by = min(facts.height, clock.reveal_by(facts.round + 1))
+    try:
+        me = next((peer for peer in doors.chain.peers(by) if peer.id == validator), None)
+    except ChainError:
+        return
+    if me is not None and me.last_update > clock.reveal_by(facts.round):
+        text = f"weights were set in block {me.last_update}, and nothing shows what they follow from"
+        yield Finding(Topic.WEIGHTS, Verdict.UNCHECKED, text)
 
 
 def _report(archive: Archive, validator: PeerId, round: int) -> Report | None:

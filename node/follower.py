@@ -110,7 +110,7 @@ class Follower:
     def following(self, block: int) -> Iterator[Callable[[], bool]]:
         """Follow the chain beside what is done inside, in a thread of its own. Yields what says whether `block` is
         known to be final; it never waits or raises: a chain that does not answer has made nothing final."""
-        final, left, pause = False, False, self.run.first.clock.block_seconds
+        final, left, pause = False, False, max(STALL_SECONDS, self.run.first.clock.block_seconds)
 
         def follow() -> None:
             nonlocal final

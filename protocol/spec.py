@@ -117,8 +117,8 @@ class CompressionSpec(Table):
 class InnerSpec(Table):
     """The H inner steps of a round, and the learning rate over the run's inner steps (training/schedule.py).
 
-    `optimizer` is AdamW, or Muon for the layers' matrices and AdamW for the rest, with one learning rate and weight
-    decay. It stays for the whole run.
+    `optimizer` is AdamW, or Muon for every matrix, embedding and head included, and AdamW for the gains, with one
+    learning rate and weight decay. It stays for the whole run.
 
     The schedule counts inner steps of non-void rounds, from `start_step` on: an amendment that sets it begins another
     schedule. It stands still for `flat_steps` at its own step `flat_from`; where that is `warmup_steps`, it is a

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.spec import ModelSpec, RunSpec
+from training.dealing import muon_bytes
 from training.sizes import BF16, FP32, LOGITS_PER_CHUNK, Recompute, Sizes, layer_parameters
 
 Role = Literal["miner", "validator"]
@@ -31,8 +32,9 @@ PLACE_BYTES = 8
 CPU_BYTES = 4 << 30
 """Activations and logits that a CPU may hold at once."""
 
-STEP_PARTS = ("weights_in_use", "gradients_in_use", "activations", "logits")
-"""What an inner step holds for a moment, beyond the shards."""
+MICRO_PARTS = ("weights_in_use", "gradients_in_use", "activations", "logits")
+STEP_PARTS = (*MICRO_PARTS, "orthogonalised")
+"""What a micro-batch, and an inner step, hold for a moment beyond the shards."""
 
 
 def kept_layer_bytes(model: ModelSpec, recompute: Recompute) -> int:
@@ -68,12 +70,12 @@ def memory_parts(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Reco
     once."""
     sizes = Sizes(spec)
     shard, state = _shared(sizes.model, gpus), _shared(sizes.optimizer, gpus)
-    moments = step_moments(spec.model, gpus, micro_sequences, recompute).values()
+    moments = step_moments(spec, gpus, micro_sequences, recompute).values()
     on_gpu = {
         "parameters": (shard, shard),
         "gradients": (shard, 0),
         "adam_moments": (state, state),
-        **{name: (max(moment[name] for moment in moments), 0) for name in STEP_PARTS},
+        **{name: (max(moment.get(name, 0) for moment in moments), 0) for name in STEP_PARTS},
         "slabs": (0, min(5 * SLAB_BYTES, 5 * shard)),
     }
     host = host_moments(spec, "miner", ranks=gpus)
@@ -92,7 +94,7 @@ def memory_parts(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Reco
 def memory_total(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> Part:
     """Memory of all parts at its fullest moment: parts peak at different ones."""
     parts = memory_parts(spec, gpus, micro_sequences, recompute)
-    moments = step_moments(spec.model, gpus, micro_sequences, recompute).values()
+    moments = step_moments(spec, gpus, micro_sequences, recompute).values()
     fullest = max(sum(moment.values()) for moment in moments)
     host = {moment: sum(held.values()) for moment, held in host_moments(spec, "miner", ranks=gpus).items()}
     computing = host.pop(COMPUTING)
@@ -110,9 +112,18 @@ def _shared(num_bytes: int, gpus: int) -> int:
 
 
 def step_moments(
+    spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full"
+) -> dict[str, dict[str, int]]:
+    """Bytes on one GPU beyond the shards, by part, at the moments of an inner step at which memory peaks."""
+    return micro_moments(spec.model, gpus, micro_sequences, recompute) | {
+        "optimizer step": {"orthogonalised": muon_bytes(spec.model, spec.inner)}
+    }
+
+
+def micro_moments(
     model: ModelSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full"
 ) -> dict[str, dict[str, int]]:
-    """Bytes on one GPU beyond the shards, by part, at the moments of a micro-batch at which memory peaks.
+    """The same of a micro-batch.
 
     Sharded (gpus > 1): weights are gathered in bf16, those of embedding and head for the whole step, layers one by one
     with the next fetched ahead; gradients are bf16, then an fp32 buffer that is reduced. On one GPU autocast keeps
@@ -153,12 +164,12 @@ def step_moments(
             "gradient of the embedding": (gathered, low * (3 if tied else 2), residual, 0),
             "reduction": (0, (BF16 + FP32) * tables, 0, 0),
         }
-    return {moment: dict(zip(STEP_PARTS, taken, strict=True)) for moment, taken in moments.items()}
+    return {moment: dict(zip(MICRO_PARTS, taken, strict=True)) for moment, taken in moments.items()}
 
 
 def cpu_activations(model: ModelSpec, sequences: int) -> int:
     """Activations and logits of so many sequences at once on a CPU: in fp32 at most twice what is counted in bf16."""
-    moments = step_moments(model, 1, sequences, "none").values()
+    moments = micro_moments(model, 1, sequences, "none").values()
     return 2 * max(moment["activations"] + moment["logits"] for moment in moments)
 
 

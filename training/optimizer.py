@@ -1,8 +1,7 @@
-"""The inner optimizer: AdamW, or Muon for the layers' matrices with AdamW for the rest; its state as named tensors.
+"""The inner optimizer: AdamW, or Muon for every matrix with AdamW for the gains; its state as named tensors.
 
 Works on whole parameters and on parameters sharded by FSDP2: state is then sharded like its parameter, and what is
-saved and loaded is this rank's own part. Sources: AdamW (arXiv 1711.05101); Muon as scaled for AdamW's learning rate
-and weight decay (arXiv 2502.16982).
+saved and loaded is this rank's own part. Sources: AdamW (arXiv 1711.05101); Muon: training/muon.py.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +12,8 @@ from torch import Tensor
 from protocol.errors import CheckpointCorrupt
 from protocol.spec import InnerSpec, ModelSpec
 from training.model import Transformer
-from training.parallel import local
+from training.muon import Muon
+from training.parallel import ALONE, Ranks, local
 
 FIRST, SECOND = "adam.first/", "adam.second/"
 MOMENTUM = "muon.momentum/"
@@ -22,7 +22,7 @@ MOMENTUM = "muon.momentum/"
 class MuonAndAdamW(torch.optim.Optimizer):
     """Two optimizers over disjoint parameters that look like one: they share groups and state."""
 
-    def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW) -> None:
+    def __init__(self, muon: Muon, adamw: torch.optim.AdamW) -> None:
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
         self._parts = (muon, adamw)
         for part in self._parts:
@@ -32,20 +32,21 @@ class MuonAndAdamW(torch.optim.Optimizer):
         """One step of both. `closure` is torch's and not supported."""
         assert closure is None
         for part in self._parts:
-            part.step()  # type: ignore[no-untyped-call]
+            part.step()
 
 
-def make_optimizer(model: Transformer, spec: InnerSpec) -> torch.optim.Optimizer:
-    """The optimizer of `spec` over all parameters, gains included (as in the published runs).
+def make_optimizer(model: Transformer, spec: InnerSpec, ranks: Ranks = ALONE) -> torch.optim.Optimizer:
+    """The optimizer of `spec` over all parameters, gains included (as in the published runs). `ranks`: those among
+    which `model` is sharded.
 
-    AdamW is one fused call a step. Muon takes the matrices of the layers, never embedding or head, whose rows are
-    looked up, not multiplied through.
+    AdamW is one fused call a step. Muon takes every matrix, embedding and head included: under AdamW the rows of an
+    embedding move at full speed however small their gradients are, and the more steps a miner takes, the more of what
+    it may send goes to rows that hardly matter (docs/decisions/0049-muon-on-every-matrix.md).
     """
-    parameters = sorted(model.named_parameters())
-    matrices = [parameter for name, parameter in parameters if spec.optimizer == "muon" and _is_matrix(name, parameter)]
-    taken = {id(parameter) for parameter in matrices}
+    parameters = [parameter for _, parameter in sorted(model.named_parameters())]
+    matrices = [parameter for parameter in parameters if spec.optimizer == "muon" and parameter.dim() == 2]
     adamw = torch.optim.AdamW(
-        [parameter for _, parameter in parameters if id(parameter) not in taken],
+        [parameter for parameter in parameters if parameter.dim() != 2 or not matrices],
         lr=spec.peak_lr,
         betas=(spec.beta1, spec.beta2),
         eps=spec.epsilon,
@@ -54,8 +55,7 @@ def make_optimizer(model: Transformer, spec: InnerSpec) -> torch.optim.Optimizer
     )
     if not matrices:
         return adamw
-    muon = torch.optim.Muon(matrices, lr=spec.peak_lr, weight_decay=spec.weight_decay, adjust_lr_fn="match_rms_adamw")
-    return MuonAndAdamW(muon, adamw)
+    return MuonAndAdamW(Muon(matrices, ranks, lr=spec.peak_lr, weight_decay=spec.weight_decay), adamw)
 
 
 def set_constants(optimizer: torch.optim.Optimizer, spec: InnerSpec, lr: float) -> None:
@@ -110,7 +110,7 @@ def state_shapes(model: ModelSpec, spec: InnerSpec) -> dict[str, tuple[int, ...]
     """Names and shapes of what `store_adam_state` fills when nothing is sharded."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in model.shapes().items():
-        muons = spec.optimizer == "muon" and _is_matrix(name, shape)
+        muons = spec.optimizer == "muon" and len(shape) == 2
         shapes |= {prefix + name: shape for prefix in (_MUON if muons else _ADAMW)}
     return shapes
 
@@ -119,15 +119,10 @@ _ADAMW = {FIRST: "exp_avg", SECOND: "exp_avg_sq"}
 _MUON = {MOMENTUM: "momentum_buffer"}
 
 
-def _is_matrix(name: str, of: Tensor | tuple[int, ...]) -> bool:
-    """Of a layer, with rows and columns."""
-    return name.startswith("layers.") and len(of if isinstance(of, tuple) else of.shape) == 2
-
-
 def _kept(
     parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[str, Tensor, Mapping[str, str]]]:
     """Each parameter by name, with what is kept of it: prefix of the saved name -> torch's key."""
-    muons = {id(parameter) for group in optimizer.param_groups if "ns_steps" in group for parameter in group["params"]}
+    muons = {id(parameter) for group in optimizer.param_groups if "betas" not in group for parameter in group["params"]}
     for name, parameter in parameters.items():
         yield name, parameter, _MUON if id(parameter) in muons else _ADAMW

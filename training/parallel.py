@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
@@ -62,10 +62,11 @@ class Ranks:
         self.in_step = True
         """First rank: no call is under way, nor was one broken off. After that the others do not know what is next."""
 
-    def rows(self, total: int) -> slice:
-        """This rank's rows of a tensor of `total` rows, as torch.chunk cuts: the last ranks may have fewer or none."""
-        each = -(-total // self.size)
-        return slice(min(total, self.index * each), min(total, (self.index + 1) * each))
+    def rows(self, total: int, index: int | None = None) -> slice:
+        """This rank's rows of a tensor of `total` rows, or another one's, as torch.chunk cuts: the last ranks may have
+        fewer or none."""
+        each, index = -(-total // self.size), self.index if index is None else index
+        return slice(min(total, index * each), min(total, (index + 1) * each))
 
     def gathered(self, total: int) -> slice:
         """Rows of what one rank handles whole: all of them on that rank, none on the others."""
@@ -99,6 +100,18 @@ class Ranks:
         """After evaluation: give up the whole weights that the last call gathered. The next call gathers them anew."""
         if self.size > 1:
             cast(Any, model).reshard()
+
+    def exchange(self, given: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[torch.Size]]) -> list[list[Tensor]]:
+        """Give the tensors given[r] to rank r and get those of shapes[r] from it, all in bf16 on this rank's device."""
+        if self.size == 1:
+            return [list(given[0])]
+        nothing = torch.empty(0, dtype=torch.bfloat16, device=self.device)
+        sent = torch.cat([nothing, *(tensor.reshape(-1) for theirs in given for tensor in theirs)])
+        counts = [sum(shape.numel() for shape in theirs) for theirs in shapes]
+        got = sent.new_empty(sum(counts))
+        dist.all_to_all_single(got, sent, counts, [sum(tensor.numel() for tensor in theirs) for theirs in given])
+        pieces = iter(torch.split(got, [shape.numel() for theirs in shapes for shape in theirs]))
+        return [[next(pieces).view(shape) for shape in theirs] for theirs in shapes]
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks of a small tensor on the CPU, on every rank."""

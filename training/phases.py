@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.spec import ClockSpec, RunSpec
+from training.dealing import muon_flops
 from training.memory import PLACE_BYTES, Role
 from training.sizes import FP32, Sizes, flops_per_token
 
@@ -141,6 +142,12 @@ class Setting:
         inner, model = self.spec.inner, self.spec.model
         return inner.steps * inner.sequences * model.context * flops_per_token(model)
 
+    @property
+    def optimizer_flops(self) -> int:
+        """FLOPs in which its Muon orthogonalises on all GPUs, those included for which GPUs wait; 0 under AdamW."""
+        inner = self.spec.inner
+        return self.gpus * inner.steps * muon_flops(self.spec.model, inner, self.gpus)
+
     # --- what many phases do -------------------------------------------------------------------------------------
 
     def to_device(self, num_bytes: int) -> Work:
@@ -261,7 +268,7 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("fetch data", setting.fetched(), ("select",)),
         Phase(
             "inner steps",
-            (Work(setting.flops, "compute", setting.gpus),),
+            (Work(setting.flops + setting.optimizer_flops, "compute", setting.gpus),),
             ("theta digest", "fetch data"),
         ),
         Phase("compress", (pack if setting.on_gpu else Work(sizes.model, "compress", threads),)),

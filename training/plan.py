@@ -130,6 +130,11 @@ class Plan:
         return self.setting.flops
 
     @property
+    def optimizer_flops(self) -> int:
+        """FLOPs of one peer's round that Muon takes beside them."""
+        return self.setting.optimizer_flops
+
+    @property
     def payload_bytes(self) -> int:
         return self.sizes.payload
 
@@ -142,7 +147,8 @@ class Plan:
 
     @property
     def compute_seconds(self) -> float:
-        return self.rates.compute.seconds(self.flops, self.gpus)
+        """Of the inner steps."""
+        return self.rates.compute.seconds(self.flops + self.optimizer_flops, self.gpus)
 
     @property
     def upload_seconds(self) -> float:

@@ -24,10 +24,8 @@ def layer_parameters(model: ModelSpec) -> int:
 
 
 def matrix_parameters(model: ModelSpec) -> int:
-    """Parameters in the matrices of all layers."""
-    return model.layers * sum(
-        prod(shape) for name, shape in model.shapes().items() if name.startswith("layers.0.") and len(shape) == 2
-    )
+    """Parameters in matrices: all but the gains."""
+    return sum(prod(shape) for shape in model.shapes().values() if len(shape) == 2)
 
 
 def untied_parameters(model: ModelSpec) -> int:
@@ -59,8 +57,7 @@ class Sizes:
 
     @property
     def optimizer(self) -> int:
-        """The optimizer's state: AdamW has two values of each parameter, Muon one of each entry of the layers'
-        matrices."""
+        """The optimizer's state: AdamW has two values of each parameter, Muon one of each entry of a matrix."""
         muons = self.spec.inner.optimizer == "muon"
         return 2 * self.model - FP32 * matrix_parameters(self.spec.model) * muons
 

@@ -16,6 +16,7 @@ from protocol.layout import BLOCK, Layout, TensorLayout
 from protocol.spec import InnerSpec, RunSpec
 from sparseloco import ops
 from sparseloco.floats import NonFinite
+from sparseloco.kernels import tensor_over
 from sparseloco.update import Update
 from training.host import Area, copy, model_bytes, model_tensors
 from training.inner import InnerReport, OnStep, Stopped, autocast, inner_round, never
@@ -54,7 +55,7 @@ class Trainer:
         """Asked on this rank after each inner step whether the round ends here, for all ranks."""
         # By name and once: what a module lists while its weights are gathered are not the shards.
         self._parameters = dict(self.model.named_parameters())
-        self._optimizer = make_optimizer(self.model, self.spec.inner)
+        self._optimizer = make_optimizer(self.model, self.spec.inner, ranks)
         self._fit: Fit | None = None
         self._areas: dict[str, Area] = {}
         self._tensors = {tensor.name: tensor for tensor in self.layout}
@@ -213,7 +214,7 @@ class Trainer:
         if not on_host:
             copy(left, new_error)
         records = self._areas[RECORDS].tensor((self.layout.records_bytes,), torch.uint8)
-        found = torch.frombuffer(bytearray(update.records), dtype=torch.uint8)
+        found = tensor_over(update.records)
         for tensor in slab:
             first = self._first_byte(tensor.name)
             records[first : first + tensor.num_bytes] = found[tensor.offset : tensor.offset + tensor.num_bytes]

@@ -15,6 +15,7 @@ import torch
 
 from protocol.errors import ConfigError
 from protocol.spec import RunSpec
+from training.dealing import muon_bytes
 from training.inner import autocast
 from training.memory import CPU_BYTES, RESERVE, cpu_activations, memory_total
 from training.model import Transformer
@@ -86,9 +87,11 @@ def step_on_gpu(
     model: Transformer, optimizer: torch.optim.Optimizer, spec: RunSpec, device: torch.device, gpu_bytes: int
 ) -> TryStep:
     """A trial of a model that is not sharded: forward and backward pass, twice so that there are gradients to add to,
-    beside memory held for what the optimizer will keep and, as a margin, RESERVE of the device."""
+    and room for the optimizer's step, beside memory held for what the optimizer will keep and, as a margin, RESERVE of
+    the device."""
     to_keep = sum(FP32 * prod(shape) for shape in state_shapes(spec.model, spec.inner).values())
     held_bytes = int(RESERVE * gpu_bytes) + (0 if optimizer.state else to_keep)
+    step_bytes = muon_bytes(spec.model, spec.inner)
 
     def step(size: int, recompute: Recompute) -> None:
         held = torch.empty(held_bytes, dtype=torch.uint8, device=device)
@@ -97,8 +100,10 @@ def step_on_gpu(
             with autocast(device):
                 total = model.loss(sequences, recompute).sum()
             torch.autograd.backward(total)
+        del total
+        stepped = torch.empty(step_bytes, dtype=torch.uint8, device=device)
         torch.cuda.synchronize(device)
-        del held
+        del held, stepped
 
     def try_step(size: int, recompute: Recompute) -> bool:
         try:

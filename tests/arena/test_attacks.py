@@ -1,19 +1,24 @@
 """Every attacker does what it says: what it sends, and what it worked for that."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 
 from arena import forge
-from arena.attacks import ATTACKS, Attack, CopycatExact, Expected
-from arena.game import Scenario, Story, play
+from arena.attack import Attack, Expected
+from arena.attacks import ATTACKS
+from arena.copies import CopycatExact
+from arena.game import Game, Scenario, Story, play
 from arena.kinds import KINDS
-from arena.players import Player
+from arena.players import Player, View, difference, lesson
+from arena.problem import CONTEXT, Text, train, zero_theta
 from arena.stage import generator, make_spec
+from gauntlet.book import ScoreBook
 from protocol.assignment import Draw
-from protocol.types import Reason
+from protocol.types import Digest, PeerId, Reason, Standing
 from sparseloco.update import overlap
 
 LAYOUT = make_spec(0).layout
@@ -39,6 +44,14 @@ def reasons(told: Story) -> Counter[str]:
 def works(told: Story) -> list[float]:
     """Work of the first attacker, round by round."""
     return [log.work[next(iter(told.attackers))] for log in told.rounds]
+
+
+@cache
+def first_view() -> View:
+    """What everybody sees in the first round."""
+    spec, digest = make_spec(0), Digest(bytes(32))
+    text = Text(0, spec.page_tokens, held_out_sequences=1)
+    return View(0, spec, digest, digest, text, zero_theta(), digest, [], ScoreBook())
 
 
 def some_update(seed: int = 0):
@@ -90,6 +103,26 @@ def test_work_is_counted_in_honest_rounds(kind: str, expected: list[float]) -> N
     assert works(story(kind)) == expected
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("half-batch", 0.5),
+        ("half-rate", 1.0),
+        ("frozen-layers", pytest.approx(5 / 6, abs=0.01)),
+        ("double-batch", 2.0),
+        ("slow-drift", 1.0),
+        ("framing", 2.0),
+        ("inflate-x1.25", 1.0),
+        ("deflate-x0.85", 1.0),
+        ("split-in-two", 1.0),
+        ("swarm-80", 6 / 64),
+    ],
+)
+def test_a_round_of_each_costs_what_is_counted_as_its_work(kind: str, expected: float) -> None:
+    view = first_view()
+    assert sum(each.cost for each in BY_KIND[kind](f"{kind} 0", 0).lessons(view)) / 64 == expected
+
+
 def test_slack_follows_an_evaluation_that_everybody_saw() -> None:
     told = story("slack-while-unseen")
     name = next(iter(told.attackers))
@@ -102,6 +135,78 @@ def test_slack_follows_an_evaluation_that_everybody_saw() -> None:
 def test_what_no_rule_forbids_passes_the_checks() -> None:
     for kind in ("noise", "half-work", "sign-flip", "constant-direction", "one-tensor", "colluding-third"):
         assert set(reasons(story(kind))) == {"passed"}
+
+
+def test_thin_margins_are_worked_for_and_safe_ones_are_not() -> None:
+    told = story("thin-margin", rounds=8)
+    done = {log.work[name] for log in told.rounds for name in told.attackers}
+    assert done == {0.25, 1.0}
+    assert all(told.rounds[0].work[name] == 1.0 for name in told.attackers)
+
+
+def test_on_off_works_in_four_rounds_of_five_and_pushes_theta_back_in_the_fifth() -> None:
+    game = Game(Scenario(0, 5, 24, attacks=(BY_KIND["on-off"],), validators=1, trouble=0.0, churn=0.0))
+    logs = [game.round(number) for number in range(5)]
+    name = next(iter(game.attackers))
+    assert [log.work[name] for log in logs] == [1.0] * 4 + [0.0]
+    mine = next(peer for peer, player in logs[0].players.items() if player == name)
+    back, step = forge.dense(game.past[-1].updates[mine]), difference(game.past[-1].theta, game.past[-2].theta)
+    along = sum(float((back[tensor] * step[tensor]).sum()) for tensor in step)
+    size = sum(float((back[tensor] * (step[tensor] != 0)).square().sum()) for tensor in step) ** 0.5
+    assert along > 0
+    assert size == pytest.approx(game.past[-1].updates[mine].norms.whole, rel=1e-3)
+    assert set(reasons(story("on-off", rounds=5))) == {"passed"}
+
+
+def test_a_peer_on_whose_pages_a_third_of_all_train_too_goes_on_contributing() -> None:
+    told = story("framing", rounds=12)
+    (victim,) = (peer for peer, name in told.rounds[0].players.items() if name == "honest 0")
+    assert PeerId(BY_KIND["framing"]("framing 0", 0).victim) == victim
+    assert not any(log.standing.get(victim) is Standing.LOW_SCORE for log in told.rounds)
+    assert sum(log.paid.get(victim, 0.0) > 0 for log in told.rounds) >= 10
+
+
+def test_the_swarm_is_four_fifths_of_the_hotkeys_and_each_does_a_tenth() -> None:
+    game = Game(Scenario(0, 1, 24, attacks=(BY_KIND["swarm-80"],), validators=1))
+    assert len(game.attackers) == 19
+    assert sum(len(player.hotkeys) for player in game.seats.values()) == 24
+
+
+def test_a_copier_of_39_percent_is_no_copy_by_the_checks() -> None:
+    assert set(reasons(story("copier-39"))) == {"passed"}
+
+
+def test_a_half_batch_takes_every_step_on_every_second_sequence_and_a_double_one_adds_others_between() -> None:
+    view = first_view()
+    whole = lesson(view, view.pages(BY_KIND["half-batch"]("x 0", 0).me))
+    for kind, count in (("half-batch", 32), ("double-batch", 128)):
+        (mine,) = BY_KIND[kind]("x 0", 0).lessons(view)
+        assert (mine.steps, tuple(mine.sequences.shape)) == (whole.steps, (count, CONTEXT))
+        own, taken = (whole.sequences[::2], mine.sequences) if count == 32 else (whole.sequences, mine.sequences[::2])
+        assert torch.equal(own, taken)
+
+
+def test_a_frozen_tensor_stays_and_half_the_rate_is_half_the_first_step() -> None:
+    start, sequences = zero_theta(), torch.randint(0, 64, (1, 16, CONTEXT), generator=torch.Generator().manual_seed(1))
+    (whole,), (frozen,) = train([start], sequences, 1, 2.0), train([start], sequences, 1, 2.0, "lag2.weight")
+    assert torch.equal(frozen["lag2.weight"], start["lag2.weight"])
+    assert torch.equal(frozen["lag1.weight"], whole["lag1.weight"])
+    assert bool(whole["lag2.weight"].any())
+    (lesson_of_half,) = BY_KIND["half-rate"]("x 0", 0).lessons(first_view())
+    assert (lesson_of_half.rate, len(lesson_of_half.sequences)) == (0.5, 64)
+
+
+def test_the_drift_is_one_direction_for_all_and_grows_by_the_round() -> None:
+    pushed = []
+    for number in (1, 10):
+        view = replace(first_view(), round=number)
+        for name in ("slow-drift 0", "slow-drift 1"):
+            sent = BY_KIND["slow-drift"](name, 0).send(view, [view.theta])
+            pushed.extend(sending.update for sending in sent.values())
+    assert pushed[0].digest == pushed[1].digest
+    norms = [update.norms.whole for update in pushed]
+    assert norms[2] / norms[0] == pytest.approx(10.0, rel=0.1)
+    assert norms[0] == pytest.approx(0.02, rel=0.1)
 
 
 def test_the_withholder_reveals_one_key_of_eight() -> None:

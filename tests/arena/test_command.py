@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from arena.attacks import Expected
+from arena.attack import Expected
 from arena.command import add_arguments
 from murmur.command import main
 

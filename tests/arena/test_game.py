@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from arena.attacks import HalfWork, LyingValidator, NewcomerFlood, Noise
+from arena.crowds import NewcomerFlood
 from arena.game import Game, Scenario, play
+from arena.harm import LyingValidator
 from arena.policies import CONTRIBUTORS, FEWEST
+from arena.shirkers import HalfWork, Noise
 from protocol.types import Reason
 from sparseloco import ops
 

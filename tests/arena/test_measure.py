@@ -4,9 +4,11 @@ from math import inf
 
 import pytest
 
-from arena.attacks import CopycatLast, Expected, HalfWork, Noise
+from arena.attack import Expected
+from arena.copies import CopycatLast
 from arena.game import RoundLog, Scenario, Story
 from arena.measure import honest_excluded, row
+from arena.shirkers import HalfWork, Noise
 from protocol.types import PeerId, Reason, Standing
 
 GOOD, BAD = PeerId(b"g" * 32), PeerId(b"b" * 32)

@@ -102,4 +102,11 @@ def test_a_line_is_compared_with_the_synchronous_side_at_its_own_best_rate(bench
         ]
     )
     assert [row for row in told if "0: 2.020 1: 2.550 | +1.0 +2.0 | +1.5 |" in row]
-    assert [row for row in told if "void 2" in row and row.endswith("0: 2.020 |  | |")]
+    assert [row for row in told if "void 2" in row and row.endswith("0: 2.020 |  | |  |")]
+
+
+def test_rounds_that_a_loss_is_worth_are_read_off_the_other_curve(bench: ModuleType) -> None:
+    line = {"losses": [9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0]}  # means of four: 7.5, 6.5, 5.5, 4.5
+    assert bench.worth(line, 6.5) == 5.0
+    assert bench.worth(line, 5.0) == 6.5
+    assert bench.worth(line, 4.0) != bench.worth(line, 4.0)  # it never came so far

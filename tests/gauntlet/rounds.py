@@ -134,7 +134,8 @@ def play(
         block + 50,
         state,
     )
-    claim = Claim(VALIDATOR, report, {}, earlier, None, history, peers, OnChain(block + 1, chain_weights, {}))
+    row = OnChain(block + 1, chain_weights, {})
+    claim = Claim(VALIDATOR, report, {}, earlier, None, history, peers, row, earlier)
     claim = replace(claim, shown=parse_json(canonical_json(report.to_body(gauntlet)))["peers"])
     return Played(facts, claim, after, checked.remember)
 

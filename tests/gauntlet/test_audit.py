@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gauntlet.audit import GAP_TOLERANCE, SCORE_TOLERANCE, Topic, Verdict, audit
 from gauntlet.facts import Row as OnChain
-from gauntlet.report import parse_report
+from gauntlet.report import Report, parse_report
 from protocol.errors import InvalidMessage
 from protocol.messages import canonical_json, parse_json
 from protocol.types import Reason, Uid, hotkey
@@ -159,6 +159,34 @@ def test_a_round_in_which_the_chain_would_take_no_weights_yet_is_not_held_agains
     limit = rounds.SPEC.clock.weights_rate_limit
     assert found(paid.block + 1 - limit) == [Verdict.OBSERVED]
     assert found(paid.block + 2 - limit) == []
+
+
+def test_weights_that_no_report_states_are_named_whoever_they_were_copied_from() -> None:
+    """A validator that sets others' weights, and whose reports say that it set none."""
+    one = played()[ROUND]
+    earlier = played()[ROUND - 1].claim.report
+    silent = replace(earlier, paid=replace(earlier.paid, set_in=None))
+
+    def found(last_update: int, last: Report | None) -> list[Verdict]:
+        peers = [replace(p, last_update=last_update) if p.id == rounds.VALIDATOR else p for p in one.claim.paid or ()]
+        return of_weights(one, paid=peers, last=last)
+
+    stated = earlier.paid.set_in
+    assert stated is not None
+    assert found(stated, earlier) == found(earlier.paid.block, silent) == []
+    assert found(stated, silent) == found(stated + 1, earlier) == [Verdict.DIFFERS]
+    # Without that report nobody can say what was stated; weights of older rounds are another report's matter.
+    assert found(stated, None) == [Verdict.UNCHECKED]
+    assert found(rounds.RUN.clock.reveal_by(ROUND - 1), None) == []
+
+
+def test_scores_copied_from_another_validator_are_not_those_of_the_sequences_that_were_drawn_for_the_copier() -> None:
+    """Stated whole, with the book and the pay that follow from them."""
+    one = played()[ROUND]
+    copied = replace(one.claim, validator=peer_id(99))
+    told = [finding for finding in audit(one.facts, copied) if finding.verdict is Verdict.DIFFERS]
+    assert {finding.topic for finding in told} >= {Topic.SCORES}
+    assert {finding.topic for finding in told} <= {Topic.SCORES, Topic.SAMPLE}
 
 
 def test_an_old_copy_that_is_gone_is_told_and_accuses_nobody() -> None:

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from math import nan
 from random import Random
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from gauntlet.proof import LARGEST_PROOF, NO_PROOF
 from gauntlet.rating import Rating
 from gauntlet.remembered import Remembered
 from gauntlet.selection import peer_score, select
+from gauntlet.weights import merit
 from protocol.errors import InvalidMessage
 from protocol.messages import canonical_json
 from protocol.spec import GauntletSpec
@@ -95,6 +97,38 @@ def test_a_peer_that_turns_lazy_goes_and_comes_back_after_honest_work():
     assert not eligible(book.peers[peers[3]], SPEC)
     book = after(book, 10, 0.15)
     assert eligible(book.peers[peers[3]], SPEC)
+
+
+def with_scores(book, scores, gap=0.15):
+    """The book after a round in which everybody's gap is honest and scores are these."""
+    found = {peer: evaluation(score, gap) for peer, score in scores.items()}
+    return fold(book, RoundOutcome(book.round + 1, checked(scores), found), SPEC)
+
+
+def after_good_rounds(spread):
+    """The book after eight rounds of five honest peers, whose scores are 0.1 and differ by about so much."""
+    random, book = Random(5), ScoreBook()
+    for _ in range(8):
+        book = with_scores(book, {peer_id(i): random.gauss(0.1, spread) for i in range(5)})
+    return book
+
+
+def test_a_bad_round_after_good_ones_costs_more_than_one_rounds_pay():
+    """On and off: four honest rounds and one that undoes half of a step."""
+    book, liar, others = after_good_rounds(0.01), peer_id(0), [peer_id(i) for i in range(1, 5)]
+
+    def share() -> float:
+        return merit(book.peers[liar]) / fmean(merit(book.peers[peer]) for peer in others)
+
+    assert share() == pytest.approx(1.0, abs=0.2)
+    shares = []
+    for scored in (-0.05, 0.1, 0.1, 0.1, 0.1):
+        book = with_scores(book, {liar: scored} | dict.fromkeys(others, 0.1))
+        shares.append(share())
+    assert shares == sorted(shares)
+    assert shares[0] < 0.5
+    assert sum(1.0 - part for part in shares) > 1.5
+    assert peer_score(book.peers[liar]) < min(peer_score(book.peers[peer]) for peer in others)
 
 
 def test_what_a_score_does_not_show_the_proof_has_to():

@@ -11,6 +11,7 @@ import torch
 from murmur import measure, presets
 from murmur.command import main
 from training.rates import Rates
+from training.sizes import Sizes
 
 MEASURED = {"copy", "fresh", "hash", "cipher", "write", "read", "compress", "apply", "probe"}
 
@@ -44,12 +45,13 @@ def test_every_measured_rate_is_positive_and_prices_the_phases(capsys: pytest.Ca
     for name in MEASURED:
         assert rates[name]["most"] >= rates[name]["one"]
     seconds = {phase["name"]: phase["seconds"] for phase in found["phases"] if phase["role"] == "miner"}
-    model = 4 * presets.read("tiny").first.layout.num_parameters
-    assert seconds["theta digest"] == pytest.approx(model / rates["hash"]["one"])
+    sizes = Sizes(presets.read("tiny").first)
+    assert seconds["theta digest"] == pytest.approx(sizes.model / rates["hash"]["one"])
     one = {name: rates[name]["one"] for name in MEASURED}
     saving = 1 / one["hash"] + 1 / one["write"]
-    assert seconds["save own state"] == pytest.approx(3 * model * saving)
-    assert seconds["inner steps"] == pytest.approx(found["flops"] / rates["compute"]["one"])
+    assert seconds["save own state"] == pytest.approx(sizes.own * saving)
+    flops = found["flops"] + found["optimizer_flops"]
+    assert seconds["inner steps"] == pytest.approx(flops / rates["compute"]["one"])
     assert found["on_gpu"] is False
     for what in ("memory", "hash", "disk", "codec", "training, 2 of 2 layers"):
         assert what in told

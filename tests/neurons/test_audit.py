@@ -225,6 +225,31 @@ class SaysOtherPay(Friendly, Pay):
         return replace(paid, shares={**paid.shares, self.friend: 0.9})
 
 
+class CopiesWeights(Friendly, Pay):
+    """Sets what another validator's row on chain says, and reports that it set nothing."""
+
+    def pay(self, round: int, book: ScoreBook, ranking: Ranking) -> Paid:
+        chain, paid = self.node.doors.chain, super().pay(round, book, ranking)
+        rows = [chain.weights(paid.block, peer.uid) for peer in chain.peers(paid.block) if peer.id != self.node.me]
+        theirs = next((row for row in rows if row), None)
+        if theirs is not None:
+            chain.set_weights({uid: weight / 65_535 for uid, weight in theirs.items()})
+        return replace(paid, set_in=None)
+
+
+class CopiesScores(Friendly, Scores):
+    """States what another validator finds, which looks at other sequences."""
+
+    other = PeerId(bytes(32))
+
+    def evaluate(self, *arguments: Any, **named: Any) -> Any:
+        mine, self.node.me = self.node.me, self.other
+        try:
+            return super().evaluate(*arguments, **named)
+        finally:
+            self.node.me = mine
+
+
 class EvaluatesOthers(Friendly, Scores):
     """Gives the friend's place away, so that a bad score is not seen."""
 
@@ -262,6 +287,13 @@ class IgnoresAKey(Friendly, Collector):
         return [replace(item, reveal=None) if item.peer.id == self.friend else item for item in found]
 
 
+class SaysNothing(Friendly, Scores):
+    """Pays, and publishes no report."""
+
+    def report(self, *arguments: Any, **named: Any) -> None:
+        pass
+
+
 class ForgetsItsBook(Friendly, Scores):
     def check(self, round: int, gathered: Any) -> Any:
         if round == LIE:
@@ -284,6 +316,8 @@ LIES: Mapping[type[Friendly], set[Topic]] = {
     RanksOtherwise: {Topic.RANKING, Topic.WEIGHTS, Topic.SCORES},
     PaysOtherwise: {Topic.WEIGHTS},
     SaysOtherPay: {Topic.WEIGHTS},
+    CopiesWeights: {Topic.WEIGHTS},
+    CopiesScores: {Topic.SCORES, Topic.SAMPLE},
     EvaluatesOthers: {Topic.SAMPLE},
     RejectsAsCopy: {Topic.CHECKS},
     RejectsAsLate: {Topic.CHECKS},
@@ -298,10 +332,10 @@ def friends_of(kind: type[Friendly], friend: PeerId) -> type[Validator]:
 
 
 def test_every_lie_of_a_validator_is_named_and_only_what_follows_from_it(networks: Networks, tmp_path: Path) -> None:
-    names = {kind: kind.__name__.lower() for kind in (*LIES, IgnoresAKey)}
+    names = {kind: kind.__name__.lower() for kind in (*LIES, IgnoresAKey, SaysNothing)}
     stakes = {"honest": 10**9} | dict.fromkeys(names.values(), 1)
     network = networks(miners=4, validators=stakes, contributors=2, reserve=2)
-    friend = network["miner-4"].peer
+    friend, CopiesScores.other = network["miner-4"].peer, network["honest"].peer
     network.start("honest", "miner-1", "miner-2", "miner-3", "miner-4")
     for kind, name in names.items():
         network.start(name, role=friends_of(kind, friend))
@@ -313,12 +347,15 @@ def test_every_lie_of_a_validator_is_named_and_only_what_follows_from_it(network
         told = of(Verdict.DIFFERS, found[names[kind]].findings)
         assert told, kind
         assert {topic for topic, _ in told} <= topics, (kind, found[names[kind]].findings)
-        if kind not in (RanksOtherwise, PaysOtherwise, ForgetsItsBook):
+        if kind not in (RanksOtherwise, PaysOtherwise, CopiesWeights, CopiesScores, ForgetsItsBook):
             assert {peer for _, peer in told} == {friend}, kind
     ranked = of(Verdict.DIFFERS, found[names[RanksOtherwise]].findings)
     assert len([peer for topic, peer in ranked if topic is Topic.RANKING]) >= 2
     # The one lie that nobody can prove: it is told as what only the validator saw.
     assert [(f.verdict, f.peer) for f in found[names[IgnoresAKey]].findings] == [(Verdict.OBSERVED, friend)]
+    silent = found[names[SaysNothing]]
+    assert (silent.report, [f.verdict for f in silent.findings]) == (None, [Verdict.UNCHECKED] * 2)
+    assert [f.topic for f in silent.findings] == [Topic.REPORT, Topic.WEIGHTS]
 
 
 def test_a_record_on_chain_of_peers_that_do_not_contribute_is_named(networks: Networks, tmp_path: Path) -> None:

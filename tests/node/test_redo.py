@@ -20,7 +20,8 @@ from node import held as node_held
 from node.events import Events, read_events
 from node.held import LOG_INTERVALS, Held
 from node.payloads import Opened
-from node.state import Snapshot, StateStore
+from node.redo import RedoLog
+from node.state import Payload, Snapshot, StateStore, Step
 from protocol import keys
 from protocol.errors import ConfigError
 from protocol.spec import OuterSpec
@@ -400,6 +401,21 @@ def test_a_disk_that_takes_no_snapshot_stops_the_node_only_when_the_log_is_too_l
     play(held)
     assert held.saved.consensus.snapshot.round > 0
     stop(held)
+
+
+def test_payloads_that_are_opened_beside_each_other_are_what_one_after_the_other_gives(tmp_path: Path) -> None:
+    _, rounds = network()
+    log = RedoLog(tmp_path, RUN, SPEC.layout)
+    opened = rounds[2].opened  # one of them does not parse
+    for each, sealed in zip(opened, rounds[2].objects, strict=True):
+        (tmp_path / each.envelope.hex()).write_bytes(sealed)
+    payloads = tuple(Payload(each.peer, each.envelope, each.key) for each in opened) * 8
+    step = Step(2, rounds[1].theta, FIRST, 0.5, "mean", payloads)
+    one, many = (log.updates(step, threads, RealTime()) for threads in (1, 8))
+    assert [update and (update.digest, update.norms) for update in many] == [
+        update and (update.digest, update.norms) for update in one
+    ]
+    assert [update and update.digest for update in one] == [each.update and each.update.digest for each in opened] * 8
 
 
 def test_a_catch_up_over_many_rounds_keeps_no_more_than_an_interval_of_payloads(tmp_path: Path) -> None:

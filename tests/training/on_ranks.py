@@ -34,6 +34,8 @@ SPEC = toy_spec(
     }
 )
 
+MUON = SPEC.model_copy(update={"inner": SPEC.inner.model_copy(update={"optimizer": "muon"})})
+
 
 def drawn(seed: int, scale: float) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
@@ -110,7 +112,20 @@ def play(ranks: Ranks) -> dict[str, Any]:
     found["trained"] = replica.inner_round(tokens(5, 15)).losses
     found["after"] = replica.losses(tokens(4, 3))
     found["finite"] = len(replica.compress().records)
-    return found
+    return found | trained_by_muon(ranks)
+
+
+def trained_by_muon(ranks: Ranks) -> dict[str, Any]:
+    """Two rounds, and between them the optimizer's state there and back."""
+    replica = Replica(MUON, genesis_theta(MUON.model, 1), ranks=ranks)
+    replica.inner_round(tokens(5, 15))
+    own = replica.own_state()
+    kept = {name: tensor.clone() for name, tensor in own.tensors.items()}
+    replica.load_own(Saved(kept, own.facts))
+    return {
+        "own of muon": [bits(replica.own_state().tensors) == bits(kept), own.facts["adam_steps"]],
+        "trained by muon": replica.inner_round(tokens(6, 15)).losses,
+    }
 
 
 def idle(ranks: Ranks, out: Path) -> None:

@@ -32,10 +32,11 @@ from training.memory import (
     kept_layer_bytes,
     memory_parts,
     memory_total,
-    step_moments,
+    micro_moments,
 )
 from training.model import Transformer
 from training.optimizer import make_optimizer, state_shapes
+from training.parallel import ALONE, Ranks
 from training.sizes import Recompute, Sizes
 
 # --- GPUs --------------------------------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ SMALL = {"layers": 4, "width": 512, "heads": 8, "kv_heads": 2, "ffn": 1536, "con
 
 
 def fullest_moment(spec: ModelSpec, gpus: int, sequences: int, recompute: Recompute = "full") -> tuple[str, int]:
-    moments = {name: sum(parts.values()) for name, parts in step_moments(spec, gpus, sequences, recompute).items()}
+    moments = {name: sum(parts.values()) for name, parts in micro_moments(spec, gpus, sequences, recompute).items()}
     return max(moments.items(), key=lambda moment: moment[1])
 
 
@@ -150,30 +151,57 @@ def test_a_sharded_step_takes_what_the_plan_says(
     assert num_bytes == pytest.approx(watched_step(spec, sequences, monkeypatch, mesh), rel=0.1)
 
 
-@pytest.mark.parametrize("layers", [1, 3])
+def with_optimizer(preset: str, optimizer: str, **model: object) -> RunSpec:
+    table = presets.read(preset).first.model_dump()
+    table["inner"]["optimizer"] = optimizer
+    table["model"] |= model
+    return RunSpec.model_validate(table)
+
+
+@pytest.mark.parametrize(("layers", "optimizer"), [(1, "adamw"), (3, "adamw"), (2, "muon")])
 def test_a_step_of_the_72b_model_takes_what_the_plan_says_on_one_rank_of_eight(
-    layers: int, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+    layers: int, optimizer: str, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some of its layers, in their full width: forward, backward, clip and AdamW's first step."""
-    table = presets.read("covenant-72b").first.model_dump()
-    table["model"]["layers"] = layers
-    spec = RunSpec.model_validate(table)
+    """Some of its layers, in their full width: forward, backward, clip and the optimizer's first two steps."""
+    spec = with_optimizer("covenant-72b", optimizer, layers=layers)
     monkeypatch.setattr(torch.nn.functional, "rms_norm", FusedNorm.apply)
     with FakeTensorMode(), torch.device("cpu"):
         model = sharded(spec.model, mesh)
-        optimizer = make_optimizer(model, spec.inner)
+        its = make_optimizer(model, spec.inner, Ranks(0, 8))
         tokens = torch.zeros(2, spec.model.context + 1, dtype=torch.int64)
         with Watched() as watched:
             model.loss(tokens, "full").sum().backward()
             gradients = watched.now()
             model.loss(tokens, "full").sum().backward()
-            micro_batch, watched.peak = watched.peak - gradients, watched.now()
+            micro_batch = watched.peak - gradients
             torch.nn.utils.clip_grad_norm_(model.parameters(), spec.inner.clip)
-            optimizer.step()
+            its.step()
+            state, watched.peak = watched.now() - gradients, watched.now()
+            its.step()
     parts = memory_parts(spec, 8, 2)
     assert gradients == parts["gradients"].gpu_computing
-    assert watched.peak - gradients == pytest.approx(parts["adam_moments"].gpu_computing, rel=0.01)
+    assert state == pytest.approx(parts["adam_moments"].gpu_computing, rel=0.01)
     assert micro_batch == pytest.approx(fullest_moment(spec.model, 8, 2)[1], rel=0.1)
+    stepped = parts["orthogonalised"].gpu_computing
+    assert watched.peak - gradients - state == pytest.approx(stepped, rel=0.1)
+    assert bool(stepped) == (optimizer == "muon")
+
+
+@pytest.mark.parametrize("model", [{}, {"width": 512, "heads": 8, "kv_heads": 8, "ffn": 512, "vocabulary": 300}])
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_muon_orthogonalises_in_what_the_plan_says(model: dict[str, object], ranks: int, mesh: DeviceMesh) -> None:
+    """With one matrix that is much larger than the others, and with many that are alike."""
+    spec = with_optimizer("1b", "muon", layers=2, **model)
+    with FakeTensorMode(), torch.device("cpu"):
+        module = Transformer(spec.model) if ranks == 1 else sharded(spec.model, mesh)
+        its = make_optimizer(module, spec.inner, ALONE if ranks == 1 else Ranks(0, 8))
+        for parameter in module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        its.step()
+        with Watched() as watched:
+            its.step()
+    planned = memory_parts(spec, ranks, 1)["orthogonalised"].gpu_computing
+    assert watched.peak == pytest.approx(planned, rel=0.1)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective"])
@@ -209,8 +237,7 @@ def test_the_more_is_computed_again_the_less_is_kept() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_optimizers_state_is_what_is_saved_of_it(optimizer: str) -> None:
-    spec = presets.read("1b").first
-    spec = spec.model_copy(update={"inner": spec.inner.model_copy(update={"optimizer": optimizer})})
+    spec = with_optimizer("1b", optimizer)
     num_bytes = sum(4 * torch.Size(shape).numel() for shape in state_shapes(spec.model, spec.inner).values())
     assert Sizes(spec).optimizer == num_bytes
     assert memory_parts(spec, 4, 1)["adam_moments"].gpu_computing == num_bytes / 4
@@ -244,8 +271,8 @@ def test_at_72b_a_miner_holds_five_models_and_hardly_more_at_its_fullest() -> No
     held = {moment: sum(parts.values()) for moment, parts in host_moments(spec, "miner", ranks=8).items()}
     model = Sizes(spec).model
     assert held[COMPUTING] == 5 * model + 8 * PROCESS_BYTES
-    assert max(held, key=lambda moment: held[moment]) == "compress"
-    assert held["compress"] == pytest.approx(5 * model, rel=0.01)
+    assert max(held, key=lambda moment: held[moment]) == "outer step"
+    assert held["outer step"] - Sizes(spec).contributors * Sizes(spec).payload == held[COMPUTING]
 
 
 @pytest.mark.parametrize("role", ["miner", "validator"])

@@ -116,23 +116,19 @@ def test_state_of_another_model_is_refused(
         load_adam_state(named(model), its, tensors, 0)
 
 
-def test_muon_takes_the_layers_matrices_and_adamw_the_rest(model_spec: ModelSpec, inner_spec: InnerSpec) -> None:
-    spec = with_optimizer(inner_spec, "muon")
-    untied = model_spec.model_copy(update={"tie_embeddings": False})
-    momenta = {name.removeprefix("muon.momentum/") for name in state_shapes(untied, spec) if name.startswith("muon")}
-    kinds = (
-        "attention.query",
-        "attention.key",
-        "attention.value",
-        "attention.output",
-        "ffn.gate",
-        "ffn.up",
-        "ffn.down",
-    )
-    assert momenta == {f"layers.{layer}.{kind}.weight" for layer in range(2) for kind in kinds}
-    model, its = fresh(untied, spec)
+@pytest.mark.parametrize("tied", [True, False])
+def test_muon_takes_every_matrix_and_adamw_the_gains(tied: bool, model_spec: ModelSpec, inner_spec: InnerSpec) -> None:
+    spec, model_spec = with_optimizer(inner_spec, "muon"), model_spec.model_copy(update={"tie_embeddings": tied})
+    momenta = {
+        name.removeprefix("muon.momentum/") for name in state_shapes(model_spec, spec) if name.startswith("muon")
+    }
+    model, its = fresh(model_spec, spec)
+    gains = {name for name in named(model) if "norm" in name}
+    assert momenta == named(model).keys() - gains
+    assert {"embedding.weight", "layers.1.ffn.down.weight"} <= momenta
+    assert ("head.weight" in momenta) == (not tied)
     counts = [len(group["params"]) for group in its.param_groups]
-    assert counts == [14, len(list(model.parameters())) - 14]
+    assert counts == [len(momenta), len(gains)]
 
 
 def test_one_step_of_muon_moves_along_the_nearest_orthogonal_matrix_as_far_as_adamw_would(
@@ -167,18 +163,18 @@ def test_two_runs_of_muon_agree_bit_for_bit(model_spec: ModelSpec, inner_spec: I
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_at_adamws_learning_rate_muon_learns_text_faster(
+def test_at_a_rate_of_its_own_muon_learns_text_faster(
     seed: int, model_spec: ModelSpec, inner_spec: InnerSpec, data: Shards
 ) -> None:
     text = sequences(data.train, [Page(0, 32 * 800)], 32)
     losses = {}
-    for optimizer in ("adamw", "muon"):
-        spec = with_optimizer(inner_spec, optimizer, steps=100, sequences=8, decay_steps=200)
+    for optimizer, lr in (("adamw", 3e-3), ("adamw", 1.2e-2), ("muon", 1.2e-2)):
+        spec = with_optimizer(inner_spec, optimizer, steps=100, sequences=8, decay_steps=200, peak_lr=lr)
         model, its = fresh(model_spec, spec, seed)
         report = inner_round(model, its, batches(text, 100, 8), spec, first_step=0)
-        losses[optimizer] = sum(report.losses[-10:]) / 10
-    # Seen: 3.17 to 3.19 against 3.37 to 3.38, from 5.55.
-    assert losses["muon"] < losses["adamw"] - 0.05 < 3.6
+        losses[optimizer, lr] = sum(report.losses[-10:]) / 10
+    # Seen: 2.85 to 2.86 against 3.22 to 3.23, from 5.55.
+    assert losses["muon", 1.2e-2] < min(losses["adamw", 3e-3], losses["adamw", 1.2e-2]) - 0.05
 
 
 @BOTH
@@ -197,10 +193,10 @@ def test_an_amendment_of_the_constants_reaches_every_group(
 def trained_in_parts(model: Transformer, inner_spec: InnerSpec, ranks: Ranks = ALONE) -> dict[str, Tensor]:
     """Weights after four steps, the optimizer made anew from its saved state after the first two."""
     parameters = named(model)
-    its = make_optimizer(model, inner_spec)
+    its = make_optimizer(model, inner_spec, ranks)
     inner_round(model, its, batches(tokens(), 2, 4), inner_spec, first_step=0, ranks=ranks)
     saved = adam_state(parameters, its)
-    its = make_optimizer(model, inner_spec)
+    its = make_optimizer(model, inner_spec, ranks)
     load_adam_state(parameters, its, *saved)
     inner_round(model, its, batches(tokens(1), 2, 4), inner_spec, first_step=2, ranks=ranks, recompute="selective")
     return {name: whole(parameter).detach().clone() for name, parameter in parameters.items()}
@@ -258,7 +254,7 @@ def test_sharded_over_two_ranks_both_optimizers_take_the_same_steps(
     torch.multiprocessing.spawn(train_sharded, (2, tmp_path, [(odd, spec) for spec in specs]), nprocs=2)
     start = named(initialised(odd))
     # Muon's iteration runs in bf16: sums in another order show there.
-    for spec, tolerance in zip(specs, (0.002, 0.3), strict=True):
+    for spec, tolerance in zip(specs, (0.002, 0.1), strict=True):
         found = torch.load(tmp_path / f"{spec.optimizer}.pt")
         for name, weight in trained_in_parts(initialised(odd), spec).items():
             moved = (weight - start[name].detach()).norm()

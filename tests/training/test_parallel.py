@@ -68,6 +68,8 @@ def test_ranks_train_as_one_process_does(played: dict[int, dict[str, Any]], size
     assert played[size]["trained"] == pytest.approx(played[1]["trained"], rel=1e-4)
     assert played[size]["after"] == pytest.approx(played[1]["after"], rel=1e-3)
     assert played[size]["finite"] == played[1]["finite"]
+    assert played[size]["trained by muon"] == pytest.approx(played[1]["trained by muon"], rel=1e-3)
+    assert played[size]["own of muon"] == played[1]["own of muon"] == [True, 3]
 
 
 def launcher(size: int) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from murmur import presets
+from protocol.spec import RunSpec
 from training.memory import memory_total
 from training.plan import COVENANT, Plan, link, transfer_seconds, utilization
 from training.rates import Rate, Rates
@@ -24,6 +25,22 @@ def test_covenants_round_takes_the_published_20_minutes() -> None:
 
 
 # --- time --------------------------------------------------------------------------------------------------------
+
+
+def test_muons_products_count_as_compute_and_make_covenants_rounds_too_long() -> None:
+    table = presets.read("covenant-72b").first.model_dump()
+    table["inner"]["optimizer"] = "muon"
+    adamw, muon = planned("covenant-72b"), Plan(RunSpec.model_validate(table), 8, 180 * 10**9)
+    assert adamw.optimizer_flops == 0
+    square = 6 * 8192**3  # query and output
+    flat = 4 * 1024**2 * 8192 + 2 * 1024**3  # key and value
+    wide = 4 * 8192**2 * 28_672 + 2 * 8192**3  # gate, up and down
+    embedding = 4 * 8192**2 * 262_144 + 2 * 8192**3
+    a_step = 5 * (80 * (2 * square + 2 * flat + 3 * wide) + embedding)
+    assert muon.optimizer_flops == pytest.approx(30 * a_step, rel=0.05)
+    assert muon.compute_seconds / adamw.compute_seconds == pytest.approx(1 + muon.optimizer_flops / muon.flops)
+    assert [missed.deadline.phase for missed in muon.missed] == ["commit"]
+    assert (adamw.gpus_needed, muon.gpus_needed) == (8, 6)
 
 
 @pytest.mark.parametrize(

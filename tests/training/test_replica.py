@@ -111,7 +111,7 @@ def test_an_amended_inner_spec_is_followed(replica: Replica, data: Shards, run_s
 def test_a_void_round_loses_nothing(run_spec: RunSpec, theta: dict[str, Tensor], data: Shards) -> None:
     replica = Replica(run_spec, theta)
     update = trained(replica, data)
-    before = replica.own_state().tensors
+    before = {name: value.clone() for name, value in replica.own_state().tensors.items()}
     replica.give_back(update)
     after = replica.own_state().tensors
     assert weights(replica) == bits(dict(replica.theta))
