@@ -99,8 +99,8 @@ def standard(base: Scenario, attacks: Sequence[type[Attack]], policies: Sequence
 
 
 def together(base: Scenario, attacks: Sequence[type[Attack]], policies: Sequence[str], seeds: int, tell: Tell) -> Table:
-    """All attacks at once in one run, a third of all hotkeys divided among them, and one clean run. Attacks for which a
-    validator lies do not belong here: who judges is a fact about a whole run."""
+    """All attacks at once in one run, a third of all hotkeys divided among them, and one clean run. Those of
+    arena/kinds.py `ALONE` do not belong here: who judges, or is in the majority, is a fact about a whole run."""
     stories: dict[tuple[str, str], list[Story]] = {}
     for policy in policies:
         stories["clean", policy] = _played(replace(base, policy=policy), f"clean, {policy}", seeds, tell)

@@ -24,7 +24,6 @@ from statistics import fmean, pvariance
 import torch
 from bench_pay import changes_of
 from pay_network import MODELS
-from pay_trainers import Rule, ruled
 from proof_power import pages_of, spec_with, word
 
 from gauntlet.loss import bounded
@@ -68,13 +67,13 @@ def each_sequence(pages: Sequence[Page], context: int) -> tuple[Page, ...]:
     return tuple(Page(page.first + at, context) for page in pages for at in range(0, page.num_tokens, context))
 
 
-def run(seed: int, rounds: int, spec: RunSpec, rule: Rule, shards: Shards) -> list[Row]:
+def run(seed: int, rounds: int, spec: RunSpec, shards: Shards) -> list[Row]:
     """Of every peer and round its leads: on its assigned sequences in order, and on nobody's."""
     names = [f"{kind}-{KINDS[:place].count(kind)}" for place, kind in enumerate(KINDS)]
     peers = {name: PeerId(word("peer", seed, name)) for name in names}
     full = [name for name in names if name.startswith("full")]
     context, theta, run_id = spec.model.context, genesis_theta(spec.model, seed), word("run", seed)
-    miners = {name: ruled(rule)(spec, theta) for name in names}
+    miners = {name: Replica(spec, theta) for name in names}
     judge, rows = Replica(spec, theta), list[Row]()
     trained = spec.inner.steps * spec.inner.sequences
     for round in range(rounds):
@@ -215,7 +214,7 @@ def main() -> None:
             merged.setdefault(name, {}).update(fields)
         spec, rows = spec_with(merged, shards), list[Row]()
         for seed in range(options.first_seed, options.first_seed + options.seeds):
-            rows += run(seed, options.rounds, spec, Rule(), shards)
+            rows += run(seed, options.rounds, spec, shards)
         if options.rows:
             with options.rows.open("a") as file:
                 file.writelines(json.dumps({"page_sequences": size} | row) + "\n" for row in rows)

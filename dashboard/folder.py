@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from dashboard.evaluations import Evaluations, in_folder
 from dashboard.rounds import Rounds
 from dashboard.source import PORTION_BYTES, Stage
 from dashboard.tail import Tail, line_at
@@ -27,6 +28,7 @@ class Folder:
         self.path = path
         self.rounds = Rounds()
         self._tails: dict[str, Tail] = {}
+        self._evaluations = Evaluations(in_folder(path))
         self._names: dict[str, str] = {}
 
     def read(self, max_bytes: int = PORTION_BYTES) -> bool:
@@ -34,6 +36,7 @@ class Folder:
         if len(self._names) != len(list(self.path.glob(PUBLIC))):
             self._names = names(self.path)
             self.rounds.hotkeys = {name: hotkey for hotkey, name in self._names.items()}
+        self._evaluations.read(self.rounds)
         for home in sorted(self.path.glob("nodes/*")):
             tail = self._tails.setdefault(home.name, Tail(home / "events.jsonl"))
             for place, line in tail.lines():

@@ -29,7 +29,10 @@ NOT_HERE = ("MISSING", "LATE")
 PHASES = ("compute", "upload", "select", "download", "apply")
 NODE_KINDS = {"trained", "published", "committed", "applied", "phases", "broke_off", "passed_over", "weights_not_taken"}
 VALIDATOR_KINDS = {"checked", "ranked", "reported", "held_out", "unobserved", "weights_refused", "weights"}
-KINDS = NODE_KINDS | VALIDATOR_KINDS | {"agreed", "stated", "unread"}
+KINDS = NODE_KINDS | VALIDATOR_KINDS | {"agreed", "stated", "unread", "tested"}
+EVALUATIONS = "evaluations"
+"""The node whose word are evaluations of checkpoints (dashboard/evaluations.py); no member is called so."""
+MOST_METRICS = 200
 CHAIN = "chain"
 """The node whose word is what stands on chain: it comes before everybody's."""
 
@@ -51,6 +54,8 @@ class Round:
     pay: dict[str, dict[str, float]] = field(default_factory=dict)
     evaluations: dict[str, int] = field(default_factory=dict)
     held_out: dict[str, float] = field(default_factory=dict)
+    tested: dict[str, Any] | None = None
+    """The state that the round has made, evaluated: `loss`, `tasks`."""
     trained: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     payload_bytes: int | None = None
@@ -94,6 +99,7 @@ class Round:
             "time": self.time,
             "loss": fmean(self.held_out.values()) if self.held_out else None,
             "train_loss": median(honest) if honest else None,
+            "tested": self.tested,
             "active": self._first(self.active, None),
             "contributing": contributing,
             "rejected": {peer: why for peer, why in rejected.items() if peer not in contributing},
@@ -213,6 +219,13 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
             one.payload_bytes = _count(event["payload_bytes"])
         case "held_out":
             one.held_out[node] = _number(event["val_loss"])
+        case "tested":
+            if node != EVALUATIONS:
+                raise ValueError(node)
+            loss = _number(event["loss"])
+            metrics = [(task, name, value) for task, found in event["tasks"].items() for name, value in found.items()]
+            tasks = {f"{_text(task)} {_text(name)}": _number(value) for task, name, value in metrics[:MOST_METRICS]}
+            one.tested = {"loss": loss, "tasks": tasks}
         case "applied":
             contributing = tuple(_text(peer) for peer in event["contributing"])
             void, theta = bool(event["void"]), _text(event["theta"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gauntlet.average import NOTHING, Average, error
 from gauntlet.evaluation import Evaluation
-from gauntlet.proof import floor, is_harm, proof, score_floor, usual, usual_variance
+from gauntlet.proof import floor, proof, score_floor, usual, usual_variance
 from gauntlet.rating import FRESH, Rating, rate
 from gauntlet.remembered import Remembered
 from protocol.errors import InvalidMessage
@@ -128,8 +128,7 @@ def in_doubt(record: PeerRecord, spec: GauntletSpec) -> bool:
 
 def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBook:
     """The book after a round. A twin whose own pages do not show the work has copied: a fault like those of the fast
-    checks. Harm is not averaged away: the score's average begins anew from it, so that what was good before neither
-    selects nor pays. Raises ValueError for a round that is not later than the book's: evaluations would count
+    checks. Raises ValueError for a round that is not later than the book's: evaluations would count
     twice."""
     if outcome.round <= book.round:
         raise ValueError(f"round {outcome.round} cannot be folded into a book of round {book.round}")
@@ -146,7 +145,6 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
     copies = {peer for peer in evaluated if peer in checked.twins and gaps[peer] < SHOWN * unit}
     failed = checked.committed & set(checked.rejected) | copies
     score_variance = usual_variance(trusted_scores, book.score_variance)
-    harmful = {peer for peer, score in scores.items() if is_harm(score, usual_score, score_variance, spec)}
 
     seen = sorted({*checked.passed, *checked.committed, *evaluated, *outcome.contributing})
     peers = dict(book.peers) | {p: PeerRecord(first_seen=outcome.round) for p in seen if p not in book.peers}
@@ -167,7 +165,7 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
                 record,
                 gaps=record.gaps.push(gaps[peer], spec.proof_decay),
                 units=record.units.push(unit, spec.proof_decay),
-                scores=_averaged(record.scores, scores[peer], spec, harm=peer in harmful),
+                scores=record.scores.push(scores[peer], spec.score_decay),
                 usual_scores=record.usual_scores.push(usual_score, spec.score_decay),
                 score_variances=record.score_variances.push(score_variance, spec.score_decay),
                 assigned_scores=record.assigned_scores.push(_score(evaluated[peer].score.assigned), spec.score_decay),
@@ -192,11 +190,6 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
         tuple(past for past in remembered if past.round >= kept_from),
         max(0.0, book.unobserved - REGAINED),
     )
-
-
-def _averaged(scores: Average, score: float, spec: GauntletSpec, *, harm: bool) -> Average:
-    pushed = scores.push(score, spec.score_decay)
-    return replace(pushed, value=min(pushed.value, score)) if harm else pushed
 
 
 def _score(value: float) -> float:

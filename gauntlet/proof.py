@@ -93,10 +93,3 @@ def score_floor(usual: Average, variances: Average, evaluations: int, spec: Gaun
     """
     deviation = sqrt(variances.value) * error(evaluations, spec.score_decay)
     return min(spec.score_floor * usual.value, usual.value - spec.score_allowance * deviation)
-
-
-def is_harm(score: float, usual: float, variance: float, spec: GauntletSpec) -> bool:
-    """Whether an update made other text worse, by more than luck makes an honest one: its LossScore is at most 0, and
-    more than `score_allowance` standard deviations below the honest one of its round
-    (docs/decisions/0050-skipped-work-and-harm.md)."""
-    return score <= 0.0 and score < usual - spec.score_allowance * sqrt(variance)

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 HOST = "127.0.0.1"
 CHUNK_BYTES = 16 << 10
 """What is on its way at once in each direction of a connection: with latency it bounds the speed, as on real paths."""
+LATE_SECONDS = 0.1
+"""A busy machine wakes us up so late at most: what a way could have passed meanwhile, it makes up for."""
 
 
 class Links:
@@ -122,5 +124,6 @@ class _Way:
 
     def take(self, num_bytes: int, now: float) -> float:
         """Let bytes in; the seconds until the last of them has passed."""
-        self._free = max(self._free, now) + num_bytes / self.bytes_per_second
+        began = self._free if now - self._free < LATE_SECONDS else now
+        self._free = began + num_bytes / self.bytes_per_second
         return self._free - now

@@ -50,6 +50,8 @@ class Network:
     chaos: Injector | None = None
     standing: Standing | None = None
     recorder: Recorder | None = None
+    lead_seconds: float = 0.0
+    """From when it was open to round 0."""
     _progress: float = 0.0
     _logs: dict[str, "EventLog"] = field(default_factory=dict)
 
@@ -172,7 +174,10 @@ def open_network(plan: Plan, say: Say) -> Network:
                 processes.start(member.name, program(member), program(member))
         waiting = [member for name, member in everybody.items() if name not in members]
         network = Network(plan, processes, devnet, store, spec, members, waiting, links)
+        head = int(devnet.admin().info()["head"])
+        network.lead_seconds = max(0.0, (spec.clock.start_block - head) * plan.block_seconds)
         say(
+            f"round 0 begins in {network.lead_seconds:.0f} s; "
             f"a round has {spec.clock.round_blocks} blocks ({network.round_seconds:.1f} s), "
             f"{plan.rounds} rounds take about {plan.rounds * network.round_seconds / 60:.1f} minutes"
         )

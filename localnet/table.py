@@ -51,7 +51,7 @@ class Table:
         names = {address(member): member.name for member in (*network.members.values(), *network.waiting)}
         round_seconds = network.round_seconds
         patience = stall_rounds * round_seconds + 30
-        moved = time.monotonic()
+        moved = time.monotonic() + network.lead_seconds
         with self.status("round 0") as status:
             while True:
                 for line in network.disturb():
@@ -73,6 +73,8 @@ class Table:
                     Text(
                         f"round {self._rows}, {self._rows} of {network.plan.rounds} done: {waited:.0f} s of about "
                         f"{round_seconds:.0f}"
+                        if waited >= 0
+                        else f"round 0 begins in {-waited:.0f} s"
                     )
                 )
                 if waited > patience:

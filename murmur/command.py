@@ -47,6 +47,7 @@ SUBCOMMANDS = (
     Subcommand("localnet", "run a whole network on this machine", "localnet.command"),
     Subcommand("plan", "what a run asks of a miner: memory, compute, bytes, time", "murmur.plan"),
     Subcommand("run", "a run of your own: create, publish, amend, show, void", "murmur.run"),
+    Subcommand("sft", "fine-tune an export on chats, in stages", "murmur.sft"),
     Subcommand("shards", "build tokenised training data", "murmur.shards"),
     Subcommand("simulate", "run whole networks in modelled time, with faults", "simulation.command"),
     Subcommand("status", "where a node is, how its last rounds went, what is wrong", "murmur.status"),

@@ -33,10 +33,10 @@ def write(options: argparse.Namespace) -> int:
         raise ConfigError("murmur export RUN DIR: say which run, and where to (murmur export --help)")
     if options.theta is not None:
         raise ConfigError("--theta goes with --verify")
-    there = _open(options, options.source, options.netuid)
+    there = open_source(options, options.source, options.netuid)
     try:
-        with _index(there, options) as (index, folder):
-            tokenizer = run_tokenizer(index.tokenizer, index.tokenizer_config, folder)
+        with data_of(there, options) as (shards, folder):
+            tokenizer = run_tokenizer(shards.index.tokenizer, shards.index.tokenizer_config, folder)
     except StorageError as fault:
         raise ConfigError(
             f"the index of the run's data set, or the tokenizer that it names, is not to be had ({fault}): give the "
@@ -77,10 +77,10 @@ def _by_run(options: argparse.Namespace, origin: Origin) -> list[str]:
     if options.source is None and spec.local:
         raise ConfigError(f"{options.verify} is of a local network: give its run folder too")
     netuid = options.netuid or (str(spec.netuid) if options.source is None else None)
-    there = _open(options, options.source or spec.owner, netuid)
+    there = open_source(options, options.source or spec.owner, netuid)
     named: Index | None = None
-    with suppress(ConfigError, StorageError), _index(there, options) as (index, _):
-        named = index
+    with suppress(ConfigError, StorageError), data_of(there, options) as (shards, _):
+        named = shards.index
     found = read_export(options.verify, tell)
     owner = (
         f"the run is {there.run.id.hex()[:16]} of the owner {hotkey(there.run.first.owner_id)}: is that whom you mean?"
@@ -88,7 +88,7 @@ def _by_run(options: argparse.Namespace, origin: Origin) -> list[str]:
     return [owner, *prove_by_run(found, States(there.run, there.doors, tell), named, tell)]
 
 
-def _open(options: argparse.Namespace, source: str, netuid: str | None) -> network.Opened:
+def open_source(options: argparse.Namespace, source: str, netuid: str | None) -> network.Opened:
     """The run that is meant by a run folder, a node's file or its owner's hotkey. Raises ConfigError, ChainError."""
     path = Path(source)
     folder, file = (path if path.is_dir() else None), (source if path.is_file() else None)
@@ -108,9 +108,9 @@ def _open(options: argparse.Namespace, source: str, netuid: str | None) -> netwo
 
 
 @contextmanager
-def _index(there: network.Opened, options: argparse.Namespace) -> Iterator[tuple[Index, Path]]:
-    """The index of the run's data set, and a folder with the tokenizer's files that it names: the operator's, or one
-    with what the owner's and validators' buckets give. Raises ConfigError, and StorageError where nobody has them."""
+def data_of(there: network.Opened, options: argparse.Namespace) -> Iterator[tuple[Shards, Path]]:
+    """The run's data set, the operator's or what the owner's and validators' buckets give of it, and a folder with the
+    tokenizer's files that it names. Raises ConfigError, and StorageError where nobody has them."""
     digest = Digest(bytes.fromhex(there.run.first.data.index))
     given = options.data or there.config.data
     with TemporaryDirectory(prefix="murmur-export-") as temporary:
@@ -118,12 +118,12 @@ def _index(there: network.Opened, options: argparse.Namespace) -> Iterator[tuple
         if not (folder / INDEX).is_file():
             folder = fetched
         remote = Copies(there.run, there.doors, folder / INDEX)
-        index = Shards.open(folder, index_digest=digest, remote=remote).index
-        files = index.tokenizer_files
+        shards = Shards.open(folder, index_digest=digest, remote=remote)
+        files = shards.index.tokenizer_files
         if not all((folder / name).is_file() for name in files):
             folder = fetched
             remote.fetch([File(file, MAX_BYTES, folder / name, exact=False) for name, file in files.items()])
-        yield index, folder
+        yield shards, folder
 
 
 def _described(origin: Origin) -> str:

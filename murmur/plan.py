@@ -30,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--spec", required=True, help="a preset (configs/), or a TOML or JSON file")
     add_machine(parser)
+    parser.add_argument(
+        "--sft",
+        metavar="RECIPE",
+        help="plan a fine-tuning of the run's model in place of the run: a recipe of murmur sft, by name or file",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object, in bytes and seconds")
 
 
@@ -72,6 +77,10 @@ def run(options: argparse.Namespace) -> int:
     """Print the plan; the exit status is 1 for one that is refused."""
     network = presets.read(options.spec)
     plan = planned(network.first, options)
+    if options.sft is not None:
+        from murmur.tuning import show
+
+        return show(options.sft, plan, as_json=options.json)
     if options.json:
         sys.stdout.write(json.dumps(as_json(plan), indent=2) + "\n")
     else:

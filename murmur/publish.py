@@ -27,7 +27,7 @@ from training.shards import Shards
 FEWEST_BLOCKS = 20
 """From the publication to round 0: for the posting, and for a node that waits for it."""
 LATEST_BLOCKS = 4
-"""From the posting to round 0, at least: a post takes up to two of them."""
+"""From the newest block to round 0, at least, when the spec is posted: a post takes up to two of them."""
 START_SECONDS = 600.0
 
 
@@ -154,7 +154,7 @@ def _seal(doors: Doors, folder: RunFolder, lead: int) -> RunSpec:
 
 def _require_time(doors: Doors, spec: RunSpec) -> None:
     """Raise ConfigError when the run would have begun before anybody could find it."""
-    left = spec.clock.start_block - doors.chain.finalized().block
+    left = spec.clock.start_block - doors.chain.finalized().block - spec.clock.finality_blocks
     if left < LATEST_BLOCKS:
         raise ConfigError(
             f"the bucket took so long for the spec that round 0 (block {spec.clock.start_block}) would "

@@ -6,12 +6,15 @@ from argparse import Namespace
 
 from murmur import network
 from murmur.amend import described, when_settled
+from murmur.evaluating import rows_of
 from murmur.timetable import duration
 from node.amendments import owner_slot
 from owner.amend import Standing, standing
 from owner.draft import NOBODYS_THETA
 from owner.folder import DRAFT, OWNER, open_folder
 from owner.records import Stated, records, stated
+from post.rows import described as described_row
+from post.rows import read_rows
 from protocol.errors import ConfigError, StorageError
 from protocol.messages import first_link
 from protocol.run import Run
@@ -39,6 +42,7 @@ def show(options: Namespace) -> int:
     now = standing(there.run, there.doors)
     newest = stated(there.run, there.doors, now.block)
     lines = [*_spec(there.run.first), *_time(now), *_links(there, now.run, newest, now.block), *_amendments(now)]
+    lines += [f"evaluated  {described_row(row)}" for row in read_rows(rows_of(there))[-1:]]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 

@@ -37,8 +37,18 @@ def run(options: argparse.Namespace) -> int:
         wrong = list(diary.unwell(now) if options.check else diary.wrong(now))
         status |= bool(wrong)
         texts += wrong if options.check else _lines(home, diary, wrong)
+    if options.run is not None and not options.check:
+        texts += _evaluated(options.run)
     sys.stdout.write("".join(f"{line}\n" for line in texts))
     return status
+
+
+def _evaluated(folder: Path) -> list[str]:
+    """The newest checkpoint that somebody has evaluated (`murmur evaluate`)."""
+    from dashboard.evaluations import in_folder
+    from post.rows import described, read_rows
+
+    return [f"evaluated: {described(row)}" for row in read_rows(in_folder(folder))[-1:]]
 
 
 def _homes(options: argparse.Namespace) -> list[Path]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from queue import Empty, Full, Queue
 from typing import Any
 
+from dashboard.evaluations import Evaluations, in_home
 from dashboard.rounds import Rounds
 from dashboard.source import PORTION_BYTES, Stage
 from murmur.network import Opened
@@ -36,6 +37,7 @@ class Network:
         self._where, self._open = where, open
         self._there: Opened | None = None
         self._history: History | None = None
+        self._evaluations: Evaluations | None = None
         self._told: Queue[Told] = Queue(QUEUED)
         self._rows: OrderedDict[tuple[int, str], bytes] = OrderedDict()
         self._rows_bytes = 0
@@ -50,6 +52,8 @@ class Network:
         in the way: then it is tried again when the network is followed."""
         there = self._open()
         self.names = {hotkey(peer): name for peer, name in there.names.items()}
+        if not there.recorded:
+            self._evaluations = Evaluations(in_home(there.home, there.run.id))
         self._there, self._history = there, History(there.run, there.doors)
 
     def follow(self) -> "Network":
@@ -71,6 +75,8 @@ class Network:
             self.rounds.take(node, event)
             if event["event"] == "reported":
                 max_bytes -= self._keep(event["round"], node, event["peers"])
+        if self._evaluations is not None:
+            self._evaluations.read(self.rounds)
         self.rounds.keep(HISTORY_ROUNDS)
         return not self._told.empty()
 

@@ -50,6 +50,14 @@ def parse_tasks(text: str) -> dict[str, int | None]:
     return tasks
 
 
+def require() -> None:
+    """Raises ConfigError without the extra."""
+    try:
+        import lm_eval  # noqa: F401
+    except ImportError as fault:
+        raise ConfigError(f"{MISSING} ({fault})") from None
+
+
 def evaluate(
     folder: Path,
     origin: Origin,
@@ -64,12 +72,11 @@ def evaluate(
     """What the export in `folder` achieves, as an object for JSON: `results` by task, and groups of tasks, each with
     `shots` and `metrics`. include: a folder with tasks of one's own. limit: of documents of a task. chat: with the
     tokenizer's chat template. Raises ConfigError for unknown tasks and without the extra."""
-    try:
-        from lm_eval import simple_evaluate
-        from lm_eval.models.huggingface import HFLM
-        from lm_eval.tasks import TaskManager
-    except ImportError as fault:
-        raise ConfigError(f"{MISSING} ({fault})") from None
+    require()
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
     manager = TaskManager(include_path=str(include) if include is not None else None)
     for name in tasks:
         if name not in manager.all_tasks:

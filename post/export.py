@@ -106,10 +106,7 @@ def beside(folder: Path) -> Iterator[Path]:
     has left there goes first. Raises ConfigError for a folder that holds something, or that another process makes, and
     where the disk refuses."""
     folder = folder.absolute()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is there already: choose another folder, or remove it")
-    partial = folder.with_name(f"{folder.name}.partial")
-    lock = _locked(partial)
+    partial, lock = _begun(folder)
     try:
         for left in partial.iterdir():
             rmtree(left) if left.is_dir() else left.unlink()
@@ -127,6 +124,34 @@ def beside(folder: Path) -> Iterator[Path]:
             rmtree(partial, ignore_errors=True)
     finally:
         os.close(lock)
+
+
+@contextmanager
+def resumed(folder: Path) -> Iterator[Path]:
+    """DIR.partial with what an earlier process has left there; it becomes `folder` when the block ends well, and stays
+    otherwise. Raises ConfigError as `beside`."""
+    folder = folder.absolute()
+    partial, lock = _begun(folder)
+    try:
+        yield partial
+        sync(partial)
+        os.rename(partial, folder)
+        sync(folder.parent)
+    finally:
+        os.close(lock)
+
+
+def _begun(folder: Path) -> tuple[Path, int]:
+    """DIR.partial, and the lock by which this process has it."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there already: choose another folder, or remove it")
+    partial = partial_of(folder)
+    return partial, _locked(partial)
+
+
+def partial_of(folder: Path) -> Path:
+    """Where a folder is made."""
+    return folder.absolute().with_name(f"{folder.name}.partial")
 
 
 def _locked(partial: Path) -> int:

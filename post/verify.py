@@ -17,6 +17,7 @@ from post.export import rebuilt, told
 from post.origin import CARD, MAX_ORIGIN_BYTES, ORIGIN, Origin, parse_origin, small_files
 from post.states import States
 from post.tokenizer import TokenizerFiles, run_tokenizer
+from post.tuned import TUNED, is_tuned
 from protocol.errors import CheckpointCorrupt, ConfigError
 from protocol.types import Digest
 from training.index import Index
@@ -57,6 +58,11 @@ def read_origin(folder: Path) -> Origin:
         with (folder / ORIGIN).open("rb") as file:
             return parse_origin(file.read(MAX_ORIGIN_BYTES + 1))
     except (FileNotFoundError, NotADirectoryError):
+        if is_tuned(folder):
+            raise ConfigError(
+                f"{folder} is a fine-tuned model (murmur sft), and no run's theta: nothing on chain speaks of it. "
+                f"{TUNED} names the export that it was made of, which can be proved"
+            ) from None
         raise ConfigError(f"{folder} is not an export: it has no {ORIGIN} (`murmur export` makes one)") from None
 
 

@@ -5,6 +5,7 @@ import { Plot, drawPhases, series } from "./charts.js";
 const POLL_MS = 2000;
 const SETTLED = 10; // evaluations: gauntlet/account.py
 const PAID_LINES = 8;
+const TASK_LINES = 8;
 const $ = (id) => document.getElementById(id);
 
 const store = { version: 0, facts: {}, rounds: [], columns: [], byNumber: new Map(), peers: [], rows: new Map() };
@@ -25,6 +26,7 @@ const plots = {
   peers: new Plot($("plot-peers"), $("key-peers"), { zero: true, whole: true }),
   pay: new Plot($("plot-pay"), $("key-pay"), { zero: true }),
   seconds: new Plot($("plot-seconds"), $("key-seconds"), { zero: true }),
+  tasks: new Plot($("plot-tasks"), $("key-tasks")),
   rate: new Plot($("plot-rate"), $("key-rate"), { zero: true, powers: true }),
 };
 
@@ -98,11 +100,30 @@ function show(changed) {
   matrix.draw();
   keyOfMatrix();
   const at = rounds.map((round) => round.round);
-  plots.loss.show(at, [series("held out, after the round", "--s1", rounds.map((r) => r.loss)), series("in training", "--s2", rounds.map((r) => r.train_loss), { dashed: true })]);
+  const tested = rounds.filter((round) => round.tested !== null);
+  plots.loss.show(at, [
+    series("held out, after the round", "--s1", rounds.map((r) => r.loss)),
+    series("in training", "--s2", rounds.map((r) => r.train_loss), { dashed: true }),
+    ...(tested.length ? [series("held out, of checkpoints evaluated", "--s3", rounds.map((r) => r.tested?.loss ?? null), { points: true })] : []),
+  ]);
+  tasks(tested);
   plots.peers.show(at, [series("active", "--s1", rounds.map((r) => r.active), { dashed: true }), series("contributing", "--contributing", rounds.map((r) => (r.void === null ? null : r.contributing.length)))]);
   plots.seconds.show(at, ["compute", "upload", "select", "download", "apply"].map((phase, i) => series(phase, `--s${i + 1}`, rounds.map((r) => r.seconds[phase]))));
   pay(at);
   phases();
+}
+
+// Only rounds whose state was evaluated: a line from one to the next.
+function tasks(tested) {
+  const names = [...new Set(tested.flatMap((round) => Object.keys(round.tested.tasks)))].sort();
+  $("tasks").hidden = names.length === 0;
+  if (!names.length) return;
+  const lines = names.slice(0, TASK_LINES).map((name, i) => {
+    const values = tested.map((round) => round.tested.tasks[name] ?? null);
+    return series(`${name.split(",")[0]} ${values.findLast((value) => value !== null).toPrecision(4)}`, `--s${i + 1}`, values, { points: true });
+  });
+  plots.tasks.show(tested.map((round) => round.round), lines);
+  $("tasks-note").textContent = names.length > TASK_LINES ? `${names.length - TASK_LINES} more are in /api/rounds` : "";
 }
 
 let rateShown = null;
@@ -136,8 +157,13 @@ function numbers() {
     $("n-loss").textContent = measured.at(-1).loss.toFixed(3);
     $("n-loss-note").textContent = measured.length > 1 ? `from ${measured[0].loss.toFixed(2)} in round ${measured[0].round}` : "nats a token";
   }
+  const tested = store.rounds.findLast((round) => round.tested !== null);
+  if (!measured.length && tested) {
+    $("n-loss").textContent = tested.tested.loss.toFixed(3);
+    $("n-loss-note").textContent = `evaluated after round ${tested.round}`;
+  }
   const trained = store.rounds.findLast((round) => round.train_loss !== null);
-  if (!measured.length && trained) $("n-loss-note").textContent = `not published; in training ${trained.train_loss.toFixed(3)}`;
+  if (!measured.length && !tested && trained) $("n-loss-note").textContent = `not published; in training ${trained.train_loss.toFixed(3)}`;
   $("n-contributing").textContent = last.void ? "void" : `${last.contributing.length} of ${last.active ?? "?"}`;
   const codes = [...last.cells.values()];
   const rejected = codes.filter((code) => ["rejected", "late"].includes(stateOf(code))).length;

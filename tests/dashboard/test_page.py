@@ -1,10 +1,12 @@
 """The page in a real browser: live and replayed, hostile names, dark, narrow, by keyboard, and a silent console."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from dashboard.evaluations import in_folder
 from dashboard.server import Page
 from tests.dashboard import synthetic
 from tests.dashboard.browser import CHROMIUM, Tab, browser
@@ -107,3 +109,29 @@ def test_the_learning_rate_is_drawn_with_the_place_where_the_run_stands(tmp_path
     tab.open(serve(tmp_path).url)
     tab.until("document.querySelectorAll('#plot-rate canvas').length === 1")
     assert "after 30 rounds" in tab.value(TEXT.format("key-rate"))
+
+
+def test_evaluated_checkpoints_are_drawn_and_stand_for_a_loss_that_nobody_publishes(
+    tmp_path: Path, serve: Serve, tab: Tab
+) -> None:
+    written = synthetic.Folder(tmp_path)
+    for number in range(4):
+        written.round(number)
+    tab.open(serve(tmp_path).url)
+    tab.until(f"{TEXT.format('n-round')} === '3'")
+    assert tab.value("document.getElementById('tasks').hidden")
+    rows = [
+        {
+            "round": number,
+            "theta": "00",
+            "loss": 4.0 - number,
+            "tasks": {HOSTILE: {"acc,none": number / 8}},
+            "time": 1e9,
+        }
+        for number in (2, 4)
+    ]
+    in_folder(tmp_path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tab.until("!document.getElementById('tasks').hidden")
+    assert tab.value(TEXT.format("key-tasks")) == f"{HOSTILE} acc 0.5000"
+    assert "of checkpoints evaluated" in tab.value(TEXT.format("key-loss"))
+    assert tab.value("document.querySelectorAll('#plot-tasks canvas').length") == 1

@@ -8,6 +8,7 @@ import pytest
 
 from dashboard import folder as folders
 from dashboard import tail as tails
+from dashboard.evaluations import in_folder
 from dashboard.folder import Folder
 from dashboard.health import health
 from dashboard.rounds import NOT_AGREED, Round, Rounds
@@ -207,3 +208,21 @@ def test_rounds_count_up_by_number_in_whatever_order_they_come() -> None:
     for number in (4, 0, 2):
         rounds.take("validator-1", {"event": "held_out", "round": number, "val_loss": 1.0, "time": 1.0}, 0)
     assert [one.number for one in rounds] == [0, 2, 4]
+
+
+def test_an_evaluated_checkpoint_belongs_to_the_round_that_made_it(tmp_path: Path) -> None:
+    written = synthetic.Folder(tmp_path)
+    for number in range(3):
+        written.round(number)
+    written.write("miner-1", "tested", 1, loss=0.1, tasks={})
+    rows = in_folder(tmp_path)
+    row = {"round": 2, "theta": "00", "loss": 3.5, "tasks": {"toy": {"acc,none": 0.25}}, "time": 1e9}
+    rows.write_text(json.dumps(row) + '\n{"round": 3, "lo')
+    folder = Folder(tmp_path)
+    folder.read()
+    assert [one["tested"] for one in told(folder)[0]] == [None, {"loss": 3.5, "tasks": {"toy acc,none": 0.25}}, None]
+    others = ({"round": "3"}, {"tasks": []}, {"tasks": {"toy": {"acc": "x"}}}, {"loss": None}, {"round": 0})
+    with rows.open("a") as file:
+        file.write('ss": 1}\n' + "".join(json.dumps(row | other) + "\n" for other in others) + "null\n[]\n")
+    folder.read()
+    assert [one["tested"] is not None for one in told(folder)[0]] == [False, True, False]

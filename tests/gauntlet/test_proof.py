@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gauntlet.average import NOTHING, Average, error
-from gauntlet.proof import floor, gap, is_harm, leads, score_floor, usual, usual_variance
+from gauntlet.proof import floor, gap, leads, score_floor, usual, usual_variance
 from protocol.spec import GauntletSpec
 
 SPEC = GauntletSpec()
@@ -107,12 +107,3 @@ def test_honest_scores_that_differ_more_than_they_are_worth_are_hardly_ever_belo
             scores = scores.push(random.gauss(1.0, 1.3), SPEC.score_decay)
             low += scores.value <= score_floor(Average(1.0, 0.9), Average(1.3**2, 0.9), count, SPEC)
     assert low <= 0.025 * 8000
-
-
-def test_harm_is_a_score_of_nothing_or_less_that_luck_does_not_make_of_an_honest_one():
-    variance = 0.02**2
-    assert is_harm(-0.001, 0.1, variance, SPEC)
-    assert not is_harm(0.001, 0.1, variance, SPEC)
-    assert not is_harm(-0.001, 0.05, variance, SPEC)
-    assert is_harm(-0.011, 0.05, variance, SPEC)
-    assert not is_harm(-0.1, -0.1, variance, SPEC)

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from localnet.links import Links
+from localnet.links import LATE_SECONDS, Links, _Way
 
 BODY = bytes(range(256)) * 400  # 100 KB
 
@@ -95,6 +95,16 @@ def test_each_direction_has_its_own_speed(links: Links) -> None:
     assert 0.02 < fetch(links, "one") < 50
     links.slow("one", math.inf, 4 * len(BODY))
     assert fetch(links, "one") > 0.24
+
+
+def test_a_way_makes_up_for_being_woken_late_and_saves_nothing_up_while_it_is_idle() -> None:
+    way = _Way()
+    way.bytes_per_second = 1000.0
+    now = 50.0
+    for _ in range(100):
+        now += way.take(10, now) + 0.004  # 4 ms late each time
+    assert now == pytest.approx(50.0 + 100 * 0.01, abs=0.0041)
+    assert way.take(10, now + LATE_SECONDS + 1.0) == pytest.approx(0.01)
 
 
 def test_latency_falls_on_every_answer(links: Links) -> None:

@@ -287,6 +287,13 @@ class IgnoresAKey(Friendly, Collector):
         return [replace(item, reveal=None) if item.peer.id == self.friend else item for item in found]
 
 
+class SaysNothing(Friendly, Scores):
+    """Pays, and publishes no report."""
+
+    def report(self, *arguments: Any, **named: Any) -> None:
+        pass
+
+
 class ForgetsItsBook(Friendly, Scores):
     def check(self, round: int, gathered: Any) -> Any:
         if round == LIE:
@@ -325,7 +332,7 @@ def friends_of(kind: type[Friendly], friend: PeerId) -> type[Validator]:
 
 
 def test_every_lie_of_a_validator_is_named_and_only_what_follows_from_it(networks: Networks, tmp_path: Path) -> None:
-    names = {kind: kind.__name__.lower() for kind in (*LIES, IgnoresAKey)}
+    names = {kind: kind.__name__.lower() for kind in (*LIES, IgnoresAKey, SaysNothing)}
     stakes = {"honest": 10**9} | dict.fromkeys(names.values(), 1)
     network = networks(miners=4, validators=stakes, contributors=2, reserve=2)
     friend, CopiesScores.other = network["miner-4"].peer, network["honest"].peer
@@ -346,6 +353,9 @@ def test_every_lie_of_a_validator_is_named_and_only_what_follows_from_it(network
     assert len([peer for topic, peer in ranked if topic is Topic.RANKING]) >= 2
     # The one lie that nobody can prove: it is told as what only the validator saw.
     assert [(f.verdict, f.peer) for f in found[names[IgnoresAKey]].findings] == [(Verdict.OBSERVED, friend)]
+    silent = found[names[SaysNothing]]
+    assert (silent.report, [f.verdict for f in silent.findings]) == (None, [Verdict.UNCHECKED] * 2)
+    assert [f.topic for f in silent.findings] == [Topic.REPORT, Topic.WEIGHTS]
 
 
 def test_a_record_on_chain_of_peers_that_do_not_contribute_is_named(networks: Networks, tmp_path: Path) -> None:

@@ -10,16 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from murmur import network
+from dashboard.evaluations import in_home
+from murmur import evaluating, network
 from murmur.command import main
 from node import follower, patient, setbacks
 from node.config import NetworkConfig
 from node.reader import reading
-from post import states
+from post import follow, states
 from post.export import beside
+from post.origin import Origin
+from post.rows import read_rows
 from post.verify import read_export
 from protocol import keys
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, StorageError
 from protocol.types import PeerId, hotkey
 from tests.fakes.chain import FakeChain, fake_verify
 from tests.network import OWNER, FakeNetwork
@@ -221,8 +224,10 @@ def test_what_cannot_be_done_is_refused_with_the_reason(murmur: Murmur, run: str
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from post import states
+from post import follow, states
 from post.export import beside
+from post.origin import Origin
+from post.rows import read_rows
 with beside(Path(sys.argv[1])) as partial:
     (partial / "model.safetensors").write_bytes(b"half")
     (partial / "work").mkdir()
@@ -251,3 +256,93 @@ def test_two_exports_to_one_folder_do_not_mix(tmp_path: Path) -> None:
             pass
         assert (partial / "file").read_text() == "first"
     assert (tmp_path / "out" / "file").read_text() == "first"
+
+
+# --- checkpoints evaluated ---------------------------------------------------------------------------------------
+
+
+def losses(played: FakeNetwork) -> dict[int, float]:
+    """Held-out loss of the state at the start of every round, as the validator has measured it."""
+    return {event["round"] + 1: event["val_loss"] for event in played["validator"].events("held_out")}
+
+
+def rows(played: FakeNetwork, home: Path) -> list[dict[str, object]]:
+    return read_rows(in_home(home, played.run.id))
+
+
+def test_checkpoints_are_evaluated_once_and_have_the_validators_loss(
+    played: FakeNetwork, murmur: Murmur, run: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run" / "nodes").mkdir()
+    status, text = murmur("evaluate", run, "--device", "cpu")
+    assert status == 0
+    expected = losses(played)
+    assert [line.split(":")[0] for line in text.splitlines()[:-1]] == [
+        f"state at the start of round {round}" for round in (2, 4, ROUNDS)
+    ]
+    found = rows(played, tmp_path)
+    assert [row["round"] for row in found] == [2, 4, ROUNDS]
+    for row in found:
+        assert row["loss"] == pytest.approx(expected[row["round"]], abs=1e-6)  # type: ignore[index]
+        assert row["theta"] == thetas(played)[row["round"]]  # type: ignore[index]
+    assert murmur("evaluate", run)[1].count("\n") == 1
+    # A line that a killed process has not ended is no row, and hurts none.
+    path = in_home(tmp_path, played.run.id)
+    path.write_bytes(path.read_bytes().splitlines(True)[0] + b'{"round": 4, "lo')
+    assert murmur("evaluate", run)[0] == 0
+    assert [row["round"] for row in rows(played, tmp_path)] == [2, 4, ROUNDS]
+    assert sorted(path.name for path in path.parent.iterdir()) == [path.name]
+
+
+def test_tasks_are_asked_of_an_export_of_each_checkpoint(
+    played: FakeNetwork, murmur: Murmur, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run" / "nodes").mkdir()
+    assert murmur("evaluate", run)[0] == 0
+    asked = []
+
+    def evaluate(folder: Path, origin: Origin, tasks: dict[str, int], **options: object) -> dict[str, object]:
+        asked.append(read_export(folder, quiet).origin.round)
+        assert (tasks, options["limit"]) == ({"toy": 2}, 3)
+        metrics = {"acc,none": 0.5, "acc_stderr,none": 0.1}
+        return {"results": {"toy": {"shots": 2, "metrics": metrics}}}
+
+    monkeypatch.setattr(evaluating, "require", quiet)
+    monkeypatch.setattr(follow, "evaluate", evaluate)
+    status, text = murmur("evaluate", run, "--tasks", "toy:2", "--limit", 3)
+    assert (status, asked) == (0, [ROUNDS, 4, 2])
+    assert "toy acc 0.5000" in text
+    assert [row["tasks"] for row in rows(played, tmp_path)] == [{"toy": {"acc,none": 0.5}}] * 3
+
+
+def test_a_run_that_is_followed_has_its_checkpoints_evaluated_until_one_interrupts(
+    played: FakeNetwork, murmur: Murmur, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run" / "nodes").mkdir()
+    looks = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluating.time, "sleep", sleep)
+    assert murmur("evaluate", run, "--follow")[0] == 130
+    assert [row["round"] for row in rows(played, tmp_path)] == [2, 4]
+    assert murmur("evaluate", tmp_path / "nothing", "--follow")[0] == 2
+
+
+def test_checkpoints_that_nobody_has_any_more_are_passed_over(
+    played: FakeNetwork, murmur: Murmur, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run" / "nodes").mkdir()
+    real = states.States.rebuild
+
+    def rebuild(self: states.States, named: states.Named, folder: Path) -> states.Rebuilt:
+        if named.round < 5:
+            raise StorageError("deleted")
+        return real(self, named, folder)
+
+    monkeypatch.setattr(states.States, "rebuild", rebuild)
+    assert murmur("evaluate", run)[0] == 0
+    assert [row["round"] for row in rows(played, tmp_path)] == [ROUNDS]

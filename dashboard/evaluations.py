@@ -1,0 +1,44 @@
+"""Checkpoints' evaluations (`murmur evaluate RUN`) as the page sees them: lines of a file, of whoever evaluates."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dashboard.rounds import EVALUATIONS, Rounds
+from dashboard.tail import Tail
+from protocol.types import Digest
+
+_FILE = "evaluations.jsonl"
+
+
+def in_folder(folder: Path) -> Path:
+    """Where those of a local network are: in its run folder."""
+    return folder / _FILE
+
+
+def in_home(home: Path, run: Digest) -> Path:
+    """Where those of any run are, on the machine that makes them."""
+    return home / "evaluations" / f"{run.hex()}.jsonl"
+
+
+class Evaluations:
+    """The rows of a file that grows, taken into the rounds that made the states."""
+
+    def __init__(self, path: Path) -> None:
+        self._tail = Tail(path)
+
+    def read(self, rounds: Rounds) -> None:
+        """Take in what is new."""
+        for place, event in self._events():
+            rounds.take(EVALUATIONS, event, place)
+
+    def _events(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        for place, line in self._tail.lines():
+            try:
+                row = json.loads(line)
+                event = {"event": "tested", **{name: row[name] for name in ("time", "loss", "tasks")}}
+                # The state at the start of a round is what the round before has made.
+                yield place, event | {"round": row["round"] - 1}
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue

@@ -1,0 +1,221 @@
+"""Chats as what a model is tuned on: rows checked and turned into tokens, mixed with text of the run, in an order that
+is a function of the rows and the step, whatever the number of GPUs.
+
+A row is an object with `messages`: a list of `role` (system, user, assistant) and `content`. Labels are the tokens of
+the assistant's turns, as the tokenizer's chat template marks them, ends of turns included; NO_LABEL elsewhere.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, load_dataset
+from numpy.typing import NDArray
+
+from post.recipes import Stage
+from protocol.errors import ConfigError
+from training.shards import Split
+
+NO_LABEL = -100
+HUB = "hf:"
+ROLES = ("system", "user", "assistant")
+SEED = 0
+_ALONE = 20_000
+"""So many rows one process turns into tokens by itself."""
+
+Row = Mapping[str, Any]
+Example = dict[str, list[int]]
+
+
+class BadRow(Exception):
+    """A row that is no chat. The message says why."""
+
+
+def read_rows(source: str, cache: Path) -> Dataset:
+    """The rows as they are: of a JSONL file, one text `line` each, or of a data set of the Hugging Face hub, its
+    split `train`. Raises ConfigError."""
+    if source.startswith(HUB):
+        try:
+            return load_dataset(source.removeprefix(HUB), split="train")
+        except Exception as fault:  # noqa: BLE001 - the library, the hub and the network each raise their own
+            raise ConfigError(f"cannot load the data set {source}: {fault}") from None
+    path = Path(source).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"{path} is not there: expected a JSONL file of chats, or {HUB}NAME of the Hugging Face hub")
+    if not path.stat().st_size:
+        raise ConfigError(f"{path} is empty")
+    return Dataset.from_generator(_lines, gen_kwargs={"path": str(path)}, cache_dir=str(cache))
+
+
+def _lines(path: str) -> Iterator[dict[str, str]]:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            yield {"line": line}
+
+
+def messages_of(row: Row) -> list[dict[str, str]]:
+    """Raises BadRow."""
+    if "line" in row and "messages" not in row:
+        try:
+            row = json.loads(row["line"])
+        except (ValueError, RecursionError) as fault:
+            raise BadRow(f"is not JSON ({fault})") from None
+    if not isinstance(row, Mapping) or not isinstance(row.get("messages"), list) or not row["messages"]:
+        raise BadRow('is no object with a list of "messages"')
+    found = []
+    for place, message in enumerate(row["messages"]):
+        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+            raise BadRow(f'has no text as "content" of message {place + 1}')
+        if message.get("role") not in ROLES:
+            role = str(message.get("role"))[:40]
+            raise BadRow(f"has the role {role!r} in message {place + 1}: known are {', '.join(ROLES)}")
+        found.append({"role": message["role"], "content": message["content"]})
+    if not any(message["role"] == "assistant" and message["content"] for message in found):
+        raise BadRow("holds no turn in which the assistant says something")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A tokenizer (transformers'), and the chat template by which it marks what the assistant says."""
+
+    tokenizer: Any
+    template: str
+
+    def example(self, messages: Sequence[Mapping[str, str]]) -> Example:
+        """`input_ids` and `labels`. Raises BadRow."""
+        special = self.tokenizer.all_special_tokens
+        for message in messages:
+            if word := next((word for word in special if word in message["content"]), None):
+                raise BadRow(f"holds {word!r} as text, which is a token of this tokenizer's")
+        found = self.tokenizer.apply_chat_template(
+            messages, chat_template=self.template, return_dict=True, return_assistant_tokens_mask=True
+        )
+        ids, said = list(found["input_ids"]), found["assistant_masks"]
+        return {
+            "input_ids": ids,
+            "labels": [token if mask else NO_LABEL for token, mask in zip(ids, said, strict=True)],
+        }
+
+    def end(self) -> int:
+        """The token that ends the assistant's turn. Raises ConfigError where it has none."""
+        found = self.example([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+        said = [token for token in found["labels"] if token != NO_LABEL]
+        if not said or said[-1] not in self.tokenizer.all_special_ids:
+            raise ConfigError(
+                "the tokenizer's chat template does not end the assistant's turn by a token of its own within "
+                "{% generation %}: a model that is tuned with it would never stop"
+            )
+        return int(said[-1])
+
+
+def tokenised(rows: Dataset, turns: Turns, source: str, folder: Path) -> None:
+    """Write every row as an example, with its `length`, to `folder`, which is whole or not there. Raises ConfigError
+    with the number of the first row that is no chat."""
+    many = os.cpu_count() if len(rows) > _ALONE else None
+    cache = folder.with_name(folder.name + ".arrow")
+    partial = folder.with_name(folder.name + ".partial")
+    found = rows.map(
+        _Turned(turns),
+        with_indices=True,
+        remove_columns=rows.column_names,
+        num_proc=many,
+        load_from_cache_file=False,
+        cache_file_name=str(cache),
+    )
+    for number, why in enumerate(found["wrong"]):
+        if why:
+            unit = "row" if source.startswith(HUB) else "line"
+            raise ConfigError(f"{source}, {unit} {number + 1} is no chat: it {why}")
+    found.remove_columns("wrong").save_to_disk(str(partial))
+    os.rename(partial, folder)
+
+
+def digest(chats: Dataset) -> bytes:
+    """sha256 of all examples, however they are cut into files."""
+    found = sha256()
+    for name in ("length", "input_ids", "labels"):
+        for chunk in chats.data.column(name).chunks:
+            values = chunk if name == "length" else chunk.flatten()
+            found.update(values.to_numpy(zero_copy_only=False).astype("<i8").tobytes())
+    return found.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Turned:
+    """A row's tokens, or what is wrong with it: exceptions of other processes would lose their words."""
+
+    turns: Turns
+
+    def __call__(self, row: Row, number: int) -> dict[str, Any]:
+        try:
+            found = self.turns.example(messages_of(row))
+        except BadRow as fault:
+            return {"input_ids": [], "labels": [], "length": 0, "wrong": str(fault)}
+        return {**found, "length": len(found["input_ids"]), "wrong": ""}
+
+
+# --- order -------------------------------------------------------------------------------------------------------
+
+
+def held_out(count: int, most: int) -> NDArray[np.int64]:
+    """Which of `count` rows nothing is trained on: `most`, a tenth of them at most, one at least."""
+    drawn = np.random.default_rng(SEED).permutation(count)
+    return np.sort(drawn[: max(1, min(most, count // 10))])
+
+
+@dataclass(frozen=True)
+class Mix:
+    """The sequences of a stage in order: those of step s are places s * sequences and on, first its chats, then its
+    replay. Every epoch has all `rows` of `chats` in an order of its own."""
+
+    stage: Stage
+    number: int
+    chats: Dataset
+    rows: NDArray[np.int64]
+    replay: Split | None
+    _orders: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+
+    def dataset(self) -> Dataset:
+        """As many places as the schedule has steps for, which become examples when they are asked for."""
+        steps = self.stage.schedule(len(self.rows)).steps
+        return Dataset.from_dict({"place": range(steps * self.stage.sequences)}).with_transform(self._examples)
+
+    def _examples(self, asked: Mapping[str, Sequence[int]]) -> dict[str, list[list[int]]]:
+        found = [self.example(place) for place in asked["place"]]
+        return {name: [example[name] for example in found] for name in ("input_ids", "labels")}
+
+    def example(self, place: int) -> Example:
+        step, slot = divmod(place, self.stage.sequences)
+        chats = self.stage.chat_sequences
+        if slot >= chats:
+            return self._replayed(step * self.stage.replay_sequences + slot - chats)
+        epoch, at = divmod(step * chats + slot, len(self.rows))
+        row = self.chats[int(self._order(epoch)[at])]
+        return {"input_ids": row["input_ids"], "labels": row["labels"]}
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        if epoch not in self._orders:
+            self._orders.clear()
+            self._orders[epoch] = np.random.default_rng((SEED, self.number, epoch)).permutation(self.rows)
+        return self._orders[epoch]
+
+    def _replayed(self, number: int) -> Example:
+        """A window of the training split, drawn by its number alone: all of it is learned."""
+        assert self.replay is not None
+        context = self.stage.context
+        first = np.random.default_rng((SEED, self.number, number)).integers(self.replay.num_tokens - context + 1)
+        (tokens,) = self.replay.read([(int(first), context)])
+        ids = [int(token) for token in tokens]
+        return {"input_ids": ids, "labels": list(ids)}
+
+
+def fitting(chats: Dataset, context: int) -> NDArray[np.bool_]:
+    """Which rows a stage takes: those that are no longer than its context."""
+    lengths: NDArray[np.int64] = np.asarray(chats.with_format("numpy")["length"])
+    return lengths <= context

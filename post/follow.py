@@ -1,0 +1,78 @@
+"""A run's checkpoints evaluated, each once: rows of a file that the page shows. The held-out loss needs no extra."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from post.evaluate import evaluate
+from post.export import Tell, rebuilt, write
+from post.heldout import held_out_loss
+from post.rows import append, read_rows
+from post.states import States
+from post.tensors import SHARD_BYTES
+from post.tokenizer import TokenizerFiles
+from protocol.errors import StorageError
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What is evaluated, and where the rows go. tasks: as `post.evaluate.evaluate` has them, none without the extra
+    `post`; options: more of its words. held_out: int64 [num, context + 1]."""
+
+    rows: Path
+    held_out: Tensor
+    tokenizer: TokenizerFiles
+    device: torch.device
+    tasks: Mapping[str, int | None]
+    options: Mapping[str, Any]
+
+    def done(self) -> set[int]:
+        """Rounds at whose start the state is evaluated already, with tasks where there are tasks now."""
+        return {row["round"] for row in read_rows(self.rows) if row["tasks"].keys() >= self.tasks.keys()}
+
+    def look(self, states: States, tell: Tell, *, newest: bool) -> list[dict[str, Any]]:
+        """Evaluate every checkpoint that is not evaluated yet, the newest first, and write a row for each. Ends with
+        the first that nobody has any more: then nobody has those before it. newest: the newest state too. Raises
+        ConfigError, ChainError; StorageError for a newest state that is not to be had."""
+        done, every = self.done(), states.run.first.checkpoint_rounds
+        due = [r for r in range(states.newest, 0, -1) if r % every == 0 or (newest and r == states.newest)]
+        found = []
+        for place, round in enumerate(due):
+            if round in done:
+                continue
+            tell(f"evaluating the state at the start of round {round}")
+            try:
+                found.append(self._one(states, round, tell))
+            except StorageError as fault:
+                if not place:
+                    raise
+                tell(f"round {round} and what was before it is not to be had any more ({fault})")
+                break
+        return found
+
+    def _one(self, states: States, round: int, tell: Tell) -> dict[str, Any]:
+        run = states.run
+        with TemporaryDirectory(dir=self.rows.parent, prefix=".evaluate-") as temporary:
+            named, state = rebuilt(states, round, Path(temporary) / "work")
+            loss = held_out_loss(run.first.model, state.theta, self.held_out, self.device)
+            row: dict[str, Any] = {"round": round, "theta": state.digest.hex(), "loss": loss, "tasks": {}}
+            if self.tasks:
+                folder = Path(temporary) / "export"
+                folder.mkdir()
+                origin = write(folder, run, named, state, self.tokenizer, "bfloat16", SHARD_BYTES, tell)
+                results = evaluate(folder, origin, self.tasks, **self.options)["results"]
+                row["tasks"] = {name: _headline(entry["metrics"]) for name, entry in results.items()}
+        row["time"] = time.time()
+        append(self.rows, row)
+        return row
+
+
+def _headline(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Without errors and counts."""
+    return {name: value for name, value in metrics.items() if "_stderr" not in name and name != "sample_len"}

@@ -1,0 +1,322 @@
+"""`murmur sft`: an export fine-tuned on chats, stage by stage. Needs the extra `post`.
+
+Everything is made in OUT.partial and stays there when a process ends, so the same order goes on from the last
+checkpoint that is whole; another one is refused. Of several processes the first prepares and writes.
+"""
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from shutil import copyfile, rmtree
+
+import numpy as np
+import torch
+from datasets import Dataset, disable_progress_bars, load_from_disk
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+from trl.chat_template_utils import get_training_chat_template, has_generation_markers
+
+from post.chat import Mix, Turns, digest, fitting, held_out, read_rows, tokenised
+from post.export import partial_of, resumed
+from post.llama import config, generation_config
+from post.origin import CONFIG, GENERATION, Origin
+from post.recipes import Recipe, Stage
+from post.tensors import as_json
+from post.trainer import Before, Kept, StageTrainer, Tell, clear, is_first, newest, processes, trainer
+from post.tuned import TRAINING, TUNED, Measured, Setting, Tuned, card
+from post.verify import Differs, read_export, read_origin
+from protocol.errors import ConfigError
+from protocol.types import Digest
+from training.checkpoint import sync
+from training.index import TOKENIZER, TOKENIZER_CONFIG
+from training.shards import Shards
+
+WORK, SETTING, CHATS, READY = "work", "setting.json", "chats", "ready"
+MEASURED, MODEL = "measured.json", "model"
+LOOK_SECONDS = 1.0
+ANSWER_TOKENS = 128
+_PACKAGES = ("accelerate", "torch", "transformers", "trl")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the operator asks for. `sequences`: at once on each device."""
+
+    folder: Path
+    out: Path
+    data: str
+    recipe_name: str
+    recipe: Recipe
+    replay: Path | None
+    sequences: int
+    device: str | None
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu" or (self.device is None and not torch.cuda.is_available())
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What all processes of an order read."""
+
+    order: Order
+    origin: Origin
+    turns: Turns
+    ends: list[int]
+    rows: Dataset
+    replay: Shards | None
+    work: Path
+
+    @property
+    def held_out(self) -> NDArray[np.int64]:
+        """Rows that every stage could take and none trains on."""
+        short = min(stage.context for stage in self.order.recipe.stages)
+        fit = np.flatnonzero(fitting(self.rows, short))
+        return fit[held_out(len(fit), self.order.recipe.held_out_rows)]
+
+    def trained(self, stage: Stage) -> NDArray[np.int64]:
+        fit = fitting(self.rows, stage.context)
+        fit[self.held_out] = False
+        return np.flatnonzero(fit)
+
+
+def tune(order: Order, tell: Tell, say: Tell) -> None:
+    """The model in `order.out`; `say` gets lines for people as they come to be known. Raises
+    ConfigError for an order that cannot be carried out, or that is another one than what its folder has begun."""
+    disable_progress_bars()
+    disable_progress_bar()
+    origin = read_origin(order.folder)
+    _check(order, origin)
+    turns = _turns(order.folder)
+    ends = [turns.end(), origin.end]
+    replay = _replay(order, origin)
+    if not is_first():
+        work = partial_of(order.out) / WORK
+        while not (work / READY).exists():
+            time.sleep(LOOK_SECONDS)
+        ready = Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work)
+        return _stages(ready, _nobody, _nobody)
+    with resumed(order.out) as partial:
+        work = partial / WORK
+        work.mkdir(exist_ok=True)
+        _whole(order.folder, tell)
+        if not (work / CHATS).exists():
+            tell(f"reading {order.data}")
+            rows = work / "rows"
+            rmtree(rows, ignore_errors=True)  # of a file that may have been mended since
+            tokenised(read_rows(order.data, rows), turns, order.data, work / CHATS)
+            rmtree(rows, ignore_errors=True)
+        ready = Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work)
+        setting = _setting(ready)
+        _begin(work / SETTING, setting)
+        (work / READY).touch()
+        _stages(ready, tell, say)
+        _finish(ready, setting, partial)
+    say(f"{order.out}: the fine-tuned model; {TUNED} says what it was made of")
+
+
+def _nobody(text: str) -> None:
+    """Of several processes one speaks."""
+
+
+# --- preparing ---------------------------------------------------------------------------------------------------
+
+
+def _check(order: Order, origin: Origin) -> None:
+    at_once = processes() * order.sequences
+    for stage in order.recipe.stages:
+        if order.sequences < 1 or stage.sequences % at_once:
+            raise ConfigError(
+                f"a step of {stage.sequences} sequences is not so many times {processes()} devices with --batch "
+                f"{order.sequences}: choose others"
+            )
+    if order.on_cpu and origin.run_spec.layout.num_parameters > 10**9:
+        raise ConfigError("a model of this size is not tuned on a CPU: there is no GPU here, or --device says cpu")
+
+
+def _turns(folder: Path) -> Turns:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    template = tokenizer.chat_template
+    if not isinstance(template, str):
+        raise ConfigError(
+            f"the tokenizer of {folder} has no turn tokens, that is no chat template: its run's data set was built "
+            "before ids were reserved for them. Bring a tokenizer_config.json with one, whose tokens the vocabulary has"
+        )
+    if not has_generation_markers(template):
+        try:
+            template = get_training_chat_template(tokenizer) or template
+        except ValueError:
+            raise ConfigError(
+                f"the chat template of {folder} does not say what the assistant's turns are: it needs "
+                "{% generation %} .. {% endgeneration %} around them, for which TRL knows no other form of it"
+            ) from None
+    return Turns(tokenizer, template)
+
+
+def _replay(order: Order, origin: Origin) -> Shards | None:
+    """The run's data set, opened if a stage replays it."""
+    needed = [stage.context for stage in order.recipe.stages if stage.replay]
+    if not needed:
+        return None
+    if order.replay is None:
+        raise ConfigError(
+            f"recipe {order.recipe_name} replays text of the run: give the folder of its data set as --replay"
+        )
+    shards = Shards.open(order.replay, index_digest=Digest(bytes.fromhex(origin.run_spec.data.index)))
+    if shards.train.num_tokens < max(needed):
+        raise ConfigError(f"{order.replay} has fewer tokens than one sequence of {max(needed)}")
+    return shards
+
+
+def _whole(folder: Path, tell: Tell) -> None:
+    tell(f"hashing {folder}")
+    try:
+        read_export(folder, tell)
+    except Differs as fault:
+        raise ConfigError(f"{folder} is not the export that it says it is: {fault}") from None
+
+
+def _setting(ready: Ready) -> Setting:
+    order = ready.order
+    for number, stage in enumerate(order.recipe.stages, 1):
+        if not len(ready.trained(stage)):
+            raise ConfigError(
+                f"{order.data} has no row for stage {number}: of {len(ready.rows)} rows some are held out, the others "
+                f"are longer than {stage.context} tokens"
+            )
+    return Setting(
+        base=json.loads(ready.origin.to_bytes()),
+        recipe_name=order.recipe_name,
+        recipe=order.recipe.model_dump(mode="json"),
+        data=order.data,
+        rows=digest(ready.rows).hex(),
+        num_rows=len(ready.rows),
+        replay=ready.replay.digest.hex() if ready.replay is not None else None,
+        sequences=order.sequences,
+        processes=processes(),
+        packages={name: version(name) for name in _PACKAGES},
+    )
+
+
+def _begin(path: Path, setting: Setting) -> None:
+    """Note what is done here, or see that it is what was begun."""
+    if not path.exists():
+        return _write(path, setting.model_dump_json().encode())
+    begun = Setting.model_validate_json(path.read_bytes())
+    other = [name for name in Setting.model_fields if getattr(begun, name) != getattr(setting, name)]
+    if other:
+        raise ConfigError(
+            f"{path.parents[1]} was begun with another {', '.join(other)}: give the same again, another --out, or "
+            "remove it"
+        )
+
+
+def _write(path: Path, data: bytes) -> None:
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+# --- stages ------------------------------------------------------------------------------------------------------
+
+
+def _stages(ready: Ready, tell: Tell, say: Tell) -> None:
+    """Run what is not done yet. Every process does the same."""
+    order = ready.order
+    model = order.folder
+    for number, stage in enumerate(order.recipe.stages, 1):
+        folder = ready.work / f"stage-{number}"
+        if not (folder / MODEL).exists():
+            tell(f"stage {number} of {len(order.recipe.stages)}")
+            _stage(ready, number, stage, model, folder, tell, say)
+        model = folder / MODEL
+
+
+def _stage(ready: Ready, number: int, stage: Stage, model: Path, folder: Path, tell: Tell, say: Tell) -> None:
+    order, rows = ready.order, ready.trained(stage)
+    mix = Mix(stage, number, ready.rows, rows, ready.replay.train if ready.replay is not None else None)
+    made = trainer(
+        model,
+        folder,
+        order.recipe,
+        stage,
+        mix.dataset(),
+        len(rows),
+        ready.turns.tokenizer,
+        sequences=order.sequences,
+        cpu=order.on_cpu,
+    )
+    begun = newest(folder)
+    made.accelerator.wait_for_everyone()
+    if is_first():
+        clear(folder)
+    made.add_callback(Kept(ready.work.parent / TRAINING, number, made.schedule, begun, tell))
+    if begun is not None:
+        tell(f"going on from {begun.name}")
+    elif number == 1:
+        made.add_callback(Before(lambda: _measure(ready, made, 0, "before", say)))
+    made.train(resume_from_checkpoint=str(begun) if begun is not None else None)
+    _measure(ready, made, number, f"after stage {number}", say)
+    partial = folder / f"{MODEL}.partial"
+    if is_first():
+        rmtree(partial, ignore_errors=True)
+    made.save_whole(partial, torch.float32)
+    if is_first():
+        os.rename(partial, folder / MODEL)
+        for path in folder.glob("checkpoint-*"):
+            rmtree(path)
+    made.accelerator.wait_for_everyone()
+
+
+def _measure(ready: Ready, made: StageTrainer, place: int, when: str, say: Tell) -> None:
+    """Measure the model as it is: entry `place` of measured.json."""
+    held = ready.held_out
+    loss = made.loss_of(ready.rows.select(held).remove_columns("length"))
+    row = ready.rows[int(held[0])]["input_ids"]
+    labels = ready.rows[int(held[0])]["labels"]
+    # The assistant's last turn begins behind the last token that is nobody's to learn and before one that is.
+    begins = max((at for at in range(1, len(row)) if labels[at] >= 0 and labels[at - 1] < 0), default=1)
+    room = made.model.config.max_position_embeddings - begins
+    said = made.answer(row[:begins], ready.ends, max(1, min(ANSWER_TOKENS, room)))
+    show = ready.turns.tokenizer.decode
+    found = Measured(loss=loss, question=show(row[:begins]), answer=show(said))
+    if is_first():
+        path = ready.work / MEASURED
+        before = json.loads(path.read_bytes())[:place] if place else []
+        _write(path, json.dumps([*before, found.model_dump()]).encode())
+    question = f"asked {found.question!r}: " if place == 0 else ""
+    say(f"{when}: held-out chats {loss:.4f} nats a token; {question}{found.answer!r}")
+
+
+def _finish(ready: Ready, setting: Setting, partial: Path) -> None:
+    """Every file of the model; what it was made with goes."""
+    order, origin = ready.order, ready.origin
+    last = ready.work / f"stage-{len(order.recipe.stages)}" / MODEL
+    dtype = getattr(torch, origin.dtype)
+    AutoModelForCausalLM.from_pretrained(last, dtype=dtype).save_pretrained(partial, max_shard_size="5GB")
+    model = origin.run_spec.model
+    table = config(model, origin.dtype, origin.end)
+    table["max_position_embeddings"] = max(model.context, order.recipe.context)
+    table["eos_token_id"] = ready.ends
+    tuned = Tuned(
+        setting=setting,
+        measured=[Measured.model_validate(one) for one in json.loads((ready.work / MEASURED).read_bytes())],
+        left_out=[len(ready.rows) - int(fitting(ready.rows, stage.context).sum()) for stage in order.recipe.stages],
+    )
+    for name in (TOKENIZER, TOKENIZER_CONFIG):
+        copyfile(order.folder / name, partial / name)
+    _write(partial / CONFIG, as_json(table))
+    _write(partial / GENERATION, as_json(generation_config(origin.end) | {"eos_token_id": ready.ends}))
+    _write(partial / "README.md", card(tuned))
+    _write(partial / TUNED, as_json(tuned.model_dump(mode="json")))
+    for path in partial.iterdir():
+        sync(path)
+    rmtree(ready.work)
