@@ -7,7 +7,6 @@ checkpoint that is whole; another one is refused. Of several processes the first
 import json
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +26,7 @@ from post.llama import config, generation_config
 from post.origin import CONFIG, GENERATION, Origin
 from post.recipes import Recipe, Stage
 from post.tensors import as_json
-from post.trainer import Kept, StageTrainer, Tell, clear, is_first, newest, processes, trainer
+from post.trainer import Before, Kept, StageTrainer, Tell, clear, is_first, newest, processes, trainer
 from post.tuned import TRAINING, TUNED, Measured, Setting, Tuned, card
 from post.verify import Differs, read_export, read_origin
 from protocol.errors import ConfigError
@@ -86,9 +85,9 @@ class Ready:
         return np.flatnonzero(fit)
 
 
-def tune(order: Order, tell: Tell) -> Iterator[str]:
-    """The model in `order.out`; lines for people as they come to be known. Raises ConfigError for an order that cannot
-    be carried out, or that is another one than what its folder has begun."""
+def tune(order: Order, tell: Tell, say: Tell) -> None:
+    """The model in `order.out`; `say` gets lines for people as they come to be known. Raises
+    ConfigError for an order that cannot be carried out, or that is another one than what its folder has begun."""
     disable_progress_bars()
     disable_progress_bar()
     origin = read_origin(order.folder)
@@ -100,9 +99,8 @@ def tune(order: Order, tell: Tell) -> Iterator[str]:
         work = partial_of(order.out) / WORK
         while not (work / READY).exists():
             time.sleep(LOOK_SECONDS)
-        for _ in _stages(Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work), tell):
-            pass
-        return
+        ready = Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work)
+        return _stages(ready, _nobody, _nobody)
     with resumed(order.out) as partial:
         work = partial / WORK
         work.mkdir(exist_ok=True)
@@ -117,9 +115,13 @@ def tune(order: Order, tell: Tell) -> Iterator[str]:
         setting = _setting(ready)
         _begin(work / SETTING, setting)
         (work / READY).touch()
-        yield from _stages(ready, tell)
+        _stages(ready, tell, say)
         _finish(ready, setting, partial)
-    yield f"{order.out}: the fine-tuned model; {TUNED} says what it was made of"
+    say(f"{order.out}: the fine-tuned model; {TUNED} says what it was made of")
+
+
+def _nobody(text: str) -> None:
+    """Of several processes one speaks."""
 
 
 # --- preparing ---------------------------------------------------------------------------------------------------
@@ -226,7 +228,7 @@ def _write(path: Path, data: bytes) -> None:
 # --- stages ------------------------------------------------------------------------------------------------------
 
 
-def _stages(ready: Ready, tell: Tell) -> Iterator[str]:
+def _stages(ready: Ready, tell: Tell, say: Tell) -> None:
     """Run what is not done yet. Every process does the same."""
     order = ready.order
     model = order.folder
@@ -234,11 +236,11 @@ def _stages(ready: Ready, tell: Tell) -> Iterator[str]:
         folder = ready.work / f"stage-{number}"
         if not (folder / MODEL).exists():
             tell(f"stage {number} of {len(order.recipe.stages)}")
-            yield from _stage(ready, number, stage, model, folder, tell)
+            _stage(ready, number, stage, model, folder, tell, say)
         model = folder / MODEL
 
 
-def _stage(ready: Ready, number: int, stage: Stage, model: Path, folder: Path, tell: Tell) -> Iterator[str]:
+def _stage(ready: Ready, number: int, stage: Stage, model: Path, folder: Path, tell: Tell, say: Tell) -> None:
     order, rows = ready.order, ready.trained(stage)
     mix = Mix(stage, number, ready.rows, rows, ready.replay.train if ready.replay is not None else None)
     made = trainer(
@@ -260,9 +262,9 @@ def _stage(ready: Ready, number: int, stage: Stage, model: Path, folder: Path, t
     if begun is not None:
         tell(f"going on from {begun.name}")
     elif number == 1:
-        yield from _told(ready, made, 0, "before")
+        made.add_callback(Before(lambda: _measure(ready, made, 0, "before", say)))
     made.train(resume_from_checkpoint=str(begun) if begun is not None else None)
-    yield from _told(ready, made, number, f"after stage {number}")
+    _measure(ready, made, number, f"after stage {number}", say)
     partial = folder / f"{MODEL}.partial"
     if is_first():
         rmtree(partial, ignore_errors=True)
@@ -274,7 +276,7 @@ def _stage(ready: Ready, number: int, stage: Stage, model: Path, folder: Path, t
     made.accelerator.wait_for_everyone()
 
 
-def _told(ready: Ready, made: StageTrainer, place: int, when: str) -> Iterator[str]:
+def _measure(ready: Ready, made: StageTrainer, place: int, when: str, say: Tell) -> None:
     """Measure the model as it is: entry `place` of measured.json."""
     held = ready.held_out
     loss = made.loss_of(ready.rows.select(held).remove_columns("length"))
@@ -282,7 +284,8 @@ def _told(ready: Ready, made: StageTrainer, place: int, when: str) -> Iterator[s
     labels = ready.rows[int(held[0])]["labels"]
     # The assistant's last turn begins behind the last token that is nobody's to learn and before one that is.
     begins = max((at for at in range(1, len(row)) if labels[at] >= 0 and labels[at - 1] < 0), default=1)
-    said = made.answer(row[:begins], ready.ends, ANSWER_TOKENS)
+    room = made.model.config.max_position_embeddings - begins
+    said = made.answer(row[:begins], ready.ends, max(1, min(ANSWER_TOKENS, room)))
     show = ready.turns.tokenizer.decode
     found = Measured(loss=loss, question=show(row[:begins]), answer=show(said))
     if is_first():
@@ -290,7 +293,7 @@ def _told(ready: Ready, made: StageTrainer, place: int, when: str) -> Iterator[s
         before = json.loads(path.read_bytes())[:place] if place else []
         _write(path, json.dumps([*before, found.model_dump()]).encode())
     question = f"asked {found.question!r}: " if place == 0 else ""
-    yield f"{when}: held-out chats {loss:.4f} nats a token; {question}{found.answer!r}"
+    say(f"{when}: held-out chats {loss:.4f} nats a token; {question}{found.answer!r}")
 
 
 def _finish(ready: Ready, setting: Setting, partial: Path) -> None:

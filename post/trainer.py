@@ -169,6 +169,17 @@ def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix(CHECKPOINT))
 
 
+class Before(TrainerCallback):  # type: ignore[misc]
+    """Does something when all is set up and no step is done. Earlier, an evaluation would have the trainer take the
+    model for prepared, and several processes would train each its own."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self._do = do
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._do()
+
+
 class Kept(TrainerCallback):  # type: ignore[misc]
     """Marks checkpoints that are whole, and writes each step's learning rate and loss to `log`, whose lines after the
     checkpoint that is gone on from are dropped."""

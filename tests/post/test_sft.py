@@ -339,3 +339,18 @@ def test_the_held_out_loss_falls_by_half_whoever_is_killed(base: Path, data_fold
     assert last.returncode == 0
     assert steps_of(tmp_path / "whole") == steps_of(tmp_path / "killed")
     assert steps_of(tmp_path / "whole")[0]["lr"] == 0.0
+
+
+@pytest.mark.slow  # three processes that import TRL
+def test_two_processes_learn_what_one_does(base: Path, data_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason=EXTRA)
+    (tmp_path / "short.toml").write_text(SHORT)
+    data = write_rows(tmp_path / "rows.jsonl", chats(30))
+    words = ["sft", str(base), "--data", str(data), "--recipe", str(tmp_path / "short.toml"), "--device", "cpu"]
+    words += ["--replay", str(data_folder), "--out"]
+    for out, ranks in (("one", []), ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"])):
+        command = [sys.executable, *ranks, "-m", "murmur.command", *words, str(tmp_path / out)]
+        subprocess.run(command, check=True, timeout=500, env=os.environ)
+    for one, two in zip(steps_of(tmp_path / "one"), steps_of(tmp_path / "two"), strict=True):
+        assert (one["step"], one["lr"]) == (two["step"], two["lr"])
+        assert one["loss"] == pytest.approx(two["loss"], abs=1e-4)
