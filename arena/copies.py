@@ -63,8 +63,8 @@ class CopycatLast(Attack):
 
 
 class CopierBelow(Attack):
-    """Posts the update that the book's best sent in the last round, with 39 % of its values moved: too many for a
-    copy."""
+    """Posts the update that the book's best sent in the last round, with 39 % of its values moved, some more or
+    less: mostly too many for a copy."""
 
     kind, expected = "copier-39", Expected.SOON
 

@@ -2,7 +2,7 @@
 equal tokens and bytes: honest peers, all of them applied, the real codec and outer step, text that is really learned.
 
     python benchmarks/bench_overlap.py --rounds 16 --seeds 2 --rows overlap.jsonl
-    python benchmarks/bench_overlap.py --rounds 16 --seeds 2 --rows overlap.jsonl --delay 0.5 --guess own
+    python benchmarks/bench_overlap.py --rounds 16 --seeds 2 --rows overlap.jsonl --delay 0.5
     python benchmarks/bench_overlap.py --table --rows overlap.jsonl
     python benchmarks/bench_overlap.py --plan covenant-72b-110
 
@@ -223,7 +223,7 @@ def _comparable(one: Line, case: Line) -> bool:
     """Whether `one` is the synchronous side of `case`, at any rate."""
 
     def fixed(of: Line) -> Line:
-        inner = {name: value for name, value in of["changes"].get("inner", {}).items() if name != "peak_lr"}
+        inner = {name: value for name, value in of["changes"].get("inner", {}).items() if not name.endswith("_lr")}
         return {name: of[name] for name in ("model", "full", "rounds", "void", "join")} | {
             "changes": of["changes"] | {"inner": inner}
         }

@@ -280,7 +280,7 @@ def _observed(again: Replay) -> Iterator[Finding]:
         found = "too few were readable to fold the round" if unreadable else "enough were readable to fold the round"
         yield _differs(Topic.BOOK, f"{found}, by its own findings")
     elif unreadable:
-        text = "says that too few peers in good standing were readable: nothing was folded and paid"
+        text = "says that too few peers in good standing were readable, or at its theta: nothing was folded and paid"
         yield Finding(Topic.BOOK, Verdict.OBSERVED, text)
 
 

@@ -45,9 +45,14 @@ def run(options: argparse.Namespace) -> int:
     folder = options.folder.absolute()
     out = options.out or folder.with_name(f"{folder.name}-sft")
     order = Order(folder, out, options.data, options.recipe, found, options.replay, options.batch, options.device)
-    for line in tune(order, tell):
-        sys.stdout.write(f"{line}\n")
+    tune(order, tell, say)
     return 0
+
+
+def say(line: str) -> None:
+    """What was asked for."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def tell(text: str) -> None:

@@ -173,9 +173,8 @@ class Node(Follower):
             except Lacking as fault:
                 if self.time.now() > give_up:
                     raise OutOfSync(f"round {selection.round} cannot be had from any source: {fault}") from None
-                if said != frozenset(fault.peers):
-                    said = frozenset(fault.peers)
-                    say_wanted(self, fault.round, fault.peers)
+                if said != (lacked := frozenset(fault.peers)) and say_wanted(self, fault.round, lacked):
+                    said = lacked
                 logger.warning("{fault}; trying again", fault=str(fault))
                 self.time.sleep(pause)
                 pause = min(2 * pause, 10.0)

@@ -9,11 +9,12 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, load_dataset, load_from_disk
+from datasets import Dataset, load_dataset
 from numpy.typing import NDArray
 
 from post.recipes import Stage
@@ -113,28 +114,36 @@ class Turns:
         return int(said[-1])
 
 
-def tokenised(rows: Dataset, turns: Turns, source: str, folder: Path) -> Dataset:
-    """Every row as an example, with its `length`, in `folder`, which is whole or not there. Raises ConfigError with the
-    number of the first row that is no chat."""
-    if not folder.exists():
-        many = os.cpu_count() if len(rows) > _ALONE else None
-        cache = folder.with_name(folder.name + ".arrow")
-        partial = folder.with_name(folder.name + ".partial")
-        found = rows.map(
-            _Turned(turns),
-            with_indices=True,
-            remove_columns=rows.column_names,
-            num_proc=many,
-            load_from_cache_file=False,
-            cache_file_name=str(cache),
-        )
-        for number, why in enumerate(found["wrong"]):
-            if why:
-                unit = "row" if source.startswith(HUB) else "line"
-                raise ConfigError(f"{source}, {unit} {number + 1} is no chat: it {why}")
-        found.remove_columns("wrong").save_to_disk(str(partial))
-        os.rename(partial, folder)
-    return load_from_disk(str(folder))
+def tokenised(rows: Dataset, turns: Turns, source: str, folder: Path) -> None:
+    """Write every row as an example, with its `length`, to `folder`, which is whole or not there. Raises ConfigError
+    with the number of the first row that is no chat."""
+    many = os.cpu_count() if len(rows) > _ALONE else None
+    cache = folder.with_name(folder.name + ".arrow")
+    partial = folder.with_name(folder.name + ".partial")
+    found = rows.map(
+        _Turned(turns),
+        with_indices=True,
+        remove_columns=rows.column_names,
+        num_proc=many,
+        load_from_cache_file=False,
+        cache_file_name=str(cache),
+    )
+    for number, why in enumerate(found["wrong"]):
+        if why:
+            unit = "row" if source.startswith(HUB) else "line"
+            raise ConfigError(f"{source}, {unit} {number + 1} is no chat: it {why}")
+    found.remove_columns("wrong").save_to_disk(str(partial))
+    os.rename(partial, folder)
+
+
+def digest(chats: Dataset) -> bytes:
+    """sha256 of all examples, however they are cut into files."""
+    found = sha256()
+    for name in ("length", "input_ids", "labels"):
+        for chunk in chats.data.column(name).chunks:
+            values = chunk if name == "length" else chunk.flatten()
+            found.update(values.to_numpy(zero_copy_only=False).astype("<i8").tobytes())
+    return found.digest()
 
 
 @dataclass(frozen=True, slots=True)

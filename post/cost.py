@@ -10,7 +10,7 @@ from math import ceil
 
 from post.recipes import Recipe, Stage
 from protocol.spec import ModelSpec, RunSpec
-from training.memory import PROCESS_BYTES, RESERVE, STEP_PARTS, step_moments
+from training.memory import PROCESS_BYTES, RESERVE, micro_moments
 from training.plan import last
 from training.rates import Rate
 from training.sizes import BF16, FP32, flops_per_token, layer_parameters
@@ -98,7 +98,7 @@ def _stage(spec: RunSpec, stage: Stage, gpus: int, gpu_bytes: int, compute: Rate
 def _gpu(model: ModelSpec, parameters: int, gpus: int, at_once: int) -> dict[str, int]:
     """Bytes by part: the shares, and what a step holds at its fullest moment."""
     shares = {name: FP32 * values * ceil(parameters / gpus) for name, values in SHARDS.items()}
-    moments = step_moments(model, gpus, at_once)
+    moments = micro_moments(model, gpus, at_once)
     moments = {name: moment for name, moment in moments.items() if "logits" not in name}
     fullest = max((*moments.values(), _loss(model, at_once)), key=lambda moment: sum(moment.values()))
     return shares | fullest
@@ -110,5 +110,9 @@ def _loss(model: ModelSpec, at_once: int) -> dict[str, int]:
     head, tokens = model.vocabulary * model.width, at_once * model.context
     kept = BF16 * model.width * tokens * model.layers
     ends = (2 * BF16 + 2 * FP32) * model.width * tokens
-    taken = BF16 * (head + layer_parameters(model)), (FP32 + BF16) * head, kept + ends, BF16 * TILE
-    return dict(zip(STEP_PARTS, taken, strict=True))
+    return {
+        "weights_in_use": BF16 * (head + layer_parameters(model)),
+        "gradients_in_use": (FP32 + BF16) * head,
+        "activations": kept + ends,
+        "logits": BF16 * TILE,
+    }

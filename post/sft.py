@@ -7,9 +7,7 @@ checkpoint that is whole; another one is refused. Of several processes the first
 import json
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from shutil import copyfile, rmtree
@@ -18,24 +16,27 @@ import numpy as np
 import torch
 from datasets import Dataset, disable_progress_bars, load_from_disk
 from numpy.typing import NDArray
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
-from post.chat import Mix, Turns, fitting, held_out, read_rows, tokenised
+from post.chat import Mix, Turns, digest, fitting, held_out, read_rows, tokenised
 from post.export import partial_of, resumed
 from post.llama import config, generation_config
 from post.origin import CONFIG, GENERATION, Origin
 from post.recipes import Recipe, Stage
 from post.tensors import as_json
-from post.trainer import Kept, StageTrainer, Tell, clear, is_first, newest, processes, trainer
+from post.trainer import Before, Kept, StageTrainer, Tell, clear, is_first, newest, processes, trainer
 from post.tuned import TRAINING, TUNED, Measured, Setting, Tuned, card
 from post.verify import Differs, read_export, read_origin
 from protocol.errors import ConfigError
 from protocol.types import Digest
+from training.checkpoint import sync
 from training.index import TOKENIZER, TOKENIZER_CONFIG
 from training.shards import Shards
 
-WORK, SETTING, MEASURED, READY, MODEL = "work", "setting.json", "measured.json", "ready", "model"
+WORK, SETTING, CHATS, READY = "work", "setting.json", "chats", "ready"
+MEASURED, MODEL = "measured.json", "model"
 LOOK_SECONDS = 1.0
 ANSWER_TOKENS = 128
 _PACKAGES = ("accelerate", "torch", "transformers", "trl")
@@ -84,10 +85,11 @@ class Ready:
         return np.flatnonzero(fit)
 
 
-def tune(order: Order, tell: Tell) -> Iterator[str]:
-    """The model in `order.out`; lines for people as they come to be known. Raises ConfigError for an order that cannot
-    be carried out, or that is another one than what its folder has begun."""
+def tune(order: Order, tell: Tell, say: Tell) -> None:
+    """The model in `order.out`; `say` gets lines for people as they come to be known. Raises
+    ConfigError for an order that cannot be carried out, or that is another one than what its folder has begun."""
     disable_progress_bars()
+    disable_progress_bar()
     origin = read_origin(order.folder)
     _check(order, origin)
     turns = _turns(order.folder)
@@ -97,22 +99,29 @@ def tune(order: Order, tell: Tell) -> Iterator[str]:
         work = partial_of(order.out) / WORK
         while not (work / READY).exists():
             time.sleep(LOOK_SECONDS)
-        for _ in _stages(Ready(order, origin, turns, ends, load_from_disk(str(work / "chat")), replay, work), tell):
-            pass
-        return
+        ready = Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work)
+        return _stages(ready, _nobody, _nobody)
     with resumed(order.out) as partial:
         work = partial / WORK
         work.mkdir(exist_ok=True)
         _whole(order.folder, tell)
-        tell(f"reading {order.data}")
-        rows = tokenised(read_rows(order.data, work), turns, order.data, work / "chat")
-        ready = Ready(order, origin, turns, ends, rows, replay, work)
+        if not (work / CHATS).exists():
+            tell(f"reading {order.data}")
+            rows = work / "rows"
+            rmtree(rows, ignore_errors=True)  # of a file that may have been mended since
+            tokenised(read_rows(order.data, rows), turns, order.data, work / CHATS)
+            rmtree(rows, ignore_errors=True)
+        ready = Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work)
         setting = _setting(ready)
         _begin(work / SETTING, setting)
         (work / READY).touch()
-        yield from _stages(ready, tell)
+        _stages(ready, tell, say)
         _finish(ready, setting, partial)
-    yield f"{order.out}: the fine-tuned model; {TUNED} says what it was made of"
+    say(f"{order.out}: the fine-tuned model; {TUNED} says what it was made of")
+
+
+def _nobody(text: str) -> None:
+    """Of several processes one speaks."""
 
 
 # --- preparing ---------------------------------------------------------------------------------------------------
@@ -180,15 +189,12 @@ def _setting(ready: Ready) -> Setting:
                 f"{order.data} has no row for stage {number}: of {len(ready.rows)} rows some are held out, the others "
                 f"are longer than {stage.context} tokens"
             )
-    digest = sha256()
-    for row in ready.rows:
-        digest.update(np.asarray([len(row["input_ids"]), *row["input_ids"], *row["labels"]], np.int64).tobytes())
     return Setting(
         base=json.loads(ready.origin.to_bytes()),
         recipe_name=order.recipe_name,
         recipe=order.recipe.model_dump(mode="json"),
         data=order.data,
-        rows=digest.hexdigest(),
+        rows=digest(ready.rows).hex(),
         num_rows=len(ready.rows),
         replay=ready.replay.digest.hex() if ready.replay is not None else None,
         sequences=order.sequences,
@@ -222,7 +228,7 @@ def _write(path: Path, data: bytes) -> None:
 # --- stages ------------------------------------------------------------------------------------------------------
 
 
-def _stages(ready: Ready, tell: Tell) -> Iterator[str]:
+def _stages(ready: Ready, tell: Tell, say: Tell) -> None:
     """Run what is not done yet. Every process does the same."""
     order = ready.order
     model = order.folder
@@ -230,11 +236,11 @@ def _stages(ready: Ready, tell: Tell) -> Iterator[str]:
         folder = ready.work / f"stage-{number}"
         if not (folder / MODEL).exists():
             tell(f"stage {number} of {len(order.recipe.stages)}")
-            yield from _stage(ready, number, stage, model, folder, tell)
+            _stage(ready, number, stage, model, folder, tell, say)
         model = folder / MODEL
 
 
-def _stage(ready: Ready, number: int, stage: Stage, model: Path, folder: Path, tell: Tell) -> Iterator[str]:
+def _stage(ready: Ready, number: int, stage: Stage, model: Path, folder: Path, tell: Tell, say: Tell) -> None:
     order, rows = ready.order, ready.trained(stage)
     mix = Mix(stage, number, ready.rows, rows, ready.replay.train if ready.replay is not None else None)
     made = trainer(
@@ -256,9 +262,9 @@ def _stage(ready: Ready, number: int, stage: Stage, model: Path, folder: Path, t
     if begun is not None:
         tell(f"going on from {begun.name}")
     elif number == 1:
-        yield from _told(ready, made, 0, "before")
+        made.add_callback(Before(lambda: _measure(ready, made, 0, "before", say)))
     made.train(resume_from_checkpoint=str(begun) if begun is not None else None)
-    yield from _told(ready, made, number, f"after stage {number}")
+    _measure(ready, made, number, f"after stage {number}", say)
     partial = folder / f"{MODEL}.partial"
     if is_first():
         rmtree(partial, ignore_errors=True)
@@ -270,7 +276,7 @@ def _stage(ready: Ready, number: int, stage: Stage, model: Path, folder: Path, t
     made.accelerator.wait_for_everyone()
 
 
-def _told(ready: Ready, made: StageTrainer, place: int, when: str) -> Iterator[str]:
+def _measure(ready: Ready, made: StageTrainer, place: int, when: str, say: Tell) -> None:
     """Measure the model as it is: entry `place` of measured.json."""
     held = ready.held_out
     loss = made.loss_of(ready.rows.select(held).remove_columns("length"))
@@ -278,7 +284,8 @@ def _told(ready: Ready, made: StageTrainer, place: int, when: str) -> Iterator[s
     labels = ready.rows[int(held[0])]["labels"]
     # The assistant's last turn begins behind the last token that is nobody's to learn and before one that is.
     begins = max((at for at in range(1, len(row)) if labels[at] >= 0 and labels[at - 1] < 0), default=1)
-    said = made.answer(row[:begins], ready.ends, ANSWER_TOKENS)
+    room = made.model.config.max_position_embeddings - begins
+    said = made.answer(row[:begins], ready.ends, max(1, min(ANSWER_TOKENS, room)))
     show = ready.turns.tokenizer.decode
     found = Measured(loss=loss, question=show(row[:begins]), answer=show(said))
     if is_first():
@@ -286,13 +293,11 @@ def _told(ready: Ready, made: StageTrainer, place: int, when: str) -> Iterator[s
         before = json.loads(path.read_bytes())[:place] if place else []
         _write(path, json.dumps([*before, found.model_dump()]).encode())
     question = f"asked {found.question!r}: " if place == 0 else ""
-    yield f"{when}: held-out chats {loss:.4f} nats a token; {question}{found.answer!r}"
+    say(f"{when}: held-out chats {loss:.4f} nats a token; {question}{found.answer!r}")
 
 
 def _finish(ready: Ready, setting: Setting, partial: Path) -> None:
     """Every file of the model; what it was made with goes."""
-    from transformers import AutoModelForCausalLM
-
     order, origin = ready.order, ready.origin
     last = ready.work / f"stage-{len(order.recipe.stages)}" / MODEL
     dtype = getattr(torch, origin.dtype)
@@ -312,4 +317,6 @@ def _finish(ready: Ready, setting: Setting, partial: Path) -> None:
     _write(partial / GENERATION, as_json(generation_config(origin.end) | {"eos_token_id": ready.ends}))
     _write(partial / "README.md", card(tuned))
     _write(partial / TUNED, as_json(tuned.model_dump(mode="json")))
+    for path in partial.iterdir():
+        sync(path)
     rmtree(ready.work)

@@ -4,6 +4,7 @@ goes on. Needs the extra `post`."""
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from shutil import rmtree
@@ -87,28 +88,41 @@ def trainer(
     """The trainer of a stage that begins with the model in `model` and keeps what it saves in `folder`. rows: of chat,
     by which the schedule is made. given: `sequences` at once, `cpu`."""
     schedule = stage.schedule(rows)
-    count, on_cpu = processes(), bool(given["cpu"])
     set_seed(SEED)
-    args = SFTConfig(
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of names that TRL itself still has
+        args = _config(folder, recipe, stage, schedule, **given)
+    # After the settings: under FSDP they say that only the first process reads the weights.
+    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    whole.config.max_position_embeddings = max(whole.config.max_position_embeddings, recipe.context)
+    made = StageTrainer(model=whole, args=args, train_dataset=data, processing_class=tokenizer)
+    made.schedule = schedule
+    made.remove_callback(PrinterCallback)
+    return made
+
+
+def _config(folder: Path, recipe: Recipe, stage: Stage, schedule: Schedule, *, sequences: int, cpu: bool) -> SFTConfig:
+    count = processes()
+    return SFTConfig(
         output_dir=str(folder),
         max_steps=schedule.steps,
-        per_device_train_batch_size=given["sequences"],
+        per_device_train_batch_size=sequences,
         per_device_eval_batch_size=1,
-        gradient_accumulation_steps=stage.sequences // (count * given["sequences"]),
+        gradient_accumulation_steps=stage.sequences // (count * sequences),
         learning_rate=schedule.peak,
         adam_beta1=recipe.betas[0],
         adam_beta2=recipe.betas[1],
         weight_decay=recipe.weight_decay,
         max_grad_norm=recipe.clip,
         optim="adamw_torch",
-        bf16=not on_cpu,
-        use_cpu=on_cpu,
+        bf16=not cpu,
+        use_cpu=cpu,
         seed=SEED,
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
-        gradient_checkpointing=not on_cpu and count == 1,
+        gradient_checkpointing=not cpu and count == 1,
         logging_steps=1,
         save_strategy="steps",
         save_steps=min(recipe.save_steps, schedule.steps),
@@ -117,13 +131,6 @@ def trainer(
         disable_tqdm=True,
         **(_sharded() if count > 1 else {}),
     )
-    # After the settings: under FSDP they say that only the first process reads the weights.
-    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    whole.config.max_position_embeddings = max(whole.config.max_position_embeddings, recipe.context)
-    made = StageTrainer(model=whole, args=args, train_dataset=data, processing_class=tokenizer)
-    made.schedule = schedule
-    made.remove_callback(PrinterCallback)
-    return made
 
 
 def _sharded() -> dict[str, Any]:
@@ -160,6 +167,17 @@ def clear(folder: Path) -> None:
 
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix(CHECKPOINT))
+
+
+class Before(TrainerCallback):  # type: ignore[misc]
+    """Does something when all is set up and no step is done. Earlier, an evaluation would have the trainer take the
+    model for prepared, and several processes would train each its own."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self._do = do
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._do()
 
 
 class Kept(TrainerCallback):  # type: ignore[misc]

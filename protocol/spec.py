@@ -192,10 +192,10 @@ class GauntletSpec(Table):
     its score, and of what honest peers show. `proof_allowance`: how far the floor starts lower for a peer of few
     evaluations, in shares of comparisons (gauntlet/proof.py). `score_floor`: share of the honest score that a peer's
     has to exceed, or `score_allowance` standard errors below the honest score where that is less, for a peer of clear
-    proof. `probe_step`: share of a peer's update that is probed; a full step of one peer alone overshoots once the loss
-    flattens, and every honest score turns negative. `fault_penalty`: what a fault takes off the proof, in units of the
-    honest gap. `doubt_share`: share of a record's peers that may stand ineligible in a validator's own book for it
-    to approve the record.
+    proof. `probe_step`: share of a peer's update that is probed; a large step of one peer alone overshoots once the
+    loss flattens, and honest scores drown or turn negative. `fault_penalty`: what a fault takes off the proof, in units
+    of the honest gap. `doubt_share`: share of a record's peers that may stand ineligible in a validator's own book
+    for it to approve the record.
     """
 
     contributors: Annotated[int, Field(ge=1, le=256)] = 20
@@ -207,7 +207,7 @@ class GauntletSpec(Table):
     contributor_share: Share = 0.5
     references: Annotated[int, Field(ge=1, le=8)] = 3
     sample_sequences: Positive = 64
-    probe_step: Rate = 0.25
+    probe_step: Rate = 0.1
     proof_floor: Share = 0.65
     proof_decay: Decay = 0.93
     proof_allowance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.15

@@ -118,8 +118,8 @@ class Scores:
         ):
             why = Unobserved.UNREADABLE
         if why is not None:
-            told = "round {round}: not observed ({why}): nobody is rated or paid for it; is our link or store down?"
-            logger.warning(told, round=round, why=str(why))
+            told = "round {round}: not observed ({why}): nobody is rated or paid for it; is our link or store down, or "
+            logger.warning(told + "our theta another?", round=round, why=str(why))
             node.held.events.emit("unobserved", round, why=str(why))
         return why
 

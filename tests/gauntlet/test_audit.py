@@ -154,7 +154,9 @@ def test_a_round_in_which_the_chain_would_take_no_weights_yet_is_not_held_agains
 
     def found(last_update: int) -> list[Verdict]:
         peers = [replace(p, last_update=last_update) if p.id == rounds.VALIDATOR else p for p in one.claim.paid or ()]
-        return of_weights(one, report=unpaid, paid=peers)
+        before = played()[ROUND - 1].claim.report
+        last = replace(before, paid=replace(before.paid, set_in=last_update))
+        return of_weights(one, report=unpaid, paid=peers, last=last)
 
     limit = rounds.SPEC.clock.weights_rate_limit
     assert found(paid.block + 1 - limit) == [Verdict.OBSERVED]

@@ -137,11 +137,13 @@ def test_every_epoch_has_every_row_once_and_every_step_its_replay(
 ) -> None:
     found = turns(base)
     import numpy as np
+    from datasets import load_from_disk
 
     from post.chat import Mix, held_out, read_rows, tokenised
 
     path = write_rows(tmp_path / "rows.jsonl", ({"messages": [*row["messages"]]} for row in chats(30)))
-    rows = tokenised(read_rows(str(path), tmp_path / "cache"), found, str(path), tmp_path / "chat")
+    tokenised(read_rows(str(path), tmp_path / "cache"), found, str(path), tmp_path / "chat")
+    rows = load_from_disk(str(tmp_path / "chat"))
     out = held_out(30, 4)
     assert len(out) == 3
     trained = np.setdiff1d(np.arange(30), out)
@@ -162,6 +164,24 @@ def test_every_epoch_has_every_row_once_and_every_step_its_replay(
             assert bytes(token for token in example["input_ids"] if token < 256)
         else:
             assert -100 in example["labels"]
+
+
+def test_rows_of_the_hub_are_those_of_a_file(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = turns(base)
+    import datasets
+
+    from post.chat import digest, read_rows, tokenised
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf"))
+    (tmp_path / "hub").mkdir()
+    digests = []
+    for source in (str(write_rows(tmp_path / "hub" / "train.jsonl", chats(9))), f"hf:{tmp_path / 'hub'}"):
+        out = tmp_path / f"chat-{len(digests)}"
+        tokenised(read_rows(source, tmp_path / "cache"), found, source, out)
+        digests.append(digest(datasets.load_from_disk(str(out))))
+    assert digests[0] == digests[1]
+    with pytest.raises(ConfigError, match="cannot load the data set hf:"):
+        read_rows(f"hf:{tmp_path / 'nothing'}", tmp_path / "cache")
 
 
 # --- what stands in the way --------------------------------------------------------------------------------------
@@ -232,6 +252,11 @@ def test_both_stages_run_and_one_that_was_broken_off_goes_on_the_same(
     data = write_rows(tmp_path / "rows.jsonl", chats(30))
     words = ["sft", str(base), "--data", str(data), "--recipe", str(tmp_path / "short.toml"), "--device", "cpu"]
     words += ["--replay", str(data_folder), "--out"]
+    good = data.read_text()
+    data.write_text(good + "nonsense\n")
+    assert main([*words, str(tmp_path / "one")]) == 2
+    assert "line 31 is no chat" in capsys.readouterr().err
+    data.write_text(good)
     assert main([*words, str(tmp_path / "one")]) == 0
     text = capsys.readouterr().out
     assert [line.split(":")[0] for line in text.splitlines()[:3]] == ["before", "after stage 1", "after stage 2"]
@@ -245,8 +270,17 @@ def test_both_stages_run_and_one_that_was_broken_off_goes_on_the_same(
             broken.pop(0)
             raise Broken
 
+    save_whole, unsaved = trainer.StageTrainer.save_whole, [1]
+
+    def breaks_at_the_end(self: Any, folder: Path, dtype: Any) -> None:
+        if unsaved:
+            unsaved.pop()
+            raise Broken
+        save_whole(self, folder, dtype)
+
     monkeypatch.setattr(trainer.Kept, "on_log", breaks)
-    for _ in range(2):
+    monkeypatch.setattr(trainer.StageTrainer, "save_whole", breaks_at_the_end)
+    for _ in range(3):
         with pytest.raises(Broken):
             main([*words, str(tmp_path / "two")])
     # What was saved in part is not gone on from.
@@ -305,3 +339,18 @@ def test_the_held_out_loss_falls_by_half_whoever_is_killed(base: Path, data_fold
     assert last.returncode == 0
     assert steps_of(tmp_path / "whole") == steps_of(tmp_path / "killed")
     assert steps_of(tmp_path / "whole")[0]["lr"] == 0.0
+
+
+@pytest.mark.slow  # three processes that import TRL
+def test_two_processes_learn_what_one_does(base: Path, data_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason=EXTRA)
+    (tmp_path / "short.toml").write_text(SHORT)
+    data = write_rows(tmp_path / "rows.jsonl", chats(30))
+    words = ["sft", str(base), "--data", str(data), "--recipe", str(tmp_path / "short.toml"), "--device", "cpu"]
+    words += ["--replay", str(data_folder), "--out"]
+    for out, ranks in (("one", []), ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"])):
+        command = [sys.executable, *ranks, "-m", "murmur.command", *words, str(tmp_path / out)]
+        subprocess.run(command, check=True, timeout=500, env=os.environ)
+    for one, two in zip(steps_of(tmp_path / "one"), steps_of(tmp_path / "two"), strict=True):
+        assert (one["step"], one["lr"]) == (two["step"], two["lr"])
+        assert one["loss"] == pytest.approx(two["loss"], abs=1e-4)
