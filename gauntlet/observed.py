@@ -26,10 +26,12 @@ BLIND = (Reason.MISSING, Reason.UNREVEALED, Reason.OUT_OF_SYNC)
 
 
 class Unobserved(StrEnum):
-    """Why a round is passed over. LATE: the validator was not there when keys were to be read. UNREADABLE: it was, and
-    could read too few, or found too few that start from its theta."""
+    """Why a round is passed over. LATE: the validator was not there when keys were to be read. APART: it could not
+    follow a round before, so its theta may be its own alone. UNREADABLE: it could read too few, or found too few that
+    start from its theta."""
 
     LATE = "late"
+    APART = "apart"
     UNREADABLE = "unreadable"
 
 

@@ -118,7 +118,7 @@ class Node(Follower):
             self.wait_for(self.clock.attest_by(later), f"the statements of round {later}")
             return
         logger.warning("round {round} is passed over: nobody lets us follow it", round=round)
-        self.held.save(round=round + 1)
+        self.held.save(round=round + 1, apart=True)
         self.held.events.emit("passed_over", round, reason=str(fault))
 
     def _apply(self, round: int) -> Applied:
