@@ -6,11 +6,11 @@ Covenant-72B, against the plan for the very same spec, links and machine.
 The round is covenant-72b-110's: its ratio of bytes to compute, and its clock, block for block, with `--spare` blocks
 more before D, and before V. (The clock leaves a miner 43 s of 39 minutes, and a validator 29 s of 8 minutes for reading
 payloads. Inner steps vary by more where nodes share two processors, and what a request takes does not shrink with the
-round; who comes late does not count.) What differs is how long it takes: `--compute` seconds of inner steps
-stand for 20 minutes, and blocks and links shrink alike. So each miner's uplink needs as large a part of the round for
-its payload as a 72B miner's for 1.4 GB, and its downlink for the others' payloads; a validator's likewise. Every value
-of a small model is sent, so that payloads are large beside the headers of their requests. Each node has an uplink and a
-downlink of its own: proxies, through which everything passes that it exchanges with buckets (localnet/links.py).
+round; who comes late does not count.) What differs is how long it takes: `--compute` seconds of inner steps stand for
+20 minutes, and blocks and links shrink alike. So each miner's uplink needs as large a part of the round for its payload
+as a 72B miner's for 1.4 GB, and its downlink for the others' payloads; a validator's likewise. Every value of a small
+model is sent, so that payloads are large beside the headers of their requests. Each node has an uplink and a downlink
+of its own: proxies, through which everything passes that it exchanges with buckets (localnet/links.py).
 
 Compared are the share of the time that miners compute, from the end of one round to that of the next; the same beside
 their transfers only; how long before block D they have committed; and the phases. The machine's rates are those of
@@ -146,12 +146,12 @@ class Scaled:
 
     def links(self) -> dict[str, Link]:
         """Of each role: its payloads take as long as those of the large one, scaled."""
-        others, all_of = self.large.sizes.contributors - 1, self.large.sizes.contributors
+        others, gathered = self.large.sizes.contributors - 1, self.large.setting.gathered_first
         copied = self.large.setting.copied_payloads
         up, down = self.large.rates.up, self.large.rates.down
         return {
             "miner": Link(self._mbps(1, 1, up), self._mbps(self.miners - 1, others, down)),
-            "validator": Link(self._mbps(self.miners, copied, up), self._mbps(self.miners, all_of, down)),
+            "validator": Link(self._mbps(self.miners, copied, up), self._mbps(self.miners, gathered, down)),
         }
 
     def _mbps(self, payloads: float, large_payloads: float, rate: Rate) -> float:
