@@ -4,12 +4,13 @@ Covenant-72B, against the plan for the very same spec, links and machine.
     python benchmarks/bench_links.py --json
 
 The round is covenant-72b-110's: its ratio of bytes to compute, and its clock, block for block, with `--spare` blocks
-more before block D. (The clock leaves 43 s of 39 minutes, less than what inner steps vary by where several nodes share
-two processors; who commits late does not count.) What differs is how long it takes: `--compute` seconds of inner steps
-stand for 20 minutes, and blocks and links shrink alike. So each miner's uplink needs as large a part of the round for
-its payload as a 72B miner's for 1.4 GB, and its downlink for the others' payloads; a validator's likewise. Every value
-of a small model is sent, so that payloads are large beside the headers of their requests. Each node has an uplink and a
-downlink of its own: proxies, through which everything passes that it exchanges with buckets (localnet/links.py).
+more before D, and before V. (The clock leaves a miner 43 s of 39 minutes, and a validator 29 s of 8 minutes for reading
+payloads. Inner steps vary by more where nodes share two processors, and what a request takes does not shrink with the
+round; who comes late does not count.) What differs is how long it takes: `--compute` seconds of inner steps stand for
+20 minutes, and blocks and links shrink alike. So each miner's uplink needs as large a part of the round for its payload
+as a 72B miner's for 1.4 GB, and its downlink for the others' payloads; a validator's likewise. Every value of a small
+model is sent, so that payloads are large beside the headers of their requests. Each node has an uplink and a downlink
+of its own: proxies, through which everything passes that it exchanges with buckets (localnet/links.py).
 
 Compared are the share of the time that miners compute, from the end of one round to that of the next; the same beside
 their transfers only; how long before block D they have committed; and the phases. The machine's rates are those of
@@ -92,7 +93,8 @@ PHASES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def small(miners: int, steps: int, spare: int) -> dict[str, Any]:
     """The spec's table for so many miners and inner steps, with the large one's clock and so many blocks more."""
     large = preset_table(MODEL)
-    clock = {name: large["clock"][name] + spare for name in ("round_blocks", "commit", "reveal", "attest")}
+    clock = {name: large["clock"][name] + 2 * spare for name in ("round_blocks", "reveal", "attest")}
+    clock["commit"] = large["clock"]["commit"] + spare
     table = {**SMALL, "checkpoint_rounds": large["checkpoint_rounds"], "clock": large["clock"] | clock}
     table["inner"] = SMALL["inner"] | {"steps": steps}
     table["data"] = SMALL["data"] | {"page_sequences": SMALL["inner"]["sequences"] * steps}
@@ -144,12 +146,12 @@ class Scaled:
 
     def links(self) -> dict[str, Link]:
         """Of each role: its payloads take as long as those of the large one, scaled."""
-        others, all_of = self.large.sizes.contributors - 1, self.large.sizes.contributors
+        others, gathered = self.large.sizes.contributors - 1, self.large.setting.gathered_first
         copied = self.large.setting.copied_payloads
         up, down = self.large.rates.up, self.large.rates.down
         return {
             "miner": Link(self._mbps(1, 1, up), self._mbps(self.miners - 1, others, down)),
-            "validator": Link(self._mbps(self.miners, copied, up), self._mbps(self.miners, all_of, down)),
+            "validator": Link(self._mbps(self.miners, copied, up), self._mbps(self.miners, gathered, down)),
         }
 
     def _mbps(self, payloads: float, large_payloads: float, rate: Rate) -> float:
@@ -329,7 +331,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="the first does not count (default %(default)s)")
     parser.add_argument("--compute", type=float, default=30.0, help="seconds of inner steps (default %(default)s)")
     parser.add_argument(
-        "--spare", type=int, default=20, metavar="BLOCKS", help="more of a commit window (default %(default)s)"
+        "--spare",
+        type=int,
+        default=20,
+        metavar="BLOCKS",
+        help="more of the windows before D and V (default %(default)s)",
     )
     parser.add_argument("--folder", type=Path, help="keep the run there (default: nowhere)")
     parser.add_argument("--json", action="store_true", help="one line, for machines, in place of a table")

@@ -267,20 +267,26 @@ def _passed_over(unobserved: float, report: Report, since: int) -> bool:
     return rounds.is_integer() and 0 <= rounds < report.round - since
 
 
+_ITS_OWN = {
+    Unobserved.LATE: "it came too late to read what the peers left",
+    Unobserved.APART: "it could not follow a round before",
+}
+
+
 def _observed(again: Replay) -> Iterator[Finding]:
-    """The round was passed over exactly when its own findings say so, or the validator came late, which only it saw."""
+    """The round was passed over exactly when its own findings say so, or for what only the validator saw."""
     report, last = again.report, again.facts.run.clock.commit_by(again.facts.round)
     committed = {p for p, peer in again.facts.judged.items() if commitment(peer, again.facts.round, last)}
     outcomes = {p: row.rejected for p, row in again.rows.items() if row.rejected or row.standing or row.contributing}
     unreadable = is_unreadable(report.before, committed, outcomes, again.spec.gauntlet)
-    if report.unobserved is Unobserved.LATE:
-        text = "says that it came too late to read what the peers left: nothing was folded and paid"
+    if report.unobserved in _ITS_OWN:
+        text = f"says that {_ITS_OWN[report.unobserved]}: nothing was folded and paid"
         yield Finding(Topic.BOOK, Verdict.OBSERVED, text)
     elif unreadable != (report.unobserved is Unobserved.UNREADABLE):
         found = "too few were readable to fold the round" if unreadable else "enough were readable to fold the round"
         yield _differs(Topic.BOOK, f"{found}, by its own findings")
     elif unreadable:
-        text = "says that too few peers in good standing were readable: nothing was folded and paid"
+        text = "says that too few peers in good standing were readable, or at its theta: nothing was folded and paid"
         yield Finding(Topic.BOOK, Verdict.OBSERVED, text)
 
 

@@ -1,9 +1,9 @@
 """Whether a validator saw enough of a round to judge its peers by it (docs/protocol.md section 9).
 
-That bytes or a key could not be had is the reader's own observation: a validator that was stopped, or whose link or
-store was down, sees what it would see if everybody were at fault. Such a round teaches nothing about the peers, so
-nothing is folded and the weights on chain stay. It must not be a peer's to decide that
-(docs/decisions/0026-not-observed.md).
+That bytes or a key could not be had is the reader's own observation: a validator that was stopped, whose link or store
+was down, or that could not follow the rounds before sees what it would see if everybody were at fault. Such a round
+teaches nothing about the peers, so nothing is folded and the weights on chain stay. It must not be a peer's to decide
+that (docs/decisions/0026-not-observed.md).
 """
 
 from collections.abc import Collection, Mapping
@@ -21,15 +21,17 @@ rounds give them back slowly (gauntlet/book.py REGAINED), so hotkeys with most o
 KNOWN_NEEDED = 3
 """While fewer of those who committed are in good standing, only a round in which nobody at all was readable is passed
 over."""
-UNREAD = (Reason.MISSING, Reason.UNREVEALED)
-"""What somebody sees who reads nothing of a peer that committed."""
+BLIND = (Reason.MISSING, Reason.UNREVEALED, Reason.OUT_OF_SYNC)
+"""What somebody sees who reads nothing of a peer that committed, or whose own theta is another than everybody's."""
 
 
 class Unobserved(StrEnum):
-    """Why a round is passed over. LATE: the validator was not there when keys were to be read. UNREADABLE: it was, and
-    could read too few."""
+    """Why a round is passed over. LATE: the validator was not there when keys were to be read. APART: it could not
+    follow a round before, so its theta may be its own alone. UNREADABLE: it could read too few, or found too few that
+    start from its theta."""
 
     LATE = "late"
+    APART = "apart"
     UNREADABLE = "unreadable"
 
 
@@ -56,7 +58,7 @@ def is_unreadable(
     who is eligible: that takes work, so hotkeys that commit and are silent count for nothing, however many they are.
     """
     known = {p for p in committed if (record := book.peers.get(p)) is not None and eligible(record, spec)}
-    unread = {p for p in committed if p not in outcomes or outcomes[p] in UNREAD}
+    unread = {p for p in committed if p not in outcomes or outcomes[p] in BLIND}
     if len(known) >= KNOWN_NEEDED:
         blind = 2 * len(known & unread) > len(known)
     else:

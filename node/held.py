@@ -203,7 +203,7 @@ class Held:
         """Save: we stand at the start of `round` with the theta that the replica holds."""
         if (snapshot := self.snapshots.take()) is not None:
             self.consensus = self.consensus.since(snapshot)
-        self.save(round=round, consensus=self.consensus, theta=self.replica.digest(), link=link)
+        self.save(round=round, consensus=self.consensus, theta=self.replica.digest(), link=link, apart=False)
         self.begin_snapshot()
 
     def give_back(self, mine: Update) -> None:

@@ -118,7 +118,7 @@ class Node(Follower):
             self.wait_for(self.clock.attest_by(later), f"the statements of round {later}")
             return
         logger.warning("round {round} is passed over: nobody lets us follow it", round=round)
-        self.held.save(round=round + 1)
+        self.held.save(round=round + 1, apart=True)
         self.held.events.emit("passed_over", round, reason=str(fault))
 
     def _apply(self, round: int) -> Applied:
@@ -173,9 +173,8 @@ class Node(Follower):
             except Lacking as fault:
                 if self.time.now() > give_up:
                     raise OutOfSync(f"round {selection.round} cannot be had from any source: {fault}") from None
-                if said != frozenset(fault.peers):
-                    said = frozenset(fault.peers)
-                    say_wanted(self, fault.round, fault.peers)
+                if said != (lacked := frozenset(fault.peers)) and say_wanted(self, fault.round, lacked):
+                    said = lacked
                 logger.warning("{fault}; trying again", fault=str(fault))
                 self.time.sleep(pause)
                 pause = min(2 * pause, 10.0)

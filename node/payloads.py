@@ -90,12 +90,19 @@ def collect_pinned(
     return Collection(
         _sealed(spec, run, round, pairs, sources),
         seconds_left=seconds_left,
-        max_threads=MAX_THREADS,
+        max_threads=beside_each_other(spec.gauntlet.contributors),
         lasting=True,
         cache=cache,
         room=_room(cache),
         time=time,
     ).start()
+
+
+def beside_each_other(contributors: int) -> int:
+    """How many payloads a validator reads at once: no more than MAX_THREADS, in rows that the contributors fill. What
+    travels together shares the link and is whole together, so others in their last row would hold them up, past V where
+    the link carries the contributors' payloads only."""
+    return -(-contributors // -(-contributors // MAX_THREADS))
 
 
 def collect_keys(

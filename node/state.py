@@ -112,7 +112,8 @@ class Saved:
     round: the state stands at the start of this round. consensus: what it follows from, and theta: its digest. link:
     what the next agreed record must name as previous. sealed: the last sealed submission. book: file with the ScoreBook
     (validators). scored: last round folded into the book. unread: weights that were sent and not yet read back, the
-    oldest first.
+    oldest first. apart: a round was passed over that we could not follow, and nothing that more than half of the stake
+    agreed on has brought us back since.
     """
 
     round: int
@@ -123,6 +124,7 @@ class Saved:
     book: Digest | None = None
     scored: int = -1
     unread: tuple[SentWeights, ...] = ()
+    apart: bool = False
 
 
 class InUse(ConfigError):
@@ -322,6 +324,7 @@ def _encode(saved: Saved) -> str:
         "book": text(saved.book),
         "scored": saved.scored,
         "unread": [[sent.round, sent.set_in, list(sent.shares.items())] for sent in saved.unread],
+        "apart": saved.apart,
     }
     value = json.dumps(row)
     # SQLite has no checksums of its own: a changed digit would be believed.
@@ -375,6 +378,7 @@ def _decode(stored: bytes) -> Saved:
             digest(row["book"]),
             row["scored"],
             tuple(SentWeights(paid, set_in, dict(shares)) for paid, set_in, shares in row["unread"]),
+            row.get("apart", False),  # a release before this one did not say
         )
         if sealed:
             saved = replace(

@@ -60,8 +60,8 @@ def _peer(text: str) -> PeerId:
     return PeerId(peer)
 
 
-def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> None:
-    """Say that we lack what these peers left in `round`. Nothing depends on whether our bucket takes it."""
+def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> bool:
+    """Say that we lack what these peers left in `round`. Whether our bucket has taken it."""
     doors, run = follower.doors, follower.run
     logger.info(
         "round {round}: {count} payloads are in no bucket that we can read: asking for copies",
@@ -74,6 +74,8 @@ def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> Non
         doors.bucket.put(keys.wanted(run.id), said, timeout_seconds=run.first.clock.block_seconds)
     except StorageError as fault:
         logger.warning("round {round}: what we lack cannot be said: {fault}", round=round, fault=str(fault))
+        return False
+    return True
 
 
 def hear_wanted(

@@ -113,13 +113,15 @@ class Scores:
         why = None
         if seen.looked.is_late(node.clock, round):
             why = Unobserved.LATE
+        elif node.behind or node.held.saved.apart:
+            why = Unobserved.APART
         elif is_unreadable(
             self.book, committed, dict.fromkeys(checked.passed) | reasons, node.run.spec_at(round).gauntlet
         ):
             why = Unobserved.UNREADABLE
         if why is not None:
-            told = "round {round}: not observed ({why}): nobody is rated or paid for it; is our link or store down?"
-            logger.warning(told, round=round, why=str(why))
+            told = "round {round}: not observed ({why}): nobody is rated or paid for it; is our link or store down, or "
+            logger.warning(told + "our theta another?", round=round, why=str(why))
             node.held.events.emit("unobserved", round, why=str(why))
         return why
 

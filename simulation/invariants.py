@@ -70,6 +70,9 @@ class _Seen:
     """When its last process died, until the next one has recovered."""
     faults: dict[str, int] = field(default_factory=dict)
     reported: int = -1
+    apart: bool = False
+    """It passed a round over that it could not follow, and has not caught up yet: it knows that its theta may be its
+    own alone."""
     gathered: tuple[int, int, int] = (-1, 0, 0)
     """The round that it looked at last, how many keys it read, and how many there were to read."""
 
@@ -134,7 +137,10 @@ class Witness:
             seen.started = self._now
         elif event == "applied":
             self._decided(member, round, fields)
+        elif event == "passed_over":
+            seen.apart = True
         elif event == "caught_up":
+            seen.apart = False
             self._agree(member, round, fields["theta"])
         elif event == "gathered":
             seen.gathered = (round, fields["revealed"], len(self._revealed.get(round, ())))
@@ -179,8 +185,13 @@ class Witness:
             self._broke(f"{member.name} takes round {round} for {'void' if fields['void'] else 'valid'}, others do not")
 
     def _agree(self, member: Member, round: int, theta: str) -> None:
-        """All honest nodes start a round from one theta."""
-        if not member.hostile and self._starts.setdefault(round, theta) != theta:
+        """All honest nodes start a round from one theta, but for those that say that they are apart."""
+        if member.hostile:
+            return
+        seen = self._of(member)
+        if seen.apart:
+            seen.apart = self._starts.get(round) != theta
+        elif self._starts.setdefault(round, theta) != theta:
             self.result.disagreements += 1
             self._broke(f"{member.name} starts round {round} from another theta than others")
 
@@ -233,8 +244,12 @@ class Witness:
             self._broke(f"{member.name} books {row['rejected']} on {peer.name} in round {number}; both were up")
 
     def _weighed(self, member: Member, number: int, seen: _Seen) -> None:
-        """Weights follow from rounds that the validator saw: of the keys that were there it had half at least."""
+        """Weights follow from rounds that the validator saw: of the keys that were there it had half at least, and it
+        held the theta that the work was done from."""
         round, read, there = seen.gathered
+        if not member.hostile and seen.apart:
+            self.result.unobserved_weights += 1
+            self._broke(f"{member.name} sets weights in round {number} by a theta of its own")
         if not member.hostile and (round != number or 2 * read < there):
             self.result.unobserved_weights += 1
             self._broke(f"{member.name} sets weights in round {number} from {read} of {there} keys of round {round}")
@@ -290,9 +305,10 @@ class Witness:
     def _after_calm(self, number: int) -> None:
         """Whatever happened: some calm rounds later everybody is there, and the run goes on."""
         for member in self._network.members.values():
-            if not member.hostile and not member.gone and member.round < number:
+            if not member.hostile and not member.gone and (member.round < number or self._of(member).apart):
                 self.result.halted = True
-                self._broke(f"{member.name} stands at round {member.round} at the end of the calm round {number}")
+                where = f"round {member.round}" + " with a theta of its own" * self._of(member).apart
+                self._broke(f"{member.name} stands at {where} at the end of the calm round {number}")
         self._pay_is_due(number)
         for round in range(number - CALM_ROUNDS + 1 + RETURN_ROUNDS, number + 1):
             if round in self._void:

@@ -16,12 +16,15 @@ from protocol.ports import Bucket, Time
 from protocol.types import PeerId
 from storage.realtime import REAL, seconds_until
 from storage.resume import Busy, download_to, is_begun, keep, mapped, remove, whole_parts
-from storage.s3 import PART_BYTES, RangedBucket
+from storage.s3 import RangedBucket
 from storage.transport import deadline
 
 _PUBLISH_WAIT_SECONDS = 0.2
 _PUBLISH_WAIT_MAX_SECONDS = 10.0
 _SOURCES_PLANNED = 3
+RESUMED_BYTES = 1 << 20
+"""What is larger goes on where it was cut short: on a slow link it would else never be whole, with a part of the time
+for each source. For what is smaller a request is what counts."""
 
 T = TypeVar("T")
 Data = bytes | memoryview
@@ -173,7 +176,7 @@ class _Visit:
         except StorageError as error:
             return Fault("unavailable", str(error))
         try:
-            if path is not None and self.item.exact and self.item.size > PART_BYTES:
+            if path is not None and self.item.exact and self.item.size > RESUMED_BYTES:
                 return self._to_disk(bucket, path)
             data = self._to_memory(bucket)
         except ObjectMissing as error:

@@ -186,6 +186,13 @@ class Setting:
         return min(self.threads, OPEN_THREADS) if self.sizes.payload > PART_BYTES else 1
 
     @property
+    def gathered_first(self) -> int:
+        """Payloads that a validator has read when it has all contributors', the book's best first: those that travel
+        beside each other share the link, and are whole together (node/payloads.py)."""
+        rows = -(-self.sizes.contributors // FETCH_THREADS)
+        return min(self.sizes.gathered, rows * -(-self.sizes.contributors // rows))
+
+    @property
     def copied_payloads(self) -> float:
         """How many of the contributors' payloads one validator copies, on average."""
         return self.sizes.contributors * min(COPIES, self.validators) / self.validators
@@ -283,8 +290,8 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
 def validator_phases(setting: Setting) -> tuple[Phase, ...]:
     """rounds/validator.py Validator.play, from D on."""
     spec, sizes, threads = setting.spec, setting.sizes, setting.threads
-    gathered, contributed = sizes.gathered * sizes.payload, sizes.contributors * sizes.payload
-    reserve = gathered - contributed  # the book's best are asked first; who is not there by V is left out
+    gathered, first = sizes.gathered * sizes.payload, setting.gathered_first * sizes.payload
+    reserve = gathered - first  # who is not there by V is left out
     probed = sizes.probes * sizes.payload
     sent = 2 * probed  # there and back
     copied = setting.copied_payloads * sizes.payload
@@ -298,10 +305,10 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
     return (
         Phase(
             "gather",
-            (Work(contributed, "down"),),
+            (Work(first, "down"),),
             (),
             "commit",
-            (Work(contributed, "write"), Work(contributed, "hash", FETCH_THREADS)),
+            (Work(first, "write"), Work(first, "hash", FETCH_THREADS)),
         ),
         Phase("gather reserve", (Work(reserve, "down"),), beside=(Work(reserve, "write"),)),
         Phase("check", setting.opened(sizes.gathered, 2, setting.openers), ("gather",), "reveal"),

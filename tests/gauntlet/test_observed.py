@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gauntlet.book import RoundOutcome, ScoreBook, eligible, fold
 from gauntlet.checks import Checked
 from gauntlet.evaluation import Evaluation
-from gauntlet.observed import PATIENCE_ROUNDS, Looked, Unobserved, is_unreadable, pass_over
+from gauntlet.observed import BLIND, PATIENCE_ROUNDS, Looked, Unobserved, is_unreadable, pass_over
 from protocol.types import LossScore, PeerId, Reason, Rejection
 from tests.gauntlet.world import CLOCK, make_spec, peer_id
 
@@ -42,7 +42,7 @@ def unreadable(book: ScoreBook, read: list[PeerId], unread: list[PeerId], reason
     return is_unreadable(book, {*read, *unread}, outcomes, SPEC)
 
 
-@pytest.mark.parametrize("reason", [Reason.MISSING, Reason.UNREVEALED])
+@pytest.mark.parametrize("reason", BLIND)
 def test_a_round_in_which_most_of_good_standing_cannot_be_read_is_not_observed(reason: Reason) -> None:
     assert unreadable(BOOK, [], GOOD, reason)
     assert unreadable(BOOK, GOOD[:9], GOOD[9:], reason)
@@ -50,7 +50,7 @@ def test_a_round_in_which_most_of_good_standing_cannot_be_read_is_not_observed(r
 
 
 def test_what_was_read_and_is_bad_was_observed() -> None:
-    assert not any(unreadable(BOOK, [], GOOD, reason) for reason in {*Reason} - {Reason.MISSING, Reason.UNREVEALED})
+    assert not any(unreadable(BOOK, [], GOOD, reason) for reason in {*Reason} - {*BLIND})
 
 
 def test_peers_that_were_never_looked_at_were_not_observed() -> None:

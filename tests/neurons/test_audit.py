@@ -416,6 +416,9 @@ def test_what_a_report_states_otherwise_than_it_was_is_named(networks: Networks,
     del network.store.buckets["validator"][keys.report(network.run.id, 2)]
     (audited,) = audits(network, 2, tmp_path).values()
     assert (audited.differs, audited.report) == (False, None)
-    # The round after has nothing to compare its book with, and says so.
+    # The round after has nothing to compare its book, and the weights set since, with, and says so.
     (audited,) = audits(network, 3, tmp_path).values()
-    assert [(f.topic, f.verdict) for f in audited.findings] == [(Topic.BOOK, Verdict.UNCHECKED)]
+    assert [(f.topic, f.verdict) for f in audited.findings] == [
+        (Topic.BOOK, Verdict.UNCHECKED),
+        (Topic.WEIGHTS, Verdict.UNCHECKED),
+    ]

@@ -64,6 +64,29 @@ def test_a_node_that_could_not_have_a_rounds_bytes_is_back_within_two_rounds_onc
     assert network["miner-2"].thetas()[last] == network["miner-1"].thetas()[last]
 
 
+def test_a_validator_that_passed_a_round_over_judges_nobody_before_it_is_back(networks: Networks) -> None:
+    network = networks(miners=2, validators={"first": 300, "second": 100})
+    network.start("miner-1", "miner-2", "first")
+    network.start("second", role=with_parts(MissesEveryRound))
+    network.run_until(2)
+
+    def cut(call: Call) -> None:
+        if call.reader == "second" and ("/payload/00000002" in call.key or "/mirror/00000002" in call.key):
+            raise StorageError("no connection")
+
+    network.store.before = cut
+    network.run_blocks(lambda: bool(network["second"].events("passed_over")))
+    network.run_blocks(lambda: any(event["why"] == "apart" for event in network["second"].events("unobserved")))
+    network.store.before = lambda call: None
+    network.run_blocks(lambda: bool(network["second"].events("caught_up")))
+    left, back = network["second"].events("passed_over")[0]["round"], network["second"].events("caught_up")[0]["round"]
+    network.run_until(back + 2)
+    judged = {event["round"]: event["unobserved"] for event in network["second"].events("judged")}
+    assert {why for round, why in judged.items() if left < round < back} <= {"apart", "late"}
+    assert judged[back + 1] is None
+    assert not any(left <= event["round"] < back for event in network["second"].events("weights"))
+
+
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_node_that_followed_what_only_a_minority_held_goes_back_before_the_fork(
     networks: Networks, hidden: bool

@@ -19,7 +19,7 @@ from protocol.ports import Time
 from protocol.types import PeerId, Pointer
 from simulation import store as world
 from simulation.clock import Life
-from storage import exchange, resume
+from storage import resume
 from storage.collect import Collection, first, gather
 from storage.exchange import Data, Fault, Source, Wanted, cached
 from storage.realtime import REAL
@@ -269,8 +269,8 @@ LARGE = bytes(16 * PART_BYTES) + b"end"
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is larger than a part goes to the disk, part by part."""
-    for module in (exchange, resume, world):
+    """What is larger than a few goes to the disk, part by part."""
+    for module in (resume, world):
         monkeypatch.setattr(module, "PART_BYTES", PART_BYTES)
 
 
@@ -706,6 +706,71 @@ def test_a_disk_that_takes_nothing_leaves_out_what_must_not_be_held_in_memory(tm
     ]
     assert isinstance(found, Fault)
     assert found.kind == "left_out"
+
+
+def _missing() -> bytes:
+    raise ObjectMissing("get: there is no such object")
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_what_needs_more_than_one_sources_share_of_the_time_is_gone_on_with(
+    tmp_path: Path, life: Life, monkeypatch: pytest.MonkeyPatch, lasting: bool
+) -> None:
+    """Beside a mirror that has nothing its owner has half of the time: too little for the object, enough for the rest
+    of it. Smaller than a part, where nothing counts as growth."""
+    for module in (resume, world):
+        monkeypatch.setattr(module, "PART_BYTES", 2 * len(LARGE))
+    store = FakeStore()
+    wanted = large(store, "m1", time=life)
+    mirror = Source(partial(store.bucket, "mirror", read_only=True, time=life), "k")
+    store.bucket("mirror")
+    seconds, way = 8.0, 0.75 * 8.0 / len(LARGE)
+    turns: list[str] = []
+
+    def travel(num_bytes: int, until: float) -> None:
+        life.sleep(min(way * num_bytes, max(0.0, until - life.now())))
+        if life.now() >= until:
+            raise StorageError("out of time")
+
+    def get(bucket: FakeBucket, key: str, *, timeout_seconds: float, **_: object) -> bytes:
+        turns.append("get")
+        travel(len(LARGE), life.now() + timeout_seconds)
+        return LARGE
+
+    def stream(
+        bucket: FakeBucket,
+        key: str,
+        sink: Callable[[bytes], object],
+        *,
+        first: int,
+        num_bytes: int,
+        timeout_seconds: float,
+        **_: object,
+    ) -> None:
+        turns.append("stream")
+        until = life.now() + timeout_seconds
+        for at in range(first, first + num_bytes, 1 << 14):
+            piece = LARGE[at : min(at + (1 << 14), first + num_bytes)]
+            travel(len(piece), until)
+            sink(piece)
+
+    monkeypatch.setattr(world.StoreBucket, "stream", stream)
+    monkeypatch.setattr(
+        world.StoreBucket,
+        "get",
+        lambda bucket, key, **options: get(bucket, key, **options) if key == "k-m1" else _missing(),
+    )
+    found = Collection(
+        [replace(wanted, sources=(*wanted.sources, mirror))],
+        seconds_left=window(life, seconds),
+        max_threads=1,
+        lasting=lasting,
+        cache=tmp_path,
+        time=life,
+    ).run()
+    assert found == {peer(1): LARGE}
+    assert set(turns) == {"stream"}
+    assert len(turns) > 1, "one turn was enough: this shows nothing"
 
 
 def test_a_download_that_grows_is_no_stall(tmp_path: Path, life: Life) -> None:

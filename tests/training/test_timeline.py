@@ -212,5 +212,14 @@ def test_what_stands_in_other_modules_is_the_same_here() -> None:
     assert (PART_BYTES, PART_BYTES) == (s3.PART_BYTES, merkle.SECTION_BYTES)
     assert (FETCH_THREADS, PREFETCH_THREADS) == (payloads.MAX_THREADS, payloads.PREFETCH_THREADS)
     assert PART_THREADS == data.PART_THREADS
+    spec = presets.read("8b").first
+    for contributors in range(1, 257):
+        rules = spec.gauntlet.model_copy(update={"contributors": contributors, "reserve": 40})
+        first = Setting(spec.model_copy(update={"gauntlet": rules}), 1, 1).gathered_first
+        row = payloads.beside_each_other(contributors)
+        assert row <= payloads.MAX_THREADS
+        assert contributors <= first < contributors + row
+        assert first % row == 0
+    assert payloads.beside_each_other(20) == 10
     assert (OPEN_THREADS, COPIES) == (payloads.OPEN_THREADS, agreement.COPIES)
     assert POST_BLOCKS == WINDOW_MARGIN_BLOCKS
