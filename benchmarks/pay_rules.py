@@ -24,7 +24,7 @@ from gauntlet.book import PeerRecord, RoundOutcome, ScoreBook, eligible, fold
 from gauntlet.checks import Checked
 from gauntlet.evaluation import Evaluation
 from gauntlet.selection import peer_score, standing
-from gauntlet.weights import RESERVE_SHARE, merit, worth
+from gauntlet.weights import CONVEXITY, RESERVE_SHARE, merit, proven, worth
 from owner import presets
 from protocol.spec import GauntletSpec
 from protocol.types import LossScore, PeerId
@@ -32,13 +32,15 @@ from protocol.types import LossScore, PeerId
 Pay = Callable[[PeerRecord], float]
 
 
-def proven(record: PeerRecord) -> float:
-    """The proof, at most 1, less its penalty: more than honest work earns nothing more."""
+def whole_proof(record: PeerRecord) -> float:
+    """The proof, at most 1, less its penalty."""
     return max(0.0, min(1.0, record.proof or 0.0) - record.penalty)
 
 
 RULES: dict[str, Pay] = {
     "merit": merit,
+    "a whole proof times worth squared": lambda record: whole_proof(record) * worth(record) ** CONVEXITY,
+    "worth squared": lambda record: worth(record) ** CONVEXITY,
     "by rank": lambda record: peer_score(record) ** 2,
     "proven": proven,
     "proven times worth": lambda record: proven(record) * worth(record),

@@ -23,6 +23,9 @@ RESERVE_SHARE = 0.5
 CONVEXITY = 2
 """Power of worth in merit. Splitting one peer's work among n hotkeys pays as soon as each of them scores more than
 n ** (-1 / CONVEXITY) of the whole: half the steps score about 0.6, more than 1/2 and less than 0.7."""
+ENOUGH_PROOF = 0.8
+"""From here on a proof is whole. Who trains on twice the sequences shows less on each of them and yet has done more
+(docs/decisions/0048-honest-work-pays.md); and luck beyond honest work earns nothing."""
 LARGEST_WORTH = 16.0
 """Of an honest score: where honest scores were all 0, any positive one would be worth without end."""
 
@@ -82,13 +85,16 @@ def worth(record: PeerRecord) -> float:
 
 
 def merit(record: PeerRecord) -> float:
-    """What pay is shared by: max(0, min(1, proof) - penalty) * worth ** CONVEXITY; 0 without a proof.
+    """What pay is shared by: max(0, min(1, proof / ENOUGH_PROOF) - penalty) * worth ** CONVEXITY; 0 without a proof: it
+    is a gate, which honest work passes whole."""
+    return proven(record) * worth(record) ** CONVEXITY
 
-    The proof is a gate: honest work passes it whole, and luck beyond that earns nothing.
-    """
+
+def proven(record: PeerRecord) -> float:
+    """The proof as pay counts it, less the penalty, 0 to 1."""
     if record.proof is None:
         return 0.0
-    return max(0.0, min(1.0, record.proof) - record.penalty) * worth(record) ** CONVEXITY
+    return max(0.0, min(1.0, record.proof / ENOUGH_PROOF) - record.penalty)
 
 
 def weights(

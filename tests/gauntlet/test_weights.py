@@ -67,10 +67,10 @@ def test_a_score_is_worth_its_size_in_honest_ones():
 
 def test_merit_is_the_proof_as_a_gate_times_worth_squared():
     assert merit(known(0.05)) == pytest.approx(0.25)
-    assert merit(known(proof=1.7)) == merit(known()) == pytest.approx(1.0)
-    assert merit(known(proof=0.8)) == pytest.approx(0.8)
+    assert merit(known(proof=1.7)) == merit(known()) == merit(known(proof=0.81)) == pytest.approx(1.0)
+    assert merit(known(proof=0.4)) == pytest.approx(0.5)
     assert merit(known(proof=1.7, penalty=0.25)) == pytest.approx(0.75)  # no luck makes up for a fault
-    assert merit(known(proof=0.2, penalty=0.25)) == merit(known(proof=-1.0)) == 0.0
+    assert merit(known(proof=0.15, penalty=0.25)) == merit(known(proof=-1.0)) == 0.0
     assert merit(replace(known(), units=NOTHING)) == merit(PeerRecord(0)) == 0.0
 
 
