@@ -172,6 +172,8 @@ class Witness:
     def _decided(self, member: Member, round: int, fields: dict[str, Any]) -> None:
         if member.hostile:
             return
+        if not fields["void"]:
+            self._of(member).apart = False  # a record is applied to the theta that it names
         self._agree(member, round + 1, fields["theta"])
         if round not in self._applied:
             self._applied.add(round)
