@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Tune, and print what became of it. Raises ConfigError for what the operator has to fix."""
+    from murmur.exported import tell
     from post.recipes import recipe
     from protocol.errors import ConfigError
 
@@ -53,8 +54,3 @@ def say(line: str) -> None:
     """What was asked for."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-
-
-def tell(text: str) -> None:
-    """To whoever waits."""
-    print(f"{text} ..", file=sys.stderr, flush=True)  # noqa: T201
