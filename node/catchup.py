@@ -21,7 +21,7 @@ from node.held import Held
 from node.payloads import MAX_THREADS, Lacking, gather_pinned
 from node.records import Records
 from node.sources import Sources
-from node.state import Snapshot
+from node.state import Saved, Snapshot
 from node.wanted import say_wanted
 from protocol import keys
 from protocol.errors import (
@@ -141,43 +141,53 @@ def _starts(
     """States from which the agreed records lead on, with those records, the oldest first; the best state first, each
     only when those before it have failed.
 
-    Our own while few records follow it (their payloads are fewer bytes than a model); then, back along the links, the
-    published ones that most of the stake names, the newest first, and our own older one; then the other published
-    ones, last those for whose link more stake names another state; then genesis. What is on none of the links on the
-    way is never tried: it may be of a state that only a minority held, ours too. Ours stands at a link and not at a
-    round: rounds that we passed over have not moved it.
+    Our own while few records follow it (their payloads are fewer bytes than a model), or what we held before it since
+    our last snapshot; then, back along the links, the published ones that most of the stake names, the newest first,
+    and our own older one; then the other published ones, last those for whose link more stake names another state; then
+    genesis. What is on none of the links on the way is never tried: it may be of a state that only a minority held,
+    ours too. Ours stands at a link and not at a round: rounds that we passed over have not moved it.
     """
-    saved, genesis = held.saved, first_link(follower.run.id)
-    own = Start(saved.round, saved.link, None, "our own state")
-    tried_own = False
+    genesis = first_link(follower.run.id)
+    own = {start.link: start for start in _own_starts(held.saved)}
     for link, steps in islice(records.links(), follower.run.first.checkpoint_rounds + 1):
-        if link == own.link:
-            tried_own = True
-            yield own, steps
+        if link in own:
+            yield own[link], steps
+            own.clear()  # what is older needs more of what this lacked
     logger.info("catching up: asking {count} validators for checkpoints", count=len(sources.validators()))
     published = published_starts(follower, stakes, sources, shown_by_all(follower, sources, ASK_SECONDS))
     if not any(published):
         logger.warning("catching up: no validator shows a checkpoint that can be read")
     downloads = 0
     for offers in (*filter(None, published), []):
-        sought = {offer.link for offer in offers} | (set() if tried_own else {own.link})
+        sought = {offer.link for offer in offers} | own.keys()
         for link, steps in records.links():
             for offer in (offer for offer in offers if offer.link == link and downloads < DOWNLOADS_TRIED):
                 downloads += 1
                 yield offer.at(records.round_of(steps)), steps
-            if link == own.link and not tried_own:
-                tried_own = True
-                yield own, steps
+            if link in own:
+                yield own[link], steps
+                own.clear()
+                sought &= {offer.link for offer in offers}
             sought.discard(link)
             if not sought:
                 break
-    if own.link != genesis:
+    if held.saved.link != genesis:
         for link, steps in records.links():
             if link == genesis:
                 try:
                     yield _genesis(follower, held), steps
                 except ConfigError as fault:
                     logger.warning("{fault}", fault=str(fault))
+
+
+def _own_starts(saved: Saved) -> Iterator[Start]:
+    """What we hold, and what we held since our last snapshot."""
+    yield Start(saved.round, saved.link, None, "our own state")
+    kept = saved.consensus
+    rounds = kept.snapshot.round, *(step.round + 1 for step in kept.log)
+    for round, link in zip(rounds, kept.links, strict=True):
+        if link != saved.link:
+            yield Start(round, link, None, f"our own state of round {round}")
 
 
 def _replay(
@@ -192,6 +202,8 @@ def _replay(
         logger.info("catching up from {origin}, and {count} rounds", origin=start.origin, count=len(steps))
     if start.snapshot is not None:
         held.load_consensus(start.snapshot, start.fetch)
+    elif start.link != held.saved.link:
+        held.step_back(start.link)
     if held.replica.digest() != (steps[0].record.theta if steps else theta):
         raise OutOfSync("its theta is another than the next agreed record names")
     links = [*(step.record.previous for step in steps[1:]), previous]

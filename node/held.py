@@ -93,42 +93,52 @@ class Held:
         stands from now on at the start of its round, which is followed once more. Raises CheckpointCorrupt, with no
         state of use in place, when the snapshot is damaged, or leads elsewhere than it did."""
         saved = self.saved
-        self.load_consensus(saved.consensus.snapshot)
-        if saved.consensus.log:
-            logger.info(
-                "replaying {count} rounds since the snapshot of theta at the start of round {round}",
-                count=len(saved.consensus.log),
-                round=saved.consensus.snapshot.round,
-            )
-        theta, began = saved.theta, self._time.now()
-        for done, step in enumerate(saved.consensus.log, 1):
-            try:
-                updates = self.redo.updates(step, open_threads(self.first), self._time)
-            except Lost as fault:
-                logger.warning("damaged on this disk: {what} ({fault})", what=_PARTS["log"], fault=str(fault))
-                if fault.path.exists():
-                    self.store.set_aside(fault.path)
-                if lost is not None:
-                    lost.append("log")
-                theta = step.theta
-                link = (self.consensus.log[-1] if self.consensus.log else self.consensus.snapshot).link
-                sealed = self._sealed_from(saved.round)
-                saved = replace(
-                    saved, round=step.round, consensus=self.consensus, theta=theta, link=link, sealed=sealed
-                )
-                break
-            self.replica.outer_step(updates, alpha=step.alpha, aggregate=step.aggregate)
-            self.consensus = replace(self.consensus, log=(*self.consensus.log, step))
-            logger.info(
-                "replayed round {round}, about {left} s left",
-                round=step.round,
-                left=int((self._time.now() - began) / done * (len(saved.consensus.log) - done)),
+        theta = saved.theta
+        try:
+            self._replay(saved.consensus.snapshot, saved.consensus.log)
+        except Lost as fault:
+            logger.warning("damaged on this disk: {what} ({fault})", what=_PARTS["log"], fault=str(fault))
+            if fault.path.exists():
+                self.store.set_aside(fault.path)
+            if lost is not None:
+                lost.append("log")
+            step = saved.consensus.log[len(self.consensus.log)]
+            theta, sealed = step.theta, self._sealed_from(saved.round)
+            saved = replace(
+                saved, round=step.round, consensus=self.consensus, theta=theta, link=self.consensus.link, sealed=sealed
             )
         if self.replica.digest() != theta:
             raise CheckpointCorrupt(
                 "the saved snapshot and the payloads since give another theta than the one that was saved"
             )
         self.saved = saved
+
+    def step_back(self, link: Digest) -> None:
+        """Take our state as it was at this link, one of `saved.consensus.links`: not part of what is saved until
+        `stand`. Raises Lost, with no state of use in place."""
+        kept = self.saved.consensus
+        self._replay(kept.snapshot, kept.log[: kept.links.index(link)])
+
+    def _replay(self, snapshot: Snapshot, log: Sequence[Step]) -> None:
+        """Load the snapshot and make these steps again; `consensus` says how far that came. Raises Lost, or
+        CheckpointCorrupt where the snapshot is damaged."""
+        self.load_consensus(snapshot)
+        if log:
+            logger.info(
+                "replaying {count} rounds since the snapshot of theta at the start of round {round}",
+                count=len(log),
+                round=snapshot.round,
+            )
+        began = self._time.now()
+        for done, step in enumerate(log, 1):
+            updates = self.redo.updates(step, open_threads(self.first), self._time)
+            self.replica.outer_step(updates, alpha=step.alpha, aggregate=step.aggregate)
+            self.consensus = replace(self.consensus, log=(*self.consensus.log, step))
+            logger.info(
+                "replayed round {round}, about {left} s left",
+                round=step.round,
+                left=int((self._time.now() - began) / done * (len(log) - done)),
+            )
 
     def _sealed_from(self, round: int) -> SealedRound | None:
         """What was sealed, unless that was for a round before this one."""

@@ -22,8 +22,9 @@ from protocol.types import Digest, PeerId
 from sparseloco import ops
 from sparseloco.update import Update
 from storage.collect import Collection, gather
-from storage.exchange import Data, Fault, Wanted
+from storage.exchange import Data, Fault, Wanted, cached
 from storage.realtime import REAL, seconds_until
+from storage.resume import mapped
 from storage.s3 import PART_BYTES
 from storage.seal import matches, unseal
 
@@ -68,9 +69,27 @@ def fetch_pinned(
     time: Time = REAL,
 ) -> Mapping[PeerId, Data | Fault]:
     """Sealed objects of the pinned submissions; a Fault for each that no source had within `timeout` seconds. What lies
-    in `cache` already is checked like the rest (storage/exchange.py)."""
-    wanted = _sealed(spec, run, round, pairs, sources)
-    return gather(wanted, timeout_seconds=timeout, max_threads=MAX_THREADS, cache=cache, time=time)
+    whole in `cache` already counts, whoever is still registered."""
+    here = {} if cache is None else _on_disk(spec, cache, run, round, pairs, time)
+    wanted = _sealed(spec, run, round, [pair for pair in pairs if pair[0] not in here], sources)
+    return {**here, **gather(wanted, timeout_seconds=timeout, max_threads=MAX_THREADS, cache=cache, time=time)}
+
+
+def downloads(cache: Path, run: Digest, round: int, peer: PeerId) -> tuple[Path, Path]:
+    """Where this peer's sealed object lies when it came from its own bucket, and when it came from a mirror."""
+    return cached(cache, peer, keys.payload(run, round)), cached(cache, peer, keys.mirror(run, round, peer))
+
+
+def _on_disk(
+    spec: RunSpec, cache: Path, run: Digest, round: int, pairs: Sequence[tuple[PeerId, Digest]], time: Time
+) -> dict[PeerId, Data | Fault]:
+    def look(pair: tuple[PeerId, Digest]) -> memoryview | None:
+        peer, envelope = pair
+        found = filter(None, map(mapped, downloads(cache, run, round, peer)))
+        return next(filter(matches(envelope), found), None)
+
+    looked = zip(pairs, beside(look, pairs, open_threads(spec), time), strict=True)
+    return {peer: data for (peer, _), data in looked if data is not None}
 
 
 def collect_pinned(

@@ -100,6 +100,16 @@ class Consensus:
     snapshot: Snapshot
     log: tuple[Step, ...] = ()
 
+    @property
+    def links(self) -> tuple[Digest, ...]:
+        """To the last agreed record of every state that can be made again: the snapshot, and after each step."""
+        return self.snapshot.link, *(step.link for step in self.log)
+
+    @property
+    def link(self) -> Digest:
+        """To the last agreed record of the state that follows."""
+        return self.links[-1]
+
     def since(self, snapshot: Snapshot) -> "Consensus":
         """The same state, from a later snapshot of it."""
         return Consensus(snapshot, tuple(step for step in self.log if step.round >= snapshot.round))

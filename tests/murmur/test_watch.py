@@ -459,7 +459,9 @@ def test_in_a_browser_it_is_the_same_page(width: int, played: FakeNetwork, monke
         with browser() as tab:
             tab.open(page.url, width)
             tab.until(f"{text.format('n-round')} === '2' && document.querySelectorAll('.plot canvas').length === 5")
-            tab.until(f"{text.format('n-loss-note')}.includes('not published; in training')")  # miners are read one by one
+            tab.until(
+                f"{text.format('n-loss-note')}.includes('not published; in training')"
+            )  # miners are read one by one
             assert "no node has said" in tab.until(text.format("phases-note"))
             tab.value("document.getElementById('matrix').focus()")
             for key in ("End", "Enter"):

@@ -19,15 +19,16 @@ import torch
 from node import held as node_held
 from node.events import Events, read_events
 from node.held import LOG_INTERVALS, Held
-from node.payloads import Opened
+from node.payloads import Opened, fetch_pinned
 from node.redo import RedoLog
+from node.sources import Sources
 from node.state import Payload, Snapshot, StateStore, Step
 from protocol import keys
 from protocol.errors import ConfigError
 from protocol.spec import OuterSpec
 from protocol.types import Digest
 from sparseloco import ops, wire
-from storage.exchange import cached
+from storage.exchange import Fault, cached
 from storage.realtime import RealTime
 from storage.seal import seal
 from tests.fakes.chain import FakeSigner
@@ -454,4 +455,44 @@ def test_a_catch_up_that_fails_leaves_the_saved_state_in_place(tmp_path: Path) -
     assert held.saved == saved
     stands(held)
     play(held)
+    stop(held)
+
+
+def test_a_node_can_take_each_state_again_that_it_held_since_its_snapshot(tmp_path: Path) -> None:
+    held = start(tmp_path)
+    play(held, 6)
+    at_link = {FIRST: Replica(SPEC, genesis_theta(SPEC.model, 1)).digest()}
+    at_link |= {held_then.link(number): held_then.theta for number, held_then in enumerate(network()[1])}
+    saved = held.saved
+    assert len(saved.consensus.links) > 2
+    for link in saved.consensus.links:
+        held.step_back(link)
+        assert held.replica.digest() == at_link[link]
+        assert held.consensus.link == link
+        assert held.saved == saved
+    held.restore()
+    stands(held)
+    held.step_back(saved.consensus.links[1])
+    held.stand(saved.round, saved.consensus.links[1])
+    stop(held)
+    held = start(tmp_path)
+    assert held.replica.digest() == at_link[saved.consensus.links[1]]
+    stop(held)
+
+
+def test_a_download_counts_whoever_has_left_and_whichever_bucket_it_came_from(tmp_path: Path) -> None:
+    """A hotkey that is not registered any more has no bucket."""
+    held = start(tmp_path)
+    lay_out(held, 0)
+    pairs = [(opened.peer, opened.envelope) for opened in network()[1][0].opened]
+    nobody = Sources((), lambda pointer: pytest.fail("nobody has a bucket"))
+    found = fetch_pinned(SPEC, RUN, 0, pairs, nobody, 1.0, held.cache)
+    assert [bytes(found[peer]) for peer, _ in pairs] == list(network()[1][0].objects)  # type: ignore[arg-type]
+    changed(next(held.cache.iterdir()))
+    lost = [
+        peer
+        for peer, data in fetch_pinned(SPEC, RUN, 0, pairs, nobody, 1.0, held.cache).items()
+        if isinstance(data, Fault)
+    ]
+    assert len(lost) == 1
     stop(held)

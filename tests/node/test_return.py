@@ -6,9 +6,12 @@ from shutil import rmtree
 
 import pytest
 
+from node.events import Events
+from node.held import Held
 from node.state import Consensus, Snapshot
 from protocol.errors import StorageError
 from protocol.types import Digest
+from storage.realtime import REAL
 from tests.fakes.bucket import Call
 from tests.network import FakeNetwork, saved_state, with_parts
 from tests.node.test_catchup import hide_checkpoints
@@ -107,4 +110,37 @@ def test_a_node_that_followed_what_only_a_minority_held_goes_back_before_the_for
     network.run_until(7)
     back = network["miner-2"].events("caught_up")[-1]
     assert back["origin"].startswith("genesis" if hidden else "the checkpoint")
+    assert network["miner-2"].thetas()[6] == network["miner-1"].thetas()[6]
+
+
+def test_a_node_that_followed_a_minority_steps_back_by_what_it_has_itself(networks: Networks) -> None:
+    """Nobody gives it a checkpoint, nor the payloads that it has applied before."""
+    network = networks(miners=2)
+    network.start("miner-1", "miner-2")
+    network.start("validator", role=with_parts(NoCheckpoints))
+    network.run_until(5)
+    network.kill("miner-2")
+    saved, store = saved_state(network, "miner-2")
+    before = saved.consensus.snapshot.round
+    (last,) = saved.consensus.log
+    assert (before, last.round) == (4, 4)
+    other = Replica(network.spec, genesis_theta(network.spec.model, 9))
+    held = Held(network.spec, network.run.id, other, store, Events(network.folder / "events", "miner-2"))
+    held.load_consensus(saved.consensus.snapshot)
+    other.outer_step(held.redo.updates(last, 1, REAL), alpha=last.alpha / 2, aggregate=last.aggregate)
+    forked = replace(last, alpha=last.alpha / 2, link=Digest(b"\1" * 32))
+    minority = replace(saved.consensus, log=(forked,))
+    store.commit(replace(saved, consensus=minority, theta=other.digest(), link=forked.link))
+    store.close()
+
+    def cut(call: Call) -> None:
+        kinds, rounds = ("payload", "mirror"), range(before)
+        if call.reader == "miner-2" and any(f"/{kind}/{round:08d}" in call.key for kind in kinds for round in rounds):
+            raise StorageError("no connection")
+
+    network.store.before = cut
+    network.start("miner-2")
+    network.run_until(7)
+    back = network["miner-2"].events("caught_up")[-1]
+    assert back["origin"] == f"our own state of round {before}"
     assert network["miner-2"].thetas()[6] == network["miner-1"].thetas()[6]
