@@ -97,18 +97,23 @@ class Node(Follower):
                 applied.append(self._apply(current))
             except (OutOfSync, ChainError) as fault:
                 logger.warning("round {round} cannot be followed directly: {fault}", round=current, fault=str(fault))
-                if not self._caught_up(current):
+                if not self._caught_up():
                     self._pass_over(current, fault)
         return applied
 
-    def _caught_up(self, current: int) -> bool:
-        """Whether catch-up has brought us to what others claim; our state is what it was otherwise."""
-        reached = catch_up(self, self.held)
-        if reached:
-            self.behind = False
-            self.stop_prefetch()
-            self.held.clear_cache()
-        return reached
+    def _caught_up(self) -> bool:
+        """Whether catch-up has brought us anywhere else; our state is what it was otherwise. While nobody states
+        anything for a later round, it may only confirm what we hold: then perhaps nobody can have this one's bytes, and
+        all would wait for them for ever."""
+        before = self.held.saved.round, self.held.saved.link
+        if not catch_up(self, self.held):
+            return False
+        self.behind = False
+        self.stop_prefetch()
+        if (self.held.saved.round, self.held.saved.link) == before:
+            return False
+        self.held.clear_cache()
+        return True
 
     def _pass_over(self, round: int, fault: OutOfSync | ChainError) -> None:
         """Go on with the state that we have. What we sent is not taken back: others may well have applied it."""

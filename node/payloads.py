@@ -70,26 +70,33 @@ def fetch_pinned(
 ) -> Mapping[PeerId, Data | Fault]:
     """Sealed objects of the pinned submissions; a Fault for each that no source had within `timeout` seconds. What lies
     whole in `cache` already counts, whoever is still registered."""
-    here = {} if cache is None else _on_disk(spec, cache, run, round, pairs, time)
-    wanted = _sealed(spec, run, round, [pair for pair in pairs if pair[0] not in here], sources)
-    return {**here, **gather(wanted, timeout_seconds=timeout, max_threads=MAX_THREADS, cache=cache, time=time)}
+    return _gather(
+        _sealed(spec, run, round, pairs, sources), downloads(run, round), timeout, cache, time, open_threads(spec)
+    )
 
 
-def downloads(cache: Path, run: Digest, round: int, peer: PeerId) -> tuple[Path, Path]:
-    """Where this peer's sealed object lies when it came from its own bucket, and when it came from a mirror."""
-    return cached(cache, peer, keys.payload(run, round)), cached(cache, peer, keys.mirror(run, round, peer))
+Names = Callable[[PeerId], tuple[str, str]]
+"""Of a peer's object: its key in the peer's own bucket, and in a mirror's."""
 
 
-def _on_disk(
-    spec: RunSpec, cache: Path, run: Digest, round: int, pairs: Sequence[tuple[PeerId, Digest]], time: Time
+def downloads(run: Digest, round: int) -> Names:
+    """Of the round's sealed objects."""
+    return lambda peer: (keys.payload(run, round), keys.mirror(run, round, peer))
+
+
+def _gather(
+    wanted: Sequence[Wanted], names: Names, timeout: float, cache: Path | None, time: Time, threads: int
 ) -> dict[PeerId, Data | Fault]:
-    def look(pair: tuple[PeerId, Digest]) -> memoryview | None:
-        peer, envelope = pair
-        found = filter(None, map(mapped, downloads(cache, run, round, peer)))
-        return next(filter(matches(envelope), found), None)
+    """What lies whole in `cache`, and the rest from its sources, by way of `cache`."""
 
-    looked = zip(pairs, beside(look, pairs, open_threads(spec), time), strict=True)
-    return {peer: data for (peer, _), data in looked if data is not None}
+    def look(item: Wanted) -> memoryview | None:
+        found = (mapped(cached(cache, item.peer, name)) for name in names(item.peer)) if cache is not None else ()
+        return next((data for data in found if data is not None and item.accept(data)), None)
+
+    looked = beside(look, wanted, threads, time)
+    here = {item.peer: data for item, data in zip(wanted, looked, strict=True) if data is not None}
+    rest = [item for item in wanted if item.peer not in here]
+    return {**here, **gather(rest, timeout_seconds=timeout, max_threads=MAX_THREADS, cache=cache, time=time)}
 
 
 def collect_pinned(
@@ -132,11 +139,13 @@ def collect_keys(
     verify: Verify,
     *,
     seconds_left: Callable[[], float],
+    cache: Path,
     time: Time = REAL,
 ) -> dict[PeerId, bytes]:
     """Keys as they appear, in this order (best first), until all are there or no time is left. Only what the peer has
     signed for this round counts, and only from its own bucket: mirrors have nothing before V, and asking them too
-    would cost the others their turn."""
+    would cost the others their turn. They are left in `cache`: whoever stands by a record has to open it, and may be
+    killed while the peer leaves."""
 
     def signed_by(peer: PeerId) -> Callable[[Data], bool]:
         def accept(data: Data) -> bool:
@@ -151,7 +160,9 @@ def collect_keys(
 
     key = keys.reveal(run, round)
     wanted = [Wanted(peer, sources.own(peer, key), REVEAL_BYTES, signed_by(peer)) for peer in peers]
-    found = Collection(wanted, seconds_left=seconds_left, max_threads=KEY_THREADS, lasting=True, time=time).run()
+    found = Collection(
+        wanted, seconds_left=seconds_left, max_threads=KEY_THREADS, lasting=True, cache=cache, time=time
+    ).run()
     return {peer: bytes(data) for peer, data in found.items() if not isinstance(data, Fault)}
 
 
@@ -208,9 +219,11 @@ def fetch_keys(
     envelopes: Sequence[tuple[PeerId, Envelope]],
     sources: Sources,
     timeout: float,
+    cache: Path | None = None,
     time: Time = REAL,
 ) -> Mapping[PeerId, Data | Fault]:
-    """Reveals whose key hashes to the envelope's key_hash. Signatures do not matter: the envelope pins the key."""
+    """Reveals whose key hashes to the envelope's key_hash. Signatures do not matter: the envelope pins the key. `cache`
+    as in `fetch_pinned`."""
 
     def accept(envelope: Envelope) -> Callable[[Data], bool]:
         def check(data: Data) -> bool:
@@ -222,7 +235,8 @@ def fetch_keys(
         return check
 
     wanted = [Wanted(p, sources.reveal(run, round, p), REVEAL_BYTES, accept(envelope)) for p, envelope in envelopes]
-    return gather(wanted, timeout_seconds=timeout, max_threads=MAX_THREADS, time=time)
+    names: Names = lambda peer: (keys.reveal(run, round), keys.mirror_reveal(run, round, peer))  # noqa: E731
+    return _gather(wanted, names, timeout, cache, time, 1)
 
 
 def gather_pinned(
@@ -254,7 +268,7 @@ def gather_pinned(
             peer, envelope.signed_part, envelope.signature
         ):
             envelopes[peer] = envelope
-    revealed = fetch_keys(run, round, list(envelopes.items()), sources, timeout, time)
+    revealed = fetch_keys(run, round, list(envelopes.items()), sources, timeout, cache, time)
     _require(round, "keys", revealed)
 
     def opened(pair: tuple[PeerId, Digest]) -> Opened:

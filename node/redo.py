@@ -22,6 +22,7 @@ from protocol.messages import ENVELOPE_BYTES
 from protocol.ports import Time
 from protocol.types import Digest, PeerId
 from sparseloco.update import Update
+from storage.exchange import cached
 from storage.resume import mapped
 from storage.seal import matches
 from training.checkpoint import Damaged
@@ -55,14 +56,17 @@ class RedoLog:
     def find(self, cache: Path, round: int, peer: PeerId, envelope: Digest) -> Path | None:
         """The file with the sealed object that this digest pins, applied or still in the cache, whole as it was; None
         when this disk does not have it. Any thread may ask: files are renamed and deleted as wholes."""
-        for path in (self.folder / envelope.hex(), *downloads(cache, self._run, round, peer)):
+        for path in (self.folder / envelope.hex(), *self._downloads(cache, round, peer)):
             data = mapped(path)
             if data is not None and matches(envelope)(data):
                 return path
         return None
 
+    def _downloads(self, cache: Path, round: int, peer: PeerId) -> list[Path]:
+        return [cached(cache, peer, name) for name in downloads(self._run, round)(peer)]
+
     def _keep(self, cache: Path, round: int, payload: Payload) -> bool:
-        for path in downloads(cache, self._run, round, payload.peer):
+        for path in self._downloads(cache, round, payload.peer):
             with suppress(OSError):
                 if _envelope_digest(path) == payload.envelope:
                     os.replace(path, self._path(payload))

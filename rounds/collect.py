@@ -72,7 +72,14 @@ class Collector:
             )
             try:
                 reveals = collect_keys(
-                    run, round, order, sources, node.doors.verify, seconds_left=seconds_left, time=node.time
+                    run,
+                    round,
+                    order,
+                    sources,
+                    node.doors.verify,
+                    seconds_left=seconds_left,
+                    cache=node.held.cache,
+                    time=node.time,
                 )
                 sealed = fetching.outcome()
             finally:

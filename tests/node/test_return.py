@@ -144,3 +144,26 @@ def test_a_node_that_followed_a_minority_steps_back_by_what_it_has_itself(networ
     back = network["miner-2"].events("caught_up")[-1]
     assert back["origin"] == f"our own state of round {before}"
     assert network["miner-2"].thetas()[6] == network["miner-1"].thetas()[6]
+
+
+def test_when_nobody_can_have_an_agreed_rounds_bytes_the_run_goes_on_without_it(networks: Networks) -> None:
+    """Whoever stood by its record has lost its disk since, and its miners are gone."""
+    network = networks(miners=3)
+    network.start()
+    network.run_until(2)
+    validator = network["validator"]
+    network.run_blocks(lambda: any(event["round"] == 2 for event in validator.events("posted")))
+    validator.node.before_apply = lambda decision: validator.node.held.clear_cache()
+
+    def cut(call: Call) -> None:
+        if "/00000002" in call.key and "report" not in call.key:
+            raise StorageError("no connection")
+
+    network.store.before = cut
+    for name in ("miner-1", "miner-2", "miner-3"):
+        network[name].node.before_apply = lambda decision, name=name: network[name].node.held.clear_cache()
+    network.run_blocks(lambda: bool(validator.events("passed_over")))
+    network.run_until(6)
+    assert {event["round"] for event in validator.events("passed_over")} == {2}
+    assert 5 not in validator.voids()  # its bytes are waited for as long as a round takes
+    network.assert_agreement()
