@@ -66,7 +66,7 @@ class Held:
         self._kept: Saved | None = None
         """What is left of a state whose theta is damaged."""
         self.cache = store.folder / "cache"
-        """Sealed objects of the round that is next to be applied, emptied with it."""
+        """Sealed objects and keys of the round that is next to be applied, emptied with it."""
 
     def resume(self) -> bool:
         """Load the saved state into the replica. False when theta has to come from others: on a fresh folder, or where
