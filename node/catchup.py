@@ -57,7 +57,7 @@ def catch_up(follower: Follower, held: Held) -> bool:
     """Bring the node to the start of the newest decided round that any validator has stated something for: whether that
     succeeded, with the state saved, or nobody claims another state than ours. Otherwise our own state is in place.
 
-    One pass over every state to start from, towards what at least half of the stake claims that claims anything: less
+    One pass over every state to start from, towards what at least half of the counted stake claims: less
     may be anybody's invention, records and payloads included. The claim may be false all the same, so the caller goes
     on with what it has and tries again in a later round.
     """
