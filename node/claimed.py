@@ -17,9 +17,9 @@ def newest_decided(follower: Follower) -> int:
 
 def newest_claims(follower: Follower, newest: int) -> tuple[int, tuple[Claim, ...]]:
     """The newest round up to `newest` with a statement made in time, and what is worth following of the claims for its
-    start, the most staked first: what half of the stake says that counts there, spoken or not, since a validator that is
-    alone for a round or two may stand apart. -1 for none. A slot keeps its last statement, however long its author has
-    been silent, so one look at the newest round's X does."""
+    start, the most staked first: what half of the stake says that counts there, since a validator that is alone for a
+    round or two may stand apart. -1 for none. A slot keeps its last statement, however long its author has been silent,
+    so one look at the newest round's X does."""
     peers = follower.doors.chain.peers(follower.clock.attest_by(newest))
     stated = {
         peer.slot.statement.round

@@ -6,6 +6,8 @@ from shutil import rmtree
 
 import pytest
 
+from gauntlet.agreement import STATEMENT_ROUNDS
+from node.claimed import newest_claims, newest_decided
 from node.events import Events
 from node.held import Held
 from node.state import Consensus, Snapshot
@@ -167,3 +169,19 @@ def test_when_nobody_can_have_an_agreed_rounds_bytes_the_run_goes_on_without_it(
     assert {event["round"] for event in validator.events("passed_over")} == {2}
     assert 5 not in validator.voids()  # its bytes are waited for as long as a round takes
     network.assert_agreement()
+
+
+def test_one_validator_of_three_is_followed_by_nobody_before_the_others_words_are_over(networks: Networks) -> None:
+    network = networks(miners=1, validators={"first": 100, "second": 100, "third": 100})
+    network.start()
+    network.run_until(3)
+    network.kill("first")
+    network.kill("second")
+    left, node = network["third"].round, network["miner-1"].node
+    followed = {}
+    while (newest := newest_decided(node)) < left + STATEMENT_ROUNDS + 2:
+        target, claims = newest_claims(node, newest)
+        followed[target] = claims
+        network.run_blocks(lambda: newest_decided(node) > newest)
+    assert followed[left + 1] == ()
+    assert len(followed[left + STATEMENT_ROUNDS + 1]) == 1
