@@ -57,7 +57,7 @@ def catch_up(follower: Follower, held: Held) -> bool:
     """Bring the node to the start of the newest decided round that any validator has stated something for: whether that
     succeeded, with the state saved, or nobody claims another state than ours. Otherwise our own state is in place.
 
-    One pass over every state to start from, towards what at least half of the counted stake claims: less
+    One pass over every state to start from, towards what at least half of the stake claims that claims anything: less
     may be anybody's invention, records and payloads included. The claim may be false all the same, so the caller goes
     on with what it has and tries again in a later round.
     """
@@ -203,6 +203,8 @@ def _replay(
     if start.snapshot is not None:
         held.load_consensus(start.snapshot, start.fetch)
     elif start.link != held.saved.link:
+        if start.link not in held.saved.consensus.links:
+            raise OutOfSync("this disk has lost it meanwhile")
         held.step_back(start.link)
     if held.replica.digest() != (steps[0].record.theta if steps else theta):
         raise OutOfSync("its theta is another than the next agreed record names")

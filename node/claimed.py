@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gauntlet.agreement import Claim, claims, votes
+from gauntlet.agreement import Claim, claims
 from node.follower import Follower
 from protocol.errors import ChainError
 from protocol.types import Attestation, Peer, Record
@@ -17,8 +17,7 @@ def newest_decided(follower: Follower) -> int:
 
 def newest_claims(follower: Follower, newest: int) -> tuple[int, tuple[Claim, ...]]:
     """The newest round up to `newest` with a statement made in time, and what is worth following of the claims for its
-    start, the most staked first: what half of the stake says that counts there, since a validator that is alone for a
-    round or two may stand apart. -1 for none. A slot keeps its last statement, however long its author has been silent,
+    start, the most staked first; -1 for none. A slot keeps its last statement, however long its author has been silent,
     so one look at the newest round's X does."""
     peers = follower.doors.chain.peers(follower.clock.attest_by(newest))
     stated = {
@@ -27,9 +26,8 @@ def newest_claims(follower: Follower, newest: int) -> tuple[int, tuple[Claim, ..
         if peer.slot is not None and isinstance(peer.slot.statement, Record | Attestation)
     }
     for round in sorted(stated, reverse=True):
-        commit = at_commit(follower, round)
-        if round <= newest and (found := claims(follower.run, round, commit, peers)):
-            total = sum(votes(follower.run, round, commit).values())
+        if round <= newest and (found := claims(follower.run, round, at_commit(follower, round), peers)):
+            total = sum(found.values())
             return round, tuple(claim for claim, stake in found.items() if 2 * stake >= total)[: 2 if total else 1]
     return -1, ()
 

@@ -204,7 +204,6 @@ class Held:
         link: of the round's record. Not part of the state until `stand`."""
         self.snapshots.hold(wait=len(self.consensus.log) >= LOG_INTERVALS * self.first.checkpoint_rounds)
         payloads = self.redo.keep(self.cache, round, opened)
-        self.clear_cache()
         self.replica.outer_step([each.update for each in opened], alpha=outer.alpha, aggregate=outer.aggregate)
         done = Step(round, theta, link, outer.alpha, outer.aggregate, payloads)
         self.consensus = replace(self.consensus, log=(*self.consensus.log, done))
@@ -214,6 +213,7 @@ class Held:
         if (snapshot := self.snapshots.take()) is not None:
             self.consensus = self.consensus.since(snapshot)
         self.save(round=round, consensus=self.consensus, theta=self.replica.digest(), link=link, apart=False)
+        self.clear_cache()
         self.begin_snapshot()
 
     def give_back(self, mine: Update) -> None:
@@ -283,6 +283,7 @@ class Held:
             if (snapshot := self.snapshots.take()) is not None:
                 self.consensus = Consensus(snapshot)
                 self.store.sweep(self.saved, replace(self.saved, consensus=self.consensus))
+                self.clear_cache()
 
     def _snapshot_is_due(self) -> bool:
         rounds, every = self.replica.outer.rounds, self.first.checkpoint_rounds

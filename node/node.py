@@ -22,7 +22,7 @@ from node.payloads import Lacking, Opened, gather_pinned, prefetch_pinned
 from node.setbacks import Setbacks
 from node.terms import Terms
 from node.wanted import say_wanted
-from protocol.errors import ChainError, OutOfSync, StorageError
+from protocol.errors import STATE_PRUNED, ChainError, OutOfSync, StorageError
 from protocol.run import Run
 from protocol.types import Digest, PeerId, hotkey
 from storage.collect import Collection
@@ -97,31 +97,46 @@ class Node(Follower):
                 applied.append(self._apply(current))
             except (OutOfSync, ChainError) as fault:
                 logger.warning("round {round} cannot be followed directly: {fault}", round=current, fault=str(fault))
-                if not self._caught_up():
-                    self._pass_over(current, fault)
+                self._return(current, fault)
         return applied
 
-    def _caught_up(self) -> bool:
-        """Whether catch-up has brought us anywhere else; our state is what it was otherwise. While nobody states
-        anything for a later round, it may only confirm what we hold: then perhaps nobody can have this one's bytes, and
-        all would wait for them for ever."""
+    def _return(self, current: int, fault: OutOfSync | ChainError) -> None:
+        """Catch up; where nobody claims another state than ours, try again or pass the round over."""
+        reached, moved = self._caught_up()
+        if moved:
+            return
+        clock, pruned = self.clock, isinstance(fault, ChainError) and fault.code == STATE_PRUNED
+        if reached and isinstance(fault, ChainError) and not pruned:
+            self.time.sleep(self.run.first.clock.block_seconds)  # it did not answer for a moment
+            return
+        if reached and self.head() < clock.attest_by(current + 1):
+            # The chain is slower than planned: whoever follows the round has not had to say so yet.
+            self.wait_for(clock.attest_by(current + 1), f"what others say of round {current + 1}")
+            if self._caught_up()[1]:
+                return
+        if isinstance(fault, ChainError) and not reached:
+            # The chain's node has pruned what we need: only later statements, and a checkpoint, can bring us further.
+            later = clock.round_at(self.head()) + 1
+            self.wait_for(clock.attest_by(later), f"the statements of round {later}")
+            return
+        self._pass_over(current, fault)
+
+    def _caught_up(self) -> tuple[bool, bool]:
+        """Whether we stand where others claim, and whether catch-up has brought us there: it may only confirm what we
+        hold, while nobody states anything for a later round. Our state is what it was otherwise."""
         before = self.held.saved.round, self.held.saved.link
-        if not catch_up(self, self.held):
-            return False
-        self.behind = False
-        self.stop_prefetch()
-        if (self.held.saved.round, self.held.saved.link) == before:
-            return False
-        self.held.clear_cache()
-        return True
+        reached = catch_up(self, self.held)
+        moved = (self.held.saved.round, self.held.saved.link) != before
+        if reached:
+            self.behind = False
+            self.stop_prefetch()
+        if moved:
+            self.held.clear_cache()
+        return reached, moved
 
     def _pass_over(self, round: int, fault: OutOfSync | ChainError) -> None:
-        """Go on with the state that we have. What we sent is not taken back: others may well have applied it."""
-        if isinstance(fault, ChainError):
-            # The chain's node has pruned what we need: only later statements, and a checkpoint, can bring us further.
-            later = self.clock.round_at(self.head()) + 1
-            self.wait_for(self.clock.attest_by(later), f"the statements of round {later}")
-            return
+        """Go on with the state that we have. What we sent is not taken back: others may well have applied it. Where
+        nobody can have its bytes any more, all would else wait for them for ever."""
         logger.warning("round {round} is passed over: nobody lets us follow it", round=round)
         self.held.save(round=round + 1, apart=True)
         self.held.events.emit("passed_over", round, reason=str(fault))

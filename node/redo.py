@@ -1,8 +1,8 @@
 """The redo log's payloads: sealed objects that were applied since the last snapshot of theta, as files by their
 envelope's digest (docs/protocol.md section 8).
 
-They came as downloads and are only renamed. Nothing is trusted for lying here: a replay opens the very bytes that the
-chain pinned, or says that it cannot. What is lost, others have.
+They came as downloads and only get another name. Nothing is trusted for lying here: a replay opens the very bytes that
+the chain pinned, or says that it cannot. What is lost, others have.
 """
 
 import os
@@ -43,7 +43,8 @@ class RedoLog:
         self.folder, self._run, self._layout = folder, run, layout
 
     def keep(self, cache: Path, round: int, opened: Iterable[Opened]) -> tuple[Payload, ...]:
-        """Move what is about to be applied here from the cache. A disk that refuses costs downloads after a restart."""
+        """Keep what is about to be applied; the cache has it until the step is saved. A disk that refuses costs
+        downloads after a restart."""
         payloads = tuple(Payload(each.peer, each.envelope, each.key) for each in opened)
         for payload in payloads:
             if payload.key is not None and not self._keep(cache, round, payload):
@@ -69,7 +70,7 @@ class RedoLog:
         for path in self._downloads(cache, round, payload.peer):
             with suppress(OSError):
                 if _envelope_digest(path) == payload.envelope:
-                    os.replace(path, self._path(payload))
+                    _link(path, self._path(payload))
                     return True
         return self._path(payload).exists()
 
@@ -90,6 +91,16 @@ class RedoLog:
 
     def _path(self, payload: Payload) -> Path:
         return self.folder / payload.envelope.hex()
+
+
+def _link(path: Path, to: Path) -> None:
+    """As a second name where the disk knows such: a process killed before the step is saved finds the first one."""
+    try:
+        os.link(path, to)
+    except FileExistsError:
+        pass
+    except OSError:
+        os.replace(path, to)
 
 
 def _envelope_digest(path: Path) -> Digest:

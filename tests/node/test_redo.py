@@ -221,7 +221,7 @@ def _play_and_die(home: Path, left: int) -> None:
     def die(event: str, args: tuple[Any, ...]) -> None:
         nonlocal left
         writes = event == "open" and str(args[0]).startswith(str(home)) and args[2] & (os.O_WRONLY | os.O_RDWR)
-        if writes or event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir"):
+        if writes or event in ("os.link", "os.rename", "os.remove", "os.mkdir", "os.rmdir"):
             left -= 1
             if left < 0:
                 os._exit(9)
@@ -495,4 +495,21 @@ def test_a_download_counts_whoever_has_left_and_whichever_bucket_it_came_from(tm
         if isinstance(data, Fault)
     ]
     assert len(lost) == 1
+    stop(held)
+
+
+def test_what_only_this_disk_has_is_still_there_when_a_step_did_not_last(tmp_path: Path) -> None:
+    """A catch-up that broke off later, or a process killed before the step was saved."""
+    held = start(tmp_path)
+    lay_out(held, 0)
+    agreed = network()[1][0]
+    held.step(0, SPEC.outer, held.replica.digest(), agreed.link(0), agreed.opened)
+    held.restore()
+    held.store.commit(held.saved)
+    pairs = [(opened.peer, opened.envelope) for opened in agreed.opened]
+    nobody = Sources((), lambda pointer: pytest.fail("nobody has a bucket"))
+    found = fetch_pinned(SPEC, RUN, 0, pairs, nobody, 1.0, held.cache)
+    assert [bytes(found[peer]) for peer, _ in pairs] == list(agreed.objects)  # type: ignore[arg-type]
+    play(held, 1)
+    assert not held.cache.exists()
     stop(held)

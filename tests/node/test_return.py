@@ -6,12 +6,11 @@ from shutil import rmtree
 
 import pytest
 
-from gauntlet.agreement import STATEMENT_ROUNDS
-from node.claimed import newest_claims, newest_decided
+from gauntlet.agreement import Agreed
 from node.events import Events
 from node.held import Held
 from node.state import Consensus, Snapshot
-from protocol.errors import StorageError
+from protocol.errors import ChainError, StorageError
 from protocol.types import Digest
 from storage.realtime import REAL
 from tests.fakes.bucket import Call
@@ -171,17 +170,36 @@ def test_when_nobody_can_have_an_agreed_rounds_bytes_the_run_goes_on_without_it(
     network.assert_agreement()
 
 
-def test_one_validator_of_three_is_followed_by_nobody_before_the_others_words_are_over(networks: Networks) -> None:
-    network = networks(miners=1, validators={"first": 100, "second": 100, "third": 100})
+def test_a_chain_that_does_not_answer_for_a_moment_costs_no_round(networks: Networks) -> None:
+    network = networks(miners=2)
     network.start()
     network.run_until(3)
-    network.kill("first")
-    network.kill("second")
-    left, node = network["third"].round, network["miner-1"].node
-    followed = {}
-    while (newest := newest_decided(node)) < left + STATEMENT_ROUNDS + 2:
-        target, claims = newest_claims(node, newest)
-        followed[target] = claims
-        network.run_blocks(lambda: newest_decided(node) > newest)
-    assert followed[left + 1] == ()
-    assert len(followed[left + STATEMENT_ROUNDS + 1]) == 1
+    node = network["validator"].node
+    publish, failed = node.before_apply, []
+
+    def once(decision: Agreed) -> None:
+        if not failed:
+            failed.append(decision)
+            raise ChainError("connection lost")
+        publish(decision)
+
+    node.before_apply = once
+    network.run_until(8)
+    assert failed
+    assert not network["validator"].voids()
+    assert {event["round"] for event in network["validator"].events("judged")} >= set(range(8))
+
+
+def test_a_validator_alone_goes_on_when_its_chain_node_has_pruned_the_round_that_it_left_in(networks: Networks) -> None:
+    network = networks(miners=2, keep_blocks=45)
+    network.start()
+    network.run_until(2)
+    network.run_blocks(lambda: any(event["round"] == 2 for event in network["validator"].events("posted")))
+    network.kill("validator")
+    network.run_to_block(network.world.final + 130)
+    network.start("validator")
+    network.run_blocks(lambda: network["validator"].round > 8)
+    back = network["validator"].round
+    network.run_until(back + 3)
+    assert not {back + 1, back + 2} & set(network["validator"].voids())
+    assert network["miner-1"].thetas()[back + 2] == network["validator"].thetas()[back + 2]
