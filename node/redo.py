@@ -94,11 +94,10 @@ class RedoLog:
 
 
 def _link(path: Path, to: Path) -> None:
-    """As a second name where the disk knows such: a process killed before the step is saved finds the first one."""
+    """As a second name: a process killed before the step is saved finds the first one. Where the disk knows no such
+    names, or has something there already, which may be damaged, in its place."""
     try:
         os.link(path, to)
-    except FileExistsError:
-        pass
     except OSError:
         os.replace(path, to)
 

@@ -513,3 +513,16 @@ def test_what_only_this_disk_has_is_still_there_when_a_step_did_not_last(tmp_pat
     play(held, 1)
     assert not held.cache.exists()
     stop(held)
+
+
+def test_what_lies_damaged_where_a_payload_is_kept_is_written_over(tmp_path: Path) -> None:
+    held = start(tmp_path)
+    for opened in network()[1][0].opened:
+        (held.redo.folder / opened.envelope.hex()).write_bytes(b"of an earlier try")
+    play(held, 1)
+    stop(held)
+    held = start(tmp_path)
+    assert held.saved.round == 1
+    assert not read_events_of(tmp_path, "damaged")
+    stands(held)
+    stop(held)
