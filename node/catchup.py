@@ -75,11 +75,11 @@ def catch_up(follower: Follower, held: Held) -> bool:
         return True
     settle(follower, held)
     sources, stakes = follower.sources(), counted_stakes(follower, target, at_commit(follower, target))
-    for claim in followed:
+    for claim, most in followed.items():
         records = Records(follower.run.id, sources, claim[1], target, follower.time)
         for start, steps in _starts(follower, held, records, stakes, sources):
             try:
-                _replay(follower, held, start, steps, target, claim, sources)
+                _replay(follower, held, start, steps, target, claim, sources, apart=not most)
                 return True
             except (StorageError, OutOfSync, InvalidMessage, CheckpointCorrupt) as fault:
                 held.restore()
@@ -191,9 +191,18 @@ def _own_starts(saved: Saved) -> Iterator[Start]:
 
 
 def _replay(
-    follower: Follower, held: Held, start: Start, steps: Sequence[Link], newest: int, claim: Claim, sources: Sources
+    follower: Follower,
+    held: Held,
+    start: Start,
+    steps: Sequence[Link],
+    newest: int,
+    claim: Claim,
+    sources: Sources,
+    *,
+    apart: bool,
 ) -> None:
-    """Apply these records to `start`; commits only a state that hashes to the theta which is claimed for `newest`."""
+    """Apply these records to `start`; commits only a state that hashes to the theta which is claimed for `newest`.
+    apart: whether no more than half of the counted stake claims it."""
     theta, previous = claim
     heads = [(step.record.round, step.head) for step in steps]
     run = adopted(follower.run, heads, follower.doors, held.store.run.read, follower.time)
@@ -224,10 +233,16 @@ def _replay(
     follow(follower, held, run)
     # Of rounds before a checkpoint's nobody tells us which were void. What may have been applied is not sent twice.
     given_back = _give_back(held, newest, {*range(start.round), *(step.record.round for step in steps)})
-    held.stand(newest, previous)
+    held.stand(newest, previous, apart=apart)
     if given_back:
         held.save_own()
-    held.events.emit("caught_up", newest, origin=start.origin, applied=len(steps), theta=theta.hex())
+    if apart:
+        logger.warning(
+            "the state of round {round} is what validators say that hold no more than half of the counted stake: the "
+            "others are silent and may hold another; nothing is agreed, and no work counts, before they speak",
+            round=newest,
+        )
+    held.events.emit("caught_up", newest, origin=start.origin, applied=len(steps), theta=theta.hex(), apart=apart)
 
 
 def _apply(follower: Follower, held: Held, spec: RunSpec, step: Link, link: Digest, sources: Sources) -> None:

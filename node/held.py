@@ -208,11 +208,12 @@ class Held:
         done = Step(round, theta, link, outer.alpha, outer.aggregate, payloads)
         self.consensus = replace(self.consensus, log=(*self.consensus.log, done))
 
-    def stand(self, round: int, link: Digest) -> None:
-        """Save: we stand at the start of `round` with the theta that the replica holds."""
+    def stand(self, round: int, link: Digest, *, apart: bool = False) -> None:
+        """Save: we stand at the start of `round` with the theta that the replica holds. apart: where no more than half
+        of the counted stake says that it stands there too."""
         if (snapshot := self.snapshots.take()) is not None:
             self.consensus = self.consensus.since(snapshot)
-        self.save(round=round, consensus=self.consensus, theta=self.replica.digest(), link=link, apart=False)
+        self.save(round=round, consensus=self.consensus, theta=self.replica.digest(), link=link, apart=apart)
         self.clear_cache()
         self.begin_snapshot()
 

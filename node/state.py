@@ -122,8 +122,8 @@ class Saved:
     round: the state stands at the start of this round. consensus: what it follows from, and theta: its digest. link:
     what the next agreed record must name as previous. sealed: the last sealed submission. book: file with the ScoreBook
     (validators). scored: last round folded into the book. unread: weights that were sent and not yet read back, the
-    oldest first. apart: a round was passed over that we could not follow, and nothing that more than half of the stake
-    agreed on has brought us back since.
+    oldest first. apart: a round was passed over that we could not follow, or a state taken up that no more than half of
+    the counted stake claims, and nothing that more than half agreed on has been applied since.
     """
 
     round: int

@@ -140,7 +140,7 @@ class Witness:
         elif event == "passed_over":
             seen.apart = True
         elif event == "caught_up":
-            seen.apart = False
+            seen.apart = fields["apart"]
             self._agree(member, round, fields["theta"])
         elif event == "gathered":
             seen.gathered = (round, fields["revealed"], len(self._revealed.get(round, ())))

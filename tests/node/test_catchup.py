@@ -258,12 +258,12 @@ def test_a_chain_that_fails_in_the_middle_of_a_replay_leaves_our_own_state_in_pl
     """The caller may go on after a ChainError, and must not do so with another model than its saved round's."""
     in_place: list[str] = []
 
-    def replay(*_: object) -> None:
+    def replay(*_: object, **__: object) -> None:
         in_place.append("theta_0")
         raise ChainError("gone")
 
     monkeypatch.setattr(catchup, "newest_decided", lambda node: 5)
-    monkeypatch.setattr(catchup, "newest_claims", lambda *_: (5, [("theta", "previous")]))
+    monkeypatch.setattr(catchup, "newest_claims", lambda *_: (5, {("theta", "previous"): True}))
     monkeypatch.setattr(catchup, "_starts", lambda *_: iter([(SimpleNamespace(origin="genesis"), [])]))
     monkeypatch.setattr(catchup, "_replay", replay)
     monkeypatch.setattr(catchup, "settle", lambda *_: None)

@@ -91,6 +91,30 @@ def test_a_validator_that_passed_a_round_over_judges_nobody_before_it_is_back(ne
     assert not any(left <= event["round"] < back for event in network["second"].events("weights"))
 
 
+@pytest.mark.parametrize("name", ["miner-2", "second"])
+def test_who_follows_what_most_are_silent_about_says_so_until_they_agree(networks: Networks, name: str) -> None:
+    """One of three validators speaks, and may be the one that could not follow the last agreed round."""
+    network = networks(miners=2, validators={"first": 100, "second": 100, "third": 100})
+    network.start()
+    network.run_until(4)
+    network.kill("first")
+    network.kill("second")
+    network.run_until(6, "third")
+    if name == "miner-2":
+        network.kill(name)
+    rmtree(network[name].home)
+    network.start(name)
+    network.run_blocks(lambda: bool(network[name].events("caught_up")))
+    assert network[name].events("caught_up")[-1]["apart"]
+    assert network[name].node.held.saved.apart
+    network.start(*{"first", "second"} - {name})
+    back = network["third"].round
+    network.run_until(back + 4)
+    network.assert_agreement()
+    assert not network[name].node.held.saved.apart
+    assert not {void for void in network["third"].voids() if void > back + 2}
+
+
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_node_that_followed_what_only_a_minority_held_goes_back_before_the_fork(
     networks: Networks, hidden: bool
