@@ -200,8 +200,10 @@ class Node(Follower):
                 pause = min(2 * pause, 10.0)
 
     def prefetch(self, round: int) -> None:
-        """After block D: begin to fetch what will probably be selected, the submissions of those who were selected
-        last, until the selection is known. Nothing waits for it and nothing depends on it."""
+        """After block D: begin to fetch what will probably be selected, until the selection is known: the submissions
+        of those who were selected last, and for the places that are left those of others, the lowest uids first. What
+        is fetched only when it is selected makes everybody late for the next round. Nothing waits for it and nothing
+        depends on it."""
         self.stop_prefetch()
         last = self.clock.commit_by(round)
         try:
@@ -210,11 +212,15 @@ class Node(Follower):
         except ChainError as fault:
             logger.debug("round {round}: nothing is fetched early: {fault}", round=round, fault=str(fault))
             return
-        promises = {peer.id: commitment(peer, round, last) for peer in peers if peer.id in self._likely}
-        pairs = [(peer, promise.envelope) for peer, promise in promises.items() if promise and peer != self.me]
+        spec = self.run.spec_at(round)
+        places = max(spec.gauntlet.contributors, len(self._likely))
+        first = sorted(peers, key=lambda peer: (peer.id not in self._likely, peer.uid))
+        promises = {peer.id: commitment(peer, round, last) for peer in first}
+        promised = [(peer, promise.envelope) for peer, promise in promises.items() if promise][:places]
+        pairs = [(peer, envelope) for peer, envelope in promised if peer != self.me]
         if pairs and timeout > 0:
             self._prefetch = prefetch_pinned(
-                self.run.spec_at(round),
+                spec,
                 self.run.id,
                 round,
                 pairs,

@@ -302,6 +302,27 @@ def test_likely_contributors_are_fetched_before_the_selection_and_only_once(netw
     assert told["prefetch"][0] <= told["wait"][1] <= told["download"][1]
 
 
+def test_whoever_may_fill_a_place_is_fetched_before_the_selection_too(networks: Networks) -> None:
+    """Nobody was selected before round 0. Of three others two have a place beside us, by the lowest uids."""
+    network = networks(miners=4, contributors=3)
+    run = network.run.id
+    asked: list[str] = []
+
+    def watch(call: Call) -> None:
+        if call.reader == "miner-1" and call.verb == "get" and call.key == keys.payload(run, 0):
+            asked.append(call.bucket)
+
+    network.store.before = watch
+    network.start()
+    network.run_to_block(network.clock.commit_by(0) + 1)
+    cache = network["miner-1"].node.held.cache
+    others = [cached(cache, network[name].peer, keys.payload(run, 0)) for name in ("miner-2", "miner-3")]
+    network.wait_for(lambda: all(path.exists() for path in others))
+    assert sorted(asked) == ["miner-2", "miner-3"]
+    network.run_until(1)
+    network.assert_agreement()
+
+
 def test_a_void_round_ends_its_prefetch(networks: Networks) -> None:
     network = networks(miners=2)
     network.start("miner-1", "miner-2")
