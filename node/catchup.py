@@ -57,14 +57,16 @@ def catch_up(follower: Follower, held: Held) -> bool:
     """Bring the node to the start of the newest decided round that any validator has stated something for: whether that
     succeeded, with the state saved, or nobody claims another state than ours. Otherwise our own state is in place.
 
-    One pass over every state to start from, towards what at least half of the stake claims that claims anything: less
-    may be anybody's invention, records and payloads included. The claim may be false all the same, so the caller goes
-    on with what it has and tries again in a later round.
+    One pass over every state to start from, towards what most of the counted stake claims, or, while most are silent,
+    what those claim that speak. The claim may be false all the same, records and payloads included, so a node that
+    follows a few says that it stands apart, and one that can follow nobody goes on with what it has and tries again in
+    a later round.
     """
     newest = newest_decided(follower)
     if newest < 0:
         return True
-    target, followed = newest_claims(follower, newest)
+    claimed = newest_claims(follower, newest)
+    target = claimed.round
     if target < held.saved.round:
         # Nobody has stated anything since: those rounds have no record, so they changed nothing.
         if held.saved.round < newest:
@@ -75,11 +77,11 @@ def catch_up(follower: Follower, held: Held) -> bool:
         return True
     settle(follower, held)
     sources, stakes = follower.sources(), counted_stakes(follower, target, at_commit(follower, target))
-    for claim, most in followed.items():
+    for claim in claimed.followed:
         records = Records(follower.run.id, sources, claim[1], target, follower.time)
         for start, steps in _starts(follower, held, records, stakes, sources):
             try:
-                _replay(follower, held, start, steps, target, claim, sources, apart=not most)
+                _replay(follower, held, start, steps, target, claim, sources, apart=not claimed.by_most(claim))
                 return True
             except (StorageError, OutOfSync, InvalidMessage, CheckpointCorrupt) as fault:
                 held.restore()

@@ -1,11 +1,15 @@
 """Which states validators claim on chain for the start of the newest round (docs/protocol.md section 8)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from gauntlet.agreement import Claim, claims, votes
 from node.follower import Follower
 from protocol.errors import ChainError
 from protocol.types import Attestation, Peer, Record
+
+CLAIMS_TRIED = 3
+"""In one pass, while no claim has most of the stake: each may cost some downloads of the model."""
 
 
 def newest_decided(follower: Follower) -> int:
@@ -15,11 +19,43 @@ def newest_decided(follower: Follower) -> int:
     return round if head >= follower.clock.attest_by(round) else round - 1
 
 
-def newest_claims(follower: Follower, newest: int) -> tuple[int, Mapping[Claim, bool]]:
-    """The newest round up to `newest` with a statement made in time, and what is worth following of the claims for its
-    start, the most staked first, each with whether more than half of all the stake that counts is behind it, whoever is
-    silent; -1 for none. A slot keeps its last statement, however long its author has been silent, so one look at the
-    newest round's X does."""
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What validators claim for the start of the newest round that any of them has stated something for.
+
+    round: -1 where nobody has. stakes: counted stake behind each claim, the most first. counted: all the stake that
+    counts, whoever is silent; 0 where the chain's node has pruned it.
+    """
+
+    round: int
+    stakes: Mapping[Claim, int]
+    counted: int
+
+    def by_most(self, claim: Claim) -> bool:
+        """Whether more than half of all the stake that counts is behind it."""
+        return 2 * self.stakes[claim] > self.counted
+
+    @property
+    def likely(self) -> tuple[Claim, ...]:
+        """What at least half of the stake claims that claims anything."""
+        spoken = sum(self.stakes.values())
+        return tuple(claim for claim, stake in self.stakes.items() if 2 * stake >= spoken)[: 2 if spoken else 1]
+
+    @property
+    def followed(self) -> tuple[Claim, ...]:
+        """What a node tries to follow, in this order: what most of the stake claims and nothing else. While most are
+        silent, a few others too: a liar may have more of the stake than the only honest one that speaks, and those that
+        are silent may be waiting for a claim that they can follow."""
+        if not self.counted:
+            return self.likely
+        most = [claim for claim in self.stakes if self.by_most(claim)]
+        some = [claim for claim, stake in self.stakes.items() if stake] or list(self.stakes)
+        return tuple(most or some)[:CLAIMS_TRIED]
+
+
+def newest_claims(follower: Follower, newest: int) -> Claimed:
+    """The newest round up to `newest` with a statement made in time, and what is claimed for its start. A slot keeps
+    its last statement, however long its author has been silent, so one look at the newest round's X does."""
     peers = follower.doors.chain.peers(follower.clock.attest_by(newest))
     stated = {
         peer.slot.statement.round
@@ -31,10 +67,8 @@ def newest_claims(follower: Follower, newest: int) -> tuple[int, Mapping[Claim, 
             continue
         commit = at_commit(follower, round)
         if found := claims(follower.run, round, commit, peers):
-            spoken, counted = sum(found.values()), sum(votes(follower.run, round, commit).values())
-            worth = [claim for claim, stake in found.items() if 2 * stake >= spoken][: 2 if spoken else 1]
-            return round, {claim: 2 * found[claim] > counted for claim in worth}
-    return -1, {}
+            return Claimed(round, found, sum(votes(follower.run, round, commit).values()))
+    return Claimed(-1, {}, 0)
 
 
 def at_commit(follower: Follower, round: int) -> Sequence[Peer]:

@@ -15,6 +15,7 @@ from node import run as runs
 from node.adapters import Doors
 from node.amendments import settle
 from node.catchup import catch_up, join
+from node.claimed import newest_decided
 from node.events import round_seconds
 from node.follower import Follower
 from node.held import Held
@@ -116,7 +117,7 @@ class Node(Follower):
                 return
         if isinstance(fault, ChainError) and not reached:
             # The chain's node has pruned what we need: only later statements, and a checkpoint, can bring us further.
-            later = clock.round_at(self.head()) + 1
+            later = newest_decided(self) + 1
             self.wait_for(clock.attest_by(later), f"the statements of round {later}")
             return
         self._pass_over(current, fault)

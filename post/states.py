@@ -73,7 +73,10 @@ class States:
         self._follower = Follower(run, doors, Timeline(doors.time))
         self._tell = tell
         decided = newest_decided(self._follower)
-        self._target, self._claims = newest_claims(self._follower, decided) if decided >= 0 else (-1, ())
+        self._target, self._claims = -1, tuple[Claim, ...]()
+        if decided >= 0:
+            claimed = newest_claims(self._follower, decided)
+            self._target, self._claims = claimed.round, claimed.likely
         self.newest = decided + 1
         """The last round at whose start the state is decided."""
 

@@ -10,6 +10,7 @@ import pytest
 from gauntlet.agreement import attestation_for, mirrors
 from node import catchup
 from node.checkpoints import Checkpoint, Shown, encode_shown, parse_shown
+from node.claimed import Claimed
 from protocol import keys
 from protocol.errors import ChainError, InvalidMessage
 from protocol.messages import encode_document, encode_link, encode_slot, encode_statement
@@ -263,7 +264,7 @@ def test_a_chain_that_fails_in_the_middle_of_a_replay_leaves_our_own_state_in_pl
         raise ChainError("gone")
 
     monkeypatch.setattr(catchup, "newest_decided", lambda node: 5)
-    monkeypatch.setattr(catchup, "newest_claims", lambda *_: (5, {("theta", "previous"): True}))
+    monkeypatch.setattr(catchup, "newest_claims", lambda *_: Claimed(5, {("theta", "previous"): 1}, 1))
     monkeypatch.setattr(catchup, "_starts", lambda *_: iter([(SimpleNamespace(origin="genesis"), [])]))
     monkeypatch.setattr(catchup, "_replay", replay)
     monkeypatch.setattr(catchup, "settle", lambda *_: None)

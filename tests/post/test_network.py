@@ -14,6 +14,7 @@ from dashboard.evaluations import in_home
 from murmur import evaluating, network
 from murmur.command import main
 from node import follower, patient, setbacks
+from node.claimed import Claimed
 from node.config import NetworkConfig
 from node.reader import reading
 from post import follow, states
@@ -199,7 +200,7 @@ def test_payloads_that_are_gone_are_said_to_be(
 def test_where_validators_disagree_nothing_is_taken_for_the_runs_state(
     murmur: Murmur, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states, "newest_claims", lambda *_: (ROUNDS - 1, {}))
+    monkeypatch.setattr(states, "newest_claims", lambda *_: Claimed(ROUNDS - 1, {}, 0))
     assert murmur("export", run, tmp_path / "out")[0] == 1
     assert not (tmp_path / "out").exists()
 
