@@ -53,14 +53,15 @@ def join(follower: Follower, held: Held) -> bool:
     return newest_decided(follower) < 0 or catch_up(follower, held)
 
 
-def catch_up(follower: Follower, held: Held) -> bool:
+def catch_up(follower: Follower, held: Held, *, widely: bool = False) -> bool:
     """Bring the node to the start of the newest decided round that any validator has stated something for: whether that
     succeeded, with the state saved, or nobody claims another state than ours. Otherwise our own state is in place.
 
-    One pass over every state to start from, towards what most of the counted stake claims, or, while most are silent,
-    what those claim that speak. The claim may be false all the same, records and payloads included, so a node that
-    follows a few says that it stands apart, and one that can follow nobody goes on with what it has and tries again in
-    a later round.
+    One pass over every state to start from, towards what at least half of the stake claims that claims anything: less
+    may be anybody's invention, records and payloads included. `widely`: other claims too, while most of the counted
+    stake is silent. The claim may be false all the same, so a node that follows what no more than half of the counted
+    stake claims says that it stands apart, and one that can follow nobody goes on with what it has and tries again in a
+    later round.
     """
     newest = newest_decided(follower)
     if newest < 0:
@@ -77,11 +78,13 @@ def catch_up(follower: Follower, held: Held) -> bool:
         return True
     settle(follower, held)
     sources, stakes = follower.sources(), counted_stakes(follower, target, at_commit(follower, target))
-    for claim in claimed.followed:
+    ours, apart = held.claim, held.saved.apart
+    for claim in claimed.worth_trying if widely else claimed.likely:
+        few = not claimed.by_most(claim) and (apart or claim != ours)
         records = Records(follower.run.id, sources, claim[1], target, follower.time)
         for start, steps in _starts(follower, held, records, stakes, sources):
             try:
-                _replay(follower, held, start, steps, target, claim, sources, apart=not claimed.by_most(claim))
+                _replay(follower, held, start, steps, target, claim, sources, apart=few)
                 return True
             except (StorageError, OutOfSync, InvalidMessage, CheckpointCorrupt) as fault:
                 held.restore()

@@ -42,15 +42,17 @@ class Claimed:
         return tuple(claim for claim, stake in self.stakes.items() if 2 * stake >= spoken)[: 2 if spoken else 1]
 
     @property
-    def followed(self) -> tuple[Claim, ...]:
-        """What a node tries to follow, in this order: what most of the stake claims and nothing else. While most are
-        silent, a few others too: a liar may have more of the stake than the only honest one that speaks, and those that
-        are silent may be waiting for a claim that they can follow."""
+    def worth_trying(self) -> tuple[Claim, ...]:
+        """What a node tries in this order that can't see on chain what was agreed on: what most of the stake claims and
+        nothing else. While most are silent, some others too: liars may have more of the stake than the only honest one
+        that speaks, and those that are silent may be waiting for a claim that they can follow. The first is always
+        tried, and the others by turns: nobody fills all places for ever."""
         if not self.counted:
             return self.likely
-        most = [claim for claim in self.stakes if self.by_most(claim)]
-        some = [claim for claim, stake in self.stakes.items() if stake] or list(self.stakes)
-        return tuple(most or some)[:CLAIMS_TRIED]
+        most = tuple(claim for claim in self.stakes if self.by_most(claim))
+        first, *rest = most or [claim for claim, stake in self.stakes.items() if stake] or self.stakes
+        turn = (CLAIMS_TRIED - 1) * self.round % (len(rest) or 1)
+        return (first, *(rest[turn:] + rest[:turn])[: CLAIMS_TRIED - 1])
 
 
 def newest_claims(follower: Follower, newest: int) -> Claimed:

@@ -103,10 +103,10 @@ class Node(Follower):
 
     def _return(self, current: int, fault: OutOfSync | ChainError) -> None:
         """Catch up; where nobody claims another state than ours, try again or pass the round over."""
-        reached, moved = self._caught_up()
+        clock, pruned = self.clock, isinstance(fault, ChainError) and fault.code == STATE_PRUNED
+        reached, moved = self._caught_up(widely=pruned)
         if moved:
             return
-        clock, pruned = self.clock, isinstance(fault, ChainError) and fault.code == STATE_PRUNED
         if reached and isinstance(fault, ChainError) and not pruned:
             self.time.sleep(self.run.first.clock.block_seconds)  # it did not answer for a moment
             return
@@ -119,14 +119,17 @@ class Node(Follower):
             # The chain's node has pruned what we need: only later statements, and a checkpoint, can bring us further.
             later = newest_decided(self) + 1
             self.wait_for(clock.attest_by(later), f"the statements of round {later}")
-            return
+            if self.behind or not pruned or self._caught_up(widely=True)[1]:
+                return
+            # Who holds a state says so: if all wait for others to say theirs, one liar that speaks is enough for ever.
+            current = max(current, newest_decided(self))
         self._pass_over(current, fault)
 
-    def _caught_up(self) -> tuple[bool, bool]:
+    def _caught_up(self, *, widely: bool = False) -> tuple[bool, bool]:
         """Whether we stand where others claim, and whether catch-up has brought us there: it may only confirm what we
         hold, while nobody states anything for a later round. Our state is what it was otherwise."""
         before = self.held.saved.round, self.held.saved.link
-        reached = catch_up(self, self.held)
+        reached = catch_up(self, self.held, widely=widely)
         moved = (self.held.saved.round, self.held.saved.link) != before
         if reached:
             self.behind = False

@@ -236,7 +236,10 @@ def parse_link(data: bytes, link: Digest) -> Link:
         for at in range(0, len(rest), _PAIR_BYTES)
     )
     record = parse_statement(statement)
-    if not isinstance(record, Record) or record_link(statement, pairs, Digest(head)) != link:
+    peers = [peer for peer, _ in pairs]
+    if not isinstance(record, Record) or len(peers) != record.bitmap.bit_count() or peers != sorted(set(peers)):
+        raise InvalidMessage("an agreed record whose pairs are not one for each uid that it names, in order")
+    if record_link(statement, pairs, Digest(head)) != link:
         raise InvalidMessage("an agreed record that does not hash to its link")
     return Link(record, pairs, Digest(head))
 

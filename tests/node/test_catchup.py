@@ -271,7 +271,8 @@ def test_a_chain_that_fails_in_the_middle_of_a_replay_leaves_our_own_state_in_pl
     monkeypatch.setattr(catchup, "at_commit", lambda *_: ())
     monkeypatch.setattr(catchup, "counted_stakes", lambda *_: {})
     follower = SimpleNamespace(sources=lambda: None, time=REAL, run=SimpleNamespace(id=bytes(32)))
-    held = SimpleNamespace(saved=SimpleNamespace(round=1), restore=lambda: in_place.append("our own"))
+    saved = SimpleNamespace(round=1, apart=False)
+    held = SimpleNamespace(saved=saved, claim=None, restore=lambda: in_place.append("our own"))
     with pytest.raises(ChainError):
         catchup.catch_up(follower, held)  # type: ignore[arg-type]
     assert in_place[-1] == "our own"

@@ -11,8 +11,7 @@ from node.events import Events
 from node.held import Held
 from node.state import Consensus, Snapshot
 from protocol.errors import ChainError, StorageError
-from protocol.types import Attestation, Digest, Record
-from rounds.vote import Vote
+from protocol.types import Digest
 from storage.realtime import REAL
 from tests.fakes.bucket import Call
 from tests.network import FakeNetwork, saved_state, with_parts
@@ -114,34 +113,6 @@ def test_who_follows_what_most_are_silent_about_says_so_until_they_agree(network
     network.assert_agreement()
     assert not network[name].node.held.saved.apart
     assert not {void for void in network["third"].voids() if void > back + 2}
-
-
-class Liar(Vote):
-    """States a pair in every round that nobody can follow."""
-
-    def post(self, round: int, statement: Record | Attestation) -> int | None:
-        nothing = Digest(round.to_bytes(32, "little"))
-        return super().post(round, replace(statement, theta=nothing, previous=nothing))
-
-
-def test_a_liar_with_more_stake_than_the_only_honest_one_that_speaks_keeps_nobody_out(networks: Networks) -> None:
-    """Those that came back with nothing say nothing before they have followed somebody: till then nobody has half."""
-    network = networks(miners=2, keep_blocks=45, validators={"first": 100, "second": 100, "third": 100, "liar": 140})
-    network.start("miner-1", "miner-2", "first", "second", "third")
-    network.start("liar", role=with_parts(Liar))
-    network.run_until(4, "third")
-    for name in ("first", "second"):
-        network.kill(name)
-        rmtree(network[name].home)
-    left = network["third"].round
-    network.run_until(left + 1, "third")
-    back = network["third"].round
-    network.start("first", "second")
-    network.run_until(back + 6, "first", "second", "third")
-    for name in ("first", "second"):
-        assert network[name].events("caught_up")[0]["round"] <= back + 2
-    assert not {void for void in network["third"].voids() if void > back + 3}
-    assert network["first"].thetas()[back + 5] == network["third"].thetas()[back + 5]
 
 
 @pytest.mark.parametrize("hidden", [False, True])

@@ -299,14 +299,13 @@ def pair(number: int) -> tuple[PeerId, Digest]:
 
 
 @given(
-    count=st.integers(0, 256),
     round=st.integers(0, 2**32 - 1),
     bitmap=st.integers(0, 2**256 - 1),
     theta=st.binary(min_size=32, max_size=32),
 )
-def test_a_record_reads_back_from_under_its_link(count: int, round: int, bitmap: int, theta: bytes) -> None:
+def test_a_record_reads_back_from_under_its_link(round: int, bitmap: int, theta: bytes) -> None:
     record = Record(round, bitmap, Digest(theta), Digest(theta[::-1]))
-    pairs = tuple(sorted(pair(number) for number in range(count)))
+    pairs = tuple(sorted(pair(number) for number in range(bitmap.bit_count())))
     statement = encode_statement(record)
     head = Digest(sha256(theta).digest())
     data = encode_link(statement, pairs[::-1], head)
@@ -321,6 +320,14 @@ def test_no_bytes_pass_for_a_record_under_a_link_that_is_not_theirs(data: bytes)
 
 
 HEAD = Digest(b"h" * 32)
+
+
+@pytest.mark.parametrize("numbers", [(), (1,), (1, 1), (1, 2, 3)])
+def test_a_record_has_one_pair_for_each_uid_that_it_names(numbers: tuple[int, ...]) -> None:
+    statement = encode_statement(Record(1, 0b110, Digest(bytes(32)), Digest(bytes(32))))
+    pairs = tuple(pair(number) for number in numbers)
+    with pytest.raises(InvalidMessage):
+        parse_link(encode_link(statement, pairs, HEAD), record_link(statement, pairs, HEAD))
 
 
 def test_an_attestation_is_no_agreed_record() -> None:

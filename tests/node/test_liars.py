@@ -1,0 +1,217 @@
+"""Validators that state what is not so, while those with most of the stake are away or have lost everything."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from shutil import rmtree
+from typing import ClassVar
+
+import pytest
+
+from gauntlet.agreement import Claim
+from node.claimed import CLAIMS_TRIED, Claimed
+from protocol import keys
+from protocol.errors import ChainError, StorageError
+from protocol.messages import encode_link, encode_statement, record_link
+from protocol.types import Attestation, Digest, PeerId, Record
+from rounds.vote import Vote
+from tests.fakes.bucket import Call
+from tests.network import FakeNetwork, with_parts
+from tests.node.test_checkpoints import NoCheckpoints
+from training.replica import Replica, genesis_theta
+
+Networks = Callable[..., FakeNetwork]
+Pairs = tuple[tuple[PeerId, Digest], ...]
+
+
+def liar() -> type[Vote]:
+    """States pairs that nobody can follow, another one in every round; each class of its own."""
+
+    class Liar(Vote):
+        def post(self, round: int, statement: Record | Attestation) -> int | None:
+            nothing = Digest(f"{id(type(self))} {round}".encode().ljust(32)[:32])
+            return super().post(round, replace(statement, theta=nothing, previous=nothing))
+
+    return Liar
+
+
+class Forger(Vote):
+    """States `claim` once there is one."""
+
+    claim: ClassVar[Claim | None] = None
+
+    def post(self, round: int, statement: Record | Attestation) -> int | None:
+        if self.claim is not None:
+            statement = replace(statement, theta=self.claim[0], previous=self.claim[1])
+        return super().post(round, statement)
+
+
+@pytest.fixture
+def forger() -> type[Forger]:
+    return type("OneForger", (Forger,), {})
+
+
+def forge(network: FakeNetwork, on: str, pairs: Pairs = (), *, bitmap: int = 0) -> Claim:
+    """The claim after an invented record on top of what this node holds; the liar's bucket shows the record."""
+    held = network[on].node.held
+    record = encode_statement(Record(held.saved.round, bitmap, *held.claim))
+    head = network.run.head_at(held.saved.round)
+    other = Replica(network.spec, genesis_theta(network.spec.model, 1))
+    other.load_consensus(held.replica.consensus_state())
+    other.outer_step([], alpha=1.0, aggregate="filtered_mean")
+    link = record_link(record, pairs, head)
+    shown = encode_link(record, pairs, head)
+    network.store.bucket("liar").put(keys.statement(network.run.id, link), shown, timeout_seconds=1)
+    return other.digest(), link
+
+
+def wipe(network: FakeNetwork, *names: str) -> None:
+    for name in names:
+        network.kill(name)
+        rmtree(network[name].home)
+
+
+def fail_once(network: FakeNetwork, name: str, after: int) -> list[int]:
+    """The chain fails this node for a moment in a round after that one; which, once it has."""
+    node, failed = network[name].node, list[int]()
+    apply = node._apply
+
+    def once(round: int) -> object:
+        if round > after and not failed:
+            failed.append(round)
+            raise ChainError("connection lost")
+        return apply(round)
+
+    node._apply = once  # type: ignore[method-assign, assignment]
+    return failed
+
+
+@pytest.mark.parametrize("stakes", [(140,), (110, 110, 110)])
+def test_liars_with_more_stake_than_the_only_honest_one_that_speaks_keep_nobody_out(
+    networks: Networks, stakes: tuple[int, ...]
+) -> None:
+    """Those that came back with nothing say nothing before they have followed somebody: till then nobody has half."""
+    liars = {f"liar-{number}": stake for number, stake in enumerate(stakes)}
+    away = 100 * len(stakes)
+    network = networks(miners=2, keep_blocks=45, validators={"first": away, "second": away, "third": 100} | liars)
+    network.start("miner-1", "miner-2", "first", "second", "third")
+    for name in liars:
+        network.start(name, role=with_parts(liar()))
+    network.run_until(4, "third")
+    wipe(network, "first", "second")
+    network.run_until(network["third"].round + 1, "third")
+    back = network["third"].round
+    network.start("first", "second")
+    network.run_until(back + 10, "first", "second", "third")
+    for name in ("first", "second"):
+        assert network[name].events("caught_up")[0]["round"] <= back + 2 * len(stakes)
+    assert not {void for void in network["third"].voids() if void > back + 3 * len(stakes)}
+    assert network["first"].thetas()[back + 9] == network["third"].thetas()[back + 9]
+
+
+def test_every_claim_has_its_turn_while_most_are_silent() -> None:
+    claims = [(Digest(bytes([number]) * 32), Digest(bytes(32))) for number in range(6)]
+    stakes = {claim: 20 - number for number, claim in enumerate(claims)}
+    tried = [Claimed(round, stakes, 300).worth_trying for round in range(5)]
+    assert all(len(each) == len(set(each)) == CLAIMS_TRIED and each[0] == claims[0] for each in tried)
+    assert {claim for each in tried for claim in each} == set(claims)
+    assert Claimed(3, {claims[0]: 51, claims[1]: 49}, 100).worth_trying == (claims[0],)
+    assert Claimed(3, {claims[0]: 5, claims[1]: 0}, 300).worth_trying == (claims[0],)
+    assert Claimed(3, {claims[0]: 0}, 300).worth_trying == (claims[0],)
+
+
+def test_who_can_see_on_chain_what_was_agreed_on_follows_no_claim_with_less_stake(
+    networks: Networks, forger: type[Forger]
+) -> None:
+    """The honest claim has most of what is spoken, and cannot be had for a moment."""
+    network = networks(miners=2, validators={"first": 140, "second": 110, "third": 100, "liar": 100})
+    network.start("miner-1", "miner-2", "first", "second", "third")
+    network.start("liar", role=with_parts(forger, NoCheckpoints))
+    network.run_until(3)
+    wipe(network, "first")
+    network.run_until(5)
+    claim = forge(network, "second")
+    network.run_until(6)
+    network.kill("third")
+    last = network["second"].node.held.saved.link
+    network.store.buckets["liar"].pop(keys.statement(network.run.id, last))
+    forger.claim = claim
+    network.run_until(network["second"].round + 1, "second")
+
+    def cut(call: Call) -> None:
+        if call.reader == "first" and call.bucket in ("second", "third"):
+            raise StorageError("no connection")
+
+    network.store.before = cut
+    network.start("first")
+    end = network["second"].round + 4
+    network.run_until(end, "second")
+    network.store.before = lambda call: None
+    network.start("third")
+    network.run_until(end + 6, "second")
+    honest = ("first", "second", "third", "miner-1", "miner-2")
+    told = {event["theta"] for name in honest for event in network[name].events("caught_up")}
+    assert claim[0].hex() not in told
+
+
+def test_a_chain_that_fails_for_a_moment_moves_nobody_to_a_liars_state(
+    networks: Networks, forger: type[Forger]
+) -> None:
+    network = networks(miners=2, validators={"first": 50, "second": 200, "liar": 60, "other": 55})
+    network.start("miner-1", "miner-2", "first", "second")
+    network.start("liar", role=with_parts(forger))
+    network.start("other", role=with_parts(liar()))
+    network.run_until(3)
+    network.kill("second")
+    network.run_until(network["first"].round + 1, "first")
+    forger.claim = forge(network, "first")
+    link, now = network["first"].node.held.saved.link, network["first"].round
+    failed = fail_once(network, "first", now)
+    network.run_until(now + 3, "first")
+    assert failed
+    assert network["first"].node.held.saved.link == link
+
+
+def test_a_chain_that_fails_for_a_moment_sets_nobody_apart_from_its_own_state(networks: Networks) -> None:
+    network = networks(miners=2, validators={"first": 100, "second": 100, "third": 100})
+    network.start()
+    network.run_until(3)
+    network.kill("first", "second")
+    network.run_until(network["third"].round + 1, "third")
+    failed = fail_once(network, "third", -1)
+    network.run_until(network["third"].round + 2, "third")
+    assert failed
+    assert not network["third"].node.held.saved.apart
+
+
+def test_validators_that_were_away_together_go_on_beside_a_liar(networks: Networks) -> None:
+    """Their chain nodes have pruned the rounds since, and nobody but the liar speaks."""
+    network = networks(miners=2, keep_blocks=45, validators={"first": 100, "second": 100, "liar": 20})
+    network.start("miner-1", "miner-2", "first", "second")
+    network.start("liar", role=with_parts(liar()))
+    network.run_until(3, "first", "second")
+    network.kill("first", "second")
+    network.run_to_block(network.world.final + 130)
+    network.start("first", "second")
+    end = network.clock.round_at(network.world.final) + 8
+    network.run_blocks(lambda: network.clock.round_at(network.world.final) >= end)
+    assert network["first"].round >= end - 1
+    assert not {end - 3, end - 2} & set(network["first"].voids())
+
+
+def test_a_record_that_names_a_peer_twice_ends_nobody(networks: Networks, forger: type[Forger]) -> None:
+    network = networks(miners=2, validators={"first": 100, "second": 100, "liar": 60})
+    network.start("miner-1", "miner-2", "first", "second")
+    network.start("liar", role=with_parts(forger))
+    network.run_until(3)
+    network.kill("second")
+    wipe(network, "first")
+    pair = (network["miner-1"].peer, Digest(b"\7" * 32))
+    forger.claim = forge(network, "second", (pair, pair), bitmap=6)
+    at = network["miner-1"].round
+    network.run_blocks(lambda: network.clock.round_at(network.world.final) > at + 1)
+    network.start("first", "second")
+    end = network.world.final + 100
+    network.run_to_block(end)
+    assert network["first"].error is None
+    last = min(network[name].round for name in ("first", "second")) - 1
+    assert network["first"].thetas()[last] == network["second"].thetas()[last]
