@@ -9,8 +9,10 @@ from typing import Any
 
 from pay_trainers import Rule
 from pay_workers import WORKERS, View, Worker
+from progress import BEFORE, LATER, flat, progress, usual_norm
 from proof_power import Changes, spec_with, word
 from score_rules import RULES, SEQUENCES, RuleScores
+from torch import Tensor
 
 from arena.agree import consensus, pooled
 from gauntlet.book import RoundOutcome, ScoreBook, fold
@@ -49,6 +51,7 @@ NETWORKS: dict[str, tuple[int, tuple[str, ...]]] = {
     "shaped": (6, ("half_rate", "double_rate", "index_by_gradient", "inflate_1_25", "deflate_0_85")),
     "leavers": (6, ("adamw", "adamw_half_work")),
     "cheats": (6, ("copier_39", "on_off", "thin_margin", "frozen_layers")),
+    "leaning": (6, ("split_inflated", "momentum", "half_momentum")),
     "swarm_80": (4, ("swarm_80",)),
     "study": (4, ("half_work", "double_steps", "half_rate")),
 }
@@ -135,6 +138,7 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
     updates: dict[PeerId, Update] = {}
     by_rule = RuleScores(spec) if plan.rules else None
     rounds: list[Line] = []
+    sent, steps = list[tuple[Mapping[PeerId, Update], float]](), list[Tensor]()
     first_loss = held_out_loss(judge, shards, spec.data.held_out_sequences)
     for number in range(plan.rounds):
         page_hash = word("page", seed, number)
@@ -142,7 +146,7 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
         updates = {peer: update for worker in workers for peer, update in worker.send(view).items()}
         passed = {peer: Submission(peer, number, judge.digest(), updates[peer]) for peer in sorted(updates)}
         contributing = frozenset(validators[0].ranking(number, passed).contributing)
-        found = [validator.judge(view, passed, contributing, judge, uids) for validator in validators]
+        judged = [validator.judge(view, passed, contributing, judge, uids) for validator in validators]
         posted = {validator.peer: validator.weights for validator in validators}
         paid = pooled(posted, stakes)
         trust = trusted(posted | {PeerId(word("copying")): copied}, stakes)
@@ -154,10 +158,12 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
         if chosen:
             judge.outer_step(chosen, alpha=spec.outer.alpha, aggregate=spec.outer.aggregate)
         step = {name: before[name] - tensor for name, tensor in judge.theta.items()}
+        sent.append((updates, usual_norm(chosen, outer) if chosen else 0.0))
+        steps.append(flat(step))
         loss = held_out_loss(judge, shards, spec.data.held_out_sequences)
         rounds.append({"loss": loss, "trust": list(trust.values())})
         for worker in workers:
-            rounds[-1][worker.name] = _seen(worker, updates, contributing, paid, uids, found[0])
+            rounds[-1][worker.name] = _seen(worker, updates, contributing, paid, uids, judged[0])
         if by_rule is not None:
             text = Draw("rules", run, number).distinct(spec.num_pages, SEQUENCES)
             some = sequences(
@@ -169,6 +175,10 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
                     name: [scores[peer][name] for peer in worker.hotkeys if peer in scores] for name in RULES
                 }
         sys.stderr.write(f"{plan.network} seed {seed} round {number} loss {loss:.3f}\n")
+    for number, row in enumerate(rounds[:-LATER]):
+        found = progress(*sent[number], steps[max(0, number - BEFORE) : number], steps[number + 1 :][:LATER])
+        for worker in workers:
+            row[worker.name]["progress"] = [found.get(peer, 0.0) for peer in worker.hotkeys]
     return key | {
         "workers": {worker.name: {"kind": worker.kind, "work": worker.work / plan.rounds} for worker in workers},
         "first_loss": first_loss,

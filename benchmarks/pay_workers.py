@@ -213,6 +213,48 @@ class Deflate(Inflate):
     kind, factor = "deflate_0_85", 0.85
 
 
+def usual(view: View) -> float:
+    """The median norm of what was revealed of the last round, 0 before."""
+    norms = sorted(update.norms.whole for update in view.last_updates.values())
+    return norms[(len(norms) - 1) // 2] if norms else 0.0
+
+
+class SplitInflated(SplitInTwo):
+    """The steps of one, shared by two hotkeys, each of which multiplies what it learned to the usual norm."""
+
+    kind = "split_inflated"
+
+    def send(self, view: View) -> dict[PeerId, Update]:
+        norm = usual(view)
+        return {
+            peer: forge.scaled(update, max(1.0, norm / (update.norms.whole or 1.0)))
+            for peer, update in super().send(view).items()
+        }
+
+
+class Momentum(Worker):
+    """No work: the last step of the run, at the usual norm."""
+
+    kind = "momentum"
+    works: ClassVar[bool] = False
+
+    def send(self, view: View) -> dict[PeerId, Update]:
+        if view.last_step is None:
+            return super().send(view) if self.works else {}
+        (me,) = self.hotkeys
+        pushed = forge.dense(forge.with_norm(view.last_step, usual(view), view.spec.layout))
+        if self.works:
+            own = forge.dense(super().send(view)[me])
+            pushed = {name: own[name] + 0.3 * tensor for name, tensor in pushed.items()}
+        return {me: forge.with_norm(pushed, usual(view), view.spec.layout)}
+
+
+class HalfMomentum(Momentum):
+    """Half of the steps, and three tenths of the last step added, at the usual norm."""
+
+    kind, steps, works = "half_momentum", 0.5, True
+
+
 class Copier(Worker):
     """No work: the last round's update of the peer with the best PeerScore, with 39 % of its values moved, so that the
     comparison of payloads does not see a copy."""
@@ -287,6 +329,9 @@ WORKERS: dict[str, type[Worker]] = {
         ByGradient,
         Inflate,
         Deflate,
+        SplitInflated,
+        Momentum,
+        HalfMomentum,
         Copier,
         OnOff,
         ThinMargin,
