@@ -235,6 +235,24 @@ def claimed_start(run: Run, round: int, commit: Iterable[Peer], attest: Iterable
     return tuple(claims(run, round, commit, attest))
 
 
+def last_words(run: Run, peers: Iterable[Peer]) -> Claim | None:
+    """The pair that more than half of the stake of all validators that ever spoke named last, in whatever round; None
+    where they named several. A pair lasts while rounds are void. `peers` as of some block."""
+    said = {
+        peer.id: (peer.stake, (peer.slot.statement.theta, peer.slot.statement.previous))
+        for peer in peers
+        if peer.validates
+        and peer.slot is not None
+        and isinstance(peer.slot.statement, Record | Attestation)
+        and _spoke_for(run, peer) is not None
+    }
+    weights = _weights({peer: stake for peer, (stake, _) in said.items()})
+    pairs: dict[Claim, int] = {}
+    for peer, (_, pair) in said.items():
+        pairs[pair] = pairs.get(pair, 0) + weights[peer]
+    return next((pair for pair, stake in pairs.items() if 2 * stake > sum(weights.values())), None)
+
+
 def contradicted(run: Run, round: int, ours: Claim, views: Views) -> Claim | None:
     """The pair other than `ours` that more than half of the counted stake claims for the start of `round`, if any: then
     nothing is agreed for ours in this round, and the node checks itself by replay towards that pair. What it can't

@@ -46,11 +46,17 @@ DOWNLOADS_TRIED = 4
 
 
 def join(follower: Follower, held: Held) -> bool:
-    """Give a fresh folder a state: theta_0, and then what catch-up reaches. False when others have moved on from
-    theta_0 and we could not follow."""
+    """Take up the state of this folder; give a fresh one theta_0, and then what catch-up reaches. False when others
+    have moved on from theta_0 and we could not follow, now or before a restart."""
+    newest = newest_decided(follower)
+    if held.resume():
+        if newest < 0 or held.saved.link != first_link(follower.run.id):
+            return True
+        claimed = newest_claims(follower, newest)
+        return not claimed.stakes or held.claim in claimed.likely
     _genesis(follower, held)
     held.begin()
-    return newest_decided(follower) < 0 or catch_up(follower, held)
+    return newest < 0 or catch_up(follower, held)
 
 
 def catch_up(follower: Follower, held: Held, *, widely: bool = False) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed
+from gauntlet.agreement import STATEMENT_ROUNDS, Agreed, last_words
 from gauntlet.commitment import commitment
 from node import run as runs
 from node.adapters import Doors
@@ -55,7 +55,9 @@ class Node(Follower):
         self.before_apply: Callable[[Agreed], None] = lambda decision: None
         """Called with every agreed selection before our state moves past it: what it does survives a crash, because a
         restart comes here again. May raise StorageError or ChainError: then the state stays where it is."""
-        self.behind = not held.resume() and not join(self, held)
+        self._in_vain = 0
+        """Times in a row that the chain had pruned what we needed and no claim could be followed."""
+        self.behind = not join(self, held)
         """True while we hold nothing but theta_0 of a run that others have moved on: then our word would speak for a
         state that nobody has any more."""
 
@@ -119,10 +121,11 @@ class Node(Follower):
             # The chain's node has pruned what we need: only later statements, and a checkpoint, can bring us further.
             later = newest_decided(self) + 1
             self.wait_for(clock.attest_by(later), f"the statements of round {later}")
-            if self.behind or not pruned or self._caught_up(widely=True)[1]:
+            self._in_vain += 1
+            if not pruned or self._in_vain <= STATEMENT_ROUNDS or not self._holds_last_words(later):
                 return
-            # Who holds a state says so: if all wait for others to say theirs, one liar that speaks is enough for ever.
-            current = max(current, newest_decided(self))
+            # If all wait for others to say what they hold, one liar that speaks stops the run for ever.
+            current = later
         self._pass_over(current, fault)
 
     def _caught_up(self, *, widely: bool = False) -> tuple[bool, bool]:
@@ -133,10 +136,17 @@ class Node(Follower):
         moved = (self.held.saved.round, self.held.saved.link) != before
         if reached:
             self.behind = False
+            self._in_vain = 0
             self.stop_prefetch()
         if moved:
             self.held.clear_cache()
         return reached, moved
+
+    def _holds_last_words(self, round: int) -> bool:
+        """Whether what we hold follows from what most of the stake said last that ever spoke, as of X of `round`: we
+        held it too since our last snapshot, and have applied what was agreed on then."""
+        said = last_words(self.run, self.doors.chain.peers(self.clock.attest_by(round)))
+        return said is not None and said[1] in (self.held.saved.link, *self.held.saved.consensus.links)
 
     def _pass_over(self, round: int, fault: OutOfSync | ChainError) -> None:
         """Go on with the state that we have. What we sent is not taken back: others may well have applied it. Where
@@ -155,6 +165,7 @@ class Node(Follower):
         with self.timeline.begin("apply") as apply:
             if decision.selection is not None:
                 self._likely = frozenset(peer for peer, _ in decision.selection.contributing)
+                self.behind = False
             self.held.apply(round, self.run.spec_at(round), decision, opened)
         self.held.events.emit(
             "applied",

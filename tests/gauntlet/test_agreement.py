@@ -18,6 +18,7 @@ from gauntlet.agreement import (
     claims,
     contradicted,
     electorate,
+    last_words,
     leader_order,
     mirrors,
     posted_records,
@@ -322,6 +323,20 @@ def test_a_uid_means_who_held_it_at_block_d():
     views = Views(chain.at(D), [chain.at(last)[1:] for _, last in SLOTS], chain.at(X)[4:])
     result = agreed(RUN, ROUND, THETA, LINK, COMMIT_HASH, views, X)
     assert [peer for peer, _ in result.selection.contributing] == [MINERS[3].id]
+
+
+def test_last_words_are_what_most_of_the_stake_that_ever_spoke_named_last_in_whatever_round():
+    def said(round, theta=THETA):
+        return Slot(CLOCK.attest_by(round), POINTER, attestation_for(round, (), theta, LINK))
+
+    other = digest("other")
+    here = [validator(1, 50, said(3)), validator(2, 50, said(9)), validator(3, 99, said(20, other))]
+    assert last_words(RUN, here) == (THETA, LINK)
+    assert last_words(RUN, [*here, validator(4, 2, said(20, other))]) is None
+    assert last_words(RUN, [*here, validator(4, 200, Slot(7))]) == (THETA, LINK)
+    assert last_words(RUN, [*here, replace(validator(4, 200, said(20, other)), validates=False)]) == (THETA, LINK)
+    assert last_words(RUN, [replace(peer, stake=0) for peer in here]) == (THETA, LINK)
+    assert last_words(RUN, []) is None
 
 
 def test_who_counts_is_who_spoke_lately():

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import pytest
 
-from gauntlet.agreement import Claim
+from gauntlet.agreement import STATEMENT_ROUNDS, Claim
 from node.claimed import CLAIMS_TRIED, Claimed
 from protocol import keys
 from protocol.errors import ChainError, StorageError
-from protocol.messages import encode_link, encode_statement, record_link
+from protocol.messages import encode_link, encode_statement, first_link, record_link
 from protocol.types import Attestation, Digest, PeerId, Record
 from rounds.vote import Vote
 from tests.fakes.bucket import Call
@@ -192,10 +192,39 @@ def test_validators_that_were_away_together_go_on_beside_a_liar(networks: Networ
     network.kill("first", "second")
     network.run_to_block(network.world.final + 130)
     network.start("first", "second")
-    end = network.clock.round_at(network.world.final) + 8
+    end = network.clock.round_at(network.world.final) + STATEMENT_ROUNDS + 9
     network.run_blocks(lambda: network.clock.round_at(network.world.final) >= end)
     assert network["first"].round >= end - 1
     assert not {end - 3, end - 2} & set(network["first"].voids())
+
+
+def test_who_has_lost_everything_speaks_for_no_genesis_after_a_restart_either(networks: Networks) -> None:
+    """With the others away for longer than it counts them, its word would take the whole run back to theta_0."""
+    network = networks(miners=2, keep_blocks=45, validators={"first": 100, "second": 100, "liar": 20})
+    network.start("miner-1", "miner-2", "first", "second")
+    network.start("liar", role=with_parts(liar()))
+    network.run_until(3, "first", "second")
+    network.kill("second")
+    wipe(network, "first")
+    network.run_to_block(network.world.final + 130)
+    buckets = dict(network.store.buckets)
+    network.store.buckets["second"] = {}
+    network.start("first")
+    for _ in range(2):
+        network.run_to_block(network.world.final + 4 * network.spec.clock.round_blocks)
+        network.kill("first")
+        network.start("first")
+    network.run_to_block(network.world.final + 8 * network.spec.clock.round_blocks)
+    slot = {peer.id: peer.slot for peer in network.world.state(network.world.final).peers}[network["first"].peer]
+    assert slot is not None
+    assert slot.statement is not None
+    assert not isinstance(slot.statement, Record | Attestation) or slot.statement.previous != first_link(network.run.id)
+    network.store.buckets |= buckets
+    network.start("second")
+    network.run_blocks(lambda: bool(network["first"].events("caught_up")))
+    end = network["second"].round + 6
+    network.run_until(end, "first", "second")
+    assert network["first"].thetas()[end - 1] == network["second"].thetas()[end - 1]
 
 
 def test_a_record_that_names_a_peer_twice_ends_nobody(networks: Networks, forger: type[Forger]) -> None:
