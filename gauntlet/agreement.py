@@ -235,22 +235,24 @@ def claimed_start(run: Run, round: int, commit: Iterable[Peer], attest: Iterable
     return tuple(claims(run, round, commit, attest))
 
 
-def last_words(run: Run, peers: Iterable[Peer]) -> Claim | None:
-    """The pair that more than half of the stake of all validators that ever spoke named last, in whatever round; None
-    where they named several. A pair lasts while rounds are void. `peers` as of some block."""
+def last_words(run: Run, peers: Iterable[Peer]) -> tuple[int, Claim] | None:
+    """The pair that more than half of the stake of all validators that ever spoke named last, whoever in whatever
+    round, and the newest of these rounds; None where no pair has so much. A pair lasts while rounds are void. `peers`
+    as of some block."""
     said = {
-        peer.id: (peer.stake, (peer.slot.statement.theta, peer.slot.statement.previous))
+        peer.id: (peer.stake, at, (peer.slot.statement.theta, peer.slot.statement.previous))
         for peer in peers
         if peer.validates
+        and (at := _spoke_for(run, peer)) is not None
         and peer.slot is not None
         and isinstance(peer.slot.statement, Record | Attestation)
-        and _spoke_for(run, peer) is not None
     }
-    weights = _weights({peer: stake for peer, (stake, _) in said.items()})
+    weights = _weights({peer: stake for peer, (stake, _, _) in said.items()})
     pairs: dict[Claim, int] = {}
-    for peer, (_, pair) in said.items():
+    for peer, (_, _, pair) in said.items():
         pairs[pair] = pairs.get(pair, 0) + weights[peer]
-    return next((pair for pair, stake in pairs.items() if 2 * stake > sum(weights.values())), None)
+    most = next((pair for pair, stake in pairs.items() if 2 * stake > sum(weights.values())), None)
+    return None if most is None else (max(at for _, at, pair in said.values() if pair == most), most)
 
 
 def contradicted(run: Run, round: int, ours: Claim, views: Views) -> Claim | None:

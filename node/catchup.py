@@ -15,7 +15,7 @@ from loguru import logger
 from gauntlet.agreement import Claim
 from node.amendments import adopted, follow, settle
 from node.checkpoints import FETCH_SECONDS, Start, counted_stakes, fetcher, published_starts, shown_by_all
-from node.claimed import at_commit, newest_claims, newest_decided
+from node.claimed import Claimed, at_commit, newest_claims, newest_decided
 from node.follower import Follower
 from node.held import Held
 from node.payloads import MAX_THREADS, Lacking, gather_pinned
@@ -41,6 +41,9 @@ from training.checkpoint import MAX_MANIFEST_BYTES
 
 ASK_SECONDS = 10.0
 """For all validators' documents together: one that stalls costs us this much."""
+LAST_WORDS_ROUNDS = 64
+"""So long nobody follows a claim that what most of the stake said last does not lead to: most of it may be gone for
+good, and the others have gone on from an earlier state."""
 DOWNLOADS_TRIED = 4
 """Checkpoints in one pass: each is as large as the model, and may be anybody's."""
 
@@ -85,9 +88,8 @@ def catch_up(follower: Follower, held: Held, *, widely: bool = False) -> bool:
     settle(follower, held)
     sources, stakes = follower.sources(), counted_stakes(follower, target, at_commit(follower, target))
     ours, apart = held.claim, held.saved.apart
-    for claim in claimed.worth_trying if widely else claimed.likely:
+    for claim, records in _tried(follower, claimed, claimed.worth_trying if widely else claimed.likely, sources):
         few = not claimed.by_most(claim) and (apart or claim != ours)
-        records = Records(follower.run.id, sources, claim[1], target, follower.time)
         for start, steps in _starts(follower, held, records, stakes, sources):
             try:
                 _replay(follower, held, start, steps, target, claim, sources, apart=few)
@@ -101,6 +103,27 @@ def catch_up(follower: Follower, held: Held, *, widely: bool = False) -> bool:
                 raise
     logger.warning("no source had all that round {round} needs: trying again in a later round", round=target)
     return False
+
+
+def _tried(
+    follower: Follower, claimed: Claimed, tried: Sequence[Claim], sources: Sources
+) -> list[tuple[Claim, Records]]:
+    """These claims in the order in which they are tried, with the records behind them.
+
+    They have to come after what most of the stake said last that ever spoke, unless that was long ago, and the newest
+    goes first: a state that the run has left behind, theta_0 itself, is the cheapest of lies, since everybody can
+    follow it. Whoever goes on without the others goes on from what these held.
+    """
+    pairs = [(claim, Records(follower.run.id, sources, claim[1], claimed.round, follower.time)) for claim in tried]
+    if claimed.last is not None and claimed.round - (spoken := claimed.last[0]) <= LAST_WORDS_ROUNDS:
+        most = max(0, claimed.round - spoken) + 2
+        pairs = [each for each in pairs if claimed.last[1][1] in (link for link, _ in islice(each[1].links(), most))]
+    return sorted(pairs, key=lambda each: -_newest(each[1])) if len(pairs) > 1 else pairs
+
+
+def _newest(records: Records) -> int:
+    """The round of the last agreed record behind a claim; -1 before the first, or where nobody has it."""
+    return next((steps[0].record.round for _, steps in islice(records.links(), 1, 2)), -1)
 
 
 def _genesis(follower: Follower, held: Held) -> Start:

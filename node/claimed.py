@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gauntlet.agreement import Claim, claims, votes
+from gauntlet.agreement import Claim, claims, last_words, votes
 from node.follower import Follower
 from protocol.errors import ChainError
 from protocol.types import Attestation, Peer, Record
@@ -24,12 +24,14 @@ class Claimed:
     """What validators claim for the start of the newest round that any of them has stated something for.
 
     round: -1 where nobody has. stakes: counted stake behind each claim, the most first. counted: all the stake that
-    counts, whoever is silent; 0 where the chain's node has pruned it.
+    counts, whoever is silent; 0 where the chain's node has pruned it. last: what most of the stake said last that ever
+    spoke, and when.
     """
 
     round: int
     stakes: Mapping[Claim, int]
     counted: int
+    last: tuple[int, Claim] | None = None
 
     def by_most(self, claim: Claim) -> bool:
         """Whether more than half of all the stake that counts is behind it."""
@@ -69,7 +71,8 @@ def newest_claims(follower: Follower, newest: int) -> Claimed:
             continue
         commit = at_commit(follower, round)
         if found := claims(follower.run, round, commit, peers):
-            return Claimed(round, found, sum(votes(follower.run, round, commit).values()))
+            counted = sum(votes(follower.run, round, commit).values())
+            return Claimed(round, found, counted, last_words(follower.run, peers))
     return Claimed(-1, {}, 0)
 
 

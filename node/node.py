@@ -146,7 +146,7 @@ class Node(Follower):
         """Whether what we hold follows from what most of the stake said last that ever spoke, as of X of `round`: we
         held it too since our last snapshot, and have applied what was agreed on then."""
         said = last_words(self.run, self.doors.chain.peers(self.clock.attest_by(round)))
-        return said is not None and said[1] in (self.held.saved.link, *self.held.saved.consensus.links)
+        return said is not None and said[1][1] in (self.held.saved.link, *self.held.saved.consensus.links)
 
     def _pass_over(self, round: int, fault: OutOfSync | ChainError) -> None:
         """Go on with the state that we have. What we sent is not taken back: others may well have applied it. Where

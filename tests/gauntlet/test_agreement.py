@@ -331,11 +331,11 @@ def test_last_words_are_what_most_of_the_stake_that_ever_spoke_named_last_in_wha
 
     other = digest("other")
     here = [validator(1, 50, said(3)), validator(2, 50, said(9)), validator(3, 99, said(20, other))]
-    assert last_words(RUN, here) == (THETA, LINK)
+    assert last_words(RUN, here) == (9, (THETA, LINK))
     assert last_words(RUN, [*here, validator(4, 1, said(20, other))]) is None
-    assert last_words(RUN, [*here, validator(4, 200, Slot(7))]) == (THETA, LINK)
-    assert last_words(RUN, [*here, replace(validator(4, 200, said(20, other)), validates=False)]) == (THETA, LINK)
-    assert last_words(RUN, [replace(peer, stake=0) for peer in here]) == (THETA, LINK)
+    assert last_words(RUN, [*here, validator(4, 200, Slot(7))]) == (9, (THETA, LINK))
+    assert last_words(RUN, [*here, replace(validator(4, 200, said(20, other)), validates=False)]) == (9, (THETA, LINK))
+    assert last_words(RUN, [replace(peer, stake=0) for peer in here]) == (9, (THETA, LINK))
     assert last_words(RUN, []) is None
 
 

@@ -227,6 +227,32 @@ def test_who_has_lost_everything_speaks_for_no_genesis_after_a_restart_either(ne
     assert network["first"].thetas()[end - 1] == network["second"].thetas()[end - 1]
 
 
+@pytest.mark.parametrize("wiped", ["first", "miner-2"])
+def test_the_cheapest_lie_takes_nobody_back_to_the_start(networks: Networks, forger: type[Forger], wiped: str) -> None:
+    """theta_0 can be followed by everybody, and nobody else speaks. With it the liar has most of the stake."""
+    network = networks(miners=2, keep_blocks=45, validators={"first": 100, "second": 100, "third": 100, "liar": 140})
+    network.start("miner-1", "miner-2", "first", "second", "third")
+    network.start("liar", role=with_parts(forger))
+    network.wait_for(lambda: network["third"].program is not None)
+    start = network["third"].node.held.claim
+    assert start[1] == first_link(network.run.id)
+    network.run_until(4, "third")
+    for name in {"first", "second", "third"} - {wiped}:
+        network.kill(name)
+    wipe(network, wiped)
+    forger.claim = start
+    network.run_to_block(network.world.final + 70)
+    network.start(wiped)
+    network.run_to_block(network.world.final + (STATEMENT_ROUNDS + 3) * network.spec.clock.round_blocks)
+    assert start[0].hex() not in {event["theta"] for event in network[wiped].events("caught_up")}
+    network.start(*{"first", "second", "third"} - {wiped})
+    end = network.clock.round_at(network.world.final) + STATEMENT_ROUNDS + 9
+    network.run_until(end, wiped, "second", "third")
+    assert network[wiped].thetas()[end - 1] == network["third"].thetas()[end - 1]
+    assert not {end - 3, end - 2} & set(network["third"].voids())
+    assert network["third"].node.held.saved.link != start[1]
+
+
 def test_a_record_that_names_a_peer_twice_ends_nobody(networks: Networks, forger: type[Forger]) -> None:
     network = networks(miners=2, validators={"first": 100, "second": 100, "liar": 60})
     network.start("miner-1", "miner-2", "first", "second")
