@@ -6,7 +6,9 @@ They agree on one lie a round, drawn from the run and the round, so that a minor
 
 import random
 from dataclasses import replace
+from typing import ClassVar
 
+from protocol.messages import first_link
 from protocol.types import Attestation, Commitment, Digest, Record
 from rounds.validator import Validator
 from rounds.vote import Vote
@@ -17,6 +19,7 @@ LIES = (
     "silent",
     "invented theta",
     "invented link",
+    "theta_0",
     "no slots",
     "every slot",
     "one peer",
@@ -38,8 +41,8 @@ def serves(run: Digest, round: int) -> str:
     return random.Random(f"servers {run.hex()} {round}").choice(SERVERS)
 
 
-def told(statement: Record | Attestation, run: Digest) -> Record | Attestation | None:
-    """What is said in place of a statement; None for nothing."""
+def told(statement: Record | Attestation, run: Digest, start: Digest | None) -> Record | Attestation | None:
+    """What is said in place of a statement; None for nothing. start: the digest of theta_0, where it is known."""
     kind = lie(run, statement.round)
     is_record = isinstance(statement, Record)
     if kind == "silent":
@@ -48,6 +51,8 @@ def told(statement: Record | Attestation, run: Digest) -> Record | Attestation |
         return replace(statement, theta=Digest(random.Random(f"{run.hex()} {statement.round}").randbytes(32)))
     if kind == "invented link":
         return replace(statement, previous=Digest(random.Random(f"{run.hex()} {statement.round}").randbytes(32)))
+    if kind == "theta_0" and start is not None:
+        return replace(statement, theta=start, previous=first_link(run))
     if kind in ("no slots", "every slot") and not is_record:
         return replace(statement, bitmap=0 if kind == "no slots" else EVERY_SLOT)
     if kind == "one peer" and is_record:
@@ -62,9 +67,15 @@ def told(statement: Record | Attestation, run: Digest) -> Record | Attestation |
 class HostileVote(Vote):
     """Says something else than it knows."""
 
+    starts: ClassVar[dict[Digest, Digest]] = {}
+    """theta_0 by run: that is what everybody stands at while nothing has been agreed on."""
+
     def post(self, round: int, statement: Record | Attestation | Commitment) -> int | None:
         assert not isinstance(statement, Commitment)
-        said = told(statement, self.node.run.id)
+        run = self.node.run.id
+        if statement.previous == first_link(run):
+            self.starts.setdefault(run, statement.theta)
+        said = told(statement, run, self.starts.get(run))
         return None if said is None else super().post(round, said)
 
 
