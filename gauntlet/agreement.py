@@ -39,6 +39,10 @@ STATEMENT_ROUNDS = 4
 that the death of half of the stake costs, and how long a majority may be away before a minority goes on without it
 (docs/decisions/0021-approve-not-veto.md)."""
 
+LAST_WORDS_ROUNDS = 64
+"""So long a validator's last words speak against a claim that does not come after them: whoever said them may be gone
+for good, and the others may have gone on from an earlier state."""
+
 COPIES = 2
 """So many validators copy each payload that is named, unasked: beside its owner's bucket one of them may be gone, as
 after a crash. That all of them are hostile is met by who holds it and hears that it is wanted, not by their number
@@ -235,24 +239,20 @@ def claimed_start(run: Run, round: int, commit: Iterable[Peer], attest: Iterable
     return tuple(claims(run, round, commit, attest))
 
 
-def last_words(run: Run, peers: Iterable[Peer]) -> tuple[int, Claim] | None:
-    """The pair that more than half of the stake of all validators that ever spoke named last, whoever in whatever
-    round, and the newest of these rounds; None where no pair has so much. A pair lasts while rounds are void. `peers`
-    as of some block."""
+def last_words(run: Run, round: int, peers: Iterable[Peer]) -> list[tuple[Claim, int]]:
+    """The pair that each validator named last that has spoken for one of the LAST_WORDS_ROUNDS rounds before `round`,
+    or later, and what its word counts: by stake, by heads where nobody has any. `peers` as of some block."""
     said = {
-        peer.id: (peer.stake, at, (peer.slot.statement.theta, peer.slot.statement.previous))
+        peer.id: (peer.stake, (peer.slot.statement.theta, peer.slot.statement.previous))
         for peer in peers
         if peer.validates
         and (at := _spoke_for(run, peer)) is not None
+        and at >= round - LAST_WORDS_ROUNDS
         and peer.slot is not None
         and isinstance(peer.slot.statement, Record | Attestation)
     }
-    weights = _weights({peer: stake for peer, (stake, _, _) in said.items()})
-    pairs: dict[Claim, int] = {}
-    for peer, (_, _, pair) in said.items():
-        pairs[pair] = pairs.get(pair, 0) + weights[peer]
-    most = next((pair for pair, stake in pairs.items() if 2 * stake > sum(weights.values())), None)
-    return None if most is None else (max(at for _, at, pair in said.values() if pair == most), most)
+    weights = _weights({peer: stake for peer, (stake, _) in said.items()})
+    return [(pair, weights[peer]) for peer, (_, pair) in said.items()]
 
 
 def contradicted(run: Run, round: int, ours: Claim, views: Views) -> Claim | None:

@@ -12,7 +12,7 @@ from itertools import islice
 
 from loguru import logger
 
-from gauntlet.agreement import Claim
+from gauntlet.agreement import LAST_WORDS_ROUNDS, Claim, last_words
 from node.amendments import adopted, follow, settle
 from node.checkpoints import FETCH_SECONDS, Start, counted_stakes, fetcher, published_starts, shown_by_all
 from node.claimed import Claimed, at_commit, newest_claims, newest_decided
@@ -41,9 +41,6 @@ from training.checkpoint import MAX_MANIFEST_BYTES
 
 ASK_SECONDS = 10.0
 """For all validators' documents together: one that stalls costs us this much."""
-LAST_WORDS_ROUNDS = 64
-"""So long nobody follows a claim that what most of the stake said last does not lead to: most of it may be gone for
-good, and the others have gone on from an earlier state."""
 DOWNLOADS_TRIED = 4
 """Checkpoints in one pass: each is as large as the model, and may be anybody's."""
 
@@ -55,11 +52,16 @@ def join(follower: Follower, held: Held) -> bool:
     if held.resume():
         if newest < 0 or held.saved.link != first_link(follower.run.id):
             return True
-        claimed = newest_claims(follower, newest)
-        return not claimed.stakes or held.claim in claimed.likely
+        return _is_at_start(follower, held, newest)
     _genesis(follower, held)
     held.begin()
-    return newest < 0 or catch_up(follower, held)
+    return newest < 0 or catch_up(follower, held) or _is_at_start(follower, held, newest)
+
+
+def _is_at_start(follower: Follower, held: Held, newest: int) -> bool:
+    """Whether theta_0, which we hold, is what most of the stake said last: then the run has not moved on from it."""
+    last = newest_claims(follower, newest).last
+    return 2 * sum(stake for pair, stake in last if pair == held.claim) > sum(stake for _, stake in last) or not last
 
 
 def catch_up(follower: Follower, held: Held, *, widely: bool = False) -> bool:
@@ -88,7 +90,7 @@ def catch_up(follower: Follower, held: Held, *, widely: bool = False) -> bool:
     settle(follower, held)
     sources, stakes = follower.sources(), counted_stakes(follower, target, at_commit(follower, target))
     ours, apart = held.claim, held.saved.apart
-    for claim, records in _tried(follower, claimed, claimed.worth_trying if widely else claimed.likely, sources):
+    for claim, records in _tried(follower, claimed, claimed.worth_trying if widely else claimed.likely, sources, ours):
         few = not claimed.by_most(claim) and (apart or claim != ours)
         for start, steps in _starts(follower, held, records, stakes, sources):
             try:
@@ -106,24 +108,38 @@ def catch_up(follower: Follower, held: Held, *, widely: bool = False) -> bool:
 
 
 def _tried(
-    follower: Follower, claimed: Claimed, tried: Sequence[Claim], sources: Sources
+    follower: Follower, claimed: Claimed, tried: Sequence[Claim], sources: Sources, ours: Claim
 ) -> list[tuple[Claim, Records]]:
     """These claims in the order in which they are tried, with the records behind them.
 
-    They have to come after what most of the stake said last that ever spoke, unless that was long ago, and the newest
-    goes first: a state that the run has left behind, theta_0 itself, is the cheapest of lies, since everybody can
-    follow it. Whoever goes on without the others goes on from what these held.
+    What most of the stake said last has to lie behind them: a state that the run has left, theta_0 itself, is the
+    cheapest of lies, since everybody can follow it. Whoever goes on without the others goes on from what these held.
+    What we hold ourselves goes first.
     """
-    pairs = [(claim, Records(follower.run.id, sources, claim[1], claimed.round, follower.time)) for claim in tried]
-    if claimed.last is not None and claimed.round - (spoken := claimed.last[0]) <= LAST_WORDS_ROUNDS:
-        most = max(0, claimed.round - spoken) + 2
-        pairs = [each for each in pairs if claimed.last[1][1] in (link for link, _ in islice(each[1].links(), most))]
-    return sorted(pairs, key=lambda each: -_newest(each[1])) if len(pairs) > 1 else pairs
+    found: list[tuple[Claim, Records]] = []
+    for claim in sorted(tried, key=lambda claim: claim != ours):
+        records = Records(follower.run.id, sources, claim[1], claimed.round, follower.time)
+        if _lies_behind(claimed.last, claim, records):
+            found.append((claim, records))
+    return found
 
 
-def _newest(records: Records) -> int:
-    """The round of the last agreed record behind a claim; -1 before the first, or where nobody has it."""
-    return next((steps[0].record.round for _, steps in islice(records.links(), 1, 2)), -1)
+def holds_last_words(follower: Follower, held: Held, round: int) -> bool:
+    """Whether what we hold comes after what most of the stake said last, as of X of `round`: we held it too since our
+    last snapshot, and have applied what was agreed on then."""
+    last = last_words(follower.run, round, follower.doors.chain.peers(follower.clock.attest_by(round)))
+    links = {held.saved.link, *held.saved.consensus.links}
+    return 2 * sum(stake for (_, link), stake in last if link in links) > sum(stake for _, stake in last)
+
+
+def _lies_behind(last: Sequence[tuple[Claim, int]], claim: Claim, records: Records) -> bool:
+    """Whether most of what was said last names this claim, or a link on the way back from it."""
+    total, behind = sum(stake for _, stake in last), 0
+    for link, _ in islice(records.links(), LAST_WORDS_ROUNDS + 2):
+        behind += sum(stake for pair, stake in last if pair[1] == link and (link != claim[1] or pair == claim))
+        if 2 * behind > total:
+            return True
+    return not total
 
 
 def _genesis(follower: Follower, held: Held) -> Start:

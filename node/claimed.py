@@ -24,14 +24,14 @@ class Claimed:
     """What validators claim for the start of the newest round that any of them has stated something for.
 
     round: -1 where nobody has. stakes: counted stake behind each claim, the most first. counted: all the stake that
-    counts, whoever is silent; 0 where the chain's node has pruned it. last: what most of the stake said last that ever
-    spoke, and when.
+    counts, whoever is silent; 0 where the chain's node has pruned it. last: what every validator said last, with what
+    its word counts.
     """
 
     round: int
     stakes: Mapping[Claim, int]
     counted: int
-    last: tuple[int, Claim] | None = None
+    last: Sequence[tuple[Claim, int]] = ()
 
     def by_most(self, claim: Claim) -> bool:
         """Whether more than half of all the stake that counts is behind it."""
@@ -72,7 +72,7 @@ def newest_claims(follower: Follower, newest: int) -> Claimed:
         commit = at_commit(follower, round)
         if found := claims(follower.run, round, commit, peers):
             counted = sum(votes(follower.run, round, commit).values())
-            return Claimed(round, found, counted, last_words(follower.run, peers))
+            return Claimed(round, found, counted, last_words(follower.run, newest, peers))
     return Claimed(-1, {}, 0)
 
 

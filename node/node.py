@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from loguru import logger
 
-from gauntlet.agreement import STATEMENT_ROUNDS, Agreed, last_words
+from gauntlet.agreement import STATEMENT_ROUNDS, Agreed
 from gauntlet.commitment import commitment
 from node import run as runs
 from node.adapters import Doors
 from node.amendments import settle
-from node.catchup import catch_up, join
+from node.catchup import catch_up, holds_last_words, join
 from node.claimed import newest_decided
 from node.events import round_seconds
 from node.follower import Follower
@@ -122,7 +122,7 @@ class Node(Follower):
             later = newest_decided(self) + 1
             self.wait_for(clock.attest_by(later), f"the statements of round {later}")
             self._in_vain += 1
-            if not pruned or self._in_vain <= STATEMENT_ROUNDS or not self._holds_last_words(later):
+            if not pruned or self._in_vain <= STATEMENT_ROUNDS or not holds_last_words(self, self.held, later):
                 return
             # If all wait for others to say what they hold, one liar that speaks stops the run for ever.
             current = later
@@ -142,12 +142,6 @@ class Node(Follower):
             self.held.clear_cache()
         return reached, moved
 
-    def _holds_last_words(self, round: int) -> bool:
-        """Whether what we hold follows from what most of the stake said last that ever spoke, as of X of `round`: we
-        held it too since our last snapshot, and have applied what was agreed on then."""
-        said = last_words(self.run, self.doors.chain.peers(self.clock.attest_by(round)))
-        return said is not None and said[1][1] in (self.held.saved.link, *self.held.saved.consensus.links)
-
     def _pass_over(self, round: int, fault: OutOfSync | ChainError) -> None:
         """Go on with the state that we have. What we sent is not taken back: others may well have applied it. Where
         nobody can have its bytes any more, all would else wait for them for ever."""
@@ -165,7 +159,7 @@ class Node(Follower):
         with self.timeline.begin("apply") as apply:
             if decision.selection is not None:
                 self._likely = frozenset(peer for peer, _ in decision.selection.contributing)
-                self.behind = False
+                self.behind = self.behind and round < newest_decided(self)
             self.held.apply(round, self.run.spec_at(round), decision, opened)
         self.held.events.emit(
             "applied",

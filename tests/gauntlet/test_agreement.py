@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gauntlet.agreement import (
+    LAST_WORDS_ROUNDS,
     STATEMENT_ROUNDS,
     Agreed,
     Claim,
@@ -325,18 +326,19 @@ def test_a_uid_means_who_held_it_at_block_d():
     assert [peer for peer, _ in result.selection.contributing] == [MINERS[3].id]
 
 
-def test_last_words_are_what_most_of_the_stake_that_ever_spoke_named_last_in_whatever_round():
-    def said(round, theta=THETA):
-        return Slot(CLOCK.attest_by(round), POINTER, attestation_for(round, (), theta, LINK))
+def test_last_words_are_what_validators_named_last_and_count_by_stake_or_heads():
+    def said(round, link=LINK):
+        return Slot(CLOCK.attest_by(round), POINTER, attestation_for(round, (), THETA, link))
 
     other = digest("other")
-    here = [validator(1, 50, said(3)), validator(2, 50, said(9)), validator(3, 99, said(20, other))]
-    assert last_words(RUN, here) == (9, (THETA, LINK))
-    assert last_words(RUN, [*here, validator(4, 1, said(20, other))]) is None
-    assert last_words(RUN, [*here, validator(4, 200, Slot(7))]) == (9, (THETA, LINK))
-    assert last_words(RUN, [*here, replace(validator(4, 200, said(20, other)), validates=False)]) == (9, (THETA, LINK))
-    assert last_words(RUN, [replace(peer, stake=0) for peer in here]) == (9, (THETA, LINK))
-    assert last_words(RUN, []) is None
+    here = [validator(1, 50, said(3)), validator(2, 40, said(9)), validator(3, 99, said(20, other))]
+    all_three = [((THETA, LINK), 50), ((THETA, LINK), 40), ((THETA, other), 99)]
+    assert last_words(RUN, 20, here) == all_three
+    assert last_words(RUN, LAST_WORDS_ROUNDS + 4, here) == all_three[1:]
+    assert last_words(RUN, 20, [*here, validator(4, 200, Slot(7))]) == all_three
+    assert last_words(RUN, 20, [*here, replace(validator(4, 200, said(20)), validates=False)]) == all_three
+    assert [weight for _, weight in last_words(RUN, 20, [replace(peer, stake=0) for peer in here])] == [1, 1, 1]
+    assert last_words(RUN, 20, []) == []
 
 
 def test_who_counts_is_who_spoke_lately():

@@ -60,7 +60,7 @@ def murmur(
     """murmur(*words) -> (exit status, what it printed), over the played network."""
     doors = reading(FakeChain(played.world, PeerId(bytes(32))), fake_verify, played.store.open)
     config = NetworkConfig(netuid=1, owner=hotkey(OWNER.peer), data=played.data, device="cpu")
-    there = network.Opened(config, tmp_path, doors, played.run, {})
+    there = network.Opened(config, tmp_path, doors, played.run, ())
     monkeypatch.setattr(network, "open_network", lambda program, options: there)
 
     def call(*words: object) -> tuple[int, str]:
@@ -200,7 +200,7 @@ def test_payloads_that_are_gone_are_said_to_be(
 def test_where_validators_disagree_nothing_is_taken_for_the_runs_state(
     murmur: Murmur, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states, "newest_claims", lambda *_: Claimed(ROUNDS - 1, {}, 0))
+    monkeypatch.setattr(states, "newest_claims", lambda *_: Claimed(ROUNDS - 1, {}, 0, ()))
     assert murmur("export", run, tmp_path / "out")[0] == 1
     assert not (tmp_path / "out").exists()
 
