@@ -24,8 +24,8 @@ class Claimed:
     """What validators claim for the start of the newest round that any of them has stated something for.
 
     round: -1 where nobody has. stakes: counted stake behind each claim, the most first. counted: all the stake that
-    counts, whoever is silent; 0 where the chain's node has pruned it. last: what every validator said last, with what
-    its word counts.
+    counts, whoever is silent; 0 where the chain's node has pruned it. last: what every validator said last in the
+    LAST_WORDS_ROUNDS rounds before, with what its word counts.
     """
 
     round: int
