@@ -239,15 +239,15 @@ def claimed_start(run: Run, round: int, commit: Iterable[Peer], attest: Iterable
     return tuple(claims(run, round, commit, attest))
 
 
-def last_words(run: Run, round: int, peers: Iterable[Peer]) -> list[tuple[Claim, int]]:
-    """The pair that each validator named last that has spoken for one of the LAST_WORDS_ROUNDS rounds before `round`,
-    or later, and what its word counts: by stake, by heads where nobody has any. `peers` as of some block."""
+def last_words(run: Run, since: int, peers: Iterable[Peer]) -> list[tuple[Claim, int]]:
+    """The pair that each validator named last that has spoken for round `since` or a later one, and what its word
+    counts: by stake, by heads where nobody has any. `peers` as of some block. since: -1 for all that ever spoke."""
     said = {
         peer.id: (peer.stake, (peer.slot.statement.theta, peer.slot.statement.previous))
         for peer in peers
         if peer.validates
         and (at := _spoke_for(run, peer)) is not None
-        and at >= round - LAST_WORDS_ROUNDS
+        and at >= since
         and peer.slot is not None
         and isinstance(peer.slot.statement, Record | Attestation)
     }

@@ -12,8 +12,9 @@ from itertools import islice
 
 from loguru import logger
 
-from gauntlet.agreement import LAST_WORDS_ROUNDS, Claim, last_words
+from gauntlet.agreement import Claim, last_words
 from node.amendments import adopted, follow, settle
+from node.behind import common_ground, lies_behind, way_back
 from node.checkpoints import FETCH_SECONDS, Start, counted_stakes, fetcher, published_starts, shown_by_all
 from node.claimed import Claimed, at_commit, newest_claims, newest_decided
 from node.follower import Follower
@@ -92,18 +93,70 @@ def catch_up(follower: Follower, held: Held, *, widely: bool = False) -> bool:
     ours, apart = held.claim, held.saved.apart
     for claim, records in _tried(follower, claimed, claimed.worth_trying if widely else claimed.likely, sources, ours):
         few = not claimed.by_most(claim) and (apart or claim != ours)
-        for start, steps in _starts(follower, held, records, stakes, sources):
-            try:
-                _replay(follower, held, start, steps, target, claim, sources, apart=few)
-                return True
-            except (StorageError, OutOfSync, InvalidMessage, CheckpointCorrupt) as fault:
-                held.restore()
-                held.store.commit(held.saved)  # and sweeps what the refused start left on the disk
-                logger.warning("catch-up from {origin} failed: {fault}", origin=start.origin, fault=str(fault))
-            except ChainError:
-                held.restore()
-                raise
+        if _follow(follower, held, records, claim, target, stakes, sources, apart=few):
+            return True
     logger.warning("no source had all that round {round} needs: trying again in a later round", round=target)
+    return False
+
+
+def meet(follower: Follower, held: Held) -> bool:
+    """After rounds in which nothing was agreed: take up the newest state that more than half of the stake has gone
+    through, by what it said last, once more than half of the counted stake is there to go on from it. Whether that is
+    another one than ours.
+
+    Where validators that hold different states all speak for their own, nobody has a majority, and nobody is
+    contradicted. All see the same words, so all come to the same state; and a majority of the stake has an honest
+    validator in it, so that was no invention, and none that is away draws the others further back.
+    """
+    newest = newest_decided(follower)
+    claimed, clock = newest_claims(follower, newest), follower.run.first.clock
+    if 2 * claimed.stakes.get(held.claim, 0) > claimed.counted:
+        return False
+    sources, target = follower.sources(), held.saved.round
+    until = follower.time.now() + clock.round_blocks * clock.block_seconds
+    ways: dict[Claim, tuple[Claim, ...]] = {}
+
+    def way_of(claim: Claim) -> tuple[Claim, ...]:
+        if claim not in ways:
+            walked = way_back(claim, Records(follower.run.id, sources, claim[1], target, follower.time))
+            ways[claim] = tuple(walked) if follower.time.now() < until else (claim,)
+        return ways[claim]
+
+    words = last_words(follower.run, -1, follower.doors.chain.peers(follower.clock.attest_by(newest)))
+    ground = common_ground(words, way_of)
+    if ground is None or ground == held.claim or ground[1] == first_link(follower.run.id):
+        return False
+    if 2 * sum(stake for claim, stake in claimed.stakes.items() if ground in way_of(claim)) <= claimed.counted:
+        return False
+    records = Records(follower.run.id, sources, ground[1], target, follower.time)
+    stakes = counted_stakes(follower, claimed.round, at_commit(follower, claimed.round))
+    return _follow(follower, held, records, ground, target, stakes, sources, apart=True)
+
+
+def _follow(
+    follower: Follower,
+    held: Held,
+    records: Records,
+    claim: Claim,
+    target: int,
+    stakes: Mapping[PeerId, int],
+    sources: Sources,
+    *,
+    apart: bool,
+) -> bool:
+    """Take up this claim for the start of round `target`, which these records lead to, from the first state that does;
+    whether one did. Otherwise our own state is in place."""
+    for start, steps in _starts(follower, held, records, stakes, sources):
+        try:
+            _replay(follower, held, start, steps, target, claim, sources, apart=apart)
+            return True
+        except (StorageError, OutOfSync, InvalidMessage, CheckpointCorrupt) as fault:
+            held.restore()
+            held.store.commit(held.saved)  # and sweeps what the refused start left on the disk
+            logger.warning("catch-up from {origin} failed: {fault}", origin=start.origin, fault=str(fault))
+        except ChainError:
+            held.restore()
+            raise
     return False
 
 
@@ -119,27 +172,9 @@ def _tried(
     found: list[tuple[Claim, Records]] = []
     for claim in sorted(tried, key=lambda claim: claim != ours):
         records = Records(follower.run.id, sources, claim[1], claimed.round, follower.time)
-        if _lies_behind(claimed.last, claim, records):
+        if lies_behind(claimed.last, way_back(claim, records)):
             found.append((claim, records))
     return found
-
-
-def holds_last_words(follower: Follower, held: Held, round: int) -> bool:
-    """Whether what we hold comes after what most of the stake said last, as of X of `round`: we held it too since our
-    last snapshot, and have applied what was agreed on then."""
-    last = last_words(follower.run, round, follower.doors.chain.peers(follower.clock.attest_by(round)))
-    links = {held.saved.link, *held.saved.consensus.links}
-    return 2 * sum(stake for (_, link), stake in last if link in links) > sum(stake for _, stake in last)
-
-
-def _lies_behind(last: Sequence[tuple[Claim, int]], claim: Claim, records: Records) -> bool:
-    """Whether most of what was said last names this claim, or a link on the way back from it."""
-    total, behind = sum(stake for _, stake in last), 0
-    for link, _ in islice(records.links(), LAST_WORDS_ROUNDS + 2):
-        behind += sum(stake for pair, stake in last if pair[1] == link and (link != claim[1] or pair == claim))
-        if 2 * behind > total:
-            return True
-    return not total
 
 
 def _genesis(follower: Follower, held: Held) -> Start:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gauntlet.agreement import Claim, claims, last_words, votes
+from gauntlet.agreement import LAST_WORDS_ROUNDS, Claim, claims, last_words, votes
 from node.follower import Follower
 from protocol.errors import ChainError
 from protocol.types import Attestation, Peer, Record
@@ -72,7 +72,7 @@ def newest_claims(follower: Follower, newest: int) -> Claimed:
         commit = at_commit(follower, round)
         if found := claims(follower.run, round, commit, peers):
             counted = sum(votes(follower.run, round, commit).values())
-            return Claimed(round, found, counted, last_words(follower.run, newest, peers))
+            return Claimed(round, found, counted, last_words(follower.run, newest - LAST_WORDS_ROUNDS, peers))
     return Claimed(-1, {}, 0)
 
 

@@ -14,7 +14,8 @@ from gauntlet.commitment import commitment
 from node import run as runs
 from node.adapters import Doors
 from node.amendments import settle
-from node.catchup import catch_up, holds_last_words, join
+from node.behind import holds_last_words
+from node.catchup import catch_up, join, meet
 from node.claimed import newest_decided
 from node.events import round_seconds
 from node.follower import Follower
@@ -57,6 +58,8 @@ class Node(Follower):
         restart comes here again. May raise StorageError or ChainError: then the state stays where it is."""
         self._in_vain = 0
         """Times in a row that the chain had pruned what we needed and no claim could be followed."""
+        self._void = 0
+        """Rounds in a row that we followed and in which nothing was agreed."""
         self.behind = not join(self, held)
         """True while we hold nothing but theta_0 of a run that others have moved on: then our word would speak for a
         state that nobody has any more."""
@@ -98,6 +101,7 @@ class Node(Follower):
                 if self.contradicted(current, self.held.claim) is not None:
                     raise OutOfSync("more than half of the counted stake starts it from another state than ours")
                 applied.append(self._apply(current))
+                self._meet(applied[-1])
             except (OutOfSync, ChainError) as fault:
                 logger.warning("round {round} cannot be followed directly: {fault}", round=current, fault=str(fault))
                 self._return(current, fault)
@@ -127,6 +131,14 @@ class Node(Follower):
             # If all wait for others to say what they hold, one liar that speaks stops the run for ever.
             current = later
         self._pass_over(current, fault)
+
+    def _meet(self, applied: Applied) -> None:
+        """Where those that hold different states all say so, none has a majority: go where most have been."""
+        self._void = 0 if applied.agreed.selection is not None else self._void + 1
+        if self._void >= STATEMENT_ROUNDS and meet(self, self.held):
+            self._void = 0
+            self.stop_prefetch()
+            self.held.clear_cache()
 
     def _caught_up(self, *, widely: bool = False) -> tuple[bool, bool]:
         """Whether we stand where others claim, and whether catch-up has brought us there: it may only confirm what we

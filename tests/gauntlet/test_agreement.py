@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gauntlet.agreement import (
-    LAST_WORDS_ROUNDS,
     STATEMENT_ROUNDS,
     Agreed,
     Claim,
@@ -333,12 +332,12 @@ def test_last_words_are_what_validators_named_last_and_count_by_stake_or_heads()
     other = digest("other")
     here = [validator(1, 50, said(3)), validator(2, 40, said(9)), validator(3, 99, said(20, other))]
     all_three = [((THETA, LINK), 50), ((THETA, LINK), 40), ((THETA, other), 99)]
-    assert last_words(RUN, 20, here) == all_three
-    assert last_words(RUN, LAST_WORDS_ROUNDS + 4, here) == all_three[1:]
-    assert last_words(RUN, 20, [*here, validator(4, 200, Slot(7))]) == all_three
-    assert last_words(RUN, 20, [*here, replace(validator(4, 200, said(20)), validates=False)]) == all_three
-    assert [weight for _, weight in last_words(RUN, 20, [replace(peer, stake=0) for peer in here])] == [1, 1, 1]
-    assert last_words(RUN, 20, []) == []
+    assert last_words(RUN, -1, here) == all_three
+    assert last_words(RUN, 4, here) == all_three[1:]
+    assert last_words(RUN, 3, [*here, validator(4, 200, Slot(7))]) == all_three
+    assert last_words(RUN, 3, [*here, replace(validator(4, 200, said(20)), validates=False)]) == all_three
+    assert [weight for _, weight in last_words(RUN, 3, [replace(peer, stake=0) for peer in here])] == [1, 1, 1]
+    assert last_words(RUN, 3, []) == []
 
 
 def test_who_counts_is_who_spoke_lately():
