@@ -1,9 +1,9 @@
 """What lies behind a state: the pairs that validators claimed on the way to it, back along the agreed records.
 
 Who comes back after an absence has to tell the run from what a minority says of it. Two questions help, both of what
-stands on chain: what most of the stake said last lies behind a true claim (`lies_behind`), and what more than half of the
-stake has gone through, a majority with an honest validator in it has held (`common_ground`). Why, and what neither can
-tell: docs/decisions/0054-what-outlasts-who-left.md.
+stands on chain: what most of the stake said last lies behind a true claim (`lies_behind`), and what more than half of
+the stake has gone through, a majority with an honest validator in it has held (`common_ground`). Why, and what neither
+can tell: docs/decisions/0054-what-outlasts-who-left.md.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

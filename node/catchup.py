@@ -7,6 +7,7 @@ results has to hash to the theta that the chain names.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from enum import Enum
 from hashlib import sha256
 from itertools import islice
 
@@ -46,6 +47,15 @@ DOWNLOADS_TRIED = 4
 """Checkpoints in one pass: each is as large as the model, and may be anybody's."""
 
 
+class CaughtUp(Enum):
+    """What became of a catch-up. Our own state is in place where it is not YES."""
+
+    YES = "the state that others claim is in place, or nobody claims another one than ours"
+    LACKING = "no source had all that it needs"
+    NOBODY = "nobody claims a state that comes after what most of the stake said last"
+    DIVIDED = "several such claims contradict each other, and none has most of the stake"
+
+
 def join(follower: Follower, held: Held) -> bool:
     """Take up the state of this folder; give a fresh one theta_0, and then what catch-up reaches. False when others
     have moved on from theta_0 and we could not follow, now or before a restart."""
@@ -56,7 +66,7 @@ def join(follower: Follower, held: Held) -> bool:
         return _is_at_start(follower, held, newest)
     _genesis(follower, held)
     held.begin()
-    return newest < 0 or catch_up(follower, held) or _is_at_start(follower, held, newest)
+    return newest < 0 or catch_up(follower, held) is CaughtUp.YES or _is_at_start(follower, held, newest)
 
 
 def _is_at_start(follower: Follower, held: Held, newest: int) -> bool:
@@ -65,19 +75,18 @@ def _is_at_start(follower: Follower, held: Held, newest: int) -> bool:
     return 2 * sum(stake for pair, stake in last if pair == held.claim) > sum(stake for _, stake in last) or not last
 
 
-def catch_up(follower: Follower, held: Held, *, widely: bool = False) -> bool:
-    """Bring the node to the start of the newest decided round that any validator has stated something for: whether that
-    succeeded, with the state saved, or nobody claims another state than ours. Otherwise our own state is in place.
+def catch_up(follower: Follower, held: Held, *, widely: bool = False) -> CaughtUp:
+    """Bring the node to the start of the newest decided round that any validator has stated something for, with the
+    state saved.
 
     One pass over every state to start from, towards what at least half of the stake claims that claims anything: less
-    may be anybody's invention, records and payloads included. `widely`: other claims too, while most of the counted
-    stake is silent. The claim may be false all the same, so a node that follows what no more than half of the counted
-    stake claims says that it stands apart, and one that can follow nobody goes on with what it has and tries again in a
-    later round.
+    may be anybody's invention, records and payloads included. `widely`: other claims too, where nothing says against
+    them. The claim may be false all the same, so a node that follows what no more than half of the counted stake claims
+    says that it stands apart, and one that can follow nobody goes on with what it has and tries again in a later round.
     """
     newest = newest_decided(follower)
     if newest < 0:
-        return True
+        return CaughtUp.YES
     claimed = newest_claims(follower, newest)
     target = claimed.round
     if target < held.saved.round:
@@ -87,16 +96,48 @@ def catch_up(follower: Follower, held: Held, *, widely: bool = False) -> bool:
             held.save(round=newest)
             if given_back:
                 held.save_own()
-        return True
+        return CaughtUp.YES
     settle(follower, held)
     sources, stakes = follower.sources(), counted_stakes(follower, target, at_commit(follower, target))
     ours, apart = held.claim, held.saved.apart
-    for claim, records in _tried(follower, claimed, claimed.worth_trying if widely else claimed.likely, sources, ours):
+    behind = _come_after_last_words(follower, claimed, sources, ours, widely=widely)
+    tried = _undisputed(claimed, behind, ours) if widely else [*behind]
+    for claim in tried:
         few = not claimed.by_most(claim) and (apart or claim != ours)
-        if _follow(follower, held, records, claim, target, stakes, sources, apart=few):
-            return True
-    logger.warning("no source had all that round {round} needs: trying again in a later round", round=target)
-    return False
+        if _follow(follower, held, behind[claim], claim, target, stakes, sources, apart=few):
+            return CaughtUp.YES
+    outcome = CaughtUp.LACKING if tried else CaughtUp.DIVIDED if behind else CaughtUp.NOBODY
+    logger.warning("round {round}: {why}; trying again in a later round", round=target, why=outcome.value)
+    return outcome
+
+
+def _come_after_last_words(
+    follower: Follower, claimed: Claimed, sources: Sources, ours: Claim, *, widely: bool
+) -> dict[Claim, Records]:
+    """The claims that most of the stake's last words lie behind, in the order in which they are tried, with the records
+    behind them. What we hold ourselves goes first.
+
+    A state that the run has left, theta_0 itself, is the cheapest of lies, since everybody can follow it. Whoever goes
+    on without the others goes on from what these held.
+    """
+    found: dict[Claim, Records] = {}
+    for claim in sorted(claimed.worth_asking if widely else claimed.likely, key=lambda claim: claim != ours):
+        records = Records(follower.run.id, sources, claim[1], claimed.round, follower.time)
+        if lies_behind(claimed.last, way_back(claim, records)):
+            found[claim] = records
+    return found
+
+
+def _undisputed(claimed: Claimed, behind: Mapping[Claim, Records], ours: Claim) -> list[Claim]:
+    """Of claims that come after the last words, what more than half of the stake claims that counts; or ours; or the
+    only one, or the one that all others come after. Of two that contradict each other one may be invented, records and
+    payloads included, and nothing that a node can read tells which; more stake among the few that speak does not."""
+    if most := [claim for claim in behind if claimed.by_most(claim)]:
+        return most
+    if ours in behind:
+        return [ours]
+    first = [claim for claim in behind if not behind.keys() & {*islice(way_back(claim, behind[claim]), 1, None)}]
+    return first if len(first) == 1 else []
 
 
 def meet(follower: Follower, held: Held) -> bool:

@@ -8,8 +8,8 @@ from node.follower import Follower
 from protocol.errors import ChainError
 from protocol.types import Attestation, Peer, Record
 
-CLAIMS_TRIED = 3
-"""In one pass, while no claim has most of the stake: each may cost some downloads of the model."""
+CLAIMS_ASKED = 8
+"""In one pass: a claim that nobody can follow may cost as long as a walk along its records may take."""
 
 
 def newest_decided(follower: Follower) -> int:
@@ -44,17 +44,13 @@ class Claimed:
         return tuple(claim for claim, stake in self.stakes.items() if 2 * stake >= spoken)[: 2 if spoken else 1]
 
     @property
-    def worth_trying(self) -> tuple[Claim, ...]:
-        """What a node tries in this order that can't see on chain what was agreed on: what most of the stake claims and
-        nothing else. While most are silent, some others too: liars may have more of the stake than the only honest one
-        that speaks, and those that are silent may be waiting for a claim that they can follow. The first is always
-        tried, and the others by turns: nobody fills all places for ever."""
-        if not self.counted:
-            return self.likely
-        most = tuple(claim for claim in self.stakes if self.by_most(claim))
-        first, *rest = most or [claim for claim, stake in self.stakes.items() if stake] or self.stakes
-        turn = (CLAIMS_TRIED - 1) * self.round % (len(rest) or 1)
-        return (first, *(rest[turn:] + rest[:turn])[: CLAIMS_TRIED - 1])
+    def worth_asking(self) -> tuple[Claim, ...]:
+        """What a node looks at, in this order, that can't see on chain what was agreed on: liars may have more of the
+        stake than the only honest one that speaks. The first is always there, and the others by turns: nobody fills
+        all places for ever."""
+        first, *rest = [claim for claim, stake in self.stakes.items() if stake] or self.stakes
+        turn = (CLAIMS_ASKED - 1) * self.round % (len(rest) or 1)
+        return (first, *(rest[turn:] + rest[:turn])[: CLAIMS_ASKED - 1])
 
 
 def newest_claims(follower: Follower, newest: int) -> Claimed:

@@ -15,7 +15,7 @@ from node import run as runs
 from node.adapters import Doors
 from node.amendments import settle
 from node.behind import holds_last_words
-from node.catchup import catch_up, join, meet
+from node.catchup import CaughtUp, catch_up, join, meet
 from node.claimed import newest_decided
 from node.events import round_seconds
 from node.follower import Follower
@@ -110,9 +110,10 @@ class Node(Follower):
     def _return(self, current: int, fault: OutOfSync | ChainError) -> None:
         """Catch up; where nobody claims another state than ours, try again or pass the round over."""
         clock, pruned = self.clock, isinstance(fault, ChainError) and fault.code == STATE_PRUNED
-        reached, moved = self._caught_up(widely=pruned)
+        outcome, moved = self._caught_up(widely=pruned)
         if moved:
             return
+        reached = outcome is CaughtUp.YES
         if reached and isinstance(fault, ChainError) and not pruned:
             self.time.sleep(self.run.first.clock.block_seconds)  # it did not answer for a moment
             return
@@ -126,11 +127,22 @@ class Node(Follower):
             later = newest_decided(self) + 1
             self.wait_for(clock.attest_by(later), f"the statements of round {later}")
             self._in_vain += 1
-            if not pruned or self._in_vain <= STATEMENT_ROUNDS or not holds_last_words(self, self.held, later):
+            if not pruned or not self._has_to_speak(outcome, later):
                 return
-            # If all wait for others to say what they hold, one liar that speaks stops the run for ever.
             current = later
         self._pass_over(current, fault)
+
+    def _has_to_speak(self, outcome: CaughtUp, round: int) -> bool:
+        """Whether we say what we hold though we could not catch up. If all wait for others to say what they hold, one
+        liar that speaks stops the run for ever; and where several claims contradict each other, whoever waits until it
+        counts no more leaves the run to them. Who is late, and only lacks something for a moment, does wait: its word
+        would count against those that went on."""
+        if self.behind:
+            return False
+        patient = self._in_vain > STATEMENT_ROUNDS
+        if outcome is CaughtUp.DIVIDED or (outcome is CaughtUp.NOBODY and patient):
+            return True
+        return (outcome is CaughtUp.NOBODY or patient) and holds_last_words(self, self.held, round)
 
     def _meet(self, applied: Applied) -> None:
         """Where those that hold different states all say so, none has a majority: go where most have been."""
@@ -140,19 +152,19 @@ class Node(Follower):
             self.stop_prefetch()
             self.held.clear_cache()
 
-    def _caught_up(self, *, widely: bool = False) -> tuple[bool, bool]:
-        """Whether we stand where others claim, and whether catch-up has brought us there: it may only confirm what we
-        hold, while nobody states anything for a later round. Our state is what it was otherwise."""
+    def _caught_up(self, *, widely: bool = False) -> tuple[CaughtUp, bool]:
+        """What became of a catch-up, and whether it has moved us: it may only confirm what we hold, while nobody states
+        anything for a later round. Our state is what it was otherwise."""
         before = self.held.saved.round, self.held.saved.link
-        reached = catch_up(self, self.held, widely=widely)
+        outcome = catch_up(self, self.held, widely=widely)
         moved = (self.held.saved.round, self.held.saved.link) != before
-        if reached:
+        if outcome is CaughtUp.YES:
             self.behind = False
             self._in_vain = 0
             self.stop_prefetch()
         if moved:
             self.held.clear_cache()
-        return reached, moved
+        return outcome, moved
 
     def _pass_over(self, round: int, fault: OutOfSync | ChainError) -> None:
         """Go on with the state that we have. What we sent is not taken back: others may well have applied it. Where

@@ -42,9 +42,7 @@ def test_common_ground_is_the_newest_state_that_more_than_half_has_gone_through(
 
 
 @given(parents, stakes, st.integers(0, 24))
-def test_most_words_lie_behind_what_most_of_them_lead_to(
-    tree: list[int], said: list[tuple[int, int]], at: int
-) -> None:
+def test_most_words_lie_behind_what_most_of_them_lead_to(tree: list[int], said: list[tuple[int, int]], at: int) -> None:
     words, here = [(min(state, len(tree)), stake) for state, stake in said], way(tree, min(at, len(tree)))
     behind = 2 * sum(stake for state, stake in words if state in here) > sum(stake for _, stake in words)
     found = lies_behind([(claim(state), stake) for state, stake in words], map(claim, here))

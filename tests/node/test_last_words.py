@@ -167,7 +167,7 @@ def test_an_honest_validator_that_could_read_nothing_for_a_while_comes_back_besi
     agrees_again(network, "first", "second", "stuck")
 
 
-@pytest.mark.parametrize("stake", [60, 100])
+@pytest.mark.parametrize("stake", [60, 100, 140])
 def test_nobody_leaves_what_it_holds_for_a_newer_record_that_a_liar_has_invented_on_top_of_it(
     networks: Networks, forger: type[Forger], stake: int
 ) -> None:

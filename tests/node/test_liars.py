@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from gauntlet.agreement import STATEMENT_ROUNDS
-from node.claimed import CLAIMS_TRIED, Claimed
+from node.claimed import CLAIMS_ASKED, Claimed
 from protocol import keys
 from protocol.errors import ChainError, StorageError
 from protocol.messages import first_link
@@ -56,15 +56,15 @@ def test_liars_with_more_stake_than_the_only_honest_one_that_speaks_keep_nobody_
     assert network["first"].thetas()[back + 9] == network["third"].thetas()[back + 9]
 
 
-def test_every_claim_has_its_turn_while_most_are_silent() -> None:
-    claims = [(Digest(bytes([number]) * 32), Digest(bytes(32))) for number in range(6)]
-    stakes = {claim: 20 - number for number, claim in enumerate(claims)}
-    tried = [Claimed(round, stakes, 300).worth_trying for round in range(5)]
-    assert all(len(each) == len(set(each)) == CLAIMS_TRIED and each[0] == claims[0] for each in tried)
-    assert {claim for each in tried for claim in each} == set(claims)
-    assert Claimed(3, {claims[0]: 51, claims[1]: 49}, 100).worth_trying == (claims[0],)
-    assert Claimed(3, {claims[0]: 5, claims[1]: 0}, 300).worth_trying == (claims[0],)
-    assert Claimed(3, {claims[0]: 0}, 300).worth_trying == (claims[0],)
+def test_every_claim_has_its_turn() -> None:
+    claims = [(Digest(bytes([number]) * 32), Digest(bytes(32))) for number in range(2 * CLAIMS_ASKED)]
+    stakes = {claim: 40 - number for number, claim in enumerate(claims)}
+    asked = [Claimed(round, stakes, 900).worth_asking for round in range(5)]
+    assert all(len(each) == len(set(each)) == CLAIMS_ASKED and each[0] == claims[0] for each in asked)
+    assert {claim for each in asked for claim in each} == set(claims)
+    assert Claimed(3, {claims[0]: 51, claims[1]: 49}, 100).worth_asking == (claims[0], claims[1])
+    assert Claimed(3, {claims[0]: 5, claims[1]: 0}, 300).worth_asking == (claims[0],)
+    assert Claimed(3, {claims[0]: 0}, 300).worth_asking == (claims[0],)
 
 
 def test_who_can_see_on_chain_what_was_agreed_on_follows_no_claim_with_less_stake(
