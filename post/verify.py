@@ -127,6 +127,10 @@ def prove_by_digest(export: Export, theta: Digest) -> Iterator[str]:
             "fp32 export of the same state, which proves itself by the digest"
         )
     yield f"the fp32 tensors hash to the theta digest given, {theta.hex()}"
+    yield (
+        "unchecked: whether that is a state of this run, and so config.json and the tokenizer: a theta digest is of "
+        "values alone. Give the run to see them proved"
+    )
 
 
 def prove_by_export(export: Export, other: Export, tell: Callable[[str], None]) -> Iterator[str]:
@@ -135,6 +139,8 @@ def prove_by_export(export: Export, other: Export, tell: Callable[[str], None]) 
         raise ConfigError(f"{other.folder} is a bf16 export: only an fp32 export holds theta")
     if (export.origin.run, export.theta, export.link) != (other.origin.run, other.theta, other.link):
         raise Differs(f"it is of another state than {other.folder}")
+    if _tokens(export.origin) != _tokens(other.origin):
+        raise Differs(f"its tokenizer, or how that is configured, is another than in {other.folder}")
     theta = tensors.mapped(other.folder, other.plan, other.origin.run_spec.model.shapes())
     _same_values(export, tensors.digest_of(theta, export.plan, other.origin.outer_state, told(tell, "rounded")))
     yield f"the tensors are those of {other.folder}, as {export.origin.dtype}"
@@ -148,7 +154,7 @@ def prove_by_run(export: Export, states: States, index: Index | None, tell: Call
     origin = export.origin
     if origin.run != states.run.id.hex():
         raise Differs(f"it is of run {origin.run}, the owner's slot on chain names run {states.run.id.hex()}")
-    if index is not None and (index.tokenizer, index.tokenizer_config) != (origin.tokenizer, origin.tokenizer_config):
+    if index is not None and (index.tokenizer, index.tokenizer_config) != _tokens(origin):
         raise Differs("its tokenizer, or how that is configured, is not what the run's data set names")
     claims = [named.claim for named in states.at(origin.round) if named.theta is not None]
     if claims and (export.theta, export.link) not in claims:
@@ -168,6 +174,11 @@ def prove_by_run(export: Export, states: States, index: Index | None, tell: Call
         yield f"the tensors are that theta, as {origin.dtype}"
     if index is None:
         yield "unchecked: the tokenizer, as the run's data set is not to be had"
+
+
+def _tokens(origin: Origin) -> tuple[str, str | None]:
+    """What tokenizer.json and tokenizer_config.json follow from."""
+    return origin.tokenizer, origin.tokenizer_config
 
 
 def _rebuild_and_compare(export: Export, states: States, tell: Callable[[str], None]) -> None:

@@ -3,15 +3,18 @@
 import json
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from post.origin import parse_origin
+from post.tokenizer import run_tokenizer
 from post.verify import Differs, prove_by_digest, prove_by_export, read_export
 from protocol.errors import ConfigError
 from protocol.types import Digest
 from tests.post.conftest import Made, quiet
+from training.tokens import BYTES, byte_tokenizer
 
 Damage = Callable[[Path], None]
 
@@ -114,7 +117,9 @@ def test_an_fp32_export_is_proved_by_the_digest_and_a_bf16_one_is_not(made: Made
     theta = Digest(bytes.fromhex(made(tmp_path / "whole").theta))
     made(tmp_path / "half", "bfloat16")
     whole, half = read_export(tmp_path / "whole", quiet), read_export(tmp_path / "half", quiet)
-    assert len(list(prove_by_digest(whole, theta))) == 1
+    shown = list(prove_by_digest(whole, theta))
+    assert len(shown) == 2
+    assert shown[1].startswith("unchecked: whether that is a state of this run")
     with pytest.raises(Differs):
         list(prove_by_digest(whole, Digest(bytes(32))))
     with pytest.raises(ConfigError, match="low bits"):
@@ -128,6 +133,21 @@ def test_a_bf16_export_is_proved_by_the_fp32_one_of_the_same_state(made: Made, t
     assert "as bfloat16" in next(iter(prove_by_export(half, whole, quiet)))
     with pytest.raises(ConfigError, match="only an fp32 export"):
         list(prove_by_export(whole, half, quiet))
+
+
+def test_a_bf16_export_with_another_tokenizer_is_not_proved_by_the_fp32_one(made: Made, tmp_path: Path) -> None:
+    """Its murmur.json agrees with its files, and its tensors are right."""
+    made(tmp_path / "whole")
+    made(tmp_path / "half", "bfloat16")
+    half = tmp_path / "half"
+    config = byte_tokenizer().config.replace(b"assistant", b"assistent")
+    (half / "tokenizer_config.json").write_bytes(config)
+    digest = sha256(config).hexdigest()
+    (half / "tokenizer.json").write_bytes(run_tokenizer(BYTES, digest, half).data)
+    change("murmur.json", tokenizer_config=digest)(half)
+    forged, whole = read_export(half, quiet), read_export(tmp_path / "whole", quiet)
+    with pytest.raises(Differs, match="its tokenizer"):
+        list(prove_by_export(forged, whole, quiet))
 
 
 def test_a_bf16_export_of_other_values_under_the_same_name_is_found(made: Made, tmp_path: Path) -> None:
