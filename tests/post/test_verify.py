@@ -1,6 +1,7 @@
 """The proof: what is changed anywhere is found, and what cannot be proved is not said to be."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from hashlib import sha256
@@ -12,6 +13,7 @@ from post.origin import parse_origin
 from post.tokenizer import run_tokenizer
 from post.verify import Differs, prove_by_digest, prove_by_export, read_export
 from protocol.errors import ConfigError
+from protocol.spec import build
 from protocol.types import Digest
 from tests.post.conftest import Made, quiet
 from training.tokens import BYTES, byte_tokenizer
@@ -93,6 +95,36 @@ def test_whatever_is_changed_in_the_folder_is_found(damage: Damage, made: Made, 
     made(tmp_path / "out")
     damage(tmp_path / "out")
     with pytest.raises((Differs, ConfigError)):
+        read_export(tmp_path / "out", quiet)
+
+
+@pytest.mark.parametrize("name", ["murmur.json", "config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path.name), lambda path: path.mkdir()])
+def test_what_is_no_file_is_not_waited_for(name: str, make: Damage, made: Made, tmp_path: Path) -> None:
+    made(tmp_path / "out")
+    (tmp_path / "out" / name).unlink()
+    make(tmp_path / "out" / name)
+    with pytest.raises((Differs, ConfigError), match=r"is no file|is not an export"):
+        read_export(tmp_path / "out", quiet)
+
+
+def test_files_that_are_links_are_read(made: Made, tmp_path: Path) -> None:
+    """As the hub's library keeps what it has fetched."""
+    made(tmp_path / "kept")
+    (tmp_path / "out").mkdir()
+    for path in (tmp_path / "kept").iterdir():
+        (tmp_path / "out" / path.name).symlink_to(path)
+    read_export(tmp_path / "out", quiet)
+
+
+def test_a_model_that_no_memory_holds_is_refused_at_once(made: Made, tmp_path: Path) -> None:
+    """A stranger's spec is a run of its own: whatever it says of sizes, nothing is made by it but sums."""
+    made(tmp_path / "out")
+    table = json.loads((tmp_path / "out" / "murmur.json").read_bytes())
+    table["spec"]["model"] |= {"vocabulary": 2**32 - 1, "width": 2**31, "ffn": 2**32 - 1, "layers": 4096}
+    table["spec"]["clock"] |= {"upload_mbps": 1e30, "download_mbps": 1e30}
+    change("murmur.json", spec=table["spec"], run=build(table["spec"], "it").digest.hex())(tmp_path / "out")
+    with pytest.raises(Differs, match="the tensors of its model"):
         read_export(tmp_path / "out", quiet)
 
 
