@@ -7,6 +7,7 @@ checkpoint that is whole; another one is refused. Of several processes the first
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -28,7 +29,7 @@ from post.recipes import Recipe, Stage
 from post.tensors import as_json
 from post.trainer import Before, Kept, StageTrainer, Tell, clear, is_first, newest, processes, trainer
 from post.tuned import TRAINING, TUNED, Measured, Setting, Tuned, card
-from post.verify import Differs, read_export, read_origin
+from post.verify import Differs, Export, read_export, read_files, read_origin
 from protocol.errors import ConfigError
 from protocol.types import Digest
 from training.checkpoint import sync
@@ -92,6 +93,7 @@ def tune(order: Order, tell: Tell, say: Tell) -> None:
     disable_progress_bar()
     origin = read_origin(order.folder)
     _check(order, origin)
+    _same(read_files, order.folder)  # before a library opens them
     turns = _turns(order.folder)
     ends = [turns.end(), origin.end]
     replay = _replay(order, origin)
@@ -104,7 +106,8 @@ def tune(order: Order, tell: Tell, say: Tell) -> None:
     with resumed(order.out) as partial:
         work = partial / WORK
         work.mkdir(exist_ok=True)
-        _whole(order.folder, tell)
+        tell(f"hashing {order.folder}")
+        _same(lambda folder: read_export(folder, tell), order.folder)
         if not (work / CHATS).exists():
             tell(f"reading {order.data}")
             rows = work / "rows"
@@ -135,6 +138,10 @@ def _check(order: Order, origin: Origin) -> None:
                 f"a step of {stage.sequences} sequences is not so many times {processes()} devices with --batch "
                 f"{order.sequences}: choose others"
             )
+    if not order.on_cpu and not torch.cuda.is_available():
+        raise ConfigError("there is no GPU here that torch can use: leave out --device, or say cpu")
+    if order.folder.resolve() in order.out.resolve().parents:
+        raise ConfigError(f"{order.out} lies in the export, which it would spoil: choose another --out")
     if order.on_cpu and origin.run_spec.layout.num_parameters > 10**9:
         raise ConfigError("a model of this size is not tuned on a CPU: there is no GPU here, or --device says cpu")
 
@@ -173,10 +180,9 @@ def _replay(order: Order, origin: Origin) -> Shards | None:
     return shards
 
 
-def _whole(folder: Path, tell: Tell) -> None:
-    tell(f"hashing {folder}")
+def _same(read: Callable[[Path], Export], folder: Path) -> None:
     try:
-        read_export(folder, tell)
+        read(folder)
     except Differs as fault:
         raise ConfigError(f"{folder} is not the export that it says it is: {fault}") from None
 

@@ -61,6 +61,10 @@ def test_what_is_missing_is_said(
 ) -> None:
     assert main(["evaluate", str(tmp_path), "--tasks", "base"]) == 2
     assert "is not an export: it has no murmur.json" in capsys.readouterr().err
+    made(tmp_path / "half")
+    (tmp_path / "half" / "tokenizer.json").unlink()
+    assert main(["evaluate", str(tmp_path / "half"), "--tasks", "base"]) == 2
+    assert "is not the export that it says it is: tokenizer.json is missing" in capsys.readouterr().err
     made(tmp_path / "out")
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert main(["evaluate", str(tmp_path / "out"), "--tasks", "base"]) == 2

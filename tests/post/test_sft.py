@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -201,9 +202,15 @@ def test_what_is_missing_is_said(
 
 
 def test_what_cannot_be_tuned_is_refused_with_the_reason(
-    base: Path, made: Made, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: Path,
+    made: Made,
+    data_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("trl", reason=EXTRA)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     made(tmp_path / "old")
     data = str(write_rows(tmp_path / "rows.jsonl", chats(30)))
     damaged = tmp_path / "damaged"
@@ -213,6 +220,14 @@ def test_what_cannot_be_tuned_is_refused_with_the_reason(
     weights = bytearray((damaged / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (damaged / "model.safetensors").write_bytes(weights)
+    stranger = tmp_path / "stranger"
+    shutil.copytree(base, stranger)
+    table = json.loads((stranger / "tokenizer_config.json").read_bytes())
+    table |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+    (stranger / "tokenizer_config.json").write_text(json.dumps(table))
+    half = tmp_path / "half"
+    shutil.copytree(base, half)
+    (half / "tokenizer.json").unlink()
     replay = ["--replay", str(data_folder)]
     short = tmp_path / "short.toml"
     short.write_text(SHORT)
@@ -224,10 +239,15 @@ def test_what_cannot_be_tuned_is_refused_with_the_reason(
         ((base, "--data", str(tmp_path / "none"), *replay), "is not there: expected a JSONL file"),
         ((base, "--data", data, *replay, "--batch", "3"), "choose others"),
         ((damaged, "--data", data, *replay), "is not the export that it says it is"),
+        ((stranger, "--data", data, *replay), "is not the export that it says it is: "),
+        ((half, "--data", data, *replay), "is not the export that it says it is: "),
+        ((base, "--data", data, *replay, "--device", "cuda"), "there is no GPU here"),
+        ((base, "--data", data, *replay, "--out", str(base / "tuned")), "lies in the export"),
         ((base, "--data", data, *replay, "--out", str(data_folder)), "is there already"),
     ):
         assert main(["sft", *map(str, words), "--recipe", str(short)]) == 2
         assert told in capsys.readouterr().err
+    assert not (base / "tuned.partial").exists()
 
 
 # --- training ----------------------------------------------------------------------------------------------------
