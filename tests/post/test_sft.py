@@ -120,14 +120,20 @@ def test_the_labels_are_the_assistants_turns_with_their_ends(base: Path) -> None
         ('{"messages": [{"role": "robot", "content": "x"}]}', "'robot' in message 1"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "no turn in which the assistant"),
         ('{"messages": [{"role": "assistant", "content": "a<|end_of_turn|>"}]}', "which is a token"),
+        ('{"messages": [{"role": "assistant", "content": "a\\ud83d"}]}', "lone surrogate, in message 1"),
+        ('{"messages": [{"role": "assistant", "content": "\udcff"}]}', "is not JSON .'utf-8' codec"),
+        ('{"messages": [{"role": "system", "content": "x"}, {"role": "assistant", "content": "y"}]}', "must alternate"),
     ],
 )
 def test_a_row_that_is_no_chat_is_refused_with_its_line(row: str, told: str, base: Path, tmp_path: Path) -> None:
     found = turns(base)
-    from post.chat import read_rows, tokenised
+    from post.chat import Turns, read_rows, tokenised
 
+    # As many templates have it, of tokenizers that bring their own.
+    choosy = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    found = Turns(found.tokenizer, choosy + found.template)
     path = write_rows(tmp_path / "rows.jsonl", chats(3))
-    path.write_text(path.read_text() + row + "\n")
+    path.write_bytes(path.read_bytes() + row.encode(errors="surrogateescape") + b"\n")
     with pytest.raises(ConfigError, match=f"line 4 is no chat: .*{told}"):
         tokenised(read_rows(str(path), tmp_path / "cache"), found, str(path), tmp_path / "chat")
     assert not (tmp_path / "chat").exists()
