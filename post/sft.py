@@ -28,7 +28,7 @@ from post.origin import CONFIG, GENERATION, Origin
 from post.recipes import Recipe, Stage
 from post.tensors import as_json
 from post.trainer import Before, Kept, StageTrainer, Tell, clear, is_first, newest, processes, trainer
-from post.tuned import TRAINING, TUNED, Measured, Setting, Tuned, card
+from post.tuned import TRAINING, TUNED, Measured, Setting, Tuned, card, is_tuned, read_tuned
 from post.verify import Differs, Export, read_export, read_files, read_origin
 from protocol.errors import ConfigError
 from protocol.types import Digest
@@ -38,6 +38,8 @@ from training.shards import Shards
 
 WORK, SETTING, CHATS, READY = "work", "setting.json", "chats", "ready"
 MEASURED, MODEL = "measured.json", "model"
+SPENT = "spent"
+"""WORK on its way out: when it is called that, the model beside it is whole."""
 LOOK_SECONDS = 1.0
 ANSWER_TOKENS = 128
 _PACKAGES = ("accelerate", "torch", "transformers", "trl")
@@ -100,26 +102,34 @@ def tune(order: Order, tell: Tell, say: Tell) -> None:
     if not is_first():
         work = partial_of(order.out) / WORK
         while not (work / READY).exists():
+            if order.out.exists():
+                return  # it was whole, and has taken its name
             time.sleep(LOOK_SECONDS)
         ready = Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work)
         return _stages(ready, _nobody, _nobody)
     with resumed(order.out) as partial:
         work = partial / WORK
-        work.mkdir(exist_ok=True)
         tell(f"hashing {order.folder}")
         _same(lambda folder: read_export(folder, tell), order.folder)
-        if not (work / CHATS).exists():
-            tell(f"reading {order.data}")
-            rows = work / "rows"
-            rmtree(rows, ignore_errors=True)  # of a file that may have been mended since
-            tokenised(read_rows(order.data, rows), turns, order.data, work / CHATS)
-            rmtree(rows, ignore_errors=True)
-        ready = Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work)
-        setting = _setting(ready)
-        _begin(work / SETTING, setting)
-        (work / READY).touch()
-        _stages(ready, tell, say)
-        _finish(ready, setting, partial)
+        if is_tuned(partial) and not work.exists():
+            whole = read_tuned(partial).setting
+            _require(partial, whole, _setting(order, origin, replay, whole.rows, whole.num_rows))
+        else:
+            work.mkdir(exist_ok=True)
+            if not (work / CHATS).exists():
+                tell(f"reading {order.data}")
+                rows = work / "rows"
+                rmtree(rows, ignore_errors=True)  # of a file that may have been mended since
+                tokenised(read_rows(order.data, rows), turns, order.data, work / CHATS)
+                rmtree(rows, ignore_errors=True)
+            ready = Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work)
+            _trainable(ready)
+            setting = _setting(order, origin, replay, digest(ready.rows).hex(), len(ready.rows))
+            _begin(work / SETTING, setting)
+            (work / READY).touch()
+            _stages(ready, tell, say)
+            _finish(ready, setting, partial)
+        rmtree(partial / SPENT, ignore_errors=True)
     say(f"{order.out}: the fine-tuned model; {TUNED} says what it was made of")
 
 
@@ -187,7 +197,7 @@ def _same(read: Callable[[Path], Export], folder: Path) -> None:
         raise ConfigError(f"{folder} is not the export that it says it is: {fault}") from None
 
 
-def _setting(ready: Ready) -> Setting:
+def _trainable(ready: Ready) -> None:
     order = ready.order
     for number, stage in enumerate(order.recipe.stages, 1):
         if not len(ready.trained(stage)):
@@ -195,14 +205,17 @@ def _setting(ready: Ready) -> Setting:
                 f"{order.data} has no row for stage {number}: of {len(ready.rows)} rows some are held out, the others "
                 f"are longer than {stage.context} tokens"
             )
+
+
+def _setting(order: Order, origin: Origin, replay: Shards | None, rows: str, num_rows: int) -> Setting:
     return Setting(
-        base=json.loads(ready.origin.to_bytes()),
+        base=json.loads(origin.to_bytes()),
         recipe_name=order.recipe_name,
         recipe=order.recipe.model_dump(mode="json"),
         data=order.data,
-        rows=digest(ready.rows).hex(),
-        num_rows=len(ready.rows),
-        replay=ready.replay.digest.hex() if ready.replay is not None else None,
+        rows=rows,
+        num_rows=num_rows,
+        replay=replay.digest.hex() if replay is not None else None,
         sequences=order.sequences,
         processes=processes(),
         packages={name: version(name) for name in _PACKAGES},
@@ -213,12 +226,14 @@ def _begin(path: Path, setting: Setting) -> None:
     """Note what is done here, or see that it is what was begun."""
     if not path.exists():
         return _write(path, setting.model_dump_json().encode())
-    begun = Setting.model_validate_json(path.read_bytes())
+    _require(path.parents[1], Setting.model_validate_json(path.read_bytes()), setting)
+
+
+def _require(partial: Path, begun: Setting, setting: Setting) -> None:
     other = [name for name in Setting.model_fields if getattr(begun, name) != getattr(setting, name)]
     if other:
         raise ConfigError(
-            f"{path.parents[1]} was begun with another {', '.join(other)}: give the same again, another --out, or "
-            "remove it"
+            f"{partial} was begun with another {', '.join(other)}: give the same again, another --out, or remove it"
         )
 
 
@@ -325,4 +340,5 @@ def _finish(ready: Ready, setting: Setting, partial: Path) -> None:
     _write(partial / TUNED, as_json(tuned.model_dump(mode="json")))
     for path in partial.iterdir():
         sync(path)
-    rmtree(ready.work)
+    # In one step, so that whoever is killed while these many bytes go leaves what is whole, or what can go on.
+    os.rename(ready.work, partial / SPENT)

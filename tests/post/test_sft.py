@@ -335,6 +335,39 @@ def test_both_stages_run_and_one_that_was_broken_off_goes_on_the_same(
     assert "is a fine-tuned model (murmur sft)" in capsys.readouterr().err
 
 
+def test_whoever_is_killed_while_the_rest_goes_has_the_model(
+    base: Path, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trl", reason=EXTRA)
+    from post import sft
+
+    (tmp_path / "short.toml").write_text(SHORT)
+    data = write_rows(tmp_path / "rows.jsonl", chats(30))
+    words = ["sft", str(base), "--data", str(data), "--recipe", str(tmp_path / "short.toml"), "--device", "cpu"]
+    words += ["--replay", str(data_folder), "--out", str(tmp_path / "out")]
+
+    def breaks(path: Path, ignore_errors: bool = False) -> None:
+        if path.parent == tmp_path / "out.partial":
+            (path / "measured.json").unlink()
+            shutil.rmtree(path / "stage-1")
+            raise Broken
+        shutil.rmtree(path, ignore_errors=ignore_errors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sft, "rmtree", breaks)
+        with pytest.raises(Broken):
+            main(words)
+    capsys.readouterr()
+    weights = (tmp_path / "out.partial" / "model.safetensors").read_bytes()
+    assert main([*words, "--batch", "2"]) == 2
+    assert "was begun with another sequences" in capsys.readouterr().err
+    assert main(words) == 0
+    assert "stage" not in "".join(capsys.readouterr())
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights
+    assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == []
+    assert len(steps_of(tmp_path / "out")) == 10
+
+
 @pytest.mark.slow  # 160 steps, in four processes that import TRL
 def test_the_held_out_loss_falls_by_half_whoever_is_killed(base: Path, data_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("trl", reason=EXTRA)
