@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import file_digest
 from importlib.metadata import version
 from pathlib import Path
 from shutil import copyfile, rmtree
@@ -21,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
-from post.chat import Mix, Turns, digest, fitting, held_out, read_rows, tokenised
+from post.chat import HUB, Mix, Turns, digest, fitting, held_out, read_rows, tokenised
 from post.export import partial_of, resumed
 from post.llama import config, generation_config
 from post.origin import CONFIG, GENERATION, Origin
@@ -38,6 +39,8 @@ from training.shards import Shards
 
 WORK, SETTING, CHATS, READY = "work", "setting.json", "chats", "ready"
 MEASURED, MODEL = "measured.json", "model"
+SOURCE = "source"
+"""The sha256 of the file that CHATS are made of."""
 SPENT = "spent"
 """WORK on its way out: when it is called that, the model beside it is whole."""
 LOOK_SECONDS = 1.0
@@ -116,8 +119,11 @@ def tune(order: Order, tell: Tell, say: Tell) -> None:
             _require(partial, whole, _setting(order, origin, replay, whole.rows, whole.num_rows))
         else:
             work.mkdir(exist_ok=True)
-            if not (work / CHATS).exists():
+            if (work / CHATS).exists():
+                _unchanged(order.data, work / SOURCE)
+            else:
                 tell(f"reading {order.data}")
+                _write(work / SOURCE, _source(order.data).encode())
                 rows = work / "rows"
                 rmtree(rows, ignore_errors=True)  # of a file that may have been mended since
                 tokenised(read_rows(order.data, rows), turns, order.data, work / CHATS)
@@ -222,6 +228,24 @@ def _setting(order: Order, origin: Origin, replay: Shards | None, rows: str, num
     )
 
 
+def _source(data: str) -> str:
+    """sha256 of the file of rows, as hex; empty for a data set of the hub, and where there is none (any more)."""
+    path = Path(data).expanduser()
+    if data.startswith(HUB) or not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+def _unchanged(data: str, noted: Path) -> None:
+    """The rows of what was begun are kept: say so where the file holds others by now, and somebody may mean these."""
+    if (found := _source(data)) and found != noted.read_text():
+        raise ConfigError(
+            f"{noted.parents[1]} was begun with other rows than {data} has now: give the same again, another --out, "
+            "or remove it"
+        )
+
+
 def _begin(path: Path, setting: Setting) -> None:
     """Note what is done here, or see that it is what was begun."""
     if not path.exists():
@@ -255,7 +279,11 @@ def _stages(ready: Ready, tell: Tell, say: Tell) -> None:
     model = order.folder
     for number, stage in enumerate(order.recipe.stages, 1):
         folder = ready.work / f"stage-{number}"
-        if not (folder / MODEL).exists():
+        if (folder / MODEL).exists():
+            if number == 1:
+                _say(ready, 0, say)
+            _say(ready, number, say)
+        else:
             tell(f"stage {number} of {len(order.recipe.stages)}")
             _stage(ready, number, stage, model, folder, tell, say)
         model = folder / MODEL
@@ -282,10 +310,12 @@ def _stage(ready: Ready, number: int, stage: Stage, model: Path, folder: Path, t
     made.add_callback(Kept(ready.work.parent / TRAINING, number, made.schedule, begun, tell))
     if begun is not None:
         tell(f"going on from {begun.name}")
+        if number == 1:
+            _say(ready, 0, say)
     elif number == 1:
-        made.add_callback(Before(lambda: _measure(ready, made, 0, "before", say)))
+        made.add_callback(Before(lambda: _measure(ready, made, 0, say)))
     made.train(resume_from_checkpoint=str(begun) if begun is not None else None)
-    _measure(ready, made, number, f"after stage {number}", say)
+    _measure(ready, made, number, say)
     partial = folder / f"{MODEL}.partial"
     if is_first():
         rmtree(partial, ignore_errors=True)
@@ -297,8 +327,8 @@ def _stage(ready: Ready, number: int, stage: Stage, model: Path, folder: Path, t
     made.accelerator.wait_for_everyone()
 
 
-def _measure(ready: Ready, made: StageTrainer, place: int, when: str, say: Tell) -> None:
-    """Measure the model as it is: entry `place` of measured.json."""
+def _measure(ready: Ready, made: StageTrainer, place: int, say: Tell) -> None:
+    """Measure the model as it is, before (0) or after stage `place`: that entry of measured.json."""
     held = ready.held_out
     loss = made.loss_of(ready.rows.select(held).remove_columns("length"))
     row = ready.rows[int(held[0])]["input_ids"]
@@ -313,8 +343,15 @@ def _measure(ready: Ready, made: StageTrainer, place: int, when: str, say: Tell)
         path = ready.work / MEASURED
         before = json.loads(path.read_bytes())[:place] if place else []
         _write(path, json.dumps([*before, found.model_dump()]).encode())
-    question = f"asked {found.question!r}: " if place == 0 else ""
-    say(f"{when}: held-out chats {loss:.4f} nats a token; {question}{found.answer!r}")
+        _say(ready, place, say)
+
+
+def _say(ready: Ready, place: int, say: Tell) -> None:
+    """An entry of measured.json, also of an earlier process, for people."""
+    if is_first():
+        found = Measured.model_validate(json.loads((ready.work / MEASURED).read_bytes())[place])
+        when, question = (f"after stage {place}", "") if place else ("before", f"asked {found.question!r}: ")
+        say(f"{when}: held-out chats {found.loss:.4f} nats a token; {question}{found.answer!r}")
 
 
 def _finish(ready: Ready, setting: Setting, partial: Path) -> None:

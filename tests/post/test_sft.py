@@ -314,7 +314,13 @@ def test_both_stages_run_and_one_that_was_broken_off_goes_on_the_same(
     torn.mkdir()
     assert main([*words, str(tmp_path / "two"), "--batch", "2"]) == 2
     assert "was begun with another sequences" in capsys.readouterr().err
+    data.write_text(good + good)
+    assert main([*words, str(tmp_path / "two")]) == 2
+    assert "was begun with other rows than" in capsys.readouterr().err
+    data.write_text(good)
     assert main([*words, str(tmp_path / "two")]) == 0
+    # Whoever goes on is told all of it.
+    assert capsys.readouterr().out.splitlines()[:3] == text.splitlines()[:3]
     one, two = steps_of(tmp_path / "one"), steps_of(tmp_path / "two")
     assert one == two
     recipe = recipes.recipe(str(tmp_path / "short.toml"))
