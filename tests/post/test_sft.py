@@ -390,6 +390,9 @@ def test_the_held_out_loss_falls_by_half_whoever_is_killed(base: Path, data_fold
     measured = json.loads((tmp_path / "whole" / "sft.json").read_bytes())["measured"]
     assert measured[-1]["loss"] < measured[0]["loss"] / 2
     assert measured[0]["answer"] != measured[-1]["answer"]
+    # Replayed text has not driven out what stage 1 has taught.
+    assert [one["answer"].startswith("Good day, ") for one in measured] == [False, True, True]
+    assert measured[-1]["answer"].endswith("!<|end_of_turn|>")
     assert measured[-1]["answer"] in text
     for lines in (40, 130):
         process, log = start("killed"), tmp_path / "killed.partial" / "training.jsonl"
