@@ -104,8 +104,8 @@ def evaluate(
             )
         except OSError as fault:
             raise ConfigError(
-                f"lm-eval cannot have the data of a task ({fault}): it fetches them from the Hugging Face hub, or reads "
-                "the files that a task of your own names"
+                f"lm-eval cannot have the data of a task ({fault}): it fetches them from the Hugging Face hub, or "
+                "reads the files that a task of your own names"
             ) from None
         for name, metrics in found["results"].items():
             numbers = {key: value for key, value in metrics.items() if isinstance(value, float | int)}
