@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the results. Raises ConfigError for a folder that is no export, unknown tasks, and without the extra."""
     from post.origin import ORIGIN
     from post.tuned import is_tuned, read_tuned
-    from post.verify import read_origin
+    from post.verify import Differs, read_files
     from protocol.errors import ConfigError
 
     folder = Path(options.source)
@@ -53,7 +53,10 @@ def run(options: argparse.Namespace) -> int:
         return evaluate_run(options)
     if options.follow:
         raise ConfigError("--follow goes with a run: an export does not change")
-    origin = read_tuned(folder).setting.origin if tuned else read_origin(folder)
+    try:
+        origin = read_tuned(folder).setting.origin if tuned else read_files(folder).origin
+    except Differs as fault:
+        raise ConfigError(f"{folder} is not the export that it says it is: {fault}") from None
     if options.tasks is None:
         raise ConfigError("--tasks says which: base, chat, or lm-eval's names (murmur evaluate --help)")
     from post.evaluate import evaluate, parse_tasks, table

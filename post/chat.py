@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset, load_dataset
+from jinja2 import TemplateError
 from numpy.typing import NDArray
 
 from post.recipes import Stage
@@ -37,7 +38,7 @@ class BadRow(Exception):
 
 
 def read_rows(source: str, cache: Path) -> Dataset:
-    """The rows as they are: of a JSONL file, one text `line` each, or of a data set of the Hugging Face hub, its
+    """The rows as they are: of a JSONL file, the bytes of a `line` each, or of a data set of the Hugging Face hub, its
     split `train`. Raises ConfigError."""
     if source.startswith(HUB):
         try:
@@ -52,17 +53,17 @@ def read_rows(source: str, cache: Path) -> Dataset:
     return Dataset.from_generator(_lines, gen_kwargs={"path": str(path)}, cache_dir=str(cache))
 
 
-def _lines(path: str) -> Iterator[dict[str, str]]:
-    with open(path, encoding="utf-8", errors="replace") as file:
+def _lines(path: str) -> Iterator[dict[str, bytes]]:
+    with open(path, "rb") as file:
         for line in file:
             yield {"line": line}
 
 
 def messages_of(row: Row) -> list[dict[str, str]]:
     """Raises BadRow."""
-    if "line" in row and "messages" not in row:
+    if isinstance(row.get("line"), bytes):
         try:
-            row = json.loads(row["line"])
+            row = json.loads(row["line"].decode())
         except (ValueError, RecursionError) as fault:
             raise BadRow(f"is not JSON ({fault})") from None
     if not isinstance(row, Mapping) or not isinstance(row.get("messages"), list) or not row["messages"]:
@@ -71,6 +72,10 @@ def messages_of(row: Row) -> list[dict[str, str]]:
     for place, message in enumerate(row["messages"]):
         if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
             raise BadRow(f'has no text as "content" of message {place + 1}')
+        try:
+            message["content"].encode()
+        except UnicodeEncodeError:
+            raise BadRow(f"has half a character, a lone surrogate, in message {place + 1}") from None
         if message.get("role") not in ROLES:
             role = str(message.get("role"))[:40]
             raise BadRow(f"has the role {role!r} in message {place + 1}: known are {', '.join(ROLES)}")
@@ -93,9 +98,12 @@ class Turns:
         for message in messages:
             if word := next((word for word in special if word in message["content"]), None):
                 raise BadRow(f"holds {word!r} as text, which is a token of this tokenizer's")
-        found = self.tokenizer.apply_chat_template(
-            messages, chat_template=self.template, return_dict=True, return_assistant_tokens_mask=True
-        )
+        try:
+            found = self.tokenizer.apply_chat_template(
+                messages, chat_template=self.template, return_dict=True, return_assistant_tokens_mask=True
+            )
+        except TemplateError as fault:
+            raise BadRow(f"is none by the tokenizer's chat template ({fault})") from None
         ids, said = list(found["input_ids"]), found["assistant_masks"]
         return {
             "input_ids": ids,
@@ -104,7 +112,10 @@ class Turns:
 
     def end(self) -> int:
         """The token that ends the assistant's turn. Raises ConfigError where it has none."""
-        found = self.example([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+        try:
+            found = self.example([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+        except BadRow as fault:
+            raise ConfigError(f"a question and its answer: it {fault}. Bring another chat template") from None
         said = [token for token in found["labels"] if token != NO_LABEL]
         if not said or said[-1] not in self.tokenizer.all_special_ids:
             raise ConfigError(

@@ -73,6 +73,11 @@ def evaluate(
     `shots` and `metrics`. include: a folder with tasks of one's own. limit: of documents of a task. chat: with the
     tokenizer's chat template. Raises ConfigError for unknown tasks and without the extra."""
     require()
+    if include is not None and not include.is_dir():
+        raise ConfigError(f"--include: {include} is no folder of tasks")
+    for name, value in (("--limit", limit), ("--batch", batch)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}, expected 1 or more")
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -87,15 +92,21 @@ def evaluate(
         raise ConfigError(f"the tokenizer of {folder} has no chat template: this is a base model, leave out --chat")
     results: dict[str, Any] = {}
     for shots in sorted(set(tasks.values()), key=lambda shots: -1 if shots is None else shots):
-        found = simple_evaluate(
-            model=model,
-            tasks=[name for name, wanted in tasks.items() if wanted == shots],
-            num_fewshot=shots,
-            limit=limit,
-            apply_chat_template=chat,
-            task_manager=manager,
-            log_samples=False,
-        )
+        try:
+            found = simple_evaluate(
+                model=model,
+                tasks=[name for name, wanted in tasks.items() if wanted == shots],
+                num_fewshot=shots,
+                limit=limit,
+                apply_chat_template=chat,
+                task_manager=manager,
+                log_samples=False,
+            )
+        except OSError as fault:
+            raise ConfigError(
+                f"lm-eval cannot have the data of a task ({fault}): it fetches them from the Hugging Face hub, or "
+                "reads the files that a task of your own names"
+            ) from None
         for name, metrics in found["results"].items():
             numbers = {key: value for key, value in metrics.items() if isinstance(value, float | int)}
             results[name] = {"shots": found["n-shot"].get(name), "metrics": numbers}

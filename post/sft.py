@@ -7,7 +7,9 @@ checkpoint that is whole; another one is refused. Of several processes the first
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import file_digest
 from importlib.metadata import version
 from pathlib import Path
 from shutil import copyfile, rmtree
@@ -20,15 +22,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
-from post.chat import Mix, Turns, digest, fitting, held_out, read_rows, tokenised
+from post.chat import HUB, Mix, Turns, digest, fitting, held_out, read_rows, tokenised
 from post.export import partial_of, resumed
 from post.llama import config, generation_config
 from post.origin import CONFIG, GENERATION, Origin
 from post.recipes import Recipe, Stage
 from post.tensors import as_json
 from post.trainer import Before, Kept, StageTrainer, Tell, clear, is_first, newest, processes, trainer
-from post.tuned import TRAINING, TUNED, Measured, Setting, Tuned, card
-from post.verify import Differs, read_export, read_origin
+from post.tuned import TRAINING, TUNED, Measured, Setting, Tuned, card, is_tuned, read_tuned
+from post.verify import Differs, Export, read_export, read_files, read_origin
 from protocol.errors import ConfigError
 from protocol.types import Digest
 from training.checkpoint import sync
@@ -37,6 +39,10 @@ from training.shards import Shards
 
 WORK, SETTING, CHATS, READY = "work", "setting.json", "chats", "ready"
 MEASURED, MODEL = "measured.json", "model"
+SOURCE = "source"
+"""The sha256 of the file that CHATS are made of."""
+SPENT = "spent"
+"""WORK on its way out: when it is called that, the model beside it is whole."""
 LOOK_SECONDS = 1.0
 ANSWER_TOKENS = 128
 _PACKAGES = ("accelerate", "torch", "transformers", "trl")
@@ -92,31 +98,44 @@ def tune(order: Order, tell: Tell, say: Tell) -> None:
     disable_progress_bar()
     origin = read_origin(order.folder)
     _check(order, origin)
+    _same(read_files, order.folder)  # before a library opens them
     turns = _turns(order.folder)
     ends = [turns.end(), origin.end]
     replay = _replay(order, origin)
     if not is_first():
         work = partial_of(order.out) / WORK
         while not (work / READY).exists():
+            if order.out.exists():
+                return  # it was whole, and has taken its name
             time.sleep(LOOK_SECONDS)
         ready = Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work)
         return _stages(ready, _nobody, _nobody)
     with resumed(order.out) as partial:
         work = partial / WORK
-        work.mkdir(exist_ok=True)
-        _whole(order.folder, tell)
-        if not (work / CHATS).exists():
-            tell(f"reading {order.data}")
-            rows = work / "rows"
-            rmtree(rows, ignore_errors=True)  # of a file that may have been mended since
-            tokenised(read_rows(order.data, rows), turns, order.data, work / CHATS)
-            rmtree(rows, ignore_errors=True)
-        ready = Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work)
-        setting = _setting(ready)
-        _begin(work / SETTING, setting)
-        (work / READY).touch()
-        _stages(ready, tell, say)
-        _finish(ready, setting, partial)
+        tell(f"hashing {order.folder}")
+        _same(lambda folder: read_export(folder, tell), order.folder)
+        if is_tuned(partial) and not work.exists():
+            whole = read_tuned(partial).setting
+            _require(partial, whole, _setting(order, origin, replay, whole.rows, whole.num_rows))
+        else:
+            work.mkdir(exist_ok=True)
+            if (work / CHATS).exists():
+                _unchanged(order.data, work / SOURCE)
+            else:
+                tell(f"reading {order.data}")
+                _write(work / SOURCE, _source(order.data).encode())
+                rows = work / "rows"
+                rmtree(rows, ignore_errors=True)  # of a file that may have been mended since
+                tokenised(read_rows(order.data, rows), turns, order.data, work / CHATS)
+                rmtree(rows, ignore_errors=True)
+            ready = Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work)
+            _trainable(ready)
+            setting = _setting(order, origin, replay, digest(ready.rows).hex(), len(ready.rows))
+            _begin(work / SETTING, setting)
+            (work / READY).touch()
+            _stages(ready, tell, say)
+            _finish(ready, setting, partial)
+        rmtree(partial / SPENT, ignore_errors=True)
     say(f"{order.out}: the fine-tuned model; {TUNED} says what it was made of")
 
 
@@ -135,6 +154,10 @@ def _check(order: Order, origin: Origin) -> None:
                 f"a step of {stage.sequences} sequences is not so many times {processes()} devices with --batch "
                 f"{order.sequences}: choose others"
             )
+    if not order.on_cpu and not torch.cuda.is_available():
+        raise ConfigError("there is no GPU here that torch can use: leave out --device, or say cpu")
+    if order.folder.resolve() in order.out.resolve().parents:
+        raise ConfigError(f"{order.out} lies in the export, which it would spoil: choose another --out")
     if order.on_cpu and origin.run_spec.layout.num_parameters > 10**9:
         raise ConfigError("a model of this size is not tuned on a CPU: there is no GPU here, or --device says cpu")
 
@@ -173,15 +196,14 @@ def _replay(order: Order, origin: Origin) -> Shards | None:
     return shards
 
 
-def _whole(folder: Path, tell: Tell) -> None:
-    tell(f"hashing {folder}")
+def _same(read: Callable[[Path], Export], folder: Path) -> None:
     try:
-        read_export(folder, tell)
+        read(folder)
     except Differs as fault:
         raise ConfigError(f"{folder} is not the export that it says it is: {fault}") from None
 
 
-def _setting(ready: Ready) -> Setting:
+def _trainable(ready: Ready) -> None:
     order = ready.order
     for number, stage in enumerate(order.recipe.stages, 1):
         if not len(ready.trained(stage)):
@@ -189,30 +211,53 @@ def _setting(ready: Ready) -> Setting:
                 f"{order.data} has no row for stage {number}: of {len(ready.rows)} rows some are held out, the others "
                 f"are longer than {stage.context} tokens"
             )
+
+
+def _setting(order: Order, origin: Origin, replay: Shards | None, rows: str, num_rows: int) -> Setting:
     return Setting(
-        base=json.loads(ready.origin.to_bytes()),
+        base=json.loads(origin.to_bytes()),
         recipe_name=order.recipe_name,
         recipe=order.recipe.model_dump(mode="json"),
         data=order.data,
-        rows=digest(ready.rows).hex(),
-        num_rows=len(ready.rows),
-        replay=ready.replay.digest.hex() if ready.replay is not None else None,
+        rows=rows,
+        num_rows=num_rows,
+        replay=replay.digest.hex() if replay is not None else None,
         sequences=order.sequences,
         processes=processes(),
         packages={name: version(name) for name in _PACKAGES},
     )
 
 
+def _source(data: str) -> str:
+    """sha256 of the file of rows, as hex; empty for a data set of the hub, and where there is none (any more)."""
+    path = Path(data).expanduser()
+    if data.startswith(HUB) or not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+def _unchanged(data: str, noted: Path) -> None:
+    """The rows of what was begun are kept: say so where the file holds others by now, and somebody may mean these."""
+    if (found := _source(data)) and found != noted.read_text():
+        raise ConfigError(
+            f"{noted.parents[1]} was begun with other rows than {data} has now: give the same again, another --out, "
+            "or remove it"
+        )
+
+
 def _begin(path: Path, setting: Setting) -> None:
     """Note what is done here, or see that it is what was begun."""
     if not path.exists():
         return _write(path, setting.model_dump_json().encode())
-    begun = Setting.model_validate_json(path.read_bytes())
+    _require(path.parents[1], Setting.model_validate_json(path.read_bytes()), setting)
+
+
+def _require(partial: Path, begun: Setting, setting: Setting) -> None:
     other = [name for name in Setting.model_fields if getattr(begun, name) != getattr(setting, name)]
     if other:
         raise ConfigError(
-            f"{path.parents[1]} was begun with another {', '.join(other)}: give the same again, another --out, or "
-            "remove it"
+            f"{partial} was begun with another {', '.join(other)}: give the same again, another --out, or remove it"
         )
 
 
@@ -234,7 +279,11 @@ def _stages(ready: Ready, tell: Tell, say: Tell) -> None:
     model = order.folder
     for number, stage in enumerate(order.recipe.stages, 1):
         folder = ready.work / f"stage-{number}"
-        if not (folder / MODEL).exists():
+        if (folder / MODEL).exists():
+            if number == 1:
+                _say(ready, 0, say)
+            _say(ready, number, say)
+        else:
             tell(f"stage {number} of {len(order.recipe.stages)}")
             _stage(ready, number, stage, model, folder, tell, say)
         model = folder / MODEL
@@ -261,10 +310,12 @@ def _stage(ready: Ready, number: int, stage: Stage, model: Path, folder: Path, t
     made.add_callback(Kept(ready.work.parent / TRAINING, number, made.schedule, begun, tell))
     if begun is not None:
         tell(f"going on from {begun.name}")
+        if number == 1:
+            _say(ready, 0, say)
     elif number == 1:
-        made.add_callback(Before(lambda: _measure(ready, made, 0, "before", say)))
+        made.add_callback(Before(lambda: _measure(ready, made, 0, say)))
     made.train(resume_from_checkpoint=str(begun) if begun is not None else None)
-    _measure(ready, made, number, f"after stage {number}", say)
+    _measure(ready, made, number, say)
     partial = folder / f"{MODEL}.partial"
     if is_first():
         rmtree(partial, ignore_errors=True)
@@ -276,8 +327,8 @@ def _stage(ready: Ready, number: int, stage: Stage, model: Path, folder: Path, t
     made.accelerator.wait_for_everyone()
 
 
-def _measure(ready: Ready, made: StageTrainer, place: int, when: str, say: Tell) -> None:
-    """Measure the model as it is: entry `place` of measured.json."""
+def _measure(ready: Ready, made: StageTrainer, place: int, say: Tell) -> None:
+    """Measure the model as it is, before (0) or after stage `place`: that entry of measured.json."""
     held = ready.held_out
     loss = made.loss_of(ready.rows.select(held).remove_columns("length"))
     row = ready.rows[int(held[0])]["input_ids"]
@@ -292,8 +343,15 @@ def _measure(ready: Ready, made: StageTrainer, place: int, when: str, say: Tell)
         path = ready.work / MEASURED
         before = json.loads(path.read_bytes())[:place] if place else []
         _write(path, json.dumps([*before, found.model_dump()]).encode())
-    question = f"asked {found.question!r}: " if place == 0 else ""
-    say(f"{when}: held-out chats {loss:.4f} nats a token; {question}{found.answer!r}")
+        _say(ready, place, say)
+
+
+def _say(ready: Ready, place: int, say: Tell) -> None:
+    """An entry of measured.json, also of an earlier process, for people."""
+    if is_first():
+        found = Measured.model_validate(json.loads((ready.work / MEASURED).read_bytes())[place])
+        when, question = (f"after stage {place}", "") if place else ("before", f"asked {found.question!r}: ")
+        say(f"{when}: held-out chats {found.loss:.4f} nats a token; {question}{found.answer!r}")
 
 
 def _finish(ready: Ready, setting: Setting, partial: Path) -> None:
@@ -319,4 +377,5 @@ def _finish(ready: Ready, setting: Setting, partial: Path) -> None:
     _write(partial / TUNED, as_json(tuned.model_dump(mode="json")))
     for path in partial.iterdir():
         sync(path)
-    rmtree(ready.work)
+    # In one step, so that whoever is killed while these many bytes go leaves what is whole, or what can go on.
+    os.rename(ready.work, partial / SPENT)

@@ -20,10 +20,12 @@ from post.tokenizer import TokenizerFiles, run_tokenizer
 from post.tuned import TUNED, is_tuned
 from protocol.errors import CheckpointCorrupt, ConfigError
 from protocol.types import Digest
+from sparseloco.outer import OuterState
 from training.index import Index
 
 _PEOPLES = (CARD, "LICENSE", "NOTICE")
 """Files of a folder that no program takes for the model: people may write what they like."""
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class Differs(Exception):
@@ -54,47 +56,71 @@ class Export:
 
 def read_origin(folder: Path) -> Origin:
     """What an export says of itself. Raises ConfigError for a folder that is none."""
-    try:
+    if (folder / ORIGIN).is_file():
         with (folder / ORIGIN).open("rb") as file:
             return parse_origin(file.read(MAX_ORIGIN_BYTES + 1))
-    except (FileNotFoundError, NotADirectoryError):
-        if is_tuned(folder):
-            raise ConfigError(
-                f"{folder} is a fine-tuned model (murmur sft), and no run's theta: nothing on chain speaks of it. "
-                f"{TUNED} names the export that it was made of, which can be proved"
-            ) from None
-        raise ConfigError(f"{folder} is not an export: it has no {ORIGIN} (`murmur export` makes one)") from None
+    if is_tuned(folder):
+        raise ConfigError(
+            f"{folder} is a fine-tuned model (murmur sft), and no run's theta: nothing on chain speaks of it. "
+            f"{TUNED} names the export that it was made of, which can be proved"
+        )
+    raise ConfigError(f"{folder} is not an export: it has no {ORIGIN} (`murmur export` makes one)")
 
 
 def read_export(folder: Path, tell: Callable[[str], None]) -> Export:
     """The export in `folder`, all of whose files are as its murmur.json says. Raises Differs, ConfigError."""
-    origin = read_origin(folder)
-    plan = origin.plan()
-    expected = small_files(origin, _tokenizer(folder, origin))
-    known = {*expected, *(file.name for file in plan.files), *_PEOPLES}
-    if odd := sorted(p.name for p in folder.iterdir() if p.name not in known and not p.name.startswith(".")):
-        raise Differs(f"it holds what no export holds: {', '.join(ascii(name)[1:-1] for name in odd[:5])}")
-    for name, data in expected.items():
-        if _start(folder, name, len(data) + 1) != data:
-            raise Differs(f"{name} is not as {ORIGIN} says")
-    for file in plan.files:
-        if (
-            _start(folder, file.name, len(file.header)) != file.header
-            or (folder / file.name).stat().st_size != file.size
-        ):
-            raise Differs(f"{file.name} is not a file of these tensors")
-    try:
-        outer = origin.outer_state
-    except CheckpointCorrupt:
-        raise Differs(f"the outer state in {ORIGIN} is not one of this model") from None
-    found = tensors.digest_of_files(folder, plan, outer, told(tell, "hashed"))
+    export = read_files(folder)
+    origin = export.origin
+    found = tensors.digest_of_files(folder, export.plan, _outer(origin), told(tell, "hashed"))
     if found.hex() != origin.tensors:
         raise Differs(f"the tensors hash to {found.hex()}, {ORIGIN} says {origin.tensors}: a file is damaged")
     if origin.dtype == "float32" and origin.tensors != origin.theta:
         raise Differs(
             f"the tensors are fp32 and hash to {origin.tensors}, which is not the theta digest {origin.theta}"
         )
+    return export
+
+
+def read_files(folder: Path) -> Export:
+    """As `read_export`, but the values of the tensors are not looked at: quick for a model of any size, and enough for
+    libraries to open it. Raises Differs, ConfigError."""
+    origin = read_origin(folder)
+    present = _present(folder)
+    spec = origin.run_spec
+    # Before anything is made from a spec that a stranger may have written: its tensors could be of any size.
+    if sum(present.values()) < (size := spec.layout.num_parameters * _ITEM_BYTES[origin.dtype]):
+        raise Differs(f"its files have {sum(present.values())} bytes, the tensors of its model {size}")
+    plan = origin.plan()
+    expected = small_files(origin, _tokenizer(folder, origin))
+    known = {*expected, *(file.name for file in plan.files), *_PEOPLES}
+    if odd := sorted(present.keys() - known):
+        raise Differs(f"it holds what no export holds: {', '.join(ascii(name)[1:-1] for name in odd[:5])}")
+    for name, data in expected.items():
+        if _start(folder, name, len(data) + 1) != data:
+            raise Differs(f"{name} is not as {ORIGIN} says")
+    for file in plan.files:
+        if _start(folder, file.name, len(file.header)) != file.header or present[file.name] != file.size:
+            raise Differs(f"{file.name} is not a file of these tensors")
+    _outer(origin)
     return Export(folder, origin, plan)
+
+
+def _present(folder: Path) -> dict[str, int]:
+    """Bytes of each file by name, without dot files. Raises Differs for what is none: a pipe would be waited for."""
+    found = {}
+    for path in folder.iterdir():
+        if not path.name.startswith("."):
+            if not path.is_file():
+                raise Differs(f"{ascii(path.name)[1:-1]} is no file")
+            found[path.name] = path.stat().st_size
+    return found
+
+
+def _outer(origin: Origin) -> OuterState:
+    try:
+        return origin.outer_state
+    except CheckpointCorrupt:
+        raise Differs(f"the outer state in {ORIGIN} is not one of this model") from None
 
 
 def _tokenizer(folder: Path, origin: Origin) -> TokenizerFiles:
@@ -127,6 +153,10 @@ def prove_by_digest(export: Export, theta: Digest) -> Iterator[str]:
             "fp32 export of the same state, which proves itself by the digest"
         )
     yield f"the fp32 tensors hash to the theta digest given, {theta.hex()}"
+    yield (
+        "unchecked: whether that is a state of this run, and so config.json and the tokenizer: a theta digest is of "
+        "values alone. Give the run to see them proved"
+    )
 
 
 def prove_by_export(export: Export, other: Export, tell: Callable[[str], None]) -> Iterator[str]:
@@ -135,6 +165,8 @@ def prove_by_export(export: Export, other: Export, tell: Callable[[str], None]) 
         raise ConfigError(f"{other.folder} is a bf16 export: only an fp32 export holds theta")
     if (export.origin.run, export.theta, export.link) != (other.origin.run, other.theta, other.link):
         raise Differs(f"it is of another state than {other.folder}")
+    if _tokens(export.origin) != _tokens(other.origin):
+        raise Differs(f"its tokenizer, or how that is configured, is another than in {other.folder}")
     theta = tensors.mapped(other.folder, other.plan, other.origin.run_spec.model.shapes())
     _same_values(export, tensors.digest_of(theta, export.plan, other.origin.outer_state, told(tell, "rounded")))
     yield f"the tensors are those of {other.folder}, as {export.origin.dtype}"
@@ -148,7 +180,7 @@ def prove_by_run(export: Export, states: States, index: Index | None, tell: Call
     origin = export.origin
     if origin.run != states.run.id.hex():
         raise Differs(f"it is of run {origin.run}, the owner's slot on chain names run {states.run.id.hex()}")
-    if index is not None and (index.tokenizer, index.tokenizer_config) != (origin.tokenizer, origin.tokenizer_config):
+    if index is not None and (index.tokenizer, index.tokenizer_config) != _tokens(origin):
         raise Differs("its tokenizer, or how that is configured, is not what the run's data set names")
     claims = [named.claim for named in states.at(origin.round) if named.theta is not None]
     if claims and (export.theta, export.link) not in claims:
@@ -168,6 +200,11 @@ def prove_by_run(export: Export, states: States, index: Index | None, tell: Call
         yield f"the tensors are that theta, as {origin.dtype}"
     if index is None:
         yield "unchecked: the tokenizer, as the run's data set is not to be had"
+
+
+def _tokens(origin: Origin) -> tuple[str, str | None]:
+    """What tokenizer.json and tokenizer_config.json follow from."""
+    return origin.tokenizer, origin.tokenizer_config
 
 
 def _rebuild_and_compare(export: Export, states: States, tell: Callable[[str], None]) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,14 +120,20 @@ def test_the_labels_are_the_assistants_turns_with_their_ends(base: Path) -> None
         ('{"messages": [{"role": "robot", "content": "x"}]}', "'robot' in message 1"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "no turn in which the assistant"),
         ('{"messages": [{"role": "assistant", "content": "a<|end_of_turn|>"}]}', "which is a token"),
+        ('{"messages": [{"role": "assistant", "content": "a\\ud83d"}]}', "lone surrogate, in message 1"),
+        ('{"messages": [{"role": "assistant", "content": "\udcff"}]}', "is not JSON .'utf-8' codec"),
+        ('{"messages": [{"role": "system", "content": "x"}, {"role": "assistant", "content": "y"}]}', "must alternate"),
     ],
 )
 def test_a_row_that_is_no_chat_is_refused_with_its_line(row: str, told: str, base: Path, tmp_path: Path) -> None:
     found = turns(base)
-    from post.chat import read_rows, tokenised
+    from post.chat import Turns, read_rows, tokenised
 
+    # As many templates have it, of tokenizers that bring their own.
+    choosy = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    found = Turns(found.tokenizer, choosy + found.template)
     path = write_rows(tmp_path / "rows.jsonl", chats(3))
-    path.write_text(path.read_text() + row + "\n")
+    path.write_bytes(path.read_bytes() + row.encode(errors="surrogateescape") + b"\n")
     with pytest.raises(ConfigError, match=f"line 4 is no chat: .*{told}"):
         tokenised(read_rows(str(path), tmp_path / "cache"), found, str(path), tmp_path / "chat")
     assert not (tmp_path / "chat").exists()
@@ -201,9 +208,15 @@ def test_what_is_missing_is_said(
 
 
 def test_what_cannot_be_tuned_is_refused_with_the_reason(
-    base: Path, made: Made, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: Path,
+    made: Made,
+    data_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("trl", reason=EXTRA)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     made(tmp_path / "old")
     data = str(write_rows(tmp_path / "rows.jsonl", chats(30)))
     damaged = tmp_path / "damaged"
@@ -213,6 +226,14 @@ def test_what_cannot_be_tuned_is_refused_with_the_reason(
     weights = bytearray((damaged / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (damaged / "model.safetensors").write_bytes(weights)
+    stranger = tmp_path / "stranger"
+    shutil.copytree(base, stranger)
+    table = json.loads((stranger / "tokenizer_config.json").read_bytes())
+    table |= {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+    (stranger / "tokenizer_config.json").write_text(json.dumps(table))
+    half = tmp_path / "half"
+    shutil.copytree(base, half)
+    (half / "tokenizer.json").unlink()
     replay = ["--replay", str(data_folder)]
     short = tmp_path / "short.toml"
     short.write_text(SHORT)
@@ -224,10 +245,15 @@ def test_what_cannot_be_tuned_is_refused_with_the_reason(
         ((base, "--data", str(tmp_path / "none"), *replay), "is not there: expected a JSONL file"),
         ((base, "--data", data, *replay, "--batch", "3"), "choose others"),
         ((damaged, "--data", data, *replay), "is not the export that it says it is"),
+        ((stranger, "--data", data, *replay), "is not the export that it says it is: "),
+        ((half, "--data", data, *replay), "is not the export that it says it is: "),
+        ((base, "--data", data, *replay, "--device", "cuda"), "there is no GPU here"),
+        ((base, "--data", data, *replay, "--out", str(base / "tuned")), "lies in the export"),
         ((base, "--data", data, *replay, "--out", str(data_folder)), "is there already"),
     ):
         assert main(["sft", *map(str, words), "--recipe", str(short)]) == 2
         assert told in capsys.readouterr().err
+    assert not (base / "tuned.partial").exists()
 
 
 # --- training ----------------------------------------------------------------------------------------------------
@@ -288,7 +314,13 @@ def test_both_stages_run_and_one_that_was_broken_off_goes_on_the_same(
     torn.mkdir()
     assert main([*words, str(tmp_path / "two"), "--batch", "2"]) == 2
     assert "was begun with another sequences" in capsys.readouterr().err
+    data.write_text(good + good)
+    assert main([*words, str(tmp_path / "two")]) == 2
+    assert "was begun with other rows than" in capsys.readouterr().err
+    data.write_text(good)
     assert main([*words, str(tmp_path / "two")]) == 0
+    # Whoever goes on is told all of it.
+    assert capsys.readouterr().out.splitlines()[:3] == text.splitlines()[:3]
     one, two = steps_of(tmp_path / "one"), steps_of(tmp_path / "two")
     assert one == two
     recipe = recipes.recipe(str(tmp_path / "short.toml"))
@@ -309,6 +341,39 @@ def test_both_stages_run_and_one_that_was_broken_off_goes_on_the_same(
     assert "is a fine-tuned model (murmur sft)" in capsys.readouterr().err
 
 
+def test_whoever_is_killed_while_the_rest_goes_has_the_model(
+    base: Path, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trl", reason=EXTRA)
+    from post import sft
+
+    (tmp_path / "short.toml").write_text(SHORT)
+    data = write_rows(tmp_path / "rows.jsonl", chats(30))
+    words = ["sft", str(base), "--data", str(data), "--recipe", str(tmp_path / "short.toml"), "--device", "cpu"]
+    words += ["--replay", str(data_folder), "--out", str(tmp_path / "out")]
+
+    def breaks(path: Path, ignore_errors: bool = False) -> None:
+        if path.parent == tmp_path / "out.partial":
+            (path / "measured.json").unlink()
+            shutil.rmtree(path / "stage-1")
+            raise Broken
+        shutil.rmtree(path, ignore_errors=ignore_errors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sft, "rmtree", breaks)
+        with pytest.raises(Broken):
+            main(words)
+    capsys.readouterr()
+    weights = (tmp_path / "out.partial" / "model.safetensors").read_bytes()
+    assert main([*words, "--batch", "2"]) == 2
+    assert "was begun with another sequences" in capsys.readouterr().err
+    assert main(words) == 0
+    assert "stage" not in "".join(capsys.readouterr())
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights
+    assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == []
+    assert len(steps_of(tmp_path / "out")) == 10
+
+
 @pytest.mark.slow  # 160 steps, in four processes that import TRL
 def test_the_held_out_loss_falls_by_half_whoever_is_killed(base: Path, data_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("trl", reason=EXTRA)
@@ -325,6 +390,9 @@ def test_the_held_out_loss_falls_by_half_whoever_is_killed(base: Path, data_fold
     measured = json.loads((tmp_path / "whole" / "sft.json").read_bytes())["measured"]
     assert measured[-1]["loss"] < measured[0]["loss"] / 2
     assert measured[0]["answer"] != measured[-1]["answer"]
+    # Replayed text has not driven out what stage 1 has taught.
+    assert [one["answer"].startswith("Good day, ") for one in measured] == [False, True, True]
+    assert measured[-1]["answer"].endswith("!<|end_of_turn|>")
     assert measured[-1]["answer"] in text
     for lines in (40, 130):
         process, log = start("killed"), tmp_path / "killed.partial" / "training.jsonl"

@@ -1,17 +1,22 @@
 """The proof: what is changed anywhere is found, and what cannot be proved is not said to be."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from post.origin import parse_origin
+from post.tokenizer import run_tokenizer
 from post.verify import Differs, prove_by_digest, prove_by_export, read_export
 from protocol.errors import ConfigError
+from protocol.spec import build
 from protocol.types import Digest
 from tests.post.conftest import Made, quiet
+from training.tokens import BYTES, byte_tokenizer
 
 Damage = Callable[[Path], None]
 
@@ -93,6 +98,36 @@ def test_whatever_is_changed_in_the_folder_is_found(damage: Damage, made: Made, 
         read_export(tmp_path / "out", quiet)
 
 
+@pytest.mark.parametrize("name", ["murmur.json", "config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path.name), lambda path: path.mkdir()])
+def test_what_is_no_file_is_not_waited_for(name: str, make: Damage, made: Made, tmp_path: Path) -> None:
+    made(tmp_path / "out")
+    (tmp_path / "out" / name).unlink()
+    make(tmp_path / "out" / name)
+    with pytest.raises((Differs, ConfigError), match=r"is no file|is not an export"):
+        read_export(tmp_path / "out", quiet)
+
+
+def test_files_that_are_links_are_read(made: Made, tmp_path: Path) -> None:
+    """As the hub's library keeps what it has fetched."""
+    made(tmp_path / "kept")
+    (tmp_path / "out").mkdir()
+    for path in (tmp_path / "kept").iterdir():
+        (tmp_path / "out" / path.name).symlink_to(path)
+    read_export(tmp_path / "out", quiet)
+
+
+def test_a_model_that_no_memory_holds_is_refused_at_once(made: Made, tmp_path: Path) -> None:
+    """A stranger's spec is a run of its own: whatever it says of sizes, nothing is made by it but sums."""
+    made(tmp_path / "out")
+    table = json.loads((tmp_path / "out" / "murmur.json").read_bytes())
+    table["spec"]["model"] |= {"vocabulary": 2**32 - 1, "width": 2**31, "ffn": 2**32 - 1, "layers": 4096}
+    table["spec"]["clock"] |= {"upload_mbps": 1e30, "download_mbps": 1e30}
+    change("murmur.json", spec=table["spec"], run=build(table["spec"], "it").digest.hex())(tmp_path / "out")
+    with pytest.raises(Differs, match="the tensors of its model"):
+        read_export(tmp_path / "out", quiet)
+
+
 def test_a_spec_that_was_changed_is_another_run(made: Made, tmp_path: Path) -> None:
     origin = made(tmp_path / "out")
     table = json.loads(origin.to_bytes())
@@ -114,7 +149,9 @@ def test_an_fp32_export_is_proved_by_the_digest_and_a_bf16_one_is_not(made: Made
     theta = Digest(bytes.fromhex(made(tmp_path / "whole").theta))
     made(tmp_path / "half", "bfloat16")
     whole, half = read_export(tmp_path / "whole", quiet), read_export(tmp_path / "half", quiet)
-    assert len(list(prove_by_digest(whole, theta))) == 1
+    shown = list(prove_by_digest(whole, theta))
+    assert len(shown) == 2
+    assert shown[1].startswith("unchecked: whether that is a state of this run")
     with pytest.raises(Differs):
         list(prove_by_digest(whole, Digest(bytes(32))))
     with pytest.raises(ConfigError, match="low bits"):
@@ -128,6 +165,21 @@ def test_a_bf16_export_is_proved_by_the_fp32_one_of_the_same_state(made: Made, t
     assert "as bfloat16" in next(iter(prove_by_export(half, whole, quiet)))
     with pytest.raises(ConfigError, match="only an fp32 export"):
         list(prove_by_export(whole, half, quiet))
+
+
+def test_a_bf16_export_with_another_tokenizer_is_not_proved_by_the_fp32_one(made: Made, tmp_path: Path) -> None:
+    """Its murmur.json agrees with its files, and its tensors are right."""
+    made(tmp_path / "whole")
+    made(tmp_path / "half", "bfloat16")
+    half = tmp_path / "half"
+    config = byte_tokenizer().config.replace(b"assistant", b"assistent")
+    (half / "tokenizer_config.json").write_bytes(config)
+    digest = sha256(config).hexdigest()
+    (half / "tokenizer.json").write_bytes(run_tokenizer(BYTES, digest, half).data)
+    change("murmur.json", tokenizer_config=digest)(half)
+    forged, whole = read_export(half, quiet), read_export(tmp_path / "whole", quiet)
+    with pytest.raises(Differs, match="its tokenizer"):
+        list(prove_by_export(forged, whole, quiet))
 
 
 def test_a_bf16_export_of_other_values_under_the_same_name_is_found(made: Made, tmp_path: Path) -> None:
