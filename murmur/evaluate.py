@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tasks",
         metavar="LIST",
-        help="base (zero shots), chat (few shots), or lm-eval's names with commas, NAME or NAME:SHOTS",
+        help="small or base (zero shots), chat (few shots), or lm-eval's names with commas, NAME or NAME:SHOTS",
     )
     parser.add_argument("--include", type=Path, metavar="DIR", help="a folder with tasks of your own")
     parser.add_argument("--limit", type=int, metavar="N", help="only so many documents of each task, to try it out")
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     except Differs as fault:
         raise ConfigError(f"{folder} is not the export that it says it is: {fault}") from None
     if options.tasks is None:
-        raise ConfigError("--tasks says which: base, chat, or lm-eval's names (murmur evaluate --help)")
+        raise ConfigError("--tasks says which: small, base, chat, or lm-eval's names (murmur evaluate --help)")
     from post.evaluate import evaluate, parse_tasks, table
 
     found = evaluate(folder, origin, parse_tasks(options.tasks), **words(options))

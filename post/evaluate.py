@@ -15,6 +15,7 @@ from protocol.errors import ConfigError
 
 MISSING = "murmur evaluate needs the extra `post`, which is not installed: pip install 'murmuration[post]'"
 PRESETS: Mapping[str, Mapping[str, int]] = {
+    "small": dict.fromkeys(("arc_easy", "piqa", "hellaswag"), 0),
     "base": dict.fromkeys(
         ("arc_challenge", "arc_easy", "piqa", "openbookqa", "hellaswag", "winogrande", "mmlu"),
         0,
@@ -30,11 +31,12 @@ PRESETS: Mapping[str, Mapping[str, int]] = {
         "winogrande": 5,
     },
 }
-"""Task to shots: the published tables' numbers of shots (Covenant-72B, arXiv 2603.08163), for base and chat models."""
+"""Task to shots: the published tables' numbers of shots (Covenant-72B, arXiv 2603.08163), for base and chat models; and
+what of the first tells soonest, and in the shortest time, that a run learns."""
 
 
 def parse_tasks(text: str) -> dict[str, int | None]:
-    """`base`, `chat`, or names with commas, each as NAME or NAME:SHOTS; None: as many shots as the task says itself.
+    """`small`, `base`, `chat`, or names with commas, each as NAME or NAME:SHOTS; None: as many shots as the task says itself.
     Raises ConfigError."""
     tasks: dict[str, int | None] = {}
     for part in filter(None, text.split(",")):

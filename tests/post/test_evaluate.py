@@ -46,6 +46,7 @@ metric_list:
 
 
 def test_tasks_are_presets_names_and_shots() -> None:
+    assert evaluate.PRESETS["small"].items() < evaluate.PRESETS["base"].items()
     assert evaluate.parse_tasks("base") == dict.fromkeys(evaluate.PRESETS["base"], 0)
     chat = evaluate.parse_tasks("chat")
     assert (chat["arc_challenge"], chat["hellaswag"], chat["minerva_math"], chat["mmlu"]) == (25, 10, 4, 5)
