@@ -7,6 +7,7 @@ can tell: docs/decisions/0054-what-outlasts-who-left.md.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
 from itertools import islice
 
 from gauntlet.agreement import LAST_WORDS_ROUNDS, Claim, last_words
@@ -38,12 +39,26 @@ def lies_behind(last: Sequence[tuple[Claim, int]], way: Iterable[Claim]) -> bool
 
 def holds_last_words(follower: Follower, held: Held, round: int) -> bool:
     """Whether what we hold comes after what most of the stake said last, as of X of `round`. theta_0, which comes
-    before everything, speaks for nothing that came later."""
+    before everything, speaks for nothing that came later, but in the run's first rounds, when many have said nothing
+    since."""
     peers = follower.doors.chain.peers(follower.clock.attest_by(round))
     records = Records(follower.run.id, follower.sources(), held.saved.link, held.saved.round, follower.time)
     start = first_link(follower.run.id)
-    way = (pair for pair in way_back(held.claim, records) if pair[1] != start or pair == held.claim)
+    young = start in held.saved.consensus.links
+    way = (pair for pair in way_back(held.claim, records) if pair[1] != start or young)
     return lies_behind(last_words(follower.run, round - LAST_WORDS_ROUNDS, peers), way)
+
+
+def more_than(share: Fraction, of: int, words: Iterable[tuple[Claim, int]], counts: Callable[[Claim], bool]) -> bool:
+    """Whether the words that count have more than this share of `of`. Asked by stake and only until that is decided:
+    dust costs nobody a walk."""
+    by_stake = sorted(words, key=lambda word: (-word[1], word[0]))
+    found, left = 0, sum(stake for _, stake in by_stake)
+    for claim, stake in by_stake:
+        if found > share * of or found + left <= share * of:
+            break
+        found, left = found + (stake if counts(claim) else 0), left - stake
+    return found > share * of
 
 
 def common_ground(words: Sequence[tuple[Claim, int]], way_of: Callable[[Claim], Sequence[Claim]]) -> Claim | None:

@@ -8,14 +8,15 @@ results has to hash to the theta that the chain names.
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum
+from fractions import Fraction
 from hashlib import sha256
-from itertools import islice
+from itertools import islice, takewhile
 
 from loguru import logger
 
 from gauntlet.agreement import Claim, last_words
 from node.amendments import adopted, follow, settle
-from node.behind import common_ground, lies_behind, way_back
+from node.behind import common_ground, lies_behind, more_than, way_back
 from node.checkpoints import FETCH_SECONDS, Start, counted_stakes, fetcher, published_starts, shown_by_all
 from node.claimed import Claimed, at_commit, newest_claims, newest_decided
 from node.follower import Follower
@@ -43,6 +44,10 @@ from training.checkpoint import MAX_MANIFEST_BYTES
 
 ASK_SECONDS = 10.0
 """For all validators' documents together: one that stalls costs us this much."""
+MEET_SHARE = 1 / 8
+"""Of a round: so long buckets that stall may hold us up each time that we look for common ground."""
+LIARS = Fraction(1, 3)
+"""Of the stake: more is not expected to lie."""
 DOWNLOADS_TRIED = 4
 """Checkpoints in one pass: each is as large as the model, and may be anybody's."""
 
@@ -142,32 +147,38 @@ def _undisputed(claimed: Claimed, behind: Mapping[Claim, Records], ours: Claim) 
 
 def meet(follower: Follower, held: Held) -> bool:
     """After rounds in which nothing was agreed: take up the newest state that more than half of the stake has gone
-    through, by what it said last, once more than half of the counted stake is there to go on from it. Whether that is
+    through, by what it said last, if more than half of the counted stake is there to go on from it. Whether that is
     another one than ours.
 
     Where validators that hold different states all speak for their own, nobody has a majority, and nobody is
-    contradicted. All see the same words, so all come to the same state; and a majority of the stake has an honest
-    validator in it, so that was no invention, and none that is away draws the others further back.
+    contradicted. A majority of the stake has an honest validator in it, so what it has gone through was no invention.
+    What we hold is undone for it only where more than a third of the stake is there and says that it holds something
+    else: whoever is silent comes after us when it is back, and those that hold us up may be liars.
     """
     newest = newest_decided(follower)
     claimed, clock = newest_claims(follower, newest), follower.run.first.clock
-    if 2 * claimed.stakes.get(held.claim, 0) > claimed.counted:
+    ours, target, sources = held.claim, held.saved.round, follower.sources()
+    if 2 * claimed.stakes.get(ours, 0) > claimed.counted:
         return False
-    sources, target = follower.sources(), held.saved.round
-    until = follower.time.now() + clock.round_blocks * clock.block_seconds
+    until = follower.time.now() + MEET_SHARE * clock.round_blocks * clock.block_seconds
     ways: dict[Claim, tuple[Claim, ...]] = {}
 
     def way_of(claim: Claim) -> tuple[Claim, ...]:
         if claim not in ways:
             walked = way_back(claim, Records(follower.run.id, sources, claim[1], target, follower.time))
-            ways[claim] = tuple(walked) if follower.time.now() < until else (claim,)
+            ways[claim] = tuple(takewhile(lambda pair: pair == claim or follower.time.now() < until, walked))
         return ways[claim]
 
-    words = last_words(follower.run, -1, follower.doors.chain.peers(follower.clock.attest_by(newest)))
+    peers = follower.doors.chain.peers(follower.clock.attest_by(newest))
+    words, here = last_words(follower.run, -1, peers), last_words(follower.run, claimed.round, peers)
     ground = common_ground(words, way_of)
-    if ground is None or ground == held.claim or ground[1] == first_link(follower.run.id):
+    if ground is None or ground == ours or ground[1] == first_link(follower.run.id):
         return False
-    if 2 * sum(stake for claim, stake in claimed.stakes.items() if ground in way_of(claim)) <= claimed.counted:
+    if ours not in way_of(ground) and not more_than(
+        LIARS, sum(stake for _, stake in words), here, lambda claim: ours not in way_of(claim)
+    ):
+        return False
+    if not more_than(Fraction(1, 2), claimed.counted, claimed.stakes.items(), lambda claim: ground in way_of(claim)):
         return False
     records = Records(follower.run.id, sources, ground[1], target, follower.time)
     stakes = counted_stakes(follower, claimed.round, at_commit(follower, claimed.round))

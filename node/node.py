@@ -59,7 +59,8 @@ class Node(Follower):
         self._in_vain = 0
         """Times in a row that the chain had pruned what we needed and no claim could be followed."""
         self._void = 0
-        """Rounds in a row that we followed and in which nothing was agreed."""
+        """Newest rounds in a row that we followed and in which nothing was agreed, since we last looked for common
+        ground."""
         self.behind = not join(self, held)
         """True while we hold nothing but theta_0 of a run that others have moved on: then our word would speak for a
         state that nobody has any more."""
@@ -145,10 +146,20 @@ class Node(Follower):
         return (outcome is CaughtUp.NOBODY or patient) and holds_last_words(self, self.held, round)
 
     def _meet(self, applied: Applied) -> None:
-        """Where those that hold different states all say so, none has a majority: go where most have been."""
-        self._void = 0 if applied.agreed.selection is not None else self._void + 1
-        if self._void >= STATEMENT_ROUNDS and meet(self, self.held):
-            self._void = 0
+        """Where those that hold different states all say so, none has a majority: go where most have been. Of the
+        newest round only: what was void long ago has been settled since."""
+        void = applied.agreed.selection is None and applied.round >= newest_decided(self)
+        self._void = self._void + 1 if void else 0
+        if self._void < STATEMENT_ROUNDS:
+            return
+        self._void = 0
+        try:
+            moved = meet(self, self.held)
+        except ChainError as fault:
+            logger.debug("no common ground is looked for now: {fault}", fault=str(fault))
+            return
+        if moved:
+            self.behind = False
             self.stop_prefetch()
             self.held.clear_cache()
 
@@ -159,6 +170,7 @@ class Node(Follower):
         outcome = catch_up(self, self.held, widely=widely)
         moved = (self.held.saved.round, self.held.saved.link) != before
         if outcome is CaughtUp.YES:
+            self._void = 0
             self.behind = False
             self._in_vain = 0
             self.stop_prefetch()
