@@ -36,8 +36,8 @@ what of the first tells soonest, and in the shortest time, that a run learns."""
 
 
 def parse_tasks(text: str) -> dict[str, int | None]:
-    """`small`, `base`, `chat`, or names with commas, each as NAME or NAME:SHOTS; None: as many shots as the task says itself.
-    Raises ConfigError."""
+    """`small`, `base`, `chat`, or names with commas, each as NAME or NAME:SHOTS; None: as many shots as the task says
+    itself. Raises ConfigError."""
     tasks: dict[str, int | None] = {}
     for part in filter(None, text.split(",")):
         if part in PRESETS:
