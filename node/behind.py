@@ -39,13 +39,11 @@ def lies_behind(last: Sequence[tuple[Claim, int]], way: Iterable[Claim]) -> bool
 
 def holds_last_words(follower: Follower, held: Held, round: int) -> bool:
     """Whether what we hold comes after what most of the stake said last, as of X of `round`. theta_0, which comes
-    before everything, speaks for nothing that came later, but in the run's first rounds, when many have said nothing
-    since."""
+    before everything, speaks for nothing that came later."""
     peers = follower.doors.chain.peers(follower.clock.attest_by(round))
     records = Records(follower.run.id, follower.sources(), held.saved.link, held.saved.round, follower.time)
     start = first_link(follower.run.id)
-    young = start in held.saved.consensus.links
-    way = (pair for pair in way_back(held.claim, records) if pair[1] != start or young)
+    way = (pair for pair in way_back(held.claim, records) if pair[1] != start or pair == held.claim)
     return lies_behind(last_words(follower.run, round - LAST_WORDS_ROUNDS, peers), way)
 
 
