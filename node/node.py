@@ -148,14 +148,14 @@ class Node(Follower):
     def _meet(self, applied: Applied) -> None:
         """Where those that hold different states all say so, none has a majority: go where most have been. Of the
         newest round only: what was void long ago has been settled since."""
-        void = applied.agreed.selection is None and applied.round >= newest_decided(self)
-        self._void = self._void + 1 if void else 0
-        if self._void < STATEMENT_ROUNDS:
-            return
-        self._void = 0
         try:
+            void = applied.agreed.selection is None and applied.round >= newest_decided(self)
+            self._void = self._void + 1 if void else 0
+            if self._void < STATEMENT_ROUNDS:
+                return
+            self._void = 0
             moved = meet(self, self.held)
-        except ChainError as fault:
+        except ChainError as fault:  # the round is applied all the same
             logger.debug("no common ground is looked for now: {fault}", fault=str(fault))
             return
         if moved:
