@@ -26,13 +26,13 @@ def way_back(claim: Claim, records: Records) -> Iterator[Claim]:
         yield (steps[0].record.theta, link) if steps else claim
 
 
-def lies_behind(last: Sequence[tuple[Claim, int]], way: Iterable[Claim]) -> bool:
-    """Whether most of what was said last (gauntlet.agreement.last_words) is on this way back; true where nobody has
-    said anything."""
+def lies_behind(last: Sequence[tuple[Claim, int]], way: Iterable[Claim], share: Fraction = Fraction(1, 2)) -> bool:
+    """Whether more than this share of what was said last (gauntlet.agreement.last_words) is on this way back; true
+    where nobody has said anything."""
     total, behind = sum(stake for _, stake in last), 0
     for pair in way:
         behind += sum(stake for said, stake in last if said == pair)
-        if 2 * behind > total:
+        if behind > share * total:
             return True
     return not total
 

@@ -109,9 +109,14 @@ def catch_up(follower: Follower, held: Held, *, widely: bool = False) -> CaughtU
     tried = _undisputed(claimed, behind, ours) if widely else [*behind]
     for claim in tried:
         few = not claimed.by_most(claim) and (apart or claim != ours)
-        if _follow(follower, held, behind[claim], claim, target, stakes, sources, apart=few):
+        if _follow(follower, held, behind[claim].again(), claim, target, stakes, sources, apart=few):
             return CaughtUp.YES
-    outcome = CaughtUp.LACKING if tried else CaughtUp.DIVIDED if behind else CaughtUp.NOBODY
+    if not behind:
+        outcome = CaughtUp.NOBODY
+    elif tried or _majority_is_unread(claimed, behind):
+        outcome = CaughtUp.LACKING
+    else:
+        outcome = CaughtUp.DIVIDED
     logger.warning("round {round}: {why}; trying again in a later round", round=target, why=outcome.value)
     return outcome
 
@@ -136,13 +141,24 @@ def _come_after_last_words(
 def _undisputed(claimed: Claimed, behind: Mapping[Claim, Records], ours: Claim) -> list[Claim]:
     """Of claims that come after the last words, what more than half of the stake claims that counts; or ours; or the
     only one, or the one that all others come after. Of two that contradict each other one may be invented, records and
-    payloads included, and nothing that a node can read tells which; more stake among the few that speak does not."""
+    payloads included, and nothing that a node can read tells which; more stake among the few that speak does not. Of
+    several thetas for one link the replay tells."""
     if most := [claim for claim in behind if claimed.by_most(claim)]:
         return most
+    if _majority_is_unread(claimed, behind):
+        # Perhaps for a moment only. Liars and one that was away may well be half of what was said last.
+        behind = {c: r for c, r in behind.items() if lies_behind(claimed.last, way_back(c, r.again()), 1 - LIARS)}
     if ours in behind:
         return [ours]
-    first = [claim for claim in behind if not behind.keys() & {*islice(way_back(claim, behind[claim]), 1, None)}]
-    return first if len(first) == 1 else []
+    ways = {claim: [*islice(way_back(claim, records.again()), 1, None)] for claim, records in behind.items()}
+    first = [claim for claim in behind if not any(pair in behind and pair[1] != claim[1] for pair in ways[claim])]
+    return first if len({link for _, link in first}) == 1 else []
+
+
+def _majority_is_unread(claimed: Claimed, behind: Collection[Claim]) -> bool:
+    """Whether the claim of most of the stake that counts is not seen to come after the last words: it is a lie, or its
+    records are out of our reach."""
+    return any(claimed.by_most(claim) and claim not in behind for claim in claimed.stakes)
 
 
 def meet(follower: Follower, held: Held) -> bool:
@@ -164,6 +180,8 @@ def meet(follower: Follower, held: Held) -> bool:
     ways: dict[Claim, tuple[Claim, ...]] = {}
 
     def way_of(claim: Claim) -> tuple[Claim, ...]:
+        if follower.time.now() >= until:
+            return ways.get(claim, (claim,))
         if claim not in ways:
             walked = way_back(claim, Records(follower.run.id, sources, claim[1], target, follower.time))
             ways[claim] = tuple(takewhile(lambda pair: pair == claim or follower.time.now() < until, walked))
@@ -210,23 +228,6 @@ def _follow(
             held.restore()
             raise
     return False
-
-
-def _tried(
-    follower: Follower, claimed: Claimed, tried: Sequence[Claim], sources: Sources, ours: Claim
-) -> list[tuple[Claim, Records]]:
-    """These claims in the order in which they are tried, with the records behind them.
-
-    What most of the stake said last has to lie behind them: a state that the run has left, theta_0 itself, is the
-    cheapest of lies, since everybody can follow it. Whoever goes on without the others goes on from what these held.
-    What we hold ourselves goes first.
-    """
-    found: list[tuple[Claim, Records]] = []
-    for claim in sorted(tried, key=lambda claim: claim != ours):
-        records = Records(follower.run.id, sources, claim[1], claimed.round, follower.time)
-        if lies_behind(claimed.last, way_back(claim, records)):
-            found.append((claim, records))
-    return found
 
 
 def _genesis(follower: Follower, held: Held) -> Start:

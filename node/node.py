@@ -136,14 +136,14 @@ class Node(Follower):
     def _has_to_speak(self, outcome: CaughtUp, round: int) -> bool:
         """Whether we say what we hold though we could not catch up. If all wait for others to say what they hold, one
         liar that speaks stops the run for ever; and where several claims contradict each other, whoever waits until it
-        counts no more leaves the run to them. Who is late, and only lacks something for a moment, does wait: its word
-        would count against those that went on."""
+        counts no more leaves the run to them. Who is late does wait, and longest where it only lacks something for a
+        moment: its word would count against those that went on."""
         if self.behind:
             return False
         patient = self._in_vain > STATEMENT_ROUNDS
-        if outcome is CaughtUp.DIVIDED or (outcome is CaughtUp.NOBODY and patient):
+        if outcome is not CaughtUp.LACKING and patient:
             return True
-        return (outcome is CaughtUp.NOBODY or patient) and holds_last_words(self, self.held, round)
+        return (outcome is not CaughtUp.LACKING or patient) and holds_last_words(self, self.held, round)
 
     def _meet(self, applied: Applied) -> None:
         """Where those that hold different states all say so, none has a majority: go where most have been. Of the

@@ -1,6 +1,7 @@
 """The agreed records that lead to a state, walked back along their links (docs/protocol.md section 8)."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Self
 
 from loguru import logger
 
@@ -41,6 +42,12 @@ class Records:
         """Who had the last one; asked alone at first for the next."""
         self._began = self._told = time.now()
         self._tell: Tell = self._log if tell is None else tell
+
+    def again(self) -> Self:
+        """With the whole time to read on: what was spent on others meanwhile is not counted, and who had nothing is
+        asked anew."""
+        self._began, self._ended = self._time.now(), False
+        return self
 
     def round_of(self, steps: Sequence[Link]) -> int:
         """The round whose start a state stands at that these records lead on from."""

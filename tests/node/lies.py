@@ -63,3 +63,34 @@ def wipe(network: FakeNetwork, *names: str) -> None:
     for name in names:
         network.kill(name)
         rmtree(network[name].home)
+
+
+class WrongTheta(Forger):
+    """States the link that the first holds, and a theta that is not its."""
+
+    of: ClassVar[FakeNetwork | None] = None
+
+    def post(self, round: int, statement: Record | Attestation) -> int | None:
+        if self.of is not None:
+            link = self.of["first"].node.held.saved.link
+            statement = replace(statement, theta=Digest(b"w" * 32), previous=link)
+        return super().post(round, statement)
+
+
+def said(network: FakeNetwork, name: str) -> Attestation | Record:
+    slots = {peer.id: peer.slot for peer in network.world.state(network.world.final).peers}
+    slot = slots[network[name].peer]
+    assert slot is not None
+    assert isinstance(slot.statement, Attestation | Record)
+    return slot.statement
+
+
+def depth(network: FakeNetwork, name: str) -> int:
+    """Agreed rounds in what this node holds."""
+    return network[name].node.held.replica.outer.rounds
+
+
+def rounds_more(network: FakeNetwork, rounds: int) -> int:
+    """Lets so many rounds pass; the round of the head then."""
+    network.run_to_block(network.world.final + rounds * network.spec.clock.round_blocks)
+    return network.clock.round_at(network.world.final)

@@ -2,8 +2,7 @@
 holds, and who does not."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import pytest
 
@@ -12,22 +11,16 @@ from node import catchup, records
 from protocol import keys
 from protocol.errors import StorageError
 from protocol.messages import encode_slot
-from protocol.types import Attestation, Digest, Record
+from protocol.types import Attestation, Digest
 from rounds.keep import Keeper
 from tests.fakes.bucket import Call
 from tests.network import FakeNetwork, with_parts
-from tests.node.lies import Forger, forge, liar
+from tests.node.lies import Forger, WrongTheta, depth, forge, liar, rounds_more, said
 
 Networks = Callable[..., FakeNetwork]
 Lie = Literal["genesis", "old", "garbage"]
 
 HONEST = ("first", "second", "third")
-
-
-def rounds_more(network: FakeNetwork, rounds: int) -> int:
-    """Lets so many rounds pass; the round of the head then."""
-    network.run_to_block(network.world.final + rounds * network.spec.clock.round_blocks)
-    return network.clock.round_at(network.world.final)
 
 
 def run_until_silent_in_different_rounds(
@@ -82,31 +75,6 @@ def test_who_is_alone_is_not_drawn_back_by_a_liar_that_states_an_old_pair(
     now = rounds_more(network, 3 * STATEMENT_ROUNDS)
     assert {*range(now - 4, now - 1)} <= set(network["first"].voids())
     assert network["first"].node.held.saved.link == held
-
-
-def said(network: FakeNetwork, name: str) -> Attestation | Record:
-    slots = {peer.id: peer.slot for peer in network.world.state(network.world.final).peers}
-    slot = slots[network[name].peer]
-    assert slot is not None
-    assert isinstance(slot.statement, Attestation | Record)
-    return slot.statement
-
-
-def depth(network: FakeNetwork, name: str) -> int:
-    """Agreed rounds in what this node holds."""
-    return network[name].node.held.replica.outer.rounds
-
-
-class WrongTheta(Forger):
-    """States the link that the first holds, and a theta that is not its."""
-
-    of: ClassVar[FakeNetwork | None] = None
-
-    def post(self, round: int, statement: Record | Attestation) -> int | None:
-        if self.of is not None:
-            link = self.of["first"].node.held.saved.link
-            statement = replace(statement, theta=Digest(b"w" * 32), previous=link)
-        return super().post(round, statement)
 
 
 class Archivist(Keeper):
