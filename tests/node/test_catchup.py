@@ -265,7 +265,8 @@ def test_a_chain_that_fails_in_the_middle_of_a_replay_leaves_our_own_state_in_pl
 
     monkeypatch.setattr(catchup, "newest_decided", lambda node: 5)
     monkeypatch.setattr(catchup, "newest_claims", lambda *_: Claimed(5, {("theta", "previous"): 1}, 1, ()))
-    monkeypatch.setattr(catchup, "_come_after_last_words", lambda *_, **__: {("theta", "previous"): None})
+    records = SimpleNamespace(again=lambda: None)
+    monkeypatch.setattr(catchup, "_come_after_last_words", lambda *_, **__: {("theta", "previous"): records})
     monkeypatch.setattr(catchup, "_starts", lambda *_: iter([(SimpleNamespace(origin="genesis"), [])]))
     monkeypatch.setattr(catchup, "_replay", replay)
     monkeypatch.setattr(catchup, "settle", lambda *_: None)
