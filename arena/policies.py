@@ -4,19 +4,20 @@ A policy is all the memory of one validator. The game calls `check`, `rank`, `to
 `pay` in this order.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Protocol
 
 from arena.problem import Judge, Text, Theta
 from arena.stage import DOORS, OWNER, sync_proof
-from gauntlet.book import RoundOutcome, ScoreBook, fold
+from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
 from gauntlet.checks import Checked, Gathered, fast_checks
 from gauntlet.commitment import commitment
 from gauntlet.loss import bounded, evaluate
+from gauntlet.progress import MEASURED_VALUES, guides, progress, shown
 from gauntlet.rating import BETA, FRESH, TAU, Rating
-from gauntlet.remembered import Remembered
+from gauntlet.remembered import Remembered, compared, looked_at
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing, tolerable
 from gauntlet.sketch import Sample, Sketch
@@ -103,10 +104,9 @@ class Ours:
             expected_proof=lambda peer: sync_proof(round.digests[-1], peer),
             outer_state=round.outer,
             commit_hash=round.commit_hash,
-            history=[
-                Sketch(past.peer, past.round, past.payload, sample.excerpt(self.records[past]))
-                for past in self.book.remembered
-            ],
+            history=self._sketches(
+                compared(self.book.remembered, round.number, round.spec.gauntlet.copy_rounds), sample
+            ),
         )
 
     def rank(self, round: Round, checked: Checked) -> Ranking:
@@ -125,10 +125,23 @@ class Ours:
             samples(spec, round.page_hash, picked, set(round.uids), round.seed),
             references(picked, checked.passed, regulars, spec.gauntlet, round.seed, checked.twins),
         )
-        self.book = fold(self.book, RoundOutcome(round.number, checked, evaluations, contributing), spec.gauntlet)
+        outcome = RoundOutcome(
+            round.number, checked, evaluations, contributing, self._progress(round, checked, ranking)
+        )
+        self.book = fold(self.book, outcome, spec.gauntlet)
         known = {**self.records, **checked.remember}
         self.records = {past: known[past] for past in self.book.remembered}
         return set(evaluations)
+
+    def _progress(self, round: Round, checked: Checked, ranking: Ranking) -> Mapping[PeerId, float]:
+        good = trusted(self.book, round.uids, round.spec.gauntlet)
+        leading = guides(ranking.contributing, good, checked.twins)
+        named = looked_at(self.book.remembered, round.number, good, leading)
+        sample = Sample(round.spec.layout, round.commit_hash, MEASURED_VALUES)
+        return progress(sample, shown(sample, leading, checked.passed), self._sketches(named, sample), named)
+
+    def _sketches(self, named: Iterable[Remembered], sample: Sample) -> list[Sketch]:
+        return [Sketch(past.peer, past.round, past.payload, sample.excerpt(self.records[past])) for past in named]
 
     def pay(self, round: Round, ranking: Ranking) -> dict[Uid, float]:
         return weights(self.book, ranking, round.uids, OWNER, round.spec.gauntlet)

@@ -3,24 +3,25 @@ outer step is applied. Bounds, samples, probes, book, selection and weights are 
 """
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pay_trainers import Rule
 from pay_workers import WORKERS, View, Worker
-from progress import BEFORE, LATER, flat, progress, usual_norm
 from proof_power import Changes, spec_with, word
 from score_rules import RULES, SEQUENCES, RuleScores
-from torch import Tensor
 
 from arena.agree import consensus, pooled
-from gauntlet.book import RoundOutcome, ScoreBook, fold
+from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
 from gauntlet.checks import Checked
 from gauntlet.evaluation import Evaluation
 from gauntlet.loss import bounded, evaluate
+from gauntlet.progress import BEFORE, MEASURED_VALUES, guides, progress, shown
+from gauntlet.remembered import Remembered, looked_at
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
+from gauntlet.sketch import Sample, Sketch
 from gauntlet.weights import weights
 from protocol.assignment import Draw
 from protocol.spec import RunSpec
@@ -48,10 +49,12 @@ NETWORKS: dict[str, tuple[int, tuple[str, ...]]] = {
     "split": (6, ("split_in_two", "half_work")),
     "batch": (6, ("split_batch", "half_batch")),
     "more": (6, ("double_steps", "double_batch")),
-    "shaped": (6, ("half_rate", "double_rate", "index_by_gradient", "inflate_1_25", "deflate_0_85")),
+    "shaped": (6, ("half_rate", "double_rate", "index_by_gradient")),
+    "scaled": (6, ("inflate_1_25", "deflate_0_85")),
     "leavers": (6, ("adamw", "adamw_half_work")),
     "cheats": (6, ("copier_39", "on_off", "thin_margin", "frozen_layers")),
     "leaning": (6, ("split_inflated", "momentum", "half_momentum")),
+    "crowding": (6, ("private_direction", "split_values")),
     "swarm_80": (4, ("swarm_80",)),
     "study": (4, ("half_work", "double_steps", "half_rate")),
 }
@@ -81,6 +84,7 @@ class Validator:
         contributing: frozenset[PeerId],
         replica: Replica,
         uids: Mapping[PeerId, Uid],
+        went_on: Mapping[PeerId, float],
     ) -> dict[PeerId, Evaluation]:
         """Evaluate, fold and pay one round."""
         gauntlet, ranking = self.spec.gauntlet, self.ranking(view.round, passed)
@@ -91,7 +95,7 @@ class Validator:
         with Prober(replica, view.train, gauntlet.probe_step) as prober:
             found = evaluate(prober.losses, passed, bounded(passed, replica.outer), drawn, against)
         checked = Checked(passed, {}, frozenset(passed), {}, {})
-        self.book = fold(self.book, RoundOutcome(view.round, checked, found, contributing), gauntlet)
+        self.book = fold(self.book, RoundOutcome(view.round, checked, found, contributing, went_on), gauntlet)
         self.weights = weights(self.book, ranking, uids, OWNER, gauntlet)
         return found
 
@@ -138,7 +142,7 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
     updates: dict[PeerId, Update] = {}
     by_rule = RuleScores(spec) if plan.rules else None
     rounds: list[Line] = []
-    sent, steps = list[tuple[Mapping[PeerId, Update], float]](), list[Tensor]()
+    history: list[Mapping[PeerId, Update]] = []
     first_loss = held_out_loss(judge, shards, spec.data.held_out_sequences)
     for number in range(plan.rounds):
         page_hash = word("page", seed, number)
@@ -146,10 +150,12 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
         updates = {peer: update for worker in workers for peer, update in worker.send(view).items()}
         passed = {peer: Submission(peer, number, judge.digest(), updates[peer]) for peer in sorted(updates)}
         contributing = frozenset(validators[0].ranking(number, passed).contributing)
-        judged = [validator.judge(view, passed, contributing, judge, uids) for validator in validators]
+        went_on = measured(spec, word("commit", run.hex(), number), history, passed, contributing, validators[0].book)
+        history = [*history, updates][-1 - BEFORE :]
+        judged = [validator.judge(view, passed, contributing, judge, uids, went_on) for validator in validators]
         posted = {validator.peer: validator.weights for validator in validators}
         paid = pooled(posted, stakes)
-        trust = trusted(posted | {PeerId(word("copying")): copied}, stakes)
+        trust = left(posted | {PeerId(word("copying")): copied}, stakes)
         copied = paid
         before, outer = {name: tensor.clone() for name, tensor in judge.theta.items()}, judge.outer
         chosen = [updates[peer] for peer in sorted(contributing)]
@@ -158,12 +164,11 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
         if chosen:
             judge.outer_step(chosen, alpha=spec.outer.alpha, aggregate=spec.outer.aggregate)
         step = {name: before[name] - tensor for name, tensor in judge.theta.items()}
-        sent.append((updates, usual_norm(chosen, outer) if chosen else 0.0))
-        steps.append(flat(step))
         loss = held_out_loss(judge, shards, spec.data.held_out_sequences)
         rounds.append({"loss": loss, "trust": list(trust.values())})
         for worker in workers:
             rounds[-1][worker.name] = _seen(worker, updates, contributing, paid, uids, judged[0])
+            rounds[-1][worker.name]["progress"] = [went_on.get(peer) for peer in worker.hotkeys]
         if by_rule is not None:
             text = Draw("rules", run, number).distinct(spec.num_pages, SEQUENCES)
             some = sequences(
@@ -175,15 +180,34 @@ def play(plan: Plan, seed: int, shards: Shards) -> Line:
                     name: [scores[peer][name] for peer in worker.hotkeys if peer in scores] for name in RULES
                 }
         sys.stderr.write(f"{plan.network} seed {seed} round {number} loss {loss:.3f}\n")
-    for number, row in enumerate(rounds[:-LATER]):
-        found = progress(*sent[number], steps[max(0, number - BEFORE) : number], steps[number + 1 :][:LATER])
-        for worker in workers:
-            row[worker.name]["progress"] = [found.get(peer, 0.0) for peer in worker.hotkeys]
     return key | {
         "workers": {worker.name: {"kind": worker.kind, "work": worker.work / plan.rounds} for worker in workers},
         "first_loss": first_loss,
         "by_round": rounds,
     }
+
+
+def measured(
+    spec: RunSpec,
+    commit_hash: Digest,
+    history: Sequence[Mapping[PeerId, Update]],
+    passed: Mapping[PeerId, Submission],
+    contributing: Collection[PeerId],
+    book: ScoreBook,
+) -> dict[PeerId, float]:
+    """Progress of the last round's updates, the last of `history`."""
+    good = trusted(book, passed, spec.gauntlet)
+    leading = guides(contributing, good, ())
+    sample, number = Sample(spec.layout, commit_hash, MEASURED_VALUES), len(history)
+    sent = {
+        Remembered(round, peer, update.digest): update
+        for round, updates in enumerate(history)
+        for peer, update in updates.items()
+    }
+    named = looked_at(sent, number, good, leading)
+    past = [Sketch(name.peer, name.round, name.payload, sample.excerpt(sent[name].records)) for name in named]
+    now = {peer: replace(passed[peer], round=number) for peer in leading}
+    return progress(sample, shown(sample, leading, now), past, named)
 
 
 def _validators(network: str) -> int:
@@ -209,7 +233,7 @@ def _seen(
     }
 
 
-def trusted(posted: Mapping[PeerId, Mapping[Uid, float]], stakes: Mapping[PeerId, int]) -> dict[PeerId, float]:
+def left(posted: Mapping[PeerId, Mapping[Uid, float]], stakes: Mapping[PeerId, int]) -> dict[PeerId, float]:
     """The share of every validator's weights that the consensus leaves: what the chain calls its trust."""
     limits = consensus(posted, stakes)
     return {

@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable
+from math import hypot, sqrt
 from pathlib import Path
 from statistics import median
 
@@ -24,7 +25,7 @@ from gauntlet.book import PeerRecord, RoundOutcome, ScoreBook, eligible, fold
 from gauntlet.checks import Checked
 from gauntlet.evaluation import Evaluation
 from gauntlet.selection import peer_score, standing
-from gauntlet.weights import CONVEXITY, RESERVE_SHARE, merit, proven, worth
+from gauntlet.weights import RESERVE_SHARE, merit, proven, worth
 from owner import presets
 from protocol.spec import GauntletSpec
 from protocol.types import LossScore, PeerId
@@ -37,21 +38,35 @@ def whole_proof(record: PeerRecord) -> float:
     return max(0.0, min(1.0, record.proof or 0.0) - record.penalty)
 
 
+def score(record: PeerRecord) -> float:
+    """Averaged LossScore in honest ones, as it was paid before progress (docs/decisions/0048-honest-work-pays.md)."""
+    unit = hypot(record.usual_scores.value, sqrt(record.score_variances.value))
+    return max(0.0, record.scores.value) / unit if unit else 0.0
+
+
 RULES: dict[str, Pay] = {
     "merit": merit,
-    "a whole proof times worth squared": lambda record: whole_proof(record) * worth(record) ** CONVEXITY,
-    "worth squared": lambda record: worth(record) ** CONVEXITY,
+    "proven times progress": lambda record: proven(record) * worth(record),
+    "proven times progress squared": lambda record: proven(record) * worth(record) ** 2,
+    "proven times progress to the 2.5": lambda record: proven(record) * worth(record) ** 2.5,
+    "proven times progress cubed": lambda record: proven(record) * worth(record) ** 3,
+    "progress cubed": lambda record: worth(record) ** 3,
+    "a whole proof times progress cubed": lambda record: whole_proof(record) * worth(record) ** 3,
+    "proven times score squared": lambda record: proven(record) * score(record) ** 2,
     "by rank": lambda record: peer_score(record) ** 2,
     "proven": proven,
-    "proven times worth": lambda record: proven(record) * worth(record),
-    "proven times worth, squared": lambda record: (proven(record) * worth(record)) ** 2,
 }
-"""`merit` is what is paid; `by rank` what was before (docs/decisions/0048-honest-work-pays.md)."""
+"""`merit` is what is paid; `proven times score squared` what was before, `by rank` before that."""
 
 
 def hotkeys(line: Line, name: str, count: int) -> list[PeerId]:
     """As benchmarks/pay_workers.py names them."""
     return [PeerId(word("peer", line["seed"], name, index)) for index in range(count)]
+
+
+def went_on(seen: Line) -> list[float | None]:
+    """Progress of a worker's hotkeys; none of it stands in lines of before 0056."""
+    return seen.get("progress", [])
 
 
 def replayed(line: Line, pay: Pay) -> Line:
@@ -68,7 +83,14 @@ def replayed(line: Line, pay: Pay) -> Line:
         }
         ranking = standing(book, found, gauntlet, number, word("commit", run.hex(), number))
         checked = Checked({}, {}, frozenset(found), {}, {})
-        book = fold(book, RoundOutcome(number, checked, found, frozenset(ranking.contributing)), gauntlet)
+        moved = {
+            peer: value
+            for name, worker in line["workers"].items()
+            for peer, value in zip(hotkeys(line, name, len(went_on(row[name]))), went_on(row[name]), strict=True)
+            if value is not None
+        }
+        outcome = RoundOutcome(number, checked, found, frozenset(ranking.contributing), moved)
+        book = fold(book, outcome, gauntlet)
         parts = dict.fromkeys(ranking.contributing, 1.0) | dict.fromkeys(ranking.reserve, RESERVE_SHARE)
         shares = {
             peer: part * pay(book.peers[peer]) for peer, part in parts.items() if eligible(book.peers[peer], gauntlet)

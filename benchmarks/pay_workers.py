@@ -22,6 +22,7 @@ from protocol.types import Digest, Page, PeerId
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
 from training.loader import sequences
+from training.replica import ERROR
 from training.shards import Split
 
 
@@ -232,6 +233,51 @@ class SplitInflated(SplitInTwo):
         }
 
 
+class PrivateDirection(SplitInTwo):
+    """The steps of one, shared by two hotkeys, each of which adds one direction of their owner's, which is nothing, to
+    what it learned: three fifths of it, at the usual norm."""
+
+    kind = "private_direction"
+
+    def send(self, view: View) -> dict[PeerId, Update]:
+        learned, norm = super().send(view), usual(view)
+        if not norm:
+            return learned
+        random = torch.Generator().manual_seed(Draw("direction", view.run, self.hotkeys[0], 0).words(7))
+        own = forge.dense(forge.noise(norm, view.spec.layout, random))
+        return {
+            peer: forge.with_norm(
+                {name: tensor + 0.6 * own[name] for name, tensor in forge.dense(update).items()}, norm, view.spec.layout
+            )
+            for peer, update in learned.items()
+        }
+
+
+class SplitValues(Worker):
+    """All steps once, half of them on the pages of each of two hotkeys, and the values dealt out between these: each
+    sends every second one, by size, at the usual norm."""
+
+    kind, slots = "split_values", 2
+
+    def send(self, view: View) -> dict[PeerId, Update]:
+        first, second = self.hotkeys
+        update = forge.dense(self.trained(view, first))
+        left = self.replicas[first].own_state().tensors
+        learned = {name: tensor + left[ERROR + name] for name, tensor in update.items()}
+        norm, dealt = usual(view), forge.ranks(learned, view.spec.layout, 2)
+        parts = [forge.dense(part) for part in dealt]
+        for name, tensor in update.items():
+            left[ERROR + name].sub_(sum(part[name] for part in parts) - tensor)
+        return {
+            peer: forge.scaled(part, norm / part.norms.whole) if norm and part.norms.whole else part
+            for peer, part in zip((first, second), dealt, strict=True)
+        }
+
+    def lesson(self, view: View, peer: PeerId) -> Tensor:
+        both = [view.sequences(view.pages(one)) for one in self.hotkeys]
+        return torch.stack(both, dim=1).flatten(0, 1)
+
+
 class Momentum(Worker):
     """No work: the last step of the run, at the usual norm."""
 
@@ -330,6 +376,8 @@ WORKERS: dict[str, type[Worker]] = {
         Inflate,
         Deflate,
         SplitInflated,
+        PrivateDirection,
+        SplitValues,
         Momentum,
         HalfMomentum,
         Copier,

@@ -10,7 +10,7 @@ from gauntlet.average import error
 from gauntlet.book import PeerRecord, in_doubt, least_gap, least_score
 from gauntlet.report import Report, Row
 from gauntlet.selection import peer_score
-from gauntlet.weights import honest_score, worth
+from gauntlet.weights import honest_progress, worth
 from protocol.spec import GauntletSpec
 from protocol.types import PeerId, Reason, Standing, hotkey
 
@@ -46,7 +46,10 @@ LEARNING = "wait and see: {evaluations} of about {settled} evaluations that it t
 DOUBTED = "its gap is nearer to what is needed than it errs: go on training every inner step, on the assigned pages"
 WEAK = "it contributes, but its proof of computation is below that of honest work: train every inner step, on the "
 WEAK += "assigned pages only"
-LESS = "it contributes, but lowers the loss less than others do: train every inner step, with the run's settings"
+LESS = (
+    "it contributes, but the others go on with less of its work than of an honest one's: train every inner step, with "
+)
+LESS += "the run's settings"
 NOT_JUDGED = "nothing: a hotkey with a validator permit, and the owner's, mine only if they commit"
 
 
@@ -79,9 +82,9 @@ def gap_error(record: PeerRecord, spec: GauntletSpec) -> float:
 
 
 def worth_error(record: PeerRecord, spec: GauntletSpec) -> float:
-    """Standard error of the worth, by how much honest scores differ in a round."""
-    unit = honest_score(record)
-    return sqrt(record.score_variances.value) * error(record.evaluations, spec.score_decay) / unit if unit else 0.0
+    """Standard error of the worth, by how much honest progress differs in a round."""
+    unit = honest_progress(record)
+    return sqrt(record.progress_variances.value) * record.progress.error(spec.score_decay) / unit if unit else 0.0
 
 
 def advice(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> str:
@@ -168,6 +171,8 @@ def _changes(row: Row, before: PeerRecord | None, after: PeerRecord | None, spec
         score = row.evaluation.score
         losses = f"LossScore {score.unassigned:.4f} on unassigned data, {score.assigned:.4f} on its own"
         yield f"evaluated in this round: {losses}, gap {row.evaluation.gap:+.3f}"
+    if row.progress is not None:
+        yield f"what it sent in the round before showed in this one: progress {row.progress:+.4f}"
     if after is None:
         yield "it has no record yet"
         return

@@ -14,7 +14,7 @@ from math import isnan
 from typing import cast
 
 from gauntlet.agreement import leader_order, posted_records, selected
-from gauntlet.book import RoundOutcome, ScoreBook, fold
+from gauntlet.book import RoundOutcome, ScoreBook, fold, is_kept
 from gauntlet.checks import Checked
 from gauntlet.commitment import commitment
 from gauntlet.difference import body_of, first_difference, same
@@ -34,8 +34,12 @@ GAP_TOLERANCE = 0.02
 """How far a stated LossScore may lie from ours, in nats a token, and a gap, in shares of comparisons. The same device
 gives the same bits; another one rounds otherwise, and bf16 coarsely: at most 0.0005 and 0.008 were measured
 (docs/audit.md)."""
+PROGRESS_TOLERANCE = 1e-6
+"""Of a progress: float64 sums of some thousand products, added in another order."""
 _OF_OTHERS = {Reason.NORM, Reason.COPY}
 """Reasons that depend on other peers' payloads."""
+_USUAL = ("unit", "usual_score", "score_variance", "usual_progress", "progress_variance")
+"""What a book holds of the honest."""
 
 
 class Topic(StrEnum):
@@ -48,6 +52,7 @@ class Topic(StrEnum):
     RECORD = "record"
     SAMPLE = "sample"
     SCORES = "scores"
+    PROGRESS = "progress"
     BOOK = "book"
     WEIGHTS = "weights"
 
@@ -82,6 +87,7 @@ def audit(facts: Facts, claim: Claim) -> list[Finding]:
         _record,
         _sample,
         _scores,
+        _progress,
         _before,
         _observed,
         _after,
@@ -225,6 +231,27 @@ def _scores(again: Replay) -> Iterator[Finding]:
             yield _differs(Topic.SCORES, text, peer)
 
 
+def _progress(again: Replay) -> Iterator[Finding]:
+    """Stated progress is ours, but for the order in which machines add."""
+    stated = {peer: row.progress for peer, row in again.rows.items() if row.progress is not None}
+    if again.progress and not stated:
+        text = "says nothing of progress: payloads that it follows from were lost to it"
+        yield Finding(Topic.PROGRESS, Verdict.OBSERVED, text)
+        return
+    if again.unmeasured:
+        if stated:
+            yield _unchecked(Topic.PROGRESS, f"progress was not measured again: {again.unmeasured}")
+        return
+    for peer in sorted(stated.keys() | again.progress.keys()):
+        theirs, ours = stated.get(peer), again.progress.get(peer)
+        if theirs is None or ours is None or abs(theirs - ours) > PROGRESS_TOLERANCE:
+            yield _differs(Topic.PROGRESS, f"progress {_told(theirs)} stated, {_told(ours)} by the payloads", peer)
+
+
+def _told(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"
+
+
 def _before(again: Replay) -> Iterator[Finding]:
     """The book before the round is the one that the report before left."""
     report, earlier = again.report, again.claim.earlier
@@ -240,7 +267,7 @@ def _before(again: Replay) -> Iterator[Finding]:
         text = f"the report of round {report.before.round} is not to be had: the book before is taken as stated"
         yield _unchecked(Topic.BOOK, text)
         return
-    for name in ("unit", "usual_score"):
+    for name in _USUAL:
         if getattr(report.before, name) != getattr(earlier.after, name):
             yield _differs(Topic.BOOK, f"{name} before the round is not what round {earlier.round} left")
     for peer in sorted(report.rows.keys()):
@@ -255,9 +282,12 @@ def _before(again: Replay) -> Iterator[Finding]:
         yield _differs(Topic.BOOK, f"more or less patience is left than round {earlier.round} and those since left")
     if _rated(report.before) + report.gone != _rated(earlier.after) + earlier.gone:
         yield _differs(Topic.BOOK, "another number of hotkeys was ever evaluated than the round before left")
-    since = earlier.round + 1 - again.facts.run.spec_at(earlier.round).gauntlet.copy_rounds
-    kept = (*earlier.history, *_payloads(earlier))
-    if report.history != tuple(sorted(past for past in kept if past.round >= since)):
+    rules = again.facts.run.spec_at(earlier.round).gauntlet
+    known = {*earlier.history, *_payloads(earlier)}
+    kept = {past for past in known if is_kept(past, earlier.round, earlier.after.peers, rules)}
+    # Of who is not registered any more the report does not show the record.
+    open_ones = {past for past in known if past.peer not in earlier.rows}
+    if not kept <= set(report.history) <= kept | open_ones:
         yield _differs(Topic.BOOK, f"the payloads remembered are not those that round {earlier.round} left")
 
 
@@ -306,12 +336,13 @@ def _after(again: Replay) -> Iterator[Finding]:
         ),
         again.evaluated,
         frozenset(peer for peer, _ in contributing),
+        {peer: row.progress for peer, row in again.rows.items() if row.progress is not None},
     )
     if len(again.evaluated) > again.spec.gauntlet.evaluations:
         return  # told already; and to fold hundreds of evaluations takes minutes
     before, stated, why = again.report.before, again.report.after, again.report.unobserved
     expected = fold(before, outcome, again.spec.gauntlet) if why is None else pass_over(before, why)
-    for name in ("unit", "usual_score"):
+    for name in _USUAL:
         theirs, ours = getattr(stated, name), getattr(expected, name)
         if not same([theirs.value, theirs.weight], [ours.value, ours.weight]):
             yield _differs(Topic.BOOK, f"{name} {theirs.value:.6g} stated, {ours.value:.6g} by the fold")

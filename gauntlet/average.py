@@ -17,6 +17,11 @@ class Average:
         weight = kept + (1 - decay)
         return Average((kept * self.value + (1 - decay) * value) / weight, weight)
 
+    def error(self, decay: float) -> float:
+        """Standard error of the average, in standard deviations of one value; 1 while there is none."""
+        settled = (1 - decay) / (1 + decay)
+        return sqrt(settled * (2 - self.weight) / self.weight) if self.weight else 1.0
+
 
 NOTHING = Average()
 """The average of no values."""

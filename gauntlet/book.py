@@ -4,7 +4,7 @@
 Everything is keyed by hotkey. A new hotkey on an old uid starts fresh, an old hotkey on a new uid keeps its record.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from gauntlet.rating import FRESH, Rating, rate
 from gauntlet.remembered import Remembered
 from protocol.errors import InvalidMessage
 from protocol.messages import canonical_json, parse_json
-from protocol.spec import GauntletSpec
+from protocol.spec import PROGRESS_ROUNDS, GauntletSpec
 from protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, PeerId
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ class PeerRecord:
 
     Averages over the same evaluations: `gaps` and `units` its gap and the honest one, in shares of comparisons; in nats
     a token `scores` and `usual_scores` the LossScore on unassigned data and the honest one, `score_variances` by how
-    much honest ones differ (squared), `assigned_scores` for display.
+    much honest ones differ (squared), `assigned_scores` for display. Over the rounds in which it was measured
+    (gauntlet/progress.py): its `progress`, the honest one as `usual_progress`, and `progress_variances`.
     `penalty` is taken off the proof in PeerScore: each fault adds, each clean round takes away a quarter of it.
     """
 
@@ -53,6 +54,9 @@ class PeerRecord:
     usual_scores: Average = NOTHING
     score_variances: Average = NOTHING
     assigned_scores: Average = NOTHING
+    progress: Average = NOTHING
+    usual_progress: Average = NOTHING
+    progress_variances: Average = NOTHING
     evaluations: int = 0
     last_evaluated: int | None = None
     contributed: int = 0
@@ -69,28 +73,31 @@ class PeerRecord:
 class ScoreBook:
     """`round` is the last one folded, -1 in a fresh book; `unit`, `usual_score` and `score_variance` the running honest
     gap, honest LossScore on unassigned data and how much honest ones differ (squared), for rounds in which too few are
-    evaluated to tell; `remembered` names the payloads of the last `copy_rounds` rounds, whose records stand elsewhere;
-    `unobserved` how many rounds were passed over because peers were unreadable, less what the observed ones since gave
-    back (gauntlet/observed.py)."""
+    evaluated to tell, `usual_progress` and `progress_variance` the same of progress; `remembered` names the payloads
+    that later ones are compared with (`is_kept`), whose records stand elsewhere; `unobserved` how many rounds were
+    passed over because peers were unreadable, less what the observed ones since gave back (gauntlet/observed.py)."""
 
     round: int = -1
     peers: Mapping[PeerId, PeerRecord] = field(default_factory=dict)
     unit: Average = NOTHING
     usual_score: Average = NOTHING
     score_variance: Average = NOTHING
+    usual_progress: Average = NOTHING
+    progress_variance: Average = NOTHING
     remembered: tuple[Remembered, ...] = ()
     unobserved: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """Everything that a round taught: the fast checks, the evaluations, and who the agreed record names (empty for a
-    void round)."""
+    """Everything that a round taught: the fast checks, the evaluations, who the agreed record names (empty for a void
+    round), and the progress of who sent something in the round before."""
 
     round: int
     checked: "Checked"
     evaluations: Mapping[PeerId, Evaluation]
     contributing: frozenset[PeerId] = frozenset()
+    progress: Mapping[PeerId, float] = field(default_factory=dict)
 
 
 def eligible(record: PeerRecord, spec: GauntletSpec) -> bool:
@@ -126,6 +133,21 @@ def in_doubt(record: PeerRecord, spec: GauntletSpec) -> bool:
     return abs(margin) < errs or (margin > 0 and record.scores.value <= least_score(record, spec))
 
 
+def trusted(book: ScoreBook, peers: Iterable[PeerId], spec: GauntletSpec) -> list[PeerId]:
+    """Of these peers the eligible ones, sorted: who shows what is usual and where the run goes, and whose progress is
+    measured."""
+    return [peer for peer in sorted(peers) if peer in book.peers and eligible(book.peers[peer], spec)]
+
+
+def is_kept(past: Remembered, round: int, peers: Mapping[PeerId, PeerRecord], spec: GauntletSpec) -> bool:
+    """Whether a payload is remembered after `round`, with these records: for `copy_rounds` rounds to find copies of it,
+    and of an eligible peer as long as `progress` looks at it."""
+    if past.round > round - spec.copy_rounds:
+        return True
+    record = peers.get(past.peer)
+    return past.round > round - PROGRESS_ROUNDS and record is not None and eligible(record, spec)
+
+
 def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBook:
     """The book after a round. A twin whose own pages do not show the work has copied: a fault like those of the fast
     checks. Raises ValueError for a round that is not later than the book's: evaluations would count
@@ -138,15 +160,20 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
     scores = {peer: _score(evaluation.score.unassigned) for peer, evaluation in evaluated.items()}
     # Of twins at most one did the work: they do not show what is usual.
     alone = [peer for peer in evaluated if peer not in checked.twins]
-    trusted = [peer for peer in alone if peer in book.peers and eligible(book.peers[peer], spec)]
-    unit = usual([gaps[peer] for peer in trusted], [gaps[peer] for peer in alone], book.unit)
-    trusted_scores = [scores[peer] for peer in trusted]
+    good = trusted(book, alone, spec)
+    unit = usual([gaps[peer] for peer in good], [gaps[peer] for peer in alone], book.unit)
+    trusted_scores = [scores[peer] for peer in good]
     usual_score = usual(trusted_scores, [scores[peer] for peer in alone], book.usual_score)
     copies = {peer for peer in evaluated if peer in checked.twins and gaps[peer] < SHOWN * unit}
     failed = checked.committed & set(checked.rejected) | copies
     score_variance = usual_variance(trusted_scores, book.score_variance)
+    moved = {peer: outcome.progress[peer] for peer in sorted(outcome.progress) if peer in book.peers}
+    usual_progress = usual(moved.values(), moved.values(), book.usual_progress)
+    if usual_progress <= 0.0:
+        moved = {}  # the honest go apart: a round that says nothing of anybody's work
+    progress_variance = usual_variance(moved.values(), book.progress_variance)
 
-    seen = sorted({*checked.passed, *checked.committed, *evaluated, *outcome.contributing})
+    seen = sorted({*checked.passed, *checked.committed, *evaluated, *outcome.contributing, *moved})
     peers = dict(book.peers) | {p: PeerRecord(first_seen=outcome.round) for p in seen if p not in book.peers}
     ratings = rate(
         {peer: peers[peer].rating for peer in {*evaluated, *failed}},
@@ -172,6 +199,13 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
                 evaluations=record.evaluations + 1,
                 last_evaluated=outcome.round,
             )
+        if peer in moved:
+            record = replace(
+                record,
+                progress=record.progress.push(moved[peer], spec.score_decay),
+                usual_progress=record.usual_progress.push(usual_progress, spec.score_decay),
+                progress_variances=record.progress_variances.push(progress_variance, spec.score_decay),
+            )
         record = replace(
             record,
             rating=ratings.get(peer, record.rating),
@@ -179,7 +213,6 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
         )
         peers[peer] = record
 
-    kept_from = outcome.round + 1 - spec.copy_rounds
     remembered = sorted({*book.remembered, *checked.remember})
     return ScoreBook(
         outcome.round,
@@ -187,7 +220,9 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
         book.unit.push(unit, spec.unit_decay) if evaluated else book.unit,
         book.usual_score.push(usual_score, spec.unit_decay) if evaluated else book.usual_score,
         book.score_variance.push(score_variance, spec.unit_decay) if evaluated else book.score_variance,
-        tuple(past for past in remembered if past.round >= kept_from),
+        book.usual_progress.push(usual_progress, spec.unit_decay) if moved else book.usual_progress,
+        book.progress_variance.push(progress_variance, spec.unit_decay) if moved else book.progress_variance,
+        tuple(past for past in remembered if is_kept(past, outcome.round, peers, spec)),
         max(0.0, book.unobserved - REGAINED),
     )
 
@@ -198,7 +233,7 @@ def _score(value: float) -> float:
 
 # --- JSON ----------------------------------------------------------------------------------------------------
 
-_VERSION = 4
+_VERSION = 5
 _MOST_REMEMBERED = 32 * MAX_UIDS
 """All hotkeys in the most rounds that a spec can ask for."""
 
@@ -212,6 +247,8 @@ def to_json(book: ScoreBook) -> bytes:
             "unit": _average_body(book.unit),
             "usual_score": _average_body(book.usual_score),
             "score_variance": _average_body(book.score_variance),
+            "usual_progress": _average_body(book.usual_progress),
+            "progress_variance": _average_body(book.progress_variance),
             "peers": {peer.hex(): _record_body(record) for peer, record in book.peers.items()},
             "remembered": [[past.round, past.peer.hex(), past.payload.hex()] for past in book.remembered],
             "unobserved": book.unobserved,
@@ -231,6 +268,8 @@ def from_json(data: bytes) -> ScoreBook:
             _average(body["unit"]),
             _average(body["usual_score"]),
             _average(body["score_variance"]),
+            _average(body["usual_progress"]),
+            _average(body["progress_variance"]),
             _remembered(body["remembered"]),
             _number(body["unobserved"]),
         )
@@ -261,6 +300,9 @@ def _record_body(record: PeerRecord) -> dict[str, Any]:
         "usual_scores": _average_body(record.usual_scores),
         "score_variances": _average_body(record.score_variances),
         "assigned_scores": _average_body(record.assigned_scores),
+        "progress": _average_body(record.progress),
+        "usual_progress": _average_body(record.usual_progress),
+        "progress_variances": _average_body(record.progress_variances),
         "evaluations": record.evaluations,
         "last_evaluated": record.last_evaluated,
         "contributed": record.contributed,
@@ -280,6 +322,9 @@ def _record(body: Any) -> PeerRecord:
         usual_scores=_average(body["usual_scores"]),
         score_variances=_average(body["score_variances"]),
         assigned_scores=_average(body["assigned_scores"]),
+        progress=_average(body["progress"]),
+        usual_progress=_average(body["usual_progress"]),
+        progress_variances=_average(body["progress_variances"]),
         evaluations=_integer(body["evaluations"]),
         last_evaluated=None if last is None else _integer(last),
         contributed=_integer(body["contributed"]),

@@ -9,11 +9,10 @@ from gauntlet.agreement import Agreed, Views
 from gauntlet.checks import Doors
 from gauntlet.commitment import is_judged
 from gauntlet.loss import Losses
-from gauntlet.remembered import Remembered
 from gauntlet.report import Report
 from gauntlet.sketch import Sketch
 from protocol.run import Run
-from protocol.spec import GauntletSpec, RunSpec
+from protocol.spec import RunSpec
 from protocol.types import Digest, Peer, PeerId, Uid
 from sparseloco.outer import OuterState
 
@@ -79,7 +78,8 @@ class Claim:
 
     `shown`: the table of hotkeys as it stands in the document. `earlier`: its report of the round that its book before
     was made in, None when that is not to be had; `skipped`: a later round before this one that it reported all the
-    same. `sketches`: by the round's sample, of those payloads of `compared` that could be had. `paid`: hotkeys as of
+    same. `sketches`: by the round's sample, of those payloads of `Report.compared` that could be had; `measured`: of
+    those of `Report.measured`, by its larger sample. `paid`: hotkeys as of
     `report.paid.block`; None when the chain's node does not have it. `row`: what came to stand on chain of the weights
     that were set in `report.paid.set_in`, or why that cannot be told.
     """
@@ -90,11 +90,7 @@ class Claim:
     earlier: Report | None = None
     skipped: int | None = None
     sketches: tuple[Sketch, ...] = ()
+    measured: tuple[Sketch, ...] = ()
     paid: Sequence[Peer] | None = None
     row: Row | str = ""
     last: Report | None = None
-
-
-def compared(report: Report, spec: GauntletSpec) -> tuple[Remembered, ...]:
-    """The payloads of earlier rounds with which this round's were compared."""
-    return tuple(past for past in report.history if past.round >= report.round - spec.copy_rounds)

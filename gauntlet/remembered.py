@@ -1,8 +1,9 @@
 """Payloads by name: those of earlier rounds, and who sent (nearly) the same as whom."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from protocol.spec import PROGRESS_ROUNDS
 from protocol.types import Digest, PeerId
 
 Twins = Mapping[PeerId, frozenset[PeerId]]
@@ -18,3 +19,21 @@ class Remembered:
     round: int
     peer: PeerId
     payload: Digest
+
+
+def compared(remembered: Iterable[Remembered], round: int, copy_rounds: int) -> tuple[Remembered, ...]:
+    """Those of earlier rounds with which the payloads of `round` are compared for copies."""
+    return tuple(past for past in remembered if past.round >= round - copy_rounds)
+
+
+def looked_at(
+    remembered: Iterable[Remembered], round: int, trusted: Collection[PeerId], guides: Collection[PeerId]
+) -> tuple[Remembered, ...]:
+    """Those of earlier rounds from which progress follows in `round`: of the round before the payloads of all the
+    `trusted`, of those before it the guides'."""
+    return tuple(
+        past
+        for past in remembered
+        if round - PROGRESS_ROUNDS <= past.round < round
+        and past.peer in (trusted if past.round == round - 1 else guides)
+    )

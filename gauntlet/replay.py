@@ -9,10 +9,12 @@ from gauntlet.book import PeerRecord, ScoreBook
 from gauntlet.checks import Checked, Gathered, fast_checks
 from gauntlet.commitment import commitment, is_late
 from gauntlet.evaluation import Evaluation
-from gauntlet.facts import Claim, Facts, compared
+from gauntlet.facts import Claim, Facts
 from gauntlet.loss import bounded, evaluate
+from gauntlet.progress import MEASURED_VALUES, progress, shown
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
+from gauntlet.sketch import Sample
 from protocol.types import Digest, PeerId, Reason
 from sparseloco.outer import OuterState
 
@@ -25,7 +27,8 @@ class Replay:
 
     `passed`: the judged peers that the report rejects for nothing, and has seen. `twins`, `evaluated`: as stated.
     `drawn`, `references`: of the round's sample. `examined`: what the fast checks were given again, `checked`: their
-    outcome. `ours`: our own evaluations of the drawn peers; `unscored`: why there are none.
+    outcome. `ours`: our own evaluations of the drawn peers; `unscored`: why there are none. `progress`, `unmeasured`:
+    the same of progress.
     """
 
     def __init__(self, facts: Facts, claim: Claim) -> None:
@@ -34,9 +37,8 @@ class Replay:
         registered = {peer.id: peer for peer in facts.views.commit}
         self.registered = registered
         self.rows = {peer: row for peer, row in claim.report.rows.items() if peer in registered}
-        self.compared = compared(claim.report, self.spec.gauntlet)
-        judged = {peer: row for peer, row in self.rows.items() if peer in facts.judged}
-        self.passed = sorted(peer for peer, row in judged.items() if row.rejected is None and not row.unseen)
+        self.compared = claim.report.compared(self.spec.gauntlet)
+        self.passed = sorted(claim.report.passed & self.rows.keys() & facts.judged.keys())
         self.book = _with_gone(claim.report.before, claim.report.gone)
         self.twins = {peer: frozenset(row.twins) for peer, row in self.rows.items() if row.twins}
         self.ranking: Ranking = standing(
@@ -51,6 +53,7 @@ class Replay:
         self.examined = self._examined()
         self.checked = self._checked()
         self.ours, self.unscored = self._evaluations()
+        self.progress, self.unmeasured = self._progress()
 
     def _examined(self) -> dict[PeerId, Gathered]:
         """Peers whose verdict follows from what we hold: without a commitment from the chain alone, else from the
@@ -116,6 +119,18 @@ class Replay:
             ), ""
         except ValueError as fault:
             return {}, str(fault)
+
+    def _progress(self) -> tuple[Mapping[PeerId, float], str]:
+        """Progress as we measure it; nothing, and why, when we cannot."""
+        if self.report.unobserved is not None:
+            return {}, ""
+        leading = [peer for peer in self.report.guides(self.spec.gauntlet) if peer in self.passed]
+        named = self.report.measured(self.spec.gauntlet)
+        lacking = sum(peer not in self.checked.passed for peer in leading) + len(named) - len(self.claim.measured)
+        if lacking:
+            return {}, f"{lacking} of the payloads that it follows from are not to be had, or do not pass here"
+        sample = Sample(self.spec.layout, self.facts.commit_hash, MEASURED_VALUES)
+        return progress(sample, shown(sample, leading, self.checked.passed), self.claim.measured, named), ""
 
 
 def _with_gone(book: ScoreBook, gone: int) -> ScoreBook:

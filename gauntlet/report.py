@@ -10,10 +10,11 @@ from math import isfinite, nan
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gauntlet.average import Average
-from gauntlet.book import PeerRecord, ScoreBook, eligible, from_json, to_json
+from gauntlet.book import PeerRecord, ScoreBook, eligible, from_json, to_json, trusted
 from gauntlet.evaluation import Evaluation
 from gauntlet.observed import PATIENCE_ROUNDS, Unobserved
-from gauntlet.remembered import Remembered
+from gauntlet.progress import guides
+from gauntlet.remembered import Remembered, compared, looked_at
 from gauntlet.selection import Ranking, peer_score
 from gauntlet.weights import worth
 from protocol.errors import InvalidMessage
@@ -43,6 +44,8 @@ _LARGEST = 1e6
 """Bound of a book's numbers, far beyond any that can be right: arithmetic on them cannot overflow."""
 _LARGEST_SCORE = 1e30
 """Of a LossScore as measured: the book takes it at most as 1."""
+_LARGEST_PROGRESS = 1.001
+"""It is a cosine."""
 _LARGEST_RATING = 1000.0
 _U32 = (1 << 32) - 1
 
@@ -53,6 +56,8 @@ class Row:
     hotkey that is not judged.
 
     `twins`: others that passed with (nearly) the same payload.
+
+    `progress`: of its update of the round before, where this round shows it.
 
     `contributing`: in this validator's own order, whatever the chain agreed on. `weight`: its share of the pay that the
     validator computed. `reveal`: the signed key that the validator read, whatever came of it. `payload`: sha256 of the
@@ -66,6 +71,7 @@ class Row:
     standing: Standing | None = None
     contributing: bool = False
     evaluation: Evaluation | None = None
+    progress: float | None = None
     reveal: bytes | None = None
     payload: Digest | None = None
     twins: tuple[PeerId, ...] = ()
@@ -106,6 +112,27 @@ class Report:
     paid: Paid
     unobserved: Unobserved | None = None
 
+    @property
+    def passed(self) -> frozenset[PeerId]:
+        """Hotkeys that it rejects for nothing, and has seen."""
+        return frozenset(peer for peer, row in self.rows.items() if row.rejected is None and not row.unseen)
+
+    def guides(self, spec: GauntletSpec) -> list[PeerId]:
+        """Whose updates say where the run goes, by what it states."""
+        contributing = [peer for peer, row in self.rows.items() if row.contributing]
+        twins = [peer for peer, row in self.rows.items() if row.twins]
+        return guides(contributing, trusted(self.before, self.rows, spec), twins)
+
+    def compared(self, spec: GauntletSpec) -> tuple[Remembered, ...]:
+        """The payloads of earlier rounds with which this round's were compared for copies."""
+        return compared(self.history, self.round, spec.copy_rounds)
+
+    def measured(self, spec: GauntletSpec) -> tuple[Remembered, ...]:
+        """The payloads of earlier rounds from which the progress follows."""
+        if self.unobserved is not None:
+            return ()
+        return looked_at(self.history, self.round, trusted(self.before, self.rows, spec), self.guides(spec))
+
     def named(self, spec: GauntletSpec) -> dict[str, Any]:
         """What people look at: hotkey -> uid, outcome and numbers after the round. Losses in nats a token, the proof in
         units of the honest gap; what was not finite or not measured is null."""
@@ -137,6 +164,7 @@ def round_report(
     checked: "Checked",
     ranking: Ranking,
     evaluations: Mapping[PeerId, Evaluation],
+    progress: Mapping[PeerId, float],
     before: ScoreBook,
     after: ScoreBook,
     paid: Paid,
@@ -156,6 +184,7 @@ def round_report(
             standing=ranking.standing.get(peer.id),
             contributing=peer.id in ranking.contributing,
             evaluation=evaluations.get(peer.id),
+            progress=progress.get(peer.id),
             reveal=reveals.get(peer.id),
             payload=payloads.get(peer.id),
             twins=tuple(sorted(checked.twins.get(peer.id, ()))),
@@ -201,6 +230,8 @@ def _row_body(row: Row, before: PeerRecord | None, record: PeerRecord | None, sp
             "references": row.evaluation.references,
         }
         body["gap"] = row.evaluation.gap
+    if row.progress is not None:
+        body["progress"] = row.progress
     return body
 
 
@@ -278,6 +309,7 @@ def _row(body: Mapping[str, Any], reveal: bytes | None, payload: Digest | None) 
         _one_of(Standing, body["standing"]) if "standing" in body else None,
         "contributing" in body,
         evaluation,
+        _number(body["progress"], -_LARGEST_PROGRESS, _LARGEST_PROGRESS) if "progress" in body else None,
         reveal,
         payload,
         twins,
@@ -293,14 +325,17 @@ def _book(body: Any, peers: Collection[PeerId]) -> ScoreBook:
     book = from_json(canonical_json(_table(body)))
     if book.remembered or not book.peers.keys() <= set(peers) or book.round < -1:
         raise InvalidMessage("report: a book that remembers payloads, or with hotkeys that the report does not list")
-    for average in (book.unit, book.usual_score):
+    for average in (book.unit, book.usual_score, book.usual_progress):
         _check(average)
-    _check(book.score_variance, least=0.0)
+    for variance in (book.score_variance, book.progress_variance):
+        _check(variance, least=0.0)
     _number(book.unobserved, 0.0, PATIENCE_ROUNDS)
     for record in book.peers.values():
-        for average in (record.gaps, record.units, record.scores, record.usual_scores, record.assigned_scores):
+        averages = (record.gaps, record.units, record.scores, record.usual_scores, record.assigned_scores)
+        for average in (*averages, record.progress, record.usual_progress):
             _check(average)
-        _check(record.score_variances, least=0.0)
+        for variance in (record.score_variances, record.progress_variances):
+            _check(variance, least=0.0)
         for count in (record.first_seen, record.evaluations, record.contributed, record.faults):
             _count(count)
         _number(record.penalty, 0.0, 1.0)

@@ -1,9 +1,10 @@
-"""The chain's weights (docs/protocol.md section 9): by merit, which is convex in the averaged score and anchored at a
-fixed 0.
+"""The chain's weights (docs/protocol.md section 9): by merit, which is convex in the averaged progress and anchored at
+a fixed 0.
 
 Convex: one peer's work split among several hotkeys earns less than undivided. Anchored at 0 and never at the worst
-peer: an attacker can supply a worst peer. By the score's size and not by its rank (docs/decisions/
-0048-honest-work-pays.md): ranks pay equal peers unequally, and keep to whoever was lucky first.
+peer: an attacker can supply a worst peer. By its size and not by its rank (docs/decisions/0048-honest-work-pays.md):
+ranks pay equal peers unequally, and keep to whoever was lucky first. By progress and not by the LossScore, which is the
+gate: late in a run half of the work scores as much as all of it (docs/decisions/0056-pay-by-progress.md).
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,13 +22,13 @@ WEIGHT_STEPS = 1.5
 RESERVE_SHARE = 0.5
 """What a peer of the reserve earns for the same merit: its work was ready, but nobody applied it."""
 CONVEXITY = 2
-"""Power of worth in merit. Splitting one peer's work among n hotkeys pays as soon as each of them scores more than
-n ** (-1 / CONVEXITY) of the whole: half the steps score about 0.6, more than 1/2 and less than 0.7."""
+"""Power of worth in merit. Splitting one peer's work among n hotkeys pays as soon as each of them has more than
+n ** (-1 / CONVEXITY) of the whole's progress: half the steps have about 0.5, and less than 0.7."""
 ENOUGH_PROOF = 0.8
 """From here on a proof is whole. Who trains on twice the sequences shows less on each of them and yet has done more
 (docs/decisions/0048-honest-work-pays.md); and luck beyond honest work earns nothing."""
-LARGEST_WORTH = 16.0
-"""Of an honest score: where honest scores were all 0, any positive one would be worth without end."""
+LARGEST_WORTH = 2.0
+"""Of honest progress: where that is all but noise, luck must not be worth many units."""
 
 
 def is_due(run: Run, round: int, last_update: int, block: int) -> bool:
@@ -65,23 +66,25 @@ def lasting(at_commit: Iterable[Peer], now: Iterable[Peer]) -> dict[PeerId, Uid]
     return {peer.id: peer.uid for peer in now if (peer.id, peer.uid) in before}
 
 
-def honest_score(record: PeerRecord) -> float:
-    """The unit of worth, nats a token: root mean square of honest LossScores in the rounds of a peer's evaluations.
+def honest_progress(record: PeerRecord) -> float:
+    """The unit of worth: root mean square of honest progress in the rounds in which a peer's was measured.
 
-    It makes rounds comparable in which a loss falls fast and slowly, and divides all peers of a round alike: whoever
-    moves it moves nobody's share. Root mean square, because it stays above 0 where honest scores differ more than their
-    median: then luck is worth a few units and not any number of them.
+    It makes rounds comparable in which updates are much and hardly alike, and divides all peers of a round alike:
+    whoever moves it moves nobody's share. Root mean square, because it stays above 0 where honest peers differ more
+    than their median: then luck is worth a few units and not any number of them.
     """
-    return hypot(record.usual_scores.value, sqrt(record.score_variances.value))
+    return hypot(record.usual_progress.value, sqrt(record.progress_variances.value))
 
 
 def worth(record: PeerRecord) -> float:
-    """Averaged LossScore on unassigned data in honest ones, 0 to LARGEST_WORTH: about 1 for honest work, 0 for a score
-    below 0."""
-    score, unit = record.scores.value, honest_score(record)
-    if score <= 0.0:
+    """Averaged progress in honest ones, 0 to LARGEST_WORTH: about 1 for honest work, 0 for noise. 1 while none was
+    measured: a peer's first update shows it in the round after."""
+    if not record.progress.weight:
+        return 1.0
+    moved, unit = record.progress.value, honest_progress(record)
+    if moved <= 0.0:
         return 0.0
-    return min(LARGEST_WORTH, score / unit) if unit else LARGEST_WORTH
+    return min(LARGEST_WORTH, moved / unit) if unit else LARGEST_WORTH
 
 
 def merit(record: PeerRecord) -> float:

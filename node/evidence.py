@@ -2,7 +2,7 @@
 model as it stood at the round's start, by the catch-up that a joiner uses. Reads only.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,8 @@ from gauntlet.agreement import Views, agreed, claimed_start, mirrors
 from gauntlet.audit import Finding, Topic, Verdict, audit
 from gauntlet.checks import Doors as CheckDoors
 from gauntlet.commitment import commitment
-from gauntlet.facts import Claim, Facts, Row, State, compared
+from gauntlet.facts import Claim, Facts, Row, State
+from gauntlet.progress import MEASURED_VALUES
 from gauntlet.remembered import Remembered
 from gauntlet.report import Report
 from gauntlet.sketch import Sample, Sketch
@@ -47,6 +48,7 @@ from protocol.run import Run
 from protocol.spec import RunSpec
 from protocol.types import MAX_UIDS, Digest, Peer, PeerId
 from sparseloco import ops
+from sparseloco.update import Records
 from storage.collect import gather
 from storage.exchange import Data, Wanted
 from storage.seal import unseal
@@ -93,21 +95,26 @@ class Archive:
         found = fetch_pinned(spec, self.run.id, round, pairs, self.sources, _seconds(spec, len(pairs)))
         return {peer: data for peer, data in found.items() if isinstance(data, bytes)}
 
-    def sketches(self, history: Iterable[Remembered], sample: Sample) -> tuple[Sketch, ...]:
-        """Sketches of earlier payloads, of those that can be had; the digest of the records decides."""
-        by_round: dict[int, list[Remembered]] = {}
-        for past in history:
-            by_round.setdefault(past.round, []).append(past)
-        # More than there can be: a report that wants us to fetch for ever. A few at a time: payloads are large.
-        return tuple(
-            found
-            for round, wanted in sorted(by_round.items())
-            if len(wanted) <= MAX_UIDS
-            for first in range(0, len(wanted), MAX_THREADS)
-            for found in self._sketches(round, wanted[first : first + MAX_THREADS], sample)
-        )
+    def sketches(self, *wanted: tuple[Collection[Remembered], Sample]) -> list[tuple[Sketch, ...]]:
+        """Sketches of earlier payloads by each of the samples, of those that can be had; the digest of the records
+        decides. Each payload is fetched once."""
+        by_round: dict[int, set[Remembered]] = {}
+        for names, _ in wanted:
+            for past in names:
+                by_round.setdefault(past.round, set()).add(past)
+        found: list[list[Sketch]] = [[] for _ in wanted]
+        for round, named in sorted(by_round.items()):
+            if len(named) > MAX_UIDS:
+                continue  # more than there can be: a report that wants us to fetch for ever
+            ordered = sorted(named)
+            for first in range(0, len(ordered), MAX_THREADS):  # a few at a time: payloads are large
+                for past, records in self._records(round, ordered[first : first + MAX_THREADS]):
+                    for sketches, (names, sample) in zip(found, wanted, strict=True):
+                        if past in names:
+                            sketches.append(Sketch(past.peer, past.round, past.payload, sample.excerpt(records)))
+        return [tuple(sketches) for sketches in found]
 
-    def _sketches(self, round: int, wanted: Sequence[Remembered], sample: Sample) -> Iterator[Sketch]:
+    def _records(self, round: int, wanted: Sequence[Remembered]) -> Iterator[tuple[Remembered, Records]]:
         spec, run = self.run.spec_at(round), self.run.id
         sealed = gather(
             [
@@ -132,7 +139,7 @@ class Archive:
                 except InvalidSubmission:
                     continue
                 if update.digest == past.payload:
-                    yield Sketch(past.peer, round, update.digest, sample.excerpt(update.records))
+                    yield past, update.records
 
     def _sealed_by(self, round: int, peer: PeerId) -> Callable[[Data], bool]:
         def accept(data: Data) -> bool:
@@ -299,13 +306,19 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
     since = max(report.before.round + 1, facts.round - LOOK_BACK_ROUNDS)
     later = ((r, _report(archive, validator, r)) for r in range(facts.round - 1, since - 1, -1))
     skipped = (r for r, found in later if found is not None and found.unobserved is None)
+    rules, layout = facts.spec.gauntlet, facts.spec.layout
+    sketches, measured = archive.sketches(
+        (report.compared(rules), Sample(layout, facts.commit_hash)),
+        (report.measured(rules), Sample(layout, facts.commit_hash, MEASURED_VALUES)),
+    )
     claim = Claim(
         validator,
         report,
         body["peers"],
         earlier,
         next(skipped, None),
-        archive.sketches(compared(report, facts.spec.gauntlet), Sample(facts.spec.layout, facts.commit_hash)),
+        sketches,
+        measured,
         *_paid(facts, archive.doors, validator, report),
         _report(archive, validator, facts.round - 1),
     )

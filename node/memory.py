@@ -20,21 +20,22 @@ from sparseloco.update import Records
 
 
 class Memory:
-    """The files in `folder`. `named`: the payloads that the saved book names; they are read and checked once."""
+    """The files in `folder`, of payloads of `size` bytes. `named`: those that the saved book names, which may be a part
+    of what a file holds; they are read and checked once."""
 
-    def __init__(self, folder: Path, named: Iterable[Remembered]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, size: int, named: Iterable[Remembered]) -> None:
+        self.folder, self._size = folder, size
         self._records: dict[Remembered, Bytes] = {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for round, group in groupby(sorted(named), key=lambda past: past.round):
-            names = list(group)
+            names = set(group)
             try:
-                rows = zip(names, self._rows(round, len(names)), strict=True)
-                self._records |= {past: row for past, row in rows if sha256(row).digest() == past.payload}
+                rows = {sha256(row).digest(): row for row in self._rows(round)}
+                self._records |= {past: rows[past.payload] for past in names if past.payload in rows}
             except (OSError, ValueError):
                 pass
-            if lost := len(set(names) - self._records.keys()):
-                told = "round {round}: {lost} payloads are lost; copies of them go unseen"
+            if lost := len(names - self._records.keys()):
+                told = "round {round}: {lost} payloads are lost; copies of them go unseen, and who went on with them"
                 logger.warning(told, round=round, lost=lost)
 
     def keep(self, round: int, payloads: Mapping[Remembered, Records]) -> None:
@@ -44,7 +45,7 @@ class Memory:
             with temporary.open("wb") as file:
                 file.writelines(payloads[past] for past in names)
             os.replace(temporary, self._path(round))
-            self._records |= zip(names, self._rows(round, len(names)), strict=True)
+            self._records |= zip(names, self._rows(round), strict=True) if names else ()
         except OSError as fault:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)  # the disk is needed for what must be saved
@@ -70,8 +71,7 @@ class Memory:
     def _path(self, round: int) -> Path:
         return self.folder / str(round)
 
-    def _rows(self, round: int, count: int) -> Bytes:
-        """The records of `count` payloads, without reading them yet. Raises OSError, or ValueError for another size."""
-        if not count:
-            return np.empty((0, 0), dtype=np.uint8)
-        return np.memmap(self._path(round), dtype=np.uint8, mode="r").reshape(count, -1)
+    def _rows(self, round: int) -> Bytes:
+        """All records of a round, without reading them yet. Raises OSError, or ValueError for a file that does not hold
+        whole payloads."""
+        return np.memmap(self._path(round), dtype=np.uint8, mode="r").reshape(-1, self._size)

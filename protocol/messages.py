@@ -330,7 +330,7 @@ def parse_reveal(data: bytes | memoryview) -> Reveal:
 _DOCUMENT = struct.Struct("<4sI8s32sI32s64s")
 _DOCUMENT_MAGIC = b"MURD"
 _KIND_BYTES = 8
-DOCUMENT_MAX_BYTES = 4 << 20
+DOCUMENT_MAX_BYTES = 8 << 20
 _MAX_DEPTH = 32
 _MAX_INTEGER = (1 << 64) - 1
 """The chain's widest number. Longer ones would overflow where a reader turns them into floats or SQL."""

@@ -185,6 +185,11 @@ class ClockSpec(Table):
     download_mbps: Rate = 500.0
 
 
+PROGRESS_ROUNDS = 5
+"""Rounds whose payloads the progress of an update is worked out from, besides the one that shows it: its own and those
+before it whose steps everybody knows (gauntlet/progress.py)."""
+
+
 class GauntletSpec(Table):
     """Constants of checks, scoring, selection and pay (docs/protocol.md sections 5, 6, 9).
 
@@ -221,6 +226,11 @@ class GauntletSpec(Table):
     doubt_share: Share = 0.2
     weight_rounds: Positive = 1
     burn_share: Share = 0.0
+
+    @property
+    def remembered_rounds(self) -> int:
+        """Rounds of which a validator keeps payloads."""
+        return max(self.copy_rounds, PROGRESS_ROUNDS)
 
 
 class RunSpec(Published):

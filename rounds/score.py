@@ -8,12 +8,14 @@ from loguru import logger
 
 from gauntlet import book
 from gauntlet.agreement import Agreed
-from gauntlet.book import RoundOutcome, ScoreBook, fold
+from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
 from gauntlet.checks import Checked, Doors, Gathered, fast_checks
 from gauntlet.commitment import commitment, is_judged
 from gauntlet.evaluation import Evaluation
 from gauntlet.loss import bounded, evaluate
 from gauntlet.observed import Unobserved, is_unreadable, pass_over
+from gauntlet.progress import MEASURED_VALUES, guides, progress, shown
+from gauntlet.remembered import compared, looked_at
 from gauntlet.report import Paid, round_report
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
@@ -47,7 +49,7 @@ class Scores:
                 f"the ratings saved in {store.folder} cannot be used ({fault}): run the release that wrote them, "
                 "or remove this folder and start again: the node catches up, and every rating starts afresh"
             ) from None
-        self.memory = Memory(store.folder / "payloads", self.book.remembered)
+        self.memory = Memory(store.folder / "payloads", node.run.first.layout.records_bytes, self.book.remembered)
 
     def check(self, round: int, gathered: Sequence[Gathered]) -> Checked:
         """The fast checks (docs/protocol.md section 5), told to the log."""
@@ -102,7 +104,9 @@ class Scores:
             expected_proof=lambda peer: node.held.replica.sync_proof(commit_hash, peer),
             outer_state=node.held.replica.outer,
             commit_hash=commit_hash,
-            history=self.memory.sketches(self.book.remembered, Sample(spec.layout, commit_hash)),
+            history=self.memory.sketches(
+                compared(self.book.remembered, round, spec.gauntlet.copy_rounds), Sample(spec.layout, commit_hash)
+            ),
         )
 
     def unobserved(self, round: int, seen: Seen, checked: Checked) -> Unobserved | None:
@@ -168,11 +172,32 @@ class Scores:
         )
         return evaluations
 
-    def fold(self, round: int, checked: Checked, evaluations: Mapping[PeerId, Evaluation], decision: Agreed) -> None:
-        """Fold the round into the book and save it: ratings survive anything from here on."""
+    def progress(
+        self, round: int, checked: Checked, ranking: Ranking, at_commit: Sequence[Peer]
+    ) -> Mapping[PeerId, float]:
+        """How far this round's updates go on with those of the round before."""
+        node = self.node
+        spec, commit_hash = node.run.spec_at(round), node.doors.chain.header(node.clock.commit_by(round)).hash
+        good = trusted(self.book, [peer.id for peer in at_commit], spec.gauntlet)
+        leading = guides(ranking.contributing, good, checked.twins)
+        named = looked_at(self.book.remembered, round, good, leading)
+        with node.held.timeline.begin("progress"):
+            sample = Sample(spec.layout, commit_hash, MEASURED_VALUES)
+            past = list(self.memory.sketches(named, sample))
+            return progress(sample, shown(sample, leading, checked.passed), past, named)
+
+    def fold(
+        self,
+        round: int,
+        checked: Checked,
+        evaluations: Mapping[PeerId, Evaluation],
+        decision: Agreed,
+        found: Mapping[PeerId, float],
+    ) -> None:
+        """Fold the round into the book and save it: ratings survive anything from here on. `found`: `progress`."""
         node = self.node
         contributing = decision.selection.contributing if decision.selection else ()
-        outcome = RoundOutcome(round, checked, evaluations, frozenset(peer for peer, _ in contributing))
+        outcome = RoundOutcome(round, checked, evaluations, frozenset(peer for peer, _ in contributing), found)
         self.memory.keep(round, checked.remember)
         self.book = fold(self.book, outcome, node.run.spec_at(round).gauntlet)
         node.held.save(book=node.held.store.write(book.to_json(self.book)), scored=round)
@@ -191,6 +216,7 @@ class Scores:
         checked: Checked,
         ranking: Ranking,
         evaluations: Mapping[PeerId, Evaluation],
+        found: Mapping[PeerId, float],
         before: ScoreBook,
         paid: Paid,
         unobserved: Unobserved | None,
@@ -199,7 +225,7 @@ class Scores:
         goes on without it."""
         node, spec = self.node, self.node.run.spec_at(round)
         report = round_report(
-            round, at_commit, gathered, checked, ranking, evaluations, before, self.book, paid, unobserved
+            round, at_commit, gathered, checked, ranking, evaluations, found, before, self.book, paid, unobserved
         )
         data = encode_document("report", node.run.id, round, report.to_body(spec.gauntlet), node.doors.signer)
         try:

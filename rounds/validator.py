@@ -84,6 +84,7 @@ class Validator:
         ranking = scores.rank(round, checked)
         vote.vote(round, ranking, at_commit, checked)
         evaluations = scores.evaluate(round, checked, ranking, at_commit) if unobserved is None else {}
+        progress = scores.progress(round, checked, ranking, at_commit) if unobserved is None else {}
         decision = self.decision(round)
         if decision.selection is not None:
             self.copies.name(round, decision.selection.contributing)
@@ -91,12 +92,12 @@ class Validator:
         before, paid = scores.book, None
         if before.round < round:  # else folded before a restart, and judged by another book
             if unobserved is None:
-                scores.fold(round, checked, evaluations, decision)
+                scores.fold(round, checked, evaluations, decision, progress)
                 paid = pay.pay(round, scores.book, ranking)
             else:
                 scores.pass_over(unobserved)
                 paid = pay.nothing()
-            scores.report(round, at_commit, gathered, checked, ranking, evaluations, before, paid, unobserved)
+            scores.report(round, at_commit, gathered, checked, ranking, evaluations, progress, before, paid, unobserved)
         node.advance(round + 1)
         loss = self.keeper.keep(round)
         self.copies.tell()

@@ -248,5 +248,5 @@ def disk_parts(spec: RunSpec, role: Role) -> dict[str, int]:
     return consensus | {
         "checkpoint": sizes.model,
         "cache": sizes.gathered * sizes.payload,
-        "payloads": (spec.gauntlet.copy_rounds + 1) * sizes.gathered * sizes.payload,
+        "payloads": (spec.gauntlet.remembered_rounds + 1) * sizes.gathered * sizes.payload,
     }

@@ -223,7 +223,8 @@ async function detail(number) {
 }
 
 const NUMBERS = [["weight", "pay", percent], ["peer_score", "PeerScore"], ["mu", "rating"], ["proof", "proof of computation"],
-  ["worth", "worth: score in honest ones"], ["score", "LossScore, averaged"], ["gap", "gap in this round"], ["evaluations", "evaluations"], ["contributed", "rounds contributed"],
+  ["worth", "worth: progress in honest ones"], ["score", "LossScore, averaged"], ["gap", "gap in this round"],
+  ["progress", "progress of the round before"], ["evaluations", "evaluations"], ["contributed", "rounds contributed"],
   ["faults", "faults"], ["penalty", "penalty"]];
 
 async function explain(peer, round) {

@@ -130,9 +130,9 @@ def test_trust_is_what_the_consensus_leaves_of_a_validators_weights(bench: Modul
         two: {Uid(0): 0.5, Uid(1): 0.5},
         three: {Uid(0): 1.0},
     }
-    from pay_network import trusted
+    from pay_network import left
 
-    assert trusted(posted, dict.fromkeys(posted, 1)) == {one: 1.0, two: 1.0, three: 0.5}
+    assert left(posted, dict.fromkeys(posted, 1)) == {one: 1.0, two: 1.0, three: 0.5}
 
 
 def test_a_rate_follows_the_rounds_whatever_the_number_of_steps(bench: ModuleType) -> None:
@@ -180,35 +180,3 @@ def test_what_a_miner_does_not_choose_stays_in_its_error_feedback(bench: ModuleT
     for tensor in spec.layout:
         acc = theta[tensor.name] - ends[tensor.name]
         assert torch.allclose(update.dense(tensor.name) + error[tensor.name], acc, atol=1e-7)
-
-
-def test_progress_is_what_the_next_steps_go_on_with_and_the_last_ones_have_not_done(bench: ModuleType) -> None:
-    """Of four orthogonal directions: one of a step before, one of the steps after, one of neither; half of each."""
-    from progress import flat, progress
-
-    from arena import forge
-    from sparseloco.update import Update
-
-    layout = toy_spec().layout
-    generator = torch.Generator().manual_seed(3)
-    before, after, noise = (forge.noise(1.0, layout, generator) for _ in range(3))
-
-    def sent(**shares: float) -> Update:
-        parts = {"before": before, "after": after, "noise": noise}
-        dense = [{n: share * t for n, t in forge.dense(parts[name]).items()} for name, share in shares.items()]
-        return forge.packed({n: sum(each[n] for each in dense) for n in dense[0]}, layout)  # type: ignore[misc]
-
-    peers = {
-        "momentum": before,
-        "work": sent(after=0.8, noise=0.6),
-        "half": sent(after=0.4, noise=0.3),
-        "twice": sent(after=1.6, noise=1.2),
-    }
-    updates = {PeerId(name.encode().ljust(32)): update for name, update in peers.items()}
-    steps = [flat(forge.dense(update)) for update in (before, after)]
-    found = progress(updates, 1.0, steps[:1], steps[1:])
-    work = found[PeerId(b"work".ljust(32))]
-    assert work > 0.3
-    assert abs(found[PeerId(b"momentum".ljust(32))]) < 1e-9
-    assert found[PeerId(b"half".ljust(32))] == pytest.approx(work / 2, rel=0.05)
-    assert found[PeerId(b"twice".ljust(32))] == pytest.approx(work / peers["work"].norms.whole, rel=0.05)

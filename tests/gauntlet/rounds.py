@@ -1,20 +1,23 @@
 """Rounds of an honest validator as pure functions play them: what it reports, and the facts that everybody can see."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any
 
 from gauntlet.agreement import Agreed, Views
-from gauntlet.book import RoundOutcome, ScoreBook, fold
+from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
 from gauntlet.checks import Gathered, fast_checks
 from gauntlet.facts import Claim, Facts, State
 from gauntlet.facts import Row as OnChain
 from gauntlet.loss import bounded, evaluate
-from gauntlet.remembered import Remembered
+from gauntlet.progress import MEASURED_VALUES, guides, progress, shown
+from gauntlet.remembered import Remembered, compared, looked_at
 from gauntlet.report import Paid, Report, round_report
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import standing
+from gauntlet.sketch import Sample
 from gauntlet.weights import weights
 from protocol.messages import canonical_json, parse_json
 from protocol.run import Run
@@ -63,10 +66,12 @@ def play(
     earlier: Report | None,
     records: Mapping[Remembered, bytes],
     faults: Sequence[int] = (5, 6, 7),
+    gone: Collection[int] = (),
 ) -> Played:
-    """Miners 1 to 7. Of those in `faults` one does not commit, one withholds its key, and one serves nothing."""
+    """Miners 1 to 7. Of those in `faults` one does not commit, one withholds its key, and one serves nothing; those in
+    `gone` are not registered."""
     gathered = []
-    for number in range(1, 8):
+    for number in sorted({*range(1, 8)} - set(gone)):
         one = miner(number, round)
         plain = one.gathered(one.sealed(run=RUN.id), reveal=None)
         reveal = one.reveal(one.sealed().key, run=RUN.id)
@@ -81,7 +86,8 @@ def play(
     others = [Peer(VALIDATOR, Uid(100), 10, True), Peer(OWNER, Uid(101), 0, False)]
     peers = (*(item.peer for item in gathered), *others)
     state = State(proof_of, OuterState.initial(SPEC.layout), losses)
-    history = tuple(sketches({past: records[past] for past in book.remembered}))
+    gauntlet = SPEC.gauntlet
+    history = tuple(sketches({past: records[past] for past in compared(book.remembered, round, gauntlet.copy_rounds)}))
     checked = fast_checks(
         SPEC,
         RUN.id,
@@ -95,7 +101,6 @@ def play(
         commit_hash=COMMIT_HASH,
         history=history,
     )
-    gauntlet = SPEC.gauntlet
     ranking = standing(book, checked.passed, gauntlet, round, COMMIT_HASH, checked.twins)
     seed = Seed(RUN.id, SAMPLE_HASH, round, VALIDATOR)
     contributing = set(ranking.contributing)
@@ -108,12 +113,18 @@ def play(
         drawn,
         references(picked, set(checked.passed), contributing, gauntlet, seed, checked.twins),
     )
-    after = fold(book, RoundOutcome(round, checked, found, frozenset(contributing)), gauntlet)
+    good = trusted(book, [peer.id for peer in peers], gauntlet)
+    leading = guides(ranking.contributing, good, checked.twins)
+    named = looked_at(book.remembered, round, good, leading)
+    measured = tuple(sketches({name: records[name] for name in named}, num_values=MEASURED_VALUES))
+    sample = Sample(SPEC.layout, COMMIT_HASH, MEASURED_VALUES)
+    went_on = progress(sample, shown(sample, leading, checked.passed), measured, named)
+    after = fold(book, RoundOutcome(round, checked, found, frozenset(contributing), went_on), gauntlet)
     uids = {peer.id: peer.uid for peer in peers}
     shares = weights(after, ranking, uids, SPEC.owner_id, gauntlet)
     block = RUN.clock.attest_by(round)
     paid = Paid(block, block + 1, {peer.id: shares[peer.uid] for peer in peers if peer.uid in shares})
-    report = round_report(round, peers, gathered, checked, ranking, found, book, after, paid)
+    report = round_report(round, peers, gathered, checked, ranking, found, went_on, book, after, paid)
     link = Digest(bytes(32))
     selection = Selection(round, THETA, link, tuple((peer, Digest(bytes(32))) for peer in sorted(contributing)))
     top = max(shares.values())
@@ -135,18 +146,18 @@ def play(
         state,
     )
     row = OnChain(block + 1, chain_weights, {})
-    claim = Claim(VALIDATOR, report, {}, earlier, None, history, peers, row, earlier)
+    claim = Claim(VALIDATOR, report, {}, earlier, None, history, measured, peers, row, earlier)
     claim = replace(claim, shown=parse_json(canonical_json(report.to_body(gauntlet)))["peers"])
     return Played(facts, claim, after, checked.remember)
 
 
-def play_rounds(count: int) -> list[Played]:
-    """Rounds from the first on, each with the book that the one before left."""
+def play_rounds(count: int, gone: Mapping[int, Collection[int]] = MappingProxyType({})) -> list[Played]:
+    """Rounds from the first on, each with the book that the one before left. gone: by round, who is not registered."""
     played: list[Played] = []
     book = ScoreBook()
     records: dict[Remembered, bytes] = {}
     for round in range(count):
-        played.append(play(round, book, played[-1].claim.report if played else None, records))
+        played.append(play(round, book, played[-1].claim.report if played else None, records, gone=gone.get(round, ())))
         book = played[-1].book
         records |= played[-1].remembered
     return played

@@ -8,6 +8,7 @@ from gauntlet.account import (
     ADVICE,
     CONTRIBUTING,
     DOUBTED,
+    LESS,
     NOT_JUDGED,
     SETTLED,
     UNPROVEN,
@@ -17,8 +18,9 @@ from gauntlet.account import (
     outcome,
     shortfalls,
     sureness,
+    worth_error,
 )
-from gauntlet.average import Average
+from gauntlet.average import Average, error
 from gauntlet.book import PeerRecord, eligible
 from gauntlet.report import Row
 from protocol.types import Reason, Standing, Uid
@@ -78,3 +80,23 @@ def test_a_gap_errs_less_the_more_it_was_measured() -> None:
     errors = [gap_error(record(evaluations, 0.2), RULES) for evaluations in (1, 3, 10, 100)]
     assert errors == sorted(errors, reverse=True)
     assert errors[0] == pytest.approx(RULES.proof_allowance / 1.5)
+
+
+def measured(moved: float, rounds: int) -> PeerRecord:
+    """One that was measured so often, among honest ones with a progress of 0.03 that differ by a tenth."""
+    averages = [Average(), Average(), Average()]
+    for _ in range(rounds):
+        values = (moved, 0.03, 0.003**2)
+        averages = [a.push(value, RULES.score_decay) for a, value in zip(averages, values, strict=True)]
+    progress, usual, variances = averages
+    return replace(record(40, 0.2), progress=progress, usual_progress=usual, progress_variances=variances)
+
+
+def test_a_worth_errs_less_the_more_it_was_measured_and_little_progress_is_told() -> None:
+    errors = [worth_error(measured(0.03, rounds), RULES) for rounds in (1, 3, 10, 100)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] == pytest.approx(0.1, rel=0.01)
+    assert errors[2] == pytest.approx(0.1 * error(10, RULES.score_decay), rel=0.01)
+    assert worth_error(record(40, 0.2), RULES) == 0.0, "nothing was measured"
+    assert advice(CONTRIBUTES, measured(0.03, 30), RULES) == CONTRIBUTING
+    assert advice(CONTRIBUTES, measured(0.015, 30), RULES) == LESS

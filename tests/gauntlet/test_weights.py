@@ -22,14 +22,17 @@ UIDS = {peer: Uid(i) for i, peer in enumerate(PEERS)}
 SPEC = GauntletSpec()
 
 
-def known(score=0.1, proof=1.0, penalty=0.0, usual=0.1, deviation=0.0, evaluations=50):
+def known(moved=0.1, proof=1.0, penalty=0.0, usual=0.1, deviation=0.0, evaluations=50):
+    """A peer of such a progress; its scores are honest."""
     return PeerRecord(
         first_seen=0,
         gaps=Average(0.2 * proof, 0.9),
         units=Average(0.2, 0.9),
-        scores=Average(score, 0.9),
-        usual_scores=Average(usual, 0.9),
-        score_variances=Average(deviation**2, 0.9),
+        scores=Average(0.05, 0.9),
+        usual_scores=Average(0.05, 0.9),
+        progress=Average(moved, 0.9),
+        usual_progress=Average(usual, 0.9),
+        progress_variances=Average(deviation**2, 0.9),
         evaluations=evaluations,
         last_evaluated=9,
         penalty=penalty,
@@ -44,25 +47,35 @@ def paid(*records):
 
 
 def played(rounds):
-    """The book after rounds of (score, gap) by peer, and what each round paid."""
+    """The book after rounds of (score, gap) by peer, and what each round paid. Progress is as the score is."""
     book, pays = ScoreBook(), []
     for number, row in enumerate(rounds):
         peers = dict(zip(PEERS, row, strict=False))
         ranking = standing(book, peers, SPEC, number, COMMIT_HASH)
         found = {p: Evaluation(LossScore(score, score), gap, 2) for p, (score, gap) in peers.items()}
         checked = Checked(dict.fromkeys(peers), {}, frozenset(peers), {}, {})
-        book = fold(book, RoundOutcome(number, checked, found, frozenset(ranking.contributing)), SPEC)
+        moved = {
+            p: max(-1.0, min(1.0, score)) for p, (score, _) in peers.items() if p in book.peers and isfinite(score)
+        }
+        book = fold(book, RoundOutcome(number, checked, found, frozenset(ranking.contributing), moved), SPEC)
         pays.append(weights(book, ranking, UIDS, OWNER, SPEC))
     return book, pays
 
 
-def test_a_score_is_worth_its_size_in_honest_ones():
+def test_progress_is_worth_its_size_in_honest_ones():
     assert worth(known(0.1)) == pytest.approx(1.0)
     assert worth(known(0.05)) == pytest.approx(0.5)
-    # Where honest scores differ more than their median, luck does not count for more than so many deviations.
-    assert worth(known(0.1, usual=0.0, deviation=0.05)) == pytest.approx(2.0)
-    assert worth(known(-0.1)) == worth(known(0.0)) == worth(PeerRecord(0)) == 0.0
-    assert worth(known(0.1, usual=0.0)) == LARGEST_WORTH
+    # Where honest progress differs more than its median, luck does not count for more than so many deviations.
+    assert worth(known(0.1, usual=0.0, deviation=0.08)) == pytest.approx(1.25)
+    assert worth(known(-0.1)) == worth(known(0.0)) == 0.0
+    assert worth(known(0.1, usual=0.0)) == worth(known(0.4)) == LARGEST_WORTH
+
+
+def test_before_anything_was_measured_everybody_is_worth_the_same():
+    assert worth(PeerRecord(0)) == 1.0
+    unknown = replace(known(), progress=NOTHING, usual_progress=NOTHING)
+    assert paid(unknown, unknown) == [0.5, 0.5]
+    assert merit(replace(unknown, scores=NOTHING)) == 1.0, "the score is a gate, and no part of merit"
 
 
 def test_merit_is_the_proof_as_a_gate_times_worth_squared():
@@ -90,30 +103,30 @@ def test_a_peer_that_undoes_the_run_in_one_round_of_five_is_paid_less_than_its_r
     assert pays[4].get(Uid(5), 0.0) == 0.0  # the first bad round, after four good ones
 
 
-def test_the_fall_of_the_loss_from_round_to_round_does_not_move_shares():
-    """A peer that is evaluated in early rounds, of large scores, and one that is evaluated in late ones."""
+def test_how_alike_updates_are_from_round_to_round_does_not_move_shares():
+    """A peer that is measured in early rounds, in which updates are much alike, and one that is in late ones."""
 
-    def seen(scores):
+    def seen(values):
         pushed = NOTHING
-        for score in scores:
-            pushed = pushed.push(score, SPEC.score_decay)
-        return replace(known(), scores=pushed, usual_scores=pushed)
+        for value in values:
+            pushed = pushed.push(value, SPEC.score_decay)
+        return replace(known(), progress=pushed, usual_progress=pushed)
 
-    assert merit(seen([1.0, 0.8])) == pytest.approx(merit(seen([0.02, 0.01])))
+    assert merit(seen([0.2, 0.1])) == pytest.approx(merit(seen([0.02, 0.01])))
 
 
 @given(st.lists(st.floats(0.001, 1.0), min_size=2, max_size=8), st.floats(1.0, 3.0), st.data())
-def test_a_better_score_never_earns_less(scores, factor, data):
-    place = data.draw(st.integers(0, len(scores) - 1))
-    before = paid(*(known(score, usual=0.001) for score in scores))
-    better = [score * factor if at == place else score for at, score in enumerate(scores)]
-    after = paid(*(known(score, usual=0.001) for score in better))
+def test_more_progress_never_earns_less(values, factor, data):
+    place = data.draw(st.integers(0, len(values) - 1))
+    before = paid(*(known(value) for value in values))
+    better = [value * factor if at == place else value for at, value in enumerate(values)]
+    after = paid(*(known(value) for value in better))
     assert after[place] >= before[place] * (1 - 1e-12)
 
 
 @given(st.lists(st.tuples(st.floats(0.05, 1.0), st.floats(0.7, 1.5)), min_size=2, max_size=8), st.randoms())
 def test_pay_does_not_depend_on_names_or_order(rows, random):
-    records = [known(score, proof) for score, proof in rows]
+    records = [known(value, proof) for value, proof in rows]
     order = list(range(len(rows)))
     random.shuffle(order)
     before, after = paid(*records), paid(*(records[place] for place in order))
@@ -121,19 +134,19 @@ def test_pay_does_not_depend_on_names_or_order(rows, random):
 
 
 @given(st.integers(2, 16), st.floats(0.5, 1.0), st.floats(0.3, 2.0), st.floats(0.7, 1.0))
-def test_splitting_never_pays_where_a_part_scores_at_most_the_root_of_its_share(parts, power, rival, proof):
-    """n hotkeys with 1/n of the work each, which score (1/n) ** power of the whole, each proving all of its part."""
+def test_splitting_never_pays_where_a_part_moves_at_most_the_root_of_its_share(parts, power, rival, proof):
+    """n hotkeys with 1/n of the work each, that have (1/n) ** power of the whole's progress and prove their part."""
     alone = paid(known(0.1), known(0.1 * rival))
     split = paid(*[known(0.1 * (1 / parts) ** power, proof)] * parts, known(0.1 * rival))
     assert sum(split[:parts]) <= alone[0] * (1 + 1e-9)
 
 
-def test_a_crowd_with_a_tenth_of_the_work_moves_only_its_own_share():
-    """Sixteen hotkeys that score three tenths each and so set what counts as honest, four that do the work."""
-    crowd, full = known(0.03, usual=0.03), known(0.1, usual=0.03)
+def test_a_crowd_moves_the_unit_and_nobodys_share():
+    """Sixteen hotkeys of six tenths of the progress each, who so set what counts as honest, and four of all of it."""
+    crowd, full = known(0.06, usual=0.06), known(0.1, usual=0.06)
     shares = paid(*[full] * 4, *[crowd] * 16)
-    assert sum(shares[:4]) == pytest.approx(4 / (4 + 16 * 0.3**2))
-    honest = paid(*[known(0.1)] * 4, *[known(0.03)] * 16)
+    assert sum(shares[:4]) == pytest.approx(4 / (4 + 16 * 0.6**2))
+    honest = paid(*[known(0.1)] * 4, *[known(0.06)] * 16)
     assert shares == pytest.approx(honest)
 
 
@@ -150,8 +163,8 @@ def test_no_score_makes_pay_anything_but_shares(rounds):
 
 
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.floats(0.0, 1e6), st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
-def test_any_record_of_a_report_has_a_finite_merit(score, usual, variance, gap, unit):
+def test_any_record_of_a_report_has_a_finite_merit(moved, usual, variance, gap, unit):
     """Numbers within the bounds that gauntlet/report.py takes."""
-    record = known(score, usual=usual, deviation=sqrt(variance))
+    record = known(moved, usual=usual, deviation=sqrt(variance))
     found = merit(replace(record, gaps=Average(gap, 1.0), units=Average(unit, 1.0)))
     assert 0.0 <= found <= LARGEST_WORTH**2

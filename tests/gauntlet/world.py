@@ -10,7 +10,7 @@ import torch
 from gauntlet.checks import Checked, Doors, Gathered, fast_checks
 from gauntlet.evaluation import Evaluation
 from gauntlet.remembered import NO_TWINS, Remembered
-from gauntlet.sketch import Sample, Sketch
+from gauntlet.sketch import COMPARED_VALUES, Sample, Sketch
 from protocol.layout import Layout
 from protocol.messages import Envelope, Reveal, parse_envelope
 from protocol.run import Run
@@ -153,9 +153,11 @@ def check(items, round: int = 0, outer: OuterState | None = None, **options) -> 
     return fast_checks(SPEC, RUN.id, round, THETA, items, **(given | options))
 
 
-def sketches(remembered: Mapping[Remembered, bytes], commit_hash: Digest = COMMIT_HASH) -> list[Sketch]:
+def sketches(
+    remembered: Mapping[Remembered, bytes], commit_hash: Digest = COMMIT_HASH, num_values: int = COMPARED_VALUES
+) -> list[Sketch]:
     """What a validator that remembers these payloads compares with in the round of that block D."""
-    sample = Sample(SPEC.layout, commit_hash)
+    sample = Sample(SPEC.layout, commit_hash, num_values)
     return [Sketch(p.peer, p.round, p.payload, sample.excerpt(records)) for p, records in remembered.items()]
 
 

@@ -402,7 +402,7 @@ def test_what_a_report_states_otherwise_than_it_was_is_named(networks: Networks,
     assert (Topic.BOOK, victim) in altered(lambda body: body["before"]["peers"][victim.hex()].update(penalty=0.5))
     assert (Topic.BOOK, victim) in altered(lambda body: body["after"]["peers"][victim.hex()].update(faults=1))
     assert (Topic.BOOK, None) in altered(lambda body: body["after"].update(unit=[0.4, 0.5]))
-    assert altered(lambda body: body["history"].pop()) == [(Topic.BOOK, None)]
+    assert (Topic.BOOK, None) in altered(lambda body: body["history"].pop())
     assert altered(lambda body: body["payloads"].update({name: "00" * 32})) == [(Topic.CHECKS, victim)]
     swapped = altered(lambda body: body["reveals"].update({name: body["reveals"][hotkey(other)]}))
     assert (Topic.CHECKS, victim) in swapped

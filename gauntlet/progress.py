@@ -1,0 +1,141 @@
+"""What a run goes on with of every update: the measure of work that is paid (docs/protocol.md section 9;
+docs/decisions/0056-pay-by-progress.md).
+
+A LossScore is taken at theta, where the loss falls most along the few steep directions that every worker, half work
+too, has settled in long before its round ends. What carries a run is the part of an update along which the others go
+on in the next round, from a theta that they did not know and on pages that nobody had seen. So, of an update u of the
+round before, and of the updates v that the guides (`guides`) send in this one,
+
+    progress = median over the guides other than u's sender of <u, v> / (|v| * max(|u|, usual norm))
+
+with what lies in the span of the last steps left out of u and v in the product. The steps of the BEFORE rounds before
+u's are left out because everybody knows them: to send them again would show more than work does. The median over the
+others, and none of the peer's own, because a direction of one's own that one keeps comes again in one's own next
+update, and in that of whoever one is in league with; but not in most others'.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import median_high
+
+import numpy as np
+import numpy.typing as npt
+
+from gauntlet.remembered import Remembered
+from gauntlet.sketch import Sample, Sketch
+from protocol.spec import PROGRESS_ROUNDS
+from protocol.types import PeerId
+from sparseloco.wire import Submission
+
+BEFORE = PROGRESS_ROUNDS - 1
+"""Rounds before an update's own whose steps are nobody's work any more."""
+
+MEASURED_VALUES = 1 << 15
+"""So many chunks are looked at as hold about so many values; all of them in a small model. Two updates of cosine c that
+share about one place in 64 show it with an error of 1 / sqrt(64 MEASURED_VALUES) = 0.0007."""
+
+ROUNDING = 1e-9
+"""Of a step's norm: less of it outside the span of those before is nothing but rounding."""
+
+Vector = npt.NDArray[np.float64]
+
+
+def guides(contributing: Iterable[PeerId], trusted: Collection[PeerId], twins: Collection[PeerId]) -> list[PeerId]:
+    """Whose updates say where the run goes: of a round's contributors the trusted ones (gauntlet/book.py), sorted. Not
+    all who are trusted: hotkeys are cheap, and places among the contributors go by rating."""
+    return sorted(peer for peer in contributing if peer in trusted and peer not in twins)
+
+
+def shown(sample: Sample, guides: Iterable[PeerId], passed: Mapping[PeerId, Submission]) -> list[Sketch]:
+    """The guides' payloads of this round."""
+    return [
+        Sketch(peer, one.round, one.update.digest, sample.excerpt(one.update.records))
+        for peer in guides
+        if (one := passed.get(peer)) is not None
+    ]
+
+
+def progress(
+    sample: Sample, now: Collection[Sketch], past: Collection[Sketch], named: Collection[Remembered]
+) -> dict[PeerId, float]:
+    """Of every peer with a payload of the round before `now`, whether it sent one since or not: a cosine, about 0 for
+    noise. `now`: the guides' payloads, by `sample` like those of `past`: as many of those `named` (looked_at) as are
+    there. {} where one of them, or all of a round that it takes, is lost: what is measured from a part is nobody's."""
+    rounds = sorted({one.round for one in past})
+    if not now or len(past) < len(named) or not rounds or rounds[-1] != next(iter(now)).round - 1:
+        return {}
+    judged = rounds[-1]
+    if rounds != list(range(max(0, judged - BEFORE), judged + 1)):
+        return {}
+    leading = {one.peer for one in now}
+    span = _orthonormal(
+        [_step(sample, [one for one in past if one.round == earlier]) for earlier in rounds[:-1]], sample.num_elements
+    )
+    updates = _Updates(sample, [one for one in past if one.round == judged], span)
+    others = _Updates(sample, now, span)
+    usual = _usual([norm for peer, norm in zip(updates.peers, updates.norms, strict=True) if peer in leading])
+    products = updates.products(others)
+    found = {}
+    for peer, norm, row in zip(updates.peers, updates.norms, products.tolist(), strict=True):
+        likeness = [
+            product / length
+            for product, length, other in zip(row, others.norms, others.peers, strict=True)
+            if other != peer and length
+        ]
+        if likeness and norm and usual:
+            # The higher one of the two in the middle: their mean would be as low as a half of the others likes.
+            found[peer] = median_high(likeness) * min(1.0, usual / norm) / usual
+    return found
+
+
+def _step(sample: Sample, sketches: Sequence[Sketch]) -> Vector:
+    """The sum of a round's updates, each cut at their median norm, float64 [elements]."""
+    found = np.zeros(sample.num_elements)
+    if sketches:
+        places, values = sample.values(sketches)
+        norms = np.sqrt((values * values).sum(axis=1))
+        usual = _usual(norms.tolist())
+        for where, value, norm in zip(places, values, norms.tolist(), strict=True):
+            if norm:
+                found[where] += value * min(1.0, usual / norm)
+    return found
+
+
+def _orthonormal(steps: Sequence[Vector], elements: int) -> Vector:
+    """An orthonormal basis of what they span, float64 [elements, at most as many]."""
+    basis = np.zeros((elements, 0))
+    for step in steps:
+        rest = step - basis @ (basis.T @ step)
+        rest = rest - basis @ (basis.T @ rest)  # once more: the first leaves its rounding
+        length = float(np.linalg.norm(rest))
+        if length > ROUNDING * float(np.linalg.norm(step)):
+            basis = np.concatenate([basis, (rest / length)[:, None]], axis=1)
+    return basis
+
+
+class _Updates:
+    """What some payloads of one round hold in the sample: its norms, and coordinates of what lies in the span."""
+
+    def __init__(self, sample: Sample, sketches: Collection[Sketch], span: Vector) -> None:
+        ordered = sorted(sketches, key=lambda one: one.peer)
+        self.peers = [one.peer for one in ordered]
+        self.places, self.values = sample.values(ordered)
+        self.norms: list[float] = np.sqrt((self.values * self.values).sum(axis=1)).tolist()
+        rows = [value @ span[where] for where, value in zip(self.places, self.values, strict=True)]
+        self.within = np.stack(rows) if rows else np.zeros((0, span.shape[1]))
+        self._elements = sample.num_elements
+
+    def products(self, others: "_Updates") -> Vector:
+        """Inner products of what lies outside the span, [mine, others]."""
+        found = -self.within @ others.within.T
+        dense = np.zeros(self._elements)
+        for column, (where, value) in enumerate(zip(others.places, others.values, strict=True)):
+            dense[where] = value
+            found[:, column] += (dense[self.places] * self.values).sum(axis=1)
+            dense[where] = 0.0
+        return found
+
+
+def _usual(norms: Sequence[float]) -> float:
+    """The lower median of those that are not 0; 0 without any."""
+    ordered = sorted(norm for norm in norms if norm)
+    return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
