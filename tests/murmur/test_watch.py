@@ -255,7 +255,7 @@ def spoilt(played: FakeNetwork, how: str) -> bytes:
         body["peers"][hotkey(played["miner-1"].peer)]["weight"] = 1e300
     if how == "text":
         body["unobserved"] = "<script>"
-    return {"torn": data[:-3], "nothing": b"", "huge": bytes(5 << 20)}.get(
+    return {"torn": data[:-3], "nothing": b"", "huge": bytes(9 << 20)}.get(
         how, encode_document("report", run, 2, body, two.signer)
     )
 

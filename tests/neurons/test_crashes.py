@@ -184,7 +184,7 @@ def test_ratings_of_another_release_stop_a_validator_with_advice(networks: Netwo
     network.kill("validator")
     saved, store = saved_state(network, "validator")
     assert saved.book is not None
-    older = store.read(saved.book).replace(b'"version":4', b'"version":3')
+    older = store.read(saved.book).replace(b'"version":5', b'"version":4')
     store.commit(replace(saved, book=store.write(older)))
     store.close()
     network.start("validator")

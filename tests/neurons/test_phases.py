@@ -378,6 +378,6 @@ def test_every_applied_round_has_one_timeline(networks: Networks) -> None:
             assert all(phase["seconds"] >= 0 for phase in event["phases"])
     both = {"wait", "select", "download", "apply"}
     mined = {"compute", "compress", "seal", "swap", "save", "upload", "commit", "reveal", "prefetch"}
-    judged = {"gather", "check", "mirror", "post", "evaluate"}
+    judged = {"gather", "check", "mirror", "post", "evaluate", "progress"}
     assert phases(network, "miner-1", 1).keys() == both | mined
     assert phases(network, "validator", 1).keys() == both | judged

@@ -508,8 +508,8 @@ def test_a_document_of_any_bytes_is_refused(data: bytes) -> None:
         read(data)
 
 
-def test_a_document_over_4_mib_is_neither_written_nor_read() -> None:
-    with pytest.raises(ValueError, match="readers take 4194304"):
+def test_a_document_over_8_mib_is_neither_written_nor_read() -> None:
+    with pytest.raises(ValueError, match="readers take 8388608"):
         encode_document("report", RUN, 3, {"text": "x" * DOCUMENT_MAX_BYTES}, HashSigner(ALICE))
     with pytest.raises(InvalidMessage, match=r"report: \d+ bytes"):
         read(signed(b'{"text":"' + b"x" * DOCUMENT_MAX_BYTES + b'"}'))
