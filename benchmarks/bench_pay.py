@@ -12,8 +12,8 @@ A network is six full workers and a few others, who share it because together th
 compares each with the full ones; who shares one is in NETWORKS. Nothing of a run is another network's but its theta_0:
 after the first outer step no computation is the same. `equal` has eight full workers, three validators and one that
 posts the weights of the round before; `swarm_80` four full ones and sixteen hotkeys of one owner with a tenth of the
-steps each; `leaning` has who would live on the run's momentum or make half of the work look whole, `crowding` two hotkeys of one
-owner that share a direction of their own or deal out the values of one work.
+steps each; `leaning` has who would live on the run's momentum or make half of the work look whole, `crowding` two
+hotkeys of one owner that share a direction of their own or deal out the values of one work.
 
 Prints, of each kind, pay of all the hotkeys of one worker over the mean of a full one, cumulated over all rounds:
 median, smallest and largest over seeds; `work`, what it did in full workers; `score`, a hotkey's mean LossScore over a
