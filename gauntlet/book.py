@@ -31,6 +31,10 @@ SHOWN = 0.5
 SEEN_ENOUGH = 3
 """Evaluations after which a proof can make up for a score."""
 
+PRESENCE_DECAY = 0.9
+"""A round in which a peer is not there costs it about one more round's pay, a tenth in the next and less in those
+after: whoever works in every n-th round alone has 1 / n of its pay and a little."""
+
 REGAINED = 0.125
 """Of a round's patience (gauntlet/observed.py): what an observed round gives back."""
 
@@ -42,7 +46,8 @@ class PeerRecord:
     Averages over the same evaluations: `gaps` and `units` its gap and the honest one, in shares of comparisons; in nats
     a token `scores` and `usual_scores` the LossScore on unassigned data and the honest one, `score_variances` by how
     much honest ones differ (squared), `assigned_scores` for display. Over the rounds in which it was measured
-    (gauntlet/progress.py): its `progress`, the honest one as `usual_progress`, and `progress_variances`.
+    (gauntlet/progress.py): its `progress`, the honest one as `usual_progress`, and `progress_variances`. Over all
+    rounds since its first: its `presence`, the share in which what it sent passed or the agreed record names it.
     `penalty` is taken off the proof in PeerScore: each fault adds, each clean round takes away a quarter of it.
     """
 
@@ -57,6 +62,7 @@ class PeerRecord:
     progress: Average = NOTHING
     usual_progress: Average = NOTHING
     progress_variances: Average = NOTHING
+    presence: Average = NOTHING
     evaluations: int = 0
     last_evaluated: int | None = None
     contributed: int = 0
@@ -212,11 +218,17 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
             contributed=record.contributed + (peer in outcome.contributing),
         )
         peers[peer] = record
+    # What we could not read of somebody the record names is our blindness, and no absence.
+    present = {*checked.passed, *outcome.contributing}
+    peers = {
+        peer: replace(record, presence=record.presence.push(float(peer in present), PRESENCE_DECAY))
+        for peer, record in sorted(peers.items())
+    }
 
     remembered = sorted({*book.remembered, *checked.remember})
     return ScoreBook(
         outcome.round,
-        {peer: peers[peer] for peer in sorted(peers)},
+        peers,
         book.unit.push(unit, spec.unit_decay) if evaluated else book.unit,
         book.usual_score.push(usual_score, spec.unit_decay) if evaluated else book.usual_score,
         book.score_variance.push(score_variance, spec.unit_decay) if evaluated else book.score_variance,
@@ -233,7 +245,7 @@ def _score(value: float) -> float:
 
 # --- JSON ----------------------------------------------------------------------------------------------------
 
-_VERSION = 5
+_VERSION = 6
 _MOST_REMEMBERED = 32 * MAX_UIDS
 """All hotkeys in the most rounds that a spec can ask for."""
 
@@ -303,6 +315,7 @@ def _record_body(record: PeerRecord) -> dict[str, Any]:
         "progress": _average_body(record.progress),
         "usual_progress": _average_body(record.usual_progress),
         "progress_variances": _average_body(record.progress_variances),
+        "presence": _average_body(record.presence),
         "evaluations": record.evaluations,
         "last_evaluated": record.last_evaluated,
         "contributed": record.contributed,
@@ -325,6 +338,7 @@ def _record(body: Any) -> PeerRecord:
         progress=_average(body["progress"]),
         usual_progress=_average(body["usual_progress"]),
         progress_variances=_average(body["progress_variances"]),
+        presence=_average(body["presence"]),
         evaluations=_integer(body["evaluations"]),
         last_evaluated=None if last is None else _integer(last),
         contributed=_integer(body["contributed"]),

@@ -90,13 +90,12 @@ def progress(
 def _step(sample: Sample, sketches: Sequence[Sketch]) -> Vector:
     """The sum of a round's updates, each cut at their median norm, float64 [elements]."""
     found = np.zeros(sample.num_elements)
-    if sketches:
-        places, values = sample.values(sketches)
-        norms = np.sqrt((values * values).sum(axis=1))
-        usual = _usual(norms.tolist())
-        for where, value, norm in zip(places, values, norms.tolist(), strict=True):
-            if norm:
-                found[where] += value * min(1.0, usual / norm)
+    places, values = sample.values(sketches)
+    norms = np.sqrt((values * values).sum(axis=1))
+    usual = _usual(norms.tolist())
+    for where, value, norm in zip(places, values, norms.tolist(), strict=True):
+        if norm:
+            found[where] += value * min(1.0, usual / norm)
     return found
 
 

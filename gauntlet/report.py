@@ -222,6 +222,7 @@ def _row_body(row: Row, before: PeerRecord | None, record: PeerRecord | None, sp
             "eligible": eligible(record, spec),
             "peer_score": peer_score(record),
             "worth": worth(record),
+            "presence": record.presence.value,
         }
     if row.evaluation is not None:
         body["loss_score"] = {
@@ -336,6 +337,7 @@ def _book(body: Any, peers: Collection[PeerId]) -> ScoreBook:
             _check(average)
         for variance in (record.score_variances, record.progress_variances):
             _check(variance, least=0.0)
+        _check(record.presence, least=0.0)
         for count in (record.first_seen, record.evaluations, record.contributed, record.faults):
             _count(count)
         _number(record.penalty, 0.0, 1.0)

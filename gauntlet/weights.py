@@ -88,9 +88,12 @@ def worth(record: PeerRecord) -> float:
 
 
 def merit(record: PeerRecord) -> float:
-    """What pay is shared by: max(0, min(1, proof / ENOUGH_PROOF) - penalty) * worth ** CONVEXITY; 0 without a proof: it
-    is a gate, which honest work passes whole."""
-    return proven(record) * worth(record) ** CONVEXITY
+    """What pay is shared by: max(0, min(1, proof / ENOUGH_PROOF) - penalty) * presence * worth ** CONVEXITY.
+
+    0 without a proof: it is a gate, which honest work passes whole. By its presence, since weights are set in some
+    rounds only, and in which anybody can tell (`is_due`): who worked in those alone would be paid for all.
+    """
+    return proven(record) * record.presence.value * worth(record) ** CONVEXITY
 
 
 def proven(record: PeerRecord) -> float:

@@ -6,6 +6,7 @@ import pytest
 
 from gauntlet.account import (
     ADVICE,
+    AWAY,
     CONTRIBUTING,
     DOUBTED,
     LESS,
@@ -21,12 +22,13 @@ from gauntlet.account import (
     worth_error,
 )
 from gauntlet.average import Average, error
-from gauntlet.book import PeerRecord, eligible
+from gauntlet.book import PRESENCE_DECAY, PeerRecord, eligible
 from gauntlet.report import Row
 from protocol.types import Reason, Standing, Uid
 from tests.gauntlet.world import SPEC
 
 RULES = SPEC.gauntlet
+PRESENT = Average(1.0, 1.0)
 CONTRIBUTES = Row(Uid(1), weight=0.788, contributing=True)
 
 
@@ -34,7 +36,7 @@ def record(evaluations: int, gap: float, score: float = 0.1) -> PeerRecord:
     """Of a hotkey evaluated so often, among honest ones with a gap of 0.2 and a LossScore of 0.1."""
     known = Average(0.2, 1.0), Average(0.1, 1.0)
     averages = {"gaps": Average(gap, 1.0), "units": known[0], "scores": Average(score, 1.0), "usual_scores": known[1]}
-    return PeerRecord(0, evaluations=evaluations, last_evaluated=1, **averages)
+    return PeerRecord(0, evaluations=evaluations, last_evaluated=1, presence=PRESENT, **averages)
 
 
 def test_every_outcome_has_an_advice() -> None:
@@ -100,3 +102,10 @@ def test_a_worth_errs_less_the_more_it_was_measured_and_little_progress_is_told(
     assert worth_error(record(40, 0.2), RULES) == 0.0, "nothing was measured"
     assert advice(CONTRIBUTES, measured(0.03, 30), RULES) == CONTRIBUTING
     assert advice(CONTRIBUTES, measured(0.015, 30), RULES) == LESS
+
+
+def test_who_missed_one_round_is_told_nothing_and_who_missed_several_that_pay_falls_with_them() -> None:
+    once = PRESENT.push(0.0, PRESENCE_DECAY).push(1.0, PRESENCE_DECAY)
+    often = once.push(0.0, PRESENCE_DECAY).push(1.0, PRESENCE_DECAY)
+    assert advice(CONTRIBUTES, replace(measured(0.03, 30), presence=once), RULES) == CONTRIBUTING
+    assert advice(CONTRIBUTES, replace(measured(0.03, 30), presence=often), RULES) == AWAY

@@ -33,6 +33,7 @@ def known(moved=0.1, proof=1.0, penalty=0.0, usual=0.1, deviation=0.0, evaluatio
         progress=Average(moved, 0.9),
         usual_progress=Average(usual, 0.9),
         progress_variances=Average(deviation**2, 0.9),
+        presence=Average(1.0, 0.9),
         evaluations=evaluations,
         last_evaluated=9,
         penalty=penalty,
@@ -47,10 +48,11 @@ def paid(*records):
 
 
 def played(rounds):
-    """The book after rounds of (score, gap) by peer, and what each round paid. Progress is as the score is."""
+    """The book after rounds of (score, gap) by peer, None for who is not there, and what each round paid. Progress is
+    as the score is."""
     book, pays = ScoreBook(), []
     for number, row in enumerate(rounds):
-        peers = dict(zip(PEERS, row, strict=False))
+        peers = {peer: shown for peer, shown in zip(PEERS, row, strict=False) if shown is not None}
         ranking = standing(book, peers, SPEC, number, COMMIT_HASH)
         found = {p: Evaluation(LossScore(score, score), gap, 2) for p, (score, gap) in peers.items()}
         checked = Checked(dict.fromkeys(peers), {}, frozenset(peers), {}, {})
@@ -101,6 +103,27 @@ def test_a_peer_that_undoes_the_run_in_one_round_of_five_is_paid_less_than_its_r
     last = [sum(pay.get(Uid(place), 0.0) for pay in pays) for place in range(6)]
     assert last[5] < 0.5 * last[0]
     assert pays[4].get(Uid(5), 0.0) == 0.0  # the first bad round, after four good ones
+
+
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_who_works_only_in_the_rounds_whose_weights_are_set_is_not_paid_for_the_others(every):
+    """A validator may set weights in every second round or fewer, by the records of that round; which one is public."""
+    good = (0.1, 0.2)
+    _, pays = played([(good,) * 4 + ((good if number % every == 0 else None),) for number in range(60)])
+    due = [row for number, row in enumerate(pays) if number >= 20 and number % every == 0]
+    share = sum(row.get(Uid(4), 0.0) for row in due) / sum(row[Uid(0)] for row in due)
+    assert 1 / every <= share <= 1 / every + 0.1
+
+
+def test_a_round_missed_costs_about_two_and_is_forgotten():
+    good = (0.1, 0.2)
+    _, pays = played([(good,) * 4 + ((good if number != 20 else None),) for number in range(40)])
+    lost = [1.0 - row.get(Uid(4), 0.0) / row[Uid(0)] for row in pays]
+    assert max(lost[:20]) == pytest.approx(0.0, abs=1e-9)
+    assert lost[20] == 1.0
+    assert lost[21] < 0.15
+    assert lost[39] < 0.03
+    assert sum(lost) == pytest.approx(2.0, abs=0.3)
 
 
 def test_how_alike_updates_are_from_round_to_round_does_not_move_shares():
