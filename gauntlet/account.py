@@ -51,7 +51,7 @@ LESS = (
 )
 LESS += "the run's settings"
 OFTEN_ENOUGH = 0.9
-"""Presence below which a miner is told of it: the last round missed alone leaves so much."""
+"""Presence below which a miner is told of it: who missed one round and is back has more."""
 AWAY = "it contributes, but was not there in several of the last rounds, and its pay falls with their share: keep it "
 AWAY += "running, and see in its log what it missed them for"
 NOT_JUDGED = "nothing: a hotkey with a validator permit, and the owner's, mine only if they commit"
@@ -108,7 +108,7 @@ def advice(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> str:
         return WEAK
     if worth(record) + 2 * worth_error(record, spec) < 1.0:
         return LESS
-    return AWAY if record.presence.value < OFTEN_ENOUGH else CONTRIBUTING
+    return AWAY if record.presence < OFTEN_ENOUGH else CONTRIBUTING
 
 
 def account(peer: PeerId, report: Report, earlier: Report | None, spec: GauntletSpec) -> Iterator[str]:
@@ -208,6 +208,6 @@ def _numbers(record: PeerRecord, spec: GauntletSpec) -> dict[str, str]:
         "rating": f"{record.rating.mu:.2f} ± {record.rating.sigma:.2f}",
         "proof": proof,
         "worth": f"{worth(record):.2f} ± {worth_error(record, spec):.2f}",
-        "presence": f"{record.presence.value:.2f}",
+        "presence": f"{record.presence:.2f}",
         "penalty": f"{record.penalty:.2f}",
     }

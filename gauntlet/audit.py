@@ -324,19 +324,22 @@ def _after(again: Replay) -> Iterator[Finding]:
     """The book after is the fold of the book before and the stated outcome."""
     contributing = again.facts.decision.selection.contributing if again.facts.decision.selection else ()
     last = again.facts.run.clock.commit_by(again.facts.round)
+    committed = {p for p, peer in again.facts.judged.items() if commitment(peer, again.facts.round, last)}
+    unseen = frozenset(p for p in committed if p in again.rows and again.rows[p].unseen)
     outcome = RoundOutcome(
         again.facts.round,
         Checked(
             # The fold looks at names only.
             cast("Mapping[PeerId, Submission]", dict.fromkeys(again.passed)),
             {p: Rejection(p, row.rejected, "") for p, row in again.rows.items() if row.rejected is not None},
-            frozenset(p for p, peer in again.facts.judged.items() if commitment(peer, again.facts.round, last)),
+            frozenset(committed - unseen),
             again.twins,
             {},
         ),
         again.evaluated,
         frozenset(peer for peer, _ in contributing),
         {peer: row.progress for peer, row in again.rows.items() if row.progress is not None},
+        unseen,
     )
     if len(again.evaluated) > again.spec.gauntlet.evaluations:
         return  # told already; and to fold hundreds of evaluations takes minutes

@@ -222,7 +222,7 @@ def _row_body(row: Row, before: PeerRecord | None, record: PeerRecord | None, sp
             "eligible": eligible(record, spec),
             "peer_score": peer_score(record),
             "worth": worth(record),
-            "presence": record.presence.value,
+            "presence": record.presence,
         }
     if row.evaluation is not None:
         body["loss_score"] = {
@@ -337,10 +337,10 @@ def _book(body: Any, peers: Collection[PeerId]) -> ScoreBook:
             _check(average)
         for variance in (record.score_variances, record.progress_variances):
             _check(variance, least=0.0)
-        _check(record.presence, least=0.0)
         for count in (record.first_seen, record.evaluations, record.contributed, record.faults):
             _count(count)
         _number(record.penalty, 0.0, 1.0)
+        _number(record.presence, 0.0, 1.0)
         _number(record.rating.mu, -_LARGEST_RATING, _LARGEST_RATING)
         _number(record.rating.sigma, 1e-3, _LARGEST_RATING)
         if record.last_evaluated is not None:

@@ -93,7 +93,7 @@ def merit(record: PeerRecord) -> float:
     0 without a proof: it is a gate, which honest work passes whole. By its presence, since weights are set in some
     rounds only, and in which anybody can tell (`is_due`): who worked in those alone would be paid for all.
     """
-    return proven(record) * record.presence.value * worth(record) ** CONVEXITY
+    return proven(record) * record.presence * worth(record) ** CONVEXITY
 
 
 def proven(record: PeerRecord) -> float:

@@ -189,15 +189,24 @@ class Scores:
     def fold(
         self,
         round: int,
+        at_commit: Sequence[Peer],
         checked: Checked,
         evaluations: Mapping[PeerId, Evaluation],
         decision: Agreed,
         found: Mapping[PeerId, float],
     ) -> None:
         """Fold the round into the book and save it: ratings survive anything from here on. `found`: `progress`."""
-        node = self.node
-        contributing = decision.selection.contributing if decision.selection else ()
-        outcome = RoundOutcome(round, checked, evaluations, frozenset(peer for peer, _ in contributing), found)
+        node, last = self.node, self.node.clock.commit_by(round)
+        committed = {peer.id for peer in at_commit if commitment(peer, round, last) is not None}
+        named = decision.selection.contributing if decision.selection else ()
+        outcome = RoundOutcome(
+            round,
+            checked,
+            evaluations,
+            frozenset(peer for peer, _ in named),
+            found,
+            unseen=frozenset(committed - checked.passed.keys() - checked.rejected.keys()),
+        )
         self.memory.keep(round, checked.remember)
         self.book = fold(self.book, outcome, node.run.spec_at(round).gauntlet)
         node.held.save(book=node.held.store.write(book.to_json(self.book)), scored=round)

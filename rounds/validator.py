@@ -92,7 +92,7 @@ class Validator:
         before, paid = scores.book, None
         if before.round < round:  # else folded before a restart, and judged by another book
             if unobserved is None:
-                scores.fold(round, checked, evaluations, decision, progress)
+                scores.fold(round, at_commit, checked, evaluations, decision, progress)
                 paid = pay.pay(round, scores.book, ranking)
             else:
                 scores.pass_over(unobserved)

@@ -67,9 +67,10 @@ def play(
     records: Mapping[Remembered, bytes],
     faults: Sequence[int] = (5, 6, 7),
     gone: Collection[int] = (),
+    left_out: Collection[int] = (),
 ) -> Played:
     """Miners 1 to 7. Of those in `faults` one does not commit, one withholds its key, and one serves nothing; those in
-    `gone` are not registered."""
+    `gone` are not registered, and for those `left_out` the validator's disk has no room."""
     gathered = []
     for number in sorted({*range(1, 8)} - set(gone)):
         one = miner(number, round)
@@ -85,6 +86,9 @@ def play(
         gathered.append(item)
     others = [Peer(VALIDATOR, Uid(100), 10, True), Peer(OWNER, Uid(101), 0, False)]
     peers = (*(item.peer for item in gathered), *others)
+    payloads = {item.peer.id: item.payload for item in gathered if item.payload is not None}
+    unseen = frozenset(map(peer_id, left_out))
+    gathered = [item for item in gathered if item.peer.id not in unseen]
     state = State(proof_of, OuterState.initial(SPEC.layout), losses)
     gauntlet = SPEC.gauntlet
     history = tuple(sketches({past: records[past] for past in compared(book.remembered, round, gauntlet.copy_rounds)}))
@@ -105,7 +109,7 @@ def play(
     seed = Seed(RUN.id, SAMPLE_HASH, round, VALIDATOR)
     contributing = set(ranking.contributing)
     picked = pick(book, set(checked.passed), contributing, gauntlet, seed, checked.twins)
-    drawn = samples(SPEC, PAGE_HASH, picked, {item.peer.id for item in gathered}, seed)
+    drawn = samples(SPEC, PAGE_HASH, picked, {item.peer.id for item in gathered} | unseen, seed)
     found = evaluate(
         losses,
         checked.passed,
@@ -119,7 +123,7 @@ def play(
     measured = tuple(sketches({name: records[name] for name in named}, num_values=MEASURED_VALUES))
     sample = Sample(SPEC.layout, COMMIT_HASH, MEASURED_VALUES)
     went_on = progress(sample, shown(sample, leading, checked.passed), measured, named)
-    after = fold(book, RoundOutcome(round, checked, found, frozenset(contributing), went_on), gauntlet)
+    after = fold(book, RoundOutcome(round, checked, found, frozenset(contributing), went_on, unseen), gauntlet)
     uids = {peer.id: peer.uid for peer in peers}
     shares = weights(after, ranking, uids, SPEC.owner_id, gauntlet)
     block = RUN.clock.attest_by(round)
@@ -140,7 +144,7 @@ def play(
         THETA,
         link,
         Agreed(selection, 0, VALIDATOR, b"", link, ()),
-        {item.peer.id: item.payload for item in gathered if item.payload is not None},
+        payloads,
         DOORS,
         block + 50,
         state,

@@ -28,7 +28,6 @@ from protocol.types import Reason, Standing, Uid
 from tests.gauntlet.world import SPEC
 
 RULES = SPEC.gauntlet
-PRESENT = Average(1.0, 1.0)
 CONTRIBUTES = Row(Uid(1), weight=0.788, contributing=True)
 
 
@@ -36,7 +35,7 @@ def record(evaluations: int, gap: float, score: float = 0.1) -> PeerRecord:
     """Of a hotkey evaluated so often, among honest ones with a gap of 0.2 and a LossScore of 0.1."""
     known = Average(0.2, 1.0), Average(0.1, 1.0)
     averages = {"gaps": Average(gap, 1.0), "units": known[0], "scores": Average(score, 1.0), "usual_scores": known[1]}
-    return PeerRecord(0, evaluations=evaluations, last_evaluated=1, presence=PRESENT, **averages)
+    return PeerRecord(0, evaluations=evaluations, last_evaluated=1, **averages)
 
 
 def test_every_outcome_has_an_advice() -> None:
@@ -105,7 +104,9 @@ def test_a_worth_errs_less_the_more_it_was_measured_and_little_progress_is_told(
 
 
 def test_who_missed_one_round_is_told_nothing_and_who_missed_several_that_pay_falls_with_them() -> None:
-    once = PRESENT.push(0.0, PRESENCE_DECAY).push(1.0, PRESENCE_DECAY)
-    often = once.push(0.0, PRESENCE_DECAY).push(1.0, PRESENCE_DECAY)
-    assert advice(CONTRIBUTES, replace(measured(0.03, 30), presence=once), RULES) == CONTRIBUTING
-    assert advice(CONTRIBUTES, replace(measured(0.03, 30), presence=often), RULES) == AWAY
+    def back(presence: float) -> float:
+        return PRESENCE_DECAY * PRESENCE_DECAY * presence + 1 - PRESENCE_DECAY
+
+    once, often = (replace(measured(0.03, 30), presence=share) for share in (back(1.0), back(back(1.0))))
+    assert advice(CONTRIBUTES, once, RULES) == CONTRIBUTING
+    assert advice(CONTRIBUTES, often, RULES) == AWAY

@@ -110,7 +110,9 @@ def test_no_book_that_a_report_may_state_breaks_the_audit(data: Any) -> None:
             record["sigma"] = data.draw(st.sampled_from([1e-3, 8.0, 1000.0]))
             record["evaluations"] = data.draw(st.sampled_from([0, 1, 2**32 - 1]))
             record["last_evaluated"] = data.draw(st.sampled_from([None, 0, 2**32 - 1]))
+            record["progress_variances"] = [data.draw(st.sampled_from([0.0, 5e-324, 1e6])), 0.5]
             record["penalty"] = data.draw(st.sampled_from([0.0, 1.0]))
+            record["presence"] = data.draw(st.sampled_from([0.0, 5e-324, 1.0]))
     body["gone"] = data.draw(st.sampled_from([0, 2**32 - 1]))
     assert any(finding.verdict is Verdict.DIFFERS for finding in judge(one, parse_json(canonical_json(body))))
 
@@ -243,6 +245,27 @@ def test_what_a_book_says_of_the_honest_is_audited(name: str, book: str) -> None
     body = one.body
     body[book][name] = [123.0, 0.5]
     assert any(finding.verdict is Verdict.DIFFERS for finding in judge(one, body))
+
+
+@pytest.mark.parametrize("presence", [-0.1, 1.0000001, 1e6])
+def test_a_report_that_multiplies_somebodys_pay_is_no_report(presence: float) -> None:
+    """A record of before may be one that the audit has to take as stated."""
+    body = played()[ROUND].body
+    body["before"]["peers"][peer_id(1).hex()]["presence"] = presence
+    with pytest.raises(InvalidMessage, match="range"):
+        parse_report(body, ROUND)
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_whom_the_validator_did_not_get_round_to_is_not_booked_and_does_not_accuse_it(new: bool) -> None:
+    before = play_rounds(3, dict.fromkeys(range(3), (4,)) if new else {})
+    records = {past: record for one in before for past, record in one.remembered.items()}
+    one = rounds.play(3, before[-1].book, before[-1].claim.report, records, left_out=(4,))
+    assert one.claim.report.rows[peer_id(4)].unseen
+    then, now = before[-1].book.peers.get(peer_id(4)), one.book.peers.get(peer_id(4))
+    assert (then is None, now is None) == (new, new)
+    assert new or (now.presence, now.faults) == (then.presence, then.faults) == (1.0, 0)
+    assert Verdict.DIFFERS not in {finding.verdict for finding in audit(one.facts, one.claim)}
 
 
 def test_an_old_copy_that_is_gone_is_told_and_accuses_nobody() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gauntlet.average import NOTHING, Average
+from gauntlet.average import Average
 from gauntlet.book import (
     PRESENCE_DECAY,
     PeerRecord,
@@ -320,7 +320,7 @@ def test_a_new_hotkey_starts_fresh_whatever_uid_it_has():
 
 def test_without_reference_peers_no_proof_and_no_score_is_recorded():
     after = fold(ScoreBook(), RoundOutcome(0, checked([peer_id(0)]), {}), SPEC)
-    assert after.peers == {peer_id(0): replace(PeerRecord(first_seen=0), presence=NOTHING.push(1.0, PRESENCE_DECAY))}
+    assert after.peers == {peer_id(0): PeerRecord(first_seen=0)}
 
 
 def test_a_loss_that_is_not_finite_counts_against_its_peer_alone():
@@ -356,17 +356,26 @@ def test_a_peer_that_was_absent_is_not_punished_but_by_what_it_did_not_do():
     away = checked(peers[:2], [Rejection(peers[2], Reason.MISSING, "test")], frozenset(peers[:2]))
     after = fold(book, RoundOutcome(1, away, {peer: scores[peer] for peer in peers[:2]}), SPEC)
     known = book.peers[peers[2]]
-    assert after.peers[peers[2]] == replace(known, presence=known.presence.push(0.0, PRESENCE_DECAY))
+    assert after.peers[peers[2]] == replace(known, presence=PRESENCE_DECAY)
 
 
 def test_whoever_a_record_names_was_there_though_we_could_not_read_it():
     peers = [peer_id(i) for i in range(3)]
     book = fold(ScoreBook(), RoundOutcome(0, checked(peers), {}), SPEC)
     blind = checked(peers[:2], [Rejection(peers[2], Reason.MISSING, "test")], frozenset(peers[:2]))
-    for named, presence in ((peers, 1.0), (peers[:2], pytest.approx(0.474, abs=1e-3))):
+    for named, presence in ((peers, 1.0), (peers[:2], PRESENCE_DECAY)):
         after = fold(book, RoundOutcome(1, blind, {}, frozenset(named)), SPEC)
-        assert after.peers[peers[2]].presence.value == presence
-        assert after.peers[peers[0]].presence.value == 1.0
+        assert after.peers[peers[2]].presence == presence
+        assert after.peers[peers[0]].presence == 1.0
+
+
+def test_whoever_was_not_looked_at_and_a_round_in_which_nobody_was_there_is_no_absence():
+    peers = [peer_id(i) for i in range(3)]
+    book = fold(ScoreBook(), RoundOutcome(0, checked(peers), {}), SPEC)
+    left_out = RoundOutcome(1, checked(peers[:2]), {}, unseen=frozenset(peers[2:]))
+    assert fold(book, left_out, SPEC).peers == book.peers
+    nobody = checked([], [Rejection(peer, Reason.MISSING, "test") for peer in peers], frozenset())
+    assert fold(book, RoundOutcome(1, nobody, {}), SPEC).peers == book.peers
 
 
 @given(st.floats(-5, 5), st.floats(0, 1), st.floats(-50, 50))

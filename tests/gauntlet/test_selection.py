@@ -31,7 +31,6 @@ def rated(proof=1.0, mu=25.0, score=0.2, evaluations=50, penalty=0.0, moved=0.02
         usual_scores=Average(0.2, 0.9),
         progress=Average(moved, 0.9),
         usual_progress=Average(0.02, 0.9),
-        presence=Average(1.0, 0.9),
         evaluations=evaluations,
         last_evaluated=9,
         penalty=penalty,

@@ -33,7 +33,6 @@ def known(moved=0.1, proof=1.0, penalty=0.0, usual=0.1, deviation=0.0, evaluatio
         progress=Average(moved, 0.9),
         usual_progress=Average(usual, 0.9),
         progress_variances=Average(deviation**2, 0.9),
-        presence=Average(1.0, 0.9),
         evaluations=evaluations,
         last_evaluated=9,
         penalty=penalty,
