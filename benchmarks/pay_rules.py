@@ -12,10 +12,11 @@ with several validators it is what the first one pays.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import hypot, sqrt
 from pathlib import Path
 from statistics import median
+from typing import cast
 
 from bench_pay import earned, gini, kept, of_kind, over_full, rounded
 from pay_network import Line
@@ -29,6 +30,7 @@ from gauntlet.weights import RESERVE_SHARE, merit, proven, worth
 from owner import presets
 from protocol.spec import GauntletSpec
 from protocol.types import LossScore, PeerId
+from sparseloco.wire import Submission
 
 Pay = Callable[[PeerRecord], float]
 
@@ -82,7 +84,8 @@ def replayed(line: Line, pay: Pay) -> Line:
             for peer, score, gap in zip(peers, row[name]["score"], row[name]["gap"], strict=True)
         }
         ranking = standing(book, found, gauntlet, number, word("commit", run.hex(), number))
-        checked = Checked({}, {}, frozenset(found), {}, {})
+        # The fold looks at names only.
+        checked = Checked(cast("Mapping[PeerId, Submission]", dict.fromkeys(found)), {}, frozenset(found), {}, {})
         moved = {
             peer: value
             for name, worker in line["workers"].items()

@@ -32,8 +32,8 @@ SEEN_ENOUGH = 3
 """Evaluations after which a proof can make up for a score."""
 
 PRESENCE_DECAY = 0.9
-"""A round in which a peer is not there costs it one more round's pay: a tenth of the next, and less of those after.
-Whoever works in every second round alone is paid 0.53 in them, in every fifth 0.24, and never less than 0.1."""
+"""A round in which a peer is not there costs it 0.9 of one more: 0.09 of the next, and less of those after. Whoever
+works in every second round alone is paid 0.53 in them, in every fifth 0.24, and never less than 0.1."""
 
 REGAINED = 0.125
 """Of a round's patience (gauntlet/observed.py): what an observed round gives back."""
@@ -221,8 +221,9 @@ def fold(book: ScoreBook, outcome: RoundOutcome, spec: GauntletSpec) -> ScoreBoo
         )
         peers[peer] = record
     present = {*checked.passed, *outcome.contributing}
+    unknown = outcome.unseen - present
     if present:  # else something kept everybody out
-        peers = {p: record if p in outcome.unseen else _there(record, p in present) for p, record in peers.items()}
+        peers = {p: record if p in unknown else _there(record, p in present) for p, record in peers.items()}
 
     remembered = sorted({*book.remembered, *checked.remember})
     return ScoreBook(

@@ -374,6 +374,9 @@ def test_whoever_was_not_looked_at_and_a_round_in_which_nobody_was_there_is_no_a
     book = fold(ScoreBook(), RoundOutcome(0, checked(peers), {}), SPEC)
     left_out = RoundOutcome(1, checked(peers[:2]), {}, unseen=frozenset(peers[2:]))
     assert fold(book, left_out, SPEC).peers == book.peers
+    away = replace(book, peers={peer: replace(record, presence=0.5) for peer, record in book.peers.items()})
+    named = replace(left_out, contributing=frozenset(peers))
+    assert fold(away, named, SPEC).peers[peers[2]].presence == pytest.approx(0.55), "named by the record"
     nobody = checked([], [Rejection(peer, Reason.MISSING, "test") for peer in peers], frozenset())
     assert fold(book, RoundOutcome(1, nobody, {}), SPEC).peers == book.peers
 
