@@ -16,7 +16,7 @@ from typing import cast
 from gauntlet.agreement import leader_order, posted_records, selected
 from gauntlet.book import RoundOutcome, ScoreBook, fold, is_kept
 from gauntlet.checks import Checked
-from gauntlet.commitment import commitment
+from gauntlet.commitment import who_committed
 from gauntlet.difference import body_of, first_difference, same
 from gauntlet.facts import Claim, Facts
 from gauntlet.facts import Row as OnChain
@@ -306,7 +306,7 @@ _ITS_OWN = {
 def _observed(again: Replay) -> Iterator[Finding]:
     """The round was passed over exactly when its own findings say so, or for what only the validator saw."""
     report, last = again.report, again.facts.run.clock.commit_by(again.facts.round)
-    committed = {p for p, peer in again.facts.judged.items() if commitment(peer, again.facts.round, last)}
+    committed = who_committed(again.facts.judged.values(), again.facts.round, last)
     outcomes = {p: row.rejected for p, row in again.rows.items() if row.rejected or row.standing or row.contributing}
     unreadable = is_unreadable(report.before, committed, outcomes, again.spec.gauntlet)
     if report.unobserved in _ITS_OWN:
@@ -324,7 +324,7 @@ def _after(again: Replay) -> Iterator[Finding]:
     """The book after is the fold of the book before and the stated outcome."""
     contributing = again.facts.decision.selection.contributing if again.facts.decision.selection else ()
     last = again.facts.run.clock.commit_by(again.facts.round)
-    committed = {p for p, peer in again.facts.judged.items() if commitment(peer, again.facts.round, last)}
+    committed = who_committed(again.facts.judged.values(), again.facts.round, last)
     unseen = frozenset(p for p in committed if p in again.rows and again.rows[p].unseen)
     outcome = RoundOutcome(
         again.facts.round,

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import PurePath
 from traceback import extract_tb
 
-from gauntlet.commitment import commitment
+from gauntlet.commitment import commitment, who_committed
 from gauntlet.remembered import Remembered, Twins
 from gauntlet.sketch import Sample, Sketch, find_copies
 from protocol.clock import Clock
@@ -131,9 +131,7 @@ def fast_checks(
     return Checked(
         passed={peer: submission for peer, submission in valid.items() if peer not in rejected},
         rejected={item.peer.id: rejected[item.peer.id] for item in by_hotkey if item.peer.id in rejected},
-        committed=frozenset(
-            item.peer.id for item in gathered if commitment(item.peer, round, clock.commit_by(round)) is not None
-        ),
+        committed=frozenset(who_committed((item.peer for item in gathered), round, clock.commit_by(round))),
         twins=copies.twins,
         # A re-posted payload is known already; kept under a second name it would pass for its poster's own.
         remember={

@@ -1,5 +1,7 @@
 """What a hotkey's slot says of a round: whether it committed, in time or late, and whether it counts as a miner."""
 
+from collections.abc import Iterable
+
 from protocol.types import Commitment, Peer, PeerId
 
 
@@ -9,6 +11,11 @@ def commitment(peer: Peer, round: int, commit_by: int) -> Commitment | None:
     if slot is None or slot.block > commit_by or not isinstance(slot.statement, Commitment):
         return None
     return slot.statement if slot.statement.round == round else None
+
+
+def who_committed(peers: Iterable[Peer], round: int, commit_by: int) -> set[PeerId]:
+    """Of these peers those in whose slot a `commitment` for `round` stands."""
+    return {peer.id for peer in peers if commitment(peer, round, commit_by) is not None}
 
 
 def is_judged(peer: Peer, owner: PeerId) -> bool:

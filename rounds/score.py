@@ -10,7 +10,7 @@ from gauntlet import book
 from gauntlet.agreement import Agreed
 from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
 from gauntlet.checks import Checked, Doors, Gathered, fast_checks
-from gauntlet.commitment import commitment, is_judged
+from gauntlet.commitment import is_judged, who_committed
 from gauntlet.evaluation import Evaluation
 from gauntlet.loss import bounded, evaluate
 from gauntlet.observed import Unobserved, is_unreadable, pass_over
@@ -112,7 +112,7 @@ class Scores:
     def unobserved(self, round: int, seen: Seen, checked: Checked) -> Unobserved | None:
         """Why this round says nothing about the peers; None when it does."""
         node, last = self.node, self.node.clock.commit_by(round)
-        committed = {peer.id for peer in seen.at_commit if commitment(peer, round, last) is not None}
+        committed = who_committed(seen.at_commit, round, last)
         reasons = {peer: rejection.reason for peer, rejection in checked.rejected.items()}
         why = None
         if seen.looked.is_late(node.clock, round):
@@ -197,7 +197,7 @@ class Scores:
     ) -> None:
         """Fold the round into the book and save it: ratings survive anything from here on. `found`: `progress`."""
         node, last = self.node, self.node.clock.commit_by(round)
-        committed = {peer.id for peer in at_commit if commitment(peer, round, last) is not None}
+        committed = who_committed(at_commit, round, last)
         named = decision.selection.contributing if decision.selection else ()
         outcome = RoundOutcome(
             round,

@@ -8,7 +8,7 @@ from loguru import logger
 
 from gauntlet.account import briefly, sureness
 from gauntlet.agreement import mirrors
-from gauntlet.commitment import commitment
+from gauntlet.commitment import who_committed
 from gauntlet.report import Report
 from gauntlet.weights import due_from
 from node import told
@@ -59,7 +59,7 @@ class Stood:
         node, run = self.node, self.node.run
         last, head = node.clock.commit_by(round), node.head()
         at_commit, peers = node.doors.chain.peers(last), node.doors.chain.peers(head)
-        active = {peer.id for peer in at_commit if commitment(peer, round, last) is not None}
+        active = who_committed(at_commit, round, last)
         contributed = self.decided[round]
         asked = mirrors(run, head, peers)[:ASKED]
         found = Reports(run, node.doors, node.sources(head)).of(round, asked, seconds)

@@ -9,7 +9,7 @@ from loguru import logger
 
 from gauntlet.agreement import attestation_for, leader_order, record_for, votes
 from gauntlet.checks import Checked, Gathered
-from gauntlet.commitment import commitment
+from gauntlet.commitment import commitment, who_committed
 from gauntlet.selection import Ranking, in_order, tolerable
 from node.events import round_seconds
 from node.node import Node
@@ -52,7 +52,7 @@ class Vote:
         node, last = self.node, self.node.clock.commit_by(round)
         rules = node.run.spec_at(round).gauntlet
         self.seen = {peer.id: Gathered(peer) for peer in at_commit} | {item.peer.id: item for item in gathered}
-        committed = [peer.id for peer in at_commit if commitment(peer, round, last) is not None]
+        committed = who_committed(at_commit, round, last)
         best = in_order(self.scores.book, committed, node.doors.chain.header(last).hash)
         likely = best[: rules.contributors + rules.reserve]
         self.lacked = frozenset()

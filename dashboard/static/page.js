@@ -224,8 +224,8 @@ async function detail(number) {
 
 const NUMBERS = [["weight", "pay", percent], ["peer_score", "PeerScore"], ["mu", "rating"], ["proof", "proof of computation"],
   ["worth", "worth: progress in honest ones"], ["score", "LossScore, averaged"], ["gap", "gap in this round"],
-  ["progress", "progress of the round before"], ["presence", "presence: share of rounds"], ["evaluations", "evaluations"], ["contributed", "rounds contributed"],
-  ["faults", "faults"], ["penalty", "penalty"]];
+  ["progress", "progress of the round before"], ["presence", "presence: share of rounds"], ["evaluations", "evaluations"],
+  ["contributed", "rounds contributed"], ["faults", "faults"], ["penalty", "penalty"]];
 
 async function explain(peer, round) {
   chosen = peer;
