@@ -151,7 +151,8 @@ class Slot:
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A registered hotkey at one finalised height. `stake` in rao; `validates` is the chain's validator permit;
-    `last_update` is the block of its last set_weights, or of its registration."""
+    `last_update` is the block of its last set_weights, or of its registration; `incentive` (u16) what the chain's last
+    epoch made of all validators' weights for it."""
 
     id: PeerId
     uid: Uid
@@ -159,6 +160,7 @@ class Peer:
     validates: bool
     last_update: int = 0
     slot: Slot | None = None
+    incentive: int = 0
 
 
 @dataclass(frozen=True, slots=True)
