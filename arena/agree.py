@@ -1,25 +1,21 @@
-"""The chain's part of a round: who is named, by the real rules over statements that validators would post, and what the
+"""The chain's part of a round: who is selected, by the real rules over words that validators would post, and what the
 validators' weights come to."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from arena.stage import POINTER
-from gauntlet.agreement import Agreed, Views, agreed, announcement, attestation_for, leader_order, record_for, selected
+from gauntlet.agreement import Agreed, Log, Post, abstention, agreed, word_for
 from protocol.messages import first_link
 from protocol.run import Run
-from protocol.types import Attestation, Digest, Peer, PeerId, Record, Slot, Uid
-
-Approve = Callable[[PeerId, PeerId, Sequence[Uid]], bool]
-"""(validator, author of a record, the uids it names) -> whether the validator approves it."""
+from protocol.types import Digest, Peer, PeerId, Slot, Uid
 
 
-class Statements:
-    """The validators' slots, round after round. `stakes` in rao, of validators in the order of their uids from 0."""
+class Words:
+    """What the validators say, round after round. `stakes` in rao, of validators in the order of their uids from 0."""
 
     def __init__(self, run: Run, stakes: Mapping[PeerId, int]) -> None:
         self._run, self._stakes = run, stakes
-        here = announcement(run, Digest(bytes(32)))
-        self._said: dict[PeerId, Slot] = {peer: Slot(0, POINTER, here) for peer in stakes}
+        self._said: dict[PeerId, Slot] = {peer: Slot(0, POINTER, abstention(0)) for peer in stakes}
         self._link = first_link(run.id)
 
     def decide(
@@ -28,40 +24,19 @@ class Statements:
         commit_hash: Digest,
         theta: Digest,
         miners: Sequence[Peer],
-        choices: Mapping[PeerId, Sequence[Uid]],
-        approves: Approve,
+        names: Mapping[PeerId, Sequence[Uid]],
     ) -> Agreed:
-        """What the round's chain state says after every leader has posted the record of its choice in its slot, and
-        every validator its attestation."""
-        clock = self._run.clock
-        at_commit = self._peers(miners)
-        order = leader_order(self._run, round, commit_hash, at_commit)
-        views, records = [], []
-        for place, leader in enumerate(order):
-            first, _ = clock.slot(round, place)
-            if choices[leader]:
-                record = record_for(round, choices[leader], theta, self._link)
-                records.append((place, leader, selected(record)))
-                self._state(leader, first, record)
-            views.append(self._peers(miners))
-        views += [self._peers(miners)] * (clock.leader_slots - len(views))
-        for validator in self._stakes:
-            approved = [place for place, author, uids in records if approves(validator, author, uids)]
-            self._state(validator, clock.attest_by(round), attestation_for(round, approved, theta, self._link))
-        decision = agreed(
-            self._run,
-            round,
-            theta,
-            self._link,
-            commit_hash,
-            Views(at_commit, views, self._peers(miners)),
-            clock.attest_by(round),
-        )
-        self._link = decision.link
+        """What the round's chain state says after every validator has said whom it names. `miners` with what the chain
+        has made of the weights so far (Peer.incentive)."""
+        at_commit, block = self._peers(miners), self._run.clock.words_by(round)
+        words = {peer: word_for(round, names[peer], (theta, self._link)) for peer in self._stakes}
+        log = Log(at_commit, commit_hash, tuple(Post(block, peer, word) for peer, word in words.items()))
+        decision = agreed(self._run, round, log, block, block)
+        assert decision is not None
+        for peer, word in words.items():
+            self._said[peer] = Slot(block, POINTER, word)
+        self._link = decision.link or self._link
         return decision
-
-    def _state(self, validator: PeerId, block: int, statement: Record | Attestation) -> None:
-        self._said[validator] = Slot(block, POINTER, statement)
 
     def _peers(self, miners: Sequence[Peer]) -> list[Peer]:
         validators = [
@@ -97,3 +72,8 @@ def pooled(weights: Mapping[PeerId, Mapping[Uid, float]], stakes: Mapping[PeerId
     shares = {uid: share for uid, share in kept.items() if share > 0}
     whole = sum(shares.values())
     return {uid: share / whole for uid, share in shares.items()}
+
+
+def incentives(shares: Mapping[Uid, float]) -> dict[Uid, int]:
+    """Shares as the chain keeps them: u16."""
+    return {uid: round(share * 0xFFFF) for uid, share in shares.items()}

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from arena.agree import Statements, pooled
+from arena.agree import Words, incentives, pooled
 from arena.attack import Attack
 from arena.players import Honest, Lesson, Past, Player, Sending, View
 from arena.policies import POLICIES, Policy, Round
 from arena.problem import Text, Theta, sequence_losses, train, zero_theta
 from arena.stage import OWNER, POINTER, Signer, make_spec, named, sync_proof
-from gauntlet.checks import Checked, Gathered
+from gauntlet.checks import Gathered
 from protocol.assignment import Draw
 from protocol.merkle import sections_root
 from protocol.messages import Envelope, Reveal, parse_envelope
@@ -115,7 +115,9 @@ class Game:
         self.validators = [PeerId(named("validator", scenario.seed, index)) for index in range(scenario.validators)]
         self.judges: dict[PeerId, Policy] = {peer: POLICIES[scenario.policy]() for peer in self.validators}
         self.stakes = dict.fromkeys(self.validators, STAKE)
-        self.statements = Statements(self.run, self.stakes)
+        self.words = Words(self.run, self.stakes)
+        self.incentives: dict[PeerId, int] = {}
+        """As of the last round, in which a hotkey was paid."""
         self.liar = next((a.validator for a in scenario.attacks if a.validator != "honest"), None)
 
     def round(self, number: int) -> RoundLog:
@@ -137,19 +139,12 @@ class Game:
         rankings = {peer: self.judges[peer].rank(rounds[peer], checked) for peer in self.validators}
 
         friends = [peer for player in self._players() if player.name in self.attackers for peer in player.hotkeys]
-        choices = {peer: [uids[chosen] for chosen in rankings[peer].contributing] for peer in self.validators}
+        names = {peer: [uids[chosen] for chosen in rankings[peer].order] for peer in self.validators}
         if self.liar:
             own = [uids[peer] for peer in friends if peer in checked.committed]
-            liked = [uid for uid in choices[self.validators[-1]] if uid not in own]
-            choices[self.validators[-1]] = [*own, *liked][: self.spec.gauntlet.contributors]
-        decision = self.statements.decide(
-            number,
-            rounds[witness].commit_hash,
-            digest,
-            [item.peer for item in gathered],
-            choices,
-            lambda validator, author, named: self._approves(rounds[validator], author, named, checked),
-        )
+            names[self.validators[-1]] = own if self.liar == "lying" else []
+        miners = [replace(item.peer, incentive=self.incentives.get(item.peer.id, 0)) for item in gathered]
+        decision = self.words.decide(number, rounds[witness].commit_hash, digest, miners, names)
         selection = decision.selection
         contributing = frozenset(peer for peer, _ in selection.contributing) if selection else frozenset[PeerId]()
 
@@ -161,7 +156,9 @@ class Game:
         if self.liar:
             weights[self.validators[-1]] = {uids[peer]: 1 / len(friends) for peer in friends}
         hotkeys = {uid: peer for peer, uid in uids.items()} | {Uid(-1): OWNER}
-        paid = {hotkeys[uid]: share for uid, share in pooled(weights, self.stakes).items()}
+        shares = pooled(weights, self.stakes)
+        paid = {hotkeys[uid]: share for uid, share in shares.items()}
+        self.incentives = {hotkeys[uid]: value for uid, value in incentives(shares).items()}
 
         revealed = {
             peer: sending.update
@@ -268,16 +265,6 @@ class Game:
             uids,
             validator,
         )
-
-    def _approves(self, round: Round, author: PeerId, named_uids: Sequence[Uid], checked: Checked) -> bool:
-        """An honest validator approves a record unless it names a peer whose bytes break a rule, or too many of no
-        worth."""
-        if round.validator == author:
-            return True
-        if self.liar and round.validator == self.validators[-1]:
-            return self.liar == "lying"
-        chosen = {peer for peer, uid in round.uids.items() if uid in named_uids}
-        return checked.passed.keys() >= chosen and self.judges[round.validator].tolerates(round, checked, chosen)
 
     def _step(
         self,

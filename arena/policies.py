@@ -4,7 +4,7 @@ A policy is all the memory of one validator. The game calls `check`, `rank`, `to
 `pay` in this order.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Protocol
@@ -19,7 +19,7 @@ from gauntlet.progress import MEASURED_VALUES, guides, progress, shown
 from gauntlet.rating import BETA, FRESH, TAU, Rating
 from gauntlet.remembered import Remembered, compared, looked_at
 from gauntlet.sampling import Seed, pick, references, samples
-from gauntlet.selection import Ranking, standing, tolerable
+from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Sample, Sketch
 from gauntlet.weights import weights
 from protocol.errors import InvalidSubmission
@@ -69,12 +69,8 @@ class Policy(Protocol):
         """Who contributes, by what was learned before this round."""
         ...
 
-    def tolerates(self, round: Round, checked: Checked, named: Collection[PeerId]) -> bool:
-        """Whether it lets a record stand that names these peers, all of whom pass."""
-        ...
-
     def learn(self, round: Round, checked: Checked, ranking: Ranking, contributing: frozenset[PeerId]) -> set[PeerId]:
-        """Evaluate, and remember; the evaluated peers. `contributing`: whom the agreed record names."""
+        """Evaluate, and remember; the evaluated peers. `contributing`: who is agreed."""
         ...
 
     def pay(self, round: Round, ranking: Ranking) -> dict[Uid, float]:
@@ -111,9 +107,6 @@ class Ours:
 
     def rank(self, round: Round, checked: Checked) -> Ranking:
         return standing(self.book, checked.passed, round.spec.gauntlet, round.number, round.commit_hash, checked.twins)
-
-    def tolerates(self, round: Round, checked: Checked, named: Collection[PeerId]) -> bool:
-        return tolerable(self.book, named, checked.passed, round.spec.gauntlet, round.number, checked.twins)
 
     def learn(self, round: Round, checked: Checked, ranking: Ranking, contributing: frozenset[PeerId]) -> set[PeerId]:
         spec, regulars = round.spec, set(ranking.contributing)
@@ -219,9 +212,6 @@ class Published:
             if peer not in order
         }
         return Ranking(tuple(order), tuple(order), (), standings)
-
-    def tolerates(self, round: Round, checked: Checked, named: Collection[PeerId]) -> bool:
-        return True
 
     def learn(self, round: Round, checked: Checked, ranking: Ranking, contributing: frozenset[PeerId]) -> set[PeerId]:
         for peer in sorted(checked.rejected):

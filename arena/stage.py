@@ -52,7 +52,7 @@ def make_spec(seed: int) -> RunSpec:
             num_tokens=NUM_PAGES * PAGE_SEQUENCES * CONTEXT + 1,
             page_sequences=PAGE_SEQUENCES,
         ),
-        clock=ClockSpec(start_block=9, round_blocks=100, commit=40, reveal=46, leader_slot=5, attest=80),
+        clock=ClockSpec(start_block=9, round_blocks=100, commit=40, reveal=46, words=80),
     )
 
 

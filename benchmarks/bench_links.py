@@ -93,7 +93,7 @@ PHASES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def small(miners: int, steps: int, spare: int) -> dict[str, Any]:
     """The spec's table for so many miners and inner steps, with the large one's clock and so many blocks more."""
     large = preset_table(MODEL)
-    clock = {name: large["clock"][name] + 2 * spare for name in ("round_blocks", "reveal", "attest")}
+    clock = {name: large["clock"][name] + 2 * spare for name in ("round_blocks", "reveal", "words")}
     clock["commit"] = large["clock"]["commit"] + spare
     table = {**SMALL, "checkpoint_rounds": large["checkpoint_rounds"], "clock": large["clock"] | clock}
     table["inner"] = SMALL["inner"] | {"steps": steps}

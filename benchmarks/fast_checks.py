@@ -58,7 +58,7 @@ SPEC = RunSpec(
     model=ModelSpec(vocabulary=2048, layers=4, width=128, heads=4, kv_heads=4, ffn=256, context=64),
     inner=InnerSpec(steps=4, sequences=4, peak_lr=1e-3, final_lr=1e-4, warmup_steps=2, decay_steps=10),
     data=DataSpec(index="00" * 32, num_tokens=50_001, page_sequences=8),
-    clock=ClockSpec(start_block=100, round_blocks=100, commit=40, reveal=46, leader_slot=5, attest=80),
+    clock=ClockSpec(start_block=100, round_blocks=100, commit=40, reveal=46, words=80),
 )
 RUN, CLOCK, THETA, BLOCK_D = Run(SPEC), SPEC.rounds_clock, word("theta"), word("block D")
 

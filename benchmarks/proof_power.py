@@ -43,10 +43,10 @@ def spec_with(changes: Changes, shards: Shards) -> RunSpec:
     for name, fields in changes.items():
         table.setdefault(name, {}).update(fields)
     table["data"] |= {"index": shards.digest.hex(), "num_tokens": shards.train.num_tokens}
-    clock = {"start_block": 9, "round_blocks": 400, "commit": 200, "reveal": 250, "leader_slot": 40, "attest": 390}
+    clock = {"start_block": 9, "round_blocks": 400, "commit": 200, "reveal": 250, "words": 390}
     owner = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
     head = {"name": "bench", "chain": "0" * 64, "netuid": 1, "owner": owner, "genesis_checkpoint": "0" * 64}
-    return RunSpec.model_validate({**table, **head, "clock": clock | {"leader_slots": 1}})
+    return RunSpec.model_validate({**table, **head, "clock": clock})
 
 
 def word(*parts: object) -> Digest:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chain import reading
+from chain.archives import Archives
 from chain.connection import Connection
 from chain.extrinsics import Call, send_call
 from chain.finality import Finality, remember
@@ -42,6 +43,7 @@ def open_chain(
     *,
     local: bool = False,
     fallback_endpoints: Sequence[str] = (),
+    archives: Sequence[str] | None = None,
     call_timeout_seconds: float = 30.0,
     substrate_factory: "Callable[[], Substrate] | None" = None,
 ) -> "SubtensorChain":
@@ -49,12 +51,32 @@ def open_chain(
 
     `wallet` signs with its hotkey (chain.keys.open_wallet); None gives a chain to read only. `local`: the run's spec
     says that it is local, so weights may be sealed to a beacon of the chain's own. A named network brings the SDK's
-    public fall-back endpoints, which `fallback_endpoints` replaces. `substrate_factory` replaces the transport and is
-    called for each new session: that is how the adapter is run on other runtimes.
+    public fall-back endpoints, which `fallback_endpoints` replaces, and its public archives, which `archives` replaces:
+    URLs of nodes that are asked for state that the chain's node has pruned, all of them within one call's time-out.
+    `substrate_factory` replaces the transport and is called for each new session: that is how the adapter is run on
+    other runtimes.
     """
     if substrate_factory is None:
         substrate_factory = _rpc_factory(network, tuple(fallback_endpoints))
-    return SubtensorChain(Connection(network, call_timeout_seconds, substrate_factory), netuid, wallet, local)
+    asked = Archives(lambda genesis: _open_archives(network, archives, call_timeout_seconds, genesis))
+    connection = Connection(network, call_timeout_seconds, substrate_factory, archives=asked)
+    return SubtensorChain(connection, netuid, wallet, local)
+
+
+def _open_archives(
+    network: str, urls: Sequence[str] | None, timeout_seconds: float, genesis: bytes
+) -> list[Connection]:
+    """A connection to each archive. Not the SDK's own use of archives: where one does not answer, that gives up our
+    session with the chain's own node, and it never asks a second one that is up for what the first lacks."""
+    from bittensor import RpcSubstrate, settings
+
+    if urls is None:
+        urls = settings.default_archive_endpoints(network)
+
+    def factory(url: str) -> "Callable[[], Substrate]":
+        return lambda: RpcSubstrate(url)
+
+    return [Connection(url, timeout_seconds / len(urls), factory(url), genesis=genesis) for url in urls]
 
 
 def _rpc_factory(network: str, fallbacks: tuple[str, ...]) -> "Callable[[], Substrate]":
@@ -71,7 +93,6 @@ def _rpc_factory(network: str, fallbacks: tuple[str, ...]) -> "Callable[[], Subs
         return RpcSubstrate(
             endpoint,
             fallback_endpoints=list(fallbacks) or settings.default_fallback_endpoints(label),
-            archive_endpoints=settings.default_archive_endpoints(label),
         )
 
     return make
@@ -170,6 +191,12 @@ class SubtensorChain:
         newest = self._read(final, lambda session, at: reading.epoch(session, self.netuid, at))
         return range(max(0, newest - _EPOCHS_BACK), newest + 1)
 
+    def keeper(self, block: int) -> str:
+        """Network or URL of the node that answers for the state of a final block: the chain's own, or an archive.
+        Raises ChainError, with the code STATE_PRUNED when none does."""
+        block_hash = self._finality.hash(block)
+        return self._connection.read(lambda session: reading.header(session, block, block_hash), block)[1]
+
     def balance(self) -> int:
         address = self._signing_wallet().hotkey.ss58_address
         return self._read(self.finalized().block, lambda session, at: reading.payer(session, address, at))[1]
@@ -242,7 +269,7 @@ class SubtensorChain:
     def _read(self, block: int, read: Callable[[Session, str], Coroutine[Any, Any, T]]) -> T:
         """What `read` says of the final block by this number, given its hash."""
         block_hash = self._finality.hash(block)
-        return self._connection.call(lambda session: read(session, block_hash), block=block)
+        return self._connection.read(lambda session: read(session, block_hash), block)[0]
 
     def _submit_own(self, wallet: "Wallet", send: Send, written: Written) -> int:
         """Submit a call of our hotkey's, whose fees its owner pays."""

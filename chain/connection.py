@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from chain.extrinsics import refused
 from chain.reading import hash_bytes
 from chain.session import Session
-from protocol.errors import ChainError
+from protocol.errors import STATE_PRUNED, ChainError
 
 if TYPE_CHECKING:
     from bittensor import Substrate
+
+    from chain.archives import Archives
 
 T = TypeVar("T")
 Call = Callable[[Session], Coroutine[Any, Any, T]]
@@ -25,18 +27,29 @@ _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErr
 
 
 class Connection:
-    """One chain by the name of its network. Thread-safe."""
+    """One chain by the name of its network. Thread-safe. `genesis`: of the chain that it has to be."""
 
-    def __init__(self, network: str, timeout_seconds: float, substrate_factory: "Callable[[], Substrate]") -> None:
+    def __init__(
+        self,
+        network: str,
+        timeout_seconds: float,
+        substrate_factory: "Callable[[], Substrate]",
+        *,
+        genesis: bytes | None = None,
+        archives: "Archives | None" = None,
+    ) -> None:
         self.network = network
         self.timeout_seconds = timeout_seconds
         self.substrate_factory = substrate_factory
         self._session: Session | None = None
         self._lock = threading.Lock()
-        self._genesis: bytes | None = None
+        self._genesis = genesis
+        self._archives = archives
 
     def close(self) -> None:
-        """Drop the session. The next call opens a new one."""
+        """Drop the session, and those to archives. The next call opens a new one."""
+        if self._archives is not None:
+            self._archives.close()
         with self._lock:
             session, self._session = self._session, None
         if session is not None:
@@ -62,6 +75,16 @@ class Connection:
         seconds = self.timeout_seconds if timeout_seconds is None else timeout_seconds
         with self.session(seconds, block) as session:
             return session.run(call, seconds)
+
+    def read(self, call: Call[T], block: int) -> tuple[T, str]:
+        """Run one read of the state of a block whose hash is known, and say which endpoint has answered: an archive
+        where the chain's own node has pruned it. Every failure is a ChainError."""
+        try:
+            return self.call(call, block=block), self.network
+        except ChainError as fault:
+            if fault.code != STATE_PRUNED or self._archives is None:
+                raise
+            return self._archives.read(call, block, self.genesis(), fault)
 
     @contextmanager
     def session(self, timeout_seconds: float, block: int | None = None) -> Iterator[Session]:
@@ -99,7 +122,7 @@ class Connection:
             self._genesis = genesis
         elif self._genesis != genesis:
             raise ChainError(
-                f"the endpoint {self.network} now serves another chain: genesis {genesis.hex()[:16]}, "
+                f"the endpoint {self.network} serves another chain: genesis {genesis.hex()[:16]}, "
                 f"expected {self._genesis.hex()[:16]}; correct the endpoints, or start anew on the new chain"
             )
 

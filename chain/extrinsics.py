@@ -94,7 +94,7 @@ def refused(error: Any, block: int | None) -> ChainError:
         where = f"block {block}" if block is not None else "that block"
         return ChainError(
             f"{where} is below the pruning horizon of this chain node: its state is gone there; "
-            "use an archive endpoint, or take what is needed from a peer's checkpoint",
+            "name an archive (--archives), or take what is needed from a peer's checkpoint",
             STATE_PRUNED if block is not None else None,
         )
     code = _code(error, str(error))

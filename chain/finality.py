@@ -84,7 +84,9 @@ class Finality:
     def _header(self, block: int) -> Header:
         known = self._headers.get(block)
         if known is None:
-            known = self._connection.call(lambda session: reading.header(session, block), block=block)
+            # The hash is always our own node's word; the time is part of the state, which it may have pruned.
+            block_hash = self._connection.call(lambda session: reading.block_hash(session, block), block=block)
+            known = self._connection.read(lambda session: reading.header(session, block, block_hash), block)[0]
             remember(self._headers, block, known, _HEADERS_KEPT)
         return known
 

@@ -16,14 +16,19 @@ from protocol.types import DIGEST_BYTES, Digest, Header, Peer, PeerId, Subnet, U
 
 _METAGRAPH = ("SubnetInfoRuntimeApi", "get_metagraph")
 _SELECTIVE_METAGRAPH = ("SubnetInfoRuntimeApi", "get_selective_metagraph")
-_COLUMNS = [52, 57, 59, 69]
-"""SelectiveMetagraphIndex of hotkeys, validator_permit, last_update and total_stake: a twentieth of a metagraph."""
+_COLUMNS = [52, 57, 59, 62, 69]
+"""SelectiveMetagraphIndex of hotkeys, validator_permit, last_update, incentives and total_stake: a twentieth of a
+metagraph."""
 _NOBODY = hotkey(PeerId(bytes(32)))
 """What the chain says of an owner where there is none."""
 
 
-async def header(session: Session, block: int) -> Header:
-    block_hash = await session.substrate.block_hash(block)
+async def block_hash(session: Session, block: int) -> str:
+    """Of any block, as the SDK takes it."""
+    return "0x" + hash_bytes(await session.substrate.block_hash(block)).hex()
+
+
+async def header(session: Session, block: int, block_hash: str) -> Header:
     milliseconds = await session.substrate.query("Timestamp", "Now", [], block_hash=block_hash)
     return Header(block, Digest(hash_bytes(block_hash)), int(milliseconds) / 1000.0)
 
@@ -45,12 +50,11 @@ async def neurons(session: Session, netuid: int, block_hash: str) -> tuple[Peer,
         columns = await session.substrate.runtime_call(*_METAGRAPH, [netuid], block_hash=block_hash)
     if not isinstance(columns, dict) or columns.get("hotkeys") is None:
         raise _no_subnet(netuid)
-    rows = zip(
-        columns["hotkeys"], columns["total_stake"], columns["validator_permit"], columns["last_update"], strict=True
-    )
+    names = ("hotkeys", "total_stake", "validator_permit", "last_update", "incentives")
+    rows = zip(*(columns[name] for name in names), strict=True)
     return tuple(
-        Peer(peer_id(str(address)), Uid(uid), int(stake), bool(permit), int(updated))
-        for uid, (address, stake, permit, updated) in enumerate(rows)
+        Peer(peer_id(str(address)), Uid(uid), int(stake), bool(permit), int(updated), incentive=int(incentive))
+        for uid, (address, stake, permit, updated, incentive) in enumerate(rows)
     )
 
 

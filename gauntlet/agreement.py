@@ -1,98 +1,124 @@
-"""The agreed selection of a round: a predicate over finalised chain state, the same on every node (docs/protocol.md
-section 6).
+"""What a round's words come to, and where the run stands: functions of finalised chain state, the same on every node
+(docs/protocol.md section 6, docs/decisions/0058-one-word-each.md).
 
-A slot's leader posts a record in its slot's blocks; from the first slot on and by X every validator posts an
-attestation, which approves slots. The first slot whose record is valid, and which more than half of the counted stake
-approves, is agreed, else the round is void. Theta is computed, never voted on: the caller brings the state that it
-holds, and a record that starts from another one is invalid in its eyes. Nothing a node saw in buckets enters here
-(docs/decisions/0021-approve-not-veto.md).
-
-How a node uses this, round after round, once X of the round is final:
-
-1. `contradicted`: where more than half of the counted stake starts from one other pair, the node tries to replay
-   towards that pair, from its own state or a checkpoint. Where it can't (links or bytes that nobody gives it, or a
-   theta that does not come out), it keeps its own state. The round is void for it then: `agreed` finds no majority for
-   its pair where another one has it.
-2. `agreed` with the node's own pair; it fetches and applies what is agreed. Bytes that it can't have for a whole round
-   are treated like a claim that can't be followed: it tries `claimed_start` of the newest decided round, one after the
-   other, and where none can be followed it keeps its state and takes the rounds between as void.
-3. For the next round it states its own pair. A validator that was away and is still catching up says nothing: its word
-   would count against rounds that it can follow.
-
-So a pair that a majority can't reproduce never binds it: once it states its own, more than half of the counted stake
-does, and whoever followed a minority meanwhile comes back by 1. Who skipped a round that it only could not fetch is
-contradicted in the next one, and follows.
+After D each validator says one word: the pair that it holds, (theta digest, link of the last agreed selection), and the
+peers whose submissions it holds, that pass, and that its book finds eligible. Whoever is named by more than half of the
+counted stake is selected; where those are more than may contribute, the chain's own incentive orders them. A word stays:
+what a hotkey has once named in a final block counts until X, whatever it writes over it, and the first pair that it names
+binds it. So no leader, no record and nobody's doubt stands between a peer that most have read and its place.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
 
 from gauntlet.commitment import commitment
-from protocol.assignment import leaders
+from protocol.assignment import Draw
 from protocol.assignment import mirror_order as drawn_mirrors
-from protocol.messages import encode_statement, first_link, record_link
+from protocol.messages import first_link, link_of
 from protocol.run import Run
-from protocol.types import MAX_UIDS, Attestation, Digest, Peer, PeerId, Record, Selection, Uid
+from protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, Peer, PeerId, Selection, Uid, Word
 
-STATEMENT_ROUNDS = 4
-"""A validator counts while its last statement, which stands in its slot, is at most so many rounds old: the void rounds
-that the death of half of the stake costs, and how long a majority may be away before a minority goes on without it
-(docs/decisions/0021-approve-not-veto.md)."""
+SEAT_ROUNDS = 4
+"""A validator counts while its last word is at most so many rounds old: the void rounds that the death of half of the
+stake costs, and how long a majority may be away before a minority goes on without it."""
 
-LAST_WORDS_ROUNDS = 64
-"""So long a validator's last words speak against a claim that does not come after them: whoever said them may be gone
-for good, and the others may have gone on from an earlier state."""
+MEMORY_ROUNDS = 64
+"""Where the run stands is settled by more than half of the stake that spoke in so many rounds: whoever is gone for longer
+may be gone for good."""
 
 COPIES = 2
 """So many validators copy each payload that is named, unasked: beside its owner's bucket one of them may be gone, as
 after a crash. That all of them are hostile is met by who holds it and hears that it is wanted, not by their number
 (docs/decisions/0043-mirrors-by-draw.md)."""
 
-Claim = tuple[Digest, Digest]
-"""(theta digest, previous link) at the start of a round, as a statement names them."""
+NEWCOMERS_SHARE = 4
+"""One of so many places goes to those without incentive, if there are so many: else nobody new would get in."""
+
+Pair = tuple[Digest, Digest]
+"""(theta digest, previous link): the state at the start of a round, as a word names it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Views:
-    """All registered hotkeys with their slots at the heights that decide: at D, at the last block of every leader slot
-    in order, and at X."""
+class Post:
+    """A word of `peer` that stood on chain from this block on."""
+
+    block: int
+    peer: PeerId
+    word: Word
+
+
+@dataclass(frozen=True)
+class Log:
+    """A round as final states show it. `commit`: all registered hotkeys as of D, whose hash is `commit_hash`. `posts`:
+    words for the round in the order of their blocks, also such as were written over since."""
 
     commit: Sequence[Peer]
-    slots: Sequence[Sequence[Peer]]
-    attest: Sequence[Peer]
+    commit_hash: Digest
+    posts: tuple[Post, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What a round's chain state says.
+    """What a round's words come to.
 
-    `selection`: None when the round is void; `slot`, `author` and `record` (its statement as posted) belong to the
-    agreed record. `link` is `previous` of the next round's record. `void`: why each slot's record is not valid, None
-    for the agreed one and for those after it.
+    pair: what more than half of the counted stake names, None where there is none. selection: None when the round is
+    void. block: the one in whose state it was decided.
     """
 
+    pair: Pair | None
     selection: Selection | None
-    slot: int | None
-    author: PeerId | None
-    record: bytes | None
+    block: int
+
+    @property
+    def link(self) -> Digest | None:
+        """What the next round's words have to name to go on from here; None where nothing was agreed by anybody."""
+        if self.selection is not None:
+            return link_of(self.selection)
+        return self.pair[1] if self.pair is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a round means for where the run stands, as of X. strong: whether its pair is named by more than half of the
+    stake that spoke in the last MEMORY_ROUNDS rounds, too."""
+
+    agreed: Agreed
+    strong: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """Where the run stands at the start of `round`: at a link, with a theta that words name, or that nobody has named
+    yet since it follows from the last selection (None)."""
+
+    round: int
     link: Digest
-    void: tuple[str | None, ...]
+    theta: Digest | None = None
+
+
+# --- who counts --------------------------------------------------------------------------------------------------
 
 
 def electorate(run: Run, round: int, peers: Iterable[Peer]) -> dict[PeerId, int]:
-    """Stake in rao of the validators that lead and count in `round`. `peers` as of D.
+    """Stake in rao of the validators that count in `round`. `peers` as of D.
 
-    Those with a permit that have spoken for one of the last STATEMENT_ROUNDS rounds; when nobody has, those that ever
-    did. To announce oneself before the run's first leader slot is to speak for the round before the first: else whoever
-    says the first word would be the only one to count. A permit alone is no seat: the owner of the chain's subnet
-    always has one, and a miner with enough stake (docs/decisions/0031-who-has-spoken.md).
+    Those with a permit that have spoken for one of the last SEAT_ROUNDS rounds; when nobody has, those that ever did.
+    To announce oneself by D of round 0 is to speak for the round before it: else whoever says the first word would be
+    the only one to count. A permit alone is no seat: the owner of the chain's subnet always has one, and a miner with
+    enough stake.
 
-    It follows from one snapshot, so a joiner needs no history, and it is fixed by D: nobody enters after seeing how a
-    vote goes. A validator that comes later posts an attestation and counts from the next round on.
+    It follows from one state, so a joiner needs no history, and it is fixed by D: nobody enters after seeing how a round
+    goes. A validator that comes later says its word and counts from the next round on.
     """
-    said = {peer: at for peer in peers if peer.validates and (at := _spoke_for(run, peer)) is not None and at < round}
-    lately = [peer for peer, at in said.items() if at >= round - STATEMENT_ROUNDS]
-    return {peer.id: peer.stake for peer in lately or said}
+    said = _spoken(run, round, peers)
+    return {peer.id: peer.stake for peer, at in said if at >= round - SEAT_ROUNDS} or {p.id: p.stake for p, _ in said}
+
+
+def remembered(run: Run, round: int, peers: Iterable[Peer]) -> dict[PeerId, int]:
+    """Stake in rao of the validators that settle where the run stands. `peers` as of D of `round`."""
+    return {peer.id: peer.stake for peer, at in _spoken(run, round, peers) if at >= round - MEMORY_ROUNDS}
 
 
 def votes(run: Run, round: int, peers: Iterable[Peer]) -> Mapping[PeerId, int]:
@@ -108,27 +134,9 @@ def mirrors(run: Run, block: int, peers: Iterable[Peer]) -> tuple[PeerId, ...]:
     return tuple(sorted(stakes, key=lambda peer: (-stakes[peer], peer)))
 
 
-def announcement(run: Run, theta: Digest) -> Attestation:
-    """A validator's first word, posted by block D of round 0: it is there, for this run, and holds its theta_0."""
-    return attestation_for(0, (), theta, first_link(run.id))
-
-
-def _spoke_for(run: Run, peer: Peer) -> int | None:
-    """The round for which a word of the peer stands in its slot, None without one; -1 for its announcement. Written
-    later than its window is fine here: a new pointer rewrites the slot and the old statement with it."""
-    statement = peer.slot.statement if peer.slot is not None else None
-    if peer.slot is None or not isinstance(statement, Record | Attestation):
-        return None
-    if peer.slot.block >= run.clock.slot(statement.round, 0)[0]:
-        return statement.round
-    announced = isinstance(statement, Attestation) and statement == announcement(run, statement.theta)
-    return -1 if announced else None
-
-
-def leader_order(run: Run, round: int, commit_hash: Digest, peers: Iterable[Peer]) -> tuple[PeerId, ...]:
-    """Who leads slot 0, 1, ..; may be shorter than the number of slots. `commit_hash` and `peers` as of D."""
-    stakes = sorted(electorate(run, round, peers).items())
-    return leaders(run.id, commit_hash, round, stakes, run.clock.leader_slots)
+def last_spoke(run: Run, peers: Iterable[Peer]) -> int:
+    """The newest round that any validator has spoken for; -1 where none has. `peers` as of any block."""
+    return max((at for peer in peers if peer.validates and (at := _spoke_for(run, peer)) is not None), default=-1)
 
 
 def mirror_order(
@@ -140,179 +148,21 @@ def mirror_order(
     return {peer: drawn_mirrors(run.id, commit_hash, round, peer, stakes) for peer in named}
 
 
-def posted_records(
-    run: Run, round: int, order: Sequence[PeerId], slots: Sequence[Sequence[Peer]]
-) -> list[Record | None]:
-    """The record that stands in every slot read so far: its leader's, for this round, written inside the slot's
-    blocks, as of the slot's last block. Of two in one slot the later one has overwritten the other."""
-    records: list[Record | None] = []
-    for index, view in enumerate(slots):
-        leader = order[index] if index < len(order) else None
-        first, last = run.clock.slot(round, index)
-        author = next((peer for peer in view if peer.id == leader), None)
-        statement = None if author is None else _statement(run, round, author)
-        in_slot = author is not None and author.slot is not None and first <= author.slot.block <= last
-        records.append(statement if in_slot and isinstance(statement, Record) else None)
-    return records
+def _spoken(run: Run, round: int, peers: Iterable[Peer]) -> list[tuple[Peer, int]]:
+    """Validators with the round for which they spoke last, before `round`."""
+    said = ((peer, _spoke_for(run, peer)) for peer in peers if peer.validates)
+    return [(peer, at) for peer, at in said if at is not None and at < round]
 
 
-def agreed(
-    run: Run, round: int, theta: Digest, previous: Digest, commit_hash: Digest, views: Views, height: int
-) -> Agreed:
-    """The agreed selection of `round` for whoever holds the state with this `theta` digest at its start.
-
-    `previous` is the link that the last agreed record left (protocol.messages.first_link before the first one).
-    `commit_hash` is the hash of D. `height` is the finalised block from which the caller looks: from a stated height
-    on the owner may have declared the record void. An empty view stands for a slot that has not passed yet, and
-    `views.attest` may be of an earlier block than X: what is agreed then is provisional.
-
-    A validator's word is counted for one pair only, so at most one pair (theta, previous) has an agreed record in a
-    round, and none where another pair is claimed by more than half (`contradicted`).
-    """
-    clock, limit = run.clock, run.spec_at(round).gauntlet.contributors
-    if len(views.slots) != clock.leader_slots:
-        raise ValueError(f"{len(views.slots)} slot views for {clock.leader_slots} leader slots")
-    stakes = votes(run, round, views.commit)
-    order = leader_order(run, round, commit_hash, views.commit)
-    committed, ours = _committed(run, round, views.commit), (theta, previous)
-    void: list[str | None] = [None] * clock.leader_slots
-    for index, record in enumerate(posted_records(run, round, order, views.slots)):
-        if index >= len(order):
-            void[index] = "no validator leads this slot"
-        elif record is None:
-            void[index] = "no record of its leader for this round in the slot's blocks"
-        else:
-            author = order[index]
-            approving = _approving(run, round, index, author, ours, views.attest)
-            backing, total = sum(stakes.get(peer, 0) for peer in approving), sum(stakes.values())
-            fault = _fault(record, ours, limit, committed)
-            if fault is None and 2 * backing <= total:
-                fault = f"approved by {backing} of {total} of the counted stake, which is not more than half"
-            if fault is None and run.voided(round, height):
-                fault = "declared void by the run's owner"
-            if fault is None:
-                selection = _selection(record, committed)
-                posted = encode_statement(record)
-                link = record_link(posted, selection.contributing, run.head_at(round))
-                return Agreed(selection, index, author, posted, link, tuple(void))
-            void[index] = fault
-    return Agreed(None, None, None, None, previous, tuple(void))
-
-
-def proposals(
-    run: Run, round: int, theta: Digest, previous: Digest, commit_hash: Digest, views: Views
-) -> list[Selection | None]:
-    """What every slot's record would make agreed if it were approved and those before it were not; None where there is
-    no record, or one that is void whatever the others say. Whoever approves looks at all of them, as the first slot
-    that is approved by enough wins, and at a slot only once its last block is final: until then its leader may still
-    overwrite it."""
-    order = leader_order(run, round, commit_hash, views.commit)
-    committed, limit = _committed(run, round, views.commit), run.spec_at(round).gauntlet.contributors
-    return [
-        None if record is None or _fault(record, (theta, previous), limit, committed) else _selection(record, committed)
-        for record in posted_records(run, round, order, views.slots)
-    ]
-
-
-def claims(run: Run, round: int, commit: Iterable[Peer], attest: Iterable[Peer]) -> dict[Claim, int]:
-    """Every pair that a validator claims for the start of `round`, with the counted stake behind it (heads, where
-    nobody has stake), the most first. `commit` as of D, `attest` as of X.
-
-    Claims of validators with a permit that do not count yet have 0 and come last, by their stake; ties go to the lowest
-    digests.
-    """
-    stakes = votes(run, round, commit)
-    counted: dict[Claim, int] = {}
-    staked: dict[Claim, int] = {}
-    for peer in attest:
-        statement = _statement(run, round, peer)
-        if statement is not None and (peer.id in stakes or peer.validates):
-            claim = statement.theta, statement.previous
-            counted[claim] = counted.get(claim, 0) + stakes.get(peer.id, 0)
-            staked[claim] = staked.get(claim, 0) + peer.stake
-    return {claim: counted[claim] for claim in sorted(counted, key=lambda c: (-counted[c], -staked[c], c))}
-
-
-def claimed_start(run: Run, round: int, commit: Iterable[Peer], attest: Iterable[Peer]) -> tuple[Claim, ...]:
-    """What a joiner tries to reproduce, in this order, until one works: any claim may be false, and those that made the
-    true one are the ones that will refuse its work if it holds another state. Views as for `claims`."""
-    return tuple(claims(run, round, commit, attest))
-
-
-def last_words(run: Run, since: int, peers: Iterable[Peer]) -> list[tuple[Claim, int]]:
-    """The pair that each validator named last that has spoken for round `since` or a later one, and what its word
-    counts: by stake, by heads where nobody has any. `peers` as of some block. since: -1 for all that ever spoke."""
-    said = {
-        peer.id: (peer.stake, (peer.slot.statement.theta, peer.slot.statement.previous))
-        for peer in peers
-        if peer.validates
-        and (at := _spoke_for(run, peer)) is not None
-        and at >= since
-        and peer.slot is not None
-        and isinstance(peer.slot.statement, Record | Attestation)
-    }
-    weights = _weights({peer: stake for peer, (stake, _) in said.items()})
-    return [(pair, weights[peer]) for peer, (_, pair) in said.items()]
-
-
-def contradicted(run: Run, round: int, ours: Claim, views: Views) -> Claim | None:
-    """The pair other than `ours` that more than half of the counted stake claims for the start of `round`, if any: then
-    nothing is agreed for ours in this round, and the node checks itself by replay towards that pair. What it can't
-    reproduce it does not follow: it keeps its own state and goes on stating `ours`. `views` with X."""
-    total = sum(votes(run, round, views.commit).values())
-    found = claims(run, round, views.commit, views.attest)
-    return next((claim for claim, stake in found.items() if claim != ours and 2 * stake > total), None)
-
-
-def _committed(run: Run, round: int, peers: Iterable[Peer]) -> dict[Uid, tuple[PeerId, Digest]]:
-    """(hotkey, envelope) of every uid that had committed by D. `peers` as of D."""
-    last = run.clock.commit_by(round)
-    promises = ((peer, commitment(peer, round, last)) for peer in peers)
-    return {peer.uid: (peer.id, promise.envelope) for peer, promise in promises if promise is not None}
-
-
-def _selection(record: Record, committed: Mapping[Uid, tuple[PeerId, Digest]]) -> Selection:
-    pairs = tuple(sorted(committed[uid] for uid in selected(record)))
-    return Selection(record.round, record.theta, record.previous, pairs)
-
-
-def selected(record: Record) -> tuple[Uid, ...]:
-    """The uids whose bits are set."""
-    return tuple(Uid(uid) for uid in range(MAX_UIDS) if record.bitmap >> uid & 1)
-
-
-def record_for(round: int, uids: Collection[Uid], theta: Digest, previous: Digest) -> Record:
-    """A leader's record: these uids contribute. Raises ValueError for none, or for one that has no bit."""
-    return Record(round, _bitmap(uids, MAX_UIDS, "uid") or _refuse_empty(), theta, previous)
-
-
-def attestation_for(round: int, approved: Collection[int], theta: Digest, previous: Digest) -> Attestation:
-    """A validator's word: the state it holds at the start of the round, and the slots whose records it approves."""
-    return Attestation(round, _bitmap(approved, MAX_UIDS, "slot"), theta, previous)
-
-
-def _bitmap(numbers: Collection[int], size: int, what: str) -> int:
-    bitmap = 0
-    for number in numbers:
-        if not 0 <= number < size:
-            raise ValueError(f"{what} {number} has no bit in a bitmap of {size}")
-        bitmap |= 1 << number
-    return bitmap
-
-
-def _refuse_empty() -> int:
-    raise ValueError("a record that selects nobody is void: do not post it")
-
-
-def _statement(run: Run, round: int, peer: Peer) -> Record | Attestation | None:
-    """The statement for `round` in the peer's slot, when it was written in its window: a record in the leader slots'
-    blocks, an attestation from the first of them on and by X."""
-    slot, clock = peer.slot, run.clock
-    if slot is None or not isinstance(slot.statement, Record | Attestation) or slot.statement.round != round:
+def _spoke_for(run: Run, peer: Peer) -> int | None:
+    """The round for which a word stands in the peer's slot, None without one; -1 for an announcement. Written later
+    than its window is fine here: a new pointer rewrites the slot and the old word with it."""
+    word = peer.slot.statement if peer.slot is not None else None
+    if peer.slot is None or not isinstance(word, Word):
         return None
-    first, slots_end = clock.slot(round, 0)[0], clock.slot(round, clock.leader_slots - 1)[1]
-    last = slots_end if isinstance(slot.statement, Record) else clock.attest_by(round)
-    return slot.statement if first <= slot.block <= last else None
+    if peer.slot.block > run.clock.commit_by(word.round):
+        return word.round
+    return -1 if word == abstention(0) else None
 
 
 def _weights(stakes: Mapping[PeerId, int]) -> Mapping[PeerId, int]:
@@ -320,44 +170,191 @@ def _weights(stakes: Mapping[PeerId, int]) -> Mapping[PeerId, int]:
     return stakes if any(stakes.values()) else dict.fromkeys(stakes, 1)
 
 
-def _approving(
-    run: Run, round: int, index: int, author: PeerId, ours: Claim, attest: Iterable[Peer]
-) -> frozenset[PeerId]:
-    """Everybody whose last word for `round`, as of X, approves slot `index`; and its author, unless that one's last
-    word starts from another pair: nobody's word counts for two.
+# --- words -------------------------------------------------------------------------------------------------------
 
-    An attestation approves only slots that were over when it was written: until then a leader can overwrite its record
-    with one that nobody has looked at.
+
+def word_for(round: int, uids: Collection[Uid], pair: Pair) -> Word:
+    """A validator's word: the state that it holds, and whom it names. ValueError for a uid that has no bit."""
+    if any(not 0 <= uid < MAX_UIDS for uid in uids):
+        raise ValueError(f"a uid of {sorted(uids)} has no bit among {MAX_UIDS}")
+    return Word(round, sum(1 << uid for uid in set(uids)), *pair)
+
+
+def abstention(round: int) -> Word:
+    """The word of who is not where the run stands: it keeps its seat, and lends nobody a majority. For round 0, and by
+    its block D, it announces a validator."""
+    return Word(round, 0, Digest(bytes(DIGEST_BYTES)), Digest(bytes(DIGEST_BYTES)))
+
+
+def named(word: Word) -> tuple[Uid, ...]:
+    """The uids whose bits are set."""
+    return tuple(Uid(uid) for uid in range(MAX_UIDS) if word.bitmap >> uid & 1)
+
+
+def posts_in(run: Run, round: int, peers: Iterable[Peer]) -> list[Post]:
+    """The words for `round` that stand in these slots, written in (D, X]. `peers` as of any block."""
+    first, last = run.clock.commit_by(round), run.clock.words_by(round)
+    return [
+        Post(peer.slot.block, peer.id, peer.slot.statement)
+        for peer in peers
+        if peer.slot is not None
+        and first < peer.slot.block <= last
+        and isinstance(peer.slot.statement, Word)
+        and peer.slot.statement.round == round
+    ]
+
+
+def said(log: Log, peer: PeerId) -> Word | None:
+    """All that the peer's words for the round come to: the first pair that it named, and whom it named with that."""
+    tally = _Tally({peer: 1}, log.posts)
+    if peer not in tally.spoke:
+        return None
+    pair, round = tally.pairs.get(peer), log.posts[0].word.round
+    return abstention(round) if pair is None else Word(round, tally.names[peer], *pair)
+
+
+def pairs_named(run: Run, round: int, log: Log) -> dict[Pair, int]:
+    """Every pair that words of the round name, with the counted stake behind it (heads, where nobody has any), the most
+    first; ties go to the lowest digests."""
+    tally = _Tally(votes(run, round, log.commit), log.posts)
+    stakes = {pair: sum(tally.stakes[peer] for peer in tally.behind(pair)) for pair in set(tally.pairs.values())}
+    return {pair: stakes[pair] for pair in sorted(stakes, key=lambda pair: (-stakes[pair], pair))}
+
+
+class _Tally:
+    """What words come to, one after the other. `stakes`: of those that count."""
+
+    def __init__(self, stakes: Mapping[PeerId, int], posts: Iterable[Post] = ()) -> None:
+        self.stakes = stakes
+        self.spoke: set[PeerId] = set()
+        self.pairs: dict[PeerId, Pair] = {}
+        """The first pair that each named: it binds."""
+        self.names: dict[PeerId, int] = {}
+        """Bits of whom each has named with that pair."""
+        for post in posts:
+            self.add(post)
+
+    def add(self, post: Post) -> None:
+        peer, word = post.peer, post.word
+        if peer not in self.stakes:
+            return
+        self.spoke.add(peer)
+        if word.pair is not None and self.pairs.setdefault(peer, word.pair) == word.pair:
+            self.names[peer] = self.names.get(peer, 0) | word.bitmap
+
+    @property
+    def pair(self) -> Pair | None:
+        """What more than half of the stake names."""
+        return next((pair for pair in set(self.pairs.values()) if self._is_most(self.behind(pair))), None)
+
+    def behind(self, pair: Pair) -> set[PeerId]:
+        """Who names this pair."""
+        return {peer for peer, theirs in self.pairs.items() if theirs == pair}
+
+    def supported(self, pair: Pair, uids: Iterable[Uid]) -> set[Uid]:
+        """Those of these that more than half of the stake names with this pair."""
+        behind = self.behind(pair)
+        return {uid for uid in uids if self._is_most({peer for peer in behind if self.names[peer] >> uid & 1})}
+
+    def _is_most(self, peers: Collection[PeerId]) -> bool:
+        return 2 * sum(self.stakes[peer] for peer in peers) > sum(self.stakes.values())
+
+
+# --- what they come to -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Order:
+    """Who goes first where more are named than may contribute, among those that committed by D: by the chain's
+    incentive, in which the validators' weights are clipped at their stake-weighted median already, so that nobody has
+    to say it again; a share of the places for those without any. `peers` and `commit_hash` as of D."""
+
+    run: Run
+    round: int
+    commit_hash: Digest
+    peers: Sequence[Peer]
+
+    @cached_property
+    def committed(self) -> dict[Uid, tuple[PeerId, Digest]]:
+        """(hotkey, envelope) of every uid that had committed by D."""
+        last = self.run.clock.commit_by(self.round)
+        promises = ((peer, commitment(peer, self.round, last)) for peer in self.peers)
+        return {peer.uid: (peer.id, promise.envelope) for peer, promise in promises if promise is not None}
+
+    @cached_property
+    def _ordered(self) -> list[Peer]:
+        return sorted(
+            (peer for peer in self.peers if peer.uid in self.committed),
+            key=lambda peer: (-peer.incentive, Draw("order", self.commit_hash, peer.id).words(8), peer.id),
+        )
+
+    def first(self, uids: Collection[Uid]) -> list[Uid]:
+        """Of these, those that contribute: at most G."""
+        places = self.run.spec_at(self.round).gauntlet.contributors
+        earning = [peer.uid for peer in self._ordered if peer.uid in uids and peer.incentive]
+        new = [peer.uid for peer in self._ordered if peer.uid in uids and not peer.incentive]
+        kept = max(places // NEWCOMERS_SHARE, places - len(earning))
+        return [*earning[: places - min(kept, len(new))], *new[:kept]]
+
+
+def order_of(run: Run, round: int, log: Log) -> Order:
+    return Order(run, round, log.commit_hash, log.commit)
+
+
+def agreed(run: Run, round: int, log: Log, final: int, height: int) -> Agreed | None:
+    """What is agreed in `round`, by the words of `log`, which reaches up to block `final`; None while that is open.
+
+    Decided in the first state at which a pair is named by more than half of the counted stake, and either every
+    validator that counts has spoken, or the first G of the order that committed are all named by more than half: then
+    nothing that is said later can change it. Else at X. Void only where no pair has more than half by X, or nobody is
+    named by more than half; or where the owner has declared it void as seen from `height` on, a final block.
     """
-    approving = {author}
-    closed = run.clock.slot(round, index)[1]
-    for peer in attest:
-        statement, slot = _statement(run, round, peer), peer.slot
-        if statement is None or slot is None:
-            continue
-        if (statement.theta, statement.previous) != ours:
-            approving.discard(peer.id)
-        elif isinstance(statement, Attestation) and slot.block > closed and statement.bitmap >> index & 1:
-            approving.add(peer.id)
-    return frozenset(approving)
+    order, tally = order_of(run, round, log), _Tally(votes(run, round, log.commit))
+    last = run.clock.words_by(round)
+    for block, posts in groupby(log.posts, key=lambda post: post.block):
+        if block > final:
+            break
+        for post in posts:
+            tally.add(post)
+        if (pair := tally.pair) is not None:
+            supported = tally.supported(pair, order.committed)
+            everybody = tally.spoke >= tally.stakes.keys()
+            if supported and (everybody or supported.issuperset(order.first(order.committed))):
+                return _decided(order, pair, supported, block, height)
+    if final < last:
+        return None
+    pair = tally.pair
+    return _decided(order, pair, tally.supported(pair, order.committed) if pair is not None else (), last, height)
 
 
-def _fault(
-    record: Record,
-    ours: Claim,
-    limit: int,
-    committed: Mapping[Uid, tuple[PeerId, Digest]],
-) -> str | None:
-    """Why a record is void whatever the others say, None when it is not."""
-    uids = selected(record)
-    if record.previous != ours[1]:
-        return "its previous link is not the last agreed record's"
-    if record.theta != ours[0]:
-        return "its theta digest is not that of the state which the agreed records give"
-    if not uids:
-        return "it selects nobody"
-    if len(uids) > limit:
-        return f"it selects {len(uids)} peers, at most {limit} contribute"
-    if strangers := [uid for uid in uids if uid not in committed]:
-        return f"it selects uid {strangers[0]}, which had not committed by block D"
-    return None
+def _decided(order: Order, pair: Pair | None, supported: Collection[Uid], block: int, height: int) -> Agreed:
+    run, round = order.run, order.round
+    if pair is None or not supported or run.voided(round, height):
+        return Agreed(pair, None, block)
+    contributing = tuple(sorted(order.committed[uid] for uid in order.first(supported)))
+    return Agreed(pair, Selection(round, *pair, run.head_at(round), contributing), block)
+
+
+def outcome(run: Run, round: int, log: Log, height: int) -> Outcome:
+    """What the round means for where the run stands. `log` reaches up to X; `height` as for `agreed`."""
+    found = agreed(run, round, log, run.clock.words_by(round), height)
+    assert found is not None
+    pair = _Tally(votes(run, round, log.commit), log.posts).pair
+    all_told = _Tally(_weights(remembered(run, round, log.commit)), log.posts).pair
+    return Outcome(replace(found, pair=pair), pair is not None and pair == all_told)
+
+
+def start(run: Run) -> Tip:
+    """Where a run begins: at theta_0, which the spec names."""
+    return Tip(0, first_link(run.id))
+
+
+def moved(tip: Tip, round: int, found: Outcome) -> Tip:
+    """Where the run stands after `round`, from where it stood before: at a pair that most of all who spoke lately name,
+    moved on by what was agreed from there. A minority that is alone for longer than SEAT_ROUNDS may go on from where the
+    run stands; the others' return decides. In no other round does anything change."""
+    pair, selection = found.agreed.pair, found.agreed.selection
+    goes_on = pair is not None and pair[1] == tip.link and tip.theta in (None, pair[0])
+    if pair is None or not (found.strong or goes_on):
+        return Tip(round + 1, tip.link, tip.theta)
+    return Tip(round + 1, pair[1], pair[0]) if selection is None else Tip(round + 1, link_of(selection))

@@ -13,7 +13,7 @@ from enum import StrEnum
 from math import isnan
 from typing import cast
 
-from gauntlet.agreement import leader_order, posted_records, selected
+from gauntlet.agreement import named, said
 from gauntlet.book import RoundOutcome, ScoreBook, fold, is_kept
 from gauntlet.checks import Checked
 from gauntlet.commitment import who_committed
@@ -26,7 +26,7 @@ from gauntlet.replay import OBSERVED_BYTES, Replay
 from gauntlet.report import Report, Row
 from gauntlet.weights import differing, is_due, lasting, weights
 from protocol.messages import canonical_json, parse_json
-from protocol.types import Attestation, PeerId, Reason, Record, Rejection, Uid, hotkey
+from protocol.types import PeerId, Reason, Rejection, Uid, hotkey
 from sparseloco.wire import Submission
 
 SCORE_TOLERANCE = 0.001
@@ -38,6 +38,8 @@ PROGRESS_TOLERANCE = 1e-6
 """Of a progress: float64 sums of some thousand products, added in another order."""
 _OF_OTHERS = {Reason.NORM, Reason.COPY}
 """Reasons that depend on other peers' payloads."""
+_READ_LATER = {*OBSERVED_BYTES, Reason.UNREVEALED}
+"""Reasons that somebody else's copy can mend, after the validator has looked."""
 _USUAL = ("unit", "usual_score", "score_variance", "usual_progress", "progress_variance")
 """What a book holds of the honest."""
 
@@ -49,7 +51,7 @@ class Topic(StrEnum):
     HOTKEYS = "hotkeys"
     CHECKS = "checks"
     RANKING = "ranking"
-    RECORD = "record"
+    WORD = "word"
     SAMPLE = "sample"
     SCORES = "scores"
     PROGRESS = "progress"
@@ -84,7 +86,7 @@ def audit(facts: Facts, claim: Claim) -> list[Finding]:
         _hotkeys,
         _checks,
         _ranks,
-        _record,
+        _word,
         _sample,
         _scores,
         _progress,
@@ -169,26 +171,26 @@ def _ranks(again: Replay) -> Iterator[Finding]:
             yield _differs(Topic.RANKING, f"{stated} stated, {found} by the book before the round", peer)
 
 
-def _record(again: Replay) -> Iterator[Finding]:
-    """What the validator stated on chain names our theta, and in a record only peers that contribute for it."""
-    facts, run = again.facts, again.facts.run
-    order = leader_order(run, facts.round, facts.commit_hash, facts.views.commit)
-    records = posted_records(run, facts.round, order, facts.views.slots)
-    mine = [record for leader, record in zip(order, records, strict=False) if leader == again.claim.validator]
-    statements: list[Record | Attestation] = [record for record in mine if record is not None]
-    at_attest = next((peer for peer in facts.views.attest if peer.id == again.claim.validator), None)
-    said = at_attest.slot.statement if at_attest is not None and at_attest.slot is not None else None
-    if isinstance(said, Attestation) and said.round == facts.round:
-        statements.append(said)
-    uids = {peer.uid: peer.id for peer in facts.views.commit}
-    for statement in statements:
-        kind = "record" if isinstance(statement, Record) else "attestation"
-        if (statement.theta, statement.previous) != (facts.theta, facts.previous):
-            yield _differs(Topic.RECORD, f"its {kind} on chain starts from another state than the run's")
-        if isinstance(statement, Record):
-            named = {uids[uid] for uid in selected(statement) if uid in uids}
-            for peer in sorted(named - set(again.ranking.contributing)):
-                yield _differs(Topic.RECORD, "its record on chain selects a peer that does not contribute", peer)
+def _word(again: Replay) -> Iterator[Finding]:
+    """What the validator said on chain names our theta, and peers only that may contribute by its own book."""
+    facts, word = again.facts, said(again.facts.log, again.claim.validator)
+    if word is None or word.pair is None:
+        return
+    if word.pair != (facts.theta, facts.previous):
+        yield _differs(Topic.WORD, "its word on chain starts from another state than the run's")
+        return
+    uids = {peer.uid: peer.id for peer in facts.log.commit}
+    on_chain, may = {uids[uid] for uid in named(word) if uid in uids}, set(again.ranking.order)
+    for peer in sorted(on_chain - may):
+        row = again.rows.get(peer)
+        if row is not None and (row.unseen or row.rejected in _READ_LATER):
+            text = "is named on chain: others must have given the validator what it could not read in time"
+            yield Finding(Topic.WORD, Verdict.OBSERVED, text, peer)
+        else:
+            yield _differs(Topic.WORD, "is named on chain, but may not contribute", peer)
+    for peer in sorted(may - on_chain):
+        text = "may contribute, but is not named on chain: the validator was late, or restarted"
+        yield Finding(Topic.WORD, Verdict.OBSERVED, text, peer)
 
 
 def _sample(again: Replay) -> Iterator[Finding]:
@@ -368,7 +370,7 @@ def _pay(again: Replay) -> Iterator[Finding]:
     if again.claim.paid is None:
         yield _unchecked(Topic.WEIGHTS, f"the chain's node does not have the uids of block {paid.block}")
         return
-    uids = lasting(facts.views.commit, again.claim.paid)
+    uids = lasting(facts.log.commit, again.claim.paid)
     shares = {}
     if again.report.unobserved is None:
         shares = weights(again.report.after, again.ranking, uids, again.spec.owner_id, again.spec.gauntlet)

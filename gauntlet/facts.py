@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gauntlet.agreement import Agreed, Views
+from gauntlet.agreement import Agreed, Log
 from gauntlet.checks import Doors
 from gauntlet.commitment import is_judged
 from gauntlet.loss import Losses
@@ -31,17 +31,16 @@ class State:
 class Facts:
     """A round as the chain and the buckets show it to everybody.
 
-    `views` as for gauntlet.agreement; `at_reveal` as of V. `theta` and `previous`: at the round's start, by most stake
-    of the statements. `payloads`: sealed objects that hash to what was committed to, of those that could be had.
+    `log` as for gauntlet.agreement, up to X; `at_reveal` as of V. `theta` and `previous`: at the round's start, by most
+    stake of the words. `payloads`: sealed objects that hash to what was committed to, of those that could be had.
     `height`: the final block from which we look. `state`: None when theta could not be rebuilt; `stateless` says why.
     """
 
     run: Run
     round: int
-    commit_hash: Digest
     page_hash: Digest
     sample_hash: Digest
-    views: Views
+    log: Log
     at_reveal: Sequence[Peer]
     theta: Digest
     previous: Digest
@@ -57,9 +56,14 @@ class Facts:
         return self.run.spec_at(self.round)
 
     @property
+    def commit_hash(self) -> Digest:
+        """That of block D."""
+        return self.log.commit_hash
+
+    @property
     def judged(self) -> dict[PeerId, Peer]:
         """Who counts as a miner."""
-        return {peer.id: peer for peer in self.views.commit if is_judged(peer, self.spec.owner_id)}
+        return {peer.id: peer for peer in self.log.commit if is_judged(peer, self.spec.owner_id)}
 
 
 @dataclass(frozen=True, slots=True)

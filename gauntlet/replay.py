@@ -34,7 +34,7 @@ class Replay:
     def __init__(self, facts: Facts, claim: Claim) -> None:
         self.facts, self.claim, self.report = facts, claim, claim.report
         self.spec = facts.spec
-        registered = {peer.id: peer for peer in facts.views.commit}
+        registered = {peer.id: peer for peer in facts.log.commit}
         self.registered = registered
         self.rows = {peer: row for peer, row in claim.report.rows.items() if peer in registered}
         self.compared = claim.report.compared(self.spec.gauntlet)

@@ -1,4 +1,4 @@
-"""Who contributes: the G best by PeerScore among the peers that pass and are eligible (docs/protocol.md 6 and 9).
+"""Whom a validator names: the peers that pass and are eligible, best by PeerScore first (docs/protocol.md 6 and 9).
 
 Ratings are those of the book before this round: this round's losses are not on the critical path.
 """
@@ -82,44 +82,6 @@ def standing(
             standings[peer] = Standing.LOW_SCORE if peer in rated else Standing.NOT_ELIGIBLE
     end = spec.contributors + spec.reserve
     return Ranking(tuple(order), tuple(order[: spec.contributors]), tuple(order[spec.contributors : end]), standings)
-
-
-def select(
-    book: ScoreBook, passed: Collection[PeerId], spec: GauntletSpec, round: int, commit_hash: Digest
-) -> tuple[PeerId, ...]:
-    """The contributing set that this validator proposes, sorted; at most G."""
-    return tuple(sorted(standing(book, passed, spec, round, commit_hash).contributing))
-
-
-def doubted(
-    book: ScoreBook, named: Collection[PeerId], passed: Collection[PeerId], spec: GauntletSpec, round: int
-) -> set[PeerId]:
-    """Of the peers that a record names, those that no validator with this book would name: evaluated and not eligible,
-    and hotkeys that appeared in this very round, which nobody can have evaluated.
-
-    A peer that we only have not evaluated yet is not doubted: another validator evaluates others. Strangers are
-    doubted by a book that followed the last round, where it would not name unevaluated peers itself.
-    """
-    low = {p for p in named if (r := book.peers.get(p)) is not None and r.evaluations and not eligible(r, spec)}
-    if book.round != round - 1 or _is_open(_rated(book, passed), spec, round):
-        return low
-    return low | {peer for peer in named if peer not in book.peers}
-
-
-def tolerable(
-    book: ScoreBook,
-    named: Collection[PeerId],
-    passed: Collection[PeerId],
-    spec: GauntletSpec,
-    round: int,
-    twins: Twins = NO_TWINS,
-) -> bool:
-    """Whether a validator with this book approves a record that names these peers: no two twins; at most `doubt_share`
-    of them doubted, or one where that is less; never all of them (docs/decisions/0016-vetoes-by-the-book.md)."""
-    if any(not twins.get(peer, frozenset()).isdisjoint(named) for peer in named):
-        return False
-    allowed = min(len(named) - 1, max(1, int(spec.doubt_share * len(named))))
-    return len(doubted(book, named, passed, spec, round)) <= allowed
 
 
 def _rated(book: ScoreBook, passed: Collection[PeerId]) -> set[PeerId]:

@@ -35,9 +35,7 @@ def merge(measured: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, list[f
     return phases
 
 
-def windows(
-    phases: Mapping[str, Sequence[float]], block_seconds: float, leader_slots: int, subnet: Subnet
-) -> dict[str, int | float]:
+def windows(phases: Mapping[str, Sequence[float]], block_seconds: float, subnet: Subnet) -> dict[str, int | float]:
     """Fields of ClockSpec, but for start_block. A round is no shorter than the subnet's quota of posts allows.
 
     `phases`: seconds of advance (read the selection, gather, outer step, save), compute (inner steps, compress, seal,
@@ -50,18 +48,14 @@ def windows(
 
     commit = blocks("advance", "compute", "upload", "commit")
     reveal = commit + max(blocks("reveal"), blocks("check") // 2, ceil(HICCUP_SECONDS / block_seconds))
-    slot = blocks("check", "commit")
-    slots_end = reveal + leader_slots * slot
-    attest = slots_end + blocks("check", "commit")
+    words = reveal + 2 * blocks("check", "commit")  # its word, and names that it adds
     scoring = reveal + blocks("evaluate", "advance", margin=FINISH_MARGIN) - commit
-    round_blocks = max(attest + 2, scoring, ceil(subnet.tempo / POSTS_PER_EPOCH))
+    round_blocks = max(words + 2, scoring, ceil(subnet.tempo / POSTS_PER_EPOCH))
     return {
         "round_blocks": round_blocks,
         "commit": commit,
         "reveal": reveal,
-        "leader_slots": leader_slots,
-        "leader_slot": slot,
-        "attest": attest,
+        "words": words,
         "tempo": subnet.tempo,
         "weights_rate_limit": subnet.weights_rate_limit,
         "block_seconds": block_seconds,

@@ -30,9 +30,7 @@ WHILE_UNKNOWN = {
     "round_blocks": 400,
     "commit": 200,
     "reveal": 250,
-    "leader_slots": 1,
-    "leader_slot": 50,
-    "attest": 350,
+    "words": 350,
 }
 """The windows that stand in the draft: long enough for every preset."""
 
@@ -94,4 +92,4 @@ def seal(
 
 
 def _measured(plan: Plan, phases: Mapping[str, Sequence[float]], subnet: Subnet) -> Mapping[str, Any]:
-    return calibration.windows(phases, plan.block_seconds, plan.validators, subnet)
+    return calibration.windows(phases, plan.block_seconds, subnet)

@@ -252,13 +252,13 @@ def _require_left_behind(run: Run, doors: Doors, now: Standing, number: int) -> 
             way = records(
                 run, doors, now.block, newest.link, lambda at, _: tell(newest.round - at, newest.round - number)
             )
-            gone_on = next((record for _, record in way if record.record.round <= number), None)
+            gone_on = next((record for _, record in way if record.round <= number), None)
     except StorageError as fault:
         raise ConfigError(
             f"whether the run has gone on from round {number} cannot be known: {fault}. Try again when validators' "
             "buckets answer"
         ) from None
-    if gone_on is not None and gone_on.record.round == number:
+    if gone_on is not None and gone_on.round == number:
         raise ConfigError(
             f"the run has gone on from round {number}: validators with {newest.share:.0%} of the stake hold a state "
             "that it is part of, and everybody has its bytes from them. To void it now would part those who have "

@@ -128,6 +128,7 @@ def as_strangers(settings: HotkeyConfig, owner: str, home: Path) -> NetworkConfi
         netuid=settings.netuid,
         owner=owner,
         home=home,
+        archives=settings.archives,
         call_timeout_seconds=settings.call_timeout_seconds,
     )
 

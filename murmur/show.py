@@ -98,13 +98,13 @@ def _links(there: network.Opened, run: Run, newest: Stated | None, block: int) -
         bucket = f"{slot.pointer.endpoint}/{slot.pointer.bucket}"
     lines = [f"bucket     {bucket}"]
     if newest is None:
-        return [*lines, "link       nobody has stated anything yet"]
+        return [*lines, "link       nobody has said anything yet, or not for long"]
     if newest.link == first_link(run.id):
         record = "no round has been agreed yet"
     else:
         try:
             _, found = next(records(run, there.doors, block, newest.link))
-            record = f"of round {found.record.round}, in which {len(found.pairs)} contributed"
+            record = f"of round {found.round}, in which {len(found.contributing)} contributed"
         except StorageError as fault:
             record = f"its record is not to be had: {fault}"
     return [

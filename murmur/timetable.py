@@ -7,7 +7,7 @@ from textwrap import wrap
 from protocol.run import Run
 from training.memory import RESERVE, STEP_PARTS, Role, disk_parts
 from training.milestones import milestones
-from training.phases import COPIES, POST_BLOCKS, Opening, Phase, opening
+from training.phases import COPIES, POST_BLOCKS, Opening, Phase
 from training.plan import COVENANT, ROLES, Plan, transfer_seconds, utilization
 from training.timeline import Timed
 
@@ -15,8 +15,7 @@ GB = 10**9
 MARKS: dict[Opening, str] = {
     "commit": "block D is final: commitments are counted",
     "reveal": "block V is final: keys are read",
-    "slots": "the last leader slot is over",
-    "attest": "block X is final: the selection is known",
+    "decided": "validators' words are final: the selection is known",
 }
 LIMIT = "next block D"
 DOES = {
@@ -109,9 +108,8 @@ def _wrapped(text: str, indent: str, width: int = 100) -> Iterator[str]:
 def _timeline(plan: Plan, role: Role) -> Iterator[str]:
     """Phases by their beginnings, with the blocks that they wait for in between."""
     yield f"{'begins':>9}{'takes':>10}   a {role}, from block D on; * holds up a deadline"
-    clock = plan.spec.clock
     rows = [(timed.begins, 1, _row(timed)) for timed in plan.timeline(role) if timed.seconds]
-    marks = {opening(clock, block): mark for block, mark in MARKS.items()} | {plan.round_seconds: LIMIT}
+    marks = {plan.openings[block]: mark for block, mark in MARKS.items()} | {plan.round_seconds: LIMIT}
     rows += [(begins, 0, f"{_clock(begins):>9}{'':>10} - {mark}") for begins, mark in marks.items()]
     for _, _, row in sorted(rows, key=lambda row: row[:2]):
         yield row

@@ -72,7 +72,13 @@ def own_wallet(config: NodeConfig | HotkeyConfig) -> "Wallet":
 
 def own_chain(config: NetworkConfig | HotkeyConfig, wallet: "Wallet | None") -> SubtensorChain:
     """The chain, which is connected to by the first call; without a wallet to read only."""
-    return open_chain(config.network, config.netuid, wallet, call_timeout_seconds=config.call_timeout_seconds)
+    return open_chain(
+        config.network,
+        config.netuid,
+        wallet,
+        archives=config.archives,
+        call_timeout_seconds=config.call_timeout_seconds,
+    )
 
 
 def signer_of(wallet: "Wallet") -> Signer:

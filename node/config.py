@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
 from node.given import (
     BTCLI,
@@ -32,6 +32,22 @@ _KEY = "access_key", "secret_key"
 READ_KEY = " and ".join(variable_of(f"bucket.read_{part}") for part in _KEY)
 WRITE_KEY = " and ".join(variable_of(f"bucket.{part}") for part in _KEY)
 PUBLIC_URL = variable_of("bucket.public_url")
+
+
+def _listed(said: Any) -> Any:
+    """A list as a flag or a variable gives it, with commas; "none" is the empty one."""
+    return [part.strip() for part in said.split(",") if part.strip() != "none"] if isinstance(said, str) else said
+
+
+Archives = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^wss?://[^\s,]+$")], ...] | None,
+    BeforeValidator(_listed),
+    Field(
+        description="ws(s):// URLs of archive nodes, asked for what the chain's node has pruned; none: nobody is; "
+        "default: the public ones of a named network"
+    ),
+]
+"""The hash of a block is our own chain node's word; about its state an archive could lie, since nothing is proved."""
 
 
 class _Table(BaseModel):
@@ -99,6 +115,7 @@ class NetworkConfig(_Table):
         Literal["auto", "native", "reference"],
         Field(description="codec backend; auto: native where it is built (same bytes, dozens of times faster)"),
     ] = "auto"
+    archives: Archives = None
     call_timeout_seconds: Annotated[float, Field(gt=0, description="hard time-out of one chain call")] = 60.0
 
     def model_post_init(self, context: Any) -> None:
@@ -126,6 +143,7 @@ class HotkeyConfig(_Table):
     network: Annotated[str, Field(description="finney, test, local or a ws(s):// URL")] = "finney"
     netuid: Annotated[int, Field(ge=0, description="the subnet of the run")]
     wallet: WalletConfig
+    archives: Archives = None
     call_timeout_seconds: Annotated[float, Field(gt=0, description="hard time-out of one chain call")] = 60.0
 
 

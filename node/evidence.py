@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gauntlet.agreement import Views, agreed, claimed_start, mirrors
+from gauntlet.agreement import Tip, mirrors, outcome, pairs_named
 from gauntlet.audit import Finding, Topic, Verdict, audit
 from gauntlet.checks import Doors as CheckDoors
 from gauntlet.commitment import commitment
@@ -21,6 +21,8 @@ from gauntlet.remembered import Remembered
 from gauntlet.report import Report
 from gauntlet.sketch import Sample, Sketch
 from node.adapters import Doors
+from node.agreement import Agreement
+from node.catchup import Followed, catch_up
 from node.events import Events
 from node.held import Held
 from node.node import Node
@@ -171,7 +173,8 @@ def audit_round(
     if not first <= round <= last:
         raise ConfigError(_not_auditable(run, round, first, last))
     with _facts(run, doors, shards, round, home, device) as (facts, archive):
-        everyone = mirrors(run, run.clock.attest_by(round), facts.views.attest)
+        block = run.clock.words_by(round)
+        everyone = mirrors(run, block, doors.chain.peers(block))
         wanted = [validator] if validator is not None else sorted(everyone)
         return [_audited(facts, archive, peer) for peer in wanted]
 
@@ -180,7 +183,7 @@ def auditable(run: Run, doors: Doors) -> tuple[int, int]:
     """The first and the last round whose state the chain's node has from its page block to its last statement; the
     last is below the first when there is none."""
     head = doors.chain.finalized().block
-    last = run.clock.round_at(head) - (head < run.clock.attest_by(run.clock.round_at(head)))
+    last = run.clock.round_at(head) - (head < run.clock.words_by(run.clock.round_at(head)))
     low, high = 0, max(0, last + 1)
     while low < high:
         middle = (low + high) // 2
@@ -229,34 +232,31 @@ def _facts(
     chain, clock, spec = doors.chain, run.clock, run.spec_at(round)
     last = clock.commit_by(round)
     commit, at_reveal = chain.peers(last), chain.peers(clock.reveal_by(round))
-    slots = [chain.peers(clock.slot(round, index)[1]) for index in range(clock.leader_slots)]
-    views = Views(commit, slots, chain.peers(clock.attest_by(round)))
-    starts = claimed_start(run, round, commit, views.attest)
-    if not starts:
-        raise ConfigError(f"round {round} cannot be audited: no validator stated anything for it on chain")
-    theta, previous = starts[0]
+    log = Agreement(chain).log(run, round, clock.words_by(round))
+    if not (named := pairs_named(run, round, log)):
+        raise ConfigError(f"round {round} cannot be audited: no validator said anything for it on chain")
+    theta, previous = next(iter(named))
+    at_words = chain.peers(clock.words_by(round))
     head = chain.finalized().block
-    commit_hash = chain.header(last).hash
-    archive = Archive(run, doors, (clock.attest_by(round), views.attest), (head, chain.peers(head)))
+    archive = Archive(run, doors, (clock.words_by(round), at_words), (head, chain.peers(head)))
     pairs = [(peer.id, promise.envelope) for peer in commit if (promise := commitment(peer, round, last)) is not None]
     facts = Facts(
         run,
         round,
-        commit_hash,
         chain.header(clock.page_block(round)).hash,
         chain.header(clock.sample_block(round)).hash,
-        views,
+        log,
         at_reveal,
         theta,
         previous,
-        agreed(run, round, theta, previous, commit_hash, views, clock.attest_by(round)),
+        outcome(run, round, log, clock.words_by(round)).agreed,
         archive.payloads(spec, round, pairs),
         CheckDoors(doors.verify, lambda envelope, key, data: unseal(envelope, key, data)),
         head,
     )
     with TemporaryDirectory(dir=home, prefix="audit-") as folder:
         try:
-            node = _node(run, doors, round, (theta, previous), Path(folder), device)
+            node = _node(run, doors, Tip(round, previous, theta), Path(folder), device)
         except MurmurError as fault:
             yield (
                 replace(facts, stateless=f"the model at the start of round {round} cannot be rebuilt: {fault}"),
@@ -265,7 +265,7 @@ def _facts(
             return
         try:
             replica = node.held.replica
-            state = State(lambda peer: replica.sync_proof(commit_hash, peer), replica.outer, None)
+            state = State(lambda peer: replica.sync_proof(log.commit_hash, peer), replica.outer, None)
             if shards is None:
                 yield replace(facts, state=state), archive
                 return
@@ -275,16 +275,15 @@ def _facts(
             node.held.store.close()
 
 
-def _node(run: Run, doors: Doors, round: int, start: tuple[Digest, Digest], folder: Path, device: torch.device) -> Node:
-    """A node that stands at the start of `round`, with the state that most claimed: nothing later is on its chain.
-    Raises MurmurError."""
+def _node(run: Run, doors: Doors, tip: Tip, folder: Path, device: torch.device) -> Node:
+    """A node that stands at this tip; nothing later is on its chain. Raises MurmurError."""
     zeros = {name: torch.zeros(shape) for name, shape in run.first.model.shapes().items()}
-    then = replace(doors, chain=AsOf(doors.chain, run.clock.attest_by(round)))
+    then = replace(doors, chain=AsOf(doors.chain, run.clock.words_by(tip.round)))
     store = StateStore(folder, run.id)
     try:
         replica = Replica(run.first, zeros, ranks=Ranks(device=device))
         node = Node(run, then, Held(run.first, run.id, replica, store, Events(folder / "events.jsonl", "audit")))
-        if node.held.claim != start:
+        if catch_up(node, node.held, tip) is not Followed.YES:
             raise OutOfSync("the records, or the payloads, that it follows from are not to be had")
         return node
     except BaseException:

@@ -8,15 +8,16 @@ from dataclasses import replace
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed, Claim, Views, agreed, contradicted, leader_order, proposals
+from gauntlet.agreement import Agreed
 from node.adapters import Doors
+from node.agreement import Agreement
 from node.events import Timeline
 from node.patient import PatientChain
 from node.sources import Sources, sources_as_of
 from protocol.errors import ChainError, ConfigError
 from protocol.messages import encode_slot
 from protocol.run import Run
-from protocol.types import Attestation, Commitment, Digest, Header, Peer, PeerId, Record, Selection, Uid
+from protocol.types import Commitment, Header, Peer, Uid, Word
 
 QUIET_SECONDS = 2.0
 """Waits that are expected to last longer are announced."""
@@ -42,6 +43,7 @@ class Follower:
         self.me = doors.signer.peer
         self.time = doors.time
         self._waited = False
+        self.agreement = Agreement(patient)
 
     # --- time ------------------------------------------------------------------------------------------------
 
@@ -130,40 +132,12 @@ class Follower:
 
     # --- decisions ------------------------------------------------------------------------------------------
 
-    def agreed_selection(self, round: int, ours: Claim) -> Agreed:
-        """The round's agreed record, or that it is void, for whoever starts it from `ours`: a predicate over finalised
-        chain state only."""
-        views, commit_hash = self._views(round, self.clock.leader_slots, self.clock.attest_by(round))
-        return agreed(self.run, round, *ours, commit_hash, views, self.head())
-
-    def provisional_selection(self, round: int, ours: Claim) -> Agreed:
-        """The same as far as it can be known now."""
-        views, commit_hash = self._views(round, self.passed_slots(round), self.head())
-        return agreed(self.run, round, *ours, commit_hash, views, self.head())
-
-    def proposals(self, round: int, ours: Claim) -> dict[int, tuple[PeerId, Selection]]:
-        """By slot that has passed: its leader, and what its record would make agreed if it were approved."""
-        views, commit_hash = self._views(round, self.passed_slots(round), self.head())
-        order = leader_order(self.run, round, commit_hash, views.commit)
-        found = enumerate(proposals(self.run, round, *ours, commit_hash, views))
-        return {slot: (order[slot], selection) for slot, selection in found if selection is not None}
-
-    def contradicted(self, round: int, ours: Claim) -> Claim | None:
-        """The pair other than `ours` from which more than half of the counted stake starts `round`."""
-        views, _ = self._views(round, 0, self.clock.attest_by(round))
-        return contradicted(self.run, round, ours, views)
-
-    def passed_slots(self, round: int) -> int:
-        """How many of the round's leader slots are over, as of the finalised head."""
-        head = self.head()
-        return sum(head >= self.clock.slot(round, index)[1] for index in range(self.clock.leader_slots))
-
-    def _views(self, round: int, slots: int, height: int) -> tuple[Views, Digest]:
-        chain, clock = self.doors.chain, self.clock
-        commit = clock.commit_by(round)
-        passed = [chain.peers(clock.slot(round, index)[1]) for index in range(slots)]
-        views = Views(chain.peers(commit), [*passed, *[()] * (clock.leader_slots - slots)], chain.peers(height))
-        return views, chain.header(commit).hash
+    def decided(self, round: int) -> Agreed:
+        """What is agreed in the round, as soon as final states say."""
+        head, first = self.head(), self.clock.commit_by(round)
+        while (found := self.agreement.agreed(self.run, round, head)) is None:
+            head = self.wait_for(max(head + 1, first), f"the selection of round {round}").block
+        return found
 
     # --- others, and our own slot ------------------------------------------------------------------------------
 
@@ -179,7 +153,7 @@ class Follower:
         slowest = min(spec.clock.upload_mbps, spec.clock.download_mbps)
         return max(5.0, 4 * spec.clock.block_seconds) + 4 * num_payloads * spec.object_bytes * 8e-6 / slowest
 
-    def post(self, statement: Commitment | Record | Attestation | None) -> int:
+    def post(self, statement: Commitment | Word | None) -> int:
         """Overwrite our commitment slot: pointer, statement, and the run's digest when we own the run."""
         amendment = None
         if self.me == self.run.first.owner_id:

@@ -11,7 +11,7 @@ from shutil import rmtree
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed, Claim
+from gauntlet.agreement import Agreed, Pair, Tip
 from node.events import Events, Timeline
 from node.own import OwnState
 from node.payloads import Opened, open_threads
@@ -173,47 +173,46 @@ class Held:
         self.saved = (
             Saved(0, self.consensus, theta, link)
             if self._kept is None
-            else replace(self._kept, round=0, consensus=self.consensus, theta=theta, link=link)
+            else replace(self._kept, round=0, consensus=self.consensus, theta=theta, link=link, tip=None)
         )
         self.store.commit(self.saved)
 
     @property
-    def claim(self) -> Claim:
-        """What we say of the start of this round: our theta, and the link to the last agreed record."""
+    def claim(self) -> Pair:
+        """The pair that we hold: our theta, and the link to the last selection that it comes from."""
         return self.replica.digest(), self.saved.link
 
     # --- rounds ----------------------------------------------------------------------------------------------
 
     def apply(self, round: int, spec: RunSpec, decision: Agreed, opened: list[Opened]) -> None:
-        """The outer step (or, in a void round, giving our own update back to the error feedback), then save. `spec`: in
-        force in `round`."""
-        if decision.selection is not None:
+        """The outer step (or, in a void round, giving our own update back to the error feedback), then save: we stand
+        where the run stands. `spec`: in force in `round`."""
+        if decision.selection is not None and decision.link is not None:
             self.step(round, spec.outer, self.replica.digest(), decision.link, opened)
-            self.stand(round + 1, decision.link)
+            self.stand(decision.link, Tip(round + 1, decision.link))
             return
         self.clear_cache()
         mine = self.own_update(round)
         if mine is not None:
             self.give_back(mine)
-        self.save(round=round + 1, link=decision.link)
+        self.save(round=round + 1, tip=Tip(round + 1, self.saved.link))
         if mine is not None:
             self.save_own()
 
     def step(self, round: int, outer: OuterSpec, theta: Digest, link: Digest, opened: Sequence[Opened]) -> None:
         """The outer step of `round`, from the state with this theta digest, and what a restart needs to make it again.
-        link: of the round's record. Not part of the state until `stand`."""
+        link: of the round's selection. Not part of the state until `stand`."""
         self.snapshots.hold(wait=len(self.consensus.log) >= LOG_INTERVALS * self.first.checkpoint_rounds)
         payloads = self.redo.keep(self.cache, round, opened)
         self.replica.outer_step([each.update for each in opened], alpha=outer.alpha, aggregate=outer.aggregate)
         done = Step(round, theta, link, outer.alpha, outer.aggregate, payloads)
         self.consensus = replace(self.consensus, log=(*self.consensus.log, done))
 
-    def stand(self, round: int, link: Digest, *, apart: bool = False) -> None:
-        """Save: we stand at the start of `round` with the theta that the replica holds. apart: where no more than half
-        of the counted stake says that it stands there too."""
+    def stand(self, link: Digest, tip: Tip) -> None:
+        """Save: we hold the theta of the replica, which follows from this link, while the run stands at `tip`."""
         if (snapshot := self.snapshots.take()) is not None:
             self.consensus = self.consensus.since(snapshot)
-        self.save(round=round, consensus=self.consensus, theta=self.replica.digest(), link=link, apart=apart)
+        self.save(round=tip.round, consensus=self.consensus, theta=self.replica.digest(), link=link, tip=tip)
         self.clear_cache()
         self.begin_snapshot()
 

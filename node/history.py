@@ -12,10 +12,11 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from gauntlet.agreement import Views, agreed, claims, electorate, mirrors
+from gauntlet.agreement import Log, electorate, mirrors, pairs_named, said
 from gauntlet.commitment import commitment
 from gauntlet.report import Report
 from node.adapters import Doors
+from node.agreement import Agreement
 from node.amendments import settled
 from node.records import Records
 from node.reports import SILENT, Reports, Unread
@@ -24,7 +25,7 @@ from protocol import keys
 from protocol.errors import STATE_PRUNED, ChainError, InvalidMessage
 from protocol.messages import first_link, parse_document
 from protocol.run import Run
-from protocol.types import MAX_UIDS, Attestation, Digest, Header, Peer, PeerId, Record, hotkey
+from protocol.types import MAX_UIDS, Digest, Header, Peer, PeerId, hotkey
 from storage.collect import gather
 from storage.exchange import Data, Wanted
 
@@ -63,6 +64,7 @@ class History:
     def __init__(self, run: Run, doors: Doors) -> None:
         self.run, self.doors = run, doors
         self.head: Header | None = None
+        self._agreement = Agreement(doors.chain)
         self._newest = -1
         """The last decided round that was told of."""
         self._asked: Sequence[PeerId] = ()
@@ -112,7 +114,7 @@ class History:
         for round in range(newest, first - 1, -1):
             yield from self._decided(round, head)
         if self._newest < 0 or first > self._newest + 1:
-            self._walk = self._newest_claim(newest, self._spoken(newest, peers))
+            self._walk = self._newest_link()
         elif self._walk is None:
             self._walk, self._stuck = self._stuck, None
         self._newest = newest
@@ -125,43 +127,30 @@ class History:
         run, chain, clock = self.run, self.doors.chain, self.run.clock
         last = clock.commit_by(round)
         try:
-            commit, attest = chain.peers(last), chain.peers(clock.attest_by(round))
-            slots = [chain.peers(clock.slot(round, index)[1]) for index in range(clock.leader_slots)]
-            commit_hash, when = chain.header(last).hash, chain.header(clock.attest_by(round)).time
+            found, when = self._agreement.outcome(run, round).agreed, chain.header(clock.words_by(round)).time
+            log, at_words = self._agreement.log(run, round, clock.words_by(round)), chain.peers(clock.words_by(round))
         except ChainError as fault:
             if fault.code != STATE_PRUNED:
                 raise
             return
-        committed = [peer.id for peer in commit if commitment(peer, round, last) is not None]
-        start = next(iter(claims(run, round, commit, attest)), None)
-        contributing: Sequence[PeerId] = ()
-        if start is not None:
-            decision = agreed(run, round, *start, commit_hash, Views(commit, slots, attest), head.block)
-            if decision.selection is not None:
-                contributing = [peer for peer, _ in decision.selection.contributing]
-            yield from self._stated(round, start[0], commit, attest, when)
+        committed = [peer.id for peer in log.commit if commitment(peer, round, last) is not None]
+        contributing = [peer for peer, _ in found.selection.contributing] if found.selection is not None else []
+        yield from self._stated(round, log, when)
         self._late[round] = dict.fromkeys(self._asked)
         self._seen.add(round)
         yield self._agreed(round, when, contributing, committed)
-        yield from self._trained(round, contributing, Sources(attest, self.doors.open_pointer), when)
+        yield from self._trained(round, contributing, Sources(at_words, self.doors.open_pointer), when)
 
-    def _stated(
-        self, round: int, theta: Digest, commit: Sequence[Peer], attest: Sequence[Peer], when: float
-    ) -> Iterator[Told]:
-        """Who states which model after the round before: those with a large stake, if they do not agree."""
-        stakes = electorate(self.run, round, commit)
+    def _stated(self, round: int, log: Log, when: float) -> Iterator[Told]:
+        """Who names which model after the round before: those with a large stake, if they do not agree."""
+        theta = next((theta for theta, _ in pairs_named(self.run, round, log)), None)
+        stakes = electorate(self.run, round, log.commit)
         large = LARGE_STAKE * sum(stakes.values())
-        said = {
-            peer.id: peer.slot.statement.theta
-            for peer in attest
-            if peer.slot is not None
-            and isinstance(peer.slot.statement, Record | Attestation)
-            and peer.slot.statement.round == round
-            and stakes.get(peer.id, 0) > large
-        }
-        if round and set(said.values()) - {theta}:
-            for peer, stated in said.items():
-                yield Told(hotkey(peer), _event("stated", round - 1, when, theta=stated.hex()))
+        words = {peer: said(log, peer) for peer, stake in stakes.items() if stake > large}
+        thetas = {peer: word.theta for peer, word in words.items() if word is not None and word.pair is not None}
+        if round and set(thetas.values()) - {theta}:
+            for peer, named in thetas.items():
+                yield Told(hotkey(peer), _event("stated", round - 1, when, theta=named.hex()))
 
     def _agreed(
         self, round: int, when: float, contributing: Collection[PeerId], committed: Collection[PeerId] | None
@@ -171,38 +160,15 @@ class History:
         here = None if committed is None else [hotkey(peer) for peer in committed]
         return Told(CHAIN, _event("agreed", round, when, void=not told, contributing=told, committed=here))
 
-    def _spoken(self, newest: int, peers: Sequence[Peer]) -> Sequence[Peer]:
-        """Everybody as of X of the newest decided round: later most may have spoken for the next one already, and only
-        those who have not still name anything. `peers`, as of now, where the chain's node has pruned that."""
+    def _newest_link(self) -> tuple[Digest, int] | None:
+        """Where the run stands, and the round at whose start it does; what most name where that cannot be read."""
         try:
-            return self.doors.chain.peers(self.run.clock.attest_by(newest)) if newest >= 0 else peers
+            tip = self._agreement.tip(self.run)
+            return tip.link, tip.round
         except ChainError as fault:
             if fault.code != STATE_PRUNED:
                 raise
-            return peers
-
-    def _newest_claim(self, newest: int, peers: Sequence[Peer]) -> tuple[Digest, int] | None:
-        """The newest link that most of the stake names, and the round for which it does; where there is none, the link
-        that most name. None where nobody has stated anything. A slot keeps its last statement, so one look does."""
-        said = [
-            (peer.id, peer.slot.statement)
-            for peer in peers
-            if peer.slot is not None and isinstance(peer.slot.statement, Record | Attestation)
-        ]
-        backing: dict[tuple[int, Digest], float] = {}
-        for round in {statement.round for _, statement in said if statement.round <= newest}:
-            for theta, link in claims(self.run, round, (), peers):
-                stake = sum(
-                    self._stakes.get(peer, 0.0)
-                    for peer, statement in said
-                    if (statement.round, statement.theta, statement.previous) == (round, theta, link)
-                )
-                backing[round, link] = backing.get((round, link), 0.0) + stake
-        if not backing:
             return None
-        most = {named for named, stake in backing.items() if stake > 0.5}
-        round, link = max(most) if most else max(backing, key=lambda named: backing[named])
-        return link, round
 
     def _older(self, link: Digest, below: int) -> Iterator[Told]:
         """Some rounds before `below`, the newest first."""
@@ -210,12 +176,12 @@ class History:
         read = 0
         for at, after in Records(self.run.id, self._sources, link, below, self.doors.time).links():
             if after:
-                record, pairs, read = after[0].record, after[0].pairs, len(after)
+                record, read = after[0], len(after)
                 for void in range(below - 1, max(oldest - 1, record.round), -1):
                     yield from self._old(void, ())
                 below = record.round
                 if below >= oldest:
-                    yield from self._old(below, [peer for peer, _ in pairs])
+                    yield from self._old(below, [peer for peer, _ in record.contributing])
             if at == first_link(self.run.id):
                 for void in range(below - 1, oldest - 1, -1):
                     yield from self._old(void, ())
@@ -238,7 +204,7 @@ class History:
     def _when(self, round: int) -> float:
         """About when the round was decided (Unix seconds)."""
         assert self.head is not None
-        return self.head.time - (self.head.block - self.run.clock.attest_by(round)) * self.run.first.clock.block_seconds
+        return self.head.time - (self.head.block - self.run.clock.words_by(round)) * self.run.first.clock.block_seconds
 
     # --- claims ------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """A node: what holds the state of a run (node/held.py) moved along by what follows its chain (node/follower.py).
 
 A node's state always stands at the start of one round. `advance` reads the agreed selection of that round from
-finalised chain state, gathers exactly those submissions, applies them and saves: all or nothing, in that order.
+finalised chain state, gathers exactly those submissions, applies them and saves: all or nothing, in that order. Where
+the run stands elsewhere than we, we go there (node/catchup.py), and lend nobody our word meanwhile.
 """
 
 from collections.abc import Callable
@@ -9,14 +10,12 @@ from dataclasses import dataclass
 
 from loguru import logger
 
-from gauntlet.agreement import STATEMENT_ROUNDS, Agreed
+from gauntlet.agreement import Agreed, Pair, Tip, moved
 from gauntlet.commitment import commitment
 from node import run as runs
 from node.adapters import Doors
 from node.amendments import settle
-from node.behind import holds_last_words
-from node.catchup import CaughtUp, catch_up, join, meet
-from node.claimed import newest_decided
+from node.catchup import Followed, catch_up, join
 from node.events import round_seconds
 from node.follower import Follower
 from node.held import Held
@@ -29,6 +28,9 @@ from protocol.run import Run
 from protocol.types import Digest, PeerId, hotkey
 from storage.collect import Collection
 
+VAIN_ROUNDS = 4
+"""After so many rounds in which nobody gave what follows on what we hold, we say that we hold it: the one way back, for
+a run whose newest payloads nobody has any more."""
 ABORT_SECONDS = 10.0
 
 
@@ -56,14 +58,22 @@ class Node(Follower):
         self.before_apply: Callable[[Agreed], None] = lambda decision: None
         """Called with every agreed selection before our state moves past it: what it does survives a crash, because a
         restart comes here again. May raise StorageError or ChainError: then the state stays where it is."""
-        self._in_vain = 0
-        """Times in a row that the chain had pruned what we needed and no claim could be followed."""
-        self._void = 0
-        """Newest rounds in a row that we followed and in which nothing was agreed, since we last looked for common
-        ground."""
-        self.behind = not join(self, held)
-        """True while we hold nothing but theta_0 of a run that others have moved on: then our word would speak for a
-        state that nobody has any more."""
+        self._vain_from: int | None = None
+        """The round since which nobody has given us what follows on what we hold."""
+        self._tried = -2
+        """The newest round that was decided when we last tried to catch up."""
+        join(self, held)
+
+    @property
+    def at_tip(self) -> bool:
+        """Whether we hold where the run stands at the start of our round."""
+        return self.held.saved.at_tip
+
+    @property
+    def pair(self) -> Pair | None:
+        """What our word names; None while we abstain."""
+        vain = self._vain_from is not None and self.held.saved.round >= self._vain_from + VAIN_ROUNDS
+        return self.held.claim if self.at_tip or vain else None
 
     def next_round(self, last: Callable[[int], int]) -> int:
         """The first round whose block `last(round)` is still ahead, at least the round that our state stands at."""
@@ -87,107 +97,72 @@ class Node(Follower):
         """Apply agreed selections until the state stands at the start of `round`; what was applied, in order. After a
         catch-up it may stand at a later round.
 
-        A round that we cannot follow, neither by its record nor by catch-up, we pass over with the state that we have:
-        a claim that nobody lets us check must not hold us for ever. Where it was true, more than half of the stake
-        contradicts us from then on, and catch-up is tried again in every round.
+        What we cannot follow we pass over with the state that we have, and try again in every round: bytes that nobody
+        gives must not hold us for ever.
         """
         applied: list[Applied] = []
+        if not self.at_tip and self.agreement.newest_decided(self.run) > self._tried:
+            self._catch_up("we did not stand where the run stands")
         while (current := self.held.saved.round) < round:
-            if self.head() < self.clock.attest_by(current):
-                self.wait_for(self.clock.attest_by(current), f"the selection of round {current}")
-            # As of now, not of `current`: a round that nobody can finish is declared void only later.
+            if self.head() < self.clock.commit_by(current):
+                self.wait_for(self.clock.commit_by(current), f"the end of round {current}'s commit window")
             settle(self, self.held)
             runs.require_protocol(self.run, current + 1)
             try:
-                if self.contradicted(current, self.held.claim) is not None:
-                    raise OutOfSync("more than half of the counted stake starts it from another state than ours")
-                applied.append(self._apply(current))
-                self._meet(applied[-1])
-            except (OutOfSync, ChainError) as fault:
-                logger.warning("round {round} cannot be followed directly: {fault}", round=current, fault=str(fault))
-                self._return(current, fault)
+                if self.at_tip and (decision := self._decision(current)) is not None:
+                    applied.append(self._apply(current, decision))
+                    continue
+                why = "the run stands elsewhere"
+            except OutOfSync as fault:
+                why = str(fault)
+            except ChainError as fault:
+                if fault.code != STATE_PRUNED:
+                    raise
+                why = str(fault)
+            if self.head() < self.clock.words_by(current):
+                self.wait_for(self.clock.words_by(current), f"the words of round {current}")
+            self._catch_up(why)
         return applied
 
-    def _return(self, current: int, fault: OutOfSync | ChainError) -> None:
-        """Catch up; where nobody claims another state than ours, try again or pass the round over."""
-        clock, pruned = self.clock, isinstance(fault, ChainError) and fault.code == STATE_PRUNED
-        outcome, moved = self._caught_up(widely=pruned)
-        if moved:
-            return
-        reached = outcome is CaughtUp.YES
-        if reached and isinstance(fault, ChainError) and not pruned:
-            self.time.sleep(self.run.first.clock.block_seconds)  # it did not answer for a moment
-            return
-        if reached and self.head() < clock.attest_by(current + 1):
-            # The chain is slower than planned: whoever follows the round has not had to say so yet.
-            self.wait_for(clock.attest_by(current + 1), f"what others say of round {current + 1}")
-            if self._caught_up()[1]:
-                return
-        if isinstance(fault, ChainError) and not reached:
-            # The chain's node has pruned what we need: only later statements, and a checkpoint, can bring us further.
-            later = newest_decided(self) + 1
-            self.wait_for(clock.attest_by(later), f"the statements of round {later}")
-            self._in_vain += 1
-            if not pruned or not self._has_to_speak(outcome, later):
-                return
-            current = later
-        self._pass_over(current, fault)
+    def _decision(self, round: int) -> Agreed | None:
+        """What is agreed in the round for what we hold, which is where the run stands; None where it goes on from
+        elsewhere. What others name without moving the run makes the round void."""
+        decision, (theta, link), tip = self.decided(round), self.held.claim, self.held.saved.tip
+        assert tip is not None
+        if decision.pair in (None, (theta, link)):
+            return decision
+        self.wait_for(self.clock.words_by(round), f"the words of round {round}")
+        after = moved(tip, round, self.agreement.outcome(self.run, round))
+        stays = after.link == link and after.theta in (None, theta)
+        return Agreed(None, None, decision.block) if stays else None
 
-    def _has_to_speak(self, outcome: CaughtUp, round: int) -> bool:
-        """Whether we say what we hold though we could not catch up. If all wait for others to say what they hold, one
-        liar that speaks stops the run for ever; and where several claims contradict each other, whoever waits until it
-        counts no more leaves the run to them. Who is late does wait, and longest where it only lacks something for a
-        moment: its word would count against those that went on."""
-        if self.behind:
-            return False
-        patient = self._in_vain > STATEMENT_ROUNDS
-        if outcome is not CaughtUp.LACKING and patient:
-            return True
-        return (outcome is not CaughtUp.LACKING or patient) and holds_last_words(self, self.held, round)
-
-    def _meet(self, applied: Applied) -> None:
-        """Where those that hold different states all say so, none has a majority: go where most have been. Of the
-        newest round only: what was void long ago has been settled since."""
+    def _catch_up(self, why: str) -> None:
+        """Go where the run stands after the newest decided round. Where nobody lets us, stand there with the state that
+        we have: what we sent is not taken back, others may well have applied it."""
+        held, newest = self.held, self.agreement.newest_decided(self.run)
+        logger.warning("round {round} cannot be followed directly: {why}", round=held.saved.round, why=why)
+        self._tried = newest
+        self.stop_prefetch()
+        settle(self, held)
+        tip: Tip | None = None
+        followed = Followed.LOST
         try:
-            void = applied.agreed.selection is None and applied.round >= newest_decided(self)
-            self._void = self._void + 1 if void else 0
-            if self._void < STATEMENT_ROUNDS:
-                return
-            self._void = 0
-            moved = meet(self, self.held)
-        except ChainError as fault:  # the round is applied all the same
-            logger.debug("no common ground is looked for now: {fault}", fault=str(fault))
-            return
-        if moved:
-            self.behind = False
-            self.stop_prefetch()
-            self.held.clear_cache()
+            tip = self.agreement.tip(self.run, held.saved.tip)
+            followed = catch_up(self, held, tip)
+        except ChainError as fault:
+            if fault.code != STATE_PRUNED:
+                raise
+            logger.warning("where the run stands cannot be read: {fault}", fault=str(fault))
+        if followed is not Followed.ON_THE_WAY:
+            self._vain_from = None
+        elif self._vain_from is None:
+            self._vain_from = newest + 1
+        if followed is not Followed.YES:
+            held.save(round=max(newest + 1, held.saved.round), tip=tip or held.saved.tip)
+            held.events.emit("passed_over", newest, reason=why)
+        held.clear_cache()
 
-    def _caught_up(self, *, widely: bool = False) -> tuple[CaughtUp, bool]:
-        """What became of a catch-up, and whether it has moved us: it may only confirm what we hold, while nobody states
-        anything for a later round. Our state is what it was otherwise."""
-        before = self.held.saved.round, self.held.saved.link
-        outcome = catch_up(self, self.held, widely=widely)
-        moved = (self.held.saved.round, self.held.saved.link) != before
-        if outcome is CaughtUp.YES:
-            self._void = 0
-            self.behind = False
-            self._in_vain = 0
-            self.stop_prefetch()
-        if moved:
-            self.held.clear_cache()
-        return outcome, moved
-
-    def _pass_over(self, round: int, fault: OutOfSync | ChainError) -> None:
-        """Go on with the state that we have. What we sent is not taken back: others may well have applied it. Where
-        nobody can have its bytes any more, all would else wait for them for ever."""
-        logger.warning("round {round} is passed over: nobody lets us follow it", round=round)
-        self.held.save(round=round + 1, apart=True)
-        self.held.events.emit("passed_over", round, reason=str(fault))
-
-    def _apply(self, round: int) -> Applied:
-        with self.timeline.begin("select") as select:
-            decision = self.agreed_selection(round, self.held.claim)
+    def _apply(self, round: int, decision: Agreed) -> Applied:
         self.stop_prefetch()
         self.before_apply(decision)
         with self.timeline.begin("download") as download:
@@ -195,7 +170,6 @@ class Node(Follower):
         with self.timeline.begin("apply") as apply:
             if decision.selection is not None:
                 self._likely = frozenset(peer for peer, _ in decision.selection.contributing)
-                self.behind = self.behind and round < newest_decided(self)
             self.held.apply(round, self.run.spec_at(round), decision, opened)
         self.held.events.emit(
             "applied",
@@ -203,11 +177,8 @@ class Node(Follower):
             void=decision.selection is None,
             contributing=[hotkey(peer) for peer, _ in decision.selection.contributing] if decision.selection else [],
             theta=self.held.replica.digest().hex(),
-            seconds={
-                "select": round_seconds(select.seconds),
-                "download": round_seconds(download.seconds),
-                "apply": round_seconds(apply.seconds),
-            },
+            decided=decision.block,
+            seconds={"download": round_seconds(download.seconds), "apply": round_seconds(apply.seconds)},
         )
         self.held.events.emit("phases", round, phases=self.timeline.take())
         return Applied(round, decision, self.held.replica.digest())
@@ -253,7 +224,7 @@ class Node(Follower):
         last = self.clock.commit_by(round)
         try:
             peers = self.doors.chain.peers(last)
-            timeout = self.seconds_until(self.clock.attest_by(round))
+            timeout = self.seconds_until(self.clock.words_by(round))
         except ChainError as fault:
             logger.debug("round {round}: nothing is fetched early: {fault}", round=round, fault=str(fault))
             return

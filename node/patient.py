@@ -76,11 +76,11 @@ class PatientChain:
             self._time.sleep(PAUSE_SECONDS)
 
     def _deadline(self) -> float:
-        """When the window that we are in ends by plan; at least a leader slot from now, since a call that timed out has
-        taken blocks itself."""
+        """When the window that we are in ends by plan; at least a reveal window from now, since a call that timed out
+        has taken blocks itself."""
         now = self._time.now()
         block = self._final + int((now - self._seen_at) / self._block_seconds)
-        end = max(self._clock.window_end(block), block + self._clock.leader_slot)
+        end = max(self._clock.window_end(block), block + self._clock.reveal - self._clock.commit)
         return now + (end - block) * self._block_seconds
 
     def _see(self, header: Header) -> Header:

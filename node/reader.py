@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from node import run as runs
-from node.adapters import Doors, Opener, opener, owner_opener
+from node.adapters import Doors, Opener, opener, own_chain, owner_opener
 from node.amendments import settled
 from node.config import NetworkConfig
 from protocol.errors import OutOfSync
@@ -21,10 +21,9 @@ _NOWHERE = Pointer("https://nowhere.invalid", "none", "none", "none")
 def open_run(config: NetworkConfig, home: Path) -> Opened:
     """The run that the configuration names, and the doors of somebody who only reads it. What is saved in `home` is
     used, and left as it is: a node may live there. Raises what runs.find_run raises."""
-    from chain.adapter import open_chain
     from chain.keys import verify
 
-    chain = open_chain(config.network, config.netuid, None, call_timeout_seconds=config.call_timeout_seconds)
+    chain = own_chain(config, None)
     try:
         run = runs.find_run(config, chain, owner_opener(config), home)
         return _settled(run, reading(chain, verify, opener(local=run.first.local)))

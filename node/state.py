@@ -19,6 +19,7 @@ from typing import Any
 
 from loguru import logger
 
+from gauntlet.agreement import Tip
 from node.runfile import RunFile, folder_of
 from protocol.errors import CheckpointCorrupt, ConfigError
 from protocol.types import Digest, PeerId, Uid
@@ -61,7 +62,7 @@ class SentWeights:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """theta and the outer state on the disk, as they stood at the start of `round`. link: to the last agreed record
+    """theta and the outer state on the disk, as they stood at the start of `round`. link: to the last selection
     before it. state: the checkpoint (training/checkpoint.py)."""
 
     round: int
@@ -122,8 +123,7 @@ class Saved:
     round: the state stands at the start of this round. consensus: what it follows from, and theta: its digest. link:
     what the next agreed record must name as previous. sealed: the last sealed submission. book: file with the ScoreBook
     (validators). scored: last round folded into the book. unread: weights that were sent and not yet read back, the
-    oldest first. apart: a round was passed over that we could not follow, or a state taken up that no more than half of
-    the counted stake claims, and nothing that more than half agreed on has been applied since.
+    oldest first. tip: where the run stands, by what we read last.
     """
 
     round: int
@@ -134,7 +134,13 @@ class Saved:
     book: Digest | None = None
     scored: int = -1
     unread: tuple[SentWeights, ...] = ()
-    apart: bool = False
+    tip: Tip | None = None
+
+    @property
+    def at_tip(self) -> bool:
+        """Whether the state that we hold is the run's at the start of `round`."""
+        tip = self.tip
+        return tip is not None and (tip.round, tip.link) == (self.round, self.link) and tip.theta in (None, self.theta)
 
 
 class InUse(ConfigError):
@@ -334,7 +340,7 @@ def _encode(saved: Saved) -> str:
         "book": text(saved.book),
         "scored": saved.scored,
         "unread": [[sent.round, sent.set_in, list(sent.shares.items())] for sent in saved.unread],
-        "apart": saved.apart,
+        "tip": [saved.tip.round, text(saved.tip.link), text(saved.tip.theta)] if saved.tip else None,
     }
     value = json.dumps(row)
     # SQLite has no checksums of its own: a changed digit would be believed.
@@ -374,7 +380,7 @@ def _decode(stored: bytes) -> Saved:
         if checksum.decode() != sha256(value).hexdigest():
             raise ValueError("it is not what was written")
         row = json.loads(value)
-        sealed = row["sealed"]
+        sealed, tip = row["sealed"], row.get("tip")  # a release before this one did not say
         round, link, state = row["snapshot"]
         saved = Saved(
             row["round"],
@@ -388,7 +394,7 @@ def _decode(stored: bytes) -> Saved:
             digest(row["book"]),
             row["scored"],
             tuple(SentWeights(paid, set_in, dict(shares)) for paid, set_in, shares in row["unread"]),
-            row.get("apart", False),  # a release before this one did not say
+            Tip(tip[0], Digest(bytes.fromhex(tip[1])), digest(tip[2])) if tip else None,
         )
         if sealed:
             saved = replace(

@@ -13,7 +13,7 @@ from post.llama import Dtype
 from post.origin import CARD, Origin, Outer, card, small_files
 from post.states import Named, Rebuilt, States
 from post.tokenizer import TokenizerFiles
-from protocol.errors import ConfigError, MurmurError
+from protocol.errors import ConfigError
 from protocol.run import Run
 from training.checkpoint import sync
 
@@ -48,13 +48,8 @@ def export(
 
 def rebuilt(states: States, round: int, work: Path) -> tuple[Named, Rebuilt]:
     """The state at the start of `round`, in files of `work`. Raises what `States.rebuild` raises."""
-    faults: list[MurmurError] = []
-    for named in states.at(round):
-        try:
-            return named, states.rebuild(named, work)
-        except MurmurError as fault:
-            faults.append(fault)
-    raise faults[0]
+    named = states.at(round)
+    return named, states.rebuild(named, work)
 
 
 def write(

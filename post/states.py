@@ -1,7 +1,7 @@
 """A run's theta at the start of any round, from the chain and public objects, as a joiner gets it (node/catchup.py),
 but without a node: no state is kept, theta lies in files, and memory holds what one round's payloads take.
 
-The chain decides what is right: validators name the newest theta and link, every agreed record names the ones before
+The chain decides what is right: it says where the run stands, every agreed selection names the theta and the link before
 it, and what was rebuilt has to hash to the name.
 """
 
@@ -13,12 +13,11 @@ from shutil import rmtree
 
 from torch import Tensor
 
-from gauntlet.agreement import Agreed, Claim
+from gauntlet.agreement import Pair, Tip
 from node.adapters import Doors
 from node.amendments import adopted
-from node.catchup import ASK_SECONDS, DOWNLOADS_TRIED, holders_of_genesis
+from node.catchup import ASK_SECONDS, DOWNLOADS_TRIED, at_commit, holders_of_genesis
 from node.checkpoints import Start, counted_stakes, fetcher, published_starts, shown_by_all
-from node.claimed import at_commit, newest_claims, newest_decided
 from node.events import Timeline
 from node.follower import Follower
 from node.payloads import gather_pinned
@@ -27,10 +26,10 @@ from node.sources import Sources
 from node.state import Snapshot
 from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, OutOfSync, StorageError
 from protocol.layout import Layout
-from protocol.messages import Link, first_link
+from protocol.messages import first_link
 from protocol.run import Run
 from protocol.spec import OuterSpec, RunSpec
-from protocol.types import Digest, PeerId
+from protocol.types import Digest, PeerId, Selection
 from sparseloco import ops
 from sparseloco.digest import theta_digest
 from sparseloco.outer import OuterState
@@ -42,18 +41,16 @@ from training.replica import parse_outer
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The state at the start of `round`. claim: (theta digest, link) as the chain names it, None for theta_0 of a run
-    that nobody has said anything of. last: the agreed record to be applied to that for the state after it, which nobody
-    names yet."""
+    """The state at the start of `round`: at a link, with the theta digest that words on chain or the next selection
+    name; None where nobody names it yet, and for theta_0 of a run that has not begun."""
 
     round: int
-    claim: Claim | None
-    last: Agreed | None = None
+    link: Digest
+    theta: Digest | None
 
     @property
-    def theta(self) -> Digest | None:
-        """Its digest, where the chain names it."""
-        return self.claim[0] if self.claim is not None and self.last is None else None
+    def pair(self) -> Pair | None:
+        return (self.theta, self.link) if self.theta is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,55 +69,38 @@ class States:
     def __init__(self, run: Run, doors: Doors, tell: Callable[[str], None]) -> None:
         self._follower = Follower(run, doors, Timeline(doors.time))
         self._tell = tell
-        decided = newest_decided(self._follower)
-        self._target, self._claims = -1, tuple[Claim, ...]()
-        if decided >= 0:
-            claimed = newest_claims(self._follower, decided)
-            self._target, self._claims = claimed.round, claimed.likely
-        self.newest = decided + 1
+        self._tip: Tip = self._follower.agreement.tip(run)
+        self.newest = self._tip.round
         """The last round at whose start the state is decided."""
 
     @property
     def run(self) -> Run:
         return self._follower.run
 
-    def at(self, round: int) -> list[Named]:
-        """The state at the start of `round`; two, the first to be tried first, where validators with half of the stake
-        each name others. Raises ConfigError for a round that is not decided, StorageError where the agreed records in
-        between are not to be had, ChainError."""
+    def at(self, round: int) -> Named:
+        """The state at the start of `round`. Raises ConfigError for a round that is not decided, StorageError where the
+        selections in between are not to be had, ChainError."""
         if not 0 <= round <= self.newest:
             raise ConfigError(
                 f"round {round}: run {self.run.first.name} has states from round 0 to {self.newest} by now"
             )
-        if self._target < 0:
-            return [Named(round, None)]
-        if not self._claims:
-            raise StorageError(
-                f"validators disagree about round {self._target}: no state is claimed by half of their stake, so it "
-                "is not known which one is the run's; try again after the next round"
-            )
-        return [self._named(claim, round) for claim in self._claims]
-
-    def _named(self, claim: Claim, round: int) -> Named:
-        if round > self._target:
-            agreed = self._follower.agreed_selection(self._target, claim)
-            return Named(round, claim, agreed if agreed.selection is not None else None)
-        found = claim
-        for link, steps in self._records(claim, self._target).links():
+        found = Named(round, self._tip.link, self._tip.theta)
+        for link, steps in self._records(self._tip.link, self.newest).links():
             if steps:
-                if steps[0].record.round < round:
-                    return Named(round, found)
-                found = (steps[0].record.theta, link)
-        if found[1] != first_link(self.run.id):
+                if steps[0].round < round:
+                    return found
+                found = Named(round, link, steps[0].theta)
+        if found.link != first_link(self.run.id):
             raise StorageError(
-                f"nobody has the agreed records between the newest, of round {self._target}, and round {round}: try "
+                f"nobody has the agreed selections between the newest, of round {self.newest}, and round {round}: try "
                 "again later, or export a newer round"
             )
-        return Named(round, found)
+        return found
 
-    def _records(self, claim: Claim, below: int) -> Records:
+    def _records(self, link: Digest, below: int) -> Records:
         follower = self._follower
-        return Records(self.run.id, follower.sources(), claim[1], below, follower.time)
+        known = follower.agreement.selections
+        return Records(self.run.id, follower.sources(), link, below, follower.time, known=known)
 
     # --- rebuilding ------------------------------------------------------------------------------------------
 
@@ -141,15 +121,12 @@ class States:
             "rounds only: the newest round is the surest"
         )
 
-    def _starts(self, named: Named, sources: Sources) -> Iterator[tuple[Start, list[Link]]]:
+    def _starts(self, named: Named, sources: Sources) -> Iterator[tuple[Start, list[Selection]]]:
         """States from which the agreed records lead there, with those records, the oldest first: published checkpoints,
         those that most of the stake names before others and then the nearest before others; theta_0 last."""
         follower, first = self._follower, first_link(self.run.id)
-        if named.claim is None:
-            yield self._genesis(sources), []
-            return
-        stakes = counted_stakes(follower, self._target, at_commit(follower, self._target))
-        records = self._records(named.claim, named.round)
+        stakes = counted_stakes(follower, self.newest, at_commit(follower, self.newest))
+        records = self._records(named.link, named.round)
         downloads = 0
         for offers in published_starts(follower, stakes, sources, shown_by_all(follower, sources, ASK_SECONDS)):
             sought = {offer.link for offer in offers}
@@ -172,12 +149,14 @@ class States:
         buckets = [opener for opener in holders if opener is not None]
         return Start(0, link, Snapshot(0, link, digest), "theta_0", fetcher(self._follower, buckets))
 
-    def _replay(self, named: Named, start: Start, steps: Sequence[Link], sources: Sources, folder: Path) -> Rebuilt:
+    def _replay(
+        self, named: Named, start: Start, steps: Sequence[Selection], sources: Sources, folder: Path
+    ) -> Rebuilt:
         """The outer steps from `start` on. Raises OutOfSync where another state comes out than the chain names."""
         follower, layout = self._follower, self.run.layout
-        heads = [(step.record.round, step.head) for step in steps]
+        heads = [(step.round, step.head) for step in steps]
         run = adopted(follower.run, heads, follower.doors, {}, follower.time)
-        todo = [_Step(step.record.round, run.spec_at(step.record.round), step.pairs) for step in steps]
+        todo = [_Step(step.round, run.spec_at(step.round), step.contributing) for step in steps]
         rmtree(folder, ignore_errors=True)
         folder.mkdir()
         # The oldest payloads are deleted first: without them nobody need fetch the model.
@@ -188,20 +167,12 @@ class States:
             folder / "checkpoint", start.snapshot.state, run.first.model.shapes(), fetch=start.fetch
         )
         state = _State(saved.tensors, parse_outer(saved.facts, layout), layout, folder)
-        claimed = named.claim[0] if named.claim is not None else None
-        state.require(steps[0].record.theta if steps else claimed)
+        state.require(steps[0].theta if steps else named.theta)
         for number, step in enumerate(todo):
             self._tell(f"applying round {step.round}, {number + 1} of {len(todo)}")
             state.apply(opened if number == 0 else self._gather(step, sources, folder), step.spec.outer)
-        if steps:
-            state.require(claimed)
-        if named.last is None or named.last.selection is None:
-            return state.rebuilt(named.claim[1] if named.claim is not None else first_link(run.id))
-        selection = named.last.selection
-        step = _Step(selection.round, self.run.spec_at(selection.round), selection.contributing)
-        self._tell(f"applying round {step.round}, the last")
-        state.apply(self._gather(step, sources, folder), step.spec.outer)
-        return state.rebuilt(named.last.link)
+        state.require(named.theta)
+        return state.rebuilt(named.link)
 
     def _gather(self, step: "_Step", sources: Sources, folder: Path) -> list[Update | None]:
         follower, payloads = self._follower, folder / "payloads"

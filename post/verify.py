@@ -182,20 +182,24 @@ def prove_by_run(export: Export, states: States, index: Index | None, tell: Call
         raise Differs(f"it is of run {origin.run}, the owner's slot on chain names run {states.run.id.hex()}")
     if index is not None and (index.tokenizer, index.tokenizer_config) != _tokens(origin):
         raise Differs("its tokenizer, or how that is configured, is not what the run's data set names")
-    claims = [named.claim for named in states.at(origin.round) if named.theta is not None]
-    if claims and (export.theta, export.link) not in claims:
+    pair = states.at(origin.round).pair
+    if pair not in (None, (export.theta, export.link)):
         raise Differs(
             f"it is of the state {origin.theta}, the chain names another for the start of round {origin.round}"
         )
-    if claims and origin.dtype == "float32":
+    if pair is not None and origin.dtype == "float32":
         yield f"the fp32 tensors hash to the theta digest {origin.theta}, which validators name on chain"
     else:
-        if claims:
+        if pair is not None:
             tell("the tensors are bf16: getting the fp32 theta of this state to round it again")
         else:
             tell(f"nobody names this state on chain (yet): replaying the agreed records up to round {origin.round}")
         _rebuild_and_compare(export, states, tell)
-        what = "validators name it on chain" if claims else "nobody names it on chain yet, it follows from the records"
+        what = (
+            "validators name it on chain"
+            if pair is not None
+            else "nobody names it on chain yet, it follows from the records"
+        )
         yield f"the state at the start of round {origin.round} was rebuilt: theta digest {origin.theta}; {what}"
         yield f"the tensors are that theta, as {origin.dtype}"
     if index is None:

@@ -1,4 +1,4 @@
-"""Consensus randomness and what is drawn from it: pages, leaders, samples.
+"""Consensus randomness and what is drawn from it: pages, mirrors, samples.
 
 All draws expand chain hashes by SHAKE-256 with rejection sampling (docs/protocol.md section 0), so anybody can
 replay them and nobody can choose them.
@@ -88,26 +88,16 @@ def assigned(
     return tuple(page_at(first_page + index, page_tokens) for index in draw.distinct(num_pages, count))
 
 
-def leaders(
-    run: Digest, commit_hash: Digest, round: int, stakes: Sequence[tuple[PeerId, int]], slots: int
-) -> tuple[PeerId, ...]:
-    """Who leads slot 0, 1, ..: drawn without replacement, by stake in rao, among the given validators.
-
-    u128 words with rejection below the remaining total, cumulative stake in hotkey order (docs/protocol.md 6).
-    Validators without stake lead only when no staked one is left.
-    """
-    return _by_stake(Draw("leader", run, commit_hash, round), stakes)[:slots]
-
-
 def mirror_order(
     run: Digest, commit_hash: Digest, round: int, peer: PeerId, stakes: Sequence[tuple[PeerId, int]]
 ) -> tuple[PeerId, ...]:
-    """The given validators in the order in which they are to copy this peer's sealed object: drawn like leaders, and
-    for each peer anew, so that the copies of a selection are shared among them (docs/protocol.md 6)."""
-    return _by_stake(Draw("mirror", run, commit_hash, round, peer), stakes)
+    """The given validators in the order in which they are to copy this peer's sealed object: drawn without
+    replacement, by stake in rao, and for each peer anew, so that the copies of a selection are shared among them.
 
-
-def _by_stake(draw: Draw, stakes: Sequence[tuple[PeerId, int]]) -> tuple[PeerId, ...]:
+    u128 words with rejection below the remaining total, cumulative stake in hotkey order (docs/protocol.md 6).
+    Validators without stake come last.
+    """
+    draw = Draw("mirror", run, commit_hash, round, peer)
     remaining = sorted((peer, stake) for peer, stake in stakes if stake > 0)
     total = sum(stake for _, stake in remaining)
     order: list[PeerId] = []

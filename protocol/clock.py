@@ -2,8 +2,8 @@
 
 Round r covers blocks [start + r*N, start + (r+1)*N):
 
-    start      D          V   S                      X            N
-    | compute, upload | reveal | slot 0 | slot 1 | .. | attest | finality lag |
+    start             D        V        X              N
+    | compute, upload | reveal | words  | finality lag |
 """
 
 from dataclasses import dataclass
@@ -13,17 +13,15 @@ from dataclasses import dataclass
 class Clock:
     """Windows of a round; all fields but `start_block` are offsets or lengths in blocks.
 
-    commit: D, the last block in which a commitment counts. reveal: V, keys are read until it is final.
-    leader_slots slots of leader_slot blocks follow from V + 1. attest: X. round_blocks: N.
+    commit: D, the last block in which a commitment counts. reveal: V, keys are read until it is final. words: X, the
+    last block in which a word counts. round_blocks: N.
     """
 
     start_block: int
     round_blocks: int
     commit: int
     reveal: int
-    leader_slots: int
-    leader_slot: int
-    attest: int
+    words: int
 
     def start(self, round: int) -> int:
         """First block of the round."""
@@ -45,28 +43,22 @@ class Clock:
         """First block after V; its hash draws the evaluation samples."""
         return self.reveal_by(round) + 1
 
-    def slot(self, round: int, index: int) -> tuple[int, int]:
-        """First and last block of leader slot `index`."""
-        first = self.reveal_by(round) + 1 + index * self.leader_slot
-        return first, first + self.leader_slot - 1
-
-    def attest_by(self, round: int) -> int:
-        """Block X: statements after it do not count."""
-        return self.start(round) + self.attest
+    def words_by(self, round: int) -> int:
+        """Block X: words after it do not count. They do from the block after D on."""
+        return self.start(round) + self.words
 
     def decided_before(self, block: int) -> int:
         """The newest round whose X is before `block`; negative before the first one's."""
-        return (block - 1 - self.attest_by(0)) // self.round_blocks
+        return (block - 1 - self.words_by(0)) // self.round_blocks
 
     def end(self, round: int) -> int:
         """First block of the next round."""
         return self.start(round + 1)
 
     def window_end(self, block: int) -> int:
-        """Last block of the window that the block after `block` belongs to: D, V, a leader slot's end or X."""
+        """Last block of the window that the block after `block` belongs to: D, V or X."""
         round = self.round_at(block)
-        slots = (self.slot(round, index)[1] for index in range(self.leader_slots))
-        ends = (self.commit_by(round), self.reveal_by(round), *slots, self.attest_by(round), self.commit_by(round + 1))
+        ends = (self.commit_by(round), self.reveal_by(round), self.words_by(round), self.commit_by(round + 1))
         return next(end for end in ends if end > block)
 
     def round_at(self, block: int) -> int:

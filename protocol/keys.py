@@ -2,7 +2,7 @@
 
 from protocol.types import Digest, PeerId
 
-_ONCE = {"payload", "reveal", "peer-report", "report", "statement", "mirror", "mirror-reveal"}
+_ONCE = {"payload", "reveal", "peer-report", "report", "selection", "mirror", "mirror-reveal"}
 
 
 def _run(run: Digest) -> str:
@@ -29,10 +29,10 @@ def report(run: Digest, round: int) -> str:
     return f"{_run(run)}/report/{round:08d}"
 
 
-def statement(run: Digest, link: Digest) -> str:
+def selection(run: Digest, link: Digest) -> str:
     """A validator's copy of an agreed record with its (PeerId, envelope) pairs, under the link that the next record
     names as `previous`: joiners walk these back from the newest record on chain."""
-    return f"{_run(run)}/statement/{link.hex()}"
+    return f"{_run(run)}/selection/{link.hex()}"
 
 
 def mirror(run: Digest, round: int, peer: PeerId) -> str:

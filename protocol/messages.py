@@ -5,7 +5,7 @@ On chain (docs/protocol.md sections 4 and 6), in the one commitment slot of a ho
 
     pointer    up to 200 bytes   version | kind | bucket | access key | secret key | endpoint, or of a public bucket
                                  version | kind | endpoint
-    statement  40 or 101 bytes   commitment, record or attestation
+    statement  40 or 101 bytes   commitment or word
     amendment  32 bytes          sha256 of the spec or of its latest amendment (the run's owner only)
 
 In buckets: `Envelope` (204 bytes, in front of the ciphertext), `Reveal` (204 bytes), and signed documents (a header
@@ -15,7 +15,6 @@ with the signature, then canonical JSON).
 import json
 import re
 import struct
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -28,14 +27,14 @@ from protocol.types import (
     DIGEST_BYTES,
     MAX_UIDS,
     SIGNATURE_BYTES,
-    Attestation,
     Commitment,
     Digest,
     PeerId,
     Pointer,
     PublicPointer,
-    Record,
+    Selection,
     Slot,
+    Word,
 )
 
 WIRE_VERSION = 1
@@ -44,10 +43,10 @@ BITMAP_BYTES = 32
 
 _COMMITMENT_KIND = 1
 _COMMITMENT = struct.Struct("<BB2xI32s")
-_STATEMENT = struct.Struct("<BI32s32s32s")
-_KIND_SHIFT = 6
-"""A statement's first byte: version in the low 6 bits, record (1) or attestation (2) in the high 2, so that a record
-that lands late can never be read as an approval (docs/decisions/0001-statement-kind.md)."""
+_WORD = struct.Struct("<BI32s32s32s")
+_WORD_FIRST = WIRE_VERSION | 3 << 6
+"""A word's first byte: version in the low 6 bits, its kind in the high 2, of which protocol versions before 3 used 1 and
+2 for other statements (docs/decisions/0001-statement-kind.md)."""
 
 # --- pointer -------------------------------------------------------------------------------------------------
 
@@ -153,35 +152,33 @@ def _take_text(data: bytes) -> tuple[str, bytes]:
 # --- statements on chain -------------------------------------------------------------------------------------
 
 
-def encode_statement(statement: Commitment | Record | Attestation) -> bytes:
+def encode_statement(statement: Commitment | Word) -> bytes:
     if isinstance(statement, Commitment):
         return _COMMITMENT.pack(WIRE_VERSION, _COMMITMENT_KIND, statement.round, statement.envelope)
-    kind = 1 if isinstance(statement, Record) else 2
     bitmap = statement.bitmap.to_bytes(BITMAP_BYTES, "little")
-    first = WIRE_VERSION | kind << _KIND_SHIFT
-    return _STATEMENT.pack(first, statement.round, bitmap, statement.theta, statement.previous)
+    return _WORD.pack(_WORD_FIRST, statement.round, bitmap, statement.theta, statement.previous)
 
 
-def parse_statement(data: bytes) -> Commitment | Record | Attestation:
+def parse_statement(data: bytes) -> Commitment | Word:
     if len(data) == _COMMITMENT.size:
         version, kind, round, envelope = _COMMITMENT.unpack(data)
         if version != WIRE_VERSION or kind != _COMMITMENT_KIND or data[2:4] != b"\0\0":
             raise InvalidMessage("commitment: unknown version or kind")
         return Commitment(round, Digest(envelope))
-    if len(data) == _STATEMENT.size:
-        first, round, bitmap, theta, previous = _STATEMENT.unpack(data)
-        fields = (round, int.from_bytes(bitmap, "little"), Digest(theta), Digest(previous))
-        if first == WIRE_VERSION | 1 << _KIND_SHIFT:
-            return Record(*fields)
-        if first == WIRE_VERSION | 2 << _KIND_SHIFT:
-            return Attestation(*fields)
-        raise InvalidMessage("statement: unknown version or kind")
-    raise InvalidMessage(f"statement: {len(data)} bytes, expected {_COMMITMENT.size} or {_STATEMENT.size}")
+    if len(data) == _WORD.size:
+        first, round, bitmap, theta, previous = _WORD.unpack(data)
+        if first != _WORD_FIRST:
+            raise InvalidMessage("word: unknown version or kind")
+        word = Word(round, int.from_bytes(bitmap, "little"), Digest(theta), Digest(previous))
+        if word.pair is None and word.bitmap:
+            raise InvalidMessage("word: names peers, and no state")
+        return word
+    raise InvalidMessage(f"statement: {len(data)} bytes, expected {_COMMITMENT.size} or {_WORD.size}")
 
 
 def encode_slot(
     pointer: Pointer | PublicPointer,
-    statement: Commitment | Record | Attestation | None = None,
+    statement: Commitment | Word | None = None,
     amendment: Digest | None = None,
 ) -> tuple[bytes, ...]:
     """The fields of a commitment slot. An amendment without a statement leaves an empty field between them."""
@@ -196,7 +193,7 @@ def encode_slot(
 def parse_slot(block: int, fields: tuple[bytes, ...]) -> Slot:
     """A slot as read from chain; never raises: a field that is not canonical is None."""
     pointer: Pointer | PublicPointer | None = None
-    statement: Commitment | Record | Attestation | None = None
+    statement: Commitment | Word | None = None
     with suppress(InvalidMessage):
         pointer = parse_pointer(fields[0]) if fields else None
     with suppress(InvalidMessage):
@@ -205,53 +202,45 @@ def parse_slot(block: int, fields: tuple[bytes, ...]) -> Slot:
     return Slot(block, pointer, statement, amendment)
 
 
-def encode_link(statement: bytes, pairs: Sequence[tuple[PeerId, Digest]], head: Digest) -> bytes:
-    """An agreed record as validators store it under its link: the record as posted, what it was agreed under, and its
-    sorted (PeerId, envelope) pairs. `head` is `Run.head_at` of its round."""
-    return statement + head + b"".join(peer + envelope for peer, envelope in sorted(pairs))
+def encode_selection(selection: Selection) -> bytes:
+    """A selection as validators keep it under its link: round, theta, previous link, head of the amendments in force,
+    then the sorted (PeerId, envelope) pairs. So the chain of selections settles which amendments are in force, and a
+    joiner need not take them from whatever the owner's slot names by then."""
+    fixed = _SELECTION.pack(selection.round, selection.theta, selection.previous, selection.head)
+    return fixed + b"".join(peer + envelope for peer, envelope in selection.contributing)
 
 
-def record_link(statement: bytes, pairs: Sequence[tuple[PeerId, Digest]], head: Digest) -> Digest:
-    """`prev` of the record that follows: sha256 of what `encode_link` gives. So the chain of records settles which
-    amendments are in force, and a joiner need not take them from whatever the owner's slot names by then."""
-    return Digest(sha256(encode_link(statement, pairs, head)).digest())
+def link_of(selection: Selection) -> Digest:
+    """`previous` of the selection that follows: sha256 of its bytes."""
+    return Digest(sha256(encode_selection(selection)).digest())
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """An agreed record, the pairs that it pins (sorted) and the head of the amendments in force in its round."""
-
-    record: Record
-    pairs: tuple[tuple[PeerId, Digest], ...]
-    head: Digest
-
-
-def parse_link(data: bytes, link: Digest) -> Link:
-    """Inverse of `encode_link`, checked against the link."""
-    statement, head, rest = data[: _STATEMENT.size], data[_STATEMENT.size : _LINK_BYTES], data[_LINK_BYTES:]
-    if len(head) != DIGEST_BYTES or len(rest) % _PAIR_BYTES:
-        raise InvalidMessage("an agreed record with a torn list of peers")
+def parse_selection(data: bytes, link: Digest) -> Selection:
+    """Inverse of `encode_selection`, checked against the link."""
+    if sha256(data).digest() != link:
+        raise InvalidMessage("a selection that does not hash to its link")
+    fixed, rest = data[: _SELECTION.size], data[_SELECTION.size :]
+    if len(fixed) != _SELECTION.size or not rest or len(rest) % _PAIR_BYTES or len(rest) > MAX_UIDS * _PAIR_BYTES:
+        raise InvalidMessage("a selection with a torn list of peers")
     pairs = tuple(
         (PeerId(rest[at : at + DIGEST_BYTES]), Digest(rest[at + DIGEST_BYTES : at + _PAIR_BYTES]))
         for at in range(0, len(rest), _PAIR_BYTES)
     )
-    record = parse_statement(statement)
     peers = [peer for peer, _ in pairs]
-    if not isinstance(record, Record) or len(peers) != record.bitmap.bit_count() or peers != sorted(set(peers)):
-        raise InvalidMessage("an agreed record whose pairs are not one for each uid that it names, in order")
-    if record_link(statement, pairs, Digest(head)) != link:
-        raise InvalidMessage("an agreed record that does not hash to its link")
-    return Link(record, pairs, Digest(head))
+    if peers != sorted(set(peers)):
+        raise InvalidMessage("a selection whose peers are not in order")
+    round, theta, previous, head = _SELECTION.unpack(fixed)
+    return Selection(round, Digest(theta), Digest(previous), Digest(head), pairs)
 
 
 def first_link(run: Digest) -> Digest:
-    """`prev` of a run's first agreed record."""
+    """`previous` of a run's first agreed selection."""
     return Digest(sha256(b"murmuration genesis" + run).digest())
 
 
-_LINK_BYTES = _STATEMENT.size + DIGEST_BYTES
+_SELECTION = struct.Struct("<I32s32s32s")
 _PAIR_BYTES = 2 * DIGEST_BYTES
-LINK_MAX_BYTES = _LINK_BYTES + MAX_UIDS * _PAIR_BYTES
+SELECTION_MAX_BYTES = _SELECTION.size + MAX_UIDS * _PAIR_BYTES
 
 # --- envelope and reveal -------------------------------------------------------------------------------------
 

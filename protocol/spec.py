@@ -21,10 +21,9 @@ from protocol.layout import CHUNK, Layout
 from protocol.messages import ENVELOPE_BYTES, canonical_json, parse_json
 from protocol.types import DIGEST_BYTES, Digest, PeerId, peer_id
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 ROUND_POST_BYTES = 2 * 301
-"""A validator is sure of two posts a round, at most 301 bytes each. A third one, a leader's second vote, fits where
-posts take at most 206 (docs/protocol.md section 6)."""
+"""A validator is sure of two posts a round, at most 301 bytes each: its word, and one that adds names to it."""
 POSTS_PER_EPOCH = 3100 // ROUND_POST_BYTES
 """Rounds that the chain's quota of 3,100 bytes an epoch carries."""
 WINDOW_MARGIN_BLOCKS = 2
@@ -174,9 +173,7 @@ class ClockSpec(Table):
     round_blocks: Positive
     commit: Positive
     reveal: Positive
-    leader_slots: Annotated[int, Field(ge=1, le=8)] = 3
-    leader_slot: Positive
-    attest: Positive
+    words: Positive
     finality_blocks: Count = 0
     tempo: Positive = 360
     weights_rate_limit: Count = 100
@@ -199,8 +196,7 @@ class GauntletSpec(Table):
     has to exceed, or `score_allowance` standard errors below the honest score where that is less, for a peer of clear
     proof. `probe_step`: share of a peer's update that is probed; a large step of one peer alone overshoots once the
     loss flattens, and honest scores drown or turn negative. `fault_penalty`: what a fault takes off the proof, in units
-    of the honest gap. `doubt_share`: share of a record's peers that may stand ineligible in a validator's own book
-    for it to approve the record.
+    of the honest gap.
     """
 
     contributors: Annotated[int, Field(ge=1, le=256)] = 20
@@ -223,7 +219,6 @@ class GauntletSpec(Table):
     fault_penalty: Share = 0.25
     opening_rounds: Count = 3
     rating_band: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
-    doubt_share: Share = 0.2
     weight_rounds: Positive = 1
     burn_share: Share = 0.0
 
@@ -271,32 +266,30 @@ class RunSpec(Published):
     def _windows_fit(self) -> Self:
         """Refuse a clock that cannot work, with the numbers (docs/protocol.md section 1)."""
         clock = self.clock
-        slots_end = clock.reveal + clock.leader_slots * clock.leader_slot
-        order = (0, clock.commit, clock.reveal, slots_end, clock.attest, clock.round_blocks)
+        order = (0, clock.commit, clock.reveal, clock.words, clock.round_blocks)
         if any(early >= late for early, late in pairwise(order)):
             raise ValueError(
-                "clock: needs 0 < commit < reveal < end of the leader slots < attest < round_blocks, "
-                f"got commit {clock.commit}, reveal {clock.reveal}, slots end {slots_end}, attest {clock.attest}, "
-                f"round_blocks {clock.round_blocks}"
+                "clock: needs 0 < commit < reveal < words < round_blocks, "
+                f"got commit {clock.commit}, reveal {clock.reveal}, words {clock.words}, round_blocks "
+                f"{clock.round_blocks}"
             )
-        if clock.attest + clock.finality_blocks >= clock.round_blocks + clock.commit:
-            raise ValueError("clock: a round's statements are not final before the next round's commit window closes")
+        if clock.words + clock.finality_blocks >= clock.round_blocks + clock.commit:
+            raise ValueError("clock: a round's words are not final before the next round's commit window closes")
         lag = clock.finality_blocks
         needed = 2 * lag + WINDOW_MARGIN_BLOCKS
-        if clock.reveal - clock.commit < 2 or min(clock.leader_slot, clock.attest - slots_end) < needed:
+        if clock.reveal - clock.commit < 2 or clock.words - clock.reveal < needed:
             raise ValueError(
-                "clock: keys are published once the block after commit is final, statements once the block before "
-                f"their window is: needs reveal - commit >= 2 (got {clock.reveal - clock.commit}), and leader_slot "
-                f"({clock.leader_slot}) and attest - end of the leader slots ({clock.attest - slots_end}) at least "
-                f"2 * finality_blocks + {WINDOW_MARGIN_BLOCKS} = {needed}, which leaves "
-                f"{(needed - lag) * clock.block_seconds:g} s to look, to judge and to post"
+                "clock: keys are published once the block after commit is final, words said once the keys are read: "
+                f"needs reveal - commit >= 2 (got {clock.reveal - clock.commit}), and words - reveal (got "
+                f"{clock.words - clock.reveal}) at least 2 * finality_blocks + {WINDOW_MARGIN_BLOCKS} = {needed}, which "
+                f"leaves {(needed - lag) * clock.block_seconds:g} s to judge and to post"
             )
         if clock.start_block < PAGE_LEAD_BLOCKS:
             raise ValueError(f"clock: start_block must be at least {PAGE_LEAD_BLOCKS}, whose hash assigns pages")
         if clock.round_blocks * POSTS_PER_EPOCH < clock.tempo:
             raise ValueError(
                 f"clock: round_blocks {clock.round_blocks} is too short for the chain's quota: an epoch of "
-                f"{clock.tempo} blocks carries {POSTS_PER_EPOCH} rounds of statements, so at least "
+                f"{clock.tempo} blocks carries {POSTS_PER_EPOCH} rounds of words, so at least "
                 f"{-(-clock.tempo // POSTS_PER_EPOCH)} blocks are needed"
             )
         pay_blocks = self.gauntlet.weight_rounds * clock.round_blocks
@@ -369,9 +362,7 @@ class RunSpec(Published):
             clock.round_blocks,
             clock.commit,
             clock.reveal,
-            clock.leader_slots,
-            clock.leader_slot,
-            clock.attest,
+            clock.words,
         )
 
 

@@ -116,23 +116,19 @@ class Commitment:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """A validator's proposal of the contributing set, as posted: bit u of `bitmap` selects uid u."""
+class Word:
+    """A validator's word on a round: the pair (theta, previous) of the state that it holds at the round's start, and in
+    `bitmap` a bit for the uid of each peer that it names. Zeros in both digests, and nobody named: it abstains."""
 
     round: int
     bitmap: int
     theta: Digest
     previous: Digest
 
-
-@dataclass(frozen=True, slots=True)
-class Attestation:
-    """A validator's word on a round: bit i of `bitmap` approves the record of slot i."""
-
-    round: int
-    bitmap: int
-    theta: Digest
-    previous: Digest
+    @property
+    def pair(self) -> tuple[Digest, Digest] | None:
+        """None for an abstention."""
+        return (self.theta, self.previous) if any(self.theta) or any(self.previous) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +140,7 @@ class Slot:
 
     block: int
     pointer: Pointer | PublicPointer | None = None
-    statement: Commitment | Record | Attestation | None = None
+    statement: Commitment | Word | None = None
     amendment: Digest | None = None
 
 
@@ -207,13 +203,15 @@ class LossScore:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The agreed record of a round, read back from finalised chain state: what everybody aggregates.
+    """The agreed selection of a round, read back from finalised chain state: what everybody aggregates.
 
-    `contributing` is sorted by PeerId; each digest is the sha256 of the envelope that the peer committed to on
-    chain. `theta` is the digest at the round's start.
+    `theta` is the digest at the round's start, `previous` the link of the selection before, `head` that of the
+    amendments in force (Run.head_at). `contributing` is sorted by PeerId; each digest is the sha256 of the envelope that
+    the peer committed to on chain.
     """
 
     round: int
     theta: Digest
     previous: Digest
+    head: Digest
     contributing: tuple[tuple[PeerId, Digest], ...]

@@ -63,7 +63,7 @@ class Checkpoints:
         """Begin what is due now that our state stands at the start of a round; returns at once. Raises ConfigError."""
         node = self.node
         node.held.take_snapshot()
-        if node.behind:
+        if not node.at_tip:
             return  # nobody should start from what we hold
         snapshot = node.held.saved.consensus.snapshot
         self._stood = _latest([*self._stood, (snapshot.link, snapshot.state)])

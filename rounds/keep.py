@@ -8,7 +8,7 @@ from node.checkpoints import kept_from
 from node.node import Node
 from protocol import keys
 from protocol.errors import StorageError
-from protocol.messages import encode_link
+from protocol.messages import encode_selection, link_of
 from rounds.checkpoints import Checkpoints
 from storage.mirror import Mirror
 from training.evaluate import held_out_sequences
@@ -24,15 +24,14 @@ class Keeper:
         self._held_out: Tensor | None = None
 
     def publish_link(self, decision: Agreed) -> None:
-        """The agreed record under its link, for joiners; before our state moves past it, or a crash would tear a hole
+        """The agreed selection under its link, for joiners; before our state moves past it, or a crash would tear a hole
         into the chain that they follow. This comes in every round that we follow, however late: so checkpoints do."""
         node = self.node
         self.checkpoints.look()
-        if decision.selection is not None and decision.record is not None:
-            head = node.run.head_at(decision.selection.round)
-            link = encode_link(decision.record, decision.selection.contributing, head)
-            key = keys.statement(node.run.id, decision.link)
-            node.doors.bucket.put(key, link, timeout_seconds=node.transfer_seconds(1))
+        if decision.selection is not None:
+            key = keys.selection(node.run.id, link_of(decision.selection))
+            data = encode_selection(decision.selection)
+            node.doors.bucket.put(key, data, timeout_seconds=node.transfer_seconds(1))
 
     def keep(self, round: int) -> float | None:
         """What joiners need from us: checkpoints and mirrors of recent rounds. Then the held-out loss (nats a token),

@@ -119,7 +119,7 @@ class Miner:
         node.held.save_own()
         self.clean_up(round)
         self.fetch_ahead(round + 1)
-        self.stood.tell(node.seconds_until(node.clock.attest_by(round)))
+        self.stood.tell(node.seconds_until(node.clock.words_by(round)))
 
     def pages(self, round: int) -> tuple[Page, ...]:
         """The pages assigned to us, drawn from the hash of a block before the round's start."""
@@ -141,7 +141,7 @@ class Miner:
         node = self.node
         if self.fetching is not None and self.fetching.is_alive():
             return  # after a round that broke off
-        if self.shards.train.is_fetched and node.clock.page_block(round) <= node.clock.attest_by(round - 1):
+        if self.shards.train.is_fetched and node.clock.page_block(round) <= node.clock.words_by(round - 1):
             self.fetching = node.time.start(partial(self._fetch, self.pages(round)), "data")
 
     def _fetch(self, pages: Sequence[Page]) -> None:
@@ -378,7 +378,7 @@ class Miner:
         """Delete our objects of rounds that no joiner needs any more: the newest checkpoint that most validators show
         says which. Takes no more than the time in which we wait for the round's decision."""
         node, every = self.node, self.node.run.spec_at(round).checkpoint_rounds
-        bucket, until = node.doors.bucket, node.time.now() + node.seconds_until(node.clock.attest_by(round))
+        bucket, until = node.doors.bucket, node.time.now() + node.seconds_until(node.clock.words_by(round))
         last = kept_from(every, round, round)
         try:
             if last and self._objects_before(last, until):

@@ -117,7 +117,7 @@ class Scores:
         why = None
         if seen.looked.is_late(node.clock, round):
             why = Unobserved.LATE
-        elif node.behind or node.held.saved.apart:
+        elif not node.at_tip:
             why = Unobserved.APART
         elif is_unreadable(
             self.book, committed, dict.fromkeys(checked.passed) | reasons, node.run.spec_at(round).gauntlet

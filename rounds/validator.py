@@ -1,4 +1,4 @@
-"""A validator's rounds: collect what the peers left, check it, vote on who contributes, score, pay and keep.
+"""A validator's rounds: collect what the peers left, check it, name who may contribute, score, pay and keep.
 
 One round reads top to bottom in `Validator.play`; the rules are docs/protocol.md sections 4, 5, 6 and 9.
 """
@@ -7,7 +7,7 @@ from collections import Counter
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed, announcement
+from gauntlet.agreement import Agreed, abstention
 from gauntlet.checks import Checked
 from gauntlet.observed import Unobserved
 from gauntlet.report import Paid
@@ -20,7 +20,7 @@ from rounds.copies import Copies
 from rounds.keep import Keeper
 from rounds.pay import Pay
 from rounds.score import Scores
-from rounds.vote import Vote
+from rounds.words import Words
 from storage.mirror import Mirror
 from training.shards import Shards
 
@@ -30,7 +30,7 @@ class Validator:
 
     collecting: type[Collector] = Collector
     scoring: type[Scores] = Scores
-    voting: type[Vote] = Vote
+    speaking: type[Words] = Words
     paying: type[Pay] = Pay
     keeping: type[Keeper] = Keeper
 
@@ -40,52 +40,52 @@ class Validator:
         self.collector = self.collecting(node)
         self.scores = self.scoring(node, shards)
         self.copies = Copies(node, mirror)
-        self.vote = self.voting(node, self.scores, self.copies)
+        self.words = self.speaking(node, self.scores, self.copies)
         self.pay = self.paying(node)
         self.keeper = self.keeping(node, shards, mirror)
         node.before_apply = self.keeper.publish_link
 
     def run(self) -> None:
         """Judge every round that is not decided yet when we get there, until stopped: block D's state can be read
-        afterwards, keys count until V, and others' records can be looked at until X."""
+        afterwards, keys count until V, and words until X."""
         self.node.abort_unfinished()
         while True:
             try:
                 self.announce()
-                self.play(self.node.next_round(self.node.clock.attest_by))
+                self.play(self.node.next_round(self.node.clock.words_by))
             except (ChainError, StorageError) as fault:
                 self.node.held.events.emit("broke_off", self.node.held.saved.round, fault=str(fault))
                 self.node.setbacks.broke_off(self.node.held.saved.round, fault)
 
     def announce(self) -> None:
-        """Publish our bucket on chain; and, before the run's first round is decided, that we are there for it: who has
-        not spoken does not count."""
+        """Publish our bucket on chain; and, by block D of the run's first round, that we are there for it: who has not
+        spoken does not count."""
         node = self.node
         me = node.registered()
         slot = me.slot if me is not None else None
         said = slot.statement if slot is not None else None
-        word = announcement(node.run, node.held.claim[0]) if node.head() < node.clock.commit_by(0) else said
+        word = abstention(0) if node.head() < node.clock.commit_by(0) else said
         if slot is None or slot.pointer != node.doors.pointer or said != word:
             node.post(word)
 
     def play(self, round: int) -> None:
         """One round, from its first block to the state at the start of the next."""
-        node, scores, vote, pay = self.node, self.scores, self.vote, self.pay
+        node, scores, words, pay = self.node, self.scores, self.words, self.pay
         node.advance(round)
         if node.held.saved.round != round:
             return  # catch-up went further: `round` is over
         node.look_at_terms(round)
         seen = self.collector.look(round, scores.book)
         at_commit, gathered = seen.at_commit, seen.gathered
-        vote.ask(round, at_commit, gathered)
+        words.ask(round, at_commit, gathered)
         checked = scores.check(round, gathered)
         unobserved = scores.unobserved(round, seen, checked)
-        vote.hold(round, at_commit, checked)
+        words.hold(round, at_commit, checked)
         ranking = scores.rank(round, checked)
-        vote.vote(round, ranking, at_commit, checked)
+        words.speak(round, ranking, at_commit, checked)
         evaluations = scores.evaluate(round, checked, ranking, at_commit) if unobserved is None else {}
         progress = scores.progress(round, checked, ranking, at_commit) if unobserved is None else {}
-        decision = self.decision(round)
+        decision = node.decided(round)
         if decision.selection is not None:
             self.copies.name(round, decision.selection.contributing)
         pay.read_back()
@@ -128,8 +128,3 @@ class Validator:
         }
         node.held.events.emit("judged", round, **event)
         logger.info("{line}", line=told.line({"event": "judged", "round": round, **event}))
-
-    def decision(self, round: int) -> Agreed:
-        """The round's agreed record, read back like everybody else."""
-        self.node.wait_for(self.node.clock.attest_by(round), f"the selection of round {round}")
-        return self.node.agreed_selection(round, self.node.held.claim)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import IO, Any
 
-from gauntlet.agreement import electorate, leader_order
+from gauntlet.agreement import electorate
 from node.checkpoints import kept_from, parse_shown
 from protocol import keys
 from protocol.types import hotkey
@@ -140,7 +140,7 @@ class Witness:
         elif event == "passed_over":
             seen.apart = True
         elif event == "caught_up":
-            seen.apart = fields["apart"]
+            seen.apart = False
             self._agree(member, round, fields["theta"])
         elif event == "gathered":
             seen.gathered = (round, fields["revealed"], len(self._revealed.get(round, ())))
@@ -173,7 +173,7 @@ class Witness:
         if member.hostile:
             return
         if not fields["void"]:
-            self._of(member).apart = False  # a record is applied to the theta that it names
+            self._of(member).apart = False  # a selection is applied to the theta that it names
         self._agree(member, round + 1, fields["theta"])
         if round not in self._applied:
             self._applied.add(round)
@@ -215,13 +215,10 @@ class Witness:
         out = {
             peer: stake
             for peer, stake in stakes.items()
-            if (m := network.by_hotkey[hotkey(peer)]).hostile or self._hit_or_down(m, begin, end)
+            if (m := network.by_hotkey[hotkey(peer)]).hostile or self._of(m).apart or self._hit_or_down(m, begin, end)
         }
         if 2 * sum(out.values()) >= sum(stakes.values()):
             return "half of the stake"
-        order = leader_order(network.run, number, network.world.header(clock.commit_by(number)).hash, peers)
-        if all(leader in out for leader in order):
-            return "the leaders"
         if 2 * len(away) > len(miners):
             return "the miners"
         return None
@@ -237,7 +234,7 @@ class Witness:
             peer = self._network.by_hotkey.get(address)
             if now <= before or not follows or "rejected" not in row or peer is None or peer.hostile or member.hostile:
                 continue
-            begin, end = self._time(clock.start(number - 1)), self._time(clock.slot(number, 0)[0])
+            begin, end = self._time(clock.start(number - 1)), self._time(clock.sample_block(number))
             if self._hit(self._world, begin, end) or self._hit_or_down(peer, begin, end):
                 continue
             if self._hit_or_down(member, self._time(clock.commit_by(number)), end):
@@ -323,7 +320,7 @@ class Witness:
         owed = number - network.spec.gauntlet.weight_rounds
         last = {peer.id: peer.last_update for peer in network.world.state(network.world.final).peers}
         for member in network.members.values():
-            if member.validates and not member.hostile and last[member.peer] <= network.run.clock.attest_by(owed):
+            if member.validates and not member.hostile and last[member.peer] <= network.run.clock.words_by(owed):
                 self.result.unpaid += 1
                 self._broke(f"{member.name} set no weights for rounds {owed} to {number - 1}, which were calm")
 

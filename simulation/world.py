@@ -17,6 +17,7 @@ from functools import cached_property, lru_cache
 from hashlib import sha256, sha512
 from math import isfinite
 
+from chain.devnet.epoch import per_u16, shares, yuma
 from chain.slots import encode_fields
 from protocol.errors import STATE_PRUNED, ChainError
 from protocol.messages import parse_slot
@@ -25,6 +26,8 @@ from protocol.types import SIGNATURE_BYTES, Digest, Header, Peer, PeerId, Slot, 
 from storage.realtime import REAL
 
 _U16_MAX = 65535
+_KAPPA = 0.5
+"""Of the stake that votes, what stands behind a weight that counts."""
 _MIN_CHARGED_BYTES = 100
 _INCLUSION_SECONDS = 30.0
 _BALANCE_RAO = 10**10
@@ -168,6 +171,7 @@ class World:
             waiting = made + self._pending_writes
             self._forks += 1
             self._pending, self._pending_writes = self._blocks[self.head].state.copy(), []
+            self._begin()
             for write in waiting:
                 try:
                     self._apply(write)
@@ -325,6 +329,26 @@ class World:
         if self._blocks and self._pending is self._blocks[self.head].state:
             self._pending = self._pending.copy()
 
+    def _begin(self) -> None:
+        """What comes before the next block's writes: reveals of commits and, in an epoch's first block, incentive."""
+        block = self.head + 1
+        self._reveal(block)
+        if block % self._epoch_blocks == 0:
+            self._weigh()
+
+    def _weigh(self) -> None:
+        """What the weights of all who may set some amount to, as incentive: Yuma without bonds."""
+        self._own_pending()
+        neurons, weights = self._pending.neurons, self._pending.weights
+        count = max(neurons, default=-1) + 1
+        stakes, rows = [0] * count, [dict[int, float]() for _ in range(count)]
+        for uid, neuron in neurons.items():
+            if neuron.validates or neuron.id == self.owner:
+                stakes[uid], rows[uid] = neuron.stake, shares(weights.get(uid, {}).items(), uid, count)
+        _, incentive, _, _ = yuma(stakes, rows, _KAPPA)
+        quantised = per_u16(incentive)
+        neurons.update({uid: replace(neuron, incentive=quantised[uid]) for uid, neuron in neurons.items()})
+
     def _reveal(self, block: int) -> None:
         """Weights that were committed in an epoch before this block's stand from here; who may not set any, loses."""
         due = [key for key in self._pending.commits if key[0] // self._epoch_blocks < block // self._epoch_blocks]
@@ -337,7 +361,6 @@ class World:
                 self._pending.weights[neuron.uid] = row
 
     def _seal(self) -> None:
-        self._reveal(self.head + 1)
         self.head += 1
         position = self.head.to_bytes(8, "little") + self._forks.to_bytes(8, "little")
         digest = Digest(sha256(b"fake block" + position + self._seed).digest())
@@ -345,6 +368,7 @@ class World:
         self._pending_writes = []
         if self._keep is not None:
             self._blocks.pop(self.head - self._keep - 1, None)
+        self._begin()
         self._changed.notify_all()
 
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from rounds.vote import Vote
 
 from gauntlet.agreement import announcement
 from node import follower, patient, setbacks
@@ -34,7 +35,6 @@ from rounds.miner import Miner
 from rounds.pay import Pay
 from rounds.score import Scores
 from rounds.validator import Validator
-from rounds.vote import Vote
 from simulation.clock import Clock, Killed, Life, Work
 from simulation.store import Link
 from tests.fakes.bucket import FakeBucket, FakeStore

@@ -37,8 +37,8 @@ RateName = Literal[
 ]  # fmt: skip
 """A field of training/rates.py Rates."""
 
-Opening = Literal["commit", "reveal", "slots", "attest"]
-"""D, V, the last leader slot's end, X of the round before."""
+Opening = Literal["commit", "reveal", "decided"]
+"""D is final, V is; the words that decide the round before are in a final block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,11 @@ DEADLINES = (
     ),
     Deadline(
         "validator",
-        "record",
-        lambda c: seconds(c, c.reveal + c.leader_slots * c.leader_slot - c.commit),
-        "can post a record",
-        "the last leader slot",
-        "none is posted, and every round is void",
+        "word",
+        lambda c: seconds(c, c.words - c.commit),
+        "has said its word",
+        "block X",
+        "it is not heard, and where most are late the round is void",
     ),
     Deadline(
         "validator",
@@ -113,11 +113,14 @@ def seconds(clock: ClockSpec, blocks: float) -> float:
     return blocks * clock.block_seconds
 
 
-def opening(clock: ClockSpec, block: Opening) -> float:
-    """Seconds from D until that block is final."""
-    slots_end = clock.reveal + clock.leader_slots * clock.leader_slot
-    offset = {"commit": clock.commit, "reveal": clock.reveal, "slots": slots_end, "attest": clock.attest}[block]
-    return seconds(clock, offset - clock.commit + clock.finality_blocks)
+def opening(clock: ClockSpec, block: str) -> float:
+    """Seconds from D until this block of the clock ("commit", "reveal", "words") is final."""
+    return seconds(clock, getattr(clock, block) - clock.commit + clock.finality_blocks)
+
+
+def decided(clock: ClockSpec, said: float) -> float:
+    """Seconds from D until the round is decided, where every validator's word is in a block after `said` seconds."""
+    return min(said + seconds(clock, clock.finality_blocks), opening(clock, "words"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +271,7 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
             "commit",
             (Work(others, "write"), Work(others, "hash", PREFETCH_THREADS)),
         ),
-        Phase("select", (Work(SELECT_CALLS, "call"),), ("swap",), "attest"),
+        Phase("select", (Work(SELECT_CALLS, "call"),), ("swap",), "decided"),
         Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS), ("select", "download")),
         *setting.applied(),
         setting.snapshot(),
@@ -312,10 +315,9 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
         ),
         Phase("gather reserve", (Work(reserve, "down"),), beside=(Work(reserve, "write"),)),
         Phase("check", setting.opened(sizes.gathered, 2, setting.openers), ("gather",), "reveal"),
-        Phase("record", (Work(SELECT_CALLS, "call"), setting.posted())),
+        Phase("word", (setting.posted(),)),
         Phase("copies", (Work(copied, "hash"), Work(copied, "up"))),
-        Phase("attest", (setting.posted(),), ("record",), "slots"),
-        Phase("fetch data", setting.sampled()),
+        Phase("fetch data", setting.sampled(), ("word",)),
         Phase(
             "probe",
             (
@@ -325,7 +327,7 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
             ),
         ),
         Phase("losses", (setting.evaluated(sizes.losses),)),
-        Phase("select", (Work(SELECT_CALLS, "call"),), opens="attest"),
+        Phase("select", (Work(SELECT_CALLS, "call"),), opens="decided"),
         Phase("fold", (Work(gathered, "write"),)),
         Phase("pay", (setting.posted(),), every=spec.gauntlet.weight_rounds),
         Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS)),

@@ -4,7 +4,7 @@ Memory and disk are counted in training/memory.py, a round's phases in training/
 figures: Covenant-72B (arXiv 2603.08163).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -20,7 +20,17 @@ from training.memory import (
     memory_parts,
     memory_total,
 )
-from training.phases import DEADLINES, VALIDATORS, Deadline, Setting, opening, restart_phases, round_phases
+from training.phases import (
+    DEADLINES,
+    VALIDATORS,
+    Deadline,
+    Opening,
+    Setting,
+    decided,
+    opening,
+    restart_phases,
+    round_phases,
+)
 from training.rates import Rate, Rates
 from training.sizes import Sizes, untied_parameters
 from training.timeline import Timed, amount, phase_seconds, schedule
@@ -164,19 +174,20 @@ class Plan:
         return self.spec.clock.round_blocks * self.spec.clock.block_seconds
 
     @cached_property
-    def _timelines(self) -> dict[Role, tuple[Timed, ...]]:
+    def openings(self) -> dict[Opening, float]:
+        """Seconds from block D of the round before until these are final."""
         clock = self.spec.clock
-        openings = {block: opening(clock, block) for block in ("commit", "reveal", "slots", "attest")}
-        return {
-            role: schedule(
-                round_phases(self.setting, role),
-                self.rates,
-                openings,  # type: ignore[arg-type]
-                [deadline.phase for deadline in DEADLINES if deadline.role == role],
-                self.round_seconds,
-            )
-            for role in ROLES
-        }
+        final: dict[Opening, float] = {"commit": opening(clock, "commit"), "reveal": opening(clock, "reveal")}
+        word = next(t for t in self._scheduled("validator", final | {"decided": 0.0}) if t.phase.name == "word")
+        return final | {"decided": decided(clock, word.ends)}
+
+    def _scheduled(self, role: Role, openings: Mapping[Opening, float]) -> tuple[Timed, ...]:
+        targets = [deadline.phase for deadline in DEADLINES if deadline.role == role]
+        return schedule(round_phases(self.setting, role), self.rates, openings, targets, self.round_seconds)
+
+    @cached_property
+    def _timelines(self) -> dict[Role, tuple[Timed, ...]]:
+        return {role: self._scheduled(role, self.openings) for role in ROLES}
 
     def timeline(self, role: Role) -> tuple[Timed, ...]:
         """The phases of a round, in the order of the code."""

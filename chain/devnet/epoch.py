@@ -7,6 +7,8 @@ as stake: the owner's cut (18 %), then half of the rest each to miners by incent
 Source: subtensor's epoch and coinbase. Left out: bonds and liquid alpha, what root earns, and the halving.
 """
 
+from collections.abc import Iterable
+
 from chain.devnet import staking
 from chain.devnet.call import Events
 from chain.devnet.neurons import owner
@@ -67,14 +69,14 @@ def _run(storage: Storage, netuid: int, block: int) -> None:
         stake if is_active and permit else 0
         for stake, is_active, permit in zip(stakes, active, storage.get("ValidatorPermit", netuid), strict=True)
     ]
-    rows = [_row(storage, netuid, uid, count) if voting[uid] else {} for uid in range(count)]
+    rows = [shares(storage.get("Weights", netuid, uid), uid, count) if voting[uid] else {} for uid in range(count)]
     consensus, incentive, trust, dividends = yuma(voting, rows, storage.get("Kappa", netuid) / U16_MAX)
     storage.put("ValidatorPermit", netuid, value=permits)
     storage.put("Active", netuid, value=active)
-    storage.put("Consensus", netuid, value=_per_u16(consensus))
-    storage.put("Incentive", netuid, value=_per_u16(incentive))
-    storage.put("ValidatorTrust", netuid, value=_per_u16(trust))
-    storage.put("Dividends", netuid, value=_per_u16(dividends))
+    storage.put("Consensus", netuid, value=per_u16(consensus))
+    storage.put("Incentive", netuid, value=per_u16(incentive))
+    storage.put("ValidatorTrust", netuid, value=per_u16(trust))
+    storage.put("Dividends", netuid, value=per_u16(dividends))
     if not any(dividends):  # without weights that count, stake alone decides
         dividends = _normalised([float(stake) for stake in (voting if any(voting) else stakes)])
     _pay(storage, netuid, hotkeys, incentive, dividends)
@@ -116,9 +118,9 @@ def top_stakes(stakes: list[int], limit: int, threshold: int) -> list[bool]:
     return [uid in chosen for uid in range(len(stakes))]
 
 
-def _row(storage: Storage, netuid: int, uid: int, count: int) -> dict[int, float]:
+def shares(weights: Iterable[tuple[int, int]], uid: int, count: int) -> dict[int, float]:
     """A validator's weights on others, summing to 1; empty when it gives none."""
-    row = {target: weight for target, weight in storage.get("Weights", netuid, uid) if target < count and target != uid}
+    row = {target: weight for target, weight in weights if target < count and target != uid}
     total = sum(row.values())
     return {target: weight / total for target, weight in row.items()} if total else {}
 
@@ -165,5 +167,6 @@ def _normalised(values: list[float]) -> list[float]:
     return [value / total for value in values] if total else values
 
 
-def _per_u16(values: list[float]) -> list[int]:
+def per_u16(values: list[float]) -> list[int]:
+    """0 .. 1 as the chain quantises it."""
     return [min(U16_MAX, round(value * U16_MAX)) for value in values]

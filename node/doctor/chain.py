@@ -6,14 +6,17 @@ from node.doctor.finding import Advice, Fault
 from node.doctor.reach import reaction
 from node.given import variable_of
 from node.terms import LOW_BALANCE_RAO, RAO_PER_TAO
-from protocol.errors import ChainError
+from protocol.errors import STATE_PRUNED, ChainError
 from protocol.types import hotkey
 
 REACH_SECONDS = 10.0
 """For the first answer of a chain: a node that has to begin with less is of no use."""
+FAR_BACK_BLOCKS = 10_000
+"""A day and a half at 12 s a block: for so long a node may well be away."""
 WALLET = f"--wallet.name, --wallet.hotkey and --wallet.path ({variable_of('wallet.hotkey')}, ..)"
 NETWORK = f"--network ({variable_of('network')})"
 NETUID = f"--netuid ({variable_of('netuid')})"
+ARCHIVES = f"--archives ({variable_of('archives')})"
 """How an operator says each."""
 
 
@@ -41,6 +44,24 @@ def chain(case: Case) -> str:
             reaction(config.network, case.time.now() - began, REACH_SECONDS),
         ) from None
     return f"{config.network} answers; block {case.head.block} is final"
+
+
+def history(case: Case) -> str | Advice:
+    """State of long ago can be read, from the chain's own node or from an archive."""
+    block = max(0, case.head.block - FAR_BACK_BLOCKS)
+    back = f"the state of {case.head.block - block:,} blocks ago"
+    try:
+        keeper = case.chain.keeper(block)
+    except ChainError as fault:
+        if fault.code != STATE_PRUNED:
+            raise
+        return Advice(
+            f"{back} cannot be read: {fault}. After an absence longer than its chain node keeps state this node would "
+            "have to wait for others",
+            f"name archives that have it: {ARCHIVES}; or let the chain's node keep more",
+        )
+    own = keeper == case.config.network
+    return f"{back} is kept by {'the chain node itself' if own else f'an archive alone, {keeper}'}"
 
 
 def subnet(case: Case) -> str:

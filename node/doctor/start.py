@@ -33,6 +33,7 @@ CHECKS: Sequence[Check] = (
     Check("device", machine.device, "choose another --device or --codec"),
     Check("wallet", chain.wallet, f"name a wallet that is on this machine: {chain.WALLET}"),
     Check("chain", chain.chain, f"check {chain.NETWORK}"),
+    Check("history", chain.history, f"name archives: {chain.ARCHIVES}", ("chain",)),
     Check("clock", machine.clock, machine.CLOCK_FIX),
     Check(
         "subnet",

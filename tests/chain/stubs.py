@@ -52,6 +52,7 @@ class Stub:
             "total_stake": [5, 0],
             "validator_permit": self.permits,
             "last_update": [0, 0],
+            "incentives": [0, 65535],
         }
 
     async def account_next_index(self, address: str) -> int:

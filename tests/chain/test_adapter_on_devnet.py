@@ -1,5 +1,7 @@
 """The adapter on devnets that tests must hold in their hand: pruned, or killed in mid-submission."""
 
+import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +12,12 @@ import pytest
 from loguru import logger
 
 from chain import operator
-from chain.adapter import open_chain
+from chain.adapter import SubtensorChain, open_chain
 from chain.devnet import launch
 from chain.devnet.genesis import Genesis
+from chain.keys import HotkeySigner
 from chain.submission import GIVE_UP_BLOCKS
-from protocol.errors import ChainError
+from protocol.errors import STATE_PRUNED, ChainError
 from protocol.types import Uid
 from tests.chain.harness import NETUID, wallet
 
@@ -66,6 +69,48 @@ def test_a_height_below_the_pruning_horizon_is_a_chain_error_that_says_so(devnet
     assert fresh.genesis() == chain.genesis()
     fresh.close()
     chain.close()
+
+
+def test_what_the_chains_node_has_pruned_is_read_from_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BITTENSOR_RUNTIME_CACHE_DIR", str(tmp_path / "runtime"))
+    keeps, prunes = tmp_path / "keeps", tmp_path / "prunes"
+    first = launch.start(keeps, genesis(), step=True)
+    first.admin().step(5)
+    first.stop()
+    shutil.copytree(keeps, prunes)
+    archive, own = launch.start(keeps, step=True), launch.start(prunes, step=True, keep_blocks=10)
+    own.admin().step(20)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        silent = f"ws://127.0.0.1:{server.getsockname()[1]}"
+
+        def opened(*archives: str) -> SubtensorChain:
+            return open_chain(own.url, NETUID, None, archives=archives, call_timeout_seconds=9.0)
+
+        chains = opened(), opened("ws://127.0.0.1:1", own.url, archive.url), opened(silent)
+        without, with_archives, with_a_silent_one = chains
+        for read in (without.header, without.peers, without.keeper):
+            with pytest.raises(ChainError) as fault:
+                read(3)
+            assert fault.value.code == STATE_PRUNED
+        assert with_archives.header(3).hash.hex() == archive.admin().request("chain_getBlockHash", 3)[2:]
+        assert [peer.id for peer in with_archives.peers(3)] == [HotkeySigner(OWNER.hotkey).peer]
+        assert with_archives.subnet(3).owner == HotkeySigner(OWNER.hotkey).peer
+        assert with_archives.weights(3, Uid(0)) == {}
+        assert (with_archives.keeper(3), with_archives.keeper(20)) == (archive.url, own.url)
+        began = time.monotonic()
+        with pytest.raises(ChainError, match="did not answer within") as fault:
+            with_a_silent_one.peers(3)
+        assert fault.value.code == STATE_PRUNED
+        with pytest.raises(ChainError, match="No archive has it either"):
+            with_a_silent_one.peers(4)
+        assert time.monotonic() - began < 2 * 9.0, "it is not asked again at once"
+        assert with_a_silent_one.peers(20)
+    for chain in chains:
+        chain.close()
+    for devnet in (archive, own):
+        devnet.stop()
 
 
 def test_a_submission_whose_node_is_killed_is_found_on_chain_and_not_sent_twice(devnets: Devnets) -> None:

@@ -248,6 +248,23 @@ def test_fields_that_no_slot_holds_are_the_callers_bug(harness: Harness, fields:
 # --- weights -----------------------------------------------------------------------------------------------------
 
 
+def test_incentive_is_what_the_last_epoch_made_of_the_weights_and_nothing_before(harness: Harness) -> None:
+    chain = harness.chain(VALIDATOR)
+    uids = {peer.id: peer.uid for peer in chain.peers(head(chain))}
+    me, first, second = (uids[harness.peer(who)] for who in (VALIDATOR, MINER, SECOND))
+    harness.skip(RATE_LIMIT)
+    block = chain.set_weights({first: 0.75, second: 0.25, me: 0.5})
+    harness.skip(EPOCH)
+    epoch = (block // EPOCH + 1) * EPOCH
+    peers = final(chain, epoch)
+    assert {peer.incentive for peer in chain.peers(epoch - 1)} == {0}
+    assert {peer.uid: peer.incentive for peer in peers if peer.incentive} == {
+        first: pytest.approx(65535 * 0.75, abs=2),
+        second: pytest.approx(65535 * 0.25, abs=2),
+    }, "what a validator gives itself is nothing"
+    assert chain.peers(epoch + 1) == peers, "until the next epoch"
+
+
 def test_weights_are_read_back_scaled_to_u16_and_a_second_set_at_once_is_refused_by_name(harness: Harness) -> None:
     chain = harness.chain(VALIDATOR)
     uids = {peer.id: peer.uid for peer in chain.peers(head(chain))}

@@ -104,3 +104,27 @@ def test_a_fake_signature_is_the_signers_over_its_message() -> None:
 @given(st.binary(max_size=80), st.binary(max_size=80), st.binary(max_size=130))
 def test_fake_verify_never_raises(peer: bytes, message: bytes, signature: bytes) -> None:
     assert fake_verify(PeerId(peer), message, signature) is False
+
+
+def test_incentive_is_the_weighers_majority_and_who_takes_a_uid_over_begins_with_none() -> None:
+    world = FakeWorld(epoch_blocks=10, weights_rate_limit=1)
+    signers = [FakeSigner(str(number)) for number in range(6)]
+    for number, (stake, validates) in enumerate([(60, True), (40, True), (1000, False), (0, False), (0, False)]):
+        world.register(signers[number].peer, stake=stake, validates=validates)
+    world.step(5)
+    for weigher, row in ((0, {3: 1.0, 4: 1.0}), (1, {2: 1.0})):
+        world.chain(signers[weigher].peer).set_weights({Uid(uid): weight for uid, weight in row.items()})
+
+    def incentives() -> list[int]:
+        return [peer.incentive for peer in world.chain(signers[0].peer).peers(world.head)]
+
+    world.step(4)
+    assert incentives() == [0] * 5
+    world.step(1)
+    assert incentives() == [0, 0, 0, 32768, 32768], "what less than half of the stake stands behind is clipped"
+    world.register(signers[5].peer, uid=3)
+    world.step(1)
+    assert incentives() == [0, 0, 0, 0, 32768]
+    world.chain(signers[0].peer).set_weights({Uid(2): 1.0})
+    world.step(9)
+    assert incentives() == [0, 0, 65535, 0, 0]

@@ -441,7 +441,7 @@ def test_a_chain_is_let_go_of_when_the_run_is_not_found(tmp_path: Path, monkeypa
         raise StorageError("the owner's bucket does not answer")
 
     chain = SimpleNamespace(close=lambda: closed.append(True))
-    monkeypatch.setattr("chain.adapter.open_chain", lambda *words, **options: chain)
+    monkeypatch.setattr("node.adapters.open_chain", lambda *words, **options: chain)
     monkeypatch.setattr("node.run.find_run", missing)
     with pytest.raises(StorageError):
         open_run(NetworkConfig(netuid=1, owner=hotkey(OWNER.peer)), tmp_path)

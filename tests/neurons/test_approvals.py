@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rounds.vote import Vote
 
 from gauntlet import agreement
 from gauntlet.average import Average
@@ -16,7 +17,6 @@ from protocol.types import Attestation, PeerId, Record, hotkey
 from rounds import vote
 from rounds.score import Scores
 from rounds.validator import Validator
-from rounds.vote import Vote
 from tests.network import FakeNetwork, Killed, with_parts
 from tests.neurons.test_crashes import dead
 from training.shards import Shards

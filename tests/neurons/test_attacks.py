@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rounds.vote import Vote
+
 from gauntlet.selection import Ranking
 from node.state import SealedRound
 from protocol import keys
@@ -11,7 +13,6 @@ from protocol.types import PeerId
 from rounds.keep import Keeper
 from rounds.miner import Miner
 from rounds.score import Scores
-from rounds.vote import Vote
 from tests.network import FakeNetwork, with_parts
 
 Networks = Callable[..., FakeNetwork]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from rounds.vote import Vote
 
 from gauntlet.audit import Finding, Topic, Verdict
 from gauntlet.book import ScoreBook
@@ -24,7 +25,6 @@ from rounds.collect import Collector
 from rounds.pay import Pay
 from rounds.score import Scores
 from rounds.validator import Validator
-from rounds.vote import Vote
 from tests.fakes.bucket import _Object
 from tests.fakes.chain import FakeChain, fake_verify
 from tests.network import FakeNetwork, Killed, with_parts

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from rounds.vote import Vote
+
 from protocol import keys
 from protocol.types import Attestation, Digest, PeerId, Record
 from rounds.keep import Keeper
 from rounds.miner import Miner
 from rounds.score import Scores
-from rounds.vote import Vote
 from tests.fakes.bucket import Faults
 from tests.network import FakeNetwork, with_parts
 

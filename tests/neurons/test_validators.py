@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from rounds.vote import Vote
+
 from gauntlet.agreement import STATEMENT_ROUNDS
 from protocol import keys
 from protocol.types import Attestation, Digest, PeerId, Record, hotkey
 from rounds.collect import Collector
 from rounds.validator import Validator
-from rounds.vote import Vote
 from tests.fakes.bucket import Faults
 from tests.network import OWNER, FakeNetwork, with_parts
 

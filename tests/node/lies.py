@@ -5,12 +5,12 @@ from shutil import rmtree
 from typing import ClassVar
 
 import pytest
+from rounds.vote import Vote
 
 from gauntlet.agreement import Claim
 from protocol import keys
 from protocol.messages import encode_link, encode_statement, record_link
 from protocol.types import Attestation, Digest, PeerId, Record
-from rounds.vote import Vote
 from tests.network import FakeNetwork
 from training.replica import Replica, genesis_theta
 

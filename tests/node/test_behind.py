@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
+from node.behind import common_ground, lies_behind
 
 from gauntlet.agreement import Claim
-from node.behind import common_ground, lies_behind
 from protocol.types import Digest
 
 

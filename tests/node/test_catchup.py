@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from node.claimed import Claimed
 
 from gauntlet.agreement import attestation_for, mirrors
 from node import catchup
 from node.checkpoints import Checkpoint, Shown, encode_shown, parse_shown
-from node.claimed import Claimed
 from protocol import keys
 from protocol.errors import ChainError, InvalidMessage
 from protocol.messages import encode_document, encode_link, encode_slot, encode_statement

@@ -113,6 +113,8 @@ def test_only_what_is_missing_is_listed() -> None:
         ({"MURMUR_LOG_LEVEL": "LOUD"}, "log_level"),
         ({"MURMUR_CALL_TIMEOUT_SECONDS": "0"}, "call_timeout_seconds"),
         ({"MURMUR_SPEC": "run.toml"}, "exactly one of owner"),
+        ({"MURMUR_ARCHIVES": "wss://one.example https://two.example"}, "archives"),
+        ({"MURMUR_ARCHIVES": "wss://one.example,archive.example"}, "archives"),
     ],
 )
 def test_a_value_that_is_not_valid_is_named(environment: dict[str, str], words: str) -> None:
@@ -124,6 +126,26 @@ def test_a_value_that_is_not_valid_is_named(environment: dict[str, str], words: 
 def test_neither_owner_nor_spec_is_told_once_as_missing() -> None:
     told = refused(without=("MURMUR_OWNER",))
     assert "--owner" in told
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("wss://one.example:443", ("wss://one.example:443",)),
+        ("wss://one.example, ws://127.0.0.1:9944", ("wss://one.example", "ws://127.0.0.1:9944")),
+        ("none", ()),
+        ("", None),
+    ],
+)
+def test_archives_are_a_list_with_commas_or_none(said: str, expected: tuple[str, ...] | None) -> None:
+    assert config(MURMUR_ARCHIVES=said).archives == expected
+
+
+def test_archives_in_a_file_are_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "archives.toml"
+    path.write_text('archives = ["wss://one.example", "wss://two.example"]')
+    assert config("--config", str(path)).archives == ("wss://one.example", "wss://two.example")
+    assert config("--config", str(path), "--archives", "none").archives == ()
 
 
 def test_a_mistyped_variable_is_refused_with_a_suggestion() -> None:

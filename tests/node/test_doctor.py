@@ -15,11 +15,11 @@ from loguru import logger
 from node import adapters, published
 from node.adapters import Doors, opener
 from node.config import NodeConfig
-from node.doctor import bucket, machine, start
+from node.doctor import bucket, chain, machine, start
 from node.doctor.case import Case
 from node.doctor.finding import Finding, Reaction, Status
 from node.doctor.start import ANSWERED, CHECKS, ready
-from protocol.errors import ChainError, ConfigError, StorageError, UpdateNeeded
+from protocol.errors import STATE_PRUNED, ChainError, ConfigError, StorageError, UpdateNeeded
 from protocol.types import Digest, Subnet, Uid
 from simulation.store import Faults
 from sparseloco import ops
@@ -30,6 +30,7 @@ from tests.network import OWNER, small_spec
 from tests.specs import to_toml
 from training.shards import Shards
 
+NETWORK = "ws://127.0.0.1:1"
 OWN, READ = FakeSigner("miner"), "miner-read"
 
 
@@ -38,6 +39,8 @@ class ChainOfOne(FakeChain):
 
     refuses: ChainError | None = None
     hidden: bool = False
+    archive: str | None = None
+    """Keeps what the chain's node has pruned."""
     hangs: Callable[[float], None] | None = None
 
     def reach(self, timeout_seconds: float) -> None:
@@ -54,6 +57,15 @@ class ChainOfOne(FakeChain):
     def require_weights(self, weights: Mapping[Uid, float]) -> None:
         if self.refuses is not None:
             raise self.refuses
+
+    def keeper(self, block: int) -> str:
+        try:
+            self.header(block)
+        except ChainError as fault:
+            if fault.code != STATE_PRUNED or self.archive is None:
+                raise
+            return self.archive
+        return NETWORK
 
     def as_local(self) -> "ChainOfOne":
         return self
@@ -106,7 +118,7 @@ class World:
         own = small_spec(Shards.open(self.data), Digest(bytes(32)), self.chain.world)
         path.write_text(to_toml(own.model_dump(mode="json") | self.spec))
         table: dict[str, Any] = {
-            "network": "ws://127.0.0.1:1",
+            "network": NETWORK,
             "netuid": 1,
             "spec": path,
             "home": self.folder / "home",
@@ -327,7 +339,7 @@ def test_what_hangs_on_a_fault_is_not_tried_and_all_else_is(world: World) -> Non
 def test_two_faults_are_told_at_once(world: World) -> None:
     wrong_netuid(world)
     writable(world)
-    with pytest.raises(ConfigError, match=r"(?s)2 of 15 checks failed.*subnet: .*MURMUR_NETUID.*bucket: .*READ_SECRET"):
+    with pytest.raises(ConfigError, match=r"(?s)2 of 16 checks failed.*subnet: .*MURMUR_NETUID.*bucket: .*READ_SECRET"):
         ready(world.config(), "miner", world.time)
 
 
@@ -390,6 +402,24 @@ def test_little_money_is_advice_and_starts(world: World) -> None:
     ready(world.config(), "miner", world.time).close()
     logger.remove(sink)
     assert any("TAO free" in line for line in told)
+
+
+def test_state_that_is_gone_is_advice_and_an_archive_is_named_as_who_has_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "of 5 blocks ago is kept by the chain node itself" in world.found()["history"].detail
+    world.chain.world._keep = 10
+    world.chain.world.step(40)
+    monkeypatch.setattr(chain, "FAR_BACK_BLOCKS", 20)
+    found = world.found()["history"]
+    assert found.status is Status.OK
+    assert "wait for others" in found.detail
+    assert "MURMUR_ARCHIVES" in found.fix
+    ready(world.config(), "miner", world.time).close()
+    world.chain.archive = "wss://archive.example"
+    found = world.found()["history"]
+    assert "of 20 blocks ago is kept by an archive alone, wss://archive.example" in found.detail
+    assert not found.fix
 
 
 def test_a_release_that_is_too_old_is_told_so(world: World) -> None:

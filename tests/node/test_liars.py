@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import pytest
+from node.claimed import CLAIMS_ASKED, Claimed
 
 from gauntlet.agreement import STATEMENT_ROUNDS
-from node.claimed import CLAIMS_ASKED, Claimed
 from protocol import keys
 from protocol.errors import ChainError, StorageError
 from protocol.messages import first_link

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from node.claimed import Claimed
 
 from dashboard.evaluations import in_home
 from murmur import evaluating, network
 from murmur.command import main
 from node import follower, patient, setbacks
-from node.claimed import Claimed
 from node.config import NetworkConfig
 from node.reader import reading
 from post import follow, states

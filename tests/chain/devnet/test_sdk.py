@@ -281,14 +281,14 @@ def test_a_selective_metagraph_gives_the_columns_asked_for(admin: Admin, stepped
             head = await substrate.block_hash()
             api = "SubnetInfoRuntimeApi"
             whole = await substrate.runtime_call(api, "get_metagraph", [NETUID], block_hash=head)
-            some = await substrate.runtime_call(api, "get_selective_metagraph", [NETUID, [52, 57, 59, 69]], head)
+            some = await substrate.runtime_call(api, "get_selective_metagraph", [NETUID, [52, 57, 59, 62, 69]], head)
         finally:
             await substrate.close()
         return whole, some
 
     whole, some = asyncio.run(read())
     present = {name: value for name, value in some.items() if value is not None}
-    asked = ("netuid", "hotkeys", "validator_permit", "last_update", "total_stake")
+    asked = ("netuid", "hotkeys", "validator_permit", "last_update", "incentives", "total_stake")
     assert present == {name: whole[name] for name in asked}
 
 

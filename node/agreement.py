@@ -1,0 +1,104 @@
+"""Reading what was agreed, and where the run stands, from the states of a final chain (gauntlet/agreement.py decides)."""
+
+from dataclasses import replace
+
+from gauntlet.agreement import (
+    MEMORY_ROUNDS,
+    Agreed,
+    Log,
+    Outcome,
+    Post,
+    Tip,
+    agreed,
+    electorate,
+    last_spoke,
+    moved,
+    outcome,
+    posts_in,
+    remembered,
+    start,
+)
+from protocol.messages import link_of
+from protocol.ports import Chain
+from protocol.run import Run
+from protocol.types import Digest, Selection
+
+
+class Agreement:
+    """What one reader has seen of a run's rounds. Every method raises ChainError, with STATE_PRUNED where nobody gives
+    a state that it takes."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
+        self.selections: dict[Digest, Selection] = {}
+        """By their links, those that we have seen agreed: nobody need give them to us."""
+        self._logs: dict[int, tuple[int, Log]] = {}
+        """What was read of a round, and up to which block."""
+
+    def log(self, run: Run, round: int, block: int) -> Log:
+        """The round's words by the states up to a final block. A slot shows its last write only, so this walks back from
+        write to write: a state for each block in which a validator that counts has written, and one more."""
+        first, last = run.clock.commit_by(round), min(block, run.clock.words_by(round))
+        read, known = self._logs.get(round, (first, None))
+        if known is None:
+            known = Log(self.chain.peers(first), self.chain.header(first).hash, ())
+        counted = {*electorate(run, round, known.commit), *remembered(run, round, known.commit)}
+        found, at = set[Post](known.posts), last
+        while at > read:
+            peers = [peer for peer in self.chain.peers(at) if peer.id in counted and peer.slot is not None]
+            found.update(posts_in(run, round, peers))
+            at = max((peer.slot.block for peer in peers if peer.slot is not None), default=read) - 1
+        log = replace(known, posts=tuple(sorted(found, key=lambda post: (post.block, post.peer))))
+        self._logs[round] = max(read, last), log
+        while len(self._logs) > MEMORY_ROUNDS:
+            del self._logs[min(self._logs)]
+        return log
+
+    def agreed(self, run: Run, round: int, block: int) -> Agreed | None:
+        """What is agreed in the round by the states up to a final block, the newest; None while that is open."""
+        if block < run.clock.commit_by(round):
+            return None
+        return self._see(agreed(run, round, self.log(run, round, block), block, block))
+
+    def outcome(self, run: Run, round: int) -> Outcome:
+        """What the round, whose X is final, means for where the run stands."""
+        log = self.log(run, round, run.clock.words_by(round))
+        found = outcome(run, round, log, self.chain.finalized().block)
+        self._see(found.agreed)
+        return found
+
+    def newest_decided(self, run: Run) -> int:
+        """The newest round whose X is final; -1 before the first."""
+        return max(-1, run.clock.decided_before(self.chain.finalized().block + 1))
+
+    def tip(self, run: Run, known: Tip | None = None) -> Tip:
+        """Where the run stands, read back from the newest decided round to one that settles it: to the newest in which
+        most of all that spoke lately are of one mind, or to where it stood by what we read before (`known`)."""
+        newest = self.newest_decided(run)
+        if known is not None and (known.round > newest + 1 or _may_be_void(run, known)):
+            known = None
+        # A slot keeps its last word, however long ago that was: in later rounds nobody spoke.
+        spoke = last_spoke(run, self.chain.peers(self.chain.finalized().block))
+        rounds = list[tuple[int, Outcome]]()
+        for round in range(min(newest, spoke), (known.round if known is not None else 0) - 1, -1):
+            rounds.append((round, self.outcome(run, round)))
+            if rounds[-1][1].strong:
+                break
+        tip = known or start(run)
+        for round, found in reversed(rounds):
+            tip = moved(tip, round, found)
+        return replace(tip, round=newest + 1)
+
+    def _see(self, found: Agreed | None) -> Agreed | None:
+        if found is not None and found.selection is not None:
+            self.selections[link_of(found.selection)] = found.selection
+            while len(self.selections) > MEMORY_ROUNDS:
+                del self.selections[next(iter(self.selections))]
+        return found
+
+
+def _may_be_void(run: Run, known: Tip) -> bool:
+    """Whether the owner has declared a round void that led there, as seen from some block on."""
+    return any(
+        a.void_round is not None and known.round - MEMORY_ROUNDS <= a.void_round < known.round for a in run.amendments
+    )

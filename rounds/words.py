@@ -1,0 +1,205 @@
+"""A validator's word on a round: which state it holds, and whom it names (docs/protocol.md section 6). Whoever names a
+peer holds what it left; copies go up beside (rounds/copies.py).
+"""
+
+from collections.abc import Collection, Sequence, Set
+from dataclasses import replace
+
+from loguru import logger
+
+from gauntlet.agreement import Log, Order, Pair, abstention, named, said, word_for
+from gauntlet.checks import Checked, Gathered
+from gauntlet.commitment import who_committed
+from gauntlet.selection import Ranking, in_order, standing
+from node.node import Node
+from node.payloads import MAX_THREADS
+from node.wanted import say_wanted
+from protocol import keys
+from protocol.errors import ChainError
+from protocol.messages import REVEAL_BYTES
+from protocol.types import Peer, PeerId, Uid, Word
+from rounds.copies import Copies
+from rounds.score import Scores
+from storage.collect import gather
+from storage.exchange import Fault, Wanted
+from storage.realtime import seconds_until
+from storage.seal import matches
+
+LAST_BLOCKS = 3
+"""So long before a word would come too late we say what we have, and wait for no more copies."""
+
+
+class Words:
+    """What one validator says in a round."""
+
+    def __init__(self, node: Node, scores: Scores, copies: Copies) -> None:
+        self.node, self.scores, self.copies = node, scores, copies
+        self.seen: dict[PeerId, Gathered] = {}
+        """What every peer registered at D left, as far as we know by now."""
+        self.lacked: frozenset[PeerId] = frozenset()
+        """Whose bytes we have said to lack."""
+
+    def ask(self, round: int, at_commit: Sequence[Peer], gathered: Sequence[Gathered]) -> None:
+        """Say what we lack of those who will probably be named: whoever holds it has time to copy it."""
+        node, last = self.node, self.node.clock.commit_by(round)
+        rules = node.run.spec_at(round).gauntlet
+        self.seen = {peer.id: Gathered(peer) for peer in at_commit} | {item.peer.id: item for item in gathered}
+        committed = who_committed(at_commit, round, last)
+        best = in_order(self.scores.book, committed, node.doors.chain.header(last).hash)
+        likely = best[: rules.contributors + rules.reserve]
+        self.lacked = frozenset()
+        # Of whom we had no time to ask we know nothing: they may be there.
+        lacked = {item.peer.id for item in gathered if item.payload is None and item.wrong_size is None}
+        self.want(round, lacked.intersection(likely))
+
+    def want(self, round: int, lacked: Set[PeerId]) -> None:
+        """Say that we lack these as well, unless we have."""
+        if lacked - self.lacked:
+            self.lacked |= lacked
+            say_wanted(self.node, round, self.lacked)
+
+    def hold(self, round: int, at_commit: Sequence[Peer], checked: Checked) -> None:
+        """From now on others may have copies of what passes from us."""
+        self.copies.hold(round, at_commit, [self.seen[peer] for peer in checked.passed])
+
+    def speak(self, round: int, ranking: Ranking, at_commit: Sequence[Peer], checked: Checked) -> None:
+        """Say which state we hold, and everybody who may contribute by our book; then add whom others name and we
+        lacked, as soon as we have what they left. Who is not where the run stands says that it is there."""
+        node = self.node
+        if (pair := node.pair) is None:
+            self.post(round, None)
+            return
+        uids = {peer.id: peer.uid for peer in at_commit}
+        ours = {uids[peer] for peer in ranking.order}
+        self.post(round, pair, ours)
+        order = Order(node.run, round, node.doors.chain.header(node.clock.commit_by(round)).hash, at_commit)
+        self.copies.name(round, [order.committed[uid] for uid in order.first(ours)])
+        lacking = {uid for peer, uid in uids.items() if uid in order.committed and self._lacks(peer)}
+        if lacking and (added := self.add(round, pair, lacking, checked, order)):
+            self.post(round, pair, ours | added)
+
+    def _lacks(self, peer: PeerId) -> bool:
+        """Whether we could not read what the peer left, or its key."""
+        item = self.seen[peer]
+        return item.wrong_size is None and (item.payload is None or item.reveal is None)
+
+    def add(self, round: int, pair: Pair, lacking: Set[Uid], checked: Checked, order: Order) -> set[Uid]:
+        """While the round is open: of those that we lack and others name, whom we can name too, with what they or
+        others give us. A peer that could not be read here for a moment does not lose its place by that."""
+        node, last = self.node, self.node.clock.words_by(round)
+        block_seconds, added = node.run.first.clock.block_seconds, set[Uid]()
+        while (left := node.seconds_to_post(last)) and node.agreement.agreed(
+            node.run, round, head := node.head()
+        ) is None:
+            log = node.agreement.log(node.run, round, head)
+            by_others = _named_by(log, pair)
+            open_ones = {uid: by_others[uid] for uid in sorted(lacking & by_others.keys() - added)}
+            if open_ones:
+                repaired = self._repaired(round, open_ones, order, left / 2)
+                added |= self._eligible(round, repaired, checked)
+            hopeless = open_ones.keys() <= added or left <= LAST_BLOCKS * block_seconds
+            if added and hopeless:
+                break
+            node.wait_for(min(head + 1, last), f"what others say of round {round}")
+        return added
+
+    def _eligible(self, round: int, repaired: Sequence[Gathered], checked: Checked) -> set[Uid]:
+        """Of these, those that pass and may contribute by our book."""
+        if not repaired:
+            return set()
+        node = self.node
+        self.seen |= {item.peer.id: item for item in repaired}
+        passed = self.scores.judge(round, repaired).passed
+        self.copies.add([item for item in repaired if item.peer.id in passed])
+        commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
+        rules = node.run.spec_at(round).gauntlet
+        everybody = {*checked.passed, *passed}
+        order = standing(self.scores.book, everybody, rules, round, commit_hash, checked.twins).order
+        return {item.peer.uid for item in repaired if item.peer.id in passed and item.peer.id in order}
+
+    def _repaired(self, round: int, named_by: dict[Uid, list[PeerId]], order: Order, seconds: float) -> list[Gathered]:
+        """What we have of these peers, or get within `seconds`: from the mirrors of those that name them, or their own
+        buckets; keys from those that name them, who say so that they have read them in time. The digests on chain
+        decide. What nobody gives us we ask for."""
+        node, until = self.node, self.node.time.now() + seconds
+        sources, run, size = node.sources(), node.run.id, node.run.first.object_bytes
+        peers = {order.committed[uid][0]: namers for uid, namers in named_by.items()}
+        envelopes = dict(order.committed[uid] for uid in named_by)
+        wanted = [
+            Wanted(
+                peer,
+                (
+                    *(source for one in namers for source in sources.own(one, keys.mirror(run, round, peer))),
+                    *sources.own(peer, keys.payload(run, round)),
+                ),
+                size,
+                matches(envelopes[peer]),
+            )
+            for peer, namers in peers.items()
+            if self.seen[peer].payload is None
+        ]
+        payloads = gather(
+            wanted, timeout_seconds=seconds / 2, max_threads=MAX_THREADS, cache=node.held.cache, time=node.time
+        )
+        self.want(round, {peer for peer, found in payloads.items() if isinstance(found, Fault)})
+        wanted = [
+            Wanted(
+                peer,
+                tuple(s for one in namers for s in sources.own(one, keys.mirror_reveal(run, round, peer))),
+                REVEAL_BYTES,
+                lambda data: True,
+            )
+            for peer, namers in peers.items()
+            if self.seen[peer].reveal is None
+        ]
+        left = seconds_until(until, node.time)
+        reveals = gather(wanted, timeout_seconds=left, max_threads=MAX_THREADS, time=node.time)
+        items = [
+            (self.seen[peer], payloads.get(peer, self.seen[peer].payload), reveals.get(peer, self.seen[peer].reveal))
+            for peer in peers
+        ]
+        return [
+            replace(item, payload=payload, reveal=bytes(reveal))
+            for item, payload, reveal in items
+            if payload is not None
+            and reveal is not None
+            and not isinstance(payload, Fault)
+            and not isinstance(reveal, Fault)
+        ]
+
+    def post(self, round: int, pair: Pair | None, uids: Collection[Uid] = ()) -> None:
+        """Say it, unless we have: what stands already stays, after a restart too, and binds us."""
+        node = self.node
+        word = abstention(round) if pair is None else word_for(round, uids, pair)
+        stands = said(node.agreement.log(node.run, round, node.head()), node.me)
+        if stands is not None and stands.pair is not None:
+            if pair != stands.pair:
+                return
+            word = replace(word, bitmap=word.bitmap | stands.bitmap)
+        if word == stands:
+            return
+        if not node.seconds_to_post(node.clock.words_by(round)):
+            logger.warning("round {round}: block X passed before the checks were done: our word is late", round=round)
+            return
+        block = self.send(round, word)
+        if block is not None:
+            node.held.events.emit("said", round, block=block, named=len(named(word)), abstains=word.pair is None)
+
+    def send(self, round: int, word: Word) -> int | None:
+        """Put the word on chain; its block. A refusal costs our word, never the round's scores."""
+        try:
+            with self.node.held.timeline.begin("post"):
+                return self.node.post(word)
+        except ChainError as fault:
+            logger.warning("round {round}: our word is not on chain: {fault}", round=round, fault=str(fault))
+            return None
+
+
+def _named_by(log: Log, pair: Pair) -> dict[Uid, list[PeerId]]:
+    """Whom validators name that hold this pair, and who does."""
+    found: dict[Uid, list[PeerId]] = {}
+    for post in log.posts:
+        if post.word.pair == pair:
+            for uid in named(post.word):
+                found.setdefault(uid, []).append(post.peer)
+    return found
