@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from protocol.errors import ChainError
+from protocol.errors import STATE_PRUNED, ChainError
 from protocol.types import Header, Peer, PeerId, Subnet, Uid
 from simulation.clock import Clock, Life, Work
 from simulation.world import World
@@ -41,6 +41,8 @@ class Blocks:
         self.random = random.Random(f"blocks {seed}")
         self.late_seconds = 0.0
         """The next block is so late."""
+        self.has_archive = True
+        """Whether a public archive answers: it has what nodes' own chain nodes have pruned."""
         self.on_block: Callable[[], None] = lambda: None
         self._waiting: list[tuple[int, bool, Work]] = []
 
@@ -99,14 +101,14 @@ class NodeChain:
         if block not in self._headers:
             self._call()
             self._require(block)
-            _remember(self._headers, block, self.world.header(block))
+            _remember(self._headers, block, self._read(lambda archive: self.world.header(block, archive=archive)))
         return self._headers[block]
 
     def peers(self, block: int) -> tuple[Peer, ...]:
         if block not in self._peers:
             self._call()
             self._require(block)
-            _remember(self._peers, block, self.world.state(block).peers)
+            _remember(self._peers, block, self._read(lambda archive: self.world.state(block, archive=archive).peers))
         return self._peers[block]
 
     def subnet(self, block: int) -> Subnet:
@@ -143,6 +145,16 @@ class NodeChain:
         self._call()
         self._require(block)
         return dict(self.world.state(block).weights.get(uid, {}))
+
+    def _read(self, read: Callable[[bool], T]) -> T:
+        """From our own chain node, or an archive where that has pruned it."""
+        try:
+            return read(False)
+        except ChainError as fault:
+            if fault.code != STATE_PRUNED or not self.blocks.has_archive:
+                raise
+            self._call()
+            return read(True)
 
     @property
     def _visible(self) -> int:

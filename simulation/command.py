@@ -38,6 +38,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of all stake that validators hold who lie (default: there are none)",
     )
+    parser.add_argument(
+        "--two-faced",
+        type=int,
+        default=0,
+        metavar="N",
+        help="miners, of all, that work honestly only while a single validator reads their keys, and send garbage while "
+        "the others do (default: none)",
+    )
+    parser.add_argument(
+        "--archive",
+        choices=("yes", "no", "some"),
+        default="yes",
+        help="whether a public archive has what the nodes' chain nodes have pruned; some: not in most rounds of a storm "
+        "(default %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="one seed is one history (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the history, one JSON line an event")
@@ -86,8 +101,9 @@ def simulate(options: argparse.Namespace) -> "Result":
             miners=options.miners,
             tell=witness.told,
             hostile_stake=options.hostile_stake,
+            two_faced=options.two_faced,
         )
-        faults = Faults(network, options.faults_per_hour, options.rounds, witness.fault)
+        faults = Faults(network, options.faults_per_hour, options.rounds, witness.fault, options.archive)
         witness.watch(network, faults.calm)
         try:
             network.begin()
@@ -147,6 +163,7 @@ def _command(options: argparse.Namespace) -> str:
     return (
         f"murmur simulate --rounds {options.rounds} --validators {options.validators} --miners {options.miners} "
         f"--faults-per-hour {options.faults_per_hour:g} --hostile-stake {options.hostile_stake:g} "
+        f"--two-faced {options.two_faced} --archive {options.archive} "
         f"--seed {options.seed} --trace history.jsonl"
     )
 
@@ -154,10 +171,11 @@ def _command(options: argparse.Namespace) -> str:
 def _check(options: argparse.Namespace) -> None:
     limits: tuple[tuple[str, float, float], ...] = (
         ("rounds", 1, 1_000_000),
-        ("validators", 1, 16),
+        ("validators", 1, 21),
         ("miners", 1, 128),
         ("faults_per_hour", 0, 100_000),
         ("hostile_stake", 0, 0.99),
+        ("two_faced", 0, options.miners),
         ("seed", 0, 2**31 - 1),
     )
     for name, least, largest in limits:

@@ -18,6 +18,8 @@ from simulation.store import Faults as StoreFaults
 STORM_ROUNDS, CALM_ROUNDS = 18, 6
 FIRST_ROUND = 1
 """The first round is left in peace: a run begins when its owner sees that everybody is there."""
+ARCHIVE_SHARE = 1 / 3
+"""Of the rounds of a storm, in which a public archive that is there at times only answers."""
 LONG_ROUNDS = 8.0
 """The longest outage."""
 
@@ -90,10 +92,18 @@ class Faults:
     """All faults of one simulation. `told` hears of every incident when it begins."""
 
     def __init__(
-        self, network: Network, per_hour: float, rounds: int, told: Callable[[Incident], None] = lambda incident: None
+        self,
+        network: Network,
+        per_hour: float,
+        rounds: int,
+        told: Callable[[Incident], None] = lambda incident: None,
+        archive: str = "yes",
     ) -> None:
+        """`archive`: whether a public archive of the chain answers: "yes", "no", or "some", in every round of a calm and
+        in a third of the others."""
         self.network, self.per_hour, self.rounds, self.told = network, per_hour, rounds, told
         self.random = random.Random(f"faults {network.seed}")
+        self.archive = archive
         self.count = 0
         self._buckets: dict[str, Afflicted] = {}
         self._replaced = 0
@@ -122,8 +132,7 @@ class Faults:
     def begin(self) -> None:
         if self.per_hour > 0:
             self._next(self.network.clock.now)
-        if any(member.hostile for member in self.network.members.values()):
-            self._rivals_serve()
+        self._others_serve()
 
     def calm(self, round: int) -> bool:
         """Whether nothing happens in this round."""
@@ -163,17 +172,20 @@ class Faults:
     def _after(self, seconds: float, call: Callable[[], None]) -> None:
         self.network.clock.at(self.network.clock.now + seconds, call)
 
-    def _rivals_serve(self) -> None:
-        """From now to the next round the hostile minority's servers do what was drawn; in a calm as in a storm."""
+    def _others_serve(self) -> None:
+        """From now to the next round the hostile minority's servers do what was drawn, in a calm as in a storm; and the
+        public archive answers or does not."""
         network = self.network
         clock = network.run.clock
         round = clock.round_at(network.world.head)
+        drawn = random.Random(f"archive {network.seed} {round}").random() < ARCHIVE_SHARE
+        network.blocks.has_archive = self.archive == "yes" or (self.archive == "some" and (self.calm(round) or drawn))
         for member in network.members.values():
-            if member.hostile:
+            if member.hostile and member.validates:
                 self._bucket(member).rival = serves(network.run.id, round)
                 self._set(member)
         blocks = max(1, clock.start(round + 1) - network.world.head)
-        self._after(blocks * BLOCK_SECONDS, self._rivals_serve)
+        self._after(blocks * BLOCK_SECONDS, self._others_serve)
 
     # --- processes and homes -----------------------------------------------------------------------------------
 

@@ -6,16 +6,22 @@ stake. Their servers answer as they like.
 """
 
 import random
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from gauntlet.agreement import abstention
+from gauntlet.book import ScoreBook, eligible
 from node.node import Node
-from protocol.errors import ChainError
+from protocol.errors import ChainError, ObjectMissing
 from protocol.messages import first_link
-from protocol.types import Digest, Word
+from protocol.spec import GauntletSpec
+from protocol.types import Digest, Page, PeerId, Word
+from rounds.miner import Miner
 from rounds.validator import Validator
 from rounds.words import Words
+from simulation.learner import Contrary, Learner, NoText
+from simulation.store import Call
 
 EVERYBODY = (1 << 12) - 1
 LIES = (
@@ -114,3 +120,64 @@ class HostileValidator(Validator):
     """A validator whose word is worth nothing."""
 
     speaking = HostileWords
+
+
+@dataclass
+class Faces:
+    """Miners that each show their key to one validator only while they work honestly, and to the others only what
+    raises the loss, until all of those find them worthless: so the validators' books come apart, and each finds
+    somebody else's workers ineligible."""
+
+    friends: Mapping[str, str]
+    """By such a miner, the validator that sees it at work."""
+    validators: Mapping[str, Validator | None]
+    """The honest ones' programs; None for one that is down."""
+    hotkeys: Mapping[str, PeerId]
+    rules: GauntletSpec
+    _harms: dict[tuple[str, int], bool] = field(default_factory=dict)
+
+    @classmethod
+    def drawn(cls, seed: int, miners: Sequence[str], validators: Sequence[str]) -> dict[str, str]:
+        """Friends, about as many for each validator."""
+        order = random.Random(f"faces {seed}").sample(validators, len(validators))
+        return {miner: order[place % len(order)] for place, miner in enumerate(miners)}
+
+    def harms(self, miner: str, round: int) -> bool:
+        """Whether it raises the loss in this round: while another validator than its friend still rates it."""
+        at = miner, round
+        if at not in self._harms:
+            others = [self.validators[name] for name in self.validators if name != self.friends[miner]]
+            books = [program.scores.book for program in others if program is not None]
+            self._harms[at] = not all(self._worthless(book, miner) for book in books)
+        return self._harms[at]
+
+    def _worthless(self, book: ScoreBook, miner: str) -> bool:
+        record = book.peers.get(self.hotkeys[miner])
+        return record is not None and record.evaluations > 0 and not eligible(record, self.rules)
+
+    def answer(self, call: Call) -> None:
+        """What its server does before it answers: raises ObjectMissing for the key of whoever is not to see it."""
+        if call.verb != "get" or call.bucket not in self.friends or "/reveal/" not in call.key:
+            return
+        if call.reader in self.validators:
+            is_friend = call.reader == self.friends[call.bucket]
+            if is_friend == self.harms(call.bucket, int(call.key.rsplit("/", 1)[1])):
+                raise ObjectMissing("get: there is no such object or bucket")
+
+
+class TwoFacedMiner(Miner):
+    """One of them."""
+
+    def __init__(self, node: Node, shards: NoText, faces: Faces, name: str) -> None:
+        super().__init__(node, shards)
+        self.faces, self.name = faces, name
+
+    def train(self, round: int, pages: Sequence[Page]) -> None:
+        learner = self.node.held.replica
+        assert isinstance(learner, Learner)
+        honest = learner.problem
+        learner.problem = Contrary(honest) if self.faces.harms(self.name, round) else honest
+        try:
+            super().train(round, pages)
+        finally:
+            learner.problem = honest

@@ -126,6 +126,16 @@ class Problem:
         return unit
 
 
+class Contrary(Problem):
+    """The same the wrong way round: what is learned from it raises the loss."""
+
+    def __init__(self, problem: Problem) -> None:
+        vars(self).update(vars(problem))
+
+    def pulls(self, sequences: Tensor) -> npt.NDArray[np.float32]:
+        return -super().pulls(sequences)
+
+
 class Machine(Trainer):
     """Weights without a module: what a Replica needs of its trainer beside host memory."""
 
@@ -164,7 +174,7 @@ class Learner(Replica):
 
     def __init__(self, spec: RunSpec, problem: Problem, time: Time, costs: Costs, draw: random.Random) -> None:
         super().__init__(spec, {name: torch.zeros(shape) for name, shape in spec.model.shapes().items()})
-        self._problem, self._time, self._costs, self._random = problem, time, costs, draw
+        self.problem, self._time, self._costs, self._random = problem, time, costs, draw
 
     def inner_round(
         self,
@@ -184,15 +194,15 @@ class Learner(Replica):
                 break
         self._at_theta = False
         weights = self._weights()
-        loss = sum(self._problem.losses(weights, sequences)) / len(sequences)
-        self._set(weights + np.float32(INNER_STEP) * self._problem.pulls(sequences).mean(0))
+        loss = sum(self.problem.losses(weights, sequences)) / len(sequences)
+        self._set(weights + np.float32(INNER_STEP) * self.problem.pulls(sequences).mean(0))
         return InnerReport((loss,) * done, sequences.numel(), 0)
 
     def sync_proof(self, block_hash: Digest, peer: PeerId) -> Digest:
         def read() -> bytes:
             return sync_values(self.theta, self.layout, block_hash)
 
-        return sync_proof(self._problem.sync_values(self.digest(), block_hash, read), peer)
+        return sync_proof(self.problem.sync_values(self.digest(), block_hash, read), peer)
 
     def compress(self) -> Update:
         self._spend(self._costs.compress)
@@ -204,7 +214,7 @@ class Learner(Replica):
 
     def losses(self, sequences: Tensor) -> list[float]:
         self._spend(self._costs.probe + self._costs.sequence * len(sequences))
-        return self._problem.losses(self._weights(), sequences) if len(sequences) else []
+        return self.problem.losses(self._weights(), sequences) if len(sequences) else []
 
     def _spend(self, seconds: float) -> None:
         self._time.sleep(self._drawn(seconds))

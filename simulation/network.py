@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from rounds.miner import Miner
 from rounds.validator import Validator
 from simulation.chain import BLOCK_SECONDS, Blocks, Connection, NodeChain
 from simulation.clock import Clock, Life
-from simulation.hostile import HostileValidator
+from simulation.hostile import Faces, HostileValidator, TwoFacedMiner
 from simulation.learner import MODEL, NUM_PAGES, PAGE_SEQUENCES, PAGE_TOKENS, Costs, Learner, NoText, Problem
 from simulation.store import Store, StoreBucket
 from simulation.world import HashSigner, World, hash_verify
@@ -49,12 +49,15 @@ LARGE_BYTES = 100_000
 """What one byte of a payload or of the model's state stands for: a payload of some 200 MB."""
 UP_BYTES, DOWN_BYTES = 110e6 / 8, 500e6 / 8
 """Bytes a second of everybody's line."""
+CONTRIBUTORS = 4
 STORE_SECONDS = (0.02, 0.2)
 RESTART_SECONDS = (5.0, 20.0)
 """What a service manager and the program's start take together."""
 STAKE = 1_000_000
 KEEP_BLOCKS = 400
 """What a chain node that keeps no archive still has."""
+ARCHIVE_BLOCKS = 100 * CLOCK.round_blocks
+"""More than anybody asks for, and all that memory is spent on."""
 
 Told = Callable[["Member", str, int, dict[str, Any]], None]
 Program = Miner | Validator
@@ -141,6 +144,23 @@ class Member:
         return self.program.node.held.saved.round if self.up and self.program is not None else -1
 
 
+class Judges(Mapping[str, Validator | None]):
+    """The programs of these validators, by name, as they are at the moment."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members = {member.name: member for member in members}
+
+    def __getitem__(self, name: str) -> Validator | None:
+        member = self._members[name]
+        return member.program if member.up and isinstance(member.program, Validator) else None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+
 class Network:
     """All members of a run, on one clock. `tell` hears every event of every node, in order."""
 
@@ -153,9 +173,12 @@ class Network:
         miners: int,
         tell: Told,
         hostile_stake: float = 0.0,
+        two_faced: int = 0,
         programs: Programs = HONEST,
     ) -> None:
-        """`hostile_stake`: share of all stake that hostile validators hold, the last ones of all; at least one."""
+        """`hostile_stake`: share of all stake that hostile validators hold, the last ones of all; at least one.
+        `two_faced`: of the miners, the last ones. There are then as many places as a validator finds workers, or none
+        of them would be missed."""
         self.folder, self.seed, self.tell, self.programs = folder, seed, tell, programs
         self.random = random.Random(f"network {seed}")
         self.clock = Clock(seed)
@@ -167,6 +190,7 @@ class Network:
             weights_rate_limit=CLOCK.weights_rate_limit,
             commit_reveal=True,
             keep_blocks=KEEP_BLOCKS,
+            archive_blocks=ARCHIVE_BLOCKS,
             block_seconds=BLOCK_SECONDS,
             time=self.outside,
         )
@@ -176,12 +200,13 @@ class Network:
         self.by_hotkey: dict[str, Member] = {}
         owner = self.store.bucket("owner", reader="owner")
         self.problem = Problem(seed, sum(_numel(shape) for shape in MODEL.shapes().values()))
-        provisional = draft_spec(self.world, Digest(bytes(32)))
+        places = miners - two_faced + two_faced // validators if two_faced else CONTRIBUTORS
+        provisional = draft_spec(self.world, Digest(bytes(32)), places)
         state = Learner(provisional, self.problem, self.outside, Costs(0.0), self.random).consensus_state()
         genesis = checkpoint.save(folder / "genesis", state)
         for digest, path in checkpoint.blobs(folder / "genesis", genesis):
             owner.put(keys.blob(digest), path, timeout_seconds=1)
-        self.spec = draft_spec(self.world, genesis)
+        self.spec = draft_spec(self.world, genesis, places)
         self.run = Run(self.spec)
         self.world.register(OWNER.peer)
         num_hostile = max(1, int(hostile_stake * validators)) if hostile_stake else 0
@@ -192,7 +217,9 @@ class Network:
             )
             self.add(f"validator-{number}", validates=True, stake=int(stake), hostile=bad)
         for number in range(1, miners + 1):
-            self.add(f"miner-{number}", validates=False, stake=0)
+            self.add(f"miner-{number}", validates=False, stake=0, hostile=number > miners - two_faced)
+        self.faces = self._faces(seed)
+        self.store.before = self.faces.answer
         self.world.publish(OWNER.peer, encode_slot(self.store.pointer("owner"), None, self.run.id))
         self.world.step(1 + FINALITY_LAG)
 
@@ -204,6 +231,16 @@ class Network:
         self.store.bucket(name)
         self.world.register(member.peer, stake=stake, validates=validates, uid=uid)
         return member
+
+    def _faces(self, seed: int) -> Faces:
+        honest = [member for member in self.members.values() if member.validates and not member.hostile]
+        two_faced = [member.name for member in self.members.values() if member.hostile and not member.validates]
+        return Faces(
+            Faces.drawn(seed, two_faced, [member.name for member in honest]),
+            Judges(honest),
+            {name: self.members[name].peer for name in two_faced},
+            self.spec.gauntlet,
+        )
 
     # --- processes ---------------------------------------------------------------------------------------------
 
@@ -277,6 +314,8 @@ class Network:
         events = Recorder(partial(self._told, member))
         node = Node(run, doors, Held(self.spec, self.run.id, learner, disk, events, life))
         if not member.validates:
+            if member.hostile:
+                return TwoFacedMiner(node, NoText(), self.faces, member.name)
             return self.programs.miner(node, NoText())
         return (self.programs.hostile if member.hostile else self.programs.validator)(node, NoText())
 
@@ -303,8 +342,8 @@ class Network:
         self.tell(member, event, round, fields)
 
 
-def draft_spec(world: World, genesis: Digest) -> RunSpec:
-    """The run of a simulation, with theta_0 of this digest."""
+def draft_spec(world: World, genesis: Digest, places: int) -> RunSpec:
+    """The run of a simulation, with theta_0 of this digest, in which so many contribute."""
     return RunSpec(
         name="simulation",
         chain=world.genesis().hex(),
@@ -325,9 +364,9 @@ def draft_spec(world: World, genesis: Digest) -> RunSpec:
         clock=CLOCK,
         # Who works honestly is the arena's subject: peers are judged leniently.
         gauntlet=GauntletSpec(
-            contributors=4,
+            contributors=places,
             reserve=2,
-            evaluations=4,
+            evaluations=places,
             sample_sequences=8,
             references=1,
             copy_overlap=1.0,

@@ -86,12 +86,14 @@ class World:
         weights_rate_limit: int = 100,
         commit_reveal: bool = False,
         keep_blocks: int | None = None,
+        archive_blocks: int | None = None,
         block_seconds: float = 12.0,
         start_time: float = 1_700_000_000.0,
         time: Time = REAL,
     ) -> None:
         """`commit_reveal`: weights stand on chain from the first block of the epoch after the one that set them.
-        `keep_blocks`: state older than this many blocks below the head is pruned; None keeps all.
+        `keep_blocks`: state older than this many blocks below the head is pruned; None keeps all. `archive_blocks`: what
+        an archive still has of it.
         `block_seconds` and `start_time` are the chain's clock, whatever the pace at which blocks are made."""
         self.finality_lag = finality_lag
         self.down = False
@@ -110,7 +112,7 @@ class World:
         self._max_space = max_space_bytes
         self._rate_limit = weights_rate_limit
         self._commit_reveal = commit_reveal
-        self._keep = keep_blocks
+        self._keep, self._archive = keep_blocks, archive_blocks
         self._block_seconds = block_seconds
         self._start_time = start_time
         self._time = time
@@ -211,12 +213,13 @@ class World:
 
     # --- what the views use --------------------------------------------------------------------------------------
 
-    def header(self, block: int) -> Header:
-        self._at(block)
+    def header(self, block: int, *, archive: bool = False) -> Header:
+        self._at(block, archive=archive)
         return Header(block, self._blocks[block].hash, self._start_time + block * self._block_seconds)
 
-    def state(self, block: int) -> _State:
-        return self._at(block).state
+    def state(self, block: int, *, archive: bool = False) -> _State:
+        """`archive`: as one that keeps more has it."""
+        return self._at(block, archive=archive).state
 
     def genesis(self) -> bytes:
         return self._genesis
@@ -304,10 +307,11 @@ class World:
 
     # --- blocks --------------------------------------------------------------------------------------------------
 
-    def _at(self, block: int) -> _Block:
+    def _at(self, block: int, *, archive: bool = False) -> _Block:
         if not 0 <= block <= self.final:
             raise ChainError(f"block {block} is not final yet: the last final block is {self.final}")
-        if self._keep is not None and block < self.head - self._keep:
+        keep = self._archive if archive else self._keep
+        if keep is not None and block < self.head - keep:
             raise ChainError(f"block {block} is below the pruning horizon of this chain node", STATE_PRUNED)
         return self._blocks[block]
 
@@ -367,7 +371,7 @@ class World:
         self._blocks[self.head] = _Block(digest, self._pending, tuple(self._pending_writes))
         self._pending_writes = []
         if self._keep is not None:
-            self._blocks.pop(self.head - self._keep - 1, None)
+            self._blocks.pop(self.head - max(self._keep, self._archive or 0) - 1, None)
         self._begin()
         self._changed.notify_all()
 
