@@ -3,9 +3,10 @@
 
 After D each validator says one word: the pair that it holds, (theta digest, link of the last agreed selection), and the
 peers whose submissions it holds, that pass, and that its book finds eligible. Whoever is named by more than half of the
-counted stake is selected; where those are more than may contribute, the chain's own incentive orders them. A word stays:
-what a hotkey has once named in a final block counts until X, whatever it writes over it, and the first pair that it names
-binds it. So no leader, no record and nobody's doubt stands between a peer that most have read and its place.
+counted stake is selected; where those are more than may contribute, the chain's own incentive orders them.
+
+A word stays: what a hotkey has once named in a final block counts until X, whatever it writes over it, and the first
+pair that it names binds it. So nobody's doubt stands between a peer that most have read and its place.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,8 +26,8 @@ SEAT_ROUNDS = 4
 stake costs, and how long a majority may be away before a minority goes on without it."""
 
 MEMORY_ROUNDS = 64
-"""Where the run stands is settled by more than half of the stake that spoke in so many rounds: whoever is gone for longer
-may be gone for good."""
+"""Where the run stands is settled by more than half of the stake that spoke in so many rounds: whoever is gone for
+longer may be gone for good."""
 
 COPIES = 2
 """So many validators copy each payload that is named, unasked: beside its owner's bucket one of them may be gone, as
@@ -109,8 +110,8 @@ def electorate(run: Run, round: int, peers: Iterable[Peer]) -> dict[PeerId, int]
     the only one to count. A permit alone is no seat: the owner of the chain's subnet always has one, and a miner with
     enough stake.
 
-    It follows from one state, so a joiner needs no history, and it is fixed by D: nobody enters after seeing how a round
-    goes. A validator that comes later says its word and counts from the next round on.
+    It follows from one state, so a joiner needs no history, and it is fixed by D: nobody enters after seeing how a
+    round goes. A validator that comes later says its word and counts from the next round on.
     """
     said = _spoken(run, round, peers)
     return {peer.id: peer.stake for peer, at in said if at >= round - SEAT_ROUNDS} or {p.id: p.stake for p, _ in said}
@@ -351,8 +352,8 @@ def start(run: Run) -> Tip:
 
 def moved(tip: Tip, round: int, found: Outcome) -> Tip:
     """Where the run stands after `round`, from where it stood before: at a pair that most of all who spoke lately name,
-    moved on by what was agreed from there. A minority that is alone for longer than SEAT_ROUNDS may go on from where the
-    run stands; the others' return decides. In no other round does anything change."""
+    moved on by what was agreed from there. A minority that is alone for longer than SEAT_ROUNDS may go on from where
+    the run stands; the others' return decides. In no other round does anything change."""
     pair, selection = found.agreed.pair, found.agreed.selection
     goes_on = pair is not None and pair[1] == tip.link and tip.theta in (None, pair[0])
     if pair is None or not (found.strong or goes_on):

@@ -1,4 +1,4 @@
-"""Reading what was agreed, and where the run stands, from the states of a final chain (gauntlet/agreement.py decides)."""
+"""What was agreed, and where the run stands, read from the states of a final chain (gauntlet/agreement.py decides)."""
 
 from dataclasses import replace
 
@@ -36,8 +36,8 @@ class Agreement:
         """What was read of a round, and up to which block."""
 
     def log(self, run: Run, round: int, block: int) -> Log:
-        """The round's words by the states up to a final block. A slot shows its last write only, so this walks back from
-        write to write: a state for each block in which a validator that counts has written, and one more."""
+        """The round's words by the states up to a final block. A slot shows its last write only, so this walks back
+        from write to write: a state for each block in which a validator that counts has written, and one more."""
         first, last = run.clock.commit_by(round), min(block, run.clock.words_by(round))
         read, known = self._logs.get(round, (first, None))
         if known is None:

@@ -1,8 +1,8 @@
 """Catch-up: from the run's genesis, a published checkpoint or our own older state to where the run stands.
 
-Where that is, the final chain says (gauntlet/agreement.py, node/follower.py); nobody is believed. Everything is
-authenticated from there backwards, so sources need not be trusted (docs/protocol.md section 8): each selection under its
-link names the one before; the chain of links has to end at a state that we can have; and each state on the way has to
+Where that is, the final chain says (gauntlet/agreement.py, node/agreement.py); nobody is believed. Everything is
+authenticated from there backwards, so sources need not be trusted (docs/protocol.md section 8): each selection under
+its link names the one before; the chain of links has to end at a state that we can have; and each state on the way has to
 hash to the theta that the next selection names.
 """
 

@@ -24,9 +24,10 @@ Tell = Callable[[int, int], None]
 
 
 class Records:
-    """The agreed selections of a run, back from `link`, which is `previous` of whatever is agreed in round `below`; read
-    as far as anybody asks. Each is authenticated by the one after it, so whoever has one will do: all validators are
-    asked beside each other, but for those of `known`, by link. `tell`: of each that was read; without it the log says now and then how far that is."""
+    """The agreed selections of a run, back from `link`, which is `previous` of whatever is agreed in round `below`;
+    read as far as anybody asks. Each is authenticated by the one after it, so whoever has one will do: all validators
+    are asked beside each other, but for those of `known`, by link. `tell`: of each that was read; without it the log
+    says now and then how far that is."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """A run's theta at the start of any round, from the chain and public objects, as a joiner gets it (node/catchup.py),
 but without a node: no state is kept, theta lies in files, and memory holds what one round's payloads take.
 
-The chain decides what is right: it says where the run stands, every agreed selection names the theta and the link before
-it, and what was rebuilt has to hash to the name.
+The chain decides what is right: it says where the run stands, every agreed selection names the theta and the link
+before it, and what was rebuilt has to hash to the name.
 """
 
 import os

@@ -45,8 +45,8 @@ _COMMITMENT_KIND = 1
 _COMMITMENT = struct.Struct("<BB2xI32s")
 _WORD = struct.Struct("<BI32s32s32s")
 _WORD_FIRST = WIRE_VERSION | 3 << 6
-"""A word's first byte: version in the low 6 bits, its kind in the high 2, of which protocol versions before 3 used 1 and
-2 for other statements (docs/decisions/0001-statement-kind.md)."""
+"""A word's first byte: version in the low 6 bits, its kind in the high 2, of which protocol versions before 3 used 1
+and 2 for other statements (docs/decisions/0001-statement-kind.md)."""
 
 # --- pointer -------------------------------------------------------------------------------------------------
 

@@ -281,8 +281,8 @@ class RunSpec(Published):
             raise ValueError(
                 "clock: keys are published once the block after commit is final, words said once the keys are read: "
                 f"needs reveal - commit >= 2 (got {clock.reveal - clock.commit}), and words - reveal (got "
-                f"{clock.words - clock.reveal}) at least 2 * finality_blocks + {WINDOW_MARGIN_BLOCKS} = {needed}, which "
-                f"leaves {(needed - lag) * clock.block_seconds:g} s to judge and to post"
+                f"{clock.words - clock.reveal}) at least 2 * finality_blocks + {WINDOW_MARGIN_BLOCKS} = {needed}, "
+                f"which leaves {(needed - lag) * clock.block_seconds:g} s to judge and to post"
             )
         if clock.start_block < PAGE_LEAD_BLOCKS:
             raise ValueError(f"clock: start_block must be at least {PAGE_LEAD_BLOCKS}, whose hash assigns pages")

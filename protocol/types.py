@@ -206,8 +206,8 @@ class Selection:
     """The agreed selection of a round, read back from finalised chain state: what everybody aggregates.
 
     `theta` is the digest at the round's start, `previous` the link of the selection before, `head` that of the
-    amendments in force (Run.head_at). `contributing` is sorted by PeerId; each digest is the sha256 of the envelope that
-    the peer committed to on chain.
+    amendments in force (Run.head_at). `contributing` is sorted by PeerId; each digest is the sha256 of the envelope
+    that the peer committed to on chain.
     """
 
     round: int

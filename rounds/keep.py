@@ -24,8 +24,8 @@ class Keeper:
         self._held_out: Tensor | None = None
 
     def publish_link(self, decision: Agreed) -> None:
-        """The agreed selection under its link, for joiners; before our state moves past it, or a crash would tear a hole
-        into the chain that they follow. This comes in every round that we follow, however late: so checkpoints do."""
+        """The agreed selection under its link, for joiners; before our state moves past it, or a crash would tear a
+        hole into the chain that they follow. This comes in every round that we follow, however late: so checkpoints do."""
         node = self.node
         self.checkpoints.look()
         if decision.selection is not None:

@@ -43,15 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="miners, of all, that work honestly only while a single validator reads their keys, and send garbage while "
-        "the others do (default: none)",
+        help="miners, of all, that work honestly only while a single validator reads their keys, and send garbage "
+        "while the others do (default: none)",
     )
     parser.add_argument(
         "--archive",
         choices=("yes", "no", "some"),
         default="yes",
-        help="whether a public archive has what the nodes' chain nodes have pruned; some: not in most rounds of a storm "
-        "(default %(default)s)",
+        help="whether a public archive has what the nodes' chain nodes have pruned; some: not in most rounds of a "
+        "storm (default %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="one seed is one history (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")

@@ -99,8 +99,8 @@ class Faults:
         told: Callable[[Incident], None] = lambda incident: None,
         archive: str = "yes",
     ) -> None:
-        """`archive`: whether a public archive of the chain answers: "yes", "no", or "some", in every round of a calm and
-        in a third of the others."""
+        """`archive`: whether a public archive of the chain answers: "yes", "no", or "some", in every round of a calm
+        and in a third of the others."""
         self.network, self.per_hour, self.rounds, self.told = network, per_hour, rounds, told
         self.random = random.Random(f"faults {network.seed}")
         self.archive = archive

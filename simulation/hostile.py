@@ -40,8 +40,8 @@ LIES = (
     "contradicts",
     "says it late",
 )
-"""`takes back`: an honest word, written over with nobody named shortly before X. `contradicts`: written over with another
-pair. `says it late`: in the last blocks before X only."""
+"""`takes back`: an honest word, written over with nobody named shortly before X. `contradicts`: written over with
+another pair. `says it late`: in the last blocks before X only."""
 
 SERVERS = ("honest", "dead", "stalls", "lies")
 """What the mirrors, checkpoints and links of all hostile validators do in a round."""

@@ -92,8 +92,8 @@ class World:
         time: Time = REAL,
     ) -> None:
         """`commit_reveal`: weights stand on chain from the first block of the epoch after the one that set them.
-        `keep_blocks`: state older than this many blocks below the head is pruned; None keeps all. `archive_blocks`: what
-        an archive still has of it.
+        `keep_blocks`: state older than this many blocks below the head is pruned; None keeps all. `archive_blocks`:
+        what an archive still has of it.
         `block_seconds` and `start_time` are the chain's clock, whatever the pace at which blocks are made."""
         self.finality_lag = finality_lag
         self.down = False
