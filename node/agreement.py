@@ -37,7 +37,8 @@ class Agreement:
 
     def log(self, run: Run, round: int, block: int) -> Log:
         """The round's words by the states up to a final block. A slot shows its last write only, so this walks back
-        from write to write: a state for each block in which a validator that counts has written, and one more."""
+        from write to write: a state for each block in which a validator that counts has written, and one more. Block
+        by block while one of them is not registered: its words stay."""
         first, last = run.clock.commit_by(round), min(block, run.clock.words_by(round))
         read, known = self._logs.get(round, (first, None))
         if known is None:
@@ -45,9 +46,10 @@ class Agreement:
         counted = {*electorate(run, round, known.commit), *remembered(run, round, known.commit)}
         found, at = set[Post](known.posts), last
         while at > read:
-            peers = [peer for peer in self.chain.peers(at) if peer.id in counted and peer.slot is not None]
+            peers = [peer for peer in self.chain.peers(at) if peer.id in counted]
             found.update(posts_in(run, round, peers))
-            at = max((peer.slot.block for peer in peers if peer.slot is not None), default=read) - 1
+            written = [peer.slot.block for peer in peers if peer.slot is not None]
+            at = (max(written, default=read) if len(written) == len(counted) else at) - 1
         log = replace(known, posts=tuple(sorted(found, key=lambda post: (post.block, post.peer))))
         self._logs[round] = max(read, last), log
         while len(self._logs) > MEMORY_ROUNDS:

@@ -2,8 +2,8 @@
 
 Where that is, the final chain says (gauntlet/agreement.py, node/agreement.py); nobody is believed. Everything is
 authenticated from there backwards, so sources need not be trusted (docs/protocol.md section 8): each selection under
-its link names the one before; the chain of links has to end at a state that we can have; and each state on the way has to
-hash to the theta that the next selection names.
+its link names the one before; the chain of links has to end at a state that we can have; and each state on the way has
+to hash to the theta that the next selection names.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -216,6 +216,8 @@ def _replay(
     links = [*(step.previous for step in steps[1:]), tip.link]
     for done, (step, link) in enumerate(zip(steps, links, strict=True) if steps else ()):
         _require(held, step.theta)
+        if link in follower.agreement.selections:
+            follower.before_apply(step)
         try:
             _apply(follower, held, run.spec_at(step.round), step, link, sources)
         except Lacking:

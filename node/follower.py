@@ -17,7 +17,7 @@ from node.sources import Sources, sources_as_of
 from protocol.errors import ChainError, ConfigError
 from protocol.messages import encode_slot
 from protocol.run import Run
-from protocol.types import Commitment, Header, Peer, Uid, Word
+from protocol.types import Commitment, Header, Peer, Selection, Uid, Word
 
 QUIET_SECONDS = 2.0
 """Waits that are expected to last longer are announced."""
@@ -44,6 +44,10 @@ class Follower:
         self.time = doors.time
         self._waited = False
         self.agreement = Agreement(patient)
+        self.before_apply: Callable[[Selection | None], None] = lambda selection: None
+        """Called with every selection that the chain shows us, before our state moves past it (None: of a void round).
+        What it does survives a crash, because a restart comes here again. May raise StorageError or ChainError: then
+        the state stays where it is."""
 
     # --- time ------------------------------------------------------------------------------------------------
 

@@ -55,9 +55,6 @@ class Node(Follower):
         self._likely: frozenset[PeerId] = frozenset()
         """Who was selected last."""
         self._prefetch: Collection | None = None
-        self.before_apply: Callable[[Agreed], None] = lambda decision: None
-        """Called with every agreed selection before our state moves past it: what it does survives a crash, because a
-        restart comes here again. May raise StorageError or ChainError: then the state stays where it is."""
         self._vain_from: int | None = None
         """The round since which nobody has given us what follows on what we hold."""
         self._tried = -2
@@ -164,7 +161,7 @@ class Node(Follower):
 
     def _apply(self, round: int, decision: Agreed) -> Applied:
         self.stop_prefetch()
-        self.before_apply(decision)
+        self.before_apply(decision.selection)
         with self.timeline.begin("download") as download:
             opened = self.gather(decision) if decision.selection else []
         with self.timeline.begin("apply") as apply:

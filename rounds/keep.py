@@ -3,12 +3,12 @@
 from loguru import logger
 from torch import Tensor
 
-from gauntlet.agreement import Agreed
 from node.checkpoints import kept_from
 from node.node import Node
 from protocol import keys
 from protocol.errors import StorageError
 from protocol.messages import encode_selection, link_of
+from protocol.types import Selection
 from rounds.checkpoints import Checkpoints
 from storage.mirror import Mirror
 from training.evaluate import held_out_sequences
@@ -23,14 +23,14 @@ class Keeper:
         self.checkpoints = Checkpoints(node)
         self._held_out: Tensor | None = None
 
-    def publish_link(self, decision: Agreed) -> None:
+    def publish_link(self, selection: Selection | None) -> None:
         """The agreed selection under its link, for joiners; before our state moves past it, or a crash would tear a
-        hole into the chain that they follow. This comes in every round that we follow, however late: so checkpoints do."""
+        hole into the chain that they follow. This comes in every round that we follow, however late: so checkpoints
+        do."""
         node = self.node
         self.checkpoints.look()
-        if decision.selection is not None:
-            key = keys.selection(node.run.id, link_of(decision.selection))
-            data = encode_selection(decision.selection)
+        if selection is not None:
+            key, data = keys.selection(node.run.id, link_of(selection)), encode_selection(selection)
             node.doors.bucket.put(key, data, timeout_seconds=node.transfer_seconds(1))
 
     def keep(self, round: int) -> float | None:
