@@ -17,10 +17,13 @@ from simulation.chain import BLOCK_SECONDS
 from simulation.faults import CALM_ROUNDS, Incident
 from simulation.learner import START_LOSS
 from simulation.network import Member, Network
+from simulation.oracle import Oracle
 from simulation.world import hash_verify
 
 RECOVERY_ROUNDS = 2.0
 """A restarted node stands at the current round again after so many rounds, if nothing else happens to it."""
+ORACLE_ROUNDS = 3
+"""So long after a round the oracle is asked about it: most nodes have applied it by then."""
 RETURN_ROUNDS = 3
 """So many rounds into a calm the run goes on."""
 NO_CHAIN = ("chain dead", "finality stalls")
@@ -39,6 +42,7 @@ class Result:
     void_rounds: int = 0
     void_unexplained: int = 0
     disagreements: int = 0
+    """Between honest nodes, or of one with what the words on chain come to."""
     halted: bool = False
     honest_faults_booked: int = 0
     recovery_rounds_p99: float = 0.0
@@ -98,6 +102,8 @@ class Witness:
         self._void: dict[int, str | None] = {}
         """Void rounds, and why."""
         self._applied: set[int] = set()
+        self._selected: dict[int, list[tuple[str, frozenset[str]]]] = {}
+        """Who contributes, as honest nodes have applied it, by round, until the oracle has been asked."""
         self._recoveries: list[float] = []
         self._measured = -1
         """The newest round after which an honest validator measured the held-out loss."""
@@ -109,6 +115,10 @@ class Witness:
     def watch(self, network: Network, calm: Callable[[int], bool]) -> None:
         self.network, self.calm = network, calm
         self.result.seed = network.seed
+        clock, spec = network.spec.clock, network.spec
+        self._oracle = Oracle(
+            clock.start_block, clock.round_blocks, clock.commit, clock.words, spec.gauntlet.contributors
+        )
         network.blocks.on_block = self._block
 
     def fault(self, incident: Incident) -> None:
@@ -174,6 +184,7 @@ class Witness:
             return
         if not fields["void"]:
             self._of(member).apart = False  # a selection is applied to the theta that it names
+            self._selected.setdefault(round, []).append((member.name, frozenset(fields["contributing"])))
         self._agree(member, round + 1, fields["theta"])
         if round not in self._applied:
             self._applied.add(round)
@@ -273,6 +284,7 @@ class Witness:
         clock = network.run.clock
         for member in network.members.values():
             self._recover(member, self._of(member))
+        self._oracle.look(network.world)
         if network.world.head >= clock.start(self.round + 1):
             self._over(self.round)
             self.round += 1
@@ -284,6 +296,7 @@ class Witness:
         """A round is over, for everybody."""
         network = self._network
         self._forget()
+        self._ask(number - ORACLE_ROUNDS)
         newest = max((self._published(m) for m in network.members.values() if m.validates and not m.hostile), default=0)
         age = number + 1 - newest
         self.result.oldest_needed_checkpoint_rounds = max(self.result.oldest_needed_checkpoint_rounds, age)
@@ -292,6 +305,19 @@ class Witness:
         calm = all(self.calm(round) for round in range(number - CALM_ROUNDS + 1, number + 1))
         if calm and number >= CALM_ROUNDS and not (self.calm(number + 1) and number + 1 < self.rounds):
             self._after_calm(number)
+
+    def _ask(self, number: int) -> None:
+        """What honest nodes have applied by now for a round is what its words come to."""
+        applied = self._selected.pop(number, [])
+        if not applied:
+            return
+        found = self._oracle.selected(self._network.world, number)
+        expected = frozenset() if found is None else frozenset(hotkey(peer) for peer in found)
+        for name, contributing in applied:
+            if contributing != expected:
+                self.result.disagreements += 1
+                told = "nobody" if not expected else f"{len(expected)} others"
+                self._broke(f"{name} has applied {len(contributing)} in round {number}; by the words it is {told}")
 
     def _published(self, member: Member) -> int:
         """The round of the newest checkpoint that the member shows, 0 for none."""
