@@ -22,6 +22,7 @@ from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Sample, Sketch
 from gauntlet.weights import weights
+from protocol.assignment import Draw
 from protocol.errors import InvalidSubmission
 from protocol.messages import ENVELOPE_BYTES, parse_envelope, parse_reveal
 from protocol.spec import RunSpec
@@ -201,7 +202,7 @@ class Published:
         order = good[:CONTRIBUTORS]
         if len(order) < FEWEST:
             rest = sorted(set(checked.passed) - set(order))
-            order += round.seed.draw("fill").sample(rest, CONTRIBUTORS - len(order))
+            order += Draw("fill", round.commit_hash).sample(rest, CONTRIBUTORS - len(order))
         standings = {
             peer: Standing.NOT_SELECTED
             if final(peer) > 0

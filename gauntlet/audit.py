@@ -181,9 +181,10 @@ def _word(again: Replay) -> Iterator[Finding]:
         return
     uids = {peer.uid: peer.id for peer in facts.log.commit}
     on_chain, may = {uids[uid] for uid in named(word) if uid in uids}, set(again.ranking.order)
+    committed = who_committed(facts.log.commit, facts.round, facts.run.clock.commit_by(facts.round))
     for peer in sorted(on_chain - may):
         row = again.rows.get(peer)
-        if row is not None and (row.unseen or row.rejected in _READ_LATER):
+        if peer in committed and row is not None and (row.unseen or row.rejected in _READ_LATER):
             text = "is named on chain: others must have given the validator what it could not read in time"
             yield Finding(Topic.WORD, Verdict.OBSERVED, text, peer)
         else:

@@ -18,6 +18,7 @@ from gauntlet.agreement import (
     remembered,
     start,
 )
+from protocol.errors import STATE_PRUNED, ChainError
 from protocol.messages import link_of
 from protocol.ports import Chain
 from protocol.run import Run
@@ -79,11 +80,16 @@ class Agreement:
         newest = self.newest_decided(run)
         if known is not None and (known.round > newest + 1 or _may_be_void(run, known)):
             known = None
-        # A slot keeps its last word, however long ago that was: in later rounds nobody spoke.
         spoke = last_spoke(run, self.chain.peers(self.chain.finalized().block))
         rounds = list[tuple[int, Outcome]]()
-        for round in range(min(newest, spoke), (known.round if known is not None else 0) - 1, -1):
-            rounds.append((round, self.outcome(run, round)))
+        for round in range(min(newest, spoke + MEMORY_ROUNDS), (known.round if known is not None else 0) - 1, -1):
+            try:
+                rounds.append((round, self.outcome(run, round)))
+            except ChainError as fault:
+                # A slot keeps its last word, however long ago that was: after it nobody spoke.
+                if fault.code != STATE_PRUNED or round <= spoke:
+                    raise
+                continue
             if rounds[-1][1].strong:
                 break
         tip = known or start(run)

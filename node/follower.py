@@ -43,6 +43,8 @@ class Follower:
         self.me = doors.signer.peer
         self.time = doors.time
         self._waited = False
+        self.may_want = True
+        """Whether our bucket may say that we lack something."""
         self.agreement = Agreement(patient)
         self.before_apply: Callable[[Selection | None], None] = lambda selection: None
         """Called with every selection that the chain shows us, before our state moves past it (None: of a void round).

@@ -212,7 +212,8 @@ class Held:
         """Save: we hold the theta of the replica, which follows from this link, while the run stands at `tip`."""
         if (snapshot := self.snapshots.take()) is not None:
             self.consensus = self.consensus.since(snapshot)
-        self.save(round=tip.round, consensus=self.consensus, theta=self.replica.digest(), link=link, tip=tip)
+        theta = self.replica.digest()
+        self.save(round=tip.round, consensus=self.consensus, theta=theta, link=link, tip=tip, vain_from=None)
         self.clear_cache()
         self.begin_snapshot()
 

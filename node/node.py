@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed, Pair, Tip, moved
+from gauntlet.agreement import Agreed, Pair, moved
 from gauntlet.commitment import commitment
 from node import run as runs
 from node.adapters import Doors
@@ -22,7 +22,7 @@ from node.held import Held
 from node.payloads import Lacking, Opened, gather_pinned, prefetch_pinned
 from node.setbacks import Setbacks
 from node.terms import Terms
-from node.wanted import say_wanted
+from node.wanted import say_wanted, take_back_wanted
 from protocol.errors import STATE_PRUNED, ChainError, OutOfSync, StorageError
 from protocol.run import Run
 from protocol.types import Digest, PeerId, hotkey
@@ -55,8 +55,8 @@ class Node(Follower):
         self._likely: frozenset[PeerId] = frozenset()
         """Who was selected last."""
         self._prefetch: Collection | None = None
-        self._vain_from: int | None = None
-        """The round since which nobody has given us what follows on what we hold."""
+        self._followed = Followed.LOST
+        """What became of our last try to catch up."""
         self._tried = -2
         """The newest round that was decided when we last tried to catch up."""
         join(self, held)
@@ -69,8 +69,10 @@ class Node(Follower):
     @property
     def pair(self) -> Pair | None:
         """What our word names; None while we abstain."""
-        vain = self._vain_from is not None and self.held.saved.round >= self._vain_from + VAIN_ROUNDS
-        return self.held.claim if self.at_tip or vain else None
+        saved = self.held.saved
+        in_vain = saved.vain_from is not None and saved.round >= saved.vain_from + VAIN_ROUNDS
+        back = in_vain and self._followed is Followed.ON_THE_WAY
+        return self.held.claim if self.at_tip or back else None
 
     def next_round(self, last: Callable[[int], int]) -> int:
         """The first round whose block `last(round)` is still ahead, at least the round that our state stands at."""
@@ -99,7 +101,7 @@ class Node(Follower):
         """
         applied: list[Applied] = []
         if not self.at_tip and self.agreement.newest_decided(self.run) > self._tried:
-            self._catch_up("we did not stand where the run stands")
+            self._catch_up()
         while (current := self.held.saved.round) < round:
             if self.head() < self.clock.commit_by(current):
                 self.wait_for(self.clock.commit_by(current), f"the end of round {current}'s commit window")
@@ -133,30 +135,31 @@ class Node(Follower):
         stays = after.link == link and after.theta in (None, theta)
         return Agreed(None, None, decision.block) if stays else None
 
-    def _catch_up(self, why: str) -> None:
+    def _catch_up(self, why: str = "") -> None:
         """Go where the run stands after the newest decided round. Where nobody lets us, stand there with the state that
-        we have: what we sent is not taken back, others may well have applied it."""
+        we have: what we sent is not taken back, others may well have applied it. why: we did not stay there."""
         held, newest = self.held, self.agreement.newest_decided(self.run)
-        logger.warning("round {round} cannot be followed directly: {why}", round=held.saved.round, why=why)
+        if why:
+            logger.warning("round {round} cannot be followed directly: {why}", round=held.saved.round, why=why)
         self._tried = newest
         self.stop_prefetch()
         settle(self, held)
-        tip: Tip | None = None
-        followed = Followed.LOST
+        tip, since, link = held.saved.tip, held.saved.vain_from, held.saved.link
+        self._followed = Followed.LOST
         try:
-            tip = self.agreement.tip(self.run, held.saved.tip)
-            followed = catch_up(self, held, tip)
+            tip = self.agreement.tip(self.run, tip)
+            self._followed = catch_up(self, held, tip)
         except ChainError as fault:
             if fault.code != STATE_PRUNED:
                 raise
             logger.warning("where the run stands cannot be read: {fault}", fault=str(fault))
-        if followed is not Followed.ON_THE_WAY:
-            self._vain_from = None
-        elif self._vain_from is None:
-            self._vain_from = newest + 1
-        if followed is not Followed.YES:
-            held.save(round=max(newest + 1, held.saved.round), tip=tip or held.saved.tip)
-            held.events.emit("passed_over", newest, reason=why)
+        if self._followed is Followed.YES:
+            take_back_wanted(self)
+        else:
+            if (since is None or held.saved.link != link) and self._followed is Followed.ON_THE_WAY:
+                since = newest + 1
+            held.save(round=max(newest + 1, held.saved.round), tip=tip, vain_from=since)
+            held.events.emit("passed_over", newest, reason=why or self._followed.value)
         held.clear_cache()
 
     def _apply(self, round: int, decision: Agreed) -> Applied:
@@ -178,6 +181,7 @@ class Node(Follower):
             seconds={"download": round_seconds(download.seconds), "apply": round_seconds(apply.seconds)},
         )
         self.held.events.emit("phases", round, phases=self.timeline.take())
+        take_back_wanted(self)
         return Applied(round, decision, self.held.replica.digest())
 
     def gather(self, decision: Agreed) -> list[Opened]:

@@ -21,7 +21,7 @@ from protocol.spec import RunSpec
 from protocol.types import Digest, PeerId
 from sparseloco import ops
 from sparseloco.update import Update
-from storage.collect import Collection, gather
+from storage.collect import Collection, first, gather
 from storage.exchange import Data, Fault, Wanted, cached
 from storage.realtime import REAL, seconds_until
 from storage.resume import mapped
@@ -37,6 +37,14 @@ OPEN_THREADS = 8
 each has a core or two to itself with what is hashed, copied and parsed."""
 PREFETCH_THREADS = 3
 """Few: what is fetched early should arrive whole, and leave the link to what the round waits for."""
+
+
+ASK_SECONDS = 5.0
+"""So long everybody is asked at most whether it has a copy of one payload, or a key .."""
+ASK_THREADS = 32
+"""".. so many beside each other, .."""
+ASKED_FOR = 4
+""".. for so many payloads at once."""
 
 
 class Lacking(StorageError):
@@ -225,18 +233,93 @@ def fetch_keys(
     """Reveals whose key hashes to the envelope's key_hash. Signatures do not matter: the envelope pins the key. `cache`
     as in `fetch_pinned`."""
 
-    def accept(envelope: Envelope) -> Callable[[Data], bool]:
-        def check(data: Data) -> bool:
-            try:
-                return sha256(parse_reveal(data).key).digest() == envelope.key_hash
-            except InvalidMessage:
-                return False
-
-        return check
-
-    wanted = [Wanted(p, sources.reveal(run, round, p), REVEAL_BYTES, accept(envelope)) for p, envelope in envelopes]
+    wanted = [Wanted(p, sources.reveal(run, round, p), REVEAL_BYTES, _opens(envelope)) for p, envelope in envelopes]
     names: Names = lambda peer: (keys.reveal(run, round), keys.mirror_reveal(run, round, peer))  # noqa: E731
     return _gather(wanted, names, timeout, cache, time, 1)
+
+
+def _opens(envelope: Envelope) -> Callable[[Data], bool]:
+    def accept(data: Data) -> bool:
+        try:
+            return sha256(parse_reveal(data).key).digest() == envelope.key_hash
+        except InvalidMessage:
+            return False
+
+    return accept
+
+
+def who_shows(
+    run: Digest,
+    round: int,
+    peer: PeerId,
+    envelope: Digest,
+    size_bytes: int,
+    asked: Sequence[PeerId],
+    sources: Sources,
+    seconds: float,
+    time: Time = REAL,
+) -> list[PeerId]:
+    """Who of these shows, within `seconds`, a copy of this size that begins with the pinned envelope. What follows may
+    be anything: only whoever reads all of it knows."""
+    key = keys.mirror(run, round, peer)
+    found = gather(
+        [
+            Wanted(
+                one,
+                sources.own(one, key),
+                size_bytes,
+                lambda data: sha256(data).digest() == envelope,
+                part=(0, ENVELOPE_BYTES),
+            )
+            for one in asked
+        ],
+        timeout_seconds=seconds,
+        max_threads=ASK_THREADS,
+        time=time,
+    )
+    return [one for one in asked if not isinstance(found[one], Fault)]
+
+
+def _copies_of_others(
+    spec: RunSpec,
+    run: Digest,
+    round: int,
+    pairs: Sequence[tuple[PeerId, Digest]],
+    sources: Sources,
+    timeout: float,
+    cache: Path | None,
+    time: Time,
+) -> Mapping[PeerId, Data | Fault]:
+    """What is neither in its owner's bucket nor in a mirror's, from whoever else has put up a copy."""
+    others = sources.others()
+
+    def shown(pair: tuple[PeerId, Digest]) -> Wanted:
+        peer, envelope = pair
+        key, size = keys.mirror(run, round, peer), spec.object_bytes
+        showing = who_shows(run, round, peer, envelope, size, others, sources, ASK_SECONDS, time)
+        # Another one first in every try: who shows a copy and does not give it must not hold us up for ever.
+        turn = int(time.now()) % len(showing) if showing else 0
+        places = [source for one in (*showing[turn:], *showing[:turn]) for source in sources.own(one, key)]
+        return Wanted(peer, tuple(places), size, matches(envelope))
+
+    wanted = [item for item in beside(shown, pairs, ASKED_FOR, time) if item.sources]
+    return gather(wanted, timeout_seconds=timeout, max_threads=MAX_THREADS, cache=cache, time=time)
+
+
+def _keys_of_others(
+    run: Digest, round: int, envelopes: Sequence[tuple[PeerId, Envelope]], sources: Sources, time: Time
+) -> Mapping[PeerId, Data]:
+    """Keys that are neither in their owner's bucket nor in a mirror's, from whoever else has put one up."""
+    others = sources.others()
+
+    def given(pair: tuple[PeerId, Envelope]) -> tuple[PeerId, Data] | None:
+        peer, envelope = pair
+        key, opens = keys.mirror_reveal(run, round, peer), _opens(envelope)
+        wanted = [Wanted(one, sources.own(one, key), REVEAL_BYTES, opens) for one in others]
+        found = first(wanted, timeout_seconds=ASK_SECONDS, max_threads=ASK_THREADS, time=time)
+        return None if found is None else (peer, found[1])
+
+    return dict(found for found in beside(given, envelopes, ASKED_FOR, time) if found is not None)
 
 
 def gather_pinned(
@@ -255,7 +338,9 @@ def gather_pinned(
     Raises Lacking when one of them (or its key) could not be had from any source within about `timeout` seconds: the
     caller says so, waits and tries again; it never applies a part.
     """
-    sealed = fetch_pinned(spec, run, round, pairs, sources, timeout, cache, time)
+    sealed = dict(fetch_pinned(spec, run, round, pairs, sources, timeout, cache, time))
+    lacking = [(peer, envelope) for peer, envelope in pairs if isinstance(sealed[peer], Fault)]
+    sealed |= _copies_of_others(spec, run, round, lacking, sources, timeout, cache, time)
     _require(round, "payloads", sealed)
     envelopes: dict[PeerId, Envelope] = {}
     for peer, data in sealed.items():
@@ -268,7 +353,9 @@ def gather_pinned(
             peer, envelope.signed_part, envelope.signature
         ):
             envelopes[peer] = envelope
-    revealed = fetch_keys(run, round, list(envelopes.items()), sources, timeout, cache, time)
+    revealed = dict(fetch_keys(run, round, list(envelopes.items()), sources, timeout, cache, time))
+    locked = [(peer, envelope) for peer, envelope in envelopes.items() if isinstance(revealed[peer], Fault)]
+    revealed |= _keys_of_others(run, round, locked, sources, time)
     _require(round, "keys", revealed)
 
     def opened(pair: tuple[PeerId, Digest]) -> Opened:

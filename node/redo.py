@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from shutil import rmtree
 
 from loguru import logger
 
@@ -26,6 +27,7 @@ from storage.exchange import cached
 from storage.resume import mapped
 from storage.seal import matches
 from training.checkpoint import Damaged
+from training.memory import RECENT_ROUNDS
 
 
 class Lost(Damaged):
@@ -41,6 +43,9 @@ class RedoLog:
 
     def __init__(self, folder: Path, run: Digest, layout: Layout) -> None:
         self.folder, self._run, self._layout = folder, run, layout
+        self._given = folder.with_name("given")
+        self.recent: dict[int, tuple[Payload, ...]] = {}
+        """What was applied in the newest rounds, since this process began."""
 
     def keep(self, cache: Path, round: int, opened: Iterable[Opened]) -> tuple[Payload, ...]:
         """Keep what is about to be applied; the cache has it until the step is saved. A disk that refuses costs
@@ -52,12 +57,29 @@ class RedoLog:
                     "round {round}: a payload is not kept on this disk; a restart may have to fetch it again",
                     round=round,
                 )
+        self._keep_recent(round, payloads)
         return payloads
+
+    def _keep_recent(self, round: int, payloads: tuple[Payload, ...]) -> None:
+        """Under another name, which no snapshot takes away: what was applied just before one leaves the log at once, and
+        whoever lacks it has had no time to ask."""
+        first, folder = round - RECENT_ROUNDS + 1, self._given / f"{round:08d}"
+        self.recent = {one: kept for one, kept in self.recent.items() if one >= first} | {round: payloads}
+        with suppress(OSError):  # this disk is full, or knows no links: others have them too
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in self._given.iterdir():
+                if old.name < f"{first:08d}":
+                    rmtree(old, ignore_errors=True)
+            for payload in payloads:
+                if payload.key is not None:
+                    (folder / payload.envelope.hex()).unlink(missing_ok=True)
+                    os.link(self._path(payload), folder / payload.envelope.hex())
 
     def find(self, cache: Path, round: int, peer: PeerId, envelope: Digest) -> Path | None:
         """The file with the sealed object that this digest pins, applied or still in the cache, whole as it was; None
         when this disk does not have it. Any thread may ask: files are renamed and deleted as wholes."""
-        for path in (self.folder / envelope.hex(), *self._downloads(cache, round, peer)):
+        applied = (folder / envelope.hex() for folder in (self.folder, self._given / f"{round:08d}"))
+        for path in (*applied, *self._downloads(cache, round, peer)):
             data = mapped(path)
             if data is not None and matches(envelope)(data):
                 return path

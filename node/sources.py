@@ -40,6 +40,10 @@ class Sources:
         """Everybody with a published bucket."""
         return [peer for peer in self._peers if self.bucket_of(peer) is not None]
 
+    def others(self) -> list[PeerId]:
+        """Those that are no mirrors: they put up copies for whoever lacks something (rounds/answers.py)."""
+        return [peer for peer in self.published() if peer not in self._mirrors]
+
     def own(self, peer: PeerId, key: str) -> tuple[Source, ...]:
         """The peer's own bucket as the only source."""
         opener = self.bucket_of(peer)

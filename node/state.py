@@ -123,7 +123,8 @@ class Saved:
     round: the state stands at the start of this round. consensus: what it follows from, and theta: its digest. link:
     what the next agreed record must name as previous. sealed: the last sealed submission. book: file with the ScoreBook
     (validators). scored: last round folded into the book. unread: weights that were sent and not yet read back, the
-    oldest first. tip: where the run stands, by what we read last.
+    oldest first. tip: where the run stands, by what we read last. vain_from: the round since which nobody gives us what
+    follows on what we hold, None where we do not hold anything that the run went through, or stand where it stands.
     """
 
     round: int
@@ -135,6 +136,7 @@ class Saved:
     scored: int = -1
     unread: tuple[SentWeights, ...] = ()
     tip: Tip | None = None
+    vain_from: int | None = None
 
     @property
     def at_tip(self) -> bool:
@@ -340,6 +342,7 @@ def _encode(saved: Saved) -> str:
         "book": text(saved.book),
         "scored": saved.scored,
         "unread": [[sent.round, sent.set_in, list(sent.shares.items())] for sent in saved.unread],
+        "vain_from": saved.vain_from,
         "tip": [saved.tip.round, text(saved.tip.link), text(saved.tip.theta)] if saved.tip else None,
     }
     value = json.dumps(row)
@@ -395,6 +398,7 @@ def _decode(stored: bytes) -> Saved:
             row["scored"],
             tuple(SentWeights(paid, set_in, dict(shares)) for paid, set_in, shares in row["unread"]),
             Tip(tip[0], Digest(bytes.fromhex(tip[1])), digest(tip[2])) if tip else None,
+            row.get("vain_from"),
         )
         if sealed:
             saved = replace(

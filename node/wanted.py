@@ -10,7 +10,7 @@ from loguru import logger
 from node.follower import Follower
 from node.sources import Sources
 from protocol import keys
-from protocol.errors import InvalidMessage, StorageError
+from protocol.errors import InvalidMessage, ObjectMissing, StorageError
 from protocol.messages import encode_document, parse_document
 from protocol.ports import Signer, Time, Verify
 from protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, PeerId
@@ -68,6 +68,7 @@ def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> boo
         round=round,
         count=len(peers),
     )
+    follower.may_want = True
     said = encode_wanted([(round, peer) for peer in peers], run.id, doors.signer)
     try:
         # Once: whoever says this has other things to do, and a word to say in time.
@@ -76,6 +77,24 @@ def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> boo
         logger.warning("round {round}: what we lack cannot be said: {fault}", round=round, fault=str(fault))
         return False
     return True
+
+
+def take_back_wanted(follower: Follower) -> None:
+    """We have what we lacked: a list that stands in our bucket, from before a restart too, is emptied. Else all who
+    hold what it names would copy it in turn."""
+    if not follower.may_want:
+        return
+    doors, run, key = follower.doors, follower.run, keys.wanted(follower.run.id)
+    seconds = run.first.clock.block_seconds
+    try:
+        said = doors.bucket.get(key, max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=seconds)
+        if parse_wanted(said, run.id, follower.me, doors.verify):
+            doors.bucket.put(key, encode_wanted((), run.id, doors.signer), timeout_seconds=seconds)
+        follower.may_want = False
+    except ObjectMissing:
+        follower.may_want = False  # we never lacked anything
+    except (InvalidMessage, StorageError) as fault:
+        logger.warning("what we said to lack is not taken back: {fault}", fault=str(fault))
 
 
 def hear_wanted(

@@ -1,11 +1,12 @@
-"""Copies: a validator's share of the mirror, put up beside the rounds (docs/protocol.md section 6).
+"""Copies of what lies on this node's disk, put up beside the rounds (docs/protocol.md section 6).
 
-Nobody waits for a copy: whoever approves a record holds what it names. What goes up are the payloads for which this
-validator is drawn, of records that it stands by or that are agreed, and whatever else it holds and somebody says that
-it lacks, which no draw of mirrors and no server's answer can prevent.
+Nobody waits for a copy: whoever approves a record holds what it names. What a validator puts up are the payloads for
+which it is drawn, of records that it stands by or that are agreed, and whatever else it holds and somebody says that it
+lacks, which no draw of mirrors and no server's answer can prevent. What a miner puts up: rounds/answers.py.
 """
 
-from collections.abc import Collection, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from loguru import logger
@@ -51,49 +52,182 @@ class Held:
         return self.named and self.rank is not None and self.rank < COPIES
 
 
-class Copies:
-    """One validator's copies. What it can copy follows from its disk: after a restart, too, what was applied since the
-    last snapshot is given to whoever lacks it. Of earlier rounds it only forgets that it was drawn."""
+class Copier(ABC):
+    """What a node copies, beside its rounds. What it can copy follows from its disk: after a restart, too, what was
+    applied since the last snapshot is given to whoever lacks it."""
 
     def __init__(self, node: Node, mirror: Mirror) -> None:
         self.node, self.mirror = node, mirror
         self._changed = node.time.condition()
-        self._held: dict[Place, Held] = {}
+        self._held: Mapping[Place, Held] = {}
         self._wanted: dict[PeerId, frozenset[Place]] = {}
         """What everybody said last."""
         self._up: set[Place] = set()
         """Payloads that our bucket has, and keys."""
         self._keys_up: set[Place] = set()
-        self._round, self._at_commit, self._hash = -1, tuple[Peer, ...](), Digest(bytes(DIGEST_BYTES))
+        self._round = -1
         self._sources: Sources | None = None
         self._task: Task | None = None
         self._until = 0.0
+        self._pause = LOOK_BLOCKS * node.run.first.clock.block_seconds
+        """So often others are asked what they lack."""
         self._looks = 0
         self._copied, self._seconds = 0, 0.0
+
+    def tell(self) -> None:
+        """What was copied since the round's copies were begun."""
+        with self._changed:
+            copied, seconds = self._copied, self._seconds
+        self.node.held.events.emit("mirrored", self._round, copies=copied, seconds={"mirror": round_seconds(seconds)})
+
+    def _applied(self) -> dict[Place, Held]:
+        """What was applied since our last snapshot, or shortly before."""
+        held = self.node.held
+        rounds = held.redo.recent | {step.round: step.payloads for step in held.saved.consensus.log}
+        return {
+            (round, payload.peer): Held(payload.envelope, _key_alone(self.node.run.id, round, payload))
+            for round, payloads in rounds.items()
+            for payload in payloads
+        }
+
+    def _turn_to(self, round: int, sources: Sources, held: Mapping[Place, Held]) -> None:
+        """From now on this is the round, and what we hold. To be called with the lock."""
+        self._round, self._sources, self._held = round, sources, held
+        self._up &= held.keys()
+        self._keys_up &= held.keys()
+        self._wanted, self._looks = {}, 0
+        self._copied, self._seconds = 0, 0.0
+
+    @property
+    def _share(self) -> int:
+        """As many payloads as a round may select and keep in reserve."""
+        rules = self.node.run.first.gauntlet
+        return rules.contributors + rules.reserve
+
+    @property
+    def _asked(self) -> set[Place]:
+        return set().union(*self._wanted.values())
+
+    @property
+    def _asked_by_validators(self) -> set[Place]:
+        assert self._sources is not None
+        return set().union(*(self._wanted.get(one, ()) for one in self._sources.validators()))
+
+    # --- beside the rounds -------------------------------------------------------------------------------------
+
+    def _go_on(self, seconds: float) -> None:
+        """Copy for so long."""
+        self._until = self.node.time.now() + seconds
+        if self._task is None or not self._task.is_alive():
+            self._task = self.node.time.start(self._beside, "copies")
+
+    def _beside(self) -> None:
+        time = self.node.time
+        while time.now() < self._until:
+            self._hear(min(self._pause, HEAR_SECONDS))
+            look_again = time.now() + self._pause
+            self._put_up(min(look_again, self._until))
+            with self._changed:
+                if (left := look_again - time.now()) > 0:
+                    self._changed.wait(left)
+
+    def _hear(self, seconds: float) -> None:
+        """Ask what others lack."""
+        node, sources = self.node, self._sources
+        assert sources is not None
+        asked = [peer for peer in self._ask(sources) if peer != node.me]
+        self._looks += 1
+        heard = hear_wanted(node.run.id, asked, sources, node.doors.verify, seconds, node.time)
+        with self._changed:
+            self._wanted |= heard
+
+    def _put_up(self, until: float) -> None:
+        """Payloads, until there is none left or it is time to ask again; one that was begun is brought to its end. Keys
+        go before each, since they are small."""
+        time, tried = self.node.time, set[Place]()
+        try:
+            while True:
+                self._put_up_keys()
+                if time.now() >= until or (found := self._next(tried)) is None:
+                    return
+                tried.add(found[0])
+                self._copy(*found)
+        except StorageError as fault:
+            logger.warning("a copy does not get up, and is tried again: {fault}", fault=str(fault))
+
+    def _put_up_keys(self) -> None:
+        """As many as a selection has, at most: whoever asks for all keys that we hold delays no payload for long."""
+        with self._changed:
+            due = [(place, self._held[place].reveal) for place in self._keys_due() if place not in self._keys_up]
+        for place, reveal in [(place, reveal) for place, reveal in due if reveal is not None][: self._share]:
+            self.mirror.copy_reveal(*place, reveal, timeout_seconds=self._upload_seconds())
+            with self._changed:
+                self._keys_up.add(place)
+
+    def _copy(self, place: Place, held: Held) -> None:
+        node, mirror = self.node, self.mirror
+        if not mirror.has(*place, node.run.first.object_bytes, timeout_seconds=self._upload_seconds()):
+            path = node.held.sealed_file(*place, held.envelope)
+            if path is None:
+                return  # not fetched yet, or this disk has lost it
+            with node.held.timeline.begin("mirror") as watch:
+                try:
+                    mirror.copy(*place, path, timeout_seconds=self._upload_seconds())
+                except OSError as fault:  # moved on from there, or unreadable: no reason to copy nothing else
+                    logger.warning("a copy is tried again later: {fault}", fault=str(fault))
+                    return
+            with self._changed:
+                self._copied += 1
+                self._seconds += watch.seconds
+                self._count(place, held)
+        with self._changed:
+            self._up.add(place)
+
+    def _upload_seconds(self) -> float:
+        """So long one upload may take."""
+        return self.node.transfer_seconds(1)
+
+    # --- what and for whom -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _ask(self, sources: Sources) -> Iterable[PeerId]:
+        """Who is asked in this look what it lacks."""
+
+    @abstractmethod
+    def _keys_due(self) -> Iterable[Place]:
+        """Of what we hold, whose keys are to go up, the first to go first; those that are up may be among them."""
+
+    @abstractmethod
+    def _next(self, tried: Collection[Place]) -> tuple[Place, Held] | None:
+        """The payload to copy next, none of those that were tried in this look."""
+
+    @abstractmethod
+    def _count(self, place: Place, held: Held) -> None:
+        """A copy is up. Called with the lock."""
+
+
+class Copies(Copier):
+    """One validator's copies. Of earlier rounds it only forgets that it was drawn."""
+
+    def __init__(self, node: Node, mirror: Mirror) -> None:
+        super().__init__(node, mirror)
+        self._held: dict[Place, Held] = {}
+        self._at_commit, self._hash = tuple[Peer, ...](), Digest(bytes(DIGEST_BYTES))
         self._favours = {True: 0, False: 0}
         """Copies in this round that only somebody's word asked for: of payloads of this round, and of older ones."""
 
     def hold(self, round: int, at_commit: Sequence[Peer], items: Sequence[Gathered]) -> None:
         """From now on we are asked for these submissions of `round`, which we have, and for what was applied before.
         Begins to copy and returns at once."""
-        node, last = self.node, self.node.clock.commit_by(round)
-        sources, commit_hash = node.sources(last), node.doors.chain.header(last).hash
-        logged = {
-            (step.round, payload.peer): Held(payload.envelope, _key_alone(node.run.id, step.round, payload))
-            for step in node.held.saved.consensus.log
-            for payload in step.payloads
-        }
+        node, last, clock = self.node, self.node.clock.commit_by(round), self.node.run.first.clock
+        sources, commit_hash, applied = node.sources(last), node.doors.chain.header(last).hash, self._applied()
         with self._changed:
-            self._held = {place: _both(self._held.get(place), held) for place, held in logged.items()}
-            self._round, self._at_commit, self._hash = round, tuple(at_commit), commit_hash
-            self._sources, self._looks = sources, 0
-            self._up &= self._held.keys()
-            self._keys_up &= self._held.keys()
-            self._wanted = {}
-            self._copied, self._seconds = 0, 0.0
+            held = {place: _both(self._held.get(place), found) for place, found in applied.items()}
+            self._turn_to(round, sources, held)
+            self._at_commit, self._hash = tuple(at_commit), commit_hash
             self._favours = {True: 0, False: 0}
         self.add(items)
-        self._go_on()
+        self._go_on(ROUNDS * clock.round_blocks * clock.block_seconds)
 
     def add(self, items: Sequence[Gathered]) -> None:
         """We have these as well."""
@@ -117,91 +251,27 @@ class Copies:
                 self._held[round, peer] = replace(held, named=True)
             self._changed.notify_all()
 
-    def lacking(self, peer: PeerId) -> frozenset[PeerId]:
-        """Who said that it lacks what this peer left in the round; nobody where our bucket has it."""
-        place = self._round, peer
-        with self._changed:
-            if place in self._up:
-                return frozenset()
-            return frozenset(one for one, wanted in self._wanted.items() if place in wanted)
-
-    def tell(self) -> None:
-        """What was copied since `hold`."""
-        with self._changed:
-            copied, seconds = self._copied, self._seconds
-        self.node.held.events.emit("mirrored", self._round, copies=copied, seconds={"mirror": round_seconds(seconds)})
-
     def _ranks(self, peers: Collection[PeerId]) -> dict[PeerId, int]:
         """Our place among those who copy each of these peers' payloads of this round."""
         drawn = mirror_order(self.node.run, self._round, self._hash, self._at_commit, peers)
         return {peer: order.index(self.node.me) for peer, order in drawn.items() if self.node.me in order}
 
-    # --- beside the rounds -------------------------------------------------------------------------------------
+    # --- what and for whom -------------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        node, clock = self.node, self.node.run.first.clock
-        self._until = node.time.now() + ROUNDS * clock.round_blocks * clock.block_seconds
-        if self._task is None or not self._task.is_alive():
-            self._task = node.time.start(self._beside, "copies")
+    def _ask(self, sources: Sources) -> Iterable[PeerId]:
+        return sources.published() if self._looks % EVERYBODY_LOOKS == 0 else sources.validators()
 
-    def _beside(self) -> None:
-        time, pause = self.node.time, LOOK_BLOCKS * self.node.run.first.clock.block_seconds
-        while time.now() < self._until:
-            self._hear(min(pause, HEAR_SECONDS))
-            look_again = time.now() + pause
-            self._put_up(look_again)
-            with self._changed:
-                if (left := look_again - time.now()) > 0:
-                    self._changed.wait(left)
-
-    def _hear(self, seconds: float) -> None:
-        """Ask what others lack."""
-        node, sources = self.node, self._sources
-        assert sources is not None
-        everybody = self._looks % EVERYBODY_LOOKS == 0
-        self._looks += 1
-        asked = [peer for peer in (sources.published() if everybody else sources.validators()) if peer != node.me]
-        heard = hear_wanted(node.run.id, asked, sources, node.doors.verify, seconds, node.time)
-        with self._changed:
-            self._wanted |= heard
-
-    def _put_up(self, until: float) -> None:
-        """Payloads, until there is none left or it is time to ask again; one that was begun is brought to its end. Keys
-        go before each, since they are small."""
-        time, tried = self.node.time, set[Place]()
-        try:
-            while True:
-                self._put_up_keys()
-                if time.now() >= until or (found := self._next(tried)) is None:
-                    return
-                tried.add(found[0])
-                self._copy(*found)
-        except StorageError as fault:
-            logger.warning("a copy does not get up, and is tried again: {fault}", fault=str(fault))
-
-    def _put_up_keys(self) -> None:
-        """As many as a selection has, at most: whoever asks for all keys that we hold delays no payload for long."""
-        with self._changed:
-            asked = self._asked
-            due = [
-                (not held.named, -place[0], place, held.reveal)
-                for place, held in self._held.items()
-                if held.reveal is not None and place not in self._keys_up and (held.named or place in asked)
-            ]
-        for _, _, place, reveal in sorted(due)[: self._share]:
-            self.mirror.copy_reveal(*place, reveal, timeout_seconds=self.node.transfer_seconds(1))
-            with self._changed:
-                self._keys_up.add(place)
+    def _keys_due(self) -> Iterable[Place]:
+        asked = self._asked
+        due = [(not held.named, -place[0], place) for place, held in self._held.items() if held.named or place in asked]
+        return [place for *_, place in sorted(due)]
 
     def _next(self, tried: Collection[Place]) -> tuple[Place, Held] | None:
         """What to copy next. First what somebody lacks: of that what a record names, which is a selection or two; then
         what validators lack before there is a record; then what was applied, the newest first. Then our share. Where we
         were drawn first comes first, so that validators who are asked for the same do not all begin with the same."""
         with self._changed:
-            asked, sources = self._asked, self._sources
-            assert sources is not None
-            early = set[Place]().union(*(self._wanted.get(one, ()) for one in sources.validators()))
-            due = []
+            asked, early, due = self._asked, self._asked_by_validators, []
             for place, held in self._held.items():
                 if place in self._up or place in tried:
                     continue
@@ -222,36 +292,9 @@ class Copies:
         now = place[0] == self._round
         return self._favours[now] < self._share and (not now or place in early)
 
-    @property
-    def _share(self) -> int:
-        """As many payloads as a round may select and keep in reserve."""
-        rules = self.node.run.first.gauntlet
-        return rules.contributors + rules.reserve
-
-    @property
-    def _asked(self) -> set[Place]:
-        return set().union(*self._wanted.values())
-
-    def _copy(self, place: Place, held: Held) -> None:
-        node, mirror = self.node, self.mirror
-        seconds = node.transfer_seconds(1)
-        if not mirror.has(*place, node.run.first.object_bytes, timeout_seconds=seconds):
-            path = node.held.sealed_file(*place, held.envelope)
-            if path is None:
-                return  # not fetched yet, or this disk has lost it
-            with node.held.timeline.begin("mirror") as watch:
-                try:
-                    mirror.copy(*place, path, timeout_seconds=seconds)
-                except OSError as fault:  # moved on from there, or unreadable: no reason to copy nothing else
-                    logger.warning("a copy is tried again later: {fault}", fault=str(fault))
-                    return
-            with self._changed:
-                self._copied += 1
-                self._seconds += watch.seconds
-                if not (held.is_ours or self._is_standing(place, held)):
-                    self._favours[place[0] == self._round] += 1
-        with self._changed:
-            self._up.add(place)
+    def _count(self, place: Place, held: Held) -> None:
+        if not (held.is_ours or self._is_standing(place, held)):
+            self._favours[place[0] == self._round] += 1
 
 
 def _both(known: Held | None, logged: Held) -> Held:

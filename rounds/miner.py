@@ -25,11 +25,13 @@ from protocol.merkle import SECTION_BYTES
 from protocol.messages import ENVELOPE_BYTES, Reveal, encode_document
 from protocol.ports import Task
 from protocol.types import Commitment, Digest, Page
+from rounds.answers import Answers
 from rounds.stood import Stood
 from sparseloco import wire
 from sparseloco.floats import NonFinite
 from sparseloco.update import Update
 from storage.exchange import publish
+from storage.mirror import Mirror
 from storage.realtime import seconds_until
 from storage.seal import Sealing
 from storage.upload import Upload, goes_ahead
@@ -63,6 +65,7 @@ class Miner:
         self.node, self.shards = node, shards
         self.claims: dict[str, Any] = {}
         self.stood = Stood(node)
+        self.answers = Answers(node, Mirror(node.doors.bucket, node.run.id, node.time))
         self.finished = -1
         """The last round that we have nothing more to say in."""
         self.ahead: Ahead | None = None
@@ -76,6 +79,7 @@ class Miner:
         self.node.abort_unfinished()
         while True:
             try:
+                self.announce()
                 self.play(self.open_round())
             except (Diverged, Late) as fault:
                 round = self.node.held.saved.round
@@ -86,6 +90,13 @@ class Miner:
                 # Saved and sealed work is not lost: the next pass takes it up if the round is still open.
                 self.node.held.events.emit("broke_off", self.node.held.saved.round, fault=str(fault))
                 self.node.setbacks.broke_off(self.node.held.saved.round, fault)
+
+    def announce(self) -> None:
+        """Publish our bucket on chain, unless we have: before our first commitment, too, others have to be able to read
+        what we lack."""
+        me = self.node.registered()
+        if me is not None and me.slot is None:
+            self.node.post(None)
 
     def open_round(self) -> int:
         """The round to play: the one that we have sealed for while its key may still be published, else the first whose
@@ -116,6 +127,7 @@ class Miner:
         self.finished = round
         if counts:
             self.report(round)
+        self.answers.answer(round)
         node.held.save_own()
         self.clean_up(round)
         self.fetch_ahead(round + 1)
@@ -375,16 +387,18 @@ class Miner:
         publish(node.doors.bucket, key, document, timeout_seconds=node.transfer_seconds(1), time=node.time)
 
     def clean_up(self, round: int) -> None:
-        """Delete our objects of rounds that no joiner needs any more: the newest checkpoint that most validators show
-        says which. Takes no more than the time in which we wait for the round's decision."""
+        """Delete our objects, and copies, of rounds that no joiner needs any more: the newest checkpoint that most
+        validators show says which. Takes no more than the time in which we wait for the round's decision."""
         node, every = self.node, self.node.run.spec_at(round).checkpoint_rounds
         bucket, until = node.doors.bucket, node.time.now() + node.seconds_until(node.clock.words_by(round))
         last = kept_from(every, round, round)
         try:
             if last and self._objects_before(last, until):
                 left = seconds_until(until, node.time) / 2
-                for key in self._objects_before(kept_from(every, round, published_by_most(node, round, left)), until):
+                before = kept_from(every, round, published_by_most(node, round, left))
+                for key in self._objects_before(before, until):
                     bucket.delete(key, timeout_seconds=seconds_until(until, node.time))
+                self.answers.mirror.prune(before, timeout_seconds=seconds_until(until, node.time))
         except (ChainError, StorageError) as fault:
             logger.warning("what we no longer need to keep stays in our bucket: {fault}", fault=str(fault))
 

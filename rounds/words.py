@@ -95,7 +95,8 @@ class Words:
             by_others = _named_by(log, pair)
             open_ones = {uid: by_others[uid] for uid in sorted(lacking & by_others.keys() - added)}
             if open_ones:
-                repaired = self._repaired(round, open_ones, order, left / 2)
+                seconds = min(left / 2, node.transfer_seconds(len(open_ones)))  # then look whether it is decided
+                repaired = self._repaired(round, open_ones, order, seconds)
                 added |= self._eligible(round, repaired, checked)
             hopeless = open_ones.keys() <= added or left <= LAST_BLOCKS * block_seconds
             if added and hopeless:

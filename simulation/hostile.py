@@ -40,8 +40,10 @@ LIES = (
     "contradicts",
     "says it late",
 )
-"""`takes back`: an honest word, written over with nobody named shortly before X. `contradicts`: written over with
+"""`takes back`: an honest word, written over with nobody named. `contradicts`: written over with
 another pair. `says it late`: in the last blocks before X only."""
+AT_ONCE = 0.5
+"""Share of the rounds in which a second word follows the first at once, and not shortly before X."""
 
 SERVERS = ("honest", "dead", "stalls", "lies")
 """What the mirrors, checkpoints and links of all hostile validators do in a round."""
@@ -102,8 +104,10 @@ class HostileWords(Words):
         if lie(run, round) == "says it late":
             self._wait(node, round)
         block = super().send(round, words[0]) if words else None
+        at_once = random.Random(f"at once {run.hex()} {round}").random() < AT_ONCE
         for later in words[1:]:
-            self._wait(node, round)
+            if not at_once:
+                self._wait(node, round)
             block = super().send(round, later)
         return block
 

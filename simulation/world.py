@@ -98,6 +98,8 @@ class World:
         self.finality_lag = finality_lag
         self.down = False
         """While True every call fails as if the chain's node were unreachable."""
+        self.archive_answers = False
+        """While True a WorldChain reads from the archive what its own node has pruned."""
         self.owner: PeerId | None = None
         """The subnet's owner: its hotkey may always set weights."""
         self.balances: dict[PeerId, int] = {}
@@ -310,7 +312,7 @@ class World:
     def _at(self, block: int, *, archive: bool = False) -> _Block:
         if not 0 <= block <= self.final:
             raise ChainError(f"block {block} is not final yet: the last final block is {self.final}")
-        keep = self._archive if archive else self._keep
+        keep = self._archive if archive and self._archive is not None else self._keep
         if keep is not None and block < self.head - keep:
             raise ChainError(f"block {block} is below the pruning horizon of this chain node", STATE_PRUNED)
         return self._blocks[block]
@@ -393,14 +395,14 @@ class WorldChain:
 
     def header(self, block: int) -> Header:
         self.world.check(self.peer)
-        return self.world.header(block)
+        return self.world.header(block, archive=self.world.archive_answers)
 
     def wait(self, block: int, timeout_seconds: float) -> Header:
         return self.world.wait(block, timeout_seconds)
 
     def peers(self, block: int) -> tuple[Peer, ...]:
         self.world.check(self.peer)
-        return self.world.state(block).peers
+        return self.world.state(block, archive=self.world.archive_answers).peers
 
     def subnet(self, block: int) -> Subnet:
         self.world.check(self.peer)

@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
-from rounds.vote import Vote
 
-from gauntlet.agreement import announcement
+from gauntlet.agreement import abstention
 from node import follower, patient, setbacks
 from node.adapters import Doors
 from node.amendments import settled
@@ -35,6 +34,7 @@ from rounds.miner import Miner
 from rounds.pay import Pay
 from rounds.score import Scores
 from rounds.validator import Validator
+from rounds.words import Words
 from simulation.clock import Clock, Killed, Life, Work
 from simulation.store import Link
 from tests.fakes.bucket import FakeBucket, FakeStore
@@ -56,7 +56,7 @@ Program = Miner | Validator
 
 def with_parts(*parts: type) -> type[Validator]:
     """A validator some of whose five parts are these."""
-    names = {Collector: "collecting", Scores: "scoring", Vote: "voting", Pay: "paying", Keeper: "keeping"}
+    names = {Collector: "collecting", Scores: "scoring", Words: "speaking", Pay: "paying", Keeper: "keeping"}
     own = {name: part for part in parts for kind, name in names.items() if issubclass(part, kind)}
     return type("Dishonest", (Validator,), own)
 
@@ -88,8 +88,7 @@ def small_spec(
         "score_floor": 0.0,
     }
     lag = world.finality_lag
-    leader_slot = 5 + 2 * lag
-    attest = 14 + 2 * leader_slot + 4 + 2 * lag
+    words = 28 + 6 * lag
     table = {
         "name": "small",
         "chain": world.genesis().hex(),
@@ -116,12 +115,10 @@ def small_spec(
         },
         "clock": {
             "start_block": START_BLOCK,
-            "round_blocks": attest + 2,
+            "round_blocks": words + 2,
             "commit": 10,
             "reveal": 14,
-            "leader_slots": 2,
-            "leader_slot": leader_slot,
-            "attest": attest,
+            "words": words,
             "finality_blocks": lag,
             "tempo": 100,
             "weights_rate_limit": weights_rate_limit,
@@ -256,6 +253,7 @@ class FakeNetwork:
         validators: Mapping[str, int] | None = None,
         finality_lag: int = 0,
         keep_blocks: int | None = None,
+        archive: bool = False,
         weights_rate_limit: int = 1,
         commit_reveal: bool = False,
         **gauntlet: Any,
@@ -266,11 +264,13 @@ class FakeNetwork:
         self.world = FakeWorld(
             finality_lag=finality_lag,
             keep_blocks=keep_blocks,
+            archive_blocks=MOST_BLOCKS,
             epoch_blocks=100,
             weights_rate_limit=weights_rate_limit,
             commit_reveal=commit_reveal,
             time=self.time.life("world"),
         )
+        self.world.archive_answers = archive
         gauntlet["weights_rate_limit"] = weights_rate_limit
         self.store = FakeStore()
         self.data = data
@@ -282,7 +282,6 @@ class FakeNetwork:
         opened = Shards.open(data)
         provisional = small_spec(opened, Digest(bytes(32)), self.world, **gauntlet)
         replica = Replica(provisional, genesis_theta(provisional.model, 1))
-        self._theta = replica.digest()
         state = replica.consensus_state()
         genesis = checkpoint.save(folder / "genesis", state)
         for digest, path in checkpoint.blobs(folder / "genesis", genesis):
@@ -323,8 +322,7 @@ class FakeNetwork:
 
     def announce(self, name: str) -> None:
         """As if the validator had been started before the run begins."""
-        word = announcement(self.run, self._theta)
-        self.world.publish(self[name].peer, encode_slot(self.store.pointer(name), word, None))
+        self.world.publish(self[name].peer, encode_slot(self.store.pointer(name), abstention(0), None))
 
     def amend(self, **changes: Any) -> Amendment:
         """The owner publishes an amendment and names it on chain."""

@@ -29,6 +29,9 @@ SLAB_BYTES = 1 << 28
 PLACE_BYTES = 8
 """Where a value stands, on its way to a GPU (sparseloco/outer.py moves)."""
 
+RECENT_ROUNDS = 4
+"""Rounds whose payloads stay on a disk for others after a snapshot has made them needless (node/redo.py)."""
+
 CPU_BYTES = 4 << 30
 """Activations and logits that a CPU may hold at once."""
 
@@ -237,8 +240,8 @@ def host_bytes_peak(spec: RunSpec, role: Role, *, ranks: int = 1, cpu_activation
 def disk_parts(spec: RunSpec, role: Role) -> dict[str, int]:
     """Most bytes of a node's state on its disk, by part: what replaces a file is written before that one goes. The
     data set is not among them: its files come as they are needed and stay."""
-    sizes = Sizes(spec)
-    consensus = {"snapshot": 2 * sizes.model, "log": spec.checkpoint_rounds * sizes.contributors * sizes.payload}
+    sizes, rounds = Sizes(spec), spec.checkpoint_rounds + RECENT_ROUNDS
+    consensus = {"snapshot": 2 * sizes.model, "log": rounds * sizes.contributors * sizes.payload}
     if role == "miner":
         return consensus | {
             "own_state": 2 * sizes.own,

@@ -27,7 +27,9 @@ def test_the_published_formulas_play_the_same_game() -> None:
     assert told == play(replace(SMALL, policy="published"))
     assert 0.1 < told.progress < 1.0
     assert len(told.rounds[0].contributing) == CONTRIBUTORS
-    assert all(FEWEST <= len(log.contributing) <= CONTRIBUTORS for log in told.rounds)
+    assert all(1 <= len(log.contributing) <= CONTRIBUTORS for log in told.rounds)
+    alone = play(replace(SMALL, policy="published", validators=1))
+    assert all(FEWEST <= len(log.contributing) <= CONTRIBUTORS for log in alone.rounds)
 
 
 def test_an_honest_run_learns_pays_everybody_about_alike_and_rejects_nobody() -> None:

@@ -6,7 +6,7 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
-from gauntlet.agreement import Agreed, Views
+from gauntlet.agreement import Log, Post, abstention, outcome, word_for
 from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
 from gauntlet.checks import Gathered, fast_checks
 from gauntlet.facts import Claim, Facts, State
@@ -19,16 +19,29 @@ from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import standing
 from gauntlet.sketch import Sample
 from gauntlet.weights import weights
-from protocol.messages import canonical_json, parse_json
+from protocol.messages import canonical_json, first_link, parse_json
 from protocol.run import Run
-from protocol.types import Digest, Page, Peer, Selection, Uid
+from protocol.types import Page, Peer, Slot, Uid
 from sparseloco.outer import OuterState, Scales
 from sparseloco.update import Update
-from tests.gauntlet.world import COMMIT_HASH, DOORS, OWNER, THETA, Miner, digest, make_spec, peer_id, proof_of, sketches
+from tests.gauntlet.world import (
+    COMMIT_HASH,
+    DOORS,
+    OWNER,
+    POINTER,
+    THETA,
+    Miner,
+    digest,
+    make_spec,
+    peer_id,
+    proof_of,
+    sketches,
+)
 
 SPEC = make_spec(contributors=3, reserve=1, evaluations=4, references=2, sample_sequences=8, proof_allowance=1.0)
 RUN = Run(SPEC)
 VALIDATOR = peer_id(100)
+PAIR = (THETA, first_link(RUN.id))
 PAGE_HASH, SAMPLE_HASH = digest("page block"), digest("first block after V")
 
 
@@ -84,7 +97,8 @@ def play(
         elif number in faults[2:3]:
             item = replace(item, payload=None)
         gathered.append(item)
-    others = [Peer(VALIDATOR, Uid(100), 10, True), Peer(OWNER, Uid(101), 0, False)]
+    here = Slot(RUN.clock.commit_by(0), POINTER, abstention(0))
+    others = [Peer(VALIDATOR, Uid(100), 10, True, slot=here), Peer(OWNER, Uid(101), 0, False)]
     peers = (*(item.peer for item in gathered), *others)
     payloads = {item.peer.id: item.payload for item in gathered if item.payload is not None}
     unseen = frozenset(map(peer_id, left_out))
@@ -107,6 +121,12 @@ def play(
     )
     ranking = standing(book, checked.passed, gauntlet, round, COMMIT_HASH, checked.twins)
     seed = Seed(RUN.id, SAMPLE_HASH, round, VALIDATOR)
+    uids = {peer.id: peer.uid for peer in peers}
+    said = Post(RUN.clock.reveal_by(round) + 1, VALIDATOR, word_for(round, [uids[p] for p in ranking.order], PAIR))
+    log, block = Log(peers, COMMIT_HASH, (said,)), RUN.clock.words_by(round)
+    decision = outcome(RUN, round, log, block).agreed
+    assert decision.selection is not None
+    agreed_on = frozenset(peer for peer, _ in decision.selection.contributing)
     contributing = set(ranking.contributing)
     picked = pick(book, set(checked.passed), contributing, gauntlet, seed, checked.twins)
     drawn = samples(SPEC, PAGE_HASH, picked, {item.peer.id for item in gathered} | unseen, seed)
@@ -123,27 +143,21 @@ def play(
     measured = tuple(sketches({name: records[name] for name in named}, num_values=MEASURED_VALUES))
     sample = Sample(SPEC.layout, COMMIT_HASH, MEASURED_VALUES)
     went_on = progress(sample, shown(sample, leading, checked.passed), measured, named)
-    after = fold(book, RoundOutcome(round, checked, found, frozenset(contributing), went_on, unseen), gauntlet)
-    uids = {peer.id: peer.uid for peer in peers}
+    after = fold(book, RoundOutcome(round, checked, found, agreed_on, went_on, unseen), gauntlet)
     shares = weights(after, ranking, uids, SPEC.owner_id, gauntlet)
-    block = RUN.clock.attest_by(round)
     paid = Paid(block, block + 1, {peer.id: shares[peer.uid] for peer in peers if peer.uid in shares})
     report = round_report(round, peers, gathered, checked, ranking, found, went_on, book, after, paid)
-    link = Digest(bytes(32))
-    selection = Selection(round, THETA, link, tuple((peer, Digest(bytes(32))) for peer in sorted(contributing)))
     top = max(shares.values())
     chain_weights = {uid: int(share / top * 65535 + 0.5) for uid, share in shares.items()}
     facts = Facts(
         RUN,
         round,
-        COMMIT_HASH,
         PAGE_HASH,
         SAMPLE_HASH,
-        Views(peers, [()] * RUN.clock.leader_slots, peers),
+        log,
         peers,
-        THETA,
-        link,
-        Agreed(selection, 0, VALIDATOR, b"", link, ()),
+        *PAIR,
+        decision,
         payloads,
         DOORS,
         block + 50,

@@ -9,16 +9,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gauntlet.agreement import Pair, Post, abstention, named, word_for
 from gauntlet.audit import GAP_TOLERANCE, SCORE_TOLERANCE, Topic, Verdict, audit
+from gauntlet.average import Average
 from gauntlet.facts import Row as OnChain
 from gauntlet.remembered import Remembered
 from gauntlet.report import Report, parse_report
 from protocol.errors import InvalidMessage
 from protocol.messages import canonical_json, parse_json
-from protocol.types import Reason, Uid, hotkey
+from protocol.types import PeerId, Reason, Uid, Word, hotkey
 from tests.gauntlet import rounds
 from tests.gauntlet.rounds import Played, play_rounds
-from tests.gauntlet.world import Miner, peer_id
+from tests.gauntlet.world import OWNER, Miner, digest, peer_id
 
 ROUND = 2
 JSON = st.recursive(
@@ -275,6 +277,94 @@ def test_an_old_copy_that_is_gone_is_told_and_accuses_nobody() -> None:
     assert any("earlier rounds are gone" in finding.text for finding in findings)
 
 
+# --- the word on chain ---------------------------------------------------------------------------------------
+
+WINDOW = rounds.RUN.clock.commit_by(ROUND) + 1
+
+
+def of_word(one: Played, *words: Word | None) -> set[tuple[Verdict, Any]]:
+    """What is found of the word when the validator has posted these, one a block."""
+    posts = (Post(WINDOW + place, rounds.VALIDATOR, word) for place, word in enumerate(words) if word is not None)
+    facts = replace(one.facts, log=replace(one.facts.log, posts=tuple(posts)))
+    return {(found.verdict, found.peer) for found in audit(facts, one.claim) if found.topic is Topic.WORD}
+
+
+def naming(*numbers: int, pair: Pair = rounds.PAIR) -> Word:
+    """Miners have their number as uid, the validator has 100 and the owner 101."""
+    return word_for(ROUND, [Uid(number) for number in numbers], pair)
+
+
+def named_by(one: Played) -> set[PeerId]:
+    """Whom the honest validator of the round named."""
+    return {peer_id(uid) for uid in named(one.facts.log.posts[0].word)}
+
+
+def test_a_word_that_names_all_who_may_contribute_by_its_own_book_is_silently_right() -> None:
+    one = played()[ROUND]
+    assert {finding.topic for finding in judge(one, one.body)} == {Topic.CHECKS}
+    assert of_word(one, naming(1, 2, 3, 4)) == set()
+
+
+@pytest.mark.parametrize("number", [100, 101, 5])
+def test_a_word_that_names_somebody_who_may_not_contribute_differs(number: int) -> None:
+    """The validator itself, the owner, and a miner that did not commit, whom nobody's copy can mend."""
+    named = {100: rounds.VALIDATOR, 101: OWNER}.get(number, peer_id(number))
+    assert of_word(played()[ROUND], naming(1, 2, 3, 4, number)) == {(Verdict.DIFFERS, named)}
+
+
+def test_a_word_that_names_a_peer_whose_score_is_too_low_differs() -> None:
+    one = played()[ROUND]
+    worthless = replace(one.claim.report.before.peers[peer_id(2)], gaps=Average(-1.0, 1.0), evaluations=9)
+    before = replace(one.claim.report.before, peers={**one.claim.report.before.peers, peer_id(2): worthless})
+    lying = replace(one, claim=replace(one.claim, report=replace(one.claim.report, before=before)))
+    assert of_word(lying, naming(1, 2, 3, 4)) == {(Verdict.DIFFERS, peer_id(2))}
+    assert of_word(lying, naming(1, 3, 4)) == set()
+
+
+def test_a_word_that_names_whom_the_validator_could_not_read_is_observed() -> None:
+    """Others may have given it the bytes or the key after it looked."""
+    assert of_word(played()[ROUND], naming(1, 2, 3, 4, 6, 7)) == {
+        (Verdict.OBSERVED, peer_id(6)),
+        (Verdict.OBSERVED, peer_id(7)),
+    }
+    before = play_rounds(ROUND)
+    records = {past: record for each in before for past, record in each.remembered.items()}
+    one = rounds.play(ROUND, before[-1].book, before[-1].claim.report, records, left_out=(4,))
+    assert of_word(one, naming(1, 2, 3, 4)) == {(Verdict.OBSERVED, peer_id(4))}
+
+
+def test_a_word_that_leaves_out_who_may_contribute_is_observed() -> None:
+    one = played()[ROUND]
+    assert of_word(one, naming(1, 3)) == {(Verdict.OBSERVED, peer_id(2)), (Verdict.OBSERVED, peer_id(4))}
+    # What came later added to it.
+    assert of_word(one, naming(1, 3), naming(2, 4)) == set()
+
+
+@pytest.mark.parametrize("pair", [(digest("another theta"), rounds.PAIR[1]), (rounds.PAIR[0], digest("a fork"))])
+def test_a_word_for_another_pair_differs_whoever_it_names_and_the_first_pair_binds(pair: Pair) -> None:
+    one = played()[ROUND]
+    assert of_word(one, naming(1, 2, 3, 4, 100, pair=pair)) == {(Verdict.DIFFERS, None)}
+    assert of_word(one, naming(1, pair=pair), naming(1, 2, 3, 4)) == {(Verdict.DIFFERS, None)}
+    # What is written over a word says nothing.
+    assert of_word(one, naming(1, 2, 3, 4), naming(100, pair=pair)) == set()
+
+
+def test_who_abstained_or_said_nothing_is_told_nothing_of_its_word() -> None:
+    one = played()[ROUND]
+    assert of_word(one) == of_word(one, abstention(ROUND)) == set()
+    assert of_word(one, abstention(ROUND), naming(1, 2, 3, 4, 100)) == {(Verdict.DIFFERS, rounds.VALIDATOR)}
+
+
+def test_a_strangers_word_is_not_the_validators() -> None:
+    one = played()[ROUND]
+    strange = Post(WINDOW, peer_id(99), naming(100, pair=(digest("another theta"), digest("a fork"))))
+    facts = replace(one.facts, log=replace(one.facts.log, posts=(strange, *one.facts.log.posts)))
+    assert not [finding for finding in audit(facts, one.claim) if finding.topic is Topic.WORD]
+
+
+# --- twins ---------------------------------------------------------------------------------------------------
+
+
 def test_twins_are_judged_again_like_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Miner 2 sends what miner 1 sends. In the losses of this test no pages show work, so both have copied."""
     monkeypatch.setattr(rounds, "miner", lambda number, round: Miner(number, round, seed=1000 * round + max(2, number)))
@@ -291,6 +381,10 @@ def test_twins_are_judged_again_like_everything_else(monkeypatch: pytest.MonkeyP
     for name in evaluated:
         assert named[name]["copied"] is (named[name]["faults"] > before[name]["faults"])
     assert any(named[name]["faults"] for name in evaluated)
+    # By its book the validator may name one of them. Whoever names both has two shares taken by one.
+    outside = {peer for number in (1, 2) if (peer := peer_id(number)) not in named_by(second)}
+    assert of_word(second, naming(1, 2, 3, 4)) == {(Verdict.DIFFERS, peer) for peer in outside}
+    assert len(outside) == 1
     lying = deepcopy(second.body)
     for number in (1, 2):
         del lying["peers"][hotkey(peer_id(number))]["twins"]

@@ -26,7 +26,7 @@ from gauntlet.evaluation import Evaluation
 from gauntlet.proof import LARGEST_PROOF, NO_PROOF
 from gauntlet.rating import Rating
 from gauntlet.remembered import Remembered
-from gauntlet.selection import peer_score, select
+from gauntlet.selection import peer_score, standing
 from gauntlet.weights import merit
 from protocol.errors import InvalidMessage
 from protocol.messages import canonical_json
@@ -50,7 +50,7 @@ def play(kinds, rounds, seed, spec=SPEC, unit=0.15):
     random, book, sets = Random(seed), ScoreBook(), []
     peers = [peer_id(i) for i in range(len(kinds))]
     for round in range(rounds):
-        chosen = select(book, peers, spec, round, COMMIT_HASH)
+        chosen = standing(book, peers, spec, round, COMMIT_HASH).contributing
         sets.append({peers.index(peer) for peer in chosen})
         scores = {}
         for peer, kind in zip(peers, kinds, strict=True):
@@ -359,7 +359,7 @@ def test_a_peer_that_was_absent_is_not_punished_but_by_what_it_did_not_do():
     assert after.peers[peers[2]] == replace(known, presence=PRESENCE_DECAY)
 
 
-def test_whoever_a_record_names_was_there_though_we_could_not_read_it():
+def test_whoever_is_selected_was_there_though_we_could_not_read_it():
     peers = [peer_id(i) for i in range(3)]
     book = fold(ScoreBook(), RoundOutcome(0, checked(peers), {}), SPEC)
     blind = checked(peers[:2], [Rejection(peers[2], Reason.MISSING, "test")], frozenset(peers[:2]))
@@ -376,7 +376,7 @@ def test_whoever_was_not_looked_at_and_a_round_in_which_nobody_was_there_is_no_a
     assert fold(book, left_out, SPEC).peers == book.peers
     away = replace(book, peers={peer: replace(record, presence=0.5) for peer, record in book.peers.items()})
     named = replace(left_out, contributing=frozenset(peers))
-    assert fold(away, named, SPEC).peers[peers[2]].presence == pytest.approx(0.55), "named by the record"
+    assert fold(away, named, SPEC).peers[peers[2]].presence == pytest.approx(0.55), "selected"
     nobody = checked([], [Rejection(peer, Reason.MISSING, "test") for peer in peers], frozenset())
     assert fold(book, RoundOutcome(1, nobody, {}), SPEC).peers == book.peers
 

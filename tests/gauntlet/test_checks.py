@@ -11,7 +11,7 @@ from gauntlet.checks import Doors, Gathered
 from gauntlet.commitment import is_judged, is_late
 from protocol.merkle import sections_root
 from protocol.messages import ENVELOPE_BYTES, parse_envelope
-from protocol.types import Commitment, Digest, Peer, PeerId, Reason, Record, Slot, Uid
+from protocol.types import Commitment, Digest, Peer, PeerId, Reason, Slot, Uid, Word
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
 from sparseloco.wire import encode
@@ -305,7 +305,7 @@ def test_late_means_committed_between_d_and_v():
 def test_a_hotkey_with_a_permit_is_judged_when_it_commits_and_the_owner_likewise():
     owner, other = PeerId(bytes([1] * 32)), PeerId(bytes([2] * 32))
     committed = Slot(5, statement=Commitment(0, Digest(bytes(32))))
-    stated = Slot(5, statement=Record(0, 1, Digest(bytes(32)), Digest(bytes(32))))
+    stated = Slot(5, statement=Word(0, 1, Digest(bytes(32)), Digest(b"p" * 32)))
     for peer, validates, slot, judged in [
         (other, False, None, True),
         (other, False, committed, True),

@@ -1,7 +1,5 @@
 """Who contributes and what it earns."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from gauntlet.average import Average
 from gauntlet.book import PeerRecord, ScoreBook
 from gauntlet.rating import Rating
-from gauntlet.selection import Ranking, doubted, in_order, peer_score, select, standing, tolerable
+from gauntlet.selection import Ranking, in_order, peer_score, standing
 from gauntlet.weights import lasting, weights
 from protocol.spec import GauntletSpec
 from protocol.types import Peer, Standing, Uid
@@ -41,6 +39,10 @@ def book_of(*records):
     return ScoreBook(peers={peer: record for peer, record in zip(PEERS, records, strict=False) if record is not None})
 
 
+def contributing(*given):
+    return tuple(sorted(standing(*given).contributing))
+
+
 def test_the_best_by_proof_times_rating_contribute():
     book = book_of(rated(1.0), rated(1.5), rated(1.0, mu=40.0), rated(0.9), rated(0.2), rated(score=-0.1), None)
     ranking = standing(book, PEERS[:7], SPEC, LATER, COMMIT_HASH)
@@ -53,7 +55,6 @@ def test_the_best_by_proof_times_rating_contribute():
         PEERS[5]: Standing.LOW_SCORE,
         PEERS[6]: Standing.NOT_ELIGIBLE,
     }
-    assert select(book, PEERS[:7], SPEC, LATER, COMMIT_HASH) == tuple(sorted(ranking.contributing))
 
 
 def test_a_score_far_below_the_honest_one_is_too_low_even_when_positive():
@@ -63,8 +64,8 @@ def test_a_score_far_below_the_honest_one_is_too_low_even_when_positive():
 
 def test_only_peers_that_passed_are_considered():
     book = book_of(*[rated()] * 5)
-    assert set(select(book, PEERS[3:5], SPEC, LATER, COMMIT_HASH)) == set(PEERS[3:5])
-    assert select(book, [], SPEC, LATER, COMMIT_HASH) == ()
+    assert set(contributing(book, PEERS[3:5], SPEC, LATER, COMMIT_HASH)) == set(PEERS[3:5])
+    assert contributing(book, [], SPEC, LATER, COMMIT_HASH) == ()
 
 
 def test_in_the_opening_rounds_unevaluated_peers_fill_up_after_the_eligible_and_low_scores_stay_out():
@@ -78,18 +79,20 @@ def test_in_the_opening_rounds_unevaluated_peers_fill_up_after_the_eligible_and_
 
 def test_while_fewer_than_three_are_rated_unevaluated_peers_may_contribute():
     two = book_of(rated(), rated())
-    assert len(select(two, PEERS[:3], SPEC, LATER, COMMIT_HASH)) == 3
+    assert len(contributing(two, PEERS[:3], SPEC, LATER, COMMIT_HASH)) == 3
     # Rated peers that are not here now do not count: a run must not stop because its early peers left.
     three = book_of(rated(), rated(), rated())
-    assert len(select(three, [PEERS[0], *PEERS[4:6]], SPEC, LATER, COMMIT_HASH)) == 3
-    assert len(select(three, PEERS[:4], SPEC, LATER, COMMIT_HASH)) == 3
+    assert len(contributing(three, [PEERS[0], *PEERS[4:6]], SPEC, LATER, COMMIT_HASH)) == 3
+    assert len(contributing(three, PEERS[:4], SPEC, LATER, COMMIT_HASH)) == 3
 
 
 def test_ties_are_broken_by_the_hash_of_block_d_alone():
     book = book_of(*[rated()] * 6)
-    chosen = {select(book, PEERS[:6], SPEC, LATER, digest(str(number))) for number in range(30)}
+    chosen = {contributing(book, PEERS[:6], SPEC, LATER, digest(str(number))) for number in range(30)}
     assert len(chosen) > 5
-    assert select(book, PEERS[:6], SPEC, LATER, COMMIT_HASH) == select(book, PEERS[5::-1], SPEC, LATER, COMMIT_HASH)
+    assert contributing(book, PEERS[:6], SPEC, LATER, COMMIT_HASH) == contributing(
+        book, PEERS[5::-1], SPEC, LATER, COMMIT_HASH
+    )
 
 
 def ranking_of(contributing, reserve=()):
@@ -162,52 +165,6 @@ def test_peer_score_is_zero_without_a_proof_and_falls_with_penalties():
     assert peer_score(rated(0.1, penalty=0.25)) == 0.0
 
 
-GOOD, WORTHLESS, UNSEEN = rated(), rated(score=-0.1), PeerRecord(first_seen=3)
-
-
-def test_doubted_are_the_ineligible_and_those_that_appeared_in_this_very_round():
-    book = replace(book_of(GOOD, GOOD, GOOD, WORTHLESS, UNSEEN), round=LATER - 1)
-    assert doubted(book, PEERS[:6], PEERS[:6], SPEC, LATER) == {PEERS[3], PEERS[5]}
-    # A book that missed the last round does not know who appeared in it.
-    missed = replace(book, round=LATER - 2)
-    assert doubted(missed, PEERS[:6], PEERS[:6], SPEC, LATER) == {PEERS[3]}
-
-
-def test_strangers_are_not_doubted_while_peers_not_evaluated_may_contribute():
-    for records, round in (((GOOD, GOOD, GOOD), SPEC.opening_rounds - 1), ((GOOD, GOOD), LATER)):
-        book = replace(book_of(*records), round=round - 1)
-        assert doubted(book, PEERS[:5], PEERS[:5], SPEC, round) == set()
-        assert tolerable(book, PEERS[:5], PEERS[:5], SPEC, round)
-
-
-@pytest.mark.parametrize(
-    ("worthless", "named", "stands"),
-    [
-        (0, 1, True),
-        (1, 1, False),
-        (1, 2, True),
-        (2, 2, False),
-        (1, 4, True),
-        (2, 4, False),
-        (4, 20, True),
-        (5, 20, False),
-    ],
-)
-def test_a_record_stands_while_few_of_those_it_names_are_worthless(worthless, named, stands):
-    peers = [peer_id(i) for i in range(named)]
-    records = {peer: WORTHLESS if place < worthless else GOOD for place, peer in enumerate(peers)}
-    book = ScoreBook(round=LATER - 1, peers=records)
-    assert tolerable(book, peers, peers, SPEC, LATER) == stands
-
-
-@given(st.lists(st.sampled_from([GOOD, WORTHLESS, UNSEEN, None]), min_size=1, max_size=8), st.integers(0, 9))
-def test_what_a_book_would_name_itself_it_always_approves(records, round):
-    book = replace(book_of(*records), round=round - 1)
-    named = standing(book, PEERS, SPEC, round, COMMIT_HASH).contributing
-    if named:
-        assert tolerable(book, named, PEERS, SPEC, round)
-
-
 def test_of_twins_only_the_best_by_the_book_may_contribute_or_wait_in_reserve():
     book = book_of(rated(1.0), rated(1.5), rated(1.0, mu=40.0), rated(0.9), rated(1.2))
     twins = {PEERS[1]: frozenset([PEERS[2]]), PEERS[2]: frozenset([PEERS[1]])}
@@ -215,14 +172,6 @@ def test_of_twins_only_the_best_by_the_book_may_contribute_or_wait_in_reserve():
     assert ranking.order == (PEERS[2], PEERS[4], PEERS[0], PEERS[3])
     assert ranking.standing[PEERS[1]] is Standing.NOT_SELECTED
     assert PEERS[1] not in {*ranking.contributing, *ranking.reserve}
-
-
-def test_a_record_that_names_two_twins_does_not_stand():
-    book = book_of(*[rated()] * 6)
-    twins = {PEERS[1]: frozenset([PEERS[2]]), PEERS[2]: frozenset([PEERS[1]])}
-    assert tolerable(book, PEERS[:3], PEERS[:6], SPEC, LATER)
-    assert not tolerable(book, PEERS[:3], PEERS[:6], SPEC, LATER, twins)
-    assert tolerable(book, [PEERS[0], PEERS[2]], PEERS[:6], SPEC, LATER, twins)
 
 
 def test_what_peers_left_is_fetched_best_first_and_newcomers_in_another_order_every_round():

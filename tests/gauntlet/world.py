@@ -48,7 +48,7 @@ def make_spec(**gauntlet) -> RunSpec:
         compression=CompressionSpec(k=64),
         inner=InnerSpec(steps=4, sequences=4, peak_lr=1e-3, final_lr=1e-4, warmup_steps=2, decay_steps=10),
         data=DataSpec(index="00" * 32, num_tokens=50_001, page_sequences=8),
-        clock=ClockSpec(start_block=100, round_blocks=100, commit=40, reveal=46, leader_slot=5, attest=80),
+        clock=ClockSpec(start_block=100, round_blocks=100, commit=40, reveal=46, words=80),
         gauntlet=GauntletSpec(**gauntlet),
     )
 

@@ -144,10 +144,10 @@ def test_a_validator_killed_in_a_round_keeps_every_rating_and_folds_no_round_twi
     known = {round for round in range(3) if round <= folded or round >= 2}
     for record in program.scores.book.peers.values():
         assert record.evaluations == record.contributed == len(known)
-    # The record of the round that broke off is there for joiners.
-    links = [keys.statement(network.run.id, network["miner-1"].node.held.saved.link)]
+    # The selection of the round that broke off is there for joiners.
+    links = [keys.selection(network.run.id, network["miner-1"].node.held.saved.link)]
     assert all(link in network.store.buckets["validator"] for link in links)
-    stored = [key for key in network.store.buckets["validator"] if "/statement/" in key]
+    stored = [key for key in network.store.buckets["validator"] if "/selection/" in key]
     assert len(stored) == 3
 
 

@@ -151,6 +151,7 @@ def test_what_a_validator_could_not_see_is_nobodys_fault_and_changes_no_weights(
     network.start("miner-1", "miner-2", "miner-3", "miner-4")
     network.start("validator", role=with_parts(part, Watched))
     network.run_until(6)
+    network.run_to_block(network.clock.words_by(5))
     network.close()
     validator = network["validator"]
     assert [(e["round"], e["why"]) for e in validator.events("unobserved")] == [(round, why) for round in rounds]
@@ -176,7 +177,7 @@ STEPS = {
     "collector": ["commitments", "collect"],
     "scores": ["check", "rank", "evaluate", "fold", "report"],
     "pay": ["pay"],
-    "vote": ["ask", "hold", "propose", "attest"],
+    "words": ["ask", "hold", "speak", "post", "send"],
     "keeper": ["keep"],
 }
 

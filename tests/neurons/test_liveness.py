@@ -4,54 +4,71 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from rounds.vote import Vote
-
+from gauntlet.agreement import SEAT_ROUNDS
+from gauntlet.selection import Ranking
 from protocol import keys
-from protocol.types import Attestation, Digest, PeerId, Record
+from protocol.types import Digest, PeerId, Word
 from rounds.keep import Keeper
 from rounds.miner import Miner
-from rounds.score import Scores
+from rounds.words import Words
 from tests.fakes.bucket import Faults
 from tests.network import FakeNetwork, with_parts
+from tests.neurons.test_rounds import names
 
 Networks = Callable[..., FakeNetwork]
 
 
-class Poison(Vote):
-    """Says what is true up to a round; in that one a record with a theta that nobody has, then nothing more."""
+class Poison(Words):
+    """Says what is true up to a round; from that one on so many words with a theta that nobody has, then nothing."""
 
     since: int | None = None
-    said = -1
+    most = 1
+    said: list[int]
 
-    def is_agreed(self, round: int) -> bool:
-        return self.since is None and super().is_agreed(round)
-
-    def post(self, round: int, statement: Record | Attestation) -> int | None:
+    def send(self, round: int, word: Word) -> int | None:
         if self.since is None or round < self.since:
-            return super().post(round, statement)
-        if isinstance(statement, Record) and Poison.said < 0:
-            Poison.said = round
-            return super().post(round, replace(statement, theta=Digest(bytes([19] * 32))))
-        return None
+            return super().send(round, word)
+        if len(self.said) == self.most:
+            return None
+        self.said.append(round)
+        return super().send(round, replace(word, theta=Digest(bytes([19] * 32))))
 
 
-def test_dust_that_is_alone_for_a_round_halts_nobody(networks: Networks) -> None:
-    """One rao, while the giant is away for an update, names a theta that nobody can reproduce."""
-    Poison.since, Poison.said = None, -1
+def poisoned(networks: Networks, most: int) -> tuple[FakeNetwork, int]:
+    """A network whose giant goes away for an update in this round, while one rao says so many lies."""
+    Poison.since, Poison.most, Poison.said = None, most, []
     network = networks(miners=2, validators={"big": 10**15, "dust": 1})
     network.start("big", "miner-1", "miner-2")
     network.start("dust", role=with_parts(Poison))
     network.run_until(3)
-    Poison.since = poisoned = network["miner-1"].round
+    Poison.since = network["miner-1"].round
     network.kill("big")
-    network.run_to_block(network.clock.attest_by(poisoned) + 1)
-    assert Poison.said == poisoned
+    return network, Poison.since
+
+
+def test_dust_that_is_alone_for_a_round_halts_nobody(networks: Networks) -> None:
+    network, since = poisoned(networks, 1)
+    network.run_to_block(network.clock.words_by(since) + 1)
+    assert Poison.said == [since]
     network.start("big")
-    network.run_to_block(network.clock.start(poisoned + 4))
+    network.run_to_block(network.clock.start(since + 4))
     for name in ("big", "miner-1", "miner-2"):
-        assert network[name].round >= poisoned + 3
-    # Void at the most: the round of the update, and the one in which the giant was on its way back.
-    assert not [round for round in network["miner-1"].voids() if not poisoned <= round <= poisoned + 1]
+        assert network[name].round >= since + 3
+    # Void at the most: the round of the update.
+    assert set(network["miner-1"].voids()) <= {since}
+    network.assert_agreement()
+
+
+def test_dust_that_is_alone_for_longer_than_the_giants_seat_lasts_halts_nobody(networks: Networks) -> None:
+    """Then its word alone decides, until the giant is back."""
+    network, since = poisoned(networks, SEAT_ROUNDS + 3)
+    network.run_to_block(network.clock.words_by(since + SEAT_ROUNDS + 2) + 1)
+    assert Poison.said[-1] == since + SEAT_ROUNDS + 2
+    network.start("big")
+    back = since + SEAT_ROUNDS + 3
+    network.run_to_block(network.clock.start(back + 8))
+    print(network.state(), network["miner-1"].voids(), [e for e in network["big"].events("said")][-9:], network["miner-1"].events("passed_over"))
+    assert network["miner-1"].contributing(back + 6)
     network.assert_agreement()
 
 
@@ -65,15 +82,8 @@ class Mute(Miner):
         pass
 
 
-class RanksTheMute(Scores):
-    mute: PeerId
-
-    def rank(self, round: int, checked: Any) -> Any:
-        return replace(super().rank(round, checked), contributing=(self.mute,), reserve=())
-
-
-class NamesTheMute(Vote):
-    """In whatever slot it leads; its mirror has something of the right size."""
+class NamesTheMute(Words):
+    """And nobody else; its mirror has something of the right size."""
 
     mute: PeerId
 
@@ -82,11 +92,8 @@ class NamesTheMute(Vote):
         bucket.put(keys.mirror(run.id, round, self.mute), bytes(run.first.object_bytes), timeout_seconds=1)
         bucket.put(keys.mirror_reveal(run.id, round, self.mute), bytes(204), timeout_seconds=1)
 
-    def is_agreed(self, round: int) -> bool:
-        return False
-
-    def approves(self, *arguments: Any, **named: Any) -> bool:
-        return True
+    def speak(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
+        super().speak(round, replace(ranking, order=(self.mute,)), at_commit, checked)
 
 
 class KeepsNothing(Keeper):
@@ -94,18 +101,16 @@ class KeepsNothing(Keeper):
         pass
 
 
-def test_a_leader_of_two_fifths_whose_mirror_stalls_stops_no_round_that_an_honest_one_leads_too(
-    networks: Networks,
-) -> None:
+def test_two_fifths_that_name_whom_nobody_can_read_and_whose_mirror_stalls_stop_no_round(networks: Networks) -> None:
     network = networks(miners=3, validators={"honest": 600, "evil": 399})
     network.start("honest", "miner-1", "miner-2")
     network.start("miner-3", role=Mute)
-    RanksTheMute.mute = NamesTheMute.mute = network["miner-3"].peer
-    network.start("evil", role=with_parts(RanksTheMute, NamesTheMute, KeepsNothing))
+    NamesTheMute.mute = network["miner-3"].peer
+    network.start("evil", role=with_parts(NamesTheMute, KeepsNothing))
     network.run_until(1, "honest")
     network.store.faults["evil"] = Faults(stalls=True)
     network.run_until(5, "honest", "miner-1")
     network.assert_agreement("honest", "miner-1", "miner-2")
-    assert [round for round in network["honest"].voids() if round >= 1] == []
+    assert network["honest"].voids() == []
     for round in range(1, 5):
-        assert network["miner-1"].contributing(round)
+        assert sorted(network["miner-1"].contributing(round)) == names(network, "miner-1", "miner-2")

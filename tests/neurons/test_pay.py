@@ -13,7 +13,7 @@ from tests.neurons.test_audit import audits
 
 Networks = Callable[..., FakeNetwork]
 EPOCH = 100
-"""Blocks. A round has 30, the first begins at block 12: rounds 0 and 1 are paid in the first epoch, 2 to 5 in the
+"""Blocks. A round has 30, the first begins at block 12: rounds 0 to 2 are paid in the first epoch, 3 to 5 in the
 second."""
 
 
@@ -53,13 +53,14 @@ def test_weights_that_are_revealed_are_read_back_and_audited(networks: Networks,
     network.kill("validator")
     network.start("validator")
     network.run_until(7)
-    # Block 100 reveals those of two rounds, and the later ones stand.
-    assert told(network, "weights_standing") == [1, max(round for round in paid(network) if round < 6)]
+    # Block 100 reveals those of three rounds, and the last ones stand.
+    assert told(network, "weights_standing") == [2, max(round for round in paid(network) if round < 6)]
     assert told(network, "weights_refused") == []
     assert [event["block"] for event in network["validator"].events("weights_standing")] == [EPOCH, 2 * EPOCH]
+    network.run_to_block(network.clock.words_by(6))
     network.close()
-    findings = {round: audits(network, round, tmp_path)["validator"].findings for round in (0, 1, 6)}
-    assert findings[1] == ()
+    findings = {round: audits(network, round, tmp_path)["validator"].findings for round in (0, 2, 6)}
+    assert findings[2] == ()
     for round, why in ((0, "which have overwritten them"), (6, "not revealed yet")):
         (finding,) = findings[round]
         assert (finding.topic, finding.verdict) == (Topic.WEIGHTS, Verdict.UNCHECKED)
@@ -92,6 +93,7 @@ def test_weights_that_the_chain_takes_and_never_reveals_are_told(networks: Netwo
     network = concealed(networks)
     network.start()
     network.run_until(2)
+    network.run_to_block(network.clock.words_by(1))
     peer = network["validator"].peer
     network.world.set_stake(peer, 100, False)
     network.run_to_block(EPOCH)

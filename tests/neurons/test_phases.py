@@ -376,7 +376,7 @@ def test_every_applied_round_has_one_timeline(networks: Networks) -> None:
             began = [phase["began"] for phase in event["phases"]]
             assert began == sorted(began)
             assert all(phase["seconds"] >= 0 for phase in event["phases"])
-    both = {"wait", "select", "download", "apply"}
+    both = {"wait", "download", "apply"}
     mined = {"compute", "compress", "seal", "swap", "save", "upload", "commit", "reveal", "prefetch"}
     judged = {"gather", "check", "mirror", "post", "evaluate", "progress"}
     assert phases(network, "miner-1", 1).keys() == both | mined

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from loguru import logger
 
-from gauntlet.agreement import STATEMENT_ROUNDS
+from gauntlet.agreement import SEAT_ROUNDS
 from node.program import EXIT_UPDATE, run_program
 from protocol import keys
 from protocol.errors import UpdateNeeded
@@ -43,7 +43,7 @@ class SilentInRoundOne(Validator):
         if round != 1:
             return super().play(round)
         self.node.advance(round)
-        self.node.wait_for(self.node.clock.attest_by(round), "the round to pass")
+        self.node.wait_for(self.node.clock.words_by(round), "the round to pass")
 
 
 def test_honest_nodes_hold_the_same_theta_and_the_chain_pays_them(networks: Networks) -> None:
@@ -54,6 +54,7 @@ def test_honest_nodes_hold_the_same_theta_and_the_chain_pays_them(networks: Netw
     network.start()
     try:
         network.run_until(2)
+        network.run_to_block(network.clock.commit_by(2) - 1)
     finally:
         logger.remove(sink)
 
@@ -89,6 +90,7 @@ def test_honest_nodes_hold_the_same_theta_and_the_chain_pays_them(networks: Netw
     for name in miners:
         sealed = network[name].node.held.saved.sealed
         assert sealed is not None
+        assert sealed.round == 2, "its key is public"
         secrets += [sealed.key.hex(), repr(sealed.key)]
         told += repr(network[name].node.held.saved) + repr(network[name].node.doors)
     assert not [secret for secret in secrets if secret in told]
@@ -148,22 +150,22 @@ def test_a_pointer_that_may_not_be_followed_costs_only_its_owner(networks: Netwo
     network = networks(miners=2, validators={"validator": 100, "stranger": 200})
     network.refused = {"miner-2", "stranger"}
     network.start("validator", "miner-1", "miner-2")
-    network.run_until(STATEMENT_ROUNDS + 2)
+    network.run_until(SEAT_ROUNDS + 2)
     network.assert_agreement()
     # The stranger has most stake and never says a word: it counts until it could have.
-    assert network["validator"].voids() == list(range(STATEMENT_ROUNDS))
-    assert network["validator"].contributing(STATEMENT_ROUNDS + 1) == names(network, "miner-1")
+    assert network["validator"].voids() == list(range(SEAT_ROUNDS))
+    assert network["validator"].contributing(SEAT_ROUNDS + 1) == names(network, "miner-1")
 
 
 def test_a_mirror_that_answers_with_garbage_takes_nobodys_key(networks: Networks) -> None:
     network = networks(miners=2, validators={"validator": 100, "stranger": 200})
     for name in ("miner-1", "miner-2"):
-        for round in range(STATEMENT_ROUNDS + 2):
+        for round in range(SEAT_ROUNDS + 2):
             key = keys.mirror_reveal(network.run.id, round, network[name].peer)
             network.store.bucket("stranger").put(key, bytes(204), timeout_seconds=1)
     network.start("validator", "miner-1", "miner-2")
-    network.run_until(STATEMENT_ROUNDS + 2)
-    last = network["validator"].contributing(STATEMENT_ROUNDS + 1)
+    network.run_until(SEAT_ROUNDS + 2)
+    last = network["validator"].contributing(SEAT_ROUNDS + 1)
     assert sorted(last) == names(network, "miner-1", "miner-2")
 
 
@@ -172,7 +174,7 @@ def test_what_a_contributor_hides_from_others_is_repaired_from_the_mirror(networ
     size = network.spec.object_bytes
     network.store.faults["miner-1"] = Faults(answers={"miner-2": bytes(size), "miner-3": b"\1" * size})
     network.start()
-    network.run_blocks(lambda: bool(network["validator"].events("posted")))
+    network.run_blocks(lambda: bool(network["validator"].events("said")))
     del network.store.buckets["miner-2"][keys.payload(network.run.id, 0)]
     del network.store.buckets["miner-2"][keys.reveal(network.run.id, 0)]
     network.run_until(1)
@@ -195,7 +197,7 @@ def test_forks_below_finality_change_no_decision(networks: Networks) -> None:
     moments = [
         block + offset
         for round in (0, 1)
-        for block in (clock.start(round), clock.commit_by(round), clock.reveal_by(round) + 3, clock.attest_by(round))
+        for block in (clock.start(round), clock.commit_by(round), clock.reveal_by(round) + 3, clock.words_by(round))
         for offset in (1, 5)
     ]
 
@@ -203,11 +205,10 @@ def test_forks_below_finality_change_no_decision(networks: Networks) -> None:
         if moments and network.world.head >= moments[0]:
             moments.pop(0)
             network.world.reorg(3)
-        return all(member.round >= 2 for member in network.alive)
+        return not moments and all(member.round >= 2 for member in network.alive)
 
     network.start()
     network.run_blocks(forked)
-    assert not moments
     assert list(network.assert_agreement()) == [0, 1]
     assert network["validator"].voids() == []
 
@@ -233,7 +234,7 @@ def test_the_owners_amendment_is_in_force_everywhere_from_the_same_round(network
     network.run_until(1)
     network.amend(from_round=3, changes={"outer": {"alpha": 0.25}})
     network.run_until(3)
-    network.amend(from_round=5, changes={"protocol": {"min_protocol": 3, "max_protocol": 3}})
+    network.amend(from_round=5, changes={"protocol": {"min_protocol": 4, "max_protocol": 4}})
     faults = network.until_dead("miner-1", "miner-2", "validator")
     for fault in faults:
         assert isinstance(fault, UpdateNeeded)
@@ -266,6 +267,7 @@ def test_an_amendment_that_came_too_late_is_followed_by_nobody(networks: Network
     network = networks(miners=1)
     network.start()
     network.run_until(2)
+    network.run_to_block(network.clock.start(2))
     late = network.amend(from_round=3, changes={"outer": {"alpha": 0.25}})
     network.run_until(4)
     for member in network.members.values():

@@ -6,7 +6,7 @@ from typing import Any
 
 from rounds.vote import Vote
 
-from gauntlet.agreement import STATEMENT_ROUNDS
+from gauntlet.agreement import SEAT_ROUNDS
 from protocol import keys
 from protocol.types import Attestation, Digest, PeerId, Record, hotkey
 from rounds.collect import Collector
@@ -36,10 +36,10 @@ def test_of_two_equal_validators_one_goes_on_alone_once_the_word_of_the_other_is
     network.start()
     network.run_until(1)
     network.kill("first")
-    network.run_until(STATEMENT_ROUNDS + 4)
-    assert_one_branch(network, STATEMENT_ROUNDS + 3)
+    network.run_until(SEAT_ROUNDS + 4)
+    assert_one_branch(network, SEAT_ROUNDS + 3)
     # It has half of the stake, and counts for so many rounds after its last word.
-    assert all(1 <= round <= STATEMENT_ROUNDS + 1 for round in network["second"].voids())
+    assert all(1 <= round <= SEAT_ROUNDS + 1 for round in network["second"].voids())
 
 
 def test_strangers_with_permits_lead_nothing_cost_no_round_and_are_asked_for_nothing(networks: Networks) -> None:

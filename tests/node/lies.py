@@ -1,42 +1,41 @@
-"""Validators that state what is not so, and what they state."""
+"""Validators that say what is not so, and what stands on chain of anybody's words."""
 
 from dataclasses import replace
+from hashlib import sha256
 from shutil import rmtree
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
-from rounds.vote import Vote
 
-from gauntlet.agreement import Claim
+from gauntlet.agreement import Pair
 from protocol import keys
-from protocol.messages import encode_link, encode_statement, record_link
-from protocol.types import Attestation, Digest, PeerId, Record
+from protocol.messages import ENVELOPE_BYTES, encode_selection, link_of
+from protocol.types import Digest, PeerId, Selection, Word
+from rounds.words import Words
 from tests.network import FakeNetwork
 from training.replica import Replica, genesis_theta
 
-Pairs = tuple[tuple[PeerId, Digest], ...]
 
+def liar() -> type[Words]:
+    """Names pairs that nobody can follow, another one in every round; each class of its own."""
 
-def liar() -> type[Vote]:
-    """States pairs that nobody can follow, another one in every round; each class of its own."""
-
-    class Liar(Vote):
-        def post(self, round: int, statement: Record | Attestation) -> int | None:
+    class Liar(Words):
+        def send(self, round: int, word: Word) -> int | None:
             nothing = Digest(f"{id(type(self))} {round}".encode().ljust(32)[:32])
-            return super().post(round, replace(statement, theta=nothing, previous=nothing))
+            return super().send(round, replace(word, theta=nothing, previous=nothing))
 
     return Liar
 
 
-class Forger(Vote):
-    """States `claim` once there is one."""
+class Forger(Words):
+    """Names `pair` once there is one."""
 
-    claim: ClassVar[Claim | None] = None
+    pair: ClassVar[Pair | None] = None
 
-    def post(self, round: int, statement: Record | Attestation) -> int | None:
-        if self.claim is not None:
-            statement = replace(statement, theta=self.claim[0], previous=self.claim[1])
-        return super().post(round, statement)
+    def send(self, round: int, word: Word) -> int | None:
+        if self.pair is not None:
+            word = replace(word, theta=self.pair[0], previous=self.pair[1])
+        return super().send(round, word)
 
 
 @pytest.fixture
@@ -44,19 +43,23 @@ def forger() -> type[Forger]:
     return type("OneForger", (Forger,), {})
 
 
-def forge(network: FakeNetwork, on: str, pairs: Pairs = (), *, bitmap: int = 0, round: int | None = None) -> Claim:
-    """The claim after an invented record of that round (default: the one it stands at) on top of what this node holds;
-    the liar's bucket shows the record."""
+def forge(network: FakeNetwork, on: str, round: int | None = None) -> Pair:
+    """The pair after an invented selection of that round (default: the one it stands at) on top of what this node
+    holds. Everybody can follow it: the liar's bucket has the selection, and its only payload, which is garbage."""
     held = network[on].node.held
-    record = encode_statement(Record(held.saved.round if round is None else round, bitmap, *held.claim))
-    head = network.run.head_at(held.saved.round)
+    round = held.saved.round if round is None else round
+    garbage = b"g" * network.spec.object_bytes
+    envelope = Digest(sha256(garbage[:ENVELOPE_BYTES]).digest())
+    pairs = ((network["liar"].peer, envelope),)
+    invented = Selection(round, *held.claim, network.run.head_at(round), pairs)
     other = Replica(network.spec, genesis_theta(network.spec.model, 1))
     other.load_consensus(held.replica.consensus_state())
-    other.outer_step([], alpha=1.0, aggregate="filtered_mean")
-    link = record_link(record, pairs, head)
-    shown = encode_link(record, pairs, head)
-    network.store.bucket("liar").put(keys.statement(network.run.id, link), shown, timeout_seconds=1)
-    return other.digest(), link
+    outer = network.run.spec_at(round).outer
+    other.outer_step([None], alpha=outer.alpha, aggregate=outer.aggregate)
+    bucket = network.store.bucket("liar")
+    bucket.put(keys.payload(network.run.id, round), garbage, timeout_seconds=1)
+    bucket.put(keys.selection(network.run.id, link_of(invented)), encode_selection(invented), timeout_seconds=1)
+    return other.digest(), link_of(invented)
 
 
 def wipe(network: FakeNetwork, *names: str) -> None:
@@ -65,24 +68,33 @@ def wipe(network: FakeNetwork, *names: str) -> None:
         rmtree(network[name].home)
 
 
-class WrongTheta(Forger):
-    """States the link that the first holds, and a theta that is not its."""
-
-    of: ClassVar[FakeNetwork | None] = None
-
-    def post(self, round: int, statement: Record | Attestation) -> int | None:
-        if self.of is not None:
-            link = self.of["first"].node.held.saved.link
-            statement = replace(statement, theta=Digest(b"w" * 32), previous=link)
-        return super().post(round, statement)
+def word_of(network: FakeNetwork, name: str) -> Word:
+    """This validator's word that stands on chain."""
+    (word,) = _words(network, network[name].peer, network.world.final)
+    return word
 
 
-def said(network: FakeNetwork, name: str) -> Attestation | Record:
-    slots = {peer.id: peer.slot for peer in network.world.state(network.world.final).peers}
-    slot = slots[network[name].peer]
-    assert slot is not None
-    assert isinstance(slot.statement, Attestation | Record)
-    return slot.statement
+def words_of(network: FakeNetwork, name: str) -> list[Word]:
+    """Every word that this validator ever said, on a chain that keeps all states."""
+    found: list[Word] = []
+    for block in range(network.world.final + 1):
+        found += [word for word in _words(network, network[name].peer, block) if word not in found[-1:]]
+    return found
+
+
+def _words(network: FakeNetwork, peer: PeerId, block: int) -> list[Word]:
+    slots = [each.slot for each in network.world.state(block).peers if each.id == peer]
+    return [slot.statement for slot in slots if slot is not None and isinstance(slot.statement, Word)]
+
+
+def pairs_of(network: FakeNetwork, name: str) -> set[Pair]:
+    """All that this validator ever named."""
+    return {word.pair for word in words_of(network, name) if word.pair is not None}
+
+
+def returns(network: FakeNetwork, name: str) -> list[dict[str, Any]]:
+    """Each catch-up of this node but for the one with which a new folder begins."""
+    return [event for event in network[name].events("caught_up") if event["round"] > 0]
 
 
 def depth(network: FakeNetwork, name: str) -> int:
@@ -90,7 +102,12 @@ def depth(network: FakeNetwork, name: str) -> int:
     return network[name].node.held.replica.outer.rounds
 
 
+def now(network: FakeNetwork) -> int:
+    """The round of the final head."""
+    return network.clock.round_at(network.world.final)
+
+
 def rounds_more(network: FakeNetwork, rounds: int) -> int:
     """Lets so many rounds pass; the round of the head then."""
     network.run_to_block(network.world.final + rounds * network.spec.clock.round_blocks)
-    return network.clock.round_at(network.world.final)
+    return now(network)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gauntlet.agreement import announcement
+from gauntlet.agreement import abstention
 from node.adapters import Doors
 from node.amendments import FETCHES_A_LOOK, LOOK_SECONDS, adopted, settled
 from node.config import NetworkConfig
@@ -41,7 +41,7 @@ class Owned:
 
     def validate(self) -> None:
         """The validator announces itself, so that it is asked."""
-        fields = encode_slot(self.store.pointer("v"), announcement(self.run, Digest(bytes(32))))
+        fields = encode_slot(self.store.pointer("v"), abstention(0))
         self.world.publish(VALIDATOR.peer, fields)
 
     def until(self, block: int) -> None:
@@ -153,7 +153,7 @@ def test_a_chain_that_does_not_answer_lets_nothing_in(owned: Owned) -> None:
 
 def test_a_void_is_known_a_round_before_it_holds(owned: Owned) -> None:
     """Nodes that looked on either side of it used to part."""
-    owned.until(owned.clock.attest_by(9))
+    owned.until(owned.clock.words_by(9))
     owned.publish(owned.run, from_round=1, void_round=9, void_from_block=0)
     owned.until(owned.clock.start(11))
     assert not owned.look().voided(9, owned.world.final)

@@ -6,15 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from node.claimed import Claimed
 
-from gauntlet.agreement import attestation_for, mirrors
+from gauntlet.agreement import Tip, mirrors
 from node import catchup
 from node.checkpoints import Checkpoint, Shown, encode_shown, parse_shown
 from protocol import keys
 from protocol.errors import ChainError, InvalidMessage
-from protocol.messages import encode_document, encode_link, encode_slot, encode_statement
-from protocol.types import Attestation, Commitment, Digest, Record
+from protocol.messages import encode_document, encode_selection, encode_slot
+from protocol.types import Commitment, Digest, Selection, Word
 from storage.realtime import REAL
 from tests.fakes.chain import fake_verify
 from tests.network import OWNER, FakeNetwork
@@ -45,8 +44,8 @@ def join(network: FakeNetwork) -> str:
     return str(network["miner-2"].events("caught_up")[-1]["origin"])
 
 
-def statements(network: FakeNetwork, bucket: str) -> list[str]:
-    return sorted(key for key in network.store.buckets[bucket] if "/statement/" in key)
+def selections(network: FakeNetwork, bucket: str) -> list[str]:
+    return sorted(key for key in network.store.buckets[bucket] if "/selection/" in key)
 
 
 def shown(network: FakeNetwork, name: str) -> Shown:
@@ -84,14 +83,14 @@ def silence(network: FakeNetwork) -> None:
 
 def speak(network: FakeNetwork) -> None:
     """The forgers count from now on, so that joiners ask them."""
-    say(network, attestation_for(3, (), Digest(bytes(32)), Digest(bytes(32))))
+    say(network, Word(3, 0, Digest(b"f" * 32), Digest(b"f" * 32)))
     network.world.step(1)
     peers = network.world.state(network.world.final).peers
     forgers = {member.peer for name, member in network.members.items() if name.startswith("forger")}
     assert forgers < set(mirrors(network.run, network.world.final, peers))
 
 
-def say(network: FakeNetwork, statement: Attestation | Commitment) -> None:
+def say(network: FakeNetwork, statement: Word | Commitment) -> None:
     for name, member in network.members.items():
         if name.startswith("forger"):
             network.world.publish(member.peer, encode_slot(network.store.pointer(name), statement))
@@ -167,19 +166,20 @@ def test_malformed_documents_of_states_harm_no_joiner(networks: Networks) -> Non
     assert network["miner-2"].events("caught_up")
 
 
-def test_a_forged_record_is_refused_and_the_true_one_of_the_next_validator_is_used(networks: Networks) -> None:
+def test_a_forged_selection_is_refused_and_the_true_one_of_the_next_validator_is_used(networks: Networks) -> None:
     network = run_four_rounds(networks, validators=FORGER)
     forger = network.store.bucket("forger")
-    kept = statements(network, "validator")
+    kept = selections(network, "validator")
     assert kept
+    pair = (network["miner-1"].peer, Digest(bytes(32)))
     for key in kept:
-        lie = encode_link(encode_statement(Record(3, 1, Digest(bytes(32)), Digest(bytes(32)))), (), network.run.id)
+        lie = encode_selection(Selection(3, Digest(bytes(32)), Digest(bytes(32)), network.run.id, (pair,)))
         forger.put(key, lie, timeout_seconds=1)
     speak(network)
     assert join(network).startswith("the checkpoint of round")
 
 
-def test_a_joiner_whose_chain_node_has_pruned_it_learns_an_amendment_from_the_chain_of_records(
+def test_a_joiner_whose_chain_node_has_pruned_it_learns_an_amendment_from_the_chain_of_selections(
     networks: Networks,
 ) -> None:
     network = networks(miners=2, keep_blocks=45)
@@ -263,18 +263,13 @@ def test_a_chain_that_fails_in_the_middle_of_a_replay_leaves_our_own_state_in_pl
         in_place.append("theta_0")
         raise ChainError("gone")
 
-    monkeypatch.setattr(catchup, "newest_decided", lambda node: 5)
-    monkeypatch.setattr(catchup, "newest_claims", lambda *_: Claimed(5, {("theta", "previous"): 1}, 1, ()))
-    records = SimpleNamespace(again=lambda: None)
-    monkeypatch.setattr(catchup, "_come_after_last_words", lambda *_, **__: {("theta", "previous"): records})
     monkeypatch.setattr(catchup, "_starts", lambda *_: iter([(SimpleNamespace(origin="genesis"), [])]))
     monkeypatch.setattr(catchup, "_replay", replay)
-    monkeypatch.setattr(catchup, "settle", lambda *_: None)
     monkeypatch.setattr(catchup, "at_commit", lambda *_: ())
     monkeypatch.setattr(catchup, "counted_stakes", lambda *_: {})
-    follower = SimpleNamespace(sources=lambda: None, time=REAL, run=SimpleNamespace(id=bytes(32)))
-    saved = SimpleNamespace(round=1, apart=False)
-    held = SimpleNamespace(saved=saved, claim=None, restore=lambda: in_place.append("our own"))
+    run, agreement = SimpleNamespace(id=bytes(32)), SimpleNamespace(selections={})
+    follower = SimpleNamespace(sources=lambda: None, time=REAL, run=run, agreement=agreement)
+    held = SimpleNamespace(restore=lambda: in_place.append("our own"))
     with pytest.raises(ChainError):
-        catchup.catch_up(follower, held)  # type: ignore[arg-type]
+        catchup.catch_up(follower, held, Tip(6, Digest(b"l" * 32)))  # type: ignore[arg-type]
     assert in_place[-1] == "our own"

@@ -305,7 +305,7 @@ def test_validators_that_stall_cost_a_joiner_one_deadline_together(
     silence(network)
     network.start("validator", "miner-1")
     network.run_until(4)
-    objects = [key for key in network.store.buckets["validator"] if "/statement/" in key or "/checkpoints" in key]
+    objects = [key for key in network.store.buckets["validator"] if "/selection/" in key or "/checkpoints" in key]
     for number in range(6):
         for key in objects:
             network.store.bucket(f"forger-{number}").put(key, b"for ever", timeout_seconds=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gauntlet.agreement import announcement
+from gauntlet.agreement import abstention
 from node.adapters import Doors
 from node.config import NetworkConfig
 from node.data import Copies, open_data
@@ -15,7 +15,7 @@ from protocol import keys
 from protocol.errors import ConfigError, StorageError
 from protocol.messages import encode_slot
 from protocol.run import Run
-from protocol.types import Digest, Page, Pointer, PublicPointer, hotkey
+from protocol.types import Page, Pointer, PublicPointer, hotkey
 from tests.fakes.bucket import FakeBucket, FakeStore, Faults
 from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld, fake_verify
 from tests.specs import toy_spec
@@ -56,7 +56,7 @@ class Network:
         for signer, stake in ((OWNER, 0), (HOLDER, 1), (READER, 0)):
             self.world.register(signer.peer, stake=stake, validates=stake > 0)
         self.world.publish(OWNER.peer, encode_slot(self.store.pointer("owner"), None))
-        word = announcement(self.run, Digest(bytes(32)))
+        word = abstention(0)
         self.world.publish(HOLDER.peer, encode_slot(self.store.pointer("holder"), word))
         self.world.step(1)
         self.put("owner")

@@ -12,7 +12,7 @@ from protocol.errors import STATE_PRUNED, ChainError
 from storage.realtime import RealTime
 from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld
 
-CLOCK = Clock(start_block=6, round_blocks=60, commit=20, reveal=30, leader_slots=2, leader_slot=6, attest=50)
+CLOCK = Clock(start_block=6, round_blocks=60, commit=10, reveal=16, words=50)
 BLOCK_SECONDS = 12.0
 PEER = FakeSigner("one").peer
 
@@ -55,11 +55,22 @@ def test_a_call_that_fails_is_made_again_until_its_window_has_ended(name: str) -
     world.fail(PEER, 3)
     CALLS[name](chain)
     assert time.pauses == [PAUSE_SECONDS] * 3
-    window = (CLOCK.reveal_by(0) - world.final + 1) * BLOCK_SECONDS
+    window = (CLOCK.words_by(0) - world.final + 1) * BLOCK_SECONDS
     world.fail(PEER, 10**6)
     with pytest.raises(ChainError):
         CALLS[name](chain)
     assert window - 2 * BLOCK_SECONDS <= time.now() <= window + 2 * BLOCK_SECONDS
+
+
+def test_a_call_shortly_before_its_window_ends_has_a_reveal_window_more() -> None:
+    world, time, chain = patient()
+    world.step(CLOCK.words_by(0) - 1 - world.final)
+    chain.finalized()
+    world.fail(PEER, 10**6)
+    with pytest.raises(ChainError):
+        chain.finalized()
+    window = (CLOCK.reveal - CLOCK.commit) * BLOCK_SECONDS
+    assert window <= time.now() <= window + BLOCK_SECONDS
 
 
 def test_what_the_chain_refuses_is_not_asked_again() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from gauntlet.agreement import Tip
 from node import held as node_held
 from node.events import Events, read_events
 from node.held import LOG_INTERVALS, Held
@@ -433,7 +434,7 @@ def test_a_catch_up_over_many_rounds_keeps_no_more_than_an_interval_of_payloads(
         assert len(list(held.store.snapshot.iterdir())) <= 4  # the saved one, and the newest
         assert held.store.load() == held.saved  # nothing of it is saved yet
     assert most <= 3 * (SPEC.checkpoint_rounds - 1)
-    held.stand(ROUNDS, link)
+    held.stand(link, Tip(ROUNDS, link))
     stands(held)
     stop(held)
     held = start(tmp_path)
@@ -473,7 +474,7 @@ def test_a_node_can_take_each_state_again_that_it_held_since_its_snapshot(tmp_pa
     held.restore()
     stands(held)
     held.step_back(saved.consensus.links[1])
-    held.stand(saved.round, saved.consensus.links[1])
+    held.stand(saved.consensus.links[1], Tip(saved.round, saved.consensus.links[1]))
     stop(held)
     held = start(tmp_path)
     assert held.replica.digest() == at_link[saved.consensus.links[1]]

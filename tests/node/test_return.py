@@ -6,15 +6,16 @@ from shutil import rmtree
 
 import pytest
 
-from gauntlet.agreement import Agreed
 from node.events import Events
 from node.held import Held
+from node.node import VAIN_ROUNDS
 from node.state import Consensus, Snapshot
 from protocol.errors import ChainError, StorageError
-from protocol.types import Digest
+from protocol.types import Digest, Selection
 from storage.realtime import REAL
 from tests.fakes.bucket import Call
 from tests.network import FakeNetwork, saved_state, with_parts
+from tests.node.lies import returns, wipe, words_of
 from tests.node.test_catchup import hide_checkpoints
 from tests.node.test_checkpoints import MissesEveryRound, NoCheckpoints
 from training import checkpoint
@@ -38,7 +39,7 @@ def test_a_wiped_validator_of_two_judges_again_within_four_rounds(networks: Netw
     network.run_blocks(lambda: bool(network["second"].events("reported")))
     assert network["second"].events("caught_up")
     assert network["second"].events("reported")[0]["round"] < back + 4
-    assert not network["second"].node.behind
+    assert network["second"].node.at_tip
     network.run_until(back + 5)
     network.assert_agreement()
     assert not {void for void in network["first"].voids() if void >= back + 4}
@@ -56,11 +57,11 @@ def test_a_node_that_could_not_have_a_rounds_bytes_is_back_within_two_rounds_onc
 
     network.store.before = cut
     network.run_blocks(lambda: bool(network["miner-2"].events("passed_over")))
-    assert not network["miner-2"].events("caught_up")
+    assert not returns(network, "miner-2")
     network.store.before = lambda call: None
     can = network["validator"].round
-    network.run_blocks(lambda: bool(network["miner-2"].events("caught_up")))
-    back = network["miner-2"].events("caught_up")[0]
+    network.run_blocks(lambda: bool(returns(network, "miner-2")))
+    (back,) = returns(network, "miner-2")
     assert back["round"] <= can + 2
     assert back["origin"] == "our own state"
     network.run_until(back["round"] + 2)
@@ -82,8 +83,8 @@ def test_a_validator_that_passed_a_round_over_judges_nobody_before_it_is_back(ne
     network.run_blocks(lambda: bool(network["second"].events("passed_over")))
     network.run_blocks(lambda: any(event["why"] == "apart" for event in network["second"].events("unobserved")))
     network.store.before = lambda call: None
-    network.run_blocks(lambda: bool(network["second"].events("caught_up")))
-    left, back = network["second"].events("passed_over")[0]["round"], network["second"].events("caught_up")[0]["round"]
+    network.run_blocks(lambda: bool(returns(network, "second")))
+    left, back = network["second"].events("passed_over")[0]["round"], returns(network, "second")[0]["round"]
     network.run_until(back + 2)
     judged = {event["round"]: event["unobserved"] for event in network["second"].events("judged")}
     assert {why for round, why in judged.items() if left < round < back} <= {"apart", "late"}
@@ -92,27 +93,25 @@ def test_a_validator_that_passed_a_round_over_judges_nobody_before_it_is_back(ne
 
 
 @pytest.mark.parametrize("name", ["miner-2", "second"])
-def test_who_follows_what_most_are_silent_about_says_so_until_they_agree(networks: Networks, name: str) -> None:
-    """One of three validators speaks, and may be the one that could not follow the last agreed round."""
+def test_who_comes_back_with_nothing_while_most_are_silent_stands_where_the_chain_says(
+    networks: Networks, name: str
+) -> None:
+    """One of three validators speaks, and nothing is agreed."""
     network = networks(miners=2, validators={"first": 100, "second": 100, "third": 100})
     network.start()
     network.run_until(4)
-    network.kill("first")
-    network.kill("second")
+    network.kill("first", "second")
     network.run_until(6, "third")
-    if name == "miner-2":
-        network.kill(name)
-    rmtree(network[name].home)
+    wipe(network, name)
     network.start(name)
     network.run_blocks(lambda: bool(network[name].events("caught_up")))
-    assert network[name].events("caught_up")[-1]["apart"]
-    assert network[name].node.held.saved.apart
+    assert network[name].node.at_tip
+    assert network[name].node.held.claim == network["third"].node.held.claim
     network.start(*{"first", "second"} - {name})
     back = network["third"].round
     network.run_until(back + 4)
     network.assert_agreement()
-    assert not network[name].node.held.saved.apart
-    assert not {void for void in network["third"].voids() if void > back + 2}
+    assert not {void for void in network["third"].voids() if void > back + 1}
 
 
 @pytest.mark.parametrize("hidden", [False, True])
@@ -171,27 +170,35 @@ def test_a_node_that_followed_a_minority_steps_back_by_what_it_has_itself(networ
     assert network["miner-2"].thetas()[6] == network["miner-1"].thetas()[6]
 
 
-def test_when_nobody_can_have_an_agreed_rounds_bytes_the_run_goes_on_without_it(networks: Networks) -> None:
-    """Whoever stood by its record has lost its disk since, and its miners are gone."""
+def test_when_nobody_can_have_an_agreed_rounds_bytes_the_run_goes_on_from_before_it(networks: Networks) -> None:
+    """Whoever named its peers has lost its disk since, and its miners are gone. Everybody goes back in one round, once
+    the validator has waited in vain for long enough."""
     network = networks(miners=3)
     network.start()
     network.run_until(2)
     validator = network["validator"]
-    network.run_blocks(lambda: any(event["round"] == 2 for event in validator.events("posted")))
-    validator.node.before_apply = lambda decision: validator.node.held.clear_cache()
+    network.run_blocks(lambda: any(event["round"] == 2 for event in validator.events("said")))
 
     def cut(call: Call) -> None:
         if "/00000002" in call.key and "report" not in call.key:
             raise StorageError("no connection")
 
     network.store.before = cut
-    for name in ("miner-1", "miner-2", "miner-3"):
-        network[name].node.before_apply = lambda decision, name=name: network[name].node.held.clear_cache()
+    before = validator.node.held.claim
+    for member in network.members.values():
+        member.node.before_apply = lambda selection, member=member: member.node.held.clear_cache()
     network.run_blocks(lambda: bool(validator.events("passed_over")))
-    network.run_until(6)
-    assert {event["round"] for event in validator.events("passed_over")} == {2}
-    assert 5 not in validator.voids()  # its bytes are waited for as long as a round takes
+    lost = validator.events("passed_over")[0]["round"]
+    network.run_until(lost + VAIN_ROUNDS + 4)
+    assert 2 not in validator.thetas()
+    rounds = range(lost + 1, lost + VAIN_ROUNDS + 3)
+    words = [word for word in words_of(network, "validator") if word.round in rounds]
+    assert [word.pair for word in words if word.round <= lost + VAIN_ROUNDS] == [None] * VAIN_ROUNDS
+    (back,) = [word for word in words if word.round == lost + VAIN_ROUNDS + 1]
+    assert back.pair == before
     network.assert_agreement()
+    assert len({member.thetas()[lost + VAIN_ROUNDS + 3] for member in network.members.values()}) == 1
+    assert not {void for void in validator.voids() if void > lost + VAIN_ROUNDS + 1}
 
 
 def test_a_chain_that_does_not_answer_for_a_moment_costs_no_round(networks: Networks) -> None:
@@ -201,29 +208,14 @@ def test_a_chain_that_does_not_answer_for_a_moment_costs_no_round(networks: Netw
     node = network["validator"].node
     publish, failed = node.before_apply, []
 
-    def once(decision: Agreed) -> None:
+    def once(selection: Selection | None) -> None:
         if not failed:
-            failed.append(decision)
+            failed.append(selection)
             raise ChainError("connection lost")
-        publish(decision)
+        publish(selection)
 
     node.before_apply = once
     network.run_until(8)
     assert failed
     assert not network["validator"].voids()
     assert {event["round"] for event in network["validator"].events("judged")} >= set(range(8))
-
-
-def test_a_validator_alone_goes_on_when_its_chain_node_has_pruned_the_round_that_it_left_in(networks: Networks) -> None:
-    network = networks(miners=2, keep_blocks=45)
-    network.start()
-    network.run_until(2)
-    network.run_blocks(lambda: any(event["round"] == 2 for event in network["validator"].events("posted")))
-    network.kill("validator")
-    network.run_to_block(network.world.final + 130)
-    network.start("validator")
-    network.run_blocks(lambda: network["validator"].round > 8)
-    back = network["validator"].round
-    network.run_until(back + 3)
-    assert not {back + 1, back + 2} & set(network["validator"].voids())
-    assert network["miner-1"].thetas()[back + 2] == network["validator"].thetas()[back + 2]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gauntlet.agreement import Tip
 from node.state import DAMAGED_KEPT, Consensus, Payload, Saved, SealedRound, Snapshot, StateStore, Step
 from protocol.errors import CheckpointCorrupt, ConfigError
 from protocol.types import Digest, PeerId
@@ -47,6 +48,8 @@ def full(store: StateStore, round: int) -> Saved:
         sealed=SealedRound(round, store.write(b"sealed %d" % round), bytes([round]) * 32),
         book=store.write(b"book %d" % round),
         scored=round - 1,
+        tip=Tip(round, LINK, RUN),
+        vain_from=round - 2,
     )
 
 
@@ -65,15 +68,26 @@ def test_a_fresh_folder_has_no_state(store: StateStore) -> None:
     assert store.load() is None
 
 
-def test_what_was_committed_is_found_by_the_next_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tip", [Tip(4, LINK, RUN), Tip(4, LINK), None])
+def test_what_was_committed_is_found_by_the_next_process(tmp_path: Path, tip: Tip | None) -> None:
     store = StateStore(tmp_path, RUN)
-    saved = full(store, 4)
+    saved = replace(full(store, 4), tip=tip)
     store.commit(saved)
     store.close()
     again = StateStore(tmp_path, RUN)
     assert again.load() == saved
     assert_whole(again, saved)
     again.close()
+
+
+def test_who_holds_another_theta_or_link_or_has_not_read_this_round_is_not_where_the_run_stands(
+    store: StateStore,
+) -> None:
+    saved, other = full(store, 4), Digest(bytes(32))
+    assert [
+        replace(saved, tip=tip).at_tip
+        for tip in (Tip(4, LINK, RUN), Tip(4, LINK), Tip(4, LINK, other), Tip(4, other, RUN), Tip(3, LINK, RUN), None)
+    ] == [True, True, False, False, False, False]
 
 
 def test_a_commit_sweeps_what_no_row_names_and_nothing_else(store: StateStore) -> None:

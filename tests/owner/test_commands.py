@@ -42,7 +42,7 @@ from training.shards import Shards
 ROOT = Path(__file__).parents[2]
 NETUID = 1
 BLOCK_SECONDS = 0.1
-CLOCK = {"round_blocks": 60, "commit": 30, "reveal": 34, "leader_slots": 2, "leader_slot": 4, "attest": 50}
+CLOCK = {"round_blocks": 60, "commit": 30, "reveal": 34, "words": 50}
 """Seconds on the chain, but planned for blocks of 12 s: what nodes need is not the question here."""
 TABLE: dict[str, Any] = {
     name: table for name, table in toy_table().items() if name in ("model", "inner", "compression")
@@ -202,9 +202,9 @@ REFUSED: dict[str, tuple[Callable[[World, Path], int], str]] = {
     "no such subnet": (lambda w, f: w.create(f, "--netuid", "7"), "there is no subnet 7"),
     "no such source": (lambda w, f: w.create(f, data="nowhere"), "no such source"),
     "windows": (lambda w, f: w.create(f, table=with_clock(reveal=29)), "clock: needs 0 < commit < reveal"),
-    "late miner": (
+    "late validator": (
         lambda w, f: w.create(f, table=with_clock(block_seconds=0.2), data="data"),
-        "validator can post a record",
+        "a validator is ready for the next round",
     ),
     "slow link": (lambda w, f: w.create(f, "--up", "0.00001"), "a miner commits"),
     "small model": (
@@ -555,7 +555,7 @@ def test_what_is_pending_is_taken_back_and_a_round_that_is_lost_is_declared_void
     assert "not decided yet" in capsys.readouterr().err
     spec = open_folder(running).spec
     assert spec is not None
-    world.chain.wait(spec.rounds_clock.attest_by(0) + 1, 60)
+    world.chain.wait(spec.rounds_clock.words_by(0) + 1, 60)
     assert world.run("void", running, "--round", "0", "--yes") == 2
     assert "no agreed record" in capsys.readouterr().err
     # Whether there is a record is the subject of test_records.py; here there is no node that made one.

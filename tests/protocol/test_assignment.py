@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.assignment import Draw, assigned, leaders, mirror_order, page_at
+from protocol.assignment import Draw, assigned, mirror_order, page_at
 from protocol.types import Digest, Page, PeerId
 
 RUN = Digest(b"\x01" * 32)
@@ -172,51 +172,41 @@ def test_pages_follow_each_other_without_gap() -> None:
     assert [page_at(i, 7) for i in range(3)] == [Page(0, 7), Page(7, 7), Page(14, 7)]
 
 
-# --- leaders -------------------------------------------------------------------------------------------------
+# --- mirrors -------------------------------------------------------------------------------------------------
 
+MINER = peer(100)
 STAKES = st.lists(st.one_of(st.just(0), st.integers(1, 2**64 - 1)), max_size=8).map(
     lambda stakes: [(peer(number), stake) for number, stake in enumerate(stakes)]
 )
 
 
-@given(STAKES, st.integers(1, 8), st.randoms(use_true_random=False))
-def test_leaders_are_drawn_without_replacement_and_whatever_the_order_of_the_validators(
-    stakes: list[tuple[PeerId, int]], slots: int, random: Random
+def mirrors(round: int, stakes: list[tuple[PeerId, int]]) -> tuple[PeerId, ...]:
+    return mirror_order(RUN, BLOCK, round, MINER, stakes)
+
+
+@given(STAKES, st.randoms(use_true_random=False))
+def test_mirrors_are_drawn_without_replacement_and_whatever_the_order_of_the_validators(
+    stakes: list[tuple[PeerId, int]], random: Random
 ) -> None:
-    order = leaders(RUN, BLOCK, 3, stakes, slots)
+    order = mirrors(3, stakes)
     shuffled = stakes.copy()
     random.shuffle(shuffled)
-    assert leaders(RUN, BLOCK, 3, shuffled, slots) == order
-    assert len(order) == len(set(order)) == min(slots, len(stakes))
-    assert order == leaders(RUN, BLOCK, 3, stakes, 8)[:slots]
+    assert mirrors(3, shuffled) == order
+    assert sorted(order) == sorted(who for who, _ in stakes)
 
 
 @given(STAKES)
-def test_validators_without_stake_lead_last_in_the_order_of_their_hotkeys(stakes: list[tuple[PeerId, int]]) -> None:
-    order = leaders(RUN, BLOCK, 3, stakes, 8)
+def test_validators_without_stake_copy_last_in_the_order_of_their_hotkeys(stakes: list[tuple[PeerId, int]]) -> None:
+    order = mirrors(3, stakes)
     num_staked = sum(stake > 0 for _, stake in stakes)
     assert {who for who, stake in stakes if stake} == set(order[:num_staked])
     assert list(order[num_staked:]) == sorted(who for who, stake in stakes if not stake)
 
 
-def test_leaders_are_what_a_walk_over_cumulative_stake_with_hashlib_gives() -> None:
-    stakes = {peer(number): 10**18 * (number + 1) + 7 for number in range(5)}
-    stream = iter(words(b"leader" + RUN + BLOCK + (9).to_bytes(4, "little"), 16, 50))
-    left, expected = dict(stakes), list[PeerId]()
-    while left:
-        total = sum(left.values())
-        point = next(word for word in stream if word < 2**128 // total * total) % total
-        ordered = sorted(left)
-        leader = next(who for i, who in enumerate(ordered) if point < sum(left[other] for other in ordered[: i + 1]))
-        expected.append(leader)
-        del left[leader]
-    assert leaders(RUN, BLOCK, 9, list(stakes.items()), 5) == tuple(expected)
-
-
-def test_each_order_of_leaders_is_as_likely_as_its_stakes_say() -> None:
+def test_each_order_of_mirrors_is_as_likely_as_its_stakes_say() -> None:
     stake = {peer(0): 1, peer(1): 2, peer(2): 5}
     orders = [tuple(order) for order in permutations(stake)]
-    counts = Counter(orders.index(leaders(RUN, BLOCK, r, list(stake.items()), 3)) for r in range(8000))
+    counts = Counter(orders.index(mirrors(round, list(stake.items()))) for round in range(8000))
     expected = {
         i: 8000 * prod(stake[who] / sum(stake[other] for other in order[at:]) for at, who in enumerate(order))
         for i, order in enumerate(orders)
@@ -224,21 +214,18 @@ def test_each_order_of_leaders_is_as_likely_as_its_stakes_say() -> None:
     assert chi_square(counts, expected) < 20.5  # p = 0.001 at 5 degrees of freedom
 
 
-def test_without_validators_nobody_leads() -> None:
-    assert leaders(RUN, BLOCK, 0, [], 3) == ()
+def test_without_validators_nobody_copies() -> None:
+    assert mirrors(0, []) == ()
 
 
-def test_golden_leaders_do_not_change_between_releases() -> None:
+def test_golden_mirrors_do_not_change_between_releases() -> None:
     validators = [(PeerId(bytes([number]) * 32), 10**9 * (number + 1)) for number in range(6)]
-    order = leaders(RUN, BLOCK, 12, validators, 6)
-    assert [who[0] for who in order] == [1, 3, 4, 5, 0, 2]
-
-
-# --- mirrors -------------------------------------------------------------------------------------------------
+    order = mirror_order(RUN, BLOCK, 12, PeerId(b"\x03" * 32), validators)
+    assert [who[0] for who in order] == [5, 4, 3, 1, 2, 0]
 
 
 def test_mirrors_of_a_payload_are_all_validators_in_an_order_of_its_own() -> None:
-    """As leaders, by another label and with the miner's hotkey: a walk over cumulative stake with hashlib."""
+    """A walk over cumulative stake with hashlib."""
     stakes = {peer(number): 10 ** (number + 3) + number for number in range(6)}
     for miner in (peer(100), peer(101)):
         seed = b"mirror" + RUN + BLOCK + (9).to_bytes(4, "little") + miner

@@ -21,7 +21,7 @@ def all_keys(run: Digest, round: int, peer: PeerId, digest: Digest) -> list[str]
     return [
         *(key(run, round) for key in BY_ROUND),
         *(key(run, round, peer) for key in BY_PEER),
-        keys.statement(run, digest),
+        keys.selection(run, digest),
         keys.wanted(run),
         keys.checkpoints(run),
         keys.blob(digest),
@@ -62,7 +62,7 @@ def test_no_two_peers_and_no_two_digests_share_a_key(run: Digest, round: int, di
     for make in (
         lambda digest: keys.mirror(run, round, digest),
         lambda digest: keys.mirror_reveal(run, round, digest),
-        lambda digest: keys.statement(run, digest),
+        lambda digest: keys.selection(run, digest),
         keys.blob,
     ):
         assert len({make(digest) for digest in digests}) == len(digests)

@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from typing import Any
 
@@ -14,29 +14,28 @@ from protocol.errors import ConfigError, InvalidMessage
 from protocol.messages import (
     DOCUMENT_MAX_BYTES,
     ENVELOPE_BYTES,
-    LINK_MAX_BYTES,
     REVEAL_BYTES,
+    SELECTION_MAX_BYTES,
     Envelope,
-    Link,
     Reveal,
     canonical_json,
     encode_document,
-    encode_link,
     encode_pointer,
+    encode_selection,
     encode_slot,
     encode_statement,
     first_link,
+    link_of,
     parse_document,
     parse_envelope,
     parse_json,
-    parse_link,
     parse_pointer,
     parse_reveal,
+    parse_selection,
     parse_slot,
     parse_statement,
-    record_link,
 )
-from protocol.types import Attestation, Commitment, Digest, PeerId, Pointer, PublicPointer, Record, Slot
+from protocol.types import Commitment, Digest, PeerId, Pointer, PublicPointer, Selection, Slot, Word
 
 ROUNDS = st.integers(0, 2**32 - 1)
 DIGESTS = st.binary(min_size=32, max_size=32).map(Digest)
@@ -73,11 +72,10 @@ URL_POINTERS = st.builds(Pointer, ENDPOINTS, texts(40), texts(40), texts(44))
 PUBLIC_POINTERS = st.builds(PublicPointer, ENDPOINTS)
 POINTERS = R2_POINTERS | URL_POINTERS | PUBLIC_POINTERS
 BITMAPS = st.integers(0, 2**256 - 1)
-STATEMENTS = st.one_of(
-    st.builds(Commitment, ROUNDS, DIGESTS),
-    st.builds(Record, ROUNDS, BITMAPS, DIGESTS, DIGESTS),
-    st.builds(Attestation, ROUNDS, BITMAPS, DIGESTS, DIGESTS),
-)
+NOTHING = Digest(bytes(32))
+WORDS = st.builds(Word, ROUNDS, BITMAPS, DIGESTS, DIGESTS).filter(lambda word: word.pair is not None)
+ABSTENTIONS = st.builds(Word, ROUNDS, st.just(0), st.just(NOTHING), st.just(NOTHING))
+STATEMENTS = st.builds(Commitment, ROUNDS, DIGESTS) | WORDS | ABSTENTIONS
 
 
 def url_bytes(endpoint: str, bucket: str = "b", access: str = "k", secret: str = "s") -> bytes:
@@ -220,7 +218,7 @@ def test_the_secret_does_not_stand_in_the_repr_of_a_pointer() -> None:
 
 
 @given(STATEMENTS)
-def test_a_statement_survives_its_bytes_and_takes_40_or_101(statement: Commitment | Record | Attestation) -> None:
+def test_a_statement_survives_its_bytes_and_takes_40_or_101(statement: Commitment | Word) -> None:
     data = encode_statement(statement)
     assert len(data) == (40 if isinstance(statement, Commitment) else 101)
     assert parse_statement(data) == statement
@@ -230,38 +228,46 @@ def test_a_commitment_is_version_kind_two_zeros_round_and_digest() -> None:
     assert encode_statement(Commitment(258, Digest(b"e" * 32))) == b"\x01\x01\0\0\x02\x01\0\0" + b"e" * 32
 
 
-def test_a_record_is_version_round_bitmap_theta_and_previous_with_bit_u_in_byte_u_over_8() -> None:
-    record = Record(7, 1 << 0 | 1 << 9 | 1 << 255, Digest(b"t" * 32), Digest(b"p" * 32))
+def test_a_word_is_version_and_kind_round_bitmap_theta_and_previous_with_bit_u_in_byte_u_over_8() -> None:
+    word = Word(7, 1 << 0 | 1 << 9 | 1 << 255, Digest(b"t" * 32), Digest(b"p" * 32))
     bitmap = b"\x01\x02" + b"\0" * 29 + b"\x80"
-    assert encode_statement(record)[1:] == b"\x07\0\0\0" + bitmap + b"t" * 32 + b"p" * 32
+    assert encode_statement(word) == b"\xc1\x07\0\0\0" + bitmap + b"t" * 32 + b"p" * 32
 
 
-def test_a_record_is_never_read_as_an_attestation_of_the_same_fields() -> None:
-    fields = (7, 5, Digest(b"t" * 32), Digest(b"p" * 32))
-    record, attestation = encode_statement(Record(*fields)), encode_statement(Attestation(*fields))
-    assert record[1:] == attestation[1:]
-    assert (parse_statement(record), parse_statement(attestation)) == (Record(*fields), Attestation(*fields))
+@pytest.mark.parametrize("first", [0x41, 0x81])
+def test_a_record_or_attestation_of_an_older_protocol_is_no_word(first: int) -> None:
+    data = bytearray(encode_statement(Word(7, 5, Digest(b"t" * 32), Digest(b"p" * 32))))
+    data[0] = first
+    with pytest.raises(InvalidMessage, match="version or kind"):
+        parse_statement(bytes(data))
 
 
 @given(STATEMENTS, st.integers(0, 3), st.integers(1, 255))
-def test_a_statement_with_another_head_is_refused(
-    statement: Commitment | Record | Attestation, at: int, flip: int
-) -> None:
-    """Version, kind and the zeros of a commitment; of a record only the first byte is fixed."""
+def test_a_statement_with_another_head_is_refused(statement: Commitment | Word, at: int, flip: int) -> None:
+    """Version, kind and the zeros of a commitment; of a word only the first byte is fixed."""
     data = bytearray(encode_statement(statement))
     data[at if isinstance(statement, Commitment) else 0] ^= flip
-    other_kind = not isinstance(statement, Commitment) and data[0] in (0x41, 0x81)
-    if other_kind:
-        assert type(parse_statement(bytes(data))) is not type(statement)
-    else:
-        with pytest.raises(InvalidMessage):
-            parse_statement(bytes(data))
+    with pytest.raises(InvalidMessage):
+        parse_statement(bytes(data))
+
+
+@given(ROUNDS, st.integers(1, 2**256 - 1))
+def test_a_word_that_names_peers_and_no_state_is_refused(round: int, bitmap: int) -> None:
+    with pytest.raises(InvalidMessage, match="no state"):
+        parse_statement(encode_statement(Word(round, bitmap, NOTHING, NOTHING)))
+
+
+def test_only_zeros_in_both_digests_are_an_abstention() -> None:
+    theta, previous = Digest(b"t" * 32), Digest(b"p" * 32)
+    assert Word(1, 0, NOTHING, NOTHING).pair is None
+    for pair in ((theta, previous), (theta, NOTHING), (NOTHING, previous)):
+        assert Word(1, 0, *pair).pair == pair
 
 
 @given(POINTERS, st.none() | STATEMENTS, st.none() | DIGESTS, st.integers(0, 2**31))
 def test_a_slot_survives_its_fields(
     pointer: Pointer | PublicPointer,
-    statement: Commitment | Record | Attestation | None,
+    statement: Commitment | Word | None,
     amendment: Digest | None,
     block: int,
 ) -> None:
@@ -286,54 +292,78 @@ def test_a_field_that_does_not_parse_takes_no_other_with_it(
     assert parse_slot(5, (good, b"\xff" + noise, b"d" * 32)) == Slot(5, pointer, None, Digest(b"d" * 32))
 
 
-def test_links_are_the_hash_of_the_statement_the_amendments_in_force_and_the_sorted_pairs() -> None:
-    pairs = ((PeerId(b"b" * 32), Digest(b"2" * 32)), (PeerId(b"a" * 32), Digest(b"1" * 32)))
-    head = Digest(b"h" * 32)
-    expected = sha256(b"statement" + head + b"a" * 32 + b"1" * 32 + b"b" * 32 + b"2" * 32).digest()
-    assert record_link(b"statement", pairs, head) == record_link(b"statement", pairs[::-1], head) == expected
-    assert first_link(Digest(b"r" * 32)) == sha256(b"murmuration genesis" + b"r" * 32).digest()
-
-
 def pair(number: int) -> tuple[PeerId, Digest]:
     return PeerId(sha256(b"peer %d" % number).digest()), Digest(sha256(b"envelope %d" % number).digest())
 
 
-@given(
-    round=st.integers(0, 2**32 - 1),
-    bitmap=st.integers(0, 2**256 - 1),
-    theta=st.binary(min_size=32, max_size=32),
+def contributing(numbers: Iterable[int]) -> tuple[tuple[PeerId, Digest], ...]:
+    return tuple(sorted(pair(number) for number in numbers))
+
+
+SELECTIONS = st.builds(
+    Selection,
+    ROUNDS,
+    DIGESTS,
+    DIGESTS,
+    DIGESTS,
+    st.sets(st.integers(0, 999), min_size=1, max_size=256).map(contributing),
 )
-def test_a_record_reads_back_from_under_its_link(round: int, bitmap: int, theta: bytes) -> None:
-    record = Record(round, bitmap, Digest(theta), Digest(theta[::-1]))
-    pairs = tuple(sorted(pair(number) for number in range(bitmap.bit_count())))
-    statement = encode_statement(record)
-    head = Digest(sha256(theta).digest())
-    data = encode_link(statement, pairs[::-1], head)
-    assert len(data) <= LINK_MAX_BYTES
-    assert parse_link(data, record_link(statement, pairs, head)) == Link(record, pairs, head)
 
 
-@given(data=st.binary(max_size=300))
-def test_no_bytes_pass_for_a_record_under_a_link_that_is_not_theirs(data: bytes) -> None:
-    with pytest.raises(InvalidMessage):
-        parse_link(data, Digest(sha256(b"another").digest()))
+def test_a_link_is_the_hash_of_round_theta_previous_the_amendments_in_force_and_the_sorted_pairs() -> None:
+    pairs = ((PeerId(b"a" * 32), Digest(b"1" * 32)), (PeerId(b"b" * 32), Digest(b"2" * 32)))
+    selection = Selection(258, Digest(b"t" * 32), Digest(b"p" * 32), Digest(b"h" * 32), pairs)
+    data = b"\x02\x01\0\0" + b"t" * 32 + b"p" * 32 + b"h" * 32 + b"a" * 32 + b"1" * 32 + b"b" * 32 + b"2" * 32
+    assert encode_selection(selection) == data
+    assert link_of(selection) == sha256(data).digest()
+    assert first_link(Digest(b"r" * 32)) == sha256(b"murmuration genesis" + b"r" * 32).digest()
 
 
-HEAD = Digest(b"h" * 32)
+@given(SELECTIONS)
+def test_a_selection_reads_back_from_under_its_link(selection: Selection) -> None:
+    data = encode_selection(selection)
+    assert len(data) <= SELECTION_MAX_BYTES
+    assert parse_selection(data, link_of(selection)) == selection
 
 
-@pytest.mark.parametrize("numbers", [(), (1,), (1, 1), (1, 2, 3)])
-def test_a_record_has_one_pair_for_each_uid_that_it_names(numbers: tuple[int, ...]) -> None:
-    statement = encode_statement(Record(1, 0b110, Digest(bytes(32)), Digest(bytes(32))))
-    pairs = tuple(pair(number) for number in numbers)
-    with pytest.raises(InvalidMessage):
-        parse_link(encode_link(statement, pairs, HEAD), record_link(statement, pairs, HEAD))
+@given(SELECTIONS, st.data())
+def test_no_bytes_pass_for_a_selection_under_a_link_that_is_not_theirs(selection: Selection, data: Any) -> None:
+    encoded = bytearray(encode_selection(selection))
+    encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(InvalidMessage, match="hash to its link"):
+        parse_selection(bytes(encoded), link_of(selection))
 
 
-def test_an_attestation_is_no_agreed_record() -> None:
-    statement = encode_statement(Attestation(1, 0, Digest(bytes(32)), Digest(bytes(32))))
-    with pytest.raises(InvalidMessage):
-        parse_link(encode_link(statement, (), HEAD), record_link(statement, (), HEAD))
+FIXED = b"\x07\0\0\0" + b"t" * 32 + b"p" * 32 + b"h" * 32
+ONE, OTHER = (b"".join(one) for one in contributing([1, 2]))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        FIXED[:-1],
+        FIXED,
+        FIXED + ONE[:-1],
+        FIXED + ONE + b"\0",
+        FIXED + ONE + ONE,
+        FIXED + OTHER + ONE,
+        FIXED + b"".join(b"".join(one) for one in contributing(range(257))),
+    ],
+    ids=["nothing", "cut short", "nobody", "half a pair", "a byte more", "one twice", "out of order", "more than uids"],
+)
+def test_a_selection_names_somebody_and_everybody_once_in_order_even_under_its_own_hash(data: bytes) -> None:
+    with pytest.raises(InvalidMessage, match=r"torn|not in order"):
+        parse_selection(data, Digest(sha256(data).digest()))
+
+
+@given(st.binary(max_size=300) | st.binary(max_size=256).map(lambda tail: FIXED + tail))
+def test_any_bytes_under_their_own_hash_are_refused_or_the_one_encoding_of_a_selection(data: bytes) -> None:
+    try:
+        selection = parse_selection(data, Digest(sha256(data).digest()))
+    except InvalidMessage:
+        return
+    assert encode_selection(selection) == data
 
 
 # --- envelope and reveal -------------------------------------------------------------------------------------
@@ -382,7 +412,9 @@ def test_the_key_does_not_stand_in_the_repr_of_a_reveal() -> None:
 # --- strangers' bytes ----------------------------------------------------------------------------------------
 
 PARSERS: list[Callable[[bytes], Any]] = [parse_pointer, parse_statement, parse_envelope, parse_reveal, parse_json]
-HEADS = st.sampled_from([b"", b"\x01\x01", b"\x01\x02", b"\x01\x01\0\0", b"\x41", b"\x81", b"MURM\x01\0\0\0", b'{"a":'])
+HEADS = st.sampled_from(
+    [b"", b"\x01\x01", b"\x01\x02", b"\x01\x01\0\0", b"\x41", b"\x81", b"\xc1", b"MURM\x01\0\0\0", b'{"a":']
+)
 SPLICED = st.builds(
     lambda head, tail, size: (head + tail).ljust(size, b"\0")[: max(size, 1)],
     HEADS,

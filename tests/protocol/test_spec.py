@@ -42,7 +42,7 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("netuid", -1, "netuid: Input should be greater than or equal to 0"),
     ("netuid", "1", "netuid: Input should be a valid integer"),
     ("local", 1, "local: Input should be a valid boolean"),
-    ("min_protocol", 3, "min_protocol 3 is above max_protocol 2"),
+    ("min_protocol", 4, "min_protocol 4 is above max_protocol 3"),
     ("extra_field", 1, "extra_field: Extra inputs are not permitted"),
     ("model.extra_field", 1, "model.extra_field: Extra inputs are not permitted"),
     ("model.width", 30, "model: width must be a multiple of heads with an even quotient"),
@@ -66,18 +66,17 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("data.num_tokens", 257, "257 tokens make 1 pages, a peer needs 2 a round: use more data or smaller pages"),
     ("gauntlet.contributors", 257, "gauntlet.contributors: Input should be less than or equal to 256"),
     ("gauntlet.norm_factor", 1.0, "gauntlet.norm_factor: Input should be greater than 1"),
-    ("clock.commit", 24, "needs 0 < commit < reveal < end of the leader slots < attest < round_blocks, got commit 24"),
+    ("clock.commit", 24, "needs 0 < commit < reveal < words < round_blocks, got commit 24"),
     ("clock.reveal", 20, "needs 0 < commit < reveal"),
-    ("clock.leader_slot", 6, "slots end 36, attest 36"),
-    ("clock.attest", 40, "attest 40, round_blocks 40"),
-    ("clock.leader_slots", 9, "clock.leader_slots: Input should be less than or equal to 8"),
+    ("clock.words", 24, "reveal 24, words 24"),
+    ("clock.words", 40, "words 40, round_blocks 40"),
+    ("clock.leader_slots", 2, "clock.leader_slots: Extra inputs are not permitted"),
     ("clock.finality_blocks", 24, "not final before the next round's commit window closes"),
-    ("clock.finality_blocks", 2, "end of the leader slots (4) at least 2 * finality_blocks + 2 = 6, which leaves 2 s"),
-    ("clock.leader_slot", 1, "leader_slot (1) and attest - end of the leader slots (10) at least 2"),
-    ("clock.attest", 33, "leader_slot (4) and attest - end of the leader slots (1) at least 2"),
+    ("clock.finality_blocks", 6, "words - reveal (got 12) at least 2 * finality_blocks + 2 = 14, which leaves 4 s"),
+    ("clock.words", 25, "words - reveal (got 1) at least 2 * finality_blocks + 2 = 2, which leaves 1 s"),
     ("clock.reveal", 21, "needs reveal - commit >= 2 (got 1)"),
     ("clock.start_block", 5, "start_block must be at least 6, whose hash assigns pages"),
-    ("clock.tempo", 201, "too short for the chain's quota: an epoch of 201 blocks carries 5 rounds of statements"),
+    ("clock.tempo", 201, "too short for the chain's quota: an epoch of 201 blocks carries 5 rounds of words"),
     ("clock.tempo", 201, "so at least 41 blocks are needed"),
     ("clock.weights_rate_limit", 41, "once in weights_rate_limit = 41 blocks, but gauntlet.weight_rounds 1 of"),
     ("clock.weights_rate_limit", 81, "round_blocks 40 are 40: set gauntlet.weight_rounds to at least 3"),
@@ -282,12 +281,12 @@ def test_a_spec_holds_until_the_round_that_an_amendment_names_and_the_run_keeps_
         chain_of(
             run,
             {"from_round": 5, "changes": {"outer": {"alpha": 0.65}}},
-            {"from_round": 9, "changes": {"inner": {"peak_lr": 1e-3}, "protocol": {"max_protocol": 3}}},
+            {"from_round": 9, "changes": {"inner": {"peak_lr": 1e-3}, "protocol": {"max_protocol": 4}}},
         )
     )
     assert [amended.spec_at(r).outer.alpha for r in (0, 4, 5, 8, 9, 10**6)] == [1.0, 1.0, 0.65, 0.65, 0.65, 0.65]
     assert [amended.spec_at(r).inner.peak_lr for r in (8, 9)] == [3e-3, 1e-3]
-    assert [amended.spec_at(r).max_protocol for r in (8, 9)] == [2, 3]
+    assert [amended.spec_at(r).max_protocol for r in (8, 9)] == [3, 4]
     assert amended.id == run.id
     assert amended.head == amended.amendments[-1].digest != run.head == run.id
     assert (amended.clock, amended.layout) == (run.clock, run.layout)
@@ -368,7 +367,7 @@ def test_an_amendment_cannot_touch_what_fixes_clock_and_layout(run: Run, table: 
         ({"protocol": {"netuid": 3}}, r"unknown fields of protocol: \['netuid'\]"),
         ({"inner": {"optimizer": "muon"}}, "inner.optimizer, which stays"),
         ({"outer": {"alpha": "Legal winner"}}, "amended from round 1 is not a valid run spec:\n  outer.alpha: "),
-        ({"protocol": {"min_protocol": 3}}, "min_protocol 3 is above max_protocol 2"),
+        ({"protocol": {"min_protocol": 4}}, "min_protocol 4 is above max_protocol 3"),
         ({"inner": {"steps": 10**6}}, "a peer needs 500000 a round"),
     ],
 )
@@ -378,7 +377,7 @@ def test_an_amendment_that_makes_no_valid_spec_is_refused(run: Run, changes: dic
     assert "Legal winner" not in str(refusal.value)
 
 
-def test_a_record_is_void_from_the_stated_height_on_and_no_other_round_is(run: Run) -> None:
+def test_a_round_is_void_from_the_stated_height_on_and_no_other_round_is(run: Run) -> None:
     amended = run.amended(chain_of(run, {"from_round": 9, "void_round": 7, "void_from_block": 400}))
     assert [amended.voided(7, block) for block in (0, 399, 400, 10**6)] == [False, False, True, True]
     assert not amended.voided(6, 10**6)

@@ -51,5 +51,5 @@ def run_spec(model_spec: ModelSpec, inner_spec: InnerSpec, data: Shards) -> RunS
         data=DataSpec(
             index=data.digest.hex(), num_tokens=data.train.num_tokens, page_sequences=8, held_out_sequences=10
         ),
-        clock=ClockSpec(start_block=10, round_blocks=100, commit=40, reveal=46, leader_slot=5, attest=70),
+        clock=ClockSpec(start_block=10, round_blocks=100, commit=40, reveal=46, words=70),
     )

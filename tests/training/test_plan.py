@@ -7,6 +7,7 @@ import pytest
 from murmur import presets
 from protocol.spec import RunSpec
 from training.memory import memory_total
+from training.phases import opening
 from training.plan import COVENANT, Plan, link, transfer_seconds, utilization
 from training.rates import Rate, Rates
 
@@ -27,10 +28,10 @@ def test_covenants_round_takes_the_published_20_minutes() -> None:
 # --- time --------------------------------------------------------------------------------------------------------
 
 
-def test_muons_products_count_as_compute_and_make_covenants_rounds_too_long() -> None:
+def test_muons_products_count_as_compute_and_a_miner_commits_by_so_much_later() -> None:
     table = presets.read("covenant-72b").first.model_dump()
     table["inner"]["optimizer"] = "muon"
-    adamw, muon = planned("covenant-72b"), Plan(RunSpec.model_validate(table), 8, 180 * 10**9)
+    adamw, muon = (Plan(spec, 8, 180 * 10**9) for spec in (presets.read("covenant-72b").first, RunSpec(**table)))
     assert adamw.optimizer_flops == 0
     square = 6 * 8192**3  # query and output
     flat = 4 * 1024**2 * 8192 + 2 * 1024**3  # key and value
@@ -39,7 +40,8 @@ def test_muons_products_count_as_compute_and_make_covenants_rounds_too_long() ->
     a_step = 5 * (80 * (2 * square + 2 * flat + 3 * wide) + embedding)
     assert muon.optimizer_flops == pytest.approx(30 * a_step, rel=0.05)
     assert muon.compute_seconds / adamw.compute_seconds == pytest.approx(1 + muon.optimizer_flops / muon.flops)
-    assert [missed.deadline.phase for missed in muon.missed] == ["commit"]
+    commits = [{timed.phase.name: timed.ends for timed in plan.timeline("miner")}["commit"] for plan in (adamw, muon)]
+    assert commits[1] - commits[0] == pytest.approx(muon.compute_seconds - adamw.compute_seconds)
     assert (adamw.gpus_needed, muon.gpus_needed) == (8, 6)
 
 
@@ -86,11 +88,13 @@ def test_utilization_is_of_the_whole_round_and_of_more_when_a_miner_is_late() ->
     assert late.utilization == late.compute_seconds / commit.ends
 
 
-def test_at_72b_a_miner_commits_in_time_because_nothing_of_the_model_is_saved_before() -> None:
-    """With less to spare than what one write of theta takes (docs/plan.md)."""
+def test_at_72b_a_miner_commits_in_time_also_where_only_x_decides_because_nothing_is_saved_before() -> None:
+    """A validator that says nothing keeps the round open until X: then less is to spare than one write of theta takes
+    (docs/plan.md)."""
     plan = Plan(presets.read("covenant-72b").first, 8, 192 * 10**9, Rates(up=link(880.0), down=link(4000.0)))
     timeline = {timed.phase.name: timed for timed in plan.timeline("miner")}
-    spare = plan.round_seconds - timeline["commit"].ends
+    later = opening(plan.spec.clock, "words") - plan.openings["decided"]
+    spare = plan.round_seconds - timeline["commit"].ends - later
     assert "commit" not in {found.deadline.phase for found in plan.missed}
     assert not [name for name, timed in timeline.items() if timed.critical and timed.seconds and "sav" in name]
     assert 0 < spare < timeline["snapshot"].seconds
@@ -114,8 +118,17 @@ def test_a_slow_uplink_is_told_by_what_it_holds_up() -> None:
     assert slow.uplink_share > 1 > plan.uplink_share
 
 
-def test_no_copy_stands_between_a_validator_and_its_vote() -> None:
-    """Copies take longer than the slots here, and hold up nothing; they are shared by those that count."""
+def test_a_validator_that_checks_too_slowly_is_told_that_its_word_comes_after_x() -> None:
+    plan = planned("8b")
+    slow = replace(plan, rates=replace(plan.rates, cipher=Rate(6e6, 6e6)))
+    late = {found.deadline.phase: found for found in slow.missed}
+    assert late["word"].path[0].phase.name == "check"
+    assert late["word"].by == (84 - 44) * 12
+    assert plan.missed == ()
+
+
+def test_no_copy_stands_between_a_validator_and_its_word() -> None:
+    """Copies take longer than it is from V to X here, and hold up nothing; they are shared by those that count."""
     plan = Plan(presets.read("covenant-72b-110").first, 8, 192 * 10**9)
     clock = plan.spec.clock
     for validators, copied in ((1, 20), (2, 20), (3, 20 * 2 / 3), (20, 2)):
@@ -123,11 +136,12 @@ def test_no_copy_stands_between_a_validator_and_its_vote() -> None:
         found = {timed.phase.name: timed for timed in shared.timeline("validator")}
         assert found["copies"].seconds == pytest.approx(copied * plan.payload_bytes * (1 / 1.1e9 + 8 / 110e6))
         assert not found["copies"].critical
+        assert found["word"].ends == plan.openings["decided"] - 3 * 12
         assert shared.missed == ()
     lone = replace(plan, validators=1)
     assert (lone.uplink_share > 1) is True
-    slots = clock.leader_slots * clock.leader_slot * clock.block_seconds
-    assert next(timed for timed in plan.timeline("validator") if timed.phase.name == "copies").seconds > slots
+    window = (clock.words - clock.reveal) * clock.block_seconds
+    assert next(timed for timed in plan.timeline("validator") if timed.phase.name == "copies").seconds > window
 
 
 def test_what_a_disk_writes_in_a_day_is_every_rounds_state_and_payloads() -> None:

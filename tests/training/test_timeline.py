@@ -1,5 +1,7 @@
 """Phases of a round: their work by hand on small numbers, and when each begins."""
 
+from dataclasses import replace
+
 import pytest
 
 from gauntlet import agreement
@@ -20,9 +22,11 @@ from training.phases import (
     PART_THREADS,
     POST_BLOCKS,
     PREFETCH_THREADS,
+    Opening,
     Phase,
     Setting,
     Work,
+    decided,
     opening,
     restart_phases,
     round_phases,
@@ -76,10 +80,10 @@ def test_phases_begin_when_what_they_wait_for_has_ended_and_only_the_longest_way
         Phase("a", (Work(3, "wait"),), ()),
         Phase("b", (Work(2, "wait"),)),
         Phase("aside", (Work(4, "wait"),), ("a",)),
-        Phase("final", (Work(1, "wait"),), ("b", "aside"), opens="attest"),
+        Phase("final", (Work(1, "wait"),), ("b", "aside"), opens="decided"),
         Phase("late", (Work(20, "wait"),), ("a",)),
     )
-    openings = {"commit": 0.0, "reveal": 1.0, "slots": 2.0, "attest": 6.0}
+    openings: dict[Opening, float] = {"commit": 0.0, "reveal": 1.0, "decided": 6.0}
     found = {one.phase.name: one for one in schedule(phases, RATES, openings, ["final"], 10.0)}
     assert {name: (one.begins, one.ends) for name, one in found.items()} == {
         "a": (0, 3),
@@ -95,25 +99,39 @@ def test_phases_begin_when_what_they_wait_for_has_ended_and_only_the_longest_way
 
 
 def test_a_phase_that_waits_for_a_block_leaves_those_before_it_slack() -> None:
-    phases = (Phase("early", (Work(3, "wait"),), ()), Phase("final", (Work(1, "wait"),), opens="attest"))
-    openings = {"commit": 0.0, "reveal": 1.0, "slots": 2.0, "attest": 6.0}
+    phases = (Phase("early", (Work(3, "wait"),), ()), Phase("final", (Work(1, "wait"),), opens="decided"))
+    openings: dict[Opening, float] = {"commit": 0.0, "reveal": 1.0, "decided": 6.0}
     early, final = schedule(phases, RATES, openings, ["final"], 10.0)
     assert (early.critical, final.critical, final.begins) == (False, True, 6.0)
 
 
 def test_blocks_are_final_when_the_clock_says() -> None:
-    clock = presets.read("8b").first.clock  # commit 44, reveal 50, three slots of 8, attest 84, finality 3, 12 s
+    clock = presets.read("8b").first.clock  # commit 44, reveal 50, words 84, finality 3, 12 s
     assert opening(clock, "commit") == 3 * 12
     assert opening(clock, "reveal") == (6 + 3) * 12
-    assert opening(clock, "slots") == (6 + 24 + 3) * 12
-    assert opening(clock, "attest") == (40 + 3) * 12
+    assert opening(clock, "words") == (40 + 3) * 12
     by = {deadline.phase: deadline.by(clock) for deadline in DEADLINES}
     assert by == {
         "commit": 86 * 12,
         "gather": (6 + 3) * 12,
-        "record": (6 + 24) * 12,
+        "word": 40 * 12,
         "held-out loss": (86 + 3 + 3) * 12,
     }
+
+
+def test_a_round_is_decided_when_the_words_are_final_and_at_x_at_the_latest() -> None:
+    clock = presets.read("8b").first.clock
+    assert decided(clock, 100.0) == 100.0 + 3 * 12
+    assert decided(clock, 40 * 12) == decided(clock, 1e6) == opening(clock, "words")
+    spec = presets.read("1b").first
+    for rates, late in ((RATES, False), (replace(RATES, down=Rate(1e6, 1e6)), True)):
+        plan = Plan(spec, 2, 10**9, rates)
+        word = next(one for one in plan.timeline("validator") if one.phase.name == "word")
+        assert plan.openings["decided"] == decided(spec.clock, word.ends)
+        assert (plan.openings["decided"] == opening(spec.clock, "words")) == late
+        for role in ROLES:
+            select = next(one for one in plan.timeline(role) if one.phase.name == "select")
+            assert select.begins >= plan.openings["decided"]
 
 
 # --- the tables --------------------------------------------------------------------------------------------------
@@ -168,7 +186,9 @@ def test_a_validators_phases_by_hand() -> None:
     assert found["gather reserve"].seconds == pytest.approx(4 * payload / 2e6)
     # Of the contributors' two copies each a third.
     assert found["copies"].seconds == pytest.approx(20 * 2 / 3 * payload * (1 / RATES.hash.one + 1 / 1e6))
-    assert found["copies"].begins == found["record"].ends
+    # It says its word as soon as what it holds is checked.
+    assert (found["word"].begins, found["word"].seconds) == (found["check"].ends, 24.0)
+    assert found["copies"].begins == found["fetch data"].begins == found["word"].ends
     assert not found["copies"].critical
     # 24 times: records to the ranks' area, and the codec there and back.
     moved = 24 * payload * (1 / 2e9 + 2 / 3e7)
