@@ -84,7 +84,6 @@ PHASES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     UPLOAD: (("upload ahead", "publish"), ("upload",)),
     "commit": (("commit",), ("commit",)),
     DOWNLOAD: (("download", "open payloads"), ("prefetch", "download")),
-    "select": (("select",), ("select",)),
     "apply": (("outer step", "load weights", "theta digest"), ("apply",)),
 }
 """What is compared, by the names that a miner's plan and a node's own events have for it. Waits for a block are not."""

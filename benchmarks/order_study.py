@@ -3,8 +3,8 @@ networks under other rules than the one that was built (docs/decisions/0058-one-
 
     python benchmarks/order_study.py [--rounds 30] [--seeds 2] [--json]
 
-Orders: `incentive` (built): the chain's, a quarter of the places for those without any. `no-newcomers`: without that
-quarter. `leader`: of one validator's book, drawn by stake for each round, as agreed before D would be. `ranks`: by the
+Orders: `incentive` (built): the chain's, an eighth of the places for those without any; `quarter`, `twentieth`:
+another share. `no-newcomers`: none. `leader`: of one validator's book, drawn by stake for each round, as agreed before D would be. `ranks`: by the
 stake-weighted median of everybody's place in the validators' words. `named`: whom books name, `eligible` (built) or
 `not-worthless`: all but those that were evaluated and are not eligible.
 
@@ -35,6 +35,8 @@ from protocol.types import PeerId, Standing, Uid
 
 MIXED = ("garbage", "half-work", "half-rate", "copycat-exact", "framing", "split-in-two", "on-off", "flapping")
 BUILT = Order.first
+SHARES = {"incentive": agreement.NEWCOMERS_SHARE, "quarter": 4, "twentieth": 20}
+"""One of so many places goes to newcomers."""
 
 First = Callable[[Order, Collection[Uid]], list[Uid]]
 
@@ -70,11 +72,13 @@ class Study(Game):
         self.waits: list[int] = []
 
     def round(self, number: int) -> RoundLog:
-        agreement.Order.first = self._first() if self.order != "incentive" else BUILT  # type: ignore[method-assign]
+        agreement.NEWCOMERS_SHARE = SHARES.get(self.order, SHARES["incentive"])
+        agreement.Order.first = BUILT if self.order in SHARES else self._first()  # type: ignore[method-assign]
         try:
             log = super().round(number)
         finally:
             agreement.Order.first = BUILT  # type: ignore[method-assign]
+            agreement.NEWCOMERS_SHARE = SHARES["incentive"]
         self._count(number, log)
         return log
 
@@ -137,6 +141,7 @@ def run(order: str, named: str, validators: int, attack: str, rounds: int, seeds
         waits += game.waits
     return {
         "order": order,
+        "seeds": seeds,
         "named": named,
         "validators": validators,
         "attack": attack,
@@ -166,7 +171,7 @@ def main() -> None:
         sys.stdout.flush()
 
 
-ORDERS = ("incentive", "no-newcomers", "leader", "ranks")
+ORDERS = ("incentive", "quarter", "twentieth", "no-newcomers", "leader", "ranks")
 
 if __name__ == "__main__":
     main()

@@ -56,7 +56,7 @@ def _wrong(source: Source, lately: list[Round], stage: Stage) -> Iterator[str]:
     if not stage.ended and stage.silent_seconds > _patience(source):
         yield f"Nothing has happened for {_span(stage.silent_seconds)}: the network was stopped, or it is stuck."
     if last.void.get(last.agreed() or ""):
-        yield f"Round {last.number} is void: no record of it was agreed, so nobody's work was applied."
+        yield f"Round {last.number} is void: nothing was agreed in it, so nobody's work was applied."
     if last.unobserved:
         yield f"Round {last.number} was not observed by {sorted(last.unobserved)[0]}: nobody is rated or paid for it."
     for node, fault in sorted(last.faults.items()):

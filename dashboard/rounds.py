@@ -23,10 +23,10 @@ MAX_ROUND = 1 << 32
 MAX_NUMBER = 1e18
 """Far beyond any loss, share, duration or time: sums of such numbers are still numbers."""
 NOT_AGREED = "NOT_AGREED"
-"""Of a peer that passed and has no other standing: the agreed record does not name it, or there is none."""
+"""Of a peer that passed and has no other standing: it was not selected, or nobody was."""
 NOT_HERE = ("MISSING", "LATE")
 """Reasons of peers that had not committed by the deadline."""
-PHASES = ("compute", "upload", "select", "download", "apply")
+PHASES = ("compute", "upload", "download", "apply")
 NODE_KINDS = {"trained", "published", "committed", "applied", "phases", "broke_off", "passed_over", "weights_not_taken"}
 VALIDATOR_KINDS = {"checked", "ranked", "reported", "held_out", "unobserved", "weights_refused", "weights"}
 KINDS = NODE_KINDS | VALIDATOR_KINDS | {"agreed", "stated", "unread", "tested"}
@@ -45,6 +45,8 @@ class Round:
     number: int
     time: float = 0.0
     void: dict[str, bool] = field(default_factory=dict)
+    block: dict[str, int] = field(default_factory=dict)
+    """The one in which it was decided, where that is known."""
     contributing: dict[str, tuple[str, ...]] = field(default_factory=dict)
     theta: dict[str, str] = field(default_factory=dict)
     active: dict[str, int] = field(default_factory=dict)
@@ -107,6 +109,7 @@ class Round:
             "pay": {peer: round(share, 6) for peer, share in sorted(pay.items()) if share},
             "learning": {p: n for p, n in sorted(self.evaluations.items()) if n < SETTLED and p in judged},
             "void": self.void[word] if word is not None else None,
+            "decided": self.block.get(word) if word is not None else None,
             "unobserved": next(iter(self.unobserved.values()), None),
             "seconds": {
                 phase: round(median(found), 3)
@@ -211,6 +214,7 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
     """Raises KeyError, TypeError, ValueError, AttributeError for an event that is not as documented, and leaves the
     round as it was then."""
     seconds = {phase: _number(event["seconds"][phase]) for phase in PHASES if phase in event.get("seconds", {})}
+    decided = _count(event["decided"]) if event.get("decided") is not None else None
     match kind:
         case "trained":
             if event["loss"] is not None:
@@ -263,6 +267,8 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
             one.faults[node] = f"the chain refused its weights: {_text(event['code'])}"
         case "weights_refused":
             one.faults[node] = "its weights do not stand on chain as they were set"
+    if decided is not None and kind in ("applied", "agreed"):
+        one.block[node] = decided
     if seconds:
         one.seconds[node] = one.seconds.get(node, {}) | seconds
 
@@ -280,8 +286,9 @@ def _reported(one: Round, node: str, peers: Mapping[str, Mapping[str, Any]]) -> 
             pay[name] = share
         evaluations[name] = _count(row.get("evaluations", 0))
     one.rejected[node], one.standing[node], one.pay[node] = rejected, standing, pay
-    here = sum("contributing" in row or "standing" in row for row in peers.values())
-    one.active.setdefault(node, here + sum(why not in NOT_HERE for why in rejected.values()))
+    passed = tuple(_text(peer) for peer, row in peers.items() if "contributing" in row or "standing" in row)
+    one.passed.setdefault(node, passed)
+    one.active.setdefault(node, len(passed) + sum(why not in NOT_HERE for why in rejected.values()))
     for name, times in evaluations.items():
         one.evaluations[name] = max(times, one.evaluations.get(name, 0))
 

@@ -213,6 +213,8 @@ def _facts(source: Source) -> dict[str, Any]:
         "names": dict(source.names),
         "model_bytes": FP32_BYTES * spec.layout.num_parameters if spec is not None else None,
         "object_bytes": spec.object_bytes if spec is not None else None,
+        "round_blocks": spec.clock.round_blocks if spec is not None else None,
+        "first_deadline": spec.rounds_clock.commit_by(0) if spec is not None else None,
         "round_seconds": spec.clock.round_blocks * spec.clock.block_seconds if spec is not None else None,
         "schedule": schedule(spec.inner, done) if spec is not None else None,
         "num_rounds": len(source.rounds),

@@ -34,7 +34,7 @@ COPIES = 2
 after a crash. That all of them are hostile is met by who holds it and hears that it is wanted, not by their number
 (docs/decisions/0043-mirrors-by-draw.md)."""
 
-NEWCOMERS_SHARE = 4
+NEWCOMERS_SHARE = 8
 """One of so many places goes to those without incentive, if there are so many: else nobody new would get in."""
 
 Pair = tuple[Digest, Digest]

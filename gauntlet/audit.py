@@ -177,7 +177,9 @@ def _word(again: Replay) -> Iterator[Finding]:
     if word is None or word.pair is None:
         return
     if word.pair != (facts.theta, facts.previous):
-        yield _differs(Topic.WORD, "its word on chain starts from another state than the run's")
+        text = "its word on chain starts from another state than the run's"
+        apart = again.report.unobserved is Unobserved.APART  # by the rules it may say what it holds
+        yield Finding(Topic.WORD, Verdict.OBSERVED, text) if apart else _differs(Topic.WORD, text)
         return
     uids = {peer.uid: peer.id for peer in facts.log.commit}
     on_chain, may = {uids[uid] for uid in named(word) if uid in uids}, set(again.ranking.order)

@@ -48,7 +48,7 @@ class PeerRecord:
     much honest ones differ (squared), `assigned_scores` for display. Over the rounds in which it was measured
     (gauntlet/progress.py): its `progress`, the honest one as `usual_progress`, and `progress_variances`.
     `penalty` is taken off the proof in PeerScore: each fault adds, each clean round takes away a quarter of it.
-    `presence`: in which share of the rounds what it sent passed, or the agreed record names it; 1 at first.
+    `presence`: in which share of the rounds what it sent passed, or was selected; 1 at first.
     """
 
     first_seen: int
@@ -96,7 +96,7 @@ class ScoreBook:
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """Everything that a round taught: the fast checks, the evaluations, who the agreed record names (empty for a void
+    """Everything that a round taught: the fast checks, the evaluations, who was selected (empty for a void
     round), the progress of who sent something in the round before, and who committed and was not looked at: we know
     nothing of it."""
 

@@ -83,8 +83,8 @@ class Aftermath:
         )
 
     def explained(self, round: int) -> bool:
-        """Whether half of the validators (all have the same stake here), and so perhaps every leader whom the others
-        could follow, were disturbed in that round, or a server was."""
+        """Whether half of the validators were disturbed in that round, or a server was: all have the same stake here,
+        and the words of the other half are no majority."""
         validators = [name for name, role in self.roles.items() if role == "validator"]
         return 2 * sum(self.excused(name, round) for name in validators) >= len(validators)
 

@@ -14,7 +14,7 @@ from protocol.types import hotkey
 
 Event = Mapping[str, Any]
 
-PHASES = ("compute", "upload", "select", "download", "apply")
+PHASES = ("compute", "upload", "download", "apply")
 
 
 def build_report(network: Network, wall_seconds: float) -> dict[str, Any]:

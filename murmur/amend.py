@@ -56,21 +56,21 @@ def void(options: Namespace) -> int:
             return _confirm(settings, folder, doors, amendment)
     if not 0 <= number <= run.clock.decided_before(now.block):
         raise ConfigError(
-            f"round {number} is not decided yet: only an agreed record can be void. Now is round "
+            f"round {number} is not decided yet: only what was agreed can be void. Now is round "
             f"{run.clock.round_at(now.block)}"
         )
     _require_left_behind(run, doors, now, number)
     try:
         if not was_agreed(run, doors, number):
-            raise ConfigError(f"round {number} has no agreed record: it is void already, and nothing waits for it")
+            raise ConfigError(f"nothing was agreed in round {number}: it is void already, and nothing waits for it")
     except ChainError as fault:
-        say(f"whether round {number} has an agreed record is not known here: {fault}")
+        say(f"whether anything was agreed in round {number} is not known here: {fault}")
     earliest = earliest_round(run, now.block)
     height = run.clock.start(earliest)
     fields = {"from_round": earliest, "void_round": number, "void_from_block": height}
     amendment = proposed(now, fields)
     say(
-        f"the record of round {number} is void for everybody who looks from block {height} on (round {earliest}): the "
+        f"round {number} is void for everybody who looks from block {height} on (round {earliest}): the "
         "run goes on from the state before it, and its miners take their updates back"
     )
     return _post(options, settings, folder, doors, now, amendment)
@@ -242,17 +242,17 @@ def _said(tables: Mapping[Any, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _require_left_behind(run: Run, doors: Doors, now: Standing, number: int) -> None:
-    """Raise ConfigError when the run has gone on from the round's record: whoever looks later would part from those who
-    have applied it."""
+    """Raise ConfigError when the run has gone on from what the round agreed: whoever looks later would part from those
+    who have applied it."""
     newest = stated(run, doors, now.block)
     if newest is None:
         return
     try:
-        with owned.steps("reading the agreed records back") as tell:
+        with owned.steps("reading the agreed selections back") as tell:
             way = records(
                 run, doors, now.block, newest.link, lambda at, _: tell(newest.round - at, newest.round - number)
             )
-            gone_on = next((record for _, record in way if record.round <= number), None)
+            gone_on = next((selection for _, selection in way if selection.round <= number), None)
     except StorageError as fault:
         raise ConfigError(
             f"whether the run has gone on from round {number} cannot be known: {fault}. Try again when validators' "

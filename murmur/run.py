@@ -88,12 +88,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     void = _action(actions, "void", "declare a round void whose bytes are lost, or take a pending amendment back")
     void.description = (
-        "What an owner can take back. --round: the record of a round whose selected payloads nobody has any more, so "
-        "that the run goes on without it; refused for a round that the run has gone on from. --pending: amendments "
+        "What an owner can take back. --round: a round whose selected payloads nobody has any more, so that the run "
+        "goes on without it; refused for a round that the run has gone on from. --pending: amendments "
         "that are not settled yet. What is settled, and what is trained, nobody can take back."
     )
     what = void.add_mutually_exclusive_group(required=True)
-    what.add_argument("--round", type=int, metavar="R", help="declare this round's record void")
+    what.add_argument("--round", type=int, metavar="R", help="declare this round void")
     what.add_argument("--pending", action="store_true", help="take back the amendments that are not settled yet")
     void.add_argument("--yes", action="store_true", help="publish without asking")
     config.add_flags(void, config.OwnerConfig)

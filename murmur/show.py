@@ -100,16 +100,16 @@ def _links(there: network.Opened, run: Run, newest: Stated | None, block: int) -
     if newest is None:
         return [*lines, "link       nobody has said anything yet, or not for long"]
     if newest.link == first_link(run.id):
-        record = "no round has been agreed yet"
+        what = "no round has been agreed yet"
     else:
         try:
             _, found = next(records(run, there.doors, block, newest.link))
-            record = f"of round {found.round}, in which {len(found.contributing)} contributed"
+            what = f"of round {found.round}, in which {len(found.contributing)} contributed"
         except StorageError as fault:
-            record = f"its record is not to be had: {fault}"
+            what = f"its selection is not to be had: {fault}"
     return [
         *lines,
-        f"link       {newest.link.hex()}: {record}",
+        f"link       {newest.link.hex()}: {what}",
         f"theta      {newest.theta.hex()} at the start of round {newest.round}, by {newest.share:.0%} of the stake "
         "that counts",
     ]

@@ -2,8 +2,8 @@
 again and for a joiner (docs/protocol.md section 0).
 
 Two things on chain say it. The owner's slot, as of the block that decides about an amendment, says whether it came in
-time. And every agreed record's link digests the amendments that were in force in its round: where a node could not
-look, because its chain node has pruned that block or because the bytes were not to be had, the chain of records tells.
+time. And every agreed selection's link digests the amendments that were in force in its round: where a node could not
+look, because its chain node has pruned that block or because the bytes were not to be had, the selections tell.
 """
 
 from collections.abc import Iterable, Sequence
@@ -90,7 +90,7 @@ def settled(run: Run, undecided: int, doors: Doors, read: dict[Digest, bytes], t
     """The run with the amendments that are settled by now. To be saved (`RunFile.save`) before it is followed.
 
     `undecided`: the first round that this node has not decided; what it decided stays as it was, so an amendment whose
-    bytes came only later waits for the chain of records (`adopted`). One that cannot be read or is not valid changes
+    bytes came only later waits for the chain of selections (`adopted`). One that cannot be read or is not valid changes
     nothing: what one account writes must not stop every node. Raises ChainError when the chain does not answer: then
     nothing is known, and nothing is taken up. `read`: see Reader.
     """
@@ -141,7 +141,7 @@ def settled(run: Run, undecided: int, doors: Doors, read: dict[Digest, bytes], t
 def adopted(
     run: Run, heads: Sequence[tuple[int, Digest]], doors: Doors, read: dict[Digest, bytes], time: Time = REAL
 ) -> Run:
-    """The run as the chain of agreed records says, given (round, head) of its links, oldest first: ours, where it
+    """The run as the chain of agreed selections says, given (round, head) of its links, oldest first: ours, where it
     agrees. To be saved (`RunFile.save`) once the state that follows from it has been reproduced.
 
     Raises OutOfSync when those heads are not of one run, or when one of them names an amendment that the owner's slot
@@ -158,13 +158,15 @@ def adopted(
         _, chain = reader.chain(heads[-1][1], [run.id])
         told = first.amended(chain)
     except (InvalidMessage, ConfigError) as fault:
-        raise OutOfSync(f"the chain of records names amendments that are not the run's: {fault}") from None
+        raise OutOfSync(f"the chain of selections names amendments that are not the run's: {fault}") from None
     if any(told.head_at(round) != head for round, head in heads):
-        raise OutOfSync("the chain of records names other amendments than hold in its rounds")
+        raise OutOfSync("the chain of selections names other amendments than hold in its rounds")
     for amendment in chain:
         if run.settled_by(amendment) <= head and _stood(run, amendment, reader, peers, doors.chain) is False:
-            raise OutOfSync(f"the chain of records names an amendment for round {amendment.from_round} that came late")
-    logger.info("the chain of records says which amendments are in force: {count}", count=len(chain))
+            raise OutOfSync(
+                f"the chain of selections names an amendment for round {amendment.from_round} that came late"
+            )
+    logger.info("the chain of selections says which amendments are in force: {count}", count=len(chain))
     return told
 
 
@@ -197,7 +199,7 @@ def _refusal(
         return None
     stood = _stood(run, amendment, reader, peers, chain)
     if stood is None:
-        return f"it cannot be known here whether it stood in block {block}; the chain of records will tell"
+        return f"it cannot be known here whether it stood in block {block}; the chain of selections will tell"
     return None if stood else f"it came after block {block}"
 
 

@@ -145,10 +145,10 @@ def _hashes_to(digest: Digest) -> Callable[[Data], bool]:
 def _starts(
     follower: Follower, held: Held, records: Records, stakes: Mapping[PeerId, int], sources: Sources
 ) -> Iterator[tuple[Start, list[Selection]]]:
-    """States from which the agreed records lead on, with those records, the oldest first; the best state first, each
+    """States from which the agreed selections lead on, with those, the oldest first; the best state first, each
     only when those before it have failed.
 
-    Our own while few records follow it (their payloads are fewer bytes than a model), or what we held before it since
+    Our own while few of them follow it (their payloads are fewer bytes than a model), or what we held before it since
     our last snapshot; then, back along the links, the published ones that most of the stake names, the newest first,
     and our own older one; then the other published ones, last those for whose link more stake names another state; then
     genesis. What is on none of the links on the way is never tried: it may be of a state that only a minority held,

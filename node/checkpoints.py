@@ -45,7 +45,7 @@ _NO_ROUND = 0
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A state at the start of `round`, put up whole. `link`: to the last agreed record before it. `state`: the digest
+    """A state at the start of `round`, put up whole. `link`: to the last selection before it. `state`: the digest
     of its manifest, `files`: of all its files, the manifest's among them."""
 
     round: int
@@ -160,7 +160,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A state that is shown. Of which round it is the agreed records say: whoever shows it may say any number."""
+    """A state that is shown. Of which round it is the agreed selections say: whoever shows it may say any number."""
 
     link: Digest
     state: Digest

@@ -284,7 +284,7 @@ def _node(run: Run, doors: Doors, tip: Tip, folder: Path, device: torch.device) 
         replica = Replica(run.first, zeros, ranks=Ranks(device=device))
         node = Node(run, then, Held(run.first, run.id, replica, store, Events(folder / "events.jsonl", "audit")))
         if catch_up(node, node.held, tip) is not Followed.YES:
-            raise OutOfSync("the records, or the payloads, that it follows from are not to be had")
+            raise OutOfSync("the selections, or the payloads, that it follows from are not to be had")
         return node
     except BaseException:
         store.close()

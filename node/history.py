@@ -1,7 +1,7 @@
 """A run's rounds as everybody can see them, from the chain and from public objects, told as events (docs/events.md) to
 whoever shows them (murmur/watch.py). Nothing is signed, written or decided here.
 
-What was agreed comes from the chain while its node has the round's blocks, and from the links of agreed records before;
+What was agreed comes from the chain while its node has the round's blocks, and from the links of selections before;
 what became of everybody, from the signed reports of the validators with the most stake; losses in training, from some
 contributors' signed claims. All but what was agreed are claims, and strangers' bytes: bounded in number, size and time,
 they become an event of ours or a code.
@@ -25,7 +25,7 @@ from protocol import keys
 from protocol.errors import STATE_PRUNED, ChainError, InvalidMessage
 from protocol.messages import first_link, parse_document
 from protocol.run import Run
-from protocol.types import MAX_UIDS, Digest, Header, Peer, PeerId, hotkey
+from protocol.types import MAX_UIDS, Digest, Header, Peer, PeerId, Word, hotkey
 from storage.collect import gather
 from storage.exchange import Data, Wanted
 
@@ -114,7 +114,7 @@ class History:
         for round in range(newest, first - 1, -1):
             yield from self._decided(round, head)
         if self._newest < 0 or first > self._newest + 1:
-            self._walk = self._newest_link()
+            self._walk = self._newest_link(peers)
         elif self._walk is None:
             self._walk, self._stuck = self._stuck, None
         self._newest = newest
@@ -138,7 +138,7 @@ class History:
         yield from self._stated(round, log, when)
         self._late[round] = dict.fromkeys(self._asked)
         self._seen.add(round)
-        yield self._agreed(round, when, contributing, committed)
+        yield self._agreed(round, when, contributing, committed, found.block)
         yield from self._trained(round, contributing, Sources(at_words, self.doors.open_pointer), when)
 
     def _stated(self, round: int, log: Log, when: float) -> Iterator[Told]:
@@ -153,35 +153,49 @@ class History:
                 yield Told(hotkey(peer), _event("stated", round - 1, when, theta=named.hex()))
 
     def _agreed(
-        self, round: int, when: float, contributing: Collection[PeerId], committed: Collection[PeerId] | None
+        self,
+        round: int,
+        when: float,
+        contributing: Collection[PeerId],
+        committed: Collection[PeerId] | None,
+        decided: int | None = None,
     ) -> Told:
+        """`committed`, and `decided`, the block in which it was: None where that is not known (any more)."""
         self._hotkeys |= {*contributing}
         told = [hotkey(peer) for peer in contributing]
         here = None if committed is None else [hotkey(peer) for peer in committed]
-        return Told(CHAIN, _event("agreed", round, when, void=not told, contributing=told, committed=here))
+        fields = {"void": not told, "contributing": told, "committed": here, "decided": decided}
+        return Told(CHAIN, _event("agreed", round, when, **fields))
 
-    def _newest_link(self) -> tuple[Digest, int] | None:
-        """Where the run stands, and the round at whose start it does; what most name where that cannot be read."""
+    def _newest_link(self, peers: Sequence[Peer]) -> tuple[Digest, int] | None:
+        """Where the run stands, and the round at whose start it does; what most name now where that cannot be read."""
         try:
             tip = self._agreement.tip(self.run)
             return tip.link, tip.round
         except ChainError as fault:
             if fault.code != STATE_PRUNED:
                 raise
-            return None
+        backing: dict[tuple[Digest, int], float] = {}
+        for peer in peers:
+            word = peer.slot.statement if peer.slot is not None else None
+            if isinstance(word, Word) and word.pair is not None:
+                named = word.previous, word.round
+                backing[named] = backing.get(named, 0.0) + self._stakes.get(peer.id, 0.0)
+        return max(backing, key=lambda named: backing[named], default=None)
 
     def _older(self, link: Digest, below: int) -> Iterator[Told]:
         """Some rounds before `below`, the newest first."""
         oldest, place = max(0, self._newest - HISTORY_ROUNDS + 1), (link, below)
         read = 0
-        for at, after in Records(self.run.id, self._sources, link, below, self.doors.time).links():
+        known = self._agreement.selections
+        for at, after in Records(self.run.id, self._sources, link, below, self.doors.time, known=known).links():
             if after:
-                record, read = after[0], len(after)
-                for void in range(below - 1, max(oldest - 1, record.round), -1):
+                selection, read = after[0], len(after)
+                for void in range(below - 1, max(oldest - 1, selection.round), -1):
                     yield from self._old(void, ())
-                below = record.round
+                below = selection.round
                 if below >= oldest:
-                    yield from self._old(below, [peer for peer, _ in record.contributing])
+                    yield from self._old(below, [peer for peer, _ in selection.contributing])
             if at == first_link(self.run.id):
                 for void in range(below - 1, oldest - 1, -1):
                     yield from self._old(void, ())

@@ -24,6 +24,7 @@ from node.setbacks import Setbacks
 from node.terms import Terms
 from node.wanted import say_wanted, take_back_wanted
 from protocol.errors import STATE_PRUNED, ChainError, OutOfSync, StorageError
+from protocol.messages import first_link
 from protocol.run import Run
 from protocol.types import Digest, PeerId, hotkey
 from storage.collect import Collection
@@ -153,6 +154,8 @@ class Node(Follower):
             if fault.code != STATE_PRUNED:
                 raise
             logger.warning("where the run stands cannot be read: {fault}", fault=str(fault))
+            if tip is not None and tip.link == link != first_link(self.run.id):
+                self._followed = Followed.ON_THE_WAY  # it stood there when we last could read it
         if self._followed is Followed.YES:
             take_back_wanted(self)
         else:
@@ -185,7 +188,7 @@ class Node(Follower):
         return Applied(round, decision, self.held.replica.digest())
 
     def gather(self, decision: Agreed) -> list[Opened]:
-        """Every selected submission of an agreed record, opened. Waits and repairs from any source; gives up with
+        """Every selected submission of an agreed selection, opened. Waits and repairs from any source; gives up with
         OutOfSync after a whole round, when only a checkpoint can help."""
         selection = decision.selection
         assert selection is not None

@@ -152,7 +152,7 @@ def collect_keys(
 ) -> dict[PeerId, bytes]:
     """Keys as they appear, in this order (best first), until all are there or no time is left. Only what the peer has
     signed for this round counts, and only from its own bucket: mirrors have nothing before V, and asking them too
-    would cost the others their turn. They are left in `cache`: whoever stands by a record has to open it, and may be
+    would cost the others their turn. They are left in `cache`: whoever names the peer has to open it, and may be
     killed while the peer leaves."""
 
     def signed_by(peer: PeerId) -> Callable[[Data], bool]:

@@ -20,7 +20,7 @@ LINK_SECONDS = 1.0
 MAX_THREADS = 16
 
 Tell = Callable[[int, int], None]
-"""tell(round of the record that was read, how many were read so far)."""
+"""tell(round of the selection that was read, how many were read so far)."""
 
 
 class Records:
@@ -52,21 +52,21 @@ class Records:
         self._tell: Tell = self._log if tell is None else tell
 
     def round_of(self, steps: Sequence[Selection]) -> int:
-        """The round whose start a state stands at that these records lead on from."""
+        """The round whose start a state stands at that these selections lead on from."""
         return steps[0].round if steps else self._round
 
     def back(self) -> Iterator[tuple[Digest, Selection]]:
-        """Every record under its link, the newest first, to the run's first. Raises StorageError where nobody has the
+        """Every selection under its link, newest first, to the run's first. Raises StorageError where nobody has the
         next one, OutOfSync where it cannot be of this run."""
         link, depth = self._link, 0
         while link != first_link(self._run):
-            record = self._at(depth, link)
-            yield link, record
-            link, depth = record.previous, depth + 1
+            selection = self._at(depth, link)
+            yield link, selection
+            link, depth = selection.previous, depth + 1
 
     def links(self) -> Iterator[tuple[Digest, list[Selection]]]:
-        """Every link on the way back, from the given one to the run's first, and the records after it, the oldest
-        first. Ends early where nobody has the next record, or where it cannot be of this run."""
+        """Every link on the way back, from the given one to the run's first, and the selections after it, the
+        oldest first. Ends early where nobody has the next one, or where it cannot be of this run."""
         link, depth = self._link, 0
         while True:
             yield link, self._links[:depth][::-1]
@@ -78,7 +78,7 @@ class Records:
                 link, depth = self._at(depth, link).previous, depth + 1
             except (StorageError, OutOfSync) as fault:
                 self._ended = True
-                logger.warning("the agreed records cannot be followed further back: {fault}", fault=str(fault))
+                logger.warning("the agreed selections cannot be followed further back: {fault}", fault=str(fault))
                 return
 
     def _at(self, depth: int, link: Digest) -> Selection:
@@ -90,21 +90,21 @@ class Records:
     def _read(self, link: Digest) -> Selection:
         left = self._began + ASK_SECONDS + LINK_SECONDS * len(self._links) - self._time.now()
         if left <= 0:
-            raise StorageError(f"only {len(self._links)} agreed records could be had in time")
+            raise StorageError(f"only {len(self._links)} agreed selections could be had in time")
         found = self._known.get(link) or self._ask(link, left)
         if found.round >= self._below:
-            raise OutOfSync(f"the chain of records does not lead back: round {found.round} before {self._below}")
+            raise OutOfSync(f"the chain of selections does not lead back: round {found.round} before {self._below}")
         self._below = found.round
         return found
 
     def _log(self, round: int, count: int) -> None:
         if self._time.now() - self._told > QUIET_SECONDS:
             self._told = self._time.now()
-            told = "catching up: reading the agreed records back, at round {round}, {count} so far"
+            told = "catching up: reading the agreed selections back, at round {round}, {count} so far"
             logger.info(told, round=round, count=count)
 
     def _ask(self, link: Digest, left: float) -> Selection:
-        """The record under this link, from whoever gives it first."""
+        """The selection under this link, from whoever gives it first."""
         key, validators = keys.selection(self._run, link), self._sources.validators()
         rest = [holder for holder in validators if holder != self._giver]
         for holders in ([self._giver] if self._giver is not None else [], rest):
@@ -123,7 +123,7 @@ class Records:
                 self._giver = found[0]
                 return parse_selection(bytes(found[1]), link)
         raise StorageError(
-            f"the agreed record {link.hex()[:16]} before round {self._below} is in none of {len(validators)} "
+            f"the agreed selection {link.hex()[:16]} before round {self._below} is in none of {len(validators)} "
             "validators' buckets"
         )
 

@@ -61,8 +61,8 @@ class RedoLog:
         return payloads
 
     def _keep_recent(self, round: int, payloads: tuple[Payload, ...]) -> None:
-        """Under another name, which no snapshot takes away: what was applied just before one leaves the log at once, and
-        whoever lacks it has had no time to ask."""
+        """Under another name, which no snapshot takes away: what was applied just before one leaves the log at once,
+        and whoever lacks it has had no time to ask."""
         first, folder = round - RECENT_ROUNDS + 1, self._given / f"{round:08d}"
         self.recent = {one: kept for one, kept in self.recent.items() if one >= first} | {round: payloads}
         with suppress(OSError):  # this disk is full, or knows no links: others have them too

@@ -82,7 +82,7 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The outer step of a round, as it was made. theta: digest of the state before it. link: to the agreed record.
+    """The outer step of a round, as it was made. theta: digest of the state before it. link: to the agreed selection.
     payloads: the contributors', in PeerId order."""
 
     round: int
@@ -103,12 +103,12 @@ class Consensus:
 
     @property
     def links(self) -> tuple[Digest, ...]:
-        """To the last agreed record of every state that can be made again: the snapshot, and after each step."""
+        """To the last agreed selection of every state that can be made again: the snapshot, and after each step."""
         return self.snapshot.link, *(step.link for step in self.log)
 
     @property
     def link(self) -> Digest:
-        """To the last agreed record of the state that follows."""
+        """To the last agreed selection of the state that follows."""
         return self.links[-1]
 
     def since(self, snapshot: Snapshot) -> "Consensus":
@@ -121,7 +121,7 @@ class Saved:
     """Everything that one node must not lose.
 
     round: the state stands at the start of this round. consensus: what it follows from, and theta: its digest. link:
-    what the next agreed record must name as previous. sealed: the last sealed submission. book: file with the ScoreBook
+    what the next selection must name as previous. sealed: the last sealed submission. book: file with the ScoreBook
     (validators). scored: last round folded into the book. unread: weights that were sent and not yet read back, the
     oldest first. tip: where the run stands, by what we read last. vain_from: the round since which nobody gives us what
     follows on what we hold, None where we do not hold anything that the run went through, or stand where it stands.

@@ -21,7 +21,7 @@ Place = tuple[int, PeerId]
 """Whose payload, of which round."""
 
 MOST_WANTED = MAX_UIDS
-"""As many as a record can name."""
+"""As many as a selection can name."""
 DOCUMENT_MAX_BYTES = 1 << 15
 _DOCUMENT = "wanted"
 _NO_ROUND = 0
@@ -43,7 +43,7 @@ def parse_wanted(data: bytes, run: Digest, peer: PeerId, verify: Verify) -> froz
     except (KeyError, TypeError, ValueError):
         raise InvalidMessage("a list of wanted payloads without rounds or hotkeys") from None
     if len(found) > MOST_WANTED:
-        raise InvalidMessage("a list of more payloads than a record can name")
+        raise InvalidMessage("a list of more payloads than a selection can name")
     return found
 
 

@@ -58,7 +58,7 @@ def standing(run: Run, doors: Doors) -> Standing:
     last = clock.start(clock.round_at(block)) - 1 if block >= clock.start(0) else -1
     followed = _followed(run, doors, block)
     if followed in {amendment.digest for amendment in fresh}:
-        # What this chain node has pruned, the chain of records tells.
+        # What this chain node has pruned, the chain of selections tells.
         at = next(number for number, amendment in enumerate(fresh, 1) if amendment.digest == followed)
         run, fresh = run.amended(fresh[:at]), fresh[at:]
     pending: list[Amendment] = []
@@ -76,11 +76,11 @@ def standing(run: Run, doors: Doors) -> Standing:
 
 
 def _followed(run: Run, doors: Doors, block: int) -> Digest | None:
-    """The head of the newest agreed record; None where there is none, or none to be had."""
+    """The head of the newest agreed selection; None where there is none, or none to be had."""
     if (newest := stated(run, doors, block)) is None:
         return None
     try:
-        return next((record.head for _, record in records(run, doors, block, newest.link)), None)
+        return next((selection.head for _, selection in records(run, doors, block, newest.link)), None)
     except StorageError:
         return None
 

@@ -48,7 +48,7 @@ def stated(run: Run, doors: Doors, block: int) -> Stated | None:
 def records(
     run: Run, doors: Doors, block: int, link: Digest, tell: Tell | None = None
 ) -> Iterator[tuple[Digest, Selection]]:
-    """Every agreed record with its link, from the one at `link` back to the first (node/records.py). Raises
+    """Every agreed selection with its link, from the one at `link` back to the first (node/records.py). Raises
     StorageError where nobody has the next one."""
     sources = sources_as_of(run, block, doors.chain.peers(block), doors.open_pointer)
     below = run.clock.round_at(block) + 1

@@ -32,7 +32,7 @@ class Outer(Table):
 
 class Origin(Table):
     """murmur.json. `spec`: the run's first spec, whose digest is the run id. The state is that at the start of `round`;
-    `link`: to the last agreed record before it; `theta`: its digest, as validators name it on chain. `tensors`: the
+    `link`: to the last agreed selection before it; `theta`: its digest, as validators name it on chain. `tensors`: the
     same digest over the tensors as they are here (of an fp32 export, theta's). `tokenizer` and
     `tokenizer_config`: as the index of the run's data set has them; `end`: the id that ends a document."""
 
@@ -115,7 +115,7 @@ def card(origin: Origin, named: bool) -> bytes:
     if not named:
         proof += (
             " When this was exported no validator had named this state on chain yet: it follows from the last agreed "
-            "record and the payloads that this record names."
+            "selection and the payloads that it names."
         )
     return f"""---
 library_name: transformers

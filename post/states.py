@@ -122,7 +122,7 @@ class States:
         )
 
     def _starts(self, named: Named, sources: Sources) -> Iterator[tuple[Start, list[Selection]]]:
-        """States from which the agreed records lead there, with those records, the oldest first: published checkpoints,
+        """States from which the agreed selections lead there, with those, the oldest first: published checkpoints,
         those that most of the stake names before others and then the nearest before others; theta_0 last."""
         follower, first = self._follower, first_link(self.run.id)
         stakes = counted_stakes(follower, self.newest, at_commit(follower, self.newest))

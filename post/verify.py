@@ -193,12 +193,12 @@ def prove_by_run(export: Export, states: States, index: Index | None, tell: Call
         if pair is not None:
             tell("the tensors are bf16: getting the fp32 theta of this state to round it again")
         else:
-            tell(f"nobody names this state on chain (yet): replaying the agreed records up to round {origin.round}")
+            tell(f"nobody names this state on chain (yet): replaying the agreed selections up to round {origin.round}")
         _rebuild_and_compare(export, states, tell)
         what = (
             "validators name it on chain"
             if pair is not None
-            else "nobody names it on chain yet, it follows from the records"
+            else "nobody names it on chain yet, it follows from the selections"
         )
         yield f"the state at the start of round {origin.round} was rebuilt: theta digest {origin.theta}; {what}"
         yield f"the tensors are that theta, as {origin.dtype}"

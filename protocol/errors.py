@@ -101,7 +101,7 @@ class InvalidMessage(MurmurError):
 
 
 class OutOfSync(MurmurError):
-    """Our state does not hash to what the agreed record says; it has to be repaired by catch-up."""
+    """Our state does not hash to what the agreed selection says; it has to be repaired by catch-up."""
 
 
 class CheckpointCorrupt(MurmurError):

@@ -30,8 +30,8 @@ def report(run: Digest, round: int) -> str:
 
 
 def selection(run: Digest, link: Digest) -> str:
-    """A validator's copy of an agreed record with its (PeerId, envelope) pairs, under the link that the next record
-    names as `previous`: joiners walk these back from the newest record on chain."""
+    """A validator's copy of an agreed selection, under the link that the next one names as `previous`: joiners walk
+    these back from where the run stands."""
     return f"{_run(run)}/selection/{link.hex()}"
 
 

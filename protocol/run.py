@@ -20,8 +20,8 @@ from protocol.types import Digest
 
 class Amendment(Published):
     """A change by the run's owner, in force from `from_round` on. `changes` replaces fields of the named tables (never
-    clock, model or compression: they fix clock and layout). `void_round` declares that round's record void as seen from
-    chain height `void_from_block` on, which is not before `from_round` starts. `previous` is the digest of the
+    clock, model or compression: they fix clock and layout). `void_round` declares that round void as seen from chain
+    height `void_from_block` on, which is not before `from_round` starts. `previous` is the digest of the
     amendment before (hex), or of the first spec."""
 
     previous: HexDigest
@@ -32,7 +32,7 @@ class Amendment(Published):
 
     @model_validator(mode="after")
     def _void_has_height(self) -> Self:
-        """Without a height, nodes that applied the record before and nodes that replay it later would differ."""
+        """Without a height, nodes that applied the round before and nodes that replay it later would differ."""
         if (self.void_round is None) != (self.void_from_block is None):
             raise ValueError("void_round and void_from_block are given together or not at all")
         return self
@@ -77,7 +77,7 @@ class Run:
 
     def head_at(self, round: int) -> Digest:
         """Digest of the last amendment published of those in force in `round`, of the first spec before any: together
-        with the round it names one spec. Links of records hold it (protocol.messages.record_link)."""
+        with the round it names one spec. Links of selections hold it (protocol.messages.link_of)."""
         return next((a.digest for a in reversed(self.amendments) if a.from_round <= round), self.id)
 
     def settled_by(self, amendment: Amendment) -> int:
@@ -91,7 +91,7 @@ class Run:
         return self._stages[bisect_right(self._stages, round, key=itemgetter(0)) - 1][1]
 
     def voided(self, round: int, block: int) -> bool:
-        """True when the owner has declared the round's record void, as seen at chain height `block`."""
+        """True when the owner has declared the round void, as seen at chain height `block`."""
         return any(
             a.void_round == round and a.void_from_block is not None and block >= a.void_from_block
             for a in self.amendments

@@ -96,7 +96,7 @@ class Stood:
             return "not contributing", "no validator has reported why yet"
         code = row.rejected or row.standing
         if code is None:
-            return "not contributing", "others were named in the agreed record" if contributed else ""
+            return "not contributing", "others were selected" if contributed else ""
         return str(code), briefly(me, report, self.node.run.spec_at(round).gauntlet)
 
 

@@ -110,11 +110,11 @@ class Oracle:
         return None
 
     def _first(self, uids: list[Uid], committed: dict[Uid, Peer]) -> list[Uid]:
-        """The first of these, in their order; a quarter of the places for those without incentive."""
+        """The first of these, in their order; an eighth of the places for those without incentive."""
         earning = [uid for uid in uids if committed[uid].incentive]
         new = [uid for uid in uids if uid not in earning]
         chosen: list[Uid] = []
-        reserved = min(len(new), self.places // 4)
+        reserved = min(len(new), self.places // 8)
         for uid in earning:
             if len(chosen) < self.places - reserved:
                 chosen.append(uid)

@@ -209,10 +209,11 @@ class Plan:
 
     @property
     def missed(self) -> tuple[Missed, ...]:
-        """Deadlines that are not met."""
+        """Deadlines that are not met, also where a validator is silent and the round is decided at X only."""
         found: list[Missed] = []
+        late = self.openings | {"decided": opening(self.spec.clock, "words")}
         for deadline in DEADLINES:
-            timed = {phase.phase.name: phase for phase in self.timeline(deadline.role)}
+            timed = {phase.phase.name: phase for phase in self._scheduled(deadline.role, late)}
             last, by = timed[deadline.phase], deadline.by(self.spec.clock)
             if last.ends > by:
                 path = sorted(_path(timed, last), key=lambda phase: -phase.seconds)

@@ -108,7 +108,7 @@ function show(changed) {
   ]);
   tasks(tested);
   plots.peers.show(at, [series("active", "--s1", rounds.map((r) => r.active), { dashed: true }), series("contributing", "--contributing", rounds.map((r) => (r.void === null ? null : r.contributing.length)))]);
-  plots.seconds.show(at, ["compute", "upload", "select", "download", "apply"].map((phase, i) => series(phase, `--s${i + 1}`, rounds.map((r) => r.seconds[phase]))));
+  plots.seconds.show(at, ["compute", "upload", "download", "apply"].map((phase, i) => series(phase, `--s${i + 1}`, rounds.map((r) => r.seconds[phase]))));
   pay(at);
   phases();
 }
@@ -152,7 +152,10 @@ function numbers() {
   $("n-round").textContent = last.round;
   const voids = decided.filter((round) => round.void).length;
   const length = store.facts.round_seconds;
-  $("n-round-note").textContent = `${voids || "none"} void${length ? `; ${length < 120 ? `${Math.round(length)} s` : `${(length / 60).toFixed(1)} min`} each` : ""}`;
+  const each = length && `${length < 120 ? `${Math.round(length)} s` : `${(length / 60).toFixed(1)} min`} each`;
+  const { first_deadline: first, round_blocks: every } = store.facts;
+  const after = last.decided !== null && first !== null && `decided ${last.decided - first - last.round * every} blocks after the deadline`;
+  $("n-round-note").textContent = [`${voids || "none"} void`, each, after].filter(Boolean).join("; ");
   if (measured.length) {
     $("n-loss").textContent = measured.at(-1).loss.toFixed(3);
     $("n-loss-note").textContent = measured.length > 1 ? `from ${measured[0].loss.toFixed(2)} in round ${measured[0].round}` : "nats a token";
@@ -270,8 +273,8 @@ function account(validator, row) {
 const MEANING = {
   NOT_ELIGIBLE: "NOT_ELIGIBLE: it was never evaluated",
   LOW_SCORE: "LOW_SCORE: its work helps too little, or its proof of computation is too low",
-  NOT_AGREED: "NOT_AGREED: it passed, and the agreed record does not name it, or there is none",
-  NOT_SELECTED: "NOT_SELECTED: good enough, but others rank higher",
+  NOT_AGREED: "NOT_AGREED: it passed, and was not selected: too few validators name it, or others go first by the chain's incentive",
+  NOT_SELECTED: "NOT_SELECTED: good enough, but others go first",
 };
 
 const UNREAD = {

@@ -98,7 +98,7 @@ def permit(case: Case) -> str:
         permitted = [peer.stake for peer in case.peers if peer.validates]
         least = f", the least that has one has {min(permitted) / RAO_PER_TAO:,.2f}" if permitted else ""
         raise Fault(
-            f"hotkey {hotkey(case.me.id)} has no validator permit: nobody would read its records, its weights would be "
+            f"hotkey {hotkey(case.me.id)} has no validator permit: nobody would count its words, its weights would be "
             f"refused. Its stake is {case.me.stake / RAO_PER_TAO:,.2f}{least}",
             f"stake to it (btcli stake add --netuid {case.config.netuid}); permits are given at the end of an epoch, "
             f"{case.subnet.tempo} blocks long, so start again after the next one. To train instead, start the miner",

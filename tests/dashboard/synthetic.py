@@ -9,6 +9,8 @@ from protocol.types import PeerId, hotkey
 from tests.specs import toy_spec
 
 SECONDS = 20.0
+ROUND_BLOCKS, DECIDED = 40, 33
+"""Of the toy run, whose first block D is 30; and where its round 0 is decided here."""
 
 
 def key(name: str) -> str:
@@ -52,8 +54,9 @@ class Folder:
         )
         self.write("validator-1", "ranked", number, contributing=both, standing={})
         for node in ("miner-1", "miner-2", "validator-1"):
-            seconds = {"select": 0.25, "download": 1.0, "apply": 0.125}
-            self.write(node, "applied", number, void=False, contributing=both, theta=theta, seconds=seconds)
+            told = {"theta": theta, "decided": DECIDED + ROUND_BLOCKS * number}
+            told["seconds"] = {"download": 1.0, "apply": 0.125}
+            self.write(node, "applied", number, void=False, contributing=both, **told)
             phases = [{"phase": "wait", "began": 0.0, "seconds": 1.0}, {"phase": "apply", "began": 1.5, "seconds": 0.5}]
             self.write(node, "phases", number, phases=phases)
         numbers = {"weight": 0.5, "contributing": True, "mu": 25.0, "sigma": 8.0, "evaluations": evaluations}

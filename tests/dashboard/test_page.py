@@ -109,6 +109,7 @@ def test_the_learning_rate_is_drawn_with_the_place_where_the_run_stands(tmp_path
     tab.open(serve(tmp_path).url)
     tab.until("document.querySelectorAll('#plot-rate canvas').length === 1")
     assert "after 30 rounds" in tab.value(TEXT.format("key-rate"))
+    assert "; decided 3 blocks after the deadline" in tab.value(TEXT.format("n-round-note"))
 
 
 def test_evaluated_checkpoints_are_drawn_and_stand_for_a_loss_that_nobody_publishes(

@@ -36,7 +36,8 @@ def test_a_round_has_what_its_nodes_said(tmp_path: Path) -> None:
     assert (one["standing"], one["void"]) == ({}, False)
     assert one["pay"] == dict.fromkeys(sorted(both), 0.5)
     assert one["learning"] == {key("garbage-1"): 0} | dict.fromkeys(both, 3)
-    assert one["seconds"] == {"compute": 2.0, "upload": 0.5, "select": 0.25, "download": 1.0, "apply": 0.125}
+    assert one["seconds"] == {"compute": 2.0, "upload": 0.5, "download": 1.0, "apply": 0.125}
+    assert one["decided"] == synthetic.DECIDED
     assert folder.names[both[0]] == "miner-1"
 
 
@@ -146,6 +147,7 @@ def test_a_line_without_an_end_is_not_held_in_memory(tmp_path: Path, monkeypatch
         '{"event": "held_out", "round": 3, "val_loss": "<b>", "time": 1.0}',
         '{"event": ["held_out"], "round": 3, "time": 1.0}',
         '{"event": "applied", "round": 3, "void": false, "contributing": 7, "theta": "", "time": 1.0}',
+        '{"event": "applied", "round": 3, "void": false, "contributing": [], "theta": "", "decided": "x", "time": 1.0}',
         '{"event": "checked", "round": 3, "active": 1, "passed": [], "rejected": {"x": {}}, "time": 1.0}',
         '{"event": "reported", "round": 3, "peers": {"x": {"weight": Infinity}}, "time": 1.0}',
         '{"event": "trained", "round": 3, "loss": 1.0, "seconds": {"compute": 1e999}, "time": 1.0}',

@@ -56,6 +56,19 @@ def test_the_rounds_are_told_as_json_and_then_only_what_is_new(tmp_path: Path, s
     assert [one["round"] for one in news["rounds"]] == [2]
 
 
+def test_when_a_round_was_decided_is_told_beside_its_deadline(tmp_path: Path, serve: Serve) -> None:
+    written = synthetic.Folder(tmp_path)
+    for number in (0, 7):
+        written.round(number)
+    written.write("validator-1", "applied", 8, void=True, contributing=[], theta="00", seconds={})
+    unknown = json.loads(get(serve(tmp_path), "api/rounds")[2])
+    assert (unknown["first_deadline"], unknown["round_blocks"]) == (None, None)
+    written.spec()
+    body = json.loads(get(serve(tmp_path), "api/rounds")[2])
+    first, every = body["first_deadline"], body["round_blocks"]
+    assert [one["decided"] and one["decided"] - first - every * one["round"] for one in body["rounds"]] == [3, 3, None]
+
+
 def test_a_round_in_full_says_why_and_when(tmp_path: Path, serve: Serve) -> None:
     written = synthetic.Folder(tmp_path)
     written.round(0, detail="one <b>reason</b>")

@@ -1,343 +1,112 @@
-"""The agreed selection from chain snapshots: who counts, what makes a record void, and what no minority can do."""
+"""What words come to, and where the run stands: rule by rule, against a second implementation on random histories, and
+what no minority can do."""
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
+from functools import cache
+from hashlib import sha256, shake_256
+from itertools import combinations
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gauntlet.agreement import (
-    STATEMENT_ROUNDS,
+    COPIES,
+    MEMORY_ROUNDS,
+    SEAT_ROUNDS,
     Agreed,
-    Claim,
-    Views,
+    Log,
+    Order,
+    Outcome,
+    Pair,
+    Post,
+    Tip,
+    abstention,
     agreed,
-    attestation_for,
-    claimed_start,
-    claims,
-    contradicted,
     electorate,
-    last_words,
-    leader_order,
+    last_spoke,
+    mirror_order,
     mirrors,
-    posted_records,
-    proposals,
-    record_for,
-    selected,
+    moved,
+    named,
+    order_of,
+    outcome,
+    pairs_named,
+    posts_in,
+    remembered,
+    said,
+    start,
+    votes,
+    word_for,
 )
-from protocol.messages import encode_statement, first_link, record_link
-from protocol.run import Amendment
-from protocol.types import Commitment, Peer, PeerId, Record, Selection, Slot, Uid
+from protocol.messages import first_link, link_of
+from protocol.run import Amendment, Run
+from protocol.types import Commitment, Digest, Peer, PeerId, Selection, Slot, Uid, Word
 from tests.gauntlet.world import COMMIT_HASH, POINTER, RUN, THETA, digest, make_spec, peer_id
 
 CLOCK = RUN.clock
 ROUND = 5
 LINK = first_link(RUN.id)
-D, X = CLOCK.commit_by(ROUND), CLOCK.attest_by(ROUND)
-SLOTS = [CLOCK.slot(ROUND, index) for index in range(CLOCK.leader_slots)]
-AFTER_SLOTS = SLOTS[-1][1] + 1
-OTHER = digest("another theta")
-MINERS = [
-    Peer(peer_id(i), Uid(i), 0, False, slot=Slot(D - i, POINTER, Commitment(ROUND, digest(f"e{i}")))) for i in range(4)
-]
+D, X = CLOCK.commit_by(ROUND), CLOCK.words_by(ROUND)
+OURS, POISON, FORK = (THETA, LINK), (digest("another theta"), LINK), (THETA, digest("fork"))
+NOTHING = Digest(bytes(32))
+
+
+def miner(uid: int, incentive: int = 0, round: int = ROUND) -> Peer:
+    slot = Slot(CLOCK.commit_by(round) - 1, POINTER, Commitment(round, digest(f"e{uid}")))
+    return Peer(peer_id(uid), Uid(uid), 0, False, slot=slot, incentive=incentive)
+
+
+MINERS = tuple(miner(uid) for uid in range(4))
 NO_COMMITMENT = Peer(peer_id(8), Uid(8), 0, False, slot=Slot(D, POINTER, Commitment(ROUND - 1, digest("old"))))
 LATE = Peer(peer_id(9), Uid(9), 0, False, slot=Slot(D + 1, POINTER, Commitment(ROUND, digest("late"))))
-
-ANNOUNCED = Slot(7, POINTER, attestation_for(0, (), THETA, LINK))
-"""Of a validator that was there before the run's first leader slot."""
+ANNOUNCED = Slot(7, POINTER, abstention(0))
+"""Of a validator that was there before the run began."""
 
 
 def said_before(round: int = ROUND - 1) -> Slot:
-    return Slot(CLOCK.attest_by(round), POINTER, attestation_for(round, (), THETA, LINK))
+    return Slot(CLOCK.words_by(round), POINTER, word_for(round, (), OURS))
 
 
 def validator(number: int, stake: int, slot: Slot | None = None) -> Peer:
     return Peer(peer_id(100 + number), Uid(100 + number), stake, True, slot=slot or said_before())
 
 
-def record(uids=(0, 1), theta=THETA, previous=LINK, round=ROUND) -> Record:
-    return Record(round, sum(1 << uid for uid in uids), theta, previous)
+A, B, C = EQUAL = tuple(validator(number, 1) for number in range(1, 4))
 
 
-class Chain:
-    """Posts of validators by block, and the snapshots that follow from them."""
-
-    def __init__(self, *validators: Peer, run=RUN, miners=(*MINERS, NO_COMMITMENT, LATE), commit_hash=COMMIT_HASH):
-        self.run, self.validators, self.miners, self.commit_hash = run, validators, miners, commit_hash
-        self.posts: list[tuple[int, PeerId, object]] = []
-        self.order = leader_order(run, ROUND, commit_hash, validators)
-
-    def post(self, who: PeerId, block: int, statement) -> "Chain":
-        self.posts.append((block, who, statement))
-        return self
-
-    def lead(self, slot: int, statement: Record, block: int | None = None) -> "Chain":
-        return self.post(self.order[slot], SLOTS[slot][0] if block is None else block, statement)
-
-    def at(self, block: int) -> tuple[Peer, ...]:
-        peers = {peer.id: peer for peer in self.validators}
-        for when, who, statement in sorted(self.posts, key=lambda post: post[0]):
-            if when <= block:
-                peers[who] = replace(peers[who], slot=Slot(when, POINTER, statement))
-        return (*self.miners, *peers.values())
-
-    def approve(self, who: Peer, *slots: int, block: int = AFTER_SLOTS) -> "Chain":
-        return self.post(who.id, block, attest(slots))
-
-    @property
-    def views(self) -> Views:
-        return Views(self.at(D), [self.at(last) for _, last in SLOTS], self.at(X))
-
-    def agreed(self, height: int = X, ours: Claim = (THETA, LINK)) -> Agreed:
-        return agreed(self.run, ROUND, *ours, self.commit_hash, self.views, height)
+def say(who: Peer, block: int, *uids: int, pair: Pair | None = OURS) -> Post:
+    """`who` names these from this block on; a pair of None abstains."""
+    return Post(block, who.id, abstention(ROUND) if pair is None else word_for(ROUND, list(map(Uid, uids)), pair))
 
 
-A, B, C = validator(1, 60), validator(2, 30), validator(3, 10)
-EQUAL = tuple(validator(number, 1) for number in range(1, 4))
+def log_of(*posts: Post, validators: Sequence[Peer] = EQUAL, miners: Sequence[Peer] | None = None) -> Log:
+    peers = (*((*MINERS, NO_COMMITMENT, LATE) if miners is None else miners), *validators)
+    return Log(peers, COMMIT_HASH, tuple(sorted(posts, key=lambda post: (post.block, post.peer))))
 
 
-def attest(approved=(), theta=THETA, previous=LINK):
-    return attestation_for(ROUND, approved, theta, previous)
+def decide(log: Log, final: int = X, run: Run = RUN, height: int = X) -> Agreed | None:
+    return agreed(run, ROUND, log, final, height)
 
 
-def test_with_one_validator_its_record_is_the_agreed_one_and_the_chain_gives_the_digests():
-    result = Chain(A).lead(0, record()).agreed()
-    pairs = tuple(sorted((MINERS[uid].id, digest(f"e{uid}")) for uid in (0, 1)))
-    assert result.selection == Selection(ROUND, THETA, LINK, pairs)
-    assert (result.slot, result.author) == (0, A.id)
-    assert result.record == encode_statement(record())
-    assert result.link == record_link(result.record, pairs, RUN.id) != LINK
-    assert result.void == (None, None, None)
+def uids(found: Agreed | None, log: Log) -> set[int]:
+    """Who is selected."""
+    at = {peer.id: peer.uid for peer in log.commit}
+    return {at[peer] for peer, _ in found.selection.contributing} if found and found.selection else set()
 
 
-def test_a_round_without_a_record_is_void_and_leaves_the_link():
-    result = Chain(A, B).agreed()
-    assert result.selection is None
-    assert result.link == LINK
-    assert all(reason is not None for reason in result.void)
+def selected(*posts: Post, **given) -> set[int]:
+    """Who is selected at X."""
+    log = log_of(*posts, **given)
+    return uids(decide(log), log)
 
 
-@pytest.mark.parametrize(
-    ("bad", "word"),
-    [
-        (record(round=ROUND - 1), "no record"),
-        (record(previous=digest("fork")), "previous"),
-        (record(theta=OTHER), "theta"),
-        (record(uids=()), "nobody"),
-        (record(uids=(0, 8)), "uid 8"),
-        (record(uids=(0, 9)), "uid 9"),
-        (record(uids=(0, 200)), "uid 200"),
-        (attest(), "no record"),
-    ],
-)
-def test_a_record_that_breaks_a_rule_is_void_whoever_approves_it_and_the_next_slot_is_taken(bad, word):
-    chain = Chain(*EQUAL).lead(0, bad).lead(1, record(uids=(2,)))
-    for who in chain.order:
-        chain.post(who, AFTER_SLOTS, attest([0, 1]))
-    result = chain.agreed()
-    assert word in result.void[0]
-    assert (result.slot, result.author) == (1, chain.order[1])
-    assert [peer for peer, _ in result.selection.contributing] == [MINERS[2].id]
-    assert [made is not None for made in proposals(RUN, ROUND, THETA, LINK, COMMIT_HASH, chain.views)] == [0, 1, 0]
-
-
-def test_more_peers_than_g_make_a_record_void():
-    run = replace(RUN, first=make_spec(contributors=2))
-    chain = Chain(A, run=run)
-    assert "at most 2" in chain.lead(0, record(uids=(0, 1, 2))).agreed().void[0]
-    assert Chain(A, run=run).lead(0, record(uids=(0, 2))).agreed().selection is not None
-
-
-@pytest.mark.parametrize("block", [SLOTS[0][0] - 1, SLOTS[0][1] + 1, X])
-def test_a_record_outside_its_slots_blocks_does_not_count(block):
-    assert Chain(A).lead(0, record(), block).agreed().selection is None
-
-
-@pytest.mark.parametrize("block", SLOTS[0])
-def test_a_record_in_the_first_or_last_block_of_its_slot_counts(block):
-    assert Chain(A).lead(0, record(), block).agreed().selection is not None
-
-
-def test_of_two_records_in_one_slot_the_later_stands_and_one_after_the_slot_changes_nothing():
-    chain = Chain(A).lead(0, record(uids=(0,))).lead(0, record(uids=(1,)), SLOTS[0][1])
-    chain.lead(0, record(uids=(2,)), SLOTS[1][0])
-    assert [peer for peer, _ in chain.agreed().selection.contributing] == [MINERS[1].id]
-
-
-def test_a_validator_that_does_not_lead_a_slot_selects_nothing_in_it():
-    chain = Chain(A, B)
-    chain.post(chain.order[1], SLOTS[0][0], record())
-    chain.approve(A, 0)
-    assert chain.agreed().selection is None
-
-
-def is_agreed(stakes: Sequence[int], author: int, approving: Collection[int]) -> bool:
-    """Whether the author's record is agreed, when these validators (by place) approve it."""
-    validators = [validator(place, stake) for place, stake in enumerate(stakes)]
-    chains = (Chain(*validators, commit_hash=digest(f"hash {number}")) for number in range(1000))
-    chain = next(chain for chain in chains if validators[author].id in chain.order)
-    slot = chain.order.index(validators[author].id)
-    chain.lead(slot, record())
-    for place in approving:
-        chain.approve(validators[place], slot)
-    return chain.agreed().selection is not None
-
-
-@pytest.mark.parametrize(
-    ("stakes", "hostile", "offline", "gets_in", "others_go_on"),
-    [
-        ([1], 0, (), True, False),
-        ([50, 50], 0, (), False, False),
-        ([33, 33, 33], 0, (), False, True),
-        ([33, 33, 33], 0, (1,), False, False),
-        ([25, 25, 25, 25], 0, (), False, True),
-        ([25, 25, 25, 25], 0, (1,), False, False),
-        ([20, 20, 20, 20, 20], 0, (1,), False, True),
-        ([34, 33, 33], 0, (), False, True),
-        ([40, 30, 30], 0, (), False, True),
-        ([40, 30, 30], 1, (), False, True),
-        ([50, 25, 25], 0, (), False, False),
-        ([50, 25, 25], 1, (), False, True),
-        ([60, 40], 0, (), True, False),
-        ([60, 40], 1, (), False, True),
-        ([10**15, 1], 1, (), False, True),
-        ([10**15, 1], 1, (0,), False, False),
-        ([0, 0, 0], 0, (), False, True),
-        ([0, 0, 0], 0, (1,), False, False),
-    ],
-)
-def test_one_hostile_validator(stakes, hostile, offline, gets_in, others_go_on):
-    """`gets_in`: a record that it alone approves is agreed; `others_go_on`: one of the others' is without its word. The
-    table of docs/decisions/0021-approve-not-veto.md."""
-    honest = [place for place in range(len(stakes)) if place != hostile and place not in offline]
-    assert is_agreed(stakes, hostile, [hostile]) == gets_in
-    assert any(is_agreed(stakes, author, honest) for author in honest) == others_go_on
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.sets(st.integers(0, 4)), st.integers(0, 2))
-@settings(max_examples=100, deadline=None)
-def test_more_than_half_of_the_stake_is_needed_and_enough(stakes, approving, slot):
-    validators = [validator(place, stake) for place, stake in enumerate(stakes)]
-    chain = Chain(*validators)
-    slot %= len(chain.order)
-    chain.lead(slot, record())
-    behind = {peer for place, peer in enumerate(validators) if place in approving or peer.id == chain.order[slot]}
-    for peer in behind:
-        if peer.id != chain.order[slot]:
-            chain.approve(peer, slot)
-    weights = {peer.id: peer.stake if any(stakes) else 1 for peer in validators}
-    expected = sum(weights[peer.id] for peer in behind) > sum(weights.values()) / 2
-    assert (chain.agreed().selection is not None) == expected
-
-
-def test_the_first_slot_that_enough_approve_is_taken_and_a_word_for_another_slot_does_not_help_it():
-    chain = Chain(*EQUAL).lead(0, record(uids=(0,))).lead(1, record(uids=(1,))).lead(2, record(uids=(2,)))
-    chain.post(chain.order[0], AFTER_SLOTS, attest([1]))
-    result = chain.agreed()
-    assert (result.slot, result.author) == (1, chain.order[1])
-    assert result.void[0] == "approved by 1 of 3 of the counted stake, which is not more than half"
-    chain.post(chain.order[2], AFTER_SLOTS, attest([0, 1]))
-    assert chain.agreed().slot == 0
-
-
-@pytest.mark.parametrize(
-    ("block", "counts"), [(SLOTS[0][1], False), (SLOTS[0][1] + 1, True), (X, True), (X + 1, False)]
-)
-def test_an_approval_counts_from_the_end_of_its_slot_to_x(block, counts):
-    chain = Chain(*EQUAL).lead(0, record())
-    chain.post(chain.order[1], block, attest([0]))
-    assert (chain.agreed().selection is not None) == counts
-
-
-def test_an_approval_made_in_a_slots_blocks_is_no_word_for_what_its_leader_puts_there_afterwards():
-    """A leader shows a good record, collects approvals, and overwrites it with another in the slot's last block."""
-    chain = Chain(*EQUAL).lead(0, record(uids=(0,)), SLOTS[0][0])
-    for who in chain.order[1:]:
-        chain.post(who, SLOTS[0][0] + 1, attest([0]))
-    chain.lead(0, record(uids=(3,)), SLOTS[0][1])
-    assert chain.agreed().selection is None
-
-
-def test_the_last_word_by_x_counts():
-    chain = Chain(*EQUAL).lead(0, record())
-    voter = next(peer for peer in EQUAL if peer.id == chain.order[1])
-    chain.approve(voter, 0, block=SLOTS[0][1] + 1)
-    assert chain.agreed().selection is not None
-    assert chain.approve(voter, block=X).agreed().selection is None
-    assert chain.approve(voter, 0, block=X + 1).agreed().selection is None
-
-
-def test_a_leader_may_attest_after_its_slot_and_its_record_goes_on_counting_for_it():
-    chain = Chain(*EQUAL).lead(0, record()).lead(1, record(uids=(2,)))
-    chain.post(chain.order[0], SLOTS[0][1] + 1, attest())
-    chain.post(chain.order[2], SLOTS[0][1] + 1, attest([0]))
-    assert chain.agreed().author == chain.order[0]
-
-
-@pytest.mark.parametrize("word", [attest([0], theta=OTHER), attest([0], previous=digest("fork")), record(theta=OTHER)])
-def test_a_word_for_another_state_is_no_approval_and_takes_back_that_of_its_authors_record(word):
-    chain = Chain(*EQUAL).lead(0, record())
-    chain.post(chain.order[1], AFTER_SLOTS, attest([0]))
-    assert chain.agreed().selection is not None
-    chain.post(chain.order[0], SLOTS[1][0], word)
-    assert chain.agreed().selection is None
-    chain = Chain(*EQUAL).lead(0, record())
-    chain.post(chain.order[1], SLOTS[1][0], word)
-    assert chain.agreed().selection is None
-
-
-def test_one_without_a_permit_and_one_that_does_not_count_yet_approve_nothing():
-    outsider = replace(validator(5, 10**6), validates=False)
-    newcomer = validator(6, 10**6, Slot(7, POINTER))
-    chain = Chain(*EQUAL, outsider, newcomer)
-    assert set(chain.order) == {peer.id for peer in EQUAL}
-    chain.lead(0, record()).approve(outsider, 0).approve(newcomer, 0)
-    assert chain.agreed().selection is None
-
-
-def test_of_two_validators_of_equal_stake_both_are_needed_and_give_one_branch():
-    one, two = validator(6, 50), validator(7, 50)
-    chain = Chain(one, two).lead(0, record(uids=(0,))).lead(1, record(uids=(1,)))
-    assert chain.agreed().selection is None
-    chain.post(chain.order[1], AFTER_SLOTS, attest([0])).post(chain.order[0], AFTER_SLOTS, attest([1]))
-    turned = Chain(two, one)
-    turned.posts = chain.posts[::-1]
-    assert chain.agreed() == turned.agreed()
-    assert chain.agreed().slot == 0
-
-
-def test_a_record_that_the_owner_declares_void_is_void_from_the_stated_height_on():
-    amendment = Amendment(previous=RUN.id.hex(), from_round=ROUND, void_round=ROUND, void_from_block=X + 50)
-    run = RUN.amended([amendment])
-    chain = Chain(A, run=run).lead(0, record())
-    assert chain.agreed(X + 49).selection is not None
-    later = chain.agreed(X + 50)
-    assert later.selection is None
-    assert "owner" in later.void[0]
-
-
-def test_a_uid_means_who_held_it_at_block_d():
-    """A uid that is recycled after D still selects the miner that committed."""
-    chain = Chain(A).lead(0, record(uids=(3,)))
-    views = Views(chain.at(D), [chain.at(last)[1:] for _, last in SLOTS], chain.at(X)[4:])
-    result = agreed(RUN, ROUND, THETA, LINK, COMMIT_HASH, views, X)
-    assert [peer for peer, _ in result.selection.contributing] == [MINERS[3].id]
-
-
-def test_last_words_are_what_validators_named_last_and_count_by_stake_or_heads():
-    def said(round, link=LINK):
-        return Slot(CLOCK.attest_by(round), POINTER, attestation_for(round, (), THETA, link))
-
-    other = digest("other")
-    here = [validator(1, 50, said(3)), validator(2, 40, said(9)), validator(3, 99, said(20, other))]
-    all_three = [((THETA, LINK), 50), ((THETA, LINK), 40), ((THETA, other), 99)]
-    assert last_words(RUN, -1, here) == all_three
-    assert last_words(RUN, 4, here) == all_three[1:]
-    assert last_words(RUN, 3, [*here, validator(4, 200, Slot(7))]) == all_three
-    assert last_words(RUN, 3, [*here, replace(validator(4, 200, said(20)), validates=False)]) == all_three
-    assert [weight for _, weight in last_words(RUN, 3, [replace(peer, stake=0) for peer in here])] == [1, 1, 1]
-    assert last_words(RUN, 3, []) == []
+# --- who counts ----------------------------------------------------------------------------------------------
 
 
 def test_who_counts_is_who_spoke_lately():
@@ -346,7 +115,7 @@ def test_who_counts_is_who_spoke_lately():
     def counts(*peers, round=late):
         return set(electorate(RUN, round, peers))
 
-    oldest, too_old = late - STATEMENT_ROUNDS, late - STATEMENT_ROUNDS - 1
+    oldest, too_old = late - SEAT_ROUNDS, late - SEAT_ROUNDS - 1
     speaks = {said: validator(said, 1, said_before(said)) for said in (too_old, oldest, late - 1)}
     assert counts(*speaks.values()) == {speaks[oldest].id, speaks[late - 1].id}
     # When nobody has spoken for so long, whoever ever did; before anybody could, whoever has announced itself.
@@ -362,20 +131,20 @@ def test_who_counts_is_who_spoke_lately():
     [
         None,
         Commitment(0, digest("a miner with a permit")),
-        attestation_for(0, (), THETA, first_link(digest("another run"))),
-        attestation_for(1, (), THETA, LINK),
-        record_for(0, [Uid(0)], THETA, LINK),
+        abstention(1),
+        word_for(0, [], (NOTHING, first_link(digest("another run")))),
+        word_for(0, [Uid(0)], OURS),
     ],
 )
-def test_a_permit_and_a_pointer_are_no_seat_for_whoever_has_not_announced_itself_for_this_run(said):
+def test_a_permit_and_a_pointer_are_no_seat_for_whoever_has_not_announced_itself(said):
     """The owner of a subnet always has a permit, a miner with much alpha has one, and so has an earlier run's
-    validator: none of them leads, and their silence is no vote."""
+    validator: their silence is no vote."""
     stranger, here = validator(1, 10**15, Slot(7, POINTER, said)), validator(2, 1, ANNOUNCED)
     owner = Peer(RUN.first.owner_id, Uid(0), 10**16, True, slot=Slot(7, POINTER, amendment=RUN.id))
-    for round in (0, 1, STATEMENT_ROUNDS - 1, STATEMENT_ROUNDS, 50):
+    for round in (0, 1, SEAT_ROUNDS - 1, SEAT_ROUNDS, 50):
         assert set(electorate(RUN, round, [stranger, owner, here])) == {here.id}
-        assert leader_order(RUN, round, COMMIT_HASH, [stranger, owner, here]) == (here.id,)
         assert electorate(RUN, round, [stranger, owner]) == {}
+    assert remembered(RUN, 1, [stranger, owner, here]).keys() == {here.id}
 
 
 def test_an_owner_that_has_spoken_as_a_validator_counts_like_any():
@@ -383,277 +152,1139 @@ def test_an_owner_that_has_spoken_as_a_validator_counts_like_any():
     assert electorate(RUN, ROUND, [owner, A]) == {owner.id: 5, A.id: A.stake}
 
 
-def test_who_is_asked_for_copies_is_who_counts_the_most_stake_first():
-    owner = Peer(RUN.first.owner_id, Uid(0), 10**16, True, slot=Slot(7, POINTER, amendment=RUN.id))
-    newcomer = validator(4, 99, Slot(AFTER_SLOTS, POINTER, attest()))
-    away = validator(5, 77, said_before(ROUND - STATEMENT_ROUNDS))
-    silent = validator(6, 88, said_before(ROUND - STATEMENT_ROUNDS - 1))
-    assert mirrors(RUN, X, [owner, C, B, away, newcomer, A, silent]) == (newcomer.id, away.id, A.id, B.id, C.id)
-    assert mirrors(RUN, D, [owner, silent]) == (silent.id,)
-    assert mirrors(RUN, 0, [owner, validator(7, 1, ANNOUNCED)]) == (peer_id(107),)
+def test_an_announcement_that_comes_after_block_d_of_round_0_is_a_word_for_round_0():
+    early, late = (Slot(CLOCK.commit_by(0) + more, POINTER, abstention(0)) for more in (0, 1))
+    one, other = validator(1, 1, early), validator(2, 1, late)
+    assert electorate(RUN, 0, [one, other]).keys() == {one.id}
+    assert electorate(RUN, SEAT_ROUNDS - 1, [one, other]).keys() == {one.id, other.id}
+    assert electorate(RUN, SEAT_ROUNDS, [one, other]).keys() == {other.id}
 
 
 def test_at_the_start_of_a_run_the_first_to_speak_is_not_the_only_one_to_count():
     quiet, first = validator(1, 10**15, ANNOUNCED), validator(2, 1, said_before(0))
-    for round in range(1, STATEMENT_ROUNDS):
+    for round in range(1, SEAT_ROUNDS):
         assert set(electorate(RUN, round, [quiet, first])) == {quiet.id, first.id}
-    assert set(electorate(RUN, STATEMENT_ROUNDS, [quiet, first])) == {first.id}
+    assert set(electorate(RUN, SEAT_ROUNDS, [quiet, first])) == {first.id}
 
 
-def test_a_statement_for_a_round_that_had_not_come_gives_no_seat():
-    early = validator(1, 1, Slot(CLOCK.start(3), POINTER, attestation_for(ROUND - 1, (), THETA, LINK)))
-    future = validator(2, 1, Slot(D - 1, POINTER, attestation_for(ROUND, (), THETA, LINK)))
+def test_a_word_for_a_round_that_had_not_come_gives_no_seat():
+    early = validator(1, 1, Slot(CLOCK.start(3), POINTER, word_for(ROUND - 1, (), OURS)))
+    future = validator(2, 1, Slot(D - 1, POINTER, word_for(ROUND, (), OURS)))
     assert set(electorate(RUN, ROUND, [early, future, A])) == {A.id}
 
 
-def test_a_pointer_rewritten_with_the_old_statement_keeps_the_seat():
-    moved = validator(1, 1, Slot(D - 1, POINTER, attestation_for(ROUND - 1, (), THETA, LINK)))
-    assert set(electorate(RUN, ROUND, [moved])) == {moved.id}
+def test_a_pointer_rewritten_with_the_old_word_keeps_the_seat():
+    moved_on = validator(1, 1, Slot(D - 1, POINTER, word_for(ROUND - 1, (), OURS)))
+    assert set(electorate(RUN, ROUND, [moved_on])) == {moved_on.id}
 
 
-def test_a_joiner_tries_the_claims_with_most_counted_stake_first_and_those_of_newcomers_last():
-    rich, dust = validator(4, 10**15, Slot(7, POINTER)), validator(5, 1, Slot(8, POINTER))
-    outsider = replace(validator(6, 10**16), validates=False)
-    chain = Chain(A, B, C, rich, dust, outsider)
-    chain.lead(chain.order.index(A.id), record())
-    chain.post(B.id, AFTER_SLOTS, attest(theta=OTHER)).post(C.id, AFTER_SLOTS, attest(theta=OTHER))
-    low, high = sorted((digest("one"), digest("another")))
-    for peer, theta in ((rich, high), (dust, low), (outsider, digest("outsider"))):
-        chain.post(peer.id, SLOTS[0][0], attest(theta=theta))
-
-    def found(round, block):
-        return claims(RUN, round, chain.at(D), chain.at(block))
-
-    assert found(ROUND, SLOTS[0][0] - 1) == found(ROUND + 1, X) == {}
-    expected = {(THETA, LINK): 60, (OTHER, LINK): 40, (high, LINK): 0, (low, LINK): 0}
-    assert list(found(ROUND, X).items()) == list(expected.items())
-    assert claimed_start(RUN, ROUND, chain.at(D), chain.at(X)) == tuple(expected)
+def test_who_abstains_keeps_its_seat():
+    away = validator(1, 5, Slot(CLOCK.words_by(ROUND - 1), POINTER, abstention(ROUND - 1)))
+    assert electorate(RUN, ROUND, [away, A]) == {away.id: 5, A.id: 1}
 
 
-def test_one_is_contradicted_by_more_than_half_of_the_counted_stake_and_by_nothing_less():
-    ours, theirs = (THETA, LINK), (OTHER, LINK)
-    chain = Chain(A, B, C, validator(4, 10**15, Slot(7, POINTER)))
-    chain.post(B.id, AFTER_SLOTS, attest(theta=OTHER)).post(C.id, AFTER_SLOTS, attest(theta=OTHER))
-    chain.post(peer_id(104), AFTER_SLOTS, attest(theta=OTHER))
-    assert contradicted(RUN, ROUND, ours, chain.views) is None
-    chain.post(A.id, AFTER_SLOTS, attest())
-    assert contradicted(RUN, ROUND, ours, chain.views) is None
-    assert contradicted(RUN, ROUND, theirs, chain.views) == ours
-    chain.post(A.id, AFTER_SLOTS, attest(theta=digest("a third")))
-    assert contradicted(RUN, ROUND, ours, chain.views) == (digest("a third"), LINK)
-    half = Chain(validator(5, 7), validator(6, 7))
-    half.post(peer_id(105), AFTER_SLOTS, attest(theta=OTHER))
-    assert contradicted(RUN, ROUND, ours, half.views) is None
+def test_who_speaks_for_the_first_time_counts_from_the_next_round_on():
+    newcomer = validator(4, 10**9, Slot(7, POINTER))
+    posts = [say(newcomer, D + 1, 3), say(A, D + 1, 0), say(B, D + 1, 0)]
+    assert selected(*posts, validators=[*EQUAL, newcomer]) == {0}
+    spoke = replace(newcomer, slot=said_before(ROUND))
+    assert electorate(RUN, ROUND + 1, [spoke, A]).keys() == {spoke.id, A.id}
 
 
-def test_builders_and_bitmaps_are_inverse_and_refuse_what_has_no_bit():
-    made = record_for(ROUND, [Uid(0), Uid(255), Uid(7)], THETA, LINK)
-    assert selected(made) == (0, 7, 255)
-    assert attestation_for(ROUND, [2], THETA, LINK).bitmap == 4
-    with pytest.raises(ValueError, match="nobody"):
-        record_for(ROUND, [], THETA, LINK)
-    with pytest.raises(ValueError, match="no bit"):
-        record_for(ROUND, [Uid(256)], THETA, LINK)
+def test_stake_counts_and_heads_where_nobody_has_any():
+    assert votes(RUN, ROUND, [A, validator(7, 5)]) == {A.id: 1, peer_id(107): 5}
+    nobody = [replace(peer, stake=0) for peer in (A, B)]
+    assert electorate(RUN, ROUND, nobody) == {A.id: 0, B.id: 0}
+    assert votes(RUN, ROUND, nobody) == {A.id: 1, B.id: 1}
+    assert votes(RUN, ROUND, [*nobody, C]) == {A.id: 0, B.id: 0, C.id: 1}
 
 
-def test_posted_records_reads_as_many_slots_as_have_passed():
-    chain = Chain(A, B).lead(0, record())
-    assert posted_records(RUN, ROUND, chain.order, [chain.at(SLOTS[0][1])]) == [record()]
-    assert posted_records(RUN, ROUND, chain.order, []) == []
+def test_whoever_spoke_in_the_last_64_rounds_is_remembered():
+    late = 100
+    last, gone = (validator(number, 1, said_before(late - MEMORY_ROUNDS - number)) for number in (0, 1))
+    assert remembered(RUN, late, [last, gone, replace(last, id=peer_id(7), validates=False)]) == {last.id: 1}
+    assert remembered(RUN, late, [gone]) == {}
+    assert remembered(RUN, MEMORY_ROUNDS - 1, [validator(1, 1, ANNOUNCED)]).keys() == {A.id}
 
 
-# --- properties, whatever is posted --------------------------------------------------------------------------
+def test_the_newest_round_that_anybody_spoke_for():
+    assert last_spoke(RUN, MINERS) == -1
+    assert last_spoke(RUN, [*MINERS, validator(1, 1, ANNOUNCED)]) == -1
+    here = [validator(1, 1, said_before(3)), validator(2, 1, said_before(9))]
+    assert last_spoke(RUN, [*here, replace(validator(3, 1, said_before(12)), validates=False)]) == 9
 
-FORK = digest("fork")
-PAIRS = [(THETA, LINK), (OTHER, LINK), (THETA, FORK)]
-blocks = st.integers(D + 1, X + 3) | st.sampled_from(
-    [slot[end] + more for slot in SLOTS for end in (0, 1) for more in (0, 1)]
+
+# --- the word ------------------------------------------------------------------------------------------------
+
+
+def test_words_and_uids_are_inverse_and_what_has_no_bit_is_refused():
+    made = word_for(ROUND, [Uid(0), Uid(255), Uid(7), Uid(7)], OURS)
+    assert (named(made), made.pair) == ((0, 7, 255), OURS)
+    assert made.bitmap == 1 | 1 << 7 | 1 << 255
+    for uid in (-1, 256):
+        with pytest.raises(ValueError, match="no bit"):
+            word_for(ROUND, [Uid(uid)], OURS)
+
+
+def test_an_abstention_names_no_state_and_nobody():
+    assert (abstention(ROUND).pair, named(abstention(ROUND)), abstention(ROUND).round) == (None, (), ROUND)
+
+
+@pytest.mark.parametrize(("block", "counts"), [(D, False), (D + 1, True), (X, True), (X + 1, False)])
+def test_a_word_counts_from_the_block_after_d_to_x(block, counts):
+    spoke = replace(A, slot=Slot(block, POINTER, word_for(ROUND, [Uid(0)], OURS)))
+    assert posts_in(RUN, ROUND, [spoke, *MINERS]) == ([say(A, block, 0)] if counts else [])
+
+
+def test_neither_a_commitment_nor_a_word_for_another_round_is_one_for_this():
+    statements = [Commitment(ROUND, digest("x")), word_for(ROUND - 1, [], OURS), word_for(ROUND + 1, [], OURS), None]
+    peers = [replace(A, slot=Slot(D + 1, POINTER, statement)) for statement in statements]
+    assert posts_in(RUN, ROUND, [*peers, replace(A, slot=None)]) == []
+
+
+# --- a word stays --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        say(A, X),
+        say(A, X, 1),
+        say(A, X, pair=None),
+        say(A, X, pair=POISON),
+        say(A, X, 2, pair=FORK),
+    ],
+    ids=["nobody", "somebody else", "an abstention", "another theta", "another link"],
 )
-statements = st.one_of(
-    st.builds(
-        lambda uids, pair: record(uids, *pair), st.sets(st.sampled_from([0, 1, 3, 8, 9])), st.sampled_from(PAIRS)
-    ),
-    st.builds(lambda slots, pair: attest(slots, *pair), st.sets(st.integers(0, 3)), st.sampled_from(PAIRS)),
-    st.just(Commitment(ROUND, digest("x"))),
+def test_what_was_named_counts_whatever_is_written_over_it(over):
+    """A leader with a third of the stake could once take an approval back shortly before X (A2 of the design)."""
+    before = [say(A, D + 5, 0), say(B, X - 1, 0)]
+    assert selected(*before) == selected(*before, over) == {0}
+
+
+def test_names_add_up():
+    posts = [say(A, D + 1, 0), say(A, D + 2, 1), say(B, D + 1, 0, 1)]
+    assert selected(*posts) == {0, 1}
+    assert named(said(log_of(*posts), A.id)) == (0, 1)
+
+
+def test_the_first_pair_binds():
+    """However often it is said, and whatever the others say: who could change sides could be asked to."""
+    posts = [say(A, D + 1, 0, pair=POISON), say(A, D + 2, 0), say(B, D + 1, 0)]
+    log = log_of(*posts)
+    assert decide(log) == Agreed(None, None, X)
+    assert said(log, A.id) == word_for(ROUND, [Uid(0)], POISON)
+    assert selected(*posts, say(C, X, 0)) == {0}
+
+
+def test_what_is_named_with_another_pair_is_not_named_with_ours():
+    assert selected(say(A, D + 1, 0), say(A, D + 2, 1, pair=FORK), say(B, D + 1, 0, 1)) == {0}
+
+
+def test_an_abstention_binds_to_nothing():
+    log = log_of(say(A, D + 1, pair=None), say(A, D + 2, 0), say(B, D + 1, 0))
+    assert uids(decide(log), log) == {0}
+    assert said(log, A.id) == word_for(ROUND, [Uid(0)], OURS)
+
+
+def test_what_one_has_said_so_far():
+    log = log_of(say(A, D + 1, pair=None), say(B, D + 1, 1, pair=FORK), say(B, D + 3, 2, pair=FORK))
+    assert said(log, A.id) == abstention(ROUND)
+    assert said(log, B.id) == word_for(ROUND, [Uid(1), Uid(2)], FORK)
+    assert said(log, C.id) is None
+    assert said(log_of(), A.id) is None
+
+
+def test_pairs_are_listed_with_the_stake_behind_them_the_most_first():
+    validators = [validator(1, 60), validator(2, 30), validator(3, 10), validator(4, 99, Slot(7, POINTER))]
+    posts = [say(validators[0], X, pair=FORK), say(validators[1], X), say(validators[2], X), say(validators[3], X)]
+    posts += [say(validators[2], X - 1, pair=None)]
+    assert list(pairs_named(RUN, ROUND, log_of(*posts, validators=validators)).items()) == [(FORK, 60), (OURS, 40)]
+    heads = [replace(peer, stake=0) for peer in validators]
+    assert pairs_named(RUN, ROUND, log_of(*posts, validators=heads)) == {OURS: 2, FORK: 1}
+    low, high = sorted([(digest("one"), LINK), (digest("two"), LINK)])
+    tied = log_of(say(A, X, pair=high), say(B, X, pair=low))
+    assert list(pairs_named(RUN, ROUND, tied)) == [low, high]
+    assert pairs_named(RUN, ROUND, log_of()) == {}
+
+
+# --- what is agreed ------------------------------------------------------------------------------------------
+
+
+def test_with_one_validator_its_word_is_what_is_agreed_and_the_chain_gives_the_digests():
+    found = decide(log_of(say(A, D + 3, 0, 1), validators=[A]))
+    pairs = tuple(sorted((MINERS[uid].id, digest(f"e{uid}")) for uid in (0, 1)))
+    selection = Selection(ROUND, THETA, LINK, RUN.id, pairs)
+    assert found == Agreed(OURS, selection, D + 3)
+    assert found.link == link_of(selection) != LINK
+
+
+def wins(stakes: Sequence[int], naming: Collection[int]) -> bool:
+    """Whether somebody is selected when these validators, by place, name him."""
+    validators = [validator(place, stake) for place, stake in enumerate(stakes)]
+    return selected(*(say(validators[place], X, 0) for place in naming), validators=validators) == {0}
+
+
+@pytest.mark.parametrize(
+    ("stakes", "hostile", "offline", "gets_in", "others_go_on"),
+    [
+        ([1], 0, (), True, False),
+        ([50, 50], 0, (), False, False),
+        ([33, 33, 33], 0, (), False, True),
+        ([33, 33, 33], 0, (1,), False, False),
+        ([25, 25, 25, 25], 0, (), False, True),
+        ([25, 25, 25, 25], 0, (1,), False, False),
+        ([20, 20, 20, 20, 20], 0, (1,), False, True),
+        ([34, 33, 33], 0, (), False, True),
+        ([40, 30, 30], 0, (), False, True),
+        ([50, 25, 25], 0, (), False, False),
+        ([50, 25, 25], 1, (), False, True),
+        ([60, 40], 0, (), True, False),
+        ([60, 40], 1, (), False, True),
+        ([10**15, 1], 1, (), False, True),
+        ([10**15, 1], 1, (0,), False, False),
+        ([0, 0, 0], 0, (), False, True),
+        ([0, 0, 0], 0, (1,), False, False),
+    ],
 )
-Posts = Iterable[tuple[int, int, object]]
+def test_one_hostile_validator(stakes, hostile, offline, gets_in, others_go_on):
+    """`gets_in`: whom it alone names is selected; `others_go_on`: whom all the others name is, without its word."""
+    honest = [place for place in range(len(stakes)) if place != hostile and place not in offline]
+    assert wins(stakes, [hostile]) == gets_in
+    assert wins(stakes, honest) == others_go_on
 
 
-def posts(authors: Sequence[int], most: int = 8) -> st.SearchStrategy[Posts]:
-    return st.lists(st.tuples(st.sampled_from(authors), blocks, statements), max_size=most)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.sets(st.integers(0, 4)))
+@settings(max_examples=100, deadline=None)
+def test_more_than_half_of_the_stake_is_needed_and_enough(stakes, naming):
+    weights = stakes if any(stakes) else [1] * len(stakes)
+    naming = [place for place in naming if place < len(stakes)]
+    assert wins(stakes, naming) == (sum(weights[place] for place in naming) > sum(weights) / 2)
 
 
-@st.composite
-def societies(draw) -> tuple[list[Peer], int]:
-    """Validators of which the first so many are honest and hold more than half of the stake."""
-    stakes = draw(st.lists(st.integers(0, 9), min_size=1, max_size=6))
-    honest = next(n for n in range(1, 7) if 2 * sum(stakes[:n]) > sum(stakes) or n == len(stakes))
-    honest = draw(st.integers(honest, len(stakes)))
-    if not any(stakes):
-        honest = draw(st.integers(len(stakes) // 2 + 1, len(stakes)))
-    return [validator(place, stake) for place, stake in enumerate(stakes)], honest
+def test_exactly_half_names_no_pair_and_no_peer():
+    """One of the simulator's planted bugs: no seed had found it."""
+    halves = [validator(number, 25) for number in range(1, 5)]
+    two = [say(peer, X, 0) for peer in halves[:2]]
+    assert decide(log_of(*two, validators=halves)) == Agreed(None, None, X)
+    with_pair = [*two, *(say(peer, X) for peer in halves[2:])]
+    assert decide(log_of(*with_pair, validators=halves)) == Agreed(OURS, None, X)
+    assert selected(*with_pair, say(halves[2], X - 1, 0), validators=halves) == {0}
 
 
-def honest_words(chain: Chain, honest: Mapping[PeerId, Collection[int]], later: Collection[PeerId] = ()) -> None:
-    """Honest validators after the slots: each approves the slots that it could check; `later` ones vote twice."""
-    for who, slots in honest.items():
-        if who in later:
-            chain.post(who, SLOTS[-1][1] + 1, attest())
-        chain.post(who, SLOTS[-1][1] + 2, attest(slots))
+def test_it_is_open_until_all_have_spoken_and_decided_in_that_state():
+    log = log_of(say(A, D + 2, 0), say(B, D + 4, 0), say(C, D + 9, 1))
+    for final in (D - 1, D, D + 4, D + 8):
+        assert decide(log, final) is None
+    for final in (D + 9, X, X + 100):
+        found = decide(log, final)
+        assert (found.block, uids(found, log)) == (D + 9, {0})
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_no_minority_makes_anything_agreed_that_no_honest_validator_approved_or_proposed(data):
-    validators, honest = data.draw(societies())
-    approved = {peer.id: data.draw(st.sets(st.integers(0, 2), max_size=1)) for peer in validators[:honest]}
-    chain = Chain(*validators)
-    hostile = range(honest, len(validators))
-    for who, block, statement in data.draw(posts(hostile)) if hostile else []:
-        chain.post(validators[who].id, block, statement)
-    honest_words(chain, approved)
-    result = chain.agreed()
-    if result.selection is not None:
-        assert result.author not in approved
-        assert any(result.slot in slots for slots in approved.values())
+def test_who_abstains_has_spoken_and_lends_nobody_a_majority():
+    log = log_of(say(A, D + 2, 0), say(B, D + 4, 0), say(C, D + 6, pair=None))
+    assert (decide(log).block, uids(decide(log), log)) == (D + 6, {0})
+    assert decide(log_of(say(A, D + 2, 0), say(B, D + 4, pair=None), say(C, D + 6, pair=None))) == Agreed(None, None, X)
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_an_honest_leaders_record_is_agreed_when_what_comes_before_it_is_not_approved(data):
-    validators, honest = data.draw(societies())
-    ids = {peer.id for peer in validators[:honest]}
-    chain = Chain(*validators)
-    slot = next((place for place, leader in enumerate(chain.order) if leader in ids), None)
-    if slot is None:
-        return
-    hostile = range(honest, len(validators))
-    for who, block, statement in data.draw(posts(hostile)) if hostile else []:
-        chain.post(validators[who].id, block, statement)
-    chain.lead(slot, record())
-    later = data.draw(st.sets(st.sampled_from(sorted(ids))))
-    honest_words(chain, {who: [slot] for who in ids}, later)
-    result = chain.agreed()
-    assert (result.slot, result.author) == (slot, chain.order[slot])
-    assert contradicted(RUN, ROUND, (THETA, LINK), chain.views) is None
+def test_it_is_decided_as_soon_as_the_first_of_the_order_have_their_majority_whoever_is_silent():
+    run = replace(RUN, first=make_spec(contributors=2))
+    first, second = order_of(run, ROUND, log_of()).first(range(4))
+    third, last = (uid for uid in range(4) if uid not in (first, second))
+    early = [say(A, D + 2, first, third), say(B, D + 4, first, third)]
+    both = log_of(*early, say(A, D + 6, second), say(B, D + 7, second))
+    assert decide(both, D + 6, run) is None
+    found = decide(both, D + 7, run)
+    assert (found.block, uids(found, both)) == (D + 7, {first, second})
+    # Two others are named by most, but one that committed would go before them: he may be named yet.
+    lower = log_of(*early, say(A, D + 6, last), say(B, D + 7, last))
+    assert decide(lower, X - 1, run) is None
+    found = decide(lower, X, run)
+    assert (found.block, uids(found, lower)) == (X, set(order_of(run, ROUND, lower).first([first, third, last])))
 
 
-@settings(max_examples=300, deadline=None)
-@given(posts(range(6), 16), societies(), st.randoms(use_true_random=False))
-def test_all_nodes_of_one_state_decide_alike_and_in_a_round_only_one_state_has_an_agreed_record(said, society, random):
-    validators, _ = society
-    chain = Chain(*validators)
-    for who, block, statement in said:
-        chain.post(validators[who % len(validators)].id, block, statement)
-    turned = Chain(*random.sample(validators, len(validators)), miners=chain.miners[::-1])
-    turned.posts = chain.posts
-    found = {pair: chain.agreed(ours=pair) for pair in PAIRS}
-    for pair, result in found.items():
-        assert turned.agreed(ours=pair) == result
-        if result.selection is not None:
-            names = {peer for peer, _ in result.selection.contributing}
-            assert names
-            assert names <= {miner.id for miner in MINERS}
-            assert (result.selection.theta, result.selection.previous) == pair
-            assert None not in result.void[: result.slot]
-        if contradicted(RUN, ROUND, pair, chain.views) is not None:
-            assert result.selection is None
-    assert sum(result.selection is not None for result in found.values()) <= 1
+def test_where_few_committed_it_is_decided_when_all_of_these_have_their_majority():
+    log = log_of(say(A, D + 2, 0, 1), say(B, D + 4, 0, 1, 2, 3), miners=MINERS[:2])
+    assert (decide(log, D + 4).block, uids(decide(log, D + 4), log)) == (D + 4, {0, 1})
 
 
-# --- several rounds: who is away, who comes back -------------------------------------------------------------
+def test_a_name_that_is_added_after_the_decision_changes_nothing():
+    log = log_of(say(A, D + 1, 0), say(B, D + 1, 0), say(C, D + 1, 1))
+    later = log_of(*log.posts, say(A, D + 2, 1), say(B, D + 2, 1))
+    assert decide(later) == decide(log) == decide(log, D + 1)
+    assert uids(decide(later), later) == {0}
+
+
+def test_a_round_is_void_only_where_no_pair_or_nobody_is_named_by_most():
+    assert decide(log_of()) == Agreed(None, None, X)
+    assert decide(log_of()).link is None
+    apart = log_of(say(A, D + 1, 0), say(B, D + 1, 0, pair=POISON), say(C, D + 1, 0, pair=FORK))
+    assert decide(apart) == Agreed(None, None, X)
+    nobody = log_of(*(say(peer, D + 1, uid) for uid, peer in enumerate(EQUAL)))
+    assert decide(nobody, X - 1) is None
+    assert decide(nobody) == Agreed(OURS, None, X)
+    assert decide(nobody).link == LINK
+
+
+@pytest.mark.parametrize("uid", [8, 9, 101, 200])
+def test_nobody_is_selected_who_did_not_commit_by_d(uid):
+    assert selected(*(say(peer, D + 1, uid) for peer in EQUAL)) == set()
+    assert selected(*(say(peer, D + 1, uid, 0) for peer in EQUAL)) == {0}
+
+
+def test_a_uid_means_who_held_it_at_block_d():
+    """A uid that is recycled after D still selects the miner that committed."""
+    log = log_of(*(say(peer, X, 3) for peer in EQUAL))
+    assert [peer for peer, _ in decide(log).selection.contributing] == [MINERS[3].id]
+
+
+def test_a_round_that_the_owner_declares_void_is_void_from_the_stated_height_on():
+    amendment = Amendment(previous=RUN.id.hex(), from_round=ROUND, void_round=ROUND, void_from_block=X + 50)
+    run, log = RUN.amended([amendment]), log_of(say(A, D + 1, 0), validators=[A])
+    assert decide(log, run=run, height=X + 49).selection is not None
+    assert decide(log, run=run, height=X + 50) == Agreed(OURS, None, D + 1)
+    assert decide(log, run=RUN, height=X + 50).selection is not None
+
+
+def test_a_selection_names_the_amendments_in_force():
+    other = Amendment(previous=RUN.id.hex(), from_round=ROUND + 1, changes={"gauntlet": {"contributors": 1}})
+    log, places = log_of(say(A, D + 1, 0, 1), validators=[A]), []
+    for run in (RUN.amended([other]), RUN.amended([other.model_copy(update={"from_round": ROUND})])):
+        found = decide(log, run=run)
+        assert found.selection.head == run.head_at(ROUND)
+        places.append(len(found.selection.contributing))
+    assert places == [2, 1]
+
+
+# --- the order -----------------------------------------------------------------------------------------------
+
+
+def crowd(earning: int, new: int) -> list[Peer]:
+    """Miners by uid: those with incentive, the most first, then those without."""
+    return [miner(uid, incentive=1000 - uid if uid < earning else 0) for uid in range(earning + new)]
+
+
+@cache
+def with_places(places: int) -> Run:
+    return replace(RUN, first=make_spec(contributors=places))
+
+
+@pytest.mark.parametrize(
+    ("places", "earning", "new", "get_in"),
+    [
+        (8, 6, 0, (6, 0)),
+        (8, 10, 0, (8, 0)),
+        (8, 10, 5, (6, 2)),
+        (8, 10, 1, (7, 1)),
+        (8, 5, 9, (5, 3)),
+        (8, 7, 9, (6, 2)),
+        (8, 0, 9, (0, 8)),
+        (20, 30, 30, (15, 5)),
+        (3, 9, 9, (3, 0)),
+        (4, 9, 9, (3, 1)),
+        (1, 9, 9, (1, 0)),
+        (1, 0, 9, (0, 1)),
+        (8, 2, 3, (2, 3)),
+    ],
+)
+def test_the_best_paid_go_first_and_a_quarter_of_the_places_goes_to_those_without_pay(places, earning, new, get_in):
+    miners, everybody = crowd(earning, new), range(earning + new)
+    order = order_of(with_places(places), ROUND, log_of(miners=miners))
+    first = order.first(everybody)
+    assert first[: get_in[0]] == list(range(get_in[0]))
+    assert sum(uid >= earning for uid in first) == get_in[1]
+    assert len(first) == len(set(first)) == sum(get_in)
+    log = log_of(*(say(peer, D + 1, *everybody) for peer in EQUAL), miners=miners)
+    assert uids(decide(log, run=with_places(places)), log) == set(first)
+
+
+def test_equal_ones_are_ordered_by_a_hash_of_block_d_and_the_hotkey_alone():
+    miners = crowd(0, 12)
+
+    def first(name: str, peers: Sequence[Peer]) -> list[Uid]:
+        return Order(with_places(4), ROUND, digest(name), peers).first(range(12))
+
+    found = [first(str(number), miners) for number in range(60)]
+    assert len({tuple(uids) for uids in found}) > 50
+    assert {uid for uids in found for uid in uids} == set(range(12))
+    assert first("x", miners) == first("x", miners[::-1])
+    moved_on = [replace(peer, uid=Uid(11 - peer.uid), stake=7) for peer in miners]
+    assert [11 - uid for uid in first("x", moved_on)] == first("x", miners)
+
+
+def test_only_who_committed_has_a_place_in_the_order():
+    """However well it is paid: nobody else is left out for it."""
+    rich = [replace(peer, incentive=65535) for peer in (NO_COMMITMENT, LATE)]
+    order = order_of(with_places(2), ROUND, log_of(miners=[*crowd(2, 0), *rich]))
+    assert order.committed == {uid: (peer_id(uid), digest(f"e{uid}")) for uid in (0, 1)}
+    assert order.first([0, 1, 8, 9, 200]) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("places", "earning", "new"), [(1, 2, 2), (2, 3, 3), (4, 4, 4), (4, 2, 5), (5, 6, 1), (8, 5, 3)]
+)
+def test_if_the_first_of_all_are_supported_it_does_not_matter_who_else_is(places, earning, new):
+    """What makes an early decision final: whatever is added to it changes nothing."""
+    everybody = range(earning + new)
+    order = order_of(with_places(places), ROUND, log_of(miners=crowd(earning, new)))
+    first = order.first(everybody)
+    rest = [uid for uid in everybody if uid not in first]
+    for count in range(len(rest) + 1):
+        for added in combinations(rest, count):
+            assert order.first({*first, *added}) == first
+
+
+# --- views that differ ---------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_one_of_three_does_not_name_keeps_its_place_and_one_that_only_one_names_costs_nobody_else_his():
+    posts = [say(A, D + 1, 0, 1), say(B, D + 1, 0, 2), say(C, D + 1, 0, 1, 3)]
+    assert selected(*posts) == {0, 1}
+
+
+def test_hotkeys_that_are_good_for_one_validator_only_cost_themselves_a_place_and_nobody_a_round():
+    """Six hotkeys without stake that each showed their work to one validator alone once halted a run for good (A1 of
+    the design): each book doubted others."""
+    honest, two_faced = range(7), range(7, 13)
+    miners = [miner(uid) for uid in (*honest, *two_faced)]
+    posts = [
+        say(peer, D + 1, *honest, *(uid for uid in two_faced if uid % 3 == place)) for place, peer in enumerate(EQUAL)
+    ]
+    log = log_of(*posts, miners=miners)
+    found = decide(log, run=with_places(9))
+    assert (found.block, uids(found, log)) == (D + 1, set(honest))
+
+
+def test_two_twins_that_most_name_both_get_in():
+    """Of twins a validator names one; where two name each another one of them, a third decides, or both get in: a share
+    of G is lost, and nothing else."""
+    twin = replace(miner(4), slot=MINERS[0].slot)
+    assert selected(*(say(peer, D + 1, 0, 4) for peer in EQUAL), miners=[*MINERS, twin]) == {0, 4}
+    assert selected(say(A, D + 1, 0), say(B, D + 1, 4), say(C, D + 1, 4), miners=[*MINERS, twin]) == {4}
+
+
+# --- copies --------------------------------------------------------------------------------------------------
+
+
+def test_who_is_asked_for_copies_is_who_counts_the_most_stake_first():
+    one, two, three = validator(1, 60), validator(2, 30), validator(3, 10)
+    owner = Peer(RUN.first.owner_id, Uid(0), 10**16, True, slot=Slot(7, POINTER, amendment=RUN.id))
+    newcomer = validator(4, 99, Slot(X - 9, POINTER, word_for(ROUND, (), OURS)))
+    away = validator(5, 77, said_before(ROUND - SEAT_ROUNDS))
+    silent = validator(6, 88, said_before(ROUND - SEAT_ROUNDS - 1))
+    peers = [owner, three, two, away, newcomer, one, silent]
+    assert mirrors(RUN, X, peers) == (newcomer.id, away.id, one.id, two.id, three.id)
+    assert mirrors(RUN, D, [owner, silent]) == (silent.id,)
+    assert mirrors(RUN, 0, [owner, validator(7, 1, ANNOUNCED)]) == (peer_id(107),)
+
+
+def test_each_payload_is_copied_by_two_that_count_drawn_for_it_alone():
+    away = validator(9, 10**9, said_before(ROUND - SEAT_ROUNDS - 1))
+    named_ones = [peer_id(number) for number in range(40)]
+    order = mirror_order(RUN, ROUND, COMMIT_HASH, [*EQUAL, away, *MINERS], named_ones)
+    assert list(order) == named_ones
+    assert all(sorted(theirs) == sorted(peer.id for peer in EQUAL) for theirs in order.values())
+    copies = Counter(mirror for theirs in order.values() for mirror in theirs[:COPIES])
+    assert all(15 < copies[peer.id] < 40 for peer in EQUAL)
+
+
+# --- several rounds: where the run stands --------------------------------------------------------------------
+
+
+class Chain:
+    """Slots and who holds them, as of any block. Nobody comes or goes."""
+
+    def __init__(self, run: Run, peers: Iterable[Peer]) -> None:
+        self.run, self.peers = run, list(peers)
+        self.slots = {peer.id: [(-1, peer.slot)] for peer in self.peers}
+        """Of each hotkey what it wrote, with the block, the first first."""
+        self.stakes: dict[int, dict[PeerId, int]] = {}
+        """From the start of a round on."""
+
+    def write(self, peer: PeerId, block: int, statement: Commitment | Word) -> None:
+        assert block > self.slots[peer][-1][0], "one hotkey's writes come one after the other"
+        self.slots[peer].append((block, Slot(block, POINTER, statement)))
+
+    def at(self, block: int) -> list[Peer]:
+        round = self.run.clock.round_at(block)
+        stakes = next((self.stakes[r] for r in range(round, -1, -1) if r in self.stakes), {})
+        found = []
+        for peer in self.peers:
+            written = self.slots[peer.id]
+            slot = written[bisect_right(written, block, key=lambda item: item[0]) - 1][1]
+            found.append(replace(peer, slot=slot, stake=stakes.get(peer.id, peer.stake)))
+        return found
+
+    def log(self, round: int) -> Log:
+        """The round's log, from the states of all its blocks."""
+        first, last = self.run.clock.commit_by(round), self.run.clock.words_by(round)
+        blocks = {block for written in self.slots.values() for block, _ in written if first < block <= last}
+        posts = {post for block in blocks for post in posts_in(self.run, round, self.at(block))}
+        return Log(self.at(first), commit_hash(round), tuple(sorted(posts, key=lambda post: (post.block, post.peer))))
+
+
+def commit_hash(round: int) -> Digest:
+    return digest(f"D {round}")
 
 
 class History:
-    """Rounds after one another: who states what, and what a node of some state makes of it. Every leader posts, every
-    validator that is there approves every slot."""
+    """Rounds after one another: who says what, and where the run stands after each."""
 
     def __init__(self, stakes: Mapping[str, int]) -> None:
         self.ids = {name: PeerId(digest(name)) for name in stakes}
-        self.stakes = stakes
-        self.slots = dict.fromkeys(stakes, ANNOUNCED)
-        self.round = 0
+        here = [
+            Peer(self.ids[name], Uid(100 + place), stake, True, slot=ANNOUNCED)
+            for place, (name, stake) in enumerate(stakes.items())
+        ]
+        self.chain = Chain(RUN, [replace(miner(0), slot=None), *here])
+        self.round, self.tip = 0, start(RUN)
 
-    def peers(self) -> tuple[Peer, ...]:
-        last = CLOCK.commit_by(self.round)
-        slot = Slot(last, POINTER, Commitment(self.round, digest("envelope")))
-        validators = (
-            Peer(self.ids[name], Uid(100 + place), stake, True, slot=self.slots[name])
-            for place, (name, stake) in enumerate(self.stakes.items())
-        )
-        return (Peer(peer_id(0), Uid(0), 0, False, slot=slot), *validators)
+    @property
+    def pair(self) -> Pair:
+        """What an honest node that is where the run stands names."""
+        return self.tip.theta or digest(f"what follows from {self.tip.link.hex()}"), self.tip.link
 
-    def play(self, says: Mapping[str, Claim]) -> Mapping[str, Agreed]:
-        """One round in which these state their pairs and the others are away; what each makes of it."""
-        hash, commit, names = digest(f"D {self.round}"), self.peers(), {peer: name for name, peer in self.ids.items()}
-        order = leader_order(RUN, self.round, hash, commit)
-        views = []
-        for place in range(CLOCK.leader_slots):
-            first, _ = CLOCK.slot(self.round, place)
-            leader = names[order[place]] if place < len(order) else None
-            if leader in says:
-                self.slots[leader] = Slot(first, POINTER, record_for(self.round, [Uid(0)], *says[leader]))
-            views.append(self.peers())
+    def play(self, says: Mapping[str, Pair | None]) -> Outcome:
+        """One round in which these name their pairs and miner 0, or abstain, and the others are away."""
+        clock, round = RUN.clock, self.round
+        self.chain.write(peer_id(0), clock.commit_by(round), Commitment(round, digest(f"envelope {round}")))
         for name, pair in says.items():
-            word = attestation_for(self.round, range(CLOCK.leader_slots), *pair)
-            self.slots[name] = Slot(CLOCK.attest_by(self.round), POINTER, word)
-        seen = Views(commit, views, self.peers())
-        found = {n: agreed(RUN, self.round, *pair, hash, seen, CLOCK.attest_by(self.round)) for n, pair in says.items()}
-        self.contradicted = {n: contradicted(RUN, self.round, pair, seen) for n, pair in says.items()}
-        self.round += 1
+            word = abstention(round) if pair is None else word_for(round, [Uid(0)], pair)
+            self.chain.write(self.ids[name], clock.words_by(round), word)
+        found = outcome(RUN, round, self.chain.log(round), clock.words_by(round))
+        self.tip, self.round = moved(self.tip, round, found), round + 1
         return found
 
+    def goes_on(self, says: Mapping[str, Pair | None]) -> bool:
+        """Whether the run moves on in a round in which they say this."""
+        link = self.tip.link
+        self.play(says)
+        return self.tip.link != link
 
-def goes_on(found: Mapping[str, Agreed], name: str) -> bool:
-    return found[name].selection is not None
+
+def test_a_run_begins_at_the_state_that_its_spec_names_and_moves_on_with_every_selection():
+    history = History({"one": 1})
+    assert history.tip == start(RUN) == Tip(0, LINK)
+    for round in range(3):
+        pair, found = history.pair, history.play({"one": history.pair})
+        assert (found.agreed.pair, found.strong) == (pair, True)
+        assert history.tip == Tip(round + 1, link_of(found.agreed.selection))
 
 
-OURS, POISON = (THETA, LINK), (OTHER, LINK)
-
-
-def test_dust_that_is_alone_for_a_round_achieves_nothing_and_the_majority_goes_on_in_the_next():
+def test_dust_that_is_alone_for_a_few_rounds_achieves_nothing_and_the_majority_goes_on_in_the_next():
     history = History({"big": 10**15, "dust": 1})
-    for _ in range(2 * STATEMENT_ROUNDS):
-        assert goes_on(history.play({"big": OURS, "dust": OURS}), "big")
-    for away in range(1, STATEMENT_ROUNDS):
-        for _ in range(away):
-            assert not goes_on(history.play({"dust": POISON}), "dust")
-        assert goes_on(history.play({"big": OURS, "dust": POISON}), "big")
-        assert history.contradicted == {"big": None, "dust": OURS}
+    assert all(history.goes_on(dict.fromkeys(("big", "dust"), history.pair)) for _ in range(2 * SEAT_ROUNDS))
+    for away in range(1, SEAT_ROUNDS):
+        before = history.tip
+        assert not any(history.goes_on({"dust": (digest("poison"), before.link)}) for _ in range(away))
+        assert history.tip == replace(before, round=history.round)
+        assert history.goes_on({"big": history.pair, "dust": (digest("poison"), before.link)})
 
 
-def test_a_majority_that_was_away_for_long_goes_on_from_its_old_state_in_the_round_after_its_return():
+def test_the_dust_that_a_majority_left_alone_for_long_goes_on_and_the_majoritys_return_decides():
     history = History({"big": 10**15, "dust": 1})
-    history.play({"big": OURS, "dust": OURS})
-    alone = [goes_on(history.play({"dust": POISON}), "dust") for _ in range(20)]
-    assert alone == [False] * STATEMENT_ROUNDS + [True] * (20 - STATEMENT_ROUNDS)
-    assert goes_on(history.play({"big": OURS, "dust": POISON}), "dust")
-    assert history.contradicted == {"big": POISON, "dust": None}
-    for _ in range(STATEMENT_ROUNDS):
-        found = history.play({"big": OURS, "dust": POISON})
-        assert goes_on(found, "big")
-        assert not goes_on(found, "dust")
-        assert history.contradicted == {"big": None, "dust": OURS}
+    history.play(dict.fromkeys(("big", "dust"), history.pair))
+    ours = history.pair
+    alone = [history.goes_on({"dust": (digest("poison"), history.tip.link)}) for _ in range(20)]
+    assert alone == [False] * SEAT_ROUNDS + [True] * (20 - SEAT_ROUNDS)
+    # It says what it held when it left. In its first round it has no seat yet.
+    assert not history.play({"big": ours, "dust": history.pair}).strong
+    found = history.play({"big": ours, "dust": history.pair})
+    assert (found.agreed.pair, found.strong) == (ours, True)
+    assert history.tip.link == link_of(found.agreed.selection)
+    for _ in range(SEAT_ROUNDS):
+        assert history.goes_on({"big": history.pair, "dust": (digest("poison"), history.tip.link)})
 
 
-def test_the_death_of_one_of_two_equal_validators_costs_as_many_void_rounds_as_its_word_lasts():
+def test_a_majority_that_abstains_lends_the_dust_nothing_however_long():
+    history = History({"big": 10**15, "dust": 1})
+    history.play(dict.fromkeys(("big", "dust"), history.pair))
+    assert not any(history.goes_on({"big": None, "dust": history.pair}) for _ in range(4 * SEAT_ROUNDS))
+    assert history.goes_on({"big": history.pair})
+
+
+def test_a_minority_that_does_not_go_on_from_where_the_run_stands_moves_it_nowhere():
+    history = History({"big": 10**15, "dust": 1})
+    history.play(dict.fromkeys(("big", "dust"), history.pair))
+    history.play({"big": history.pair})
+    link, history.tip = history.tip.link, replace(history.tip, theta=digest("named"))
+    for pair in (FORK, (digest("poison"), link), (digest("named"), LINK)):
+        for _ in range(2 * SEAT_ROUNDS):
+            history.play({"dust": pair})
+            assert history.tip == Tip(history.round, link, digest("named"))
+    assert history.goes_on({"dust": (digest("named"), link)})
+
+
+def test_what_most_name_in_a_void_round_settles_the_theta_that_the_run_stands_at():
+    history = History({"big": 10**15, "dust": 1})
+    pair = history.pair
+    log = history.chain.log(0)
+    word = word_for(0, [], pair)
+    posts = (Post(RUN.clock.words_by(0), history.ids["big"], word),)
+    found = outcome(RUN, 0, replace(log, posts=posts), RUN.clock.words_by(0))
+    assert found == Outcome(Agreed(pair, None, RUN.clock.words_by(0)), True)
+    assert moved(history.tip, 0, found) == Tip(1, pair[1], pair[0])
+
+
+def test_a_round_that_the_owner_voids_leaves_the_run_at_the_pair_that_was_named_in_it():
+    amendment = Amendment(previous=RUN.id.hex(), from_round=ROUND, void_round=ROUND, void_from_block=X + 50)
+    run, log = RUN.amended([amendment]), log_of(say(A, D + 1, 0), validators=[A])
+    taken, void = (moved(Tip(ROUND, LINK), ROUND, outcome(run, ROUND, log, height)) for height in (X, X + 50))
+    assert taken.link != LINK
+    assert void == Tip(ROUND + 1, *reversed(OURS))
+
+
+def test_after_64_rounds_whoever_is_left_settles_where_the_run_stands():
+    history = History({"big": 10**15, "dust": 1})
+    history.play(dict.fromkeys(("big", "dust"), history.pair))
+    strong = [history.play({"dust": history.pair}).strong for _ in range(MEMORY_ROUNDS + 3)]
+    assert strong == [False] * MEMORY_ROUNDS + [True] * 3
+
+
+def test_who_comes_back_settles_nothing_before_it_counts_and_takes_nobodys_place():
+    """In its first round back a majority has no seat, but all who spoke lately are asked whether the others' pair is
+    more than a minority's."""
+    history = History({"big": 10, "one": 1, "two": 1})
+    history.play(dict.fromkeys(("big", "one", "two"), history.pair))
+    for _ in range(2 * SEAT_ROUNDS):
+        assert not history.play(dict.fromkeys(("one", "two"), history.pair)).strong
+    found = history.play(dict.fromkeys(("big", "one", "two"), history.pair))
+    assert found.agreed.selection is not None
+    assert found.strong
+
+
+def test_the_death_of_one_of_two_equal_validators_costs_as_many_void_rounds_as_its_seat_lasts():
     history = History({"one": 5, "two": 5})
-    for _ in range(STATEMENT_ROUNDS + 1):
-        assert goes_on(history.play({"one": OURS, "two": OURS}), "one")
-    found = [goes_on(history.play({"one": OURS}), "one") for _ in range(STATEMENT_ROUNDS + 2)]
-    assert found == [False] * STATEMENT_ROUNDS + [True] * 2
+    for _ in range(SEAT_ROUNDS + 1):
+        assert history.goes_on(dict.fromkeys(("one", "two"), history.pair))
+    assert [history.goes_on({"one": history.pair}) for _ in range(SEAT_ROUNDS + 2)] == [False] * SEAT_ROUNDS + [
+        True
+    ] * 2
 
 
 def test_of_two_equal_validators_a_hostile_one_costs_void_rounds_and_no_more():
     history = History({"one": 5, "two": 5})
+    before = history.tip
     for round in range(12):
-        found = history.play({"one": OURS, "two": POISON if round % 2 else (THETA, FORK)})
-        assert not goes_on(found, "one")
-        assert not goes_on(found, "two")
+        assert not history.goes_on({"one": history.pair, "two": POISON if round % 2 else FORK})
+    assert history.tip == replace(before, round=12)
 
 
 def test_three_equal_validators_go_on_without_any_one_of_them():
     for missing in range(3):
         history = History({"one": 1, "two": 1, "three": 1})
         there = [name for place, name in enumerate(history.ids) if place != missing]
-        assert all(goes_on(history.play(dict.fromkeys(there, OURS)), there[0]) for _ in range(8))
+        assert all(history.goes_on(dict.fromkeys(there, history.pair)) for _ in range(8))
+
+
+# --- a second implementation ---------------------------------------------------------------------------------
+# Of lists and loops, from the rules as written; nothing is shared but the values.
+
+
+def plain_block(run: Run, round: int, offset: int) -> int:
+    return run.first.clock.start_block + round * run.first.clock.round_blocks + offset
+
+
+def plain_last_word(run: Run, peer: Peer) -> int | None:
+    """The round that the word in a slot is for, -1 for an announcement."""
+    if not peer.validates or peer.slot is None or not isinstance(peer.slot.statement, Word):
+        return None
+    word = peer.slot.statement
+    if plain_block(run, word.round, run.first.clock.commit) < peer.slot.block:
+        return word.round
+    empty = word.bitmap == 0 and bytes(word.theta) + bytes(word.previous) == bytes(64)
+    return -1 if empty and word.round == 0 else None
+
+
+def plain_voters(
+    run: Run, round: int, peers: Sequence[Peer], rounds: int, *, ever: bool
+) -> list[tuple[PeerId, Fraction]]:
+    """Who spoke in the last so many rounds with his share; all who ever did if nobody did, where `ever`."""
+    spoke = []
+    for peer in peers:
+        at = plain_last_word(run, peer)
+        if at is not None and at < round:
+            spoke.append((peer, at))
+    lately = [peer for peer, at in spoke if round - at <= rounds]
+    if not lately and ever:
+        lately = [peer for peer, _ in spoke]
+    total = 0
+    for peer in lately:
+        total += peer.stake
+    if total == 0:
+        return [(peer.id, Fraction(1, len(lately))) for peer in lately]
+    return [(peer.id, Fraction(peer.stake, total)) for peer in lately]
+
+
+def plain_words(posts: Sequence[Post], peer: PeerId, until: int) -> tuple[bool, Pair | None, list[int]]:
+    """Whether a hotkey has spoken by a block, the pair that binds it, and the uids that it has named with that."""
+    spoke, pair, names = False, None, []
+    for post in posts:
+        if post.peer != peer or post.block > until:
+            continue
+        spoke = True
+        theirs = post.word.theta, post.word.previous
+        if theirs == (bytes(32), bytes(32)):
+            continue
+        if pair is None:
+            pair = theirs
+        if theirs == pair:
+            names += plain_bits(post.word.bitmap)
+    return spoke, pair, names
+
+
+@cache
+def plain_bits(bitmap: int) -> list[int]:
+    return [place for place, bit in enumerate(reversed(f"{bitmap:b}")) if bit == "1"]
+
+
+def plain_runners(run: Run, round: int, log: Log) -> list[tuple[Peer, Digest]]:
+    """Who committed by D, the best first."""
+    left = []
+    for peer in log.commit:
+        slot = peer.slot
+        if slot is None or slot.block > plain_block(run, round, run.first.clock.commit):
+            continue
+        if isinstance(slot.statement, Commitment) and slot.statement.round == round:
+            left.append((peer, slot.statement.envelope))
+    found = []
+    while left:
+        best = left[0]
+        for other in left[1:]:
+            if plain_is_before(other[0], best[0], log.commit_hash):
+                best = other
+        left.remove(best)
+        found.append(best)
+    return found
+
+
+def plain_is_before(one: Peer, other: Peer, hash: Digest) -> bool:
+    if one.incentive != other.incentive:
+        return one.incentive > other.incentive
+    lots = [int.from_bytes(shake_256(b"order" + hash + peer.id).digest(8), "little") for peer in (one, other)]
+    return lots[0] < lots[1] if lots[0] != lots[1] else one.id < other.id
+
+
+def plain_places(run: Run, round: int, runners: Sequence[tuple[Peer, Digest]]) -> list[tuple[Peer, Digest]]:
+    """Those that contribute of these, who stand in their order: so many places are held back for whoever has no
+    incentive as there are of him, a quarter at most; the others go to the first; what they leave, to the rest."""
+    places = run.spec_at(round).gauntlet.contributors
+    new = [runner for runner in runners if runner[0].incentive == 0]
+    held_back = min(len(new), places // 4)
+    taken = []
+    for runner in runners:
+        if runner[0].incentive > 0 and len(taken) < places - held_back:
+            taken.append(runner)
+    for runner in new:
+        if len(taken) < places:
+            taken.append(runner)
+    return taken
+
+
+def plain_majority(voters: Sequence[tuple[PeerId, Fraction]], backing: Collection[PeerId]) -> bool:
+    share = Fraction(0)
+    for peer, theirs in voters:
+        if peer in backing:
+            share += theirs
+    return share > Fraction(1, 2)
+
+
+def plain_pair(voters: Sequence[tuple[PeerId, Fraction]], posts: Sequence[Post], until: int) -> Pair | None:
+    """What more than half of these name."""
+    for candidate in {(post.word.theta, post.word.previous) for post in posts}:
+        if candidate == (bytes(32), bytes(32)):
+            continue
+        if plain_majority(voters, [peer for peer, _ in voters if plain_words(posts, peer, until)[1] == candidate]):
+            return candidate
+    return None
+
+
+def plain_agreed(run: Run, round: int, log: Log, final: int, height: int) -> Agreed | None:
+    """`agreed`, block by block, each from the beginning."""
+    voters = plain_voters(run, round, log.commit, 4, ever=True)
+    runners = plain_runners(run, round, log)
+    last = plain_block(run, round, run.first.clock.words)
+    pair, supported, block = None, [], last
+    for block in range(plain_block(run, round, run.first.clock.commit) + 1, min(final, last) + 1):
+        heard = {peer: plain_words(log.posts, peer, block) for peer, _ in voters}
+        pair = plain_pair(voters, log.posts, block)
+        supported = []
+        for runner in runners:
+            names = [p for p, (_, theirs, uids) in heard.items() if theirs == pair and runner[0].uid in uids]
+            if pair is not None and plain_majority(voters, names):
+                supported.append(runner)
+        if not supported:
+            continue
+        if all(spoke for spoke, _, _ in heard.values()):
+            break
+        if all(runner in supported for runner in plain_places(run, round, runners)):
+            break
+    else:
+        if final < last:
+            return None
+    void = any(a.void_round == round and a.void_from_block <= height for a in run.amendments)
+    if pair is None or not supported or void:
+        return Agreed(pair, None, block)
+    contributing = sorted((peer.id, envelope) for peer, envelope in plain_places(run, round, supported))
+    head = run.id
+    for amendment in run.amendments:
+        if amendment.from_round <= round:
+            head = amendment.digest
+    return Agreed(pair, Selection(round, *pair, head, tuple(contributing)), block)
+
+
+def plain_tip(run: Run, logs: Sequence[Log]) -> tuple[Digest, Digest | None]:
+    """(link, theta) where the run stands after these rounds, the first first; theta None until somebody has named what
+    follows from the last selection."""
+    link, theta = Digest(sha256(b"murmuration genesis" + run.id).digest()), None
+    for round, log in enumerate(logs):
+        last = plain_block(run, round, run.first.clock.words)
+        most = plain_pair(plain_voters(run, round, log.commit, 4, ever=True), log.posts, last)
+        if most is None:
+            continue
+        of_all = plain_pair(plain_voters(run, round, log.commit, 64, ever=False), log.posts, last)
+        if most == of_all or (most[1] == link and (theta is None or theta == most[0])):
+            selection = plain_agreed(run, round, log, last, last).selection
+            if selection is None:
+                theta, link = most
+            else:
+                theta, link = None, plain_link(selection)
+    return link, theta
+
+
+def plain_link(selection: Selection) -> Digest:
+    data = selection.round.to_bytes(4, "little") + selection.theta + selection.previous + selection.head
+    for peer, envelope in selection.contributing:
+        data += peer + envelope
+    return Digest(sha256(data).digest())
+
+
+# --- random histories ----------------------------------------------------------------------------------------
+
+
+@cache
+def random_runs() -> list[Run]:
+    """Few places, and amendments that change them or declare rounds void."""
+    runs = []
+    for places in (1, 2, 3, 4, 5, 8):
+        run = Run(make_spec(contributors=places))
+        void = {"void_round": ROUND, "void_from_block": X + 50}
+        fewer = {"changes": {"gauntlet": {"contributors": max(1, places - 2)}}}
+        for of_first, of_second in ((void, {}), (fewer, void), ({}, {})):
+            first = Amendment(previous=run.id.hex(), from_round=ROUND, **of_first)
+            second = Amendment(previous=first.digest.hex(), from_round=ROUND + 1, **of_second)
+            runs.append(run.amended([first, second]) if of_first else run)
+    return runs
+
+
+PAIRS = [OURS, POISON, FORK]
+STAKES = [
+    lambda random, count: [1] * count,
+    lambda random, count: [0] * count,
+    lambda random, count: [random.randint(0, 9) for _ in range(count)],
+    lambda random, count: [2 ** random.randint(0, 3) for _ in range(count)],
+    lambda random, count: [random.choice([1, 10**18]) for _ in range(count)],
+]
+
+
+def random_seat(random: Random, round: int) -> Slot | None:
+    """A validator's slot as of D: mostly of one that counts."""
+    clock = CLOCK
+    before = round - random.choice([1, 1, 1, 1, 2, 4, 5, 64, 65])
+    if random.random() < 0.75 and before >= 0:
+        block = clock.words_by(before) - random.choice([0, 5, 39])
+        return Slot(block, POINTER, random.choice([word_for(before, (), random.choice(PAIRS)), abstention(before)]))
+    return random.choice(
+        [
+            None,
+            Slot(7, POINTER),
+            ANNOUNCED,
+            Slot(clock.commit_by(0), POINTER, abstention(0)),
+            Slot(7, POINTER, word_for(0, [], OURS)),
+            Slot(clock.commit_by(round), POINTER, Commitment(round, digest("v"))),
+            Slot(clock.commit_by(round) - 3, POINTER, word_for(round, [], OURS)),
+            Slot(clock.words_by(round - 1), POINTER, word_for(round - 1, [], OURS)) if round else ANNOUNCED,
+        ]
+    )
+
+
+def random_case(seed: int) -> tuple[Run, int, Log]:
+    """A round in which validators, some hostile, and strangers say what they like."""
+    random = Random(seed)
+    run, round = random.choice(random_runs()), random.choice([0, 1, ROUND, ROUND, ROUND, ROUND + 1, 70])
+    count, commit_by, words_by = random.randint(1, 6), CLOCK.commit_by(round), CLOCK.words_by(round)
+    stakes = random.choice(STAKES)(random, count)
+    places = random.sample(range(16), 16)
+    validators = [
+        Peer(peer_id(100 + number), Uid(places.pop()), stake, random.random() < 0.9, slot=random_seat(random, round))
+        for number, stake in enumerate(stakes)
+    ]
+    miners = []
+    for number in range(random.randint(0, 8)):
+        said = Commitment(round if random.random() < 0.9 else round + 1, digest(f"e{number}"))
+        slot = Slot(commit_by + (random.random() < 0.1), POINTER, said) if random.random() < 0.9 else None
+        incentive = random.choice([0, 0, 0, 5, 5, 7, 65535])
+        miners.append(
+            Peer(peer_id(number), Uid(places.pop()), random.randint(0, 5), False, slot=slot, incentive=incentive)
+        )
+    peers = [*validators, *miners]
+    random.shuffle(peers)
+    good = [peer.uid for peer in peers if random.random() < 0.7]
+    blocks = [*sorted(random.sample(range(commit_by + 1, words_by + 1), 6)), words_by]
+    quiet = random.random() < 0.3
+    posts = []
+    strangers = [peer_id(999), *(peer.id for peer in miners[:1])]
+    for peer in [*(peer.id for peer in validators), *strangers]:
+        usual = random.choice(PAIRS[:1] * 8 + PAIRS)
+        for block in random.sample(blocks, random.choice([0, 0, 1, 2] if quiet else [0, 1, 1, 1, 2, 2, 3, 4])):
+            pair = usual if random.random() < 0.8 else random.choice([*PAIRS, None])
+            names = [uid for uid in good if random.random() < 0.85]
+            names += [Uid(uid) for uid in range(18) if random.random() < 0.05]
+            word = abstention(round) if pair is None else word_for(round, names, pair)
+            posts.append(Post(block, peer, word))
+    posts = {(post.block, post.peer): post for post in posts}
+    return run, round, Log(peers, commit_hash(seed), tuple(posts[at] for at in sorted(posts)))
+
+
+def kind_of(found: Agreed | None, log: Log, run: Run, round: int) -> str:
+    if found is None:
+        return "open"
+    if found.pair is None:
+        return "no pair"
+    if found.selection is None:
+        return "nobody"
+    seated = set(electorate(run, round, log.commit))
+    silent = seated - {post.peer for post in log.posts if post.block <= found.block}
+    early = found.block < run.clock.words_by(round)
+    kind = ("early, by all" if not silent else "early, by the order") if early else "at X"
+    return f"{kind}, cut" if len(found.selection.contributing) == run.spec_at(round).gauntlet.contributors else kind
+
+
+def test_a_second_implementation_agrees_on_thousands_of_random_rounds():
+    kinds = Counter()
+    for seed in range(3000):
+        run, round, log = random_case(seed)
+        random, last = Random(-seed), run.clock.words_by(round)
+        final = random.choice([last, last, random.randint(last - 41, last), last + 1])
+        height = final + random.choice([0, 60])
+        found = agreed(run, round, log, final, height)
+        assert found == plain_agreed(run, round, log, final, height), seed
+        kinds[kind_of(found, log, run, round)] += 1
+    # So the histories are worth something.
+    assert len(kinds) == 9, kinds
+    assert min(kinds.values()) > 20, kinds
+
+
+def test_a_second_implementation_knows_the_same_electorate_in_thousands_of_random_states():
+    for seed in range(1500):
+        run, round, log = random_case(seed)
+        voters = dict(plain_voters(run, round, log.commit, 4, ever=True))
+        found = votes(run, round, log.commit)
+        assert {peer: Fraction(stake, sum(found.values())) for peer, stake in found.items()} == voters, seed
+        lately = {peer for peer, _ in plain_voters(run, round, log.commit, 64, ever=False)}
+        assert remembered(run, round, log.commit).keys() == lately, seed
+
+
+def random_history(seed: int) -> tuple[list[Log], list[Tip]]:
+    """Rounds of validators that come and go for some rounds or many, follow where the run stands, or lie; the logs, and
+    where the run stood after each."""
+    random = Random(seed)
+    count = random.randint(1, 5)
+    stakes = random.choice(STAKES)(random, count)
+    validators = [Peer(peer_id(100 + n), Uid(100 + n), stake, True, slot=ANNOUNCED) for n, stake in enumerate(stakes)]
+    chain = Chain(RUN, [replace(miner(0), slot=None), *validators])
+    back, hostile = dict.fromkeys(range(count), 0), {n for n in range(count) if random.random() < 0.3}
+    tip, links, logs, tips = start(RUN), [LINK], [], []
+    for round in range(random.choice([20, 20, 20, 90])):
+        clock = RUN.clock
+        if random.random() < 0.8:
+            chain.write(peer_id(0), clock.commit_by(round) - 1, Commitment(round, digest(f"envelope {round}")))
+        if random.random() < 0.05:
+            chain.stakes[round] = dict(
+                zip((peer.id for peer in validators), random.choice(STAKES)(random, count), strict=True)
+            )
+        for number, peer in enumerate(validators):
+            if round < back[number]:
+                continue
+            if random.random() < 0.1:
+                back[number] = round + random.choice([1, 2, 5, 6, 70])
+                continue
+            block = clock.commit_by(round) + random.randint(1, 10)
+            for _ in range(random.choice([1, 1, 2, 3]) if number in hostile else 1):
+                honest = tip.theta or digest(f"after {tip.link.hex()}"), tip.link
+                lies = [(digest("poison"), tip.link), (digest("after"), random.choice(links)), None, honest]
+                pair = random.choice(lies) if number in hostile else random.choice([honest] * 9 + [None])
+                uids = [Uid(0)] if random.random() < 0.9 else []
+                chain.write(peer.id, block, abstention(round) if pair is None else word_for(round, uids, pair))
+                block += random.randint(1, 9)
+        logs.append(chain.log(round))
+        tip = moved(tip, round, outcome(RUN, round, logs[-1], clock.words_by(round)))
+        tips.append(tip)
+        links.append(tip.link)
+    return logs, tips
+
+
+def test_a_second_implementation_knows_where_the_run_stands_in_hundreds_of_random_histories():
+    strong = Counter()
+    for seed in range(200):
+        logs, tips = random_history(seed)
+        for round in (len(logs) // 2, len(logs)):
+            assert (round, *plain_tip(RUN, logs[:round])) == (
+                tips[round - 1].round,
+                tips[round - 1].link,
+                tips[round - 1].theta,
+            ), seed
+        for round, log in enumerate(logs):
+            found = outcome(RUN, round, log, RUN.clock.words_by(round))
+            strong[found.agreed.pair is not None, found.strong] += 1
+    assert set(strong) == {(True, True), (True, False), (False, False)}
+    assert min(strong.values()) > 100, strong
+
+
+def test_where_the_run_stands_follows_from_the_newest_strong_round_alone():
+    """So that it can be read back from the end, and a joiner needs no more."""
+    for seed in range(200, 260):
+        logs, tips = random_history(seed)
+        outcomes = [outcome(RUN, round, log, RUN.clock.words_by(round)) for round, log in enumerate(logs)]
+        strong = max((round for round, found in enumerate(outcomes) if found.strong), default=None)
+        if strong is None:
+            continue
+        tip = Tip(strong, digest("wherever"), digest("whatever"))
+        for round in range(strong, len(outcomes)):
+            tip = moved(tip, round, outcomes[round])
+        assert tip == tips[-1], seed
+
+
+# --- what nobody can do --------------------------------------------------------------------------------------
+
+
+def with_posts(log: Log, posts: Iterable[Post]) -> Log:
+    """The log with these as well, but for a second one of a hotkey in the same block."""
+    all_of_them = {(post.block, post.peer): post for post in posts} | {
+        (post.block, post.peer): post for post in log.posts
+    }
+    return replace(log, posts=tuple(all_of_them[at] for at in sorted(all_of_them)))
+
+
+def anything(random: Random, round: int, peers: Collection[PeerId], blocks: Sequence[int]) -> list[Post]:
+    """Whatever these may say in these blocks."""
+    found = []
+    for peer in sorted(peers):
+        for block in random.sample(blocks, min(len(blocks), random.randint(0, 4))):
+            pair = random.choice([*PAIRS, None])
+            names = [Uid(uid) for uid in range(18) if random.random() < random.choice([0.1, 0.9])]
+            found.append(Post(block, peer, abstention(round) if pair is None else word_for(round, names, pair)))
+    return found
+
+
+def test_what_is_decided_in_a_final_block_nothing_that_is_said_later_changes():
+    decided = 0
+    for seed in range(2500):
+        run, round, log = random_case(seed)
+        random, last = Random(seed), run.clock.words_by(round)
+        final = random.randint(last - 39, last)
+        known = replace(log, posts=tuple(post for post in log.posts if post.block <= final))
+        found = agreed(run, round, known, final, final)
+        if found is None:
+            continue
+        decided += 1
+        speakers = {peer.id for peer in log.commit if peer.validates}
+        later = with_posts(known, anything(random, round, speakers, range(final + 1, last + 1)))
+        for until in (final, min(last, final + 7), last, last + 9):
+            assert agreed(run, round, later, until, final) == found, seed
+    assert decided > 500
+
+
+def test_whatever_a_hotkey_without_a_seat_says_changes_nothing():
+    for seed in range(2000):
+        run, round, log = random_case(seed)
+        last = run.clock.words_by(round)
+        counted = {*electorate(run, round, log.commit), *remembered(run, round, log.commit)}
+        strangers = {peer.id for peer in log.commit} - counted | {peer_id(999), peer_id(998)}
+        more = with_posts(log, anything(Random(seed), round, strangers, range(last - 39, last + 1)))
+        fewer = replace(log, posts=tuple(post for post in log.posts if post.peer in counted))
+        for final in (last - 20, last):
+            assert agreed(run, round, more, final, final) == agreed(run, round, fewer, final, final), seed
+        assert outcome(run, round, more, last) == outcome(run, round, fewer, last), seed
+
+
+def test_at_most_half_of_the_stake_alone_selects_nobody_and_names_no_pair():
+    for seed in range(2000):
+        run, round, log = random_case(seed)
+        random, last, weights = Random(seed), run.clock.words_by(round), votes(run, round, log.commit)
+        alone = set[PeerId]()
+        for peer in random.sample(sorted(weights), len(weights)):
+            if 2 * sum(weights[one] for one in (*alone, peer)) <= sum(weights.values()):
+                alone.add(peer)
+        theirs = [post for post in log.posts if post.peer in alone]
+        theirs += anything(random, round, alone, range(last - 39, last + 1))
+        found = agreed(run, round, with_posts(replace(log, posts=()), theirs), last, last)
+        assert (found.pair, found.selection) == (None, None), seed
+
+
+def test_whom_most_name_is_selected_whatever_the_others_say_unless_the_places_go_to_better_ones():
+    """So nobody's silence, lie or book costs a peer its place that most have read, and no round is void for it."""
+    seen = 0
+    for seed in range(2500):
+        run, round, log = random_case(seed)
+        random, last, weights = Random(seed), run.clock.words_by(round), votes(run, round, log.commit)
+        committed = order_of(run, round, log).committed
+        honest = set[PeerId]()
+        for peer in random.sample(sorted(weights), len(weights)):
+            if 2 * sum(weights[one] for one in honest) <= sum(weights.values()):
+                honest.add(peer)
+        good = {uid for uid in committed if random.random() < 0.6}
+        if not honest or not good or run.voided(round, last):
+            continue
+        seen += 1
+        block = random.randint(last - 39, last)
+        theirs = [Post(block, peer, word_for(round, good, OURS)) for peer in honest]
+        others = anything(random, round, weights.keys() - honest, range(last - 39, last + 1))
+        found = agreed(run, round, with_posts(replace(log, posts=()), [*theirs, *others]), last, last)
+        assert found.pair == OURS, seed
+        chosen = {uid for uid, (peer, _) in committed.items() if peer in dict(found.selection.contributing)}
+        places = run.spec_at(round).gauntlet.contributors
+        assert good <= chosen or len(chosen) == places, seed
+    assert seen > 800
+
+
+def test_nothing_that_is_written_over_a_word_takes_it_back():
+    """Another pair, fewer names, an abstention, at any time: what it had said counts the same, at every block."""
+    retracted = 0
+    for seed in range(2000):
+        run, round, log = random_case(seed)
+        random, last = Random(seed), run.clock.words_by(round)
+        over = []
+        for peer in {post.peer for post in log.posts}:
+            bound = next((p for p in log.posts if p.peer == peer and p.word.pair is not None), None)
+            for block in range(bound.block + 1, last + 1) if bound is not None else ():
+                if random.random() < 0.1:
+                    other = random.choice([pair for pair in [*PAIRS, None] if pair != bound.word.pair])
+                    names = [Uid(uid) for uid in range(18) if random.random() < 0.5]
+                    same = [uid for uid in named(bound.word) if random.random() < 0.5]
+                    word = abstention(round) if other is None else word_for(round, names, other)
+                    over.append(Post(block, peer, random.choice([word, word_for(round, same, bound.word.pair)])))
+        retracted += len(over)
+        without = with_posts(replace(log, posts=()), log.posts)
+        for final in (last - 30, last - 10, last - 1, last):
+            with_them = agreed(run, round, with_posts(log, over), final, final)
+            assert with_them == agreed(run, round, without, final, final), seed
+    assert retracted > 2000
+
+
+def test_all_nodes_of_one_state_decide_alike_however_they_list_it():
+    for seed in range(500):
+        run, round, log = random_case(seed)
+        last = run.clock.words_by(round)
+        turned = replace(log, commit=Random(seed).sample(log.commit, len(log.commit)))
+        assert agreed(run, round, turned, last, last) == agreed(run, round, log, last, last)
+        assert outcome(run, round, turned, last) == outcome(run, round, log, last)
+        assert pairs_named(run, round, turned) == pairs_named(run, round, log)
+
+
+def test_what_a_round_means_for_the_run_is_what_was_decided_in_it():
+    """The pair as of X is that of the early decision: whoever was bound to it stays."""
+    for seed in range(1000):
+        run, round, log = random_case(seed)
+        last = run.clock.words_by(round)
+        assert outcome(run, round, log, last).agreed == agreed(run, round, log, last, last), seed

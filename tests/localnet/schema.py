@@ -41,7 +41,7 @@ ROUND = _object(
     rejected=_map(HOTKEY, {"enum": REASONS}),
     standing=_map(HOTKEY, {"enum": ["NOT_ELIGIBLE", "LOW_SCORE", "NOT_SELECTED"]}),
     theta=_map("^[a-z][a-z0-9-]*$", {"type": "string", "pattern": "^[0-9a-f]{64}$"}),
-    seconds=_object(**dict.fromkeys(("compute", "upload", "select", "download", "apply"), SECONDS)),
+    seconds=_object(**dict.fromkeys(("compute", "upload", "download", "apply"), SECONDS)),
     phases={
         "type": "object",
         "propertyNames": {"enum": ["miner", "validator"]},

@@ -72,10 +72,10 @@ class Synthetic:
         time: float = 1.0,
     ) -> None:
         contributing = [] if void else [self.hotkey("miner-1"), self.hotkey("miner-2")]
-        seconds = {"select": 0.01, "download": 0.02, "apply": apply}
+        seconds = {"download": 0.02, "apply": apply}
         theta = theta or THETA[round]
-        told = {"void": void, "contributing": contributing, "theta": theta, "seconds": seconds, "time": time}
-        self.emit(name, "applied", round, **told)
+        told = {"void": void, "contributing": contributing, "theta": theta, "decided": 7, "seconds": seconds}
+        self.emit(name, "applied", round, time=time, **told)
 
     def judged(self, name: str, round: int, *, val_loss: float, **reasons: str) -> None:
         rejected = {self.hotkey(peer.replace("_", "-")): reason for peer, reason in reasons.items()}

@@ -63,7 +63,7 @@ def test_a_run_in_which_all_went_well(tmp_path: Path) -> None:
         "standing": {},
         # The garbage miner's replica is nobody's business.
         "theta": dict.fromkeys(("miner-1", "miner-2", "validator-1"), THETA[1]),
-        "seconds": {"compute": 1.5, "upload": 0.5, "select": 0.01, "download": 0.02, "apply": 0.1},
+        "seconds": {"compute": 1.5, "upload": 0.5, "download": 0.02, "apply": 0.1},
         "phases": {},
         "utilization": None,
         "payload_bytes": spec.object_bytes,
@@ -113,7 +113,7 @@ def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
     ]
     assert report["rounds"][1]["val_loss"] is None
     assert report["rounds"][1]["seconds"] == {
-        "compute": None, "upload": None, "select": 0.01, "download": 0.02, "apply": 0.1
+        "compute": None, "upload": None, "download": 0.02, "apply": 0.1
     }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from murmur.command import main
 from murmur.watch import NOT_KEPT, Network
 from node import history as histories
 from node.adapters import Doors
+from node.agreement import Agreement
 from node.config import NetworkConfig
 from node.history import History
 from node.reader import AsOf, open_run, reading
@@ -26,7 +27,7 @@ from protocol import keys
 from protocol.errors import STATE_PRUNED, ChainError, ConfigError, StorageError
 from protocol.messages import encode_document, parse_document
 from protocol.run import Run
-from protocol.types import Attestation, Digest, Header, Peer, PeerId, Record, hotkey
+from protocol.types import Digest, Header, Peer, PeerId, Word, hotkey
 from tests.dashboard.browser import CHROMIUM, browser
 from tests.fakes.bucket import Faults, _Object
 from tests.fakes.chain import FakeChain, FakeSigner, fake_verify
@@ -34,7 +35,8 @@ from tests.network import OWNER, FakeNetwork
 
 SECONDS = 60.0
 ROUNDS = (0, 1, 2)
-COMPARED = ("contributing", "void", "rejected", "standing", "active", "unobserved", "learning")
+INVENTED = Digest(bytes([7]) * 32)
+COMPARED = ("contributing", "void", "decided", "rejected", "standing", "active", "unobserved", "learning")
 
 
 class Forgetful(FakeChain):
@@ -115,24 +117,24 @@ def test_what_the_chain_has_forgotten_comes_from_the_links(played: FakeNetwork) 
     chain.oldest = played.world.final
     told = read_all(Network("here", lambda: opened(played, replace(outside(played), chain=chain))))
     expected = by_its_nodes(played)
-    for number in (0, 1):  # the last one's link stands on chain only when the next record does
+    for number in (0, 1):  # the last one's link stands on chain only when the next word does
         for field in ("contributing", "void", "rejected", "standing", "active"):
             assert told[number][field] == expected[number][field], (number, field)
 
 
 class Split(FakeChain):
-    """One validator states another model from this block on."""
+    """One validator names another model from this block on."""
 
     liar = PeerId(bytes(32))
     since = 0
 
     def peers(self, block: int) -> tuple[Peer, ...]:
         return tuple(
-            replace(peer, slot=replace(peer.slot, statement=replace(peer.slot.statement, theta=Digest(bytes(32)))))
+            replace(peer, slot=replace(peer.slot, statement=replace(peer.slot.statement, theta=INVENTED)))
             if peer.id == self.liar
             and block >= self.since
             and peer.slot is not None
-            and isinstance(peer.slot.statement, Record | Attestation)
+            and isinstance(peer.slot.statement, Word)
             else peer
             for peer in super().peers(block)
         )
@@ -146,7 +148,7 @@ def test_a_validator_that_holds_another_model_is_told_of_if_its_stake_is_large(
     """It has a quarter of it."""
     monkeypatch.setattr(histories, "LARGE_STAKE", large)
     chain = Split(played.world, PeerId(bytes(32)))
-    chain.liar, chain.since = played["two"].peer, played.clock.attest_by(2)
+    chain.liar, chain.since = played["two"].peer, played.clock.commit_by(2) + 1
     source = Network("here", lambda: opened(played, replace(outside(played), chain=chain)))
     read_all(source)
     state, sentence = health(source)
@@ -154,33 +156,50 @@ def test_a_validator_that_holds_another_model_is_told_of_if_its_stake_is_large(
     assert (state == "wrong") is said
 
 
-def test_the_walk_back_begins_where_most_of_the_stake_stands(played: FakeNetwork) -> None:
-    """A validator that speaks alone, in the newest round, may name whatever it invents."""
-    doors, clock = outside(played), played.clock
-    history = History(played.run, doors)
-    list(history.look())
-    peers = doors.chain.peers(clock.attest_by(2))
-    true = {peer.id: peer.slot.statement for peer in peers if peer.slot is not None}[played["one"].peer]
-    assert isinstance(true, Record | Attestation)
-    honest = history._newest_claim(2, peers)
-    assert honest == (true.previous, 2)
-    later = [
-        replace(
-            peer,
-            slot=replace(
-                peer.slot,
-                block=clock.slot(3, 0)[0],
-                statement=Attestation(3, 0, Digest(bytes(32)), Digest(bytes([7]) * 32)),
-            ),
+class Alone(Forgetful):
+    """After this block one validator is silent, and the other names an invented link in its words."""
+
+    silent = liar = PeerId(bytes(32))
+    since = 0
+
+    def peers(self, block: int) -> tuple[Peer, ...]:
+        found = super().peers(block)
+        if block <= self.since:
+            return found
+        before = {peer.id: peer.slot for peer in FakeChain.peers(self, self.since)}
+        return tuple(
+            replace(peer, slot=before[peer.id])
+            if peer.id == self.silent
+            else replace(peer, slot=replace(peer.slot, statement=replace(peer.slot.statement, previous=INVENTED)))
+            if peer.id == self.liar and peer.slot is not None and isinstance(peer.slot.statement, Word)
+            else peer
+            for peer in found
         )
-        if peer.id == played["two"].peer and peer.slot is not None
-        else peer
-        for peer in peers
-    ]
-    assert history._newest_claim(3, later) == honest
-    alone = [peer for peer in later if peer.id != played["one"].peer]
-    assert history._newest_claim(3, alone) == (bytes([7]) * 32, 3)
-    assert history._newest_claim(3, []) is None
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_the_walk_back_begins_where_the_run_stands_and_not_where_one_says_that_it_does(
+    forgotten: bool, played: FakeNetwork
+) -> None:
+    """A validator that speaks alone in the newest round may name whatever it invents. Of what the chain's node has
+    forgotten, what most of the stake names now counts."""
+    doors, clock = outside(played), played.clock
+    agreed = Agreement(doors.chain)
+    after = {round: agreed.outcome(played.run, round).agreed.link for round in ROUNDS}
+    chain = Alone(played.world, PeerId(bytes(32)))
+    chain.silent, chain.liar, chain.since = played["one"].peer, played["two"].peer, clock.commit_by(2)
+    history = History(played.run, replace(doors, chain=chain))
+    list(history.look())
+    if forgotten:
+        chain.oldest = chain.finalized().block
+        history._agreement = Agreement(chain)
+    peers = chain.peers(chain.finalized().block)
+    assert history._newest_link(peers) == ((after[0], 1) if forgotten else (after[1], 3))
+    chain.silent, chain.liar = PeerId(bytes(32)), played["one"].peer
+    if forgotten:  # most of the stake
+        peers = chain.peers(chain.finalized().block)
+        assert history._newest_link(peers) == (INVENTED, 2)
+        assert history._newest_link([]) is None
 
 
 def test_whoever_keeps_silent_in_the_round_that_is_played_does_not_choose_where_the_walk_begins(
@@ -190,24 +209,22 @@ def test_whoever_keeps_silent_in_the_round_that_is_played_does_not_choose_where_
     doors, clock = outside(played), played.clock
     head = doors.chain.finalized().block
     newest = clock.decided_before(head + 1)
-    at_x = doors.chain.peers(clock.attest_by(newest))
-    true = {peer.id: peer.slot.statement for peer in at_x if peer.slot is not None}[played["one"].peer]
-    assert isinstance(true, Record | Attestation)
+    stands = Agreement(doors.chain).outcome(played.run, newest).agreed.link
 
     def saying(peer: Peer, round: int, link: Digest) -> Peer:
         assert peer.slot is not None
-        said = Attestation(round, 0, Digest(bytes(32)), link)
-        return replace(peer, slot=replace(peer.slot, block=clock.slot(round, 0)[0], statement=said))
+        said = Word(round, 0, INVENTED, link)
+        return replace(peer, slot=replace(peer.slot, block=clock.commit_by(round) + 1, statement=said))
 
     now = {
         played["one"].peer: (newest + 1, Digest(bytes([5]) * 32)),
-        played["two"].peer: (newest, Digest(bytes([7]) * 32)),
+        played["two"].peer: (newest, INVENTED),
     }
     real = type(doors.chain).peers
 
     def peers(chain: Any, block: int) -> list[Peer]:
         found = real(chain, block)
-        return [saying(p, *now[p.id]) if p.id in now and block > clock.attest_by(newest) else p for p in found]
+        return [saying(p, *now[p.id]) if p.id in now and block > clock.words_by(newest) else p for p in found]
 
     played.world.step()
     monkeypatch.setattr(type(doors.chain), "peers", peers)
@@ -220,12 +237,12 @@ def test_whoever_keeps_silent_in_the_round_that_is_played_does_not_choose_where_
 
     monkeypatch.setattr(history, "_older", older)
     list(history.look())
-    assert begun == [(true.previous, newest)]
+    assert begun == [(stands, newest + 1)]
 
 
 def test_a_round_is_told_when_it_is_decided_and_its_reports_when_they_come(played: FakeNetwork) -> None:
     doors, clock = outside(played), played.clock
-    then = AsOf(doors.chain, clock.attest_by(1))
+    then = AsOf(doors.chain, clock.words_by(1))
     history = History(played.run, replace(doors, chain=then))
     first = [(told.event["event"], told.event["round"]) for told in history.look()]
     assert ("agreed", 1) in first
@@ -233,7 +250,7 @@ def test_a_round_is_told_when_it_is_decided_and_its_reports_when_they_come(playe
     report = keys.report(played.run.id, 2)
     held = {name: played.store.buckets[name].pop(report) for name in ("one", "two")}
     try:
-        then._block = clock.attest_by(2)
+        then._block = clock.words_by(2)
         now = [told.event for told in history.look()]
         assert [event["event"] for event in now if event["round"] == 2] == ["agreed", "trained", "trained"] + 2 * [
             "unread"

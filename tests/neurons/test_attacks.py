@@ -1,19 +1,20 @@
 """Validators with a minority of the stake against the rest: nobody is stopped, and nobody's replica parts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from rounds.vote import Vote
+import pytest
 
 from gauntlet.selection import Ranking
 from node.state import SealedRound
 from protocol import keys
-from protocol.types import PeerId
+from protocol.types import PeerId, Word
 from rounds.keep import Keeper
 from rounds.miner import Miner
-from rounds.score import Scores
+from rounds.words import Words
 from tests.network import FakeNetwork, with_parts
+from tests.neurons.test_rounds import names
 
 Networks = Callable[..., FakeNetwork]
 
@@ -25,22 +26,13 @@ class Mute(Miner):
         self.node.wait_for(self.node.clock.commit_by(round) + 1, "nothing")
 
 
-class RanksTheMute(Scores):
-    """Selects the peer whose key nobody has."""
+class NamesTheMute(Words):
+    """Names the peer whose key nobody has, and nobody else."""
 
     mute: PeerId
 
-    def rank(self, round: int, checked: Any) -> Ranking:
-        return replace(super().rank(round, checked), contributing=(self.mute,), reserve=())
-
-
-class NamesTheMute(Vote):
-    """Names it in whatever slot it leads, and lets everything pass."""
-
-    mute: PeerId
-
-    def approves(self, *arguments: Any, **named: Any) -> bool:
-        return True
+    def speak(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
+        super().speak(round, replace(ranking, order=(self.mute,)), at_commit, checked)
 
 
 class KeepsNothing(Keeper):
@@ -48,79 +40,76 @@ class KeepsNothing(Keeper):
         pass
 
 
-class RanksTheLastFirst(Scores):
-    """Selects the peer that others rank last, and mirrors it, so that there is no reason for a veto."""
+class NamesTheLast(Words):
+    """Names nobody but the peer that it ranks last, and gives nobody a copy."""
 
-    def rank(self, round: int, checked: Any) -> Ranking:
-        ranking = super().rank(round, checked)
-        return replace(ranking, contributing=ranking.order[-1:], reserve=())
-
-
-class ApprovesNothing(Vote):
-    """Leads nothing and approves nothing."""
-
-    def propose(self, *arguments: Any, **named: Any) -> None:
+    def hold(self, round: int, at_commit: Any, checked: Any) -> None:
         pass
 
-    def approves(self, *arguments: Any, **named: Any) -> bool:
-        return False
+    def speak(self, round: int, ranking: Ranking, at_commit: Any, checked: Any) -> None:
+        super().speak(round, replace(ranking, order=ranking.order[-1:]), at_commit, checked)
 
 
-def led(network: FakeNetwork, names: Sequence[str], round: int) -> Mapping[int, str]:
-    """Which of the named validators posted a record in which slot."""
-    return {e["slot"]: name for name in names for e in network[name].events("posted") if e["round"] == round}
+class Silent(Words):
+    """Says nothing."""
+
+    def send(self, round: int, word: Word) -> int | None:
+        return None
 
 
-def test_the_second_of_two_bad_records_is_not_agreed_either(networks: Networks) -> None:
+class Abstains(Words):
+    """Says of every round that it is elsewhere."""
+
+    def speak(self, round: int, *_: Any) -> None:
+        self.post(round, None)
+
+
+def test_just_under_half_that_names_a_peer_without_a_key_brings_it_in_in_no_round(networks: Networks) -> None:
     network = networks(miners=3, validators={"honest": 200, "a": 100, "b": 99})
     network.start("honest", "miner-1", "miner-2")
     network.start("miner-3", role=Mute)
-
-    RanksTheMute.mute = NamesTheMute.mute = network["miner-3"].peer
-    network.start("a", "b", role=with_parts(RanksTheMute, NamesTheMute, KeepsNothing))
-    for round in range(20):
-        network.run_to_block(network.clock.attest_by(round))
-        if set(led(network, ("a", "b"), round)) == {0, 1}:
-            break
-    else:
-        raise AssertionError("the two never led both slots")
-    assert network["honest"].node.agreed_selection(round, network["honest"].node.held.claim).selection is None
-    network.run_to_block(network.clock.start(round + 4))
-    assert network["honest"].round > round + 1
-    assert network["miner-1"].round > round + 1
+    NamesTheMute.mute = network["miner-3"].peer
+    network.start("a", "b", role=with_parts(NamesTheMute, KeepsNothing))
+    network.run_until(6)
+    assert network["a"].events("said")[-1]["named"] == 1
+    for round in range(6):
+        assert sorted(network["miner-1"].contributing(round)) == names(network, "miner-1", "miner-2")
+    network.assert_agreement()
 
 
-def test_bytes_that_only_the_leader_selects_outlive_the_leaders_copies(networks: Networks) -> None:
-    network = networks(miners=3, validators={"honest": 100, "evil": 99}, contributors=1, reserve=0)
+def test_bytes_that_two_have_named_outlive_their_owners_bucket_where_one_of_the_two_gives_them(
+    networks: Networks,
+) -> None:
+    network = networks(miners=3, validators={"honest": 100, "evil": 100}, contributors=1, reserve=0)
     network.start("honest", "miner-1", "miner-2", "miner-3")
-    network.start("evil", role=with_parts(RanksTheLastFirst))
-    for round in range(20):
-        network.run_to_block(network.clock.attest_by(round) - 1)
-        if led(network, ["evil"], round).get(0) is None:
-            continue
-        node = network["honest"].node
-        selection = node.provisional_selection(round, node.held.claim).selection
-        if selection is not None:
-            break
-    else:
-        raise AssertionError("the evil validator never led slot 0")
-    ((peer, _),) = selection.contributing
-    for member in network.members.values():
-        if member.peer == peer:
-            bucket = network.store.buckets[member.name]
-            bucket.pop(keys.payload(network.run.id, round), None)
-            bucket.pop(keys.reveal(network.run.id, round), None)
-    for key in [key for key in network.store.buckets["evil"] if "/mirror" in key]:
-        del network.store.buckets["evil"][key]
-    network.run_to_block(network.clock.start(round + 4))
-    assert network["honest"].round > round + 1
-    assert network["miner-1"].round > round + 1
+    network.start("evil", role=with_parts(NamesTheLast))
+    network.run_until(2)
+    run, node = network.run, network["honest"].node
+    network.run_blocks(lambda: node.agreement.agreed(run, 2, network.world.final) is not None)
+    decision = node.agreement.agreed(run, 2, network.world.final)
+    assert decision is not None
+    assert decision.selection is not None
+    ((peer, _),) = decision.selection.contributing
+    for name, bucket in network.store.buckets.items():
+        if name.startswith("miner"):
+            del bucket[keys.payload(run.id, 2)], bucket[keys.reveal(run.id, 2)]
+            network[name].node.stop_prefetch()
+            network[name].node.held.clear_cache()
+    network.run_until(4)
+    others = [name for name in ("miner-1", "miner-2", "miner-3") if network[name].peer != peer]
+    for name in others:
+        assert network[name].contributing(2)
+        assert 3 not in network[name].voids()
+    network.assert_agreement()
 
 
-def test_dust_cannot_keep_a_giant_from_agreeing(networks: Networks) -> None:
+@pytest.mark.parametrize("dust", [Silent, Abstains])
+def test_dust_cannot_keep_a_giant_from_agreeing_nor_make_it_wait(networks: Networks, dust: type[Words]) -> None:
     network = networks(miners=2, validators={"big": 10**15, "dust": 1})
     network.start("big", "miner-1", "miner-2")
-    network.start("dust", role=with_parts(ApprovesNothing))
+    network.start("dust", role=with_parts(dust))
     network.run_until(5)
-    assert not set(range(1, 5)) & set(network["big"].voids())
-    assert network.assert_agreement()
+    for event in network["miner-1"].events("applied"):
+        assert not event["void"]
+        assert event["decided"] < network.clock.words_by(event["round"])
+    assert len(network.assert_agreement()) >= 5

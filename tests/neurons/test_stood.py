@@ -112,5 +112,5 @@ def test_a_validators_line_says_whom_it_judged_and_how_its_weights_stand() -> No
     )
     assert line(event | {"unobserved": "late", "selected": 0, "set_in": None, "unrevealed": 0}) == (
         "round 3: not observed (late): nobody was rated or paid for it; judged 6, 4 evaluated, rejected MALFORMED 1, "
-        "LATE 2; void: no record was agreed; held-out loss 4.10; no weights set, next about block 640"
+        "LATE 2; void: nothing was agreed; held-out loss 4.10; no weights set, next about block 640"
     )

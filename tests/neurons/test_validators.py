@@ -1,18 +1,18 @@
-"""Two validators, of whom one disappears, lies or withholds: every node reaches the same decision, from the chain."""
+"""A few validators, of whom one disappears, lies or withholds: every node reaches the same decision, from the chain."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from rounds.vote import Vote
-
-from gauntlet.agreement import SEAT_ROUNDS
+from gauntlet.agreement import SEAT_ROUNDS, abstention
+from node.state import Consensus, Snapshot
 from protocol import keys
-from protocol.types import Attestation, Digest, PeerId, Record, hotkey
-from rounds.collect import Collector
-from rounds.validator import Validator
-from tests.fakes.bucket import Faults
-from tests.network import OWNER, FakeNetwork, with_parts
+from protocol.types import Digest, Word
+from rounds.words import Words
+from sparseloco.digest import theta_digest
+from tests.network import OWNER, FakeNetwork, saved_state, with_parts
+from training import checkpoint
+from training.replica import parse_outer
 
 Networks = Callable[..., FakeNetwork]
 
@@ -42,7 +42,7 @@ def test_of_two_equal_validators_one_goes_on_alone_once_the_word_of_the_other_is
     assert all(1 <= round <= SEAT_ROUNDS + 1 for round in network["second"].voids())
 
 
-def test_strangers_with_permits_lead_nothing_cost_no_round_and_are_asked_for_nothing(networks: Networks) -> None:
+def test_strangers_with_permits_count_for_nothing_cost_no_round_and_are_asked_for_nothing(networks: Networks) -> None:
     """The owner's hotkey that only posted the spec, and a miner with stake. The validator announces itself."""
     network = networks(miners=2)
     network._publish(network["validator"].peer, "validator", None)
@@ -52,108 +52,67 @@ def test_strangers_with_permits_lead_nothing_cost_no_round_and_are_asked_for_not
     network.start()
     network.run_until(3)
     assert network["validator"].voids() == []
-    assert len(network["validator"].events("posted")) == 3
+    assert [event["round"] for event in network["validator"].events("said")] == [0, 1, 2]
     for member in network.members.values():
         assert member.node.sources().validators() == [network["validator"].peer]
 
 
-class Liar(Vote):
-    """Says something else in every round, in a leader slot of its own, valid record before it or not."""
+class Liar(Words):
+    """Says something else in every round."""
 
-    lies: dict[int, str]
-
-    def is_agreed(self, round: int) -> bool:
-        return False
-
-    def post(self, round: int, statement: Record | Attestation) -> int | None:
-        if not isinstance(statement, Record):
-            return super().post(round, statement)
+    def send(self, round: int, word: Word) -> int | None:
         node = self.node
         everyone = sum(1 << p.uid for p in node.doors.chain.peers(node.head()) if not p.validates and p.uid)
+        nowhere, nothing = Digest(bytes([7] * 32)), Digest(bytes(32))
         match round:
             case 0:
-                statement = replace(statement, theta=Digest(bytes(32)))
+                word = replace(word, theta=nowhere)
             case 1:
-                statement = replace(statement, previous=Digest(bytes(32)))
+                word = replace(word, previous=nowhere)
             case 2:
-                statement = replace(statement, bitmap=statement.bitmap | 1)  # the owner has committed nothing
+                word = replace(word, bitmap=word.bitmap | 1)  # the owner has committed nothing
             case 3:
-                statement = replace(statement, bitmap=everyone)  # one more than may contribute
+                word = replace(word, bitmap=everyone)  # one more than may contribute
             case 4:
-                last = node.clock.slot(round, node.clock.leader_slots - 1)[1]
-                node.wait_for(last, "the slots to pass")
+                node.wait_for(node.clock.words_by(round) - 1, "the last moment")
             case 5:
-                super().post(round, replace(statement, bitmap=everyone & -everyone))
-        return super().post(round, statement)
+                super().send(round, replace(word, theta=nowhere))
+            case 6:
+                super().send(round, word)
+                node.wait_for(node.clock.words_by(round) - 1, "the last moment")
+                word = replace(word, theta=nowhere)
+            case 7:
+                super().send(round, word)
+                word = abstention(round)
+            case 8:
+                word = replace(word, theta=nothing, previous=nothing)  # names peers, and no state
+            case 9:
+                return None
+        return super().send(round, word)
 
 
-def test_a_leader_that_lies_moves_nobody_apart(networks: Networks) -> None:
-    network = networks(miners=2, validators={"honest": 200, "liar": 100}, contributors=1)
-    network.start("honest", "miner-1", "miner-2")
+LIES = 10
+
+
+def test_a_third_that_lies_in_every_round_voids_none_and_moves_nobody_apart(networks: Networks) -> None:
+    network = networks(miners=2, validators={"honest": 100, "other": 100, "liar": 100}, contributors=1)
+    network.start("honest", "other", "miner-1", "miner-2")
     network.start("liar", role=with_parts(Liar))
-    network.run_until(6)
-    assert_one_branch(network, 5)
-    posted = {event["round"]: event["slot"] for event in network["liar"].events("posted")}
-    assert len(posted) >= 5
-    # In every round the honest validator leads the other slot, so a lie costs nothing.
-    assert network["honest"].voids() == []
-    for round in range(6):
+    network.run_until(LIES)
+    assert_one_branch(network, LIES - 1)
+    told = {event["round"] for event in network["liar"].events("said")}
+    assert told >= set(range(LIES - 1))
+    for name in ("honest", "other", "miner-1"):
+        assert network[name].voids() == []
+    for round in range(LIES):
         assert len(network["miner-1"].contributing(round)) == 1
 
 
-class Withholder(Vote):
+class Withholder(Words):
     """Copies nothing, whoever lacks it."""
 
     def hold(self, round: int, at_commit: Any, checked: Any) -> None:
         pass
-
-
-class SeesNoPayloadOfFirstMiner(Collector):
-    """Its view of miner-1's bucket is empty: it was not served."""
-
-    hidden: PeerId
-
-    def collect(self, round: int, at_commit: Any, book: Any) -> Any:
-        found = super().collect(round, at_commit, book)
-        return [replace(item, payload=None, reveal=None) if item.peer.id == self.hidden else item for item in found]
-
-
-def hiding(network: FakeNetwork) -> type[Validator]:
-    SeesNoPayloadOfFirstMiner.hidden = network["miner-1"].peer
-    return with_parts(SeesNoPayloadOfFirstMiner)
-
-
-def leads_first(network: FakeNetwork, name: str, rounds: int) -> set[int]:
-    """Rounds in which the validator posted in slot 0."""
-    return {e["round"] for e in network[name].events("posted") if e["slot"] == 0 and e["round"] < rounds}
-
-
-def test_a_contributor_that_served_only_the_leader_does_not_cost_the_round(networks: Networks) -> None:
-    network = networks(miners=2, validators={"first": 100, "second": 100})
-    network.start("first", "miner-1", "miner-2")
-    network.start("second", role=hiding(network))
-    network.run_until(4)
-    assert_one_branch(network, 3)
-    assert network["second"].voids() == []
-    hidden = hotkey(network["miner-1"].peer)
-    led = leads_first(network, "first", 4)
-    assert led
-    for round in led:
-        assert hidden in network["miner-2"].contributing(round)
-
-
-def test_a_leader_that_holds_nothing_is_not_approved_by_those_who_cannot_have_the_bytes(networks: Networks) -> None:
-    network = networks(miners=2, validators={"first": 100, "second": 100})
-    network.start("miner-1", "miner-2")
-    network.store.faults["miner-1"] = Faults(answers={"second": bytes(network.spec.object_bytes)})
-    network.start("first", role=with_parts(Withholder))
-    network.start("second", role=hiding(network))
-    network.run_until(4)
-    assert_one_branch(network, 3)
-    hidden = hotkey(network["miner-1"].peer)
-    for round in leads_first(network, "first", 4):
-        void, contributing = decisions(network, "miner-2")[round]
-        assert void or hidden not in contributing
 
 
 def test_bytes_that_vanish_after_the_deadline_are_repaired_from_another_validators_mirror(networks: Networks) -> None:
@@ -168,6 +127,11 @@ def test_bytes_that_vanish_after_the_deadline_are_repaired_from_another_validato
     assert len(network["miner-2"].contributing(0)) == 2
 
 
+def mended(network: FakeNetwork, name: str) -> list[str]:
+    """What the node took in place of what it had saved."""
+    return [event["origin"] for event in network[name].events("caught_up") if event["origin"] != "our own state"]
+
+
 def test_a_node_with_a_wrong_theta_finds_it_out_and_catches_up(networks: Networks) -> None:
     network = networks(miners=2)
     network.start()
@@ -176,10 +140,8 @@ def test_a_node_with_a_wrong_theta_finds_it_out_and_catches_up(networks: Network
     spoil(network, "miner-2")
     network.start("miner-2")
     network.run_until(5)
-    assert network["miner-2"].events("caught_up")
-    honest = network["miner-1"].thetas()
-    mine = network["miner-2"].thetas()
-    assert mine[4] == honest[4]
+    assert mended(network, "miner-2")
+    assert network["miner-2"].thetas()[4] == network["miner-1"].thetas()[4]
 
 
 def test_a_node_with_a_wrong_link_finds_it_out_and_catches_up(networks: Networks) -> None:
@@ -190,18 +152,12 @@ def test_a_node_with_a_wrong_link_finds_it_out_and_catches_up(networks: Networks
     spoil(network, "miner-2", link=Digest(bytes(32)))
     network.start("miner-2")
     network.run_until(5)
-    assert network["miner-2"].events("caught_up")
+    assert mended(network, "miner-2")
     assert network["miner-2"].thetas()[4] == network["miner-1"].thetas()[4]
 
 
 def spoil(network: FakeNetwork, name: str, **changes: Any) -> None:
     """Change what a dead node has saved: the named fields, or else its theta."""
-    from node.state import Consensus, Snapshot
-    from sparseloco.digest import theta_digest
-    from tests.network import saved_state
-    from training import checkpoint
-    from training.replica import parse_outer
-
     saved, store = saved_state(network, name)
     if not changes:
         snapshot = saved.consensus.snapshot

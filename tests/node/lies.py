@@ -75,7 +75,7 @@ def word_of(network: FakeNetwork, name: str) -> Word:
 
 
 def words_of(network: FakeNetwork, name: str) -> list[Word]:
-    """Every word that this validator ever said, on a chain that keeps all states."""
+    """Every word that this validator ever said."""
     found: list[Word] = []
     for block in range(network.world.final + 1):
         found += [word for word in _words(network, network[name].peer, block) if word not in found[-1:]]
@@ -83,7 +83,7 @@ def words_of(network: FakeNetwork, name: str) -> list[Word]:
 
 
 def _words(network: FakeNetwork, peer: PeerId, block: int) -> list[Word]:
-    slots = [each.slot for each in network.world.state(block).peers if each.id == peer]
+    slots = [each.slot for each in network.world.state(block, archive=True).peers if each.id == peer]
     return [slot.statement for slot in slots if slot is not None and isinstance(slot.statement, Word)]
 
 
@@ -111,3 +111,12 @@ def rounds_more(network: FakeNetwork, rounds: int) -> int:
     """Lets so many rounds pass; the round of the head then."""
     network.run_to_block(network.world.final + rounds * network.spec.clock.round_blocks)
     return now(network)
+
+
+def agrees_again(network: FakeNetwork, *names: str, rounds: int = 4) -> None:
+    """After so many rounds these hold the same, all that they have applied was the same, and nothing is void."""
+    end = rounds_more(network, rounds)
+    network.assert_agreement(*names)
+    for name in names:
+        assert {end - 3, end - 2} <= network[name].thetas().keys() - set(network[name].voids()), name
+    assert len({network[name].thetas()[end - 2] for name in names}) == 1

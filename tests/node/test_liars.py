@@ -1,46 +1,58 @@
-"""Validators that state what is not so, while those with most of the stake are away or have lost everything."""
+"""Validators that name what is not so, while those with most of the stake are away or have lost everything: where the
+run stands is read from the chain, so a lie of less than most of the stake moves nobody."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
-from node.claimed import CLAIMS_ASKED, Claimed
 
-from gauntlet.agreement import STATEMENT_ROUNDS
-from protocol import keys
+from gauntlet.agreement import SEAT_ROUNDS, Pair
+from node import catchup, records
+from node.node import VAIN_ROUNDS
 from protocol.errors import ChainError, StorageError
 from protocol.messages import first_link
-from protocol.types import Attestation, Digest, Record
+from protocol.types import Digest
 from tests.fakes.bucket import Call
 from tests.network import FakeNetwork, with_parts
-from tests.node.lies import Forger, forge, liar, wipe
+from tests.node.lies import (
+    Forger,
+    agrees_again,
+    depth,
+    forge,
+    liar,
+    now,
+    pairs_of,
+    returns,
+    rounds_more,
+    wipe,
+    word_of,
+    words_of,
+)
 from tests.node.test_checkpoints import NoCheckpoints
 
 Networks = Callable[..., FakeNetwork]
+Lie = Literal["genesis", "old", "garbage", "invented"]
+HONEST = ("first", "second", "third")
 
 
-def fail_once(network: FakeNetwork, name: str, after: int) -> list[int]:
-    """The chain fails this node for a moment in a round after that one; which, once it has."""
-    node, failed = network[name].node, list[int]()
-    apply = node._apply
+def begin(network: FakeNetwork, forger: type[Forger], *names: str) -> None:
+    """Start the miners, these validators, and a liar that says the truth until `forger.pair` is set."""
+    network.start("miner-1", "miner-2", *names)
+    network.start("liar", role=with_parts(forger, NoCheckpoints))
 
-    def once(round: int) -> object:
-        if round > after and not failed:
-            failed.append(round)
-            raise ChainError("connection lost")
-        return apply(round)
 
-    node._apply = once  # type: ignore[method-assign, assignment]
-    return failed
+def named_by(network: FakeNetwork, *names: str) -> set[Pair]:
+    """All that these ever named."""
+    return {pair for name in names for pair in pairs_of(network, name)}
 
 
 @pytest.mark.parametrize("stakes", [(140,), (110, 110, 110)])
 def test_liars_with_more_stake_than_the_only_honest_one_that_speaks_keep_nobody_out(
     networks: Networks, stakes: tuple[int, ...]
 ) -> None:
-    """Those that came back with nothing say nothing before they have followed somebody: till then nobody has half."""
     liars = {f"liar-{number}": stake for number, stake in enumerate(stakes)}
     away = 100 * len(stakes)
-    network = networks(miners=2, keep_blocks=45, validators={"first": away, "second": away, "third": 100} | liars)
+    network = networks(miners=2, validators={"first": away, "second": away, "third": 100} | liars)
     network.start("miner-1", "miner-2", "first", "second", "third")
     for name in liars:
         network.start(name, role=with_parts(liar()))
@@ -49,184 +61,311 @@ def test_liars_with_more_stake_than_the_only_honest_one_that_speaks_keep_nobody_
     network.run_until(network["third"].round + 1, "third")
     back = network["third"].round
     network.start("first", "second")
-    network.run_until(back + 10, "first", "second", "third")
+    network.run_until(back + 5, "first", "second", "third")
     for name in ("first", "second"):
-        assert network[name].events("caught_up")[0]["round"] <= back + 2 * len(stakes)
-    assert not {void for void in network["third"].voids() if void > back + 3 * len(stakes)}
-    assert network["first"].thetas()[back + 9] == network["third"].thetas()[back + 9]
+        assert network[name].events("caught_up")[0]["round"] <= back + 1
+    assert not {void for void in network["third"].voids() if void > back + 1}
+    assert network["first"].thetas()[back + 4] == network["third"].thetas()[back + 4]
 
 
-def test_every_claim_has_its_turn() -> None:
-    claims = [(Digest(bytes([number]) * 32), Digest(bytes(32))) for number in range(2 * CLAIMS_ASKED)]
-    stakes = {claim: 40 - number for number, claim in enumerate(claims)}
-    asked = [Claimed(round, stakes, 900).worth_asking for round in range(5)]
-    assert all(len(each) == len(set(each)) == CLAIMS_ASKED and each[0] == claims[0] for each in asked)
-    assert {claim for each in asked for claim in each} == set(claims)
-    assert Claimed(3, {claims[0]: 51, claims[1]: 49}, 100).worth_asking == (claims[0], claims[1])
-    assert Claimed(3, {claims[0]: 5, claims[1]: 0}, 300).worth_asking == (claims[0],)
-    assert Claimed(3, {claims[0]: 0}, 300).worth_asking == (claims[0],)
-
-
-def test_who_can_see_on_chain_what_was_agreed_on_follows_no_claim_with_less_stake(
-    networks: Networks, forger: type[Forger]
-) -> None:
-    """The honest claim has most of what is spoken, and cannot be had for a moment."""
+def test_who_can_read_a_liars_bucket_only_names_nothing(networks: Networks, forger: type[Forger]) -> None:
+    """It has lost everything, and the liar has invented a selection that everybody could follow."""
     network = networks(miners=2, validators={"first": 140, "second": 110, "third": 100, "liar": 100})
-    network.start("miner-1", "miner-2", "first", "second", "third")
-    network.start("liar", role=with_parts(forger, NoCheckpoints))
-    network.run_until(3)
-    wipe(network, "first")
+    begin(network, forger, *HONEST)
     network.run_until(5)
-    claim = forge(network, "second")
-    network.run_until(6)
-    network.kill("third")
-    last = network["second"].node.held.saved.link
-    network.store.buckets["liar"].pop(keys.statement(network.run.id, last))
-    forger.claim = claim
-    network.run_until(network["second"].round + 1, "second")
+    wipe(network, "first")
+    forger.pair = forge(network, "second")
+    named = pairs_of(network, "first")
 
     def cut(call: Call) -> None:
-        if call.reader == "first" and call.bucket in ("second", "third"):
+        if call.reader == "first" and call.bucket not in ("first", "liar", "owner"):
             raise StorageError("no connection")
 
     network.store.before = cut
     network.start("first")
-    end = network["second"].round + 4
-    network.run_until(end, "second")
+    rounds_more(network, VAIN_ROUNDS + 3)
+    assert word_of(network, "first").round >= now(network) - 1
+    assert pairs_of(network, "first") == named
     network.store.before = lambda call: None
-    network.start("third")
-    network.run_until(end + 6, "second")
-    honest = ("first", "second", "third", "miner-1", "miner-2")
-    told = {event["theta"] for name in honest for event in network[name].events("caught_up")}
-    assert claim[0].hex() not in told
+    agrees_again(network, *HONEST, "miner-1")
+    assert forger.pair not in named_by(network, *HONEST)
 
 
-def test_a_chain_that_fails_for_a_moment_moves_nobody_to_a_liars_state(
-    networks: Networks, forger: type[Forger]
+@pytest.mark.parametrize("stake", [60, 100, 140])
+@pytest.mark.parametrize("archive", [True, False])
+def test_nobody_leaves_what_it_holds_for_what_a_liar_has_invented_on_top_of_it(
+    networks: Networks, forger: type[Forger], stake: int, archive: bool
 ) -> None:
-    network = networks(miners=2, validators={"first": 50, "second": 200, "liar": 60, "other": 55})
-    network.start("miner-1", "miner-2", "first", "second")
-    network.start("liar", role=with_parts(forger))
-    network.start("other", role=with_parts(liar()))
-    network.run_until(3)
-    network.kill("second")
-    network.run_until(network["first"].round + 1, "first")
-    forger.claim = forge(network, "first")
-    link, now = network["first"].node.held.saved.link, network["first"].round
-    failed = fail_once(network, "first", now)
-    network.run_until(now + 3, "first")
-    assert failed
-    assert network["first"].node.held.saved.link == link
-
-
-def test_a_chain_that_fails_for_a_moment_sets_nobody_apart_from_its_own_state(networks: Networks) -> None:
-    network = networks(miners=2, validators={"first": 100, "second": 100, "third": 100})
-    network.start()
-    network.run_until(3)
+    """Two of three were away for longer than their chain nodes keep; the third names what they hold, with more stake
+    than the liar or as much."""
+    stakes = {"first": 100, "second": 100, "third": 100, "liar": stake}
+    network = networks(miners=2, keep_blocks=45, archive=archive, validators=stakes)
+    begin(network, forger, *HONEST)
+    network.run_until(4)
     network.kill("first", "second")
-    network.run_until(network["third"].round + 1, "third")
-    failed = fail_once(network, "third", -1)
-    network.run_until(network["third"].round + 2, "third")
-    assert failed
-    assert not network["third"].node.held.saved.apart
-
-
-def test_validators_that_were_away_together_go_on_beside_a_liar(networks: Networks) -> None:
-    """Their chain nodes have pruned the rounds since, and nobody but the liar speaks."""
-    network = networks(miners=2, keep_blocks=45, validators={"first": 100, "second": 100, "liar": 20})
-    network.start("miner-1", "miner-2", "first", "second")
-    network.start("liar", role=with_parts(liar()))
-    network.run_until(3, "first", "second")
-    network.kill("first", "second")
-    network.run_to_block(network.world.final + 130)
+    rounds_more(network, 1)
+    forger.pair = forge(network, "third", round=now(network))
+    rounds_more(network, 2)
     network.start("first", "second")
-    end = network.clock.round_at(network.world.final) + STATEMENT_ROUNDS + 9
-    network.run_blocks(lambda: network.clock.round_at(network.world.final) >= end)
-    assert network["first"].round >= end - 1
-    assert not {end - 3, end - 2} & set(network["first"].voids())
+    rounds_more(network, VAIN_ROUNDS + 1)
+    network.world.archive_answers = True
+    agrees_again(network, *HONEST, "miner-1")
+    assert forger.pair not in named_by(network, *HONEST)
 
 
-def test_who_has_lost_everything_speaks_for_no_genesis_after_a_restart_either(networks: Networks) -> None:
-    """With the others away for longer than it counts them, its word would take the whole run back to theta_0."""
-    network = networks(miners=2, keep_blocks=45, validators={"first": 100, "second": 100, "liar": 20})
-    network.start("miner-1", "miner-2", "first", "second")
-    network.start("liar", role=with_parts(liar()))
-    network.run_until(3, "first", "second")
-    network.kill("second")
-    wipe(network, "first")
-    network.run_to_block(network.world.final + 130)
-    buckets = dict(network.store.buckets)
-    network.store.buckets["second"] = {}
-    network.start("first")
-    for _ in range(2):
-        network.run_to_block(network.world.final + 4 * network.spec.clock.round_blocks)
-        network.kill("first")
-        network.start("first")
-    network.run_to_block(network.world.final + 8 * network.spec.clock.round_blocks)
-    slot = {peer.id: peer.slot for peer in network.world.state(network.world.final).peers}[network["first"].peer]
-    assert slot is not None
-    assert slot.statement is not None
-    assert not isinstance(slot.statement, Record | Attestation) or slot.statement.previous != first_link(network.run.id)
-    network.store.buckets |= buckets
-    network.start("second")
-    network.run_blocks(lambda: bool(network["first"].events("caught_up")))
-    end = network["second"].round + 6
-    network.run_until(end, "first", "second")
-    assert network["first"].thetas()[end - 1] == network["second"].thetas()[end - 1]
-
-
-@pytest.mark.parametrize("wiped", ["first", "miner-2"])
-@pytest.mark.parametrize("together", [True, False])
-def test_the_cheapest_lie_takes_nobody_back_to_the_start(
-    networks: Networks, forger: type[Forger], wiped: str, together: bool
+@pytest.mark.parametrize("lie", ["genesis", "old", "garbage"])
+def test_validators_that_fell_silent_in_different_rounds_go_on_from_one_state(
+    networks: Networks, forger: type[Forger], lie: Lie
 ) -> None:
-    """theta_0 can be followed by everybody, and nobody else speaks. With it the liar has most of the stake. The others
-    may have said their last words in several rounds, and named several links."""
-    network = networks(miners=2, keep_blocks=45, validators={"first": 100, "second": 100, "third": 100, "liar": 140})
-    network.start("miner-1", "miner-2", "first", "second", "third")
-    network.start("liar", role=with_parts(forger))
+    """Each is killed three rounds after the one before, and all are away until chain nodes have pruned that. Without an
+    archive they wait for one and guess nothing, also where a liar has most of what is spoken."""
+    network = networks(miners=2, keep_blocks=45, validators=dict.fromkeys(HONEST, 100) | {"liar": 140})
+    begin(network, liar() if lie == "garbage" else forger, *HONEST)  # type: ignore[arg-type]
+    network.wait_for(lambda: network["third"].program is not None)
+    start = network["third"].node.held.claim
+    network.run_until(4, "third")
+    old = network["third"].node.held.claim
+    for number, name in enumerate(HONEST):
+        network.run_until(7 + 3 * number, "third")
+        network.kill(name)
+    if lie in ("genesis", "old"):
+        forger.pair = start if lie == "genesis" else old
+    rounds_more(network, SEAT_ROUNDS + 2)
+    named, held = named_by(network, *HONEST), {name: set(network[name].thetas().values()) for name in HONEST}
+    network.start(*HONEST)
+    rounds_more(network, VAIN_ROUNDS + 2)
+    assert named_by(network, *HONEST) == named
+    assert {word_of(network, name).pair for name in HONEST} == {None}
+    network.world.archive_answers = True
+    agrees_again(network, *HONEST, "miner-1")
+    went = {event["theta"] for name in HONEST for event in returns(network, name)}
+    assert went <= {theta for states in held.values() for theta in states}
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("archive", [True, False])
+def test_the_cheapest_lie_takes_nobody_back_to_the_start(
+    networks: Networks, forger: type[Forger], together: bool, archive: bool
+) -> None:
+    """theta_0 can be followed by everybody, and nobody else speaks; one that comes back holds nothing else. It may have
+    to start again while it waits."""
+    stakes = dict.fromkeys(HONEST, 100) | {"liar": 140}
+    network = networks(miners=2, keep_blocks=45, archive=archive, validators=stakes)
+    begin(network, forger, *HONEST)
     network.wait_for(lambda: network["third"].program is not None)
     start = network["third"].node.held.claim
     assert start[1] == first_link(network.run.id)
     network.run_until(4, "third")
+    network.kill("second")
     if not together:
-        network.kill("second")
         network.run_until(6, "third")
-    for name in ({"first", "third"} - {wiped}) | ({"second"} if together else set()):
-        network.kill(name)
-    wipe(network, wiped)
-    forger.claim = start
+    network.kill("third")
+    wipe(network, "first")
+    said = len(words_of(network, "first"))
+    forger.pair = start
     network.run_to_block(network.world.final + 70)
-    network.start(wiped)
-    network.run_to_block(network.world.final + (STATEMENT_ROUNDS + 3) * network.spec.clock.round_blocks)
-    assert start[0].hex() not in {event["theta"] for event in network[wiped].events("caught_up")}
-    if not together:
-        return  # how long the others then need is told in decision 0054
-    network.start(*{"first", "second", "third"} - {wiped})
-    end = network.clock.round_at(network.world.final) + STATEMENT_ROUNDS + 9
-    network.run_until(end, wiped, "second", "third")
-    network.run_until(end + 3, wiped, "second", "third")
-    last = max(network[wiped].thetas().keys() & network["third"].thetas().keys())
-    assert last >= end
-    assert network[wiped].thetas()[last] == network["third"].thetas()[last]
-    assert not {end - 3, end - 2} & set(network["third"].voids())
-    assert network["third"].node.held.saved.link != start[1]
+    for _ in range(2):
+        network.start("first")
+        rounds_more(network, VAIN_ROUNDS)
+        network.kill("first")
+    assert start not in {word.pair for word in words_of(network, "first")[said:]}
+    network.start(*HONEST)
+    rounds_more(network, 2)
+    network.world.archive_answers = True
+    agrees_again(network, *HONEST, "miner-1")
+    assert start not in {word.pair for name in HONEST for word in words_of(network, name) if word.round > 3}
 
 
-def test_a_record_that_names_a_peer_twice_ends_nobody(networks: Networks, forger: type[Forger]) -> None:
-    network = networks(miners=2, validators={"first": 100, "second": 100, "liar": 60})
-    network.start("miner-1", "miner-2", "first", "second")
-    network.start("liar", role=with_parts(forger))
+def test_who_is_alone_is_not_drawn_back_by_a_liar_that_names_an_old_pair(
+    networks: Networks, forger: type[Forger]
+) -> None:
+    """Nor does it draw anybody on: half of what was said lately is none."""
+    network = networks(miners=2, validators={"first": 100, "second": 100, "liar": 100})
+    begin(network, forger, "first", "second")
+    network.run_until(3, "first")
+    forger.pair = network["first"].node.held.claim
+    network.run_until(7, "first", "second")
+    network.kill("second")
+    held = network["first"].node.held.saved.link
+    end = rounds_more(network, 2 * SEAT_ROUNDS)
+    assert {*range(end - 4, end - 1)} <= set(network["first"].voids())
+    assert network["first"].node.held.saved.link == held
+
+
+@pytest.mark.parametrize("lie", ["old", "invented", "wrong theta"])
+def test_who_is_away_for_a_while_costs_the_others_no_agreed_round(
+    networks: Networks, forger: type[Forger], lie: str
+) -> None:
+    """It left between its word on a round and its first word after it; then a third of the stake lies: it repeats that
+    word, or names a selection of its own on top of it, or the others' link with another theta."""
+    network = networks(miners=2, validators={"first": 101, "second": 100, "liar": 100})
+    begin(network, forger, "first", "second")
+    network.run_until(4)
+    network.run_blocks(lambda: word_of(network, "second").round == 4)
+    network.kill("second")
+    network.run_until(5, "first")
+    before, held = depth(network, "first"), network["first"].node.held.claim
+    old, invented = word_of(network, "second").pair, forge(network, "first")
+    assert old != held
+    forger.pair = {"old": old, "invented": invented, "wrong theta": (Digest(b"w" * 32), held[1])}[lie]
+    for _ in range(SEAT_ROUNDS + 2):
+        rounds_more(network, 1)
+        assert depth(network, "first") >= before
+    network.start("second")
+    agrees_again(network, "first", "second", "miner-1")
+    assert not returns(network, "first")
+
+
+def test_a_liar_that_agrees_with_one_and_then_repeats_the_others_word_parts_nobody(
+    networks: Networks, forger: type[Forger]
+) -> None:
+    """It helps `first` to agree on rounds while `second` is away, and has a third of the stake. Then `first` is away,
+    the chain node of `second` has pruned those rounds, and the liar names what that one still holds."""
+    network = networks(miners=2, keep_blocks=45, validators={"first": 100, "second": 100, "liar": 99})
+    begin(network, forger, "first", "second")
     network.run_until(3)
     network.kill("second")
-    wipe(network, "first")
-    pair = (network["miner-1"].peer, Digest(b"\7" * 32))
-    forger.claim = forge(network, "second", (pair, pair), bitmap=6)
-    at = network["miner-1"].round
-    network.run_blocks(lambda: network.clock.round_at(network.world.final) > at + 1)
+    old = network["second"].node.held.claim
+    network.run_until(6, "first")
+    assert not set(network["first"].voids())
+    network.kill("first")
+    held = network["first"].node.held.claim
+    forger.pair = old
+    network.run_to_block(network.world.final + 70)
+    network.start("second")
+    end = rounds_more(network, VAIN_ROUNDS + 2)
+    assert all(word.pair in (None, old) for word in words_of(network, "second") if word.round > 3)
+    assert word_of(network, "second").pair is None
+    network.world.archive_answers = True
+    rounds_more(network, 2)
+    assert network["second"].node.held.claim == held
+    network.start("first")
+    agrees_again(network, "first", "second", "miner-1")
+    assert all(event["theta"] != old[0].hex() for event in returns(network, "first") if event["round"] > end)
+
+
+@pytest.mark.parametrize("archive", [True, False])
+def test_a_liar_that_repeats_what_one_that_left_said_last_keeps_nobody_out(
+    networks: Networks, forger: type[Forger], archive: bool
+) -> None:
+    """Together they have more than half of the stake that was spoken with lately, so that no round settles anything for
+    a long while. Who joins then has to read it all, from an archive where its chain node has pruned it."""
+    stakes = {"first": 120, "second": 115, "away": 100, "liar": 165}
+    network = networks(miners=2, keep_blocks=45, archive=archive, validators=stakes)
+    network.start("miner-1", "first", "second", "away")
+    network.start("liar", role=with_parts(forger))
+    network.run_until(3, "first", "second", "away")
+    network.run_blocks(lambda: word_of(network, "away").round == 3)
+    network.kill("away")
+    forger.pair = word_of(network, "away").pair
+    end = rounds_more(network, SEAT_ROUNDS + 6)
+    assert not {end - 3, end - 2} & set(network["first"].voids())
+    before = depth(network, "first")
+    network.start("miner-2")
+    rounds_more(network, 3)
+    assert network["miner-2"].node.at_tip == archive
+    network.world.archive_answers = True
+    network.start("away")
+    agrees_again(network, "first", "second", "away", "miner-1", "miner-2")
+    assert depth(network, "first") > before
+    assert not returns(network, "first")
+
+
+def fail_once(network: FakeNetwork, name: str, after: int) -> list[int]:
+    """The chain fails this node for a moment in a round after that one; which, once it has."""
+    node, failed = network[name].node, list[int]()
+    decision = node._decision
+
+    def once(round: int) -> object:
+        if round > after and not failed:
+            failed.append(round)
+            raise ChainError("connection lost")
+        return decision(round)
+
+    node._decision = once  # type: ignore[method-assign, assignment]
+    return failed
+
+
+def test_a_chain_that_fails_for_a_moment_moves_nobody(networks: Networks, forger: type[Forger]) -> None:
+    network = networks(miners=2, validators={"first": 50, "second": 200, "liar": 60, "other": 55})
+    begin(network, forger, "first", "second")
+    network.start("other", role=with_parts(liar()))
+    network.run_until(3)
+    network.kill("second")
+    network.run_until(network["first"].round + 1, "first")
+    forger.pair = forge(network, "first")
+    claim, at = network["first"].node.held.claim, network["first"].round
+    failed = fail_once(network, "first", at)
+    network.run_until(at + 3, "first")
+    assert failed
+    assert network["first"].node.held.claim == claim
+    assert network["first"].node.at_tip
+
+
+@pytest.mark.parametrize("archive", [True, False])
+@pytest.mark.parametrize("until", [1, 3])
+def test_validators_that_were_away_together_go_on_beside_a_liar(networks: Networks, until: int, archive: bool) -> None:
+    """Their chain nodes have pruned the rounds since, and nobody but the liar spoke. What they held they had not said
+    yet, and in the first round nobody had said anything but that it is there."""
+    stakes = {"first": 100, "second": 100, "liar": 60}
+    network = networks(miners=2, keep_blocks=45, archive=archive, validators=stakes)
+    network.start("miner-1", "miner-2", "first", "second")
+    network.start("liar", role=with_parts(liar()))
+    network.run_until(until, "first", "second")
+    network.kill("first", "second")
+    held = network["first"].node.held.claim
+    assert word_of(network, "first").pair != held
+    network.run_to_block(network.world.final + 130)
     network.start("first", "second")
-    end = network.world.final + 100
-    network.run_to_block(end)
-    assert network["first"].error is None
-    last = min(network[name].round for name in ("first", "second")) - 1
-    assert network["first"].thetas()[last] == network["second"].thetas()[last]
+    rounds_more(network, 2)
+    assert (word_of(network, "first").pair is not None) == archive
+    network.world.archive_answers = True
+    agrees_again(network, "first", "second", "miner-1")
+    assert held in pairs_of(network, "first")
+
+
+@pytest.mark.parametrize("archive", [True, False])
+def test_a_run_whose_validators_were_away_from_its_first_round_begins_once_they_are_back(
+    networks: Networks, archive: bool
+) -> None:
+    """They have said nothing but that they are there, and only a liar has named anything since."""
+    stakes = {"first": 100, "second": 100, "liar": 60}
+    network = networks(miners=2, keep_blocks=45, archive=archive, validators=stakes)
+    network.start("miner-1", "miner-2", "first", "second")
+    network.start("liar", role=with_parts(liar()))
+    network.run_to_block(network.clock.commit_by(0) - 3)
+    network.kill("first", "second")
+    network.run_to_block(network.clock.words_by(3) + 2)
+    network.start("first", "second")
+    rounds_more(network, 2)
+    network.world.archive_answers = True
+    agrees_again(network, "first", "second", "miner-1")
+
+
+def test_buckets_that_stall_take_no_time_from_who_comes_back(
+    networks: Networks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thirty hotkeys with dust and a liar with a third of the stake. Times to ask are as in a run with rounds of
+    fifteen minutes."""
+    for name, seconds in (("ASK_SECONDS", 0.12), ("LINK_SECONDS", 0.004), ("QUIET_SECONDS", 0.008)):
+        monkeypatch.setattr(records, name, seconds)
+    monkeypatch.setattr(catchup, "ASK_SECONDS", 0.04)
+    liars = {f"dust-{number}": 1 for number in range(30)} | {"liar": 950}
+    network = networks(miners=2, validators={"first": 1000, "second": 1000} | liars)
+    network.start("miner-1", "miner-2", "first", "second")
+    network.start("liar", role=with_parts(liar()))
+    network.run_until(4, "first", "second")
+    wipe(network, "second")
+    rounds_more(network, 6)
+
+    def stall(call: Call) -> None:
+        if call.reader == "second" and call.bucket in liars:
+            until = network.time.now + 0.13
+            network.hold(lambda: network.time.now >= until)
+            raise StorageError("out of time")
+
+    network.store.before = stall
+    back = now(network)
+    network.start("second")
+    agrees_again(network, "first", "second")
+    assert network["second"].events("caught_up")[0]["round"] <= back + 1

@@ -109,7 +109,7 @@ def test_without_a_round_it_is_the_newest_decided_one(
     assert "no validator had named this state" in (tmp_path / "out" / "README.md").read_text()
     status, text = murmur("export", "--verify", tmp_path / "out", run)
     assert status == 0
-    assert "nobody names it on chain yet, it follows from the records" in text
+    assert "nobody names it on chain yet, it follows from the selections" in text
 
 
 def test_an_fp32_export_is_proved_by_the_chain_alone(
