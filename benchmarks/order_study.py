@@ -4,9 +4,9 @@ networks under other rules than the one that was built (docs/decisions/0058-one-
     python benchmarks/order_study.py [--rounds 30] [--seeds 2] [--json]
 
 Orders: `incentive` (built): the chain's, an eighth of the places for those without any; `quarter`, `twentieth`:
-another share; `no-newcomers`: none. `leader`: of one validator's book, drawn by stake for each round, as agreed before D
-would be. `ranks`: by the stake-weighted median of everybody's place in the validators' words. `named`: whom books name,
-`eligible` (built) or `not-worthless`: all but those that were evaluated and are not eligible.
+another share; `no-newcomers`: none. `leader`: of one validator's book, drawn by stake for each round, as it would be
+before D. `ranks`: by the stake-weighted median of everybody's place in the validators' words. `named`: whom books
+name: `eligible` (built) or `not-worthless`: all but those that were evaluated and are not eligible.
 
 For each: share of the places that attackers hold, the fall of the loss, honest peer-rounds in time that some book finds
 not eligible and that not more than half name (`left_out`), and rounds until an honest newcomer contributes.

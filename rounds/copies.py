@@ -1,8 +1,7 @@
 """Copies of what lies on this node's disk, put up beside the rounds (docs/protocol.md section 6).
 
-Nobody waits for a copy: whoever approves a record holds what it names. What a validator puts up are the payloads for
-which it is drawn, of records that it stands by or that are agreed, and whatever else it holds and somebody says that it
-lacks, which no draw of mirrors and no server's answer can prevent. What a miner puts up: rounds/answers.py.
+Nobody waits for a copy: whoever names a peer holds what it left. What a validator puts up are the payloads for which
+it is drawn, of those that it names first or that are agreed, and whatever else it holds and somebody says that it lacks, which no draw of mirrors and no server's answer can prevent. What a miner puts up: rounds/answers.py.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +27,7 @@ from storage.mirror import Mirror
 LOOK_BLOCKS = 2
 """So often validators are asked what they lack .."""
 EVERYBODY_LOOKS = 8
-""".. and every so many times everybody else: who follows has a round's time, who approves has not."""
+""".. and every so many times everybody else: who follows has a round's time, who speaks has not."""
 HEAR_SECONDS = 5.0
 """So long at most: meanwhile nothing is copied, and there are servers that only stall."""
 ROUNDS = 2
@@ -39,7 +38,7 @@ ROUNDS = 2
 class Held:
     """A sealed object that is on our disk. envelope: the digest that pins it. reveal: as its owner published it, or
     with its key alone; None where there is none. rank: our place among those who copy it, None when we are not drawn,
-    or where that is not known any more. named: whether a record names it."""
+    or where that is not known any more. named: whether we name it among the first, or it is agreed."""
 
     envelope: Digest
     reveal: bytes | None
@@ -241,7 +240,7 @@ class Copies(Copier):
             self._changed.notify_all()
 
     def name(self, round: int, pairs: Collection[tuple[PeerId, Digest]]) -> None:
-        """A record names these: ours, one that we approve, or the agreed one. Our share of them goes up unasked."""
+        """We name these first, or they are agreed. Our share of them goes up unasked."""
         if round != self._round:
             return  # decided while we were away: what somebody lacks of it, they will say
         ranks = self._ranks([peer for peer, _ in pairs])
@@ -267,8 +266,8 @@ class Copies(Copier):
         return [place for *_, place in sorted(due)]
 
     def _next(self, tried: Collection[Place]) -> tuple[Place, Held] | None:
-        """What to copy next. First what somebody lacks: of that what a record names, which is a selection or two; then
-        what validators lack before there is a record; then what was applied, the newest first. Then our share. Where we
+        """What to copy next. First what somebody lacks: of that what is named in this round, which is a selection or
+        two; then what else validators lack of it; then what was applied, the newest first. Then our share. Where we
         were drawn first comes first, so that validators who are asked for the same do not all begin with the same."""
         with self._changed:
             asked, early, due = self._asked, self._asked_by_validators, []
@@ -282,13 +281,13 @@ class Copies(Copier):
         return min(due, key=lambda one: one[:5])[4:] if due else None
 
     def _is_standing(self, place: Place, held: Held) -> bool:
-        """Whether a record of this round names it."""
+        """Whether it is named in this round."""
         return held.named and place[0] == self._round
 
     def _is_favoured(self, place: Place, early: Collection[Place]) -> bool:
-        """Whether we copy on somebody's word alone: at most a selection of this round, which only who votes can lack
-        before there is a record, and one of older rounds. Neither takes the other's place, nor that of what a record
-        names: whoever asks for everything keeps nobody from what he does lack."""
+        """Whether we copy on somebody's word alone: at most a selection of this round, which only who speaks in it can
+        lack by now, and one of older rounds. Neither takes the other's place, nor that of what is named: whoever asks
+        for everything keeps nobody from what he does lack."""
         now = place[0] == self._round
         return self._favours[now] < self._share and (not now or place in early)
 

@@ -113,7 +113,7 @@ def rounds_more(network: FakeNetwork, rounds: int) -> int:
     return now(network)
 
 
-def agrees_again(network: FakeNetwork, *names: str, rounds: int = 4) -> None:
+def agrees_again(network: FakeNetwork, *names: str, rounds: int = 5) -> None:
     """After so many rounds these hold the same, all that they have applied was the same, and nothing is void."""
     end = rounds_more(network, rounds)
     network.assert_agreement(*names)
