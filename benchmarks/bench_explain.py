@@ -17,7 +17,7 @@ from chain import operator
 from chain.devnet import launch
 from chain.devnet.genesis import Genesis
 from chain.keys import HotkeySigner, create_wallet
-from gauntlet.agreement import announcement
+from gauntlet.agreement import abstention
 from gauntlet.average import Average
 from gauntlet.book import PeerRecord, ScoreBook
 from gauntlet.evaluation import Evaluation
@@ -25,7 +25,6 @@ from gauntlet.report import Paid, Report, Row
 from localnet.subnet import NETUID, open_subnet
 from protocol import keys
 from protocol.messages import REVEAL_BYTES, encode_document, encode_slot
-from protocol.run import Run
 from protocol.types import Digest, LossScore, PeerId, Pointer, Reason, Uid
 from tests.specs import toy_spec
 
@@ -71,8 +70,7 @@ def build(folder: Path) -> None:
         peers = {peer.id: peer.uid for peer in chain.peers(chain.finalized().block)}
         for name in names[1 : VALIDATORS + 1]:
             own = open_subnet(devnet.url, wallets[name])
-            word = announcement(Run(spec), Digest(bytes.fromhex(spec.genesis_checkpoint)))
-            own.publish(encode_slot(pointers[name], word, None))
+            own.publish(encode_slot(pointers[name], abstention(0), None))
             own.close()
             for round in (LAST - 1, LAST):
                 body = report(round, peers).to_body(spec.gauntlet)

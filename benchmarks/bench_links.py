@@ -287,7 +287,7 @@ def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         rounds = [one for member in network.miners for one in rounds_of(network, member)]
     finally:
         network.close()
-    plans = {role: the_plan(network.spec, rates, links[role]) for role in ROLES}
+    plans = {role: the_plan(network.spec, rates, links, role) for role in ROLES}
     return {
         "hardware": f"{platform.machine()}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}",
         "times": scaled.times,
@@ -304,10 +304,10 @@ def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-def the_plan(spec: RunSpec, rates: Rates, of: Link) -> Plan:
-    """As `murmur plan --with-data --validators 1` makes it."""
-    there = replace(rates, up=link(of.up_mbps), down=link(of.down_mbps))
-    return Plan(spec, 1, 0, there, on_gpu=False, validators=1, has_data=True)
+def the_plan(spec: RunSpec, rates: Rates, links: Mapping[str, Link], role: str) -> Plan:
+    """As `murmur plan --with-data --validators 1` makes it, where the one that decides has a link of its own."""
+    there = {name: replace(rates, up=link(of.up_mbps), down=link(of.down_mbps)) for name, of in links.items()}
+    return Plan(spec, 1, 0, there[role], on_gpu=False, validators=1, has_data=True, voters=there["validator"])
 
 
 def told(result: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ def bought(preset: str) -> dict[str, Any]:
     """The preset on 8 B200 with the links that its clock is for, as it is and overlapped; seconds.
 
     Overlapped, inner steps begin when compression ends. Meanwhile the payload goes up and is committed, validators
-    read, select and attest as before, and theta is there when it is loaded: `arrival`, as a share of the inner steps.
+    read it and say their words, and theta is there when it is loaded: `arrival`, as a share of the inner steps.
     A round then lasts as long as what the GPUs do one after the other, or what a validator does, whichever is longer:
     the next round's payloads wait for one that still judges this one's, up to its deadline.
     """

@@ -92,6 +92,11 @@ class Network:
         """What has become of the weights that honest validators set in the plan's rounds: numbers of report.json."""
         return (self.standing or Standing(self.devnet.url)).counts(self._pay())
 
+    def blocks_left(self) -> int:
+        """Until words on the last round count no more, at most 0 then: only from there on can those who look from
+        outside say what was agreed in it. Raises ChainError."""
+        return self.spec.rounds_clock.words_by(self.plan.rounds - 1) - int(self.devnet.admin().info()["finalized"])
+
     def open_weights(self) -> None:
         """After the last round: stop the nodes, since nobody counts blocks any more, and have the chain open the
         weights that are still sealed. Raises ChainError."""

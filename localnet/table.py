@@ -5,7 +5,7 @@ Text is shown as it is: no name, path or reason is read as markup.
 
 import time
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -83,6 +83,17 @@ class Table:
                         f"{network.processes.folder}"
                     )
                 time.sleep(POLL_SECONDS)
+
+    def await_words(self, network: Network) -> None:
+        """See the last block in which a word on the last round counts: that was decided before, but only now can it be
+        audited. A chain that makes no blocks is not waited for."""
+        with suppress(ChainError), self.status("the last round's words"):
+            left = network.blocks_left()
+            until = time.monotonic() + 2 * left * network.plan.block_seconds
+            while left > 0 and time.monotonic() < until:
+                network.look_at_weights()
+                time.sleep(POLL_SECONDS)
+                left = network.blocks_left()
 
     def await_reveals(self, network: Network) -> None:
         """See the last weights that were committed opened: the chain does so at the end of an epoch, whose last blocks

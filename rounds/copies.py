@@ -1,7 +1,8 @@
 """Copies of what lies on this node's disk, put up beside the rounds (docs/protocol.md section 6).
 
 Nobody waits for a copy: whoever names a peer holds what it left. What a validator puts up are the payloads for which
-it is drawn, of those that it names first or that are agreed, and whatever else it holds and somebody says that it lacks, which no draw of mirrors and no server's answer can prevent. What a miner puts up: rounds/answers.py.
+it is drawn, of those that it names first or that are agreed, and whatever else it holds and somebody says that it
+lacks, which no draw of mirrors and no server's answer can prevent. What a miner puts up: rounds/answers.py.
 """
 
 from abc import ABC, abstractmethod

@@ -25,8 +25,10 @@ from storage.exchange import Fault, Wanted
 from storage.realtime import seconds_until
 from storage.seal import matches
 
+LOOK_WINDOWS = 2
+"""So many reveal windows after V we look at most whom others name: then we have scores to find."""
 LAST_BLOCKS = 3
-"""So long before a word would come too late we say what we have, and wait for no more copies."""
+"""So long before that ends we say what we have, and wait for no more copies."""
 
 
 class Words:
@@ -84,9 +86,11 @@ class Words:
         return item.wrong_size is None and (item.payload is None or item.reveal is None)
 
     def add(self, round: int, pair: Pair, lacking: Set[Uid], checked: Checked, order: Order) -> set[Uid]:
-        """While the round is open: of those that we lack and others name, whom we can name too, with what they or
-        others give us. A peer that could not be read here for a moment does not lose its place by that."""
-        node, last = self.node, self.node.clock.words_by(round)
+        """While the round is open, and for some blocks at most: of those that we lack and others name, whom we can name
+        too, with what they or others give us. A peer that could not be read here for a moment does not lose its place
+        by that."""
+        node, clock = self.node, self.node.clock
+        last = min(clock.words_by(round), clock.reveal_by(round) + LOOK_WINDOWS * (clock.reveal - clock.commit))
         block_seconds, added = node.run.first.clock.block_seconds, set[Uid]()
         while (left := node.seconds_to_post(last)) and node.agreement.agreed(
             node.run, round, head := node.head()

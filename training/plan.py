@@ -93,7 +93,8 @@ class Plan:
     """What one node needs for `spec` on `gpus` GPUs of `gpu_bytes` memory, or, on_gpu False, on its CPU alone.
 
     rates: of its machine and links; the links that are not given are those that the spec's clock was planned for.
-    validators: how many of equal stake share the copies of payloads. has_data: the data set is on its disk.
+    validators: how many of equal stake share the copies of payloads. has_data: the data set is on its disk. voters:
+    rates of those whose words decide a round; as its own, unless given.
     """
 
     spec: RunSpec
@@ -103,6 +104,7 @@ class Plan:
     on_gpu: bool = True
     validators: int = VALIDATORS
     has_data: bool = False
+    voters: Rates | None = None
 
     def __post_init__(self) -> None:
         clock = self.spec.clock
@@ -178,7 +180,8 @@ class Plan:
         """Seconds from block D of the round before until these are final."""
         clock = self.spec.clock
         final: dict[Opening, float] = {"commit": opening(clock, "commit"), "reveal": opening(clock, "reveal")}
-        word = next(t for t in self._scheduled("validator", final | {"decided": 0.0}) if t.phase.name == "word")
+        voter = self if self.voters is None else replace(self, rates=self.voters, voters=None)
+        word = next(t for t in voter._scheduled("validator", final | {"decided": 0.0}) if t.phase.name == "word")
         return final | {"decided": decided(clock, word.ends)}
 
     def _scheduled(self, role: Role, openings: Mapping[Opening, float]) -> tuple[Timed, ...]:

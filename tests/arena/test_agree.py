@@ -48,14 +48,14 @@ def test_a_round_in_which_no_two_name_the_same_is_void_and_the_next_goes_on_from
     assert decision.pair == (THETA, FIRST)
 
 
-def test_where_more_are_named_than_may_contribute_those_that_were_paid_go_first_and_newcomers_get_a_quarter() -> None:
+def test_where_more_are_named_than_may_contribute_those_that_were_paid_go_first_and_newcomers_get_an_eighth() -> None:
     places, count = RUN.first.gauntlet.contributors, 40
     everybody = list(range(3, 3 + count))
     paid = {uid: 100 + uid for uid in everybody[:30]}
     _, selected = decide(Words(RUN, STAKES), 0, *[everybody] * 3, among=miners(0, paid, count))
     assert len(selected) == places
-    assert len(selected - paid.keys()) == places // 4
-    assert selected & paid.keys() == set(sorted(paid)[-(places - places // 4) :])
+    assert len(selected - paid.keys()) == places // 8
+    assert selected & paid.keys() == set(sorted(paid)[-(places - places // 8) :])
 
 
 def test_pooled_weights_are_the_median_of_three_equal_validators() -> None:

@@ -24,7 +24,7 @@ def test_links_are_to_the_small_round_what_the_large_ones_are_to_it(miners: int,
     clock = {**spec.clock.model_dump(), "block_seconds": scaled.block_seconds}
     spec = RunSpec.model_validate(spec.model_dump() | {"clock": clock})
     links = scaled.links()
-    plans = {role: the_plan(spec, RATES, links[role]) for role in ("miner", "validator")}
+    plans = {role: the_plan(spec, RATES, links, role) for role in ("miner", "validator")}
 
     def seconds(plan: Plan, *names: str) -> float:
         both = (*plan.timeline("miner"), *plan.timeline("validator"))

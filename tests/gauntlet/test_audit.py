@@ -13,6 +13,7 @@ from gauntlet.agreement import Pair, Post, abstention, named, word_for
 from gauntlet.audit import GAP_TOLERANCE, SCORE_TOLERANCE, Topic, Verdict, audit
 from gauntlet.average import Average
 from gauntlet.facts import Row as OnChain
+from gauntlet.observed import Unobserved
 from gauntlet.remembered import Remembered
 from gauntlet.report import Report, parse_report
 from protocol.errors import InvalidMessage
@@ -347,6 +348,15 @@ def test_a_word_for_another_pair_differs_whoever_it_names_and_the_first_pair_bin
     assert of_word(one, naming(1, pair=pair), naming(1, 2, 3, 4)) == {(Verdict.DIFFERS, None)}
     # What is written over a word says nothing.
     assert of_word(one, naming(1, 2, 3, 4), naming(100, pair=pair)) == set()
+
+
+def test_who_says_of_itself_that_it_could_not_follow_may_name_what_it_holds() -> None:
+    """After some rounds in vain that is its way back (docs/protocol.md section 8)."""
+    one = played()[ROUND]
+    apart = replace(one, claim=replace(one.claim, report=replace(one.claim.report, unobserved=Unobserved.APART)))
+    assert of_word(apart, naming(1, pair=(digest("an older theta"), rounds.PAIR[1]))) == {(Verdict.OBSERVED, None)}
+    late = replace(one, claim=replace(one.claim, report=replace(one.claim.report, unobserved=Unobserved.LATE)))
+    assert of_word(late, naming(1, pair=(digest("an older theta"), rounds.PAIR[1]))) == {(Verdict.DIFFERS, None)}
 
 
 def test_who_abstained_or_said_nothing_is_told_nothing_of_its_word() -> None:

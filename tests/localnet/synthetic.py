@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from chain.devnet.launch import Admin
 from localnet.members import Member, address
 from localnet.network import Network
 from localnet.plan import Plan
@@ -44,7 +45,8 @@ class Synthetic:
             home = folder / "nodes" / name
             home.mkdir(parents=True)
             members[name] = Member(name, role, fault, home, home / "node.toml", PeerId(bytes([number]) * 32))
-        devnet: Any = SimpleNamespace(url="ws://127.0.0.1:1")
+        nowhere = "ws://127.0.0.1:1"
+        devnet: Any = SimpleNamespace(url=nowhere, admin=lambda: Admin(nowhere))
         processes = Recorded(folder / "logs", {})
         self.stopped = processes.stopped
         plan = Plan(folder, rounds=rounds, miners=2, faults=("garbage",))

@@ -2,12 +2,15 @@
 
 import io
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from chain.devnet.launch import Devnet
 from localnet.ground import SERVERS
 from localnet.inject import Injected, Injector
 from localnet.links import Links
@@ -71,6 +74,44 @@ def test_the_end_waits_for_no_epoch_but_has_its_blocks_made_and_says_so(
     assert run.stopped == [SERVERS]
 
 
+@pytest.mark.parametrize(
+    ("heads", "asked"),
+    [
+        ((83, 84, 85, 86), 4),  # X of round 1 is block 86
+        ((90,), 1),
+        ((80, ChainError("no answer")), 2),
+        ((ChainError("no answer"),), 1),
+    ],
+    ids=["soon", "over", "dies", "dead"],
+)
+def test_the_end_waits_until_the_last_rounds_words_can_be_read_from_outside(
+    heads: tuple[int | ChainError, ...], asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, left = Synthetic(tmp_path, rounds=2), list(heads)
+
+    def info() -> dict[str, int]:
+        head = left.pop(0)
+        if isinstance(head, ChainError):
+            raise head
+        return {"finalized": head}
+
+    assert run.network.spec.rounds_clock.words_by(1) == 86
+    run.network.devnet = cast(Devnet, SimpleNamespace(admin=lambda: SimpleNamespace(info=info)))
+    monkeypatch.setattr("localnet.table.POLL_SECONDS", 0.001)
+    Table(screen(monkeypatch, None)).await_words(run.network)
+    assert len(heads) - len(left) == asked
+
+
+def test_a_chain_that_makes_no_blocks_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Synthetic(tmp_path, rounds=2)
+    run.network.plan = replace(run.network.plan, block_seconds=0.01)
+    still = SimpleNamespace(admin=lambda: SimpleNamespace(info=lambda: {"finalized": 80}))
+    run.network.devnet = cast(Devnet, still)
+    began = time.monotonic()
+    Table(screen(monkeypatch, None)).await_words(run.network)
+    assert 0.1 <= time.monotonic() - began < 30.0
+
+
 def followed(run: Synthetic, stream: io.StringIO) -> str:
     table = Table(stream)
     table.follow(run.network, stall_rounds=3.0)
@@ -86,9 +127,7 @@ def test_in_a_file_every_round_is_one_plain_line(tmp_path: Path, monkeypatch: py
     assert "\x1b" not in text
     header, first, second, *rest = text.splitlines()
     assert header.split() == ["round", "loss", *PHASES, "contributing", "|", "not"]
-    assert first == (
-        "    0   5.500   1.50 s   0.50 s   0.01 s   0.02 s   0.10 s   miner-1, miner-2 | garbage-1 MALFORMED"
-    )
+    assert first == "    0   5.500   1.50 s   0.50 s   0.02 s   0.10 s   miner-1, miner-2 | garbage-1 MALFORMED"
     assert second.split()[:2] == ["1", "5.250"]
     assert [header.index(phase) + len(phase) for phase in PHASES] == [m.end() for m in re.finditer(" s(?= )", first)]
     end = "\n".join(rest)

@@ -163,6 +163,7 @@ def test_what_a_validator_could_not_see_is_nobodys_fault_and_changes_no_weights(
     last = found[6]
     assert all(record.faults == record.penalty == 0 for record in last.peers.values())
     assert {record.evaluations for record in last.peers.values()} == {6 - len(rounds)}
+    assert validator.voids() == rounds, "it names nobody whom it has not read"
     network.assert_agreement()
     for round in range(6):
         (audited,) = audits(network, round, tmp_path).values()

@@ -113,10 +113,10 @@ def rounds_more(network: FakeNetwork, rounds: int) -> int:
     return now(network)
 
 
-def agrees_again(network: FakeNetwork, *names: str, rounds: int = 5) -> None:
+def agrees_again(network: FakeNetwork, *names: str, rounds: int = 4) -> None:
     """After so many rounds these hold the same, all that they have applied was the same, and nothing is void."""
     end = rounds_more(network, rounds)
     network.assert_agreement(*names)
     for name in names:
-        assert {end - 3, end - 2} <= network[name].thetas().keys() - set(network[name].voids()), name
-    assert len({network[name].thetas()[end - 2] for name in names}) == 1
+        assert {end - 2, end - 1} <= network[name].thetas().keys() - set(network[name].voids()), name
+    assert len({network[name].thetas()[end - 1] for name in names}) == 1

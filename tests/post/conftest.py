@@ -50,6 +50,8 @@ def made(tmp_path: Path) -> Made:
         folder.mkdir()
         state = state_of(spec, seed)
         tokenizer = run_tokenizer(BYTES, None, folder)
-        return write(folder, Run(spec), Named(3, None), state, tokenizer, dtype, shard_bytes, quiet)
+        return write(
+            folder, Run(spec), Named(3, first_link(spec.digest), None), state, tokenizer, dtype, shard_bytes, quiet
+        )
 
     return make

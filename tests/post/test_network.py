@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from node.claimed import Claimed
 
 from dashboard.evaluations import in_home
 from murmur import evaluating, network
@@ -23,8 +22,8 @@ from post.origin import Origin
 from post.rows import read_rows
 from post.verify import read_export
 from protocol import keys
-from protocol.errors import ConfigError, StorageError
-from protocol.types import PeerId, hotkey
+from protocol.errors import STATE_PRUNED, ChainError, ConfigError, StorageError
+from protocol.types import Peer, PeerId, hotkey
 from tests.fakes.chain import FakeChain, fake_verify
 from tests.network import OWNER, FakeNetwork
 from tests.post.conftest import Made, quiet
@@ -48,6 +47,7 @@ def played(tmp_path_factory: pytest.TempPathFactory, data_folder: Path) -> FakeN
         try:
             found.start()
             found.run_until(ROUNDS)
+            found.run_to_block(found.clock.words_by(ROUNDS - 1))
         finally:
             found.close()
     return found
@@ -118,7 +118,7 @@ def test_an_fp32_export_is_proved_by_the_chain_alone(
     murmur("export", run, tmp_path / "out", "--fp32", "--round", 3)
     for name, bucket in played.store.buckets.items():
         monkeypatch.setitem(
-            played.store.buckets, name, {key: kept for key, kept in bucket.items() if "/statement/" in key}
+            played.store.buckets, name, {key: kept for key, kept in bucket.items() if "/selection/" in key}
         )
     status, text = murmur("export", "--verify", tmp_path / "out", run)
     assert status == 0
@@ -197,11 +197,23 @@ def test_payloads_that_are_gone_are_said_to_be(
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_where_validators_disagree_nothing_is_taken_for_the_runs_state(
-    murmur: Murmur, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_where_the_chain_has_forgotten_what_was_said_nothing_is_taken_for_the_runs_state(
+    murmur: Murmur,
+    run: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(states, "newest_claims", lambda *_: Claimed(ROUNDS - 1, {}, 0, ()))
-    assert murmur("export", run, tmp_path / "out")[0] == 1
+    real = FakeChain.peers
+
+    def peers(chain: FakeChain, block: int) -> tuple[Peer, ...]:
+        if block < chain.finalized().block:
+            raise ChainError(f"block {block} is pruned", STATE_PRUNED)
+        return real(chain, block)
+
+    monkeypatch.setattr(FakeChain, "peers", peers)
+    assert main(["export", run, str(tmp_path / "out")]) == 1
+    assert "is pruned" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -21,6 +21,7 @@ from post.recipes import Recipe
 from post.states import Named
 from post.tokenizer import run_tokenizer
 from protocol.errors import ConfigError
+from protocol.messages import first_link
 from protocol.run import Run
 from tests.post.conftest import Made, quiet, state_of
 from tests.specs import toy_spec
@@ -83,7 +84,8 @@ def base(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     folder = tmp_path / "base"
     folder.mkdir()
     tokenizer = run_tokenizer(shards.index.tokenizer, shards.index.tokenizer_config, data_folder)
-    write(folder, Run(spec), Named(3, None), state_of(spec), tokenizer, "float32", 5_000_000_000, quiet)
+    named = Named(3, first_link(spec.digest), None)
+    write(folder, Run(spec), named, state_of(spec), tokenizer, "float32", 5_000_000_000, quiet)
     return folder
 
 

@@ -6,15 +6,16 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gauntlet.agreement import Agreed, agreed
-from node.follower import Follower
+from gauntlet.agreement import Log, posts_in
+from node.agreement import Agreement
 from protocol.errors import ConfigError
-from simulation import command
+from protocol.run import Run
+from simulation import command, hostile
 from simulation.command import add_arguments, simulate
+from simulation.hostile import LIES
 from simulation.learner import INNER_STEP
 from storage.realtime import RealTime
 
@@ -73,16 +74,34 @@ def test_what_must_hold_holds_in_a_storm(tmp_path: Path) -> None:
 
 
 def test_a_node_that_decides_by_what_it_sees_when_it_looks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted bug reads the approvals at the newest block in place of block X: whoever looks late, because it was
-    down, sees slots that were overwritten since, and takes for void what others applied."""
+    """The planted bug reads words from the newest block's state, and not from those of the round: whoever looks late,
+    because it was down, sees slots that were overwritten since, and takes for void what others applied."""
 
-    def hasty(self: Follower, round: int, ours: Any) -> Agreed:
-        views, commit_hash = self._views(round, self.clock.leader_slots, self.head())
-        return agreed(self.run, round, *ours, commit_hash, views, self.head())
+    def hasty(self: Agreement, run: Run, round: int, block: int) -> Log:
+        chain, first = self.chain, run.clock.commit_by(round)
+        posts = posts_in(run, round, chain.peers(chain.finalized().block))
+        in_order = sorted(posts, key=lambda post: (post.block, post.peer))
+        return Log(chain.peers(first), chain.header(first).hash, tuple(in_order))
 
-    monkeypatch.setattr(Follower, "agreed_selection", hasty)
+    monkeypatch.setattr(Agreement, "log", hasty)
     words = ("--rounds", "12", "--validators", "2", "--miners", "3", "--faults-per-hour", "60")
     assert any(simulate(options(*words, "--seed", str(seed))).broken for seed in range(3))
+
+
+def test_no_lie_of_a_third_of_the_stake_costs_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among them a word that is taken back or contradicted, and one that comes at the last moment."""
+    told: list[str] = []
+    monkeypatch.setattr(hostile, "lie", lambda run, round: told.append(LIES[round % len(LIES)]) or told[-1])
+    words = ("--validators", "3", "--miners", "4", "--hostile-stake", "0.33", "--faults-per-hour", "0")
+    result = simulate(options("--rounds", str(len(LIES)), *words))
+    assert (result.void_rounds, result.disagreements, result.broken) == (0, 0, [])
+    assert set(told) == set(LIES)
+
+
+def test_miners_that_show_each_validator_another_face_cost_no_round() -> None:
+    words = ("--rounds", "8", "--validators", "3", "--miners", "13", "--two-faced", "6", "--faults-per-hour", "0")
+    result = simulate(options(*words, "--seed", "1"))
+    assert (result.void_rounds, result.disagreements, result.broken) == (0, 0, [])
 
 
 def test_what_breaks_is_printed_with_the_command_that_shows_it_again(
@@ -112,6 +131,7 @@ def test_what_breaks_is_printed_with_the_command_that_shows_it_again(
         ("--miners", "1000"),
         ("--faults-per-hour", "-1"),
         ("--hostile-stake", "1.5"),
+        ("--miners", "3", "--two-faced", "4"),
         ("--validators", "1", "--hostile-stake", "0.3"),
     ],
 )

@@ -1,15 +1,17 @@
 """Every fault does something to a network, and is over when it says."""
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from simulation.chain import Connection
+from protocol.errors import STATE_PRUNED, ChainError
+from simulation.chain import BLOCK_SECONDS, Connection, NodeChain
 from simulation.faults import KINDS, Faults, Incident, Kind
 from simulation.hostile import SERVERS, serves
-from simulation.network import Member, Network
+from simulation.network import KEEP_BLOCKS, OWNER, Member, Network
 from simulation.store import Faults as StoreFaults
 
 SETTLED_SECONDS = 200.0
@@ -95,6 +97,50 @@ def test_the_first_round_and_the_last_ones_are_left_in_peace(networks: Callable[
     assert calm[0] == 0
     assert calm[-6:] == list(range(94, 100))
     assert 0 < len(calm) < 50
+
+
+@pytest.mark.parametrize(("archive", "shares"), [("yes", (1.0, 1.0)), ("no", (0.0, 0.0)), ("some", (1.0, 1 / 3))])
+def test_an_archive_answers_always_never_or_in_calms_and_a_third_of_the_rest(
+    networks: Callable[[], Network], archive: str, shares: tuple[float, float]
+) -> None:
+    network = networks()
+    for member in network.members.values():
+        network.kill(member)
+        member.gone = True
+    faults = Faults(network, 0.0, 200, archive=archive)
+    faults.begin()
+    seen: dict[bool, list[bool]] = {True: [], False: []}
+    clock = network.run.clock
+    for round in range(3, 150):
+        network.clock.run((clock.start(round) + 20) * BLOCK_SECONDS)
+        seen[faults.calm(round)].append(network.blocks.has_archive)
+    for calm, share in zip((True, False), shares, strict=True):
+        assert sum(seen[calm]) / len(seen[calm]) == pytest.approx(share, abs=0.1)
+
+
+def test_what_a_chain_node_has_pruned_is_read_from_an_archive_while_that_answers(
+    networks: Callable[[], Network],
+) -> None:
+    network = networks()
+    for member in network.members.values():
+        network.kill(member)
+        member.gone = True
+    network.clock.run(network.clock.now + (KEEP_BLOCKS + 10) * BLOCK_SECONDS)
+    read: list[int | str | None] = []
+
+    def look() -> None:
+        for has_archive in (False, True):
+            network.blocks.has_archive = has_archive
+            try:
+                chain = NodeChain(network.blocks, Connection(), OWNER.peer, life, random.Random(1))
+                read.append(len(chain.peers(5)))
+            except ChainError as fault:
+                read.append(fault.code)
+
+    life = network.clock.life("reader")
+    life.start(look, "look")
+    network.clock.run(network.clock.now + 100.0)
+    assert read == [STATE_PRUNED, len(network.world.state(network.world.final).peers)]
 
 
 def test_servers_of_a_hostile_minority_change_their_ways_every_round_and_nobody_elses_do(tmp_path: Path) -> None:

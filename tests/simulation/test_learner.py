@@ -1,6 +1,7 @@
 """The stand-in for training behaves as training does where the rounds can tell."""
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ import torch
 from protocol.types import Digest, Page, PeerId
 from simulation.chain import BLOCK_SECONDS
 from simulation.clock import Clock
-from simulation.learner import MODEL, NUM_PAGES, PAGE_TOKENS, Costs, Learner, NoText, Problem
-from simulation.network import draft_spec
+from simulation.learner import MODEL, NUM_PAGES, PAGE_TOKENS, Contrary, Costs, Learner, NoText, Problem
+from simulation.network import CONTRIBUTORS, draft_spec
 from simulation.world import World
 from sparseloco.outer import bounds
 from sparseloco.update import Update
@@ -30,12 +31,29 @@ class Bench:
     def __init__(self) -> None:
         self.clock = Clock(1)
         self.life = self.clock.life("one")
-        self.spec = draft_spec(World(), Digest(bytes(32)))
+        self.spec = draft_spec(World(), Digest(bytes(32)), CONTRIBUTORS)
         self.problem = Problem(1, sum(shape.numel() for shape in map(torch.Size, MODEL.shapes().values())))
         self.text = NoText()
 
     def learner(self, inner_seconds: float = 100.0) -> Learner:
         return Learner(self.spec, self.problem, self.life, Costs(inner_seconds), random.Random(1))
+
+    def falls(self, learner: Learner, update: Update, pages: Iterable[int]) -> dict[int, float]:
+        """By how much the update lowers the loss on each page."""
+        learner.reset()
+        scales, _ = bounds([update.norms], learner.outer)
+        found: dict[int, float] = {}
+
+        def run() -> None:
+            with Prober(learner, self.text.train, 1.0) as prober:
+                for page in pages:
+                    before = prober.losses(None, (), (of(page),))
+                    after = prober.losses(update, scales[0], (of(page),))
+                    found[page] = sum(before) - sum(after)
+
+        self.life.start(run, "probe")
+        self.clock.run(self.clock.now + 1000.0)
+        return found
 
     def work(self, learner: Learner, page: int) -> Update:
         """A round's update on one page."""
@@ -67,22 +85,18 @@ def test_work_takes_the_time_that_it_is_said_to_take() -> None:
 def test_an_honest_update_lowers_the_loss_everywhere_and_that_of_its_own_pages_most() -> None:
     bench = Bench()
     learner = bench.learner()
-    update = bench.work(learner, 7)
-    learner.reset()
-    scales, _ = bounds([update.norms], learner.outer)
-    falls: dict[int, float] = {}
-
-    def run() -> None:
-        with Prober(learner, bench.text.train, 1.0) as prober:
-            for page in (7, *range(100, 120)):
-                before = prober.losses(None, (), (of(page),))
-                after = prober.losses(update, scales[0], (of(page),))
-                falls[page] = sum(before) - sum(after)
-
-    bench.life.start(run, "probe")
-    bench.clock.run(bench.clock.now + 1000.0)
+    falls = bench.falls(learner, bench.work(learner, 7), (7, *range(100, 120)))
     assert min(falls.values()) > 0
     assert max(falls, key=falls.__getitem__) == 7
+
+
+def test_an_update_of_the_contrary_problem_raises_it_everywhere() -> None:
+    bench = Bench()
+    learner = bench.learner()
+    learner.problem = Contrary(bench.problem)
+    update = bench.work(learner, 7)
+    learner.problem = bench.problem
+    assert max(bench.falls(learner, update, (7, *range(100, 120))).values()) < 0
 
 
 def test_two_peers_never_send_the_same_and_one_peer_goes_on_where_it_was_saved(tmp_path: Path) -> None:

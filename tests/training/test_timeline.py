@@ -134,6 +134,17 @@ def test_a_round_is_decided_when_the_words_are_final_and_at_x_at_the_latest() ->
             assert select.begins >= plan.openings["decided"]
 
 
+def test_a_node_waits_for_the_words_of_others_whose_machines_may_be_faster() -> None:
+    spec = presets.read("1b").first
+    slow, fast = replace(RATES, down=Rate(1e6, 1e6)), replace(RATES, down=Rate(1e7, 1e7))
+    alone, among = Plan(spec, 2, 10**9, slow), Plan(spec, 2, 10**9, slow, voters=fast)
+    assert among.openings == Plan(spec, 2, 10**9, fast).openings != alone.openings
+    begins = [{one.phase.name: one.begins for one in plan.timeline("miner")} for plan in (among, alone)]
+    assert begins[0]["select"] < begins[1]["select"]
+    taken = [{one.phase.name: one.seconds for one in plan.timeline("miner")} for plan in (among, alone)]
+    assert taken[0] == taken[1]
+
+
 # --- the tables --------------------------------------------------------------------------------------------------
 
 
