@@ -136,8 +136,9 @@ def mirrors(run: Run, block: int, peers: Iterable[Peer]) -> tuple[PeerId, ...]:
 
 
 def last_spoke(run: Run, peers: Iterable[Peer]) -> int:
-    """The newest round that any validator has spoken for; -1 where none has. `peers` as of any block."""
-    return max((at for peer in peers if peer.validates and (at := _spoke_for(run, peer)) is not None), default=-1)
+    """The newest round for which a word stands in a slot; -1 where none does. `peers` as of any block: who has lost its
+    permit since has spoken all the same."""
+    return max((at for peer in peers if (at := _spoke_for(run, peer)) is not None), default=-1)
 
 
 def mirror_order(

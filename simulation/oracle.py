@@ -25,22 +25,23 @@ class Oracle:
     """The last block that was looked at."""
     _words: dict[int, list[tuple[int, PeerId, Word]]] = field(default_factory=dict)
     """By round, every word that ever stood in a final block: its block and its author."""
-    _spoke: dict[PeerId, list[tuple[int, int]]] = field(default_factory=dict)
-    """By validator: in which block it has spoken, and for which round."""
+    _wrote: dict[PeerId, list[tuple[int, int | None]]] = field(default_factory=dict)
+    """By hotkey: in which blocks it has written, and for which round a word; whoever writes anything else over its word
+    has given up its seat."""
 
     def look(self, world: World) -> None:
         """Take note of every block that became final."""
         for block in range(self._seen + 1, world.final + 1):
             for peer in world.state(block).peers:
-                word = peer.slot.statement if peer.slot is not None else None
-                if peer.slot is None or peer.slot.block != block or not isinstance(word, Word):
+                if peer.slot is None or peer.slot.block != block:
                     continue
-                opened = self.start + word.round * self.length + self.commit
-                if block > opened:
+                word, last = peer.slot.statement, None
+                if isinstance(word, Word) and block > self.start + word.round * self.length + self.commit:
                     self._words.setdefault(word.round, []).append((block, peer.id, word))
-                    self._spoke.setdefault(peer.id, []).append((block, word.round))
-                elif word.round == 0 and not any(word.theta) and not word.bitmap:
-                    self._spoke.setdefault(peer.id, []).append((block, -1))
+                    last = word.round
+                elif isinstance(word, Word) and word.round == 0 and not any(word.theta) and not word.bitmap:
+                    last = -1
+                self._wrote.setdefault(peer.id, []).append((block, last))
         self._seen = world.final
 
     def selected(self, world: World, round: int) -> frozenset[PeerId] | None:
@@ -91,12 +92,12 @@ class Oracle:
         """What each validator's word counts."""
         permitted = {peer.id: peer.stake for peer in world.state(opened, archive=True).peers if peer.validates}
         last = {
-            peer: max((of for block, of in spoken if block <= opened and of < round), default=None)
-            for peer, spoken in self._spoke.items()
+            peer: next((of for block, of in reversed(writes) if block <= opened), None)
+            for peer, writes in self._wrote.items()
             if peer in permitted
         }
-        lately = [peer for peer, of in last.items() if of is not None and of >= round - SEAT_ROUNDS]
-        counted = lately or [peer for peer, of in last.items() if of is not None]
+        lately = [p for p, of in last.items() if of is not None and round - SEAT_ROUNDS <= of < round]
+        counted = lately or [p for p, of in last.items() if of is not None and of < round]
         if not any(permitted[peer] for peer in counted):
             return dict.fromkeys(counted, Fraction(1))
         return {peer: Fraction(permitted[peer]) for peer in counted}

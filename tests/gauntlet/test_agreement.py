@@ -211,7 +211,8 @@ def test_the_newest_round_that_anybody_spoke_for():
     assert last_spoke(RUN, MINERS) == -1
     assert last_spoke(RUN, [*MINERS, validator(1, 1, ANNOUNCED)]) == -1
     here = [validator(1, 1, said_before(3)), validator(2, 1, said_before(9))]
-    assert last_spoke(RUN, [*here, replace(validator(3, 1, said_before(12)), validates=False)]) == 9
+    assert last_spoke(RUN, [*here, *MINERS]) == 9
+    assert last_spoke(RUN, [replace(peer, validates=False) for peer in here]) == 9, "it had its permit then"
 
 
 # --- the word ------------------------------------------------------------------------------------------------
@@ -257,7 +258,7 @@ def test_neither_a_commitment_nor_a_word_for_another_round_is_one_for_this():
     ids=["nobody", "somebody else", "an abstention", "another theta", "another link"],
 )
 def test_what_was_named_counts_whatever_is_written_over_it(over):
-    """A leader with a third of the stake could once take an approval back shortly before X (A2 of the design)."""
+    """A leader with a third of the stake could once take an approval back shortly before X (docs/decisions/0058-one-word-each.md)."""
     before = [say(A, D + 5, 0), say(B, X - 1, 0)]
     assert selected(*before) == selected(*before, over) == {0}
 
@@ -780,6 +781,9 @@ def test_three_equal_validators_go_on_without_any_one_of_them():
 # --- a second implementation ---------------------------------------------------------------------------------
 # Of lists and loops, from the rules as written; nothing is shared but the values.
 
+Voters = Sequence[tuple[PeerId, Fraction]]
+Runner = tuple[Peer, Digest]
+
 
 def plain_block(run: Run, round: int, offset: int) -> int:
     return run.first.clock.start_block + round * run.first.clock.round_blocks + offset
@@ -838,7 +842,7 @@ def plain_bits(bitmap: int) -> list[int]:
     return [place for place, bit in enumerate(reversed(f"{bitmap:b}")) if bit == "1"]
 
 
-def plain_runners(run: Run, round: int, log: Log) -> list[tuple[Peer, Digest]]:
+def plain_runners(run: Run, round: int, log: Log) -> list[Runner]:
     """Who committed by D, the best first."""
     left = []
     for peer in log.commit:
@@ -865,7 +869,7 @@ def plain_is_before(one: Peer, other: Peer, hash: Digest) -> bool:
     return lots[0] < lots[1] if lots[0] != lots[1] else one.id < other.id
 
 
-def plain_places(run: Run, round: int, runners: Sequence[tuple[Peer, Digest]]) -> list[tuple[Peer, Digest]]:
+def plain_places(run: Run, round: int, runners: Sequence[Runner]) -> list[Runner]:
     """Those that contribute of these, who stand in their order: so many places are held back for whoever has no
     incentive as there are of him, an eighth at most; the others go to the first; what they leave, to the rest."""
     places = run.spec_at(round).gauntlet.contributors
@@ -881,7 +885,7 @@ def plain_places(run: Run, round: int, runners: Sequence[tuple[Peer, Digest]]) -
     return taken
 
 
-def plain_majority(voters: Sequence[tuple[PeerId, Fraction]], backing: Collection[PeerId]) -> bool:
+def plain_majority(voters: Voters, backing: Collection[PeerId]) -> bool:
     share = Fraction(0)
     for peer, theirs in voters:
         if peer in backing:
@@ -889,7 +893,7 @@ def plain_majority(voters: Sequence[tuple[PeerId, Fraction]], backing: Collectio
     return share > Fraction(1, 2)
 
 
-def plain_pair(voters: Sequence[tuple[PeerId, Fraction]], posts: Sequence[Post], until: int) -> Pair | None:
+def plain_pair(voters: Voters, posts: Sequence[Post], until: int) -> Pair | None:
     """What more than half of these name."""
     for candidate in {(post.word.theta, post.word.previous) for post in posts}:
         if candidate == (bytes(32), bytes(32)):
@@ -899,12 +903,13 @@ def plain_pair(voters: Sequence[tuple[PeerId, Fraction]], posts: Sequence[Post],
     return None
 
 
-def plain_supported(run: Run, round: int, log: Log, pair: Pair | None, until: int) -> list[tuple[Peer, Digest]]:
+def plain_supported(
+    voters: Voters, runners: Sequence[Runner], posts: Sequence[Post], pair: Pair | None, until: int
+) -> list[Runner]:
     """Whom more than half have named with this pair by a block, in their order."""
-    voters = plain_voters(run, round, log.commit, 4, ever=True)
-    heard = [(peer, plain_words(log.posts, peer, until)) for peer, _ in voters]
+    heard = [(peer, plain_words(posts, peer, until)) for peer, _ in voters]
     found = []
-    for runner in plain_runners(run, round, log):
+    for runner in runners:
         names = [peer for peer, (_, theirs, uids) in heard if theirs == pair and runner[0].uid in uids]
         if pair is not None and plain_majority(voters, names):
             found.append(runner)
@@ -919,7 +924,7 @@ def plain_agreed(run: Run, round: int, log: Log, final: int, height: int) -> Agr
     pair, supported, block = None, [], last
     for block in range(plain_block(run, round, run.first.clock.commit) + 1, min(final, last) + 1):
         pair = plain_pair(voters, log.posts, block)
-        supported = plain_supported(run, round, log, pair, block)
+        supported = plain_supported(voters, runners, log.posts, pair, block)
         if not supported:
             continue
         if all(plain_words(log.posts, peer, block)[0] for peer, _ in voters):
@@ -1232,7 +1237,7 @@ def test_what_is_decided_by_the_order_while_some_are_silent_is_what_all_words_by
         posts = with_posts(log, anything(random, round, speakers, range(found.block + 1, last + 1))).posts
         voters = plain_voters(run, round, log.commit, 4, ever=True)
         assert plain_pair(voters, posts, last) == found.pair, seed
-        supported = plain_supported(run, round, replace(log, posts=posts), found.pair, last)
+        supported = plain_supported(voters, plain_runners(run, round, log), posts, found.pair, last)
         expected = sorted((peer.id, envelope) for peer, envelope in plain_places(run, round, supported))
         assert found.selection.contributing == tuple(expected), seed
     assert early > 100

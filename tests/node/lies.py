@@ -8,12 +8,15 @@ from typing import Any, ClassVar
 import pytest
 
 from gauntlet.agreement import Pair
+from node.state import Consensus, Snapshot
 from protocol import keys
 from protocol.messages import ENVELOPE_BYTES, encode_selection, link_of
 from protocol.types import Digest, PeerId, Selection, Word
 from rounds.words import Words
-from tests.network import FakeNetwork
-from training.replica import Replica, genesis_theta
+from sparseloco.digest import theta_digest
+from tests.network import FakeNetwork, saved_state
+from training import checkpoint
+from training.replica import Replica, genesis_theta, parse_outer
 
 
 def liar() -> type[Words]:
@@ -66,6 +69,18 @@ def wipe(network: FakeNetwork, *names: str) -> None:
     for name in names:
         network.kill(name)
         rmtree(network[name].home)
+
+
+def spoil(network: FakeNetwork, name: str) -> None:
+    """Kill this node, and let what it has saved follow from another theta at the same link."""
+    network.kill(name)
+    saved, store = saved_state(network, name)
+    state = checkpoint.load(store.snapshot, saved.consensus.snapshot.state, network.spec.model.shapes())
+    moved = {name: tensor + 1.0 for name, tensor in state.tensors.items()}
+    wrong = checkpoint.save(store.snapshot, replace(state, tensors=moved))
+    theta = theta_digest(moved, network.spec.layout, parse_outer(state.facts, network.spec.layout))
+    store.commit(replace(saved, consensus=Consensus(Snapshot(saved.round, saved.link, wrong)), theta=theta))
+    store.close()
 
 
 def word_of(network: FakeNetwork, name: str) -> Word:

@@ -1,10 +1,12 @@
 """Reading a round's words, and where the run stands, from states of the chain alone: the same as of who saw it all."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from gauntlet.agreement import (
+    MEMORY_ROUNDS,
     Log,
     Pair,
     Post,
@@ -121,8 +123,8 @@ def test_a_state_is_read_for_every_block_in_which_one_that_counts_wrote_and_one_
     agreement = Agreement(chain)
     agreement.log(RUN, 0, X)
     assert chain.read == [D, X, D + 8, D + 4, D + 1]
-    agreement.log(RUN, 0, X)
-    agreement.log(RUN, 0, X + 9)
+    for block in (X, D + 7, X + 9):
+        assert len(agreement.log(RUN, 0, block).posts) == 6
     assert len(chain.read) == 5
 
 
@@ -300,21 +302,41 @@ def test_where_the_run_stands_is_the_same_read_back_from_its_end_as_followed_fro
     assert len(stands) == 40
 
 
-def test_a_joiner_reads_the_newest_round_and_no_more_where_that_settles_it() -> None:
-    world = make_world("one", "two")
+def goes_on(world: FakeWorld, rounds: int, *names: str) -> Tip:
+    """Rounds in which these all say the same; where the run stands then, by who followed it."""
     tip = start(RUN)
-    for round in range(6):
+    for round in range(rounds):
         go_to(world, CLOCK.commit_by(round) - 1)
         post(world, "miner", Commitment(round, digest(f"envelope {round}")))
         go_to(world, CLOCK.commit_by(round) + 1)
-        for name in ("one", "two"):
+        for name in names:
             post(world, name, word_for(round, [Uid(0)], (digest(f"theta {round}"), tip.link)))
         go_to(world, CLOCK.words_by(round))
         tip = Agreement(FakeChain(world, hotkey("follower"))).tip(RUN, tip)
-        assert tip.round == round + 1
+        assert (tip.round, tip.theta) == (round + 1, None)
+    return tip
+
+
+def test_a_joiner_reads_the_newest_round_and_no_more_where_that_settles_it() -> None:
+    world = make_world("one", "two")
+    tip = goes_on(world, 6, "one", "two")
     chain = CountedChain(world)
-    assert Agreement(chain).tip(RUN) == tip
+    agreement = Agreement(chain)
+    assert agreement.tip(RUN) == tip
     assert min(chain.read) == CLOCK.commit_by(5)
+    assert list(agreement.selections) == [tip.link]
+
+
+def test_a_run_in_which_nobody_has_spoken_for_long_stands_where_it_stood() -> None:
+    """However long, and whether or not those that spoke are validators yet."""
+    world = make_world("one")
+    tip = goes_on(world, MEMORY_ROUNDS + 3, "one")
+    go_to(world, CLOCK.words_by(tip.round + MEMORY_ROUNDS + 5))
+    for _ in range(2):
+        joiner = Agreement(FakeChain(world, hotkey("joiner")))
+        assert joiner.tip(RUN) == replace(tip, round=tip.round + MEMORY_ROUNDS + 6)
+        world.set_stake(hotkey("one"), 0, validates=False)
+        world.step()
 
 
 def test_what_was_known_does_not_count_where_the_owner_has_voided_a_round_before_it() -> None:

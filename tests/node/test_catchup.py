@@ -17,6 +17,7 @@ from protocol.types import Commitment, Digest, Selection, Word
 from storage.realtime import REAL
 from tests.fakes.chain import fake_verify
 from tests.network import OWNER, FakeNetwork
+from tests.node.lies import spoil
 from training import checkpoint
 from training.replica import Replica, genesis_theta
 
@@ -223,12 +224,9 @@ def test_theta_zero_is_found_at_a_validator_when_the_owners_bucket_is_gone(netwo
 
 
 def test_a_node_whose_theta_is_wrong_outlives_that_nobody_can_help_it_for_a_while(networks: Networks) -> None:
-    from tests.neurons.test_validators import spoil
-
     network = networks(miners=2)
     network.start()
     network.run_until(3)
-    network.kill("miner-2")
     spoil(network, "miner-2")
     network.store.buckets["owner"].clear()
     hide_checkpoints(network)

@@ -8,7 +8,6 @@ import pytest
 
 from gauntlet.agreement import SEAT_ROUNDS
 from node.node import VAIN_ROUNDS
-from node.state import Consensus, Snapshot
 from protocol import keys
 from protocol.errors import StorageError
 from protocol.messages import encode_slot, first_link
@@ -24,12 +23,11 @@ from tests.node.lies import (
     pairs_of,
     returns,
     rounds_more,
+    spoil,
     wipe,
     word_of,
     words_of,
 )
-from training import checkpoint
-from training.replica import Replica, genesis_theta
 
 Networks = Callable[..., FakeNetwork]
 HONEST = ("first", "second", "third")
@@ -162,17 +160,6 @@ def test_bytes_that_nobody_gives_any_more_take_everybody_back_by_one_round(netwo
 
 
 # --- what one node has lost ----------------------------------------------------------------------------------------
-
-
-def spoil(network: FakeNetwork, name: str) -> None:
-    """Let what this node has saved follow from another theta, at the same link."""
-    network.kill(name)
-    saved, store = saved_state(network, name)
-    other = Replica(network.spec, genesis_theta(network.spec.model, 9))
-    state = checkpoint.save(store.snapshot, other.consensus_state())
-    spoilt = Consensus(Snapshot(saved.round, saved.link, state))
-    store.commit(replace(saved, consensus=spoilt, theta=other.digest()))
-    store.close()
 
 
 @pytest.mark.parametrize("name", ["miner-2", "third", "first"])
