@@ -35,8 +35,6 @@ class Archives:
                 try:
                     return archive.call(call, block=block), archive.network
                 except ChainError as failure:
-                    if failure.code not in (None, STATE_PRUNED):  # what the chain itself says is an answer
-                        raise
                     fault = failure
                     if failure.code is None:
                         self._failed[archive] = time.monotonic() + REST_SECONDS, failure

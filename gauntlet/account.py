@@ -36,7 +36,8 @@ ADVICE: dict[Reason | Standing, str] = {
     Reason.COPY: "send work of one's own, from the assigned pages: one miner for each hotkey",
     Standing.NOT_ELIGIBLE: "go on: it is evaluated when the draw comes to it, the likelier the longer it waits",
     Standing.LOW_SCORE: "its work helps too little: train all inner steps, on the assigned pages, from the run's theta",
-    Standing.NOT_SELECTED: "its work is good enough, others rank higher: train every step and miss no round",
+    Standing.NOT_SELECTED: "its work is good enough, others rank higher here, and the chain's incentive says who "
+    "goes first: train every step and miss no round",
 }
 """What a miner does next, by its outcome."""
 
@@ -136,7 +137,7 @@ def reasons(peer: PeerId, report: Report, spec: GauntletSpec) -> Iterator[str]:
     if row.standing is Standing.NOT_SELECTED:
         scores = [peer_score(report.before.peers.get(p)) for p, other in report.rows.items() if other.contributing]
         last = f"{min(scores):.2f}" if scores else "nothing"
-        yield f"its PeerScore was {peer_score(record):.2f}, the last of {len(scores)} places went for {last}"
+        yield f"its PeerScore was {peer_score(record):.2f}, the last of the first {len(scores)} had {last}"
 
 
 def shortfalls(record: PeerRecord, spec: GauntletSpec) -> Iterator[str]:

@@ -135,10 +135,15 @@ def mirrors(run: Run, block: int, peers: Iterable[Peer]) -> tuple[PeerId, ...]:
     return tuple(sorted(stakes, key=lambda peer: (-stakes[peer], peer)))
 
 
-def last_spoke(run: Run, peers: Iterable[Peer]) -> int:
-    """The newest round for which a word stands in a slot; -1 where none does. `peers` as of any block: who has lost its
-    permit since has spoken all the same."""
-    return max((at for peer in peers if (at := _spoke_for(run, peer)) is not None), default=-1)
+def last_wrote(peers: Iterable[Peer]) -> int:
+    """The newest block in which any validator, or anybody that has ever spoken, has written its slot; 0 where none has.
+    `peers` as of any block."""
+    slots = (peer.slot for peer in peers if peer.slot is not None and (peer.validates or _is_word(peer)))
+    return max((slot.block for slot in slots), default=0)
+
+
+def _is_word(peer: Peer) -> bool:
+    return peer.slot is not None and isinstance(peer.slot.statement, Word)
 
 
 def mirror_order(

@@ -178,8 +178,9 @@ def _word(again: Replay) -> Iterator[Finding]:
         return
     if word.pair != (facts.theta, facts.previous):
         text = "its word on chain starts from another state than the run's"
-        apart = again.report.unobserved is Unobserved.APART  # by the rules it may say what it holds
-        yield Finding(Topic.WORD, Verdict.OBSERVED, text) if apart else _differs(Topic.WORD, text)
+        # What it held may be where the run stood, before the others' word moved that. But not with another theta.
+        held = word.pair[1] != facts.previous or again.report.unobserved is Unobserved.APART
+        yield Finding(Topic.WORD, Verdict.OBSERVED, text) if held else _differs(Topic.WORD, text)
         return
     uids = {peer.uid: peer.id for peer in facts.log.commit}
     on_chain, may = {uids[uid] for uid in named(word) if uid in uids}, set(again.ranking.order)

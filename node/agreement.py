@@ -11,7 +11,7 @@ from gauntlet.agreement import (
     Tip,
     agreed,
     electorate,
-    last_spoke,
+    last_wrote,
     moved,
     outcome,
     posts_in,
@@ -38,8 +38,8 @@ class Agreement:
 
     def log(self, run: Run, round: int, block: int) -> Log:
         """The round's words by the states up to a final block. A slot shows its last write only, so this walks back
-        from write to write: a state for each block in which a validator that counts has written, and one more. Block
-        by block while one of them is not registered: its words stay."""
+        from write to write. A word is read in the state of the block that wrote it, since a runtime may change a slot
+        later and leave its block; block by block while a validator that counts is not registered: its words stay."""
         first, last = run.clock.commit_by(round), min(block, run.clock.words_by(round))
         read, known = self._logs.get(round, (first, None))
         if known is None:
@@ -47,10 +47,12 @@ class Agreement:
         counted = {*electorate(run, round, known.commit), *remembered(run, round, known.commit)}
         found, at = set[Post](known.posts), last
         while at > read:
-            peers = [peer for peer in self.chain.peers(at) if peer.id in counted]
-            found.update(posts_in(run, round, peers))
-            written = [peer.slot.block for peer in peers if peer.slot is not None]
-            at = (max(written, default=read) if len(written) == len(counted) else at) - 1
+            written = [p.slot.block for p in self.chain.peers(at) if p.id in counted and p.slot is not None]
+            at = max(written, default=read) if len(written) == len(counted) else at
+            if at > read:
+                posts = posts_in(run, round, (peer for peer in self.chain.peers(at) if peer.id in counted))
+                found.update(post for post in posts if post.block == at)
+            at -= 1
         log = replace(known, posts=tuple(sorted(found, key=lambda post: (post.block, post.peer))))
         self._logs[round] = max(read, last), log
         while len(self._logs) > MEMORY_ROUNDS:
@@ -74,28 +76,37 @@ class Agreement:
         """The newest round whose X is final; -1 before the first."""
         return max(-1, run.clock.decided_before(self.chain.finalized().block + 1))
 
-    def tip(self, run: Run, known: Tip | None = None) -> Tip:
+    def tips(self, run: Run, known: Tip | None = None) -> tuple[Tip, Tip]:
         """Where the run stands, read back from the newest decided round to one that settles it: to the newest in which
-        most of all that spoke lately are of one mind, or to where it stood by what we read before (`known`)."""
+        most of all that spoke lately are of one mind, or to where it stood by what we read before (`known`). Before it
+        the state that words name there: what was agreed since is told by our own amendments only."""
         newest = self.newest_decided(run)
         if known is not None and (known.round > newest + 1 or _may_be_void(run, known)):
             known = None
-        spoke = last_spoke(run, self.chain.peers(self.chain.finalized().block))
+        # A slot keeps its last write: after it nobody has spoken.
+        wrote = last_wrote(self.chain.peers(self.chain.finalized().block))
         rounds = list[tuple[int, Outcome]]()
-        for round in range(min(newest, spoke + MEMORY_ROUNDS), (known.round if known is not None else 0) - 1, -1):
+        latest = min(newest, run.clock.round_at(wrote) + MEMORY_ROUNDS)
+        for round in range(latest, (known.round if known is not None else 0) - 1, -1):
             try:
                 rounds.append((round, self.outcome(run, round)))
             except ChainError as fault:
-                # A slot keeps its last word, however long ago that was: after it nobody spoke.
-                if fault.code != STATE_PRUNED or round <= spoke:
+                if fault.code != STATE_PRUNED or wrote > run.clock.commit_by(round):
                     raise
                 continue
             if rounds[-1][1].strong:
                 break
         tip = known or start(run)
+        if rounds and rounds[-1][1].strong and (pair := rounds[-1][1].agreed.pair) is not None:
+            tip = Tip(rounds[-1][0], pair[1], pair[0])
+        named = replace(tip, round=newest + 1)
         for round, found in reversed(rounds):
             tip = moved(tip, round, found)
-        return replace(tip, round=newest + 1)
+        return named, replace(tip, round=newest + 1)
+
+    def tip(self, run: Run, known: Tip | None = None) -> Tip:
+        """Where the run stands, by the amendments that we know."""
+        return self.tips(run, known)[1]
 
     def _see(self, found: Agreed | None) -> Agreed | None:
         if found is not None and found.selection is not None:

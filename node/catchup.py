@@ -15,7 +15,7 @@ from loguru import logger
 
 from gauntlet.agreement import Tip
 from node.amendments import adopted, follow
-from node.checkpoints import FETCH_SECONDS, Start, counted_stakes, fetcher, published_starts, shown_by_all
+from node.checkpoints import FETCH_SECONDS, Offer, Start, counted_stakes, fetcher, published_starts, shown_by_all
 from node.follower import Follower
 from node.held import Held
 from node.payloads import MAX_THREADS, Lacking, gather_pinned
@@ -84,13 +84,13 @@ def catch_up(follower: Follower, held: Held, tip: Tip) -> Followed:
 
 
 def _is_on_the_way(follower: Follower, saved: Saved, records: Records) -> bool:
-    """Whether the run went through what we hold. Never theta_0 in a run that has checkpoints by now: who has lost all
-    would else take everybody back to the beginning."""
+    """Whether the run went through the link that we hold, with whatever theta others name there: ours is what came of
+    it here. Never theta_0 in a run that has checkpoints by now: who has lost all would else take everybody back to the
+    beginning."""
     young = follower.run.first.checkpoint_rounds
     for link, steps in records.links():
         if link == saved.link:
-            named = bool(steps) and steps[0].theta == saved.theta
-            return named and (link != first_link(follower.run.id) or len(steps) <= young)
+            return link != first_link(follower.run.id) or len(steps) <= young
     return False
 
 
@@ -164,12 +164,12 @@ def _starts(
     published = published_starts(follower, stakes, sources, shown_by_all(follower, sources, ASK_SECONDS))
     if not any(published):
         logger.warning("catching up: no validator shows a checkpoint that can be read")
-    downloads = 0
+    downloads = list[Offer]()
     for offers in (*filter(None, published), []):
         sought = {offer.link for offer in offers} | own.keys()
         for link, steps in records.links():
-            for offer in (offer for offer in offers if offer.link == link and downloads < DOWNLOADS_TRIED):
-                downloads += 1
+            for offer in (offer for offer in offers if offer.link == link and _has_a_turn(offer, downloads)):
+                downloads.append(offer)
                 yield offer.at(records.round_of(steps)), steps
             if link in own:
                 yield own[link], steps
@@ -185,6 +185,12 @@ def _starts(
                     yield _genesis(follower, held), steps
                 except ConfigError as fault:
                     logger.warning("{fault}", fault=str(fault))
+
+
+def _has_a_turn(offer: Offer, tried: Sequence[Offer]) -> bool:
+    """Whether to download this one as well: each is as large as the model, and nobody uses up the others' turns."""
+    before = {holder for other in tried for holder in other.holders}
+    return len(tried) < DOWNLOADS_TRIED and not offer.holders <= before
 
 
 def _own_starts(saved: Saved) -> Iterator[Start]:

@@ -165,6 +165,7 @@ class Offer:
     link: Digest
     state: Digest
     fetch: Fetch
+    holders: frozenset[PeerId] = frozenset()
 
     def at(self, round: int) -> Start:
         """To start from it in `round`, the first one after its link that changes it."""
@@ -195,7 +196,8 @@ def published_starts(
     doubted: list[Offer] = []
     for link, digest in sorted(holders, key=lambda state: (-backing[state[0]][state[1]], state)):
         buckets = [opener for holder in holders[link, digest] if (opener := sources.bucket_of(holder)) is not None]
-        offer, stake = Offer(link, digest, fetcher(follower, buckets)), backing[link][digest]
+        shown_by = frozenset(holders[link, digest])
+        offer, stake = Offer(link, digest, fetcher(follower, buckets), shown_by), backing[link][digest]
         if 2 * stake > sum(stakes.values()):
             named_by_most.append(offer)
         else:

@@ -195,7 +195,9 @@ class Held:
         mine = self.own_update(round)
         if mine is not None:
             self.give_back(mine)
-        self.save(round=round + 1, tip=Tip(round + 1, self.saved.link))
+        tip = self.saved.tip
+        named = decision.pair[0] if decision.pair is not None else tip.theta if tip is not None else None
+        self.save(round=round + 1, tip=Tip(round + 1, self.saved.link, named))
         if mine is not None:
             self.save_own()
 

@@ -7,19 +7,21 @@ the run stands elsewhere than we, we go there (node/catchup.py), and lend nobody
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from loguru import logger
 
-from gauntlet.agreement import Agreed, Pair, moved
+from gauntlet.agreement import Agreed, Pair, Tip, moved
 from gauntlet.commitment import commitment
 from node import run as runs
 from node.adapters import Doors
-from node.amendments import settle
+from node.amendments import adopted, follow, settle
 from node.catchup import Followed, catch_up, join
 from node.events import round_seconds
 from node.follower import Follower
 from node.held import Held
 from node.payloads import Lacking, Opened, gather_pinned, prefetch_pinned
+from node.records import Records
 from node.setbacks import Setbacks
 from node.terms import Terms
 from node.wanted import say_wanted, take_back_wanted
@@ -145,10 +147,13 @@ class Node(Follower):
         self._tried = newest
         self.stop_prefetch()
         settle(self, held)
-        tip, since, link = held.saved.tip, held.saved.vain_from, held.saved.link
+        since, link, before = held.saved.vain_from, held.saved.link, held.saved.tip
+        tip = before
         self._followed = Followed.LOST
         try:
-            tip = self.agreement.tip(self.run, tip)
+            named, tip = self.agreement.tips(self.run, before)
+            if self._learns(named):
+                _, tip = self.agreement.tips(self.run, before)
             self._followed = catch_up(self, held, tip)
         except ChainError as fault:
             if fault.code != STATE_PRUNED:
@@ -159,11 +164,27 @@ class Node(Follower):
         if self._followed is Followed.YES:
             take_back_wanted(self)
         else:
-            if (since is None or held.saved.link != link) and self._followed is Followed.ON_THE_WAY:
+            stands_still = (
+                held.saved.link == link and before is not None and tip is not None and tip.link == before.link
+            )
+            if self._followed is Followed.ON_THE_WAY and not (since is not None and stands_still):
                 since = newest + 1
             held.save(round=max(newest + 1, held.saved.round), tip=tip, vain_from=since)
             held.events.emit("passed_over", newest, reason=why or self._followed.value)
         held.clear_cache()
+
+    def _learns(self, named: Tip) -> bool:
+        """Take up the amendments that the newest selection tells of which words stand on; whether we did not know them.
+        What we take for agreed since then follows from what we know."""
+        records = Records(self.run.id, self.sources(), named.link, named.round, self.time)
+        head = self.run.head
+        try:
+            for _, newest in islice(records.back(), 1):
+                told = [(newest.round, newest.head)]
+                follow(self, self.held, adopted(self.run, told, self.doors, self.held.store.run.read, self.time))
+        except (StorageError, OutOfSync) as fault:
+            logger.debug("which amendments hold is not told: {fault}", fault=str(fault))
+        return self.run.head != head
 
     def _apply(self, round: int, decision: Agreed) -> Applied:
         self.stop_prefetch()

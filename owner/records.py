@@ -4,7 +4,7 @@ under which amendments. Each is authenticated by the link to it, so whoever has 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gauntlet.agreement import last_spoke, pairs_named, votes
+from gauntlet.agreement import MEMORY_ROUNDS, last_wrote, pairs_named, votes
 from node.adapters import Doors
 from node.agreement import Agreement
 from node.records import Records, Tell
@@ -30,7 +30,8 @@ def stated(run: Run, doors: Doors, block: int) -> Stated | None:
     `block`; None before anybody has said anything, or where nobody has for so long that the chain's nodes have pruned
     it. Raises ChainError."""
     agreement = Agreement(doors.chain)
-    newest = min(run.clock.decided_before(block + 1), last_spoke(run, doors.chain.peers(block)))
+    spoken = run.clock.round_at(last_wrote(doors.chain.peers(block))) + MEMORY_ROUNDS
+    newest = min(run.clock.decided_before(block + 1), spoken)
     for round in range(newest, -1, -1):
         try:
             log = agreement.log(run, round, run.clock.words_by(round))

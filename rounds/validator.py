@@ -71,6 +71,8 @@ class Validator:
     def play(self, round: int) -> None:
         """One round, from its first block to the state at the start of the next."""
         node, scores, words, pay = self.node, self.scores, self.words, self.pay
+        if not node.at_tip:
+            words.keep_seat()  # catching up may take longer than a round
         node.advance(round)
         if node.held.saved.round != round:
             return  # catch-up went further: `round` is over

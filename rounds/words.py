@@ -80,6 +80,13 @@ class Words:
         if lacking and (added := self.add(round, pair, lacking, checked, order)):
             self.post(round, pair, ours | added)
 
+    def keep_seat(self) -> None:
+        """Say that we are not where the run stands, in a round whose words are being said."""
+        clock, head = self.node.clock, self.node.head()
+        round = clock.round_at(head)
+        if round >= 0 and clock.commit_by(round) < head < clock.words_by(round):
+            self.post(round, None)
+
     def _lacks(self, peer: PeerId) -> bool:
         """Whether we could not read what the peer left, or its key."""
         item = self.seen[peer]

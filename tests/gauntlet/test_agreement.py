@@ -258,7 +258,8 @@ def test_neither_a_commitment_nor_a_word_for_another_round_is_one_for_this():
     ids=["nobody", "somebody else", "an abstention", "another theta", "another link"],
 )
 def test_what_was_named_counts_whatever_is_written_over_it(over):
-    """A leader with a third of the stake could once take an approval back shortly before X (docs/decisions/0058-one-word-each.md)."""
+    """A leader with a third of the stake could once take an approval back shortly before X
+    (docs/decisions/0058-one-word-each.md)."""
     before = [say(A, D + 5, 0), say(B, X - 1, 0)]
     assert selected(*before) == selected(*before, over) == {0}
 
@@ -544,8 +545,8 @@ def test_a_peer_that_one_of_three_does_not_name_keeps_its_place_and_one_that_onl
 
 
 def test_hotkeys_that_are_good_for_one_validator_only_cost_themselves_a_place_and_nobody_a_round():
-    """Six hotkeys without stake that each showed their work to one validator alone once halted a run for good (A1 of
-    the design): each book doubted others."""
+    """Six hotkeys without stake that each showed their work to one validator alone once halted a run for good:
+    each book doubted others (docs/decisions/0058-one-word-each.md)."""
     honest, two_faced = range(7), range(7, 13)
     miners = [miner(uid) for uid in (*honest, *two_faced)]
     posts = [

@@ -11,10 +11,11 @@ from gauntlet.agreement import Tip, mirrors
 from node import catchup
 from node.checkpoints import Checkpoint, Shown, encode_shown, parse_shown
 from protocol import keys
-from protocol.errors import ChainError, InvalidMessage
+from protocol.errors import ChainError, InvalidMessage, StorageError
 from protocol.messages import encode_document, encode_selection, encode_slot
 from protocol.types import Commitment, Digest, Selection, Word
 from storage.realtime import REAL
+from tests.fakes.bucket import Call
 from tests.fakes.chain import fake_verify
 from tests.network import OWNER, FakeNetwork
 from tests.node.lies import spoil
@@ -197,6 +198,27 @@ def test_a_joiner_whose_chain_node_has_pruned_it_learns_an_amendment_from_the_ch
     assert joiner.node.run.head == amendment.digest
     assert joiner.events("caught_up")
     assert joiner.thetas()[6] == network["miner-1"].thetas()[6]
+
+
+@pytest.mark.parametrize("name", ["miner-2", "second"])
+def test_who_could_not_have_an_amendment_in_time_is_back_once_it_can(networks: Networks, name: str) -> None:
+    network = networks(miners=2, validators={"first": 150, "second": 100})
+    network.start()
+    network.run_until(1)
+    amendment = network.amend(from_round=3, changes={"outer": {"alpha": 0.25}})
+
+    def cut(call: Call) -> None:
+        if call.reader == name and call.key == keys.blob(amendment.digest):
+            raise StorageError("no connection")
+
+    network.store.before = cut
+    network.run_until(5, "first")
+    assert network[name].node.run.head != amendment.digest
+    network.store.before = lambda call: None
+    network.run_until(8)
+    assert network[name].node.run.head == amendment.digest
+    assert network[name].thetas()[7] == network["first"].thetas()[7]
+    assert network["first"].voids() == []
 
 
 def test_a_joiner_in_a_round_that_nobody_speaks_for_starts_at_the_last_that_somebody_did(networks: Networks) -> None:

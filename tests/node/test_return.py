@@ -186,7 +186,7 @@ def test_when_nobody_can_have_an_agreed_rounds_bytes_the_run_goes_on_from_before
     network.store.before = cut
     before = validator.node.held.claim
     for member in network.members.values():
-        member.node.before_apply = lambda selection, member=member: member.node.held.clear_cache()
+        member.node.before_apply = lambda _, member=member: member.node.held.clear_cache()  # type: ignore[misc]
     network.run_blocks(lambda: bool(validator.events("passed_over")))
     lost = validator.events("passed_over")[0]["round"]
     network.run_until(lost + VAIN_ROUNDS + 4)
@@ -206,7 +206,7 @@ def test_a_chain_that_does_not_answer_for_a_moment_costs_no_round(networks: Netw
     network.start()
     network.run_until(3)
     node = network["validator"].node
-    publish, failed = node.before_apply, []
+    publish, failed = node.before_apply, list[Selection | None]()
 
     def once(selection: Selection | None) -> None:
         if not failed:
