@@ -179,7 +179,8 @@ def _word(again: Replay) -> Iterator[Finding]:
     if word.pair != (facts.theta, facts.previous):
         text = "its word on chain starts from another state than the run's"
         # What it held may be where the run stood, before the others' word moved that. But not with another theta.
-        held = word.pair[1] != facts.previous or again.report.unobserved is Unobserved.APART
+        held = facts.decision.pair is None or word.pair[1] != facts.previous
+        held |= again.report.unobserved is Unobserved.APART
         yield Finding(Topic.WORD, Verdict.OBSERVED, text) if held else _differs(Topic.WORD, text)
         return
     uids = {peer.uid: peer.id for peer in facts.log.commit}
