@@ -341,13 +341,17 @@ def test_a_word_that_leaves_out_who_may_contribute_is_observed() -> None:
     assert of_word(one, naming(1, 3), naming(2, 4)) == set()
 
 
-@pytest.mark.parametrize("pair", [(digest("another theta"), rounds.PAIR[1]), (rounds.PAIR[0], digest("a fork"))])
-def test_a_word_for_another_pair_differs_whoever_it_names_and_the_first_pair_binds(pair: Pair) -> None:
-    one = played()[ROUND]
+def test_a_word_for_another_theta_differs_whoever_it_names_and_the_first_pair_binds() -> None:
+    one, pair = played()[ROUND], (digest("another theta"), rounds.PAIR[1])
     assert of_word(one, naming(1, 2, 3, 4, 100, pair=pair)) == {(Verdict.DIFFERS, None)}
     assert of_word(one, naming(1, pair=pair), naming(1, 2, 3, 4)) == {(Verdict.DIFFERS, None)}
     # What is written over a word says nothing.
     assert of_word(one, naming(1, 2, 3, 4), naming(100, pair=pair)) == set()
+
+
+def test_where_most_have_moved_the_run_who_stood_where_it_was_before_is_not_accused() -> None:
+    one, pair = played()[ROUND], (rounds.PAIR[0], digest("another link"))
+    assert of_word(one, naming(1, pair=pair)) == {(Verdict.OBSERVED, None)}
 
 
 def test_who_says_of_itself_that_it_could_not_follow_may_name_what_it_holds() -> None:
