@@ -72,14 +72,21 @@ def test_no_archive_and_none_that_can_are_both_a_pruned_state() -> None:
     assert "gone" in str(fault.value)
 
 
-def test_what_the_chain_says_by_name_is_an_answer() -> None:
-    async def refuse(session: Session) -> Any:
-        await read(session)
-        raise ChainError("there is no subnet", "SubnetNotExists")
+def test_what_one_archive_refuses_by_name_another_may_have() -> None:
+    """Else one that serves the chain without this subnet would hide all others."""
+    elsewhere: list[Stub] = [Counting()]
 
+    async def read_subnet(session: Session) -> Any:
+        found = await read(session)
+        if elsewhere and elsewhere.pop():
+            raise ChainError("there is no subnet", "SubnetNotExists")
+        return found
+
+    assert over(Pruned(), Counting(), Counting()).read(read_subnet, 3) == (7, "ws://1")
+    elsewhere.append(Counting())
     with pytest.raises(ChainError) as fault:
-        over(Pruned(), Counting(), Counting()).read(refuse, 3)
-    assert fault.value.code == "SubnetNotExists"
+        over(Pruned(), Counting()).read(read_subnet, 3)
+    assert fault.value.code == STATE_PRUNED
 
 
 def test_an_archive_that_failed_rests_and_one_that_lacks_a_block_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from gauntlet.agreement import (
     abstention,
     agreed,
     electorate,
-    last_spoke,
+    last_wrote,
     mirror_order,
     mirrors,
     moved,
@@ -207,12 +207,15 @@ def test_whoever_spoke_in_the_last_64_rounds_is_remembered():
     assert remembered(RUN, MEMORY_ROUNDS - 1, [validator(1, 1, ANNOUNCED)]).keys() == {A.id}
 
 
-def test_the_newest_round_that_anybody_spoke_for():
-    assert last_spoke(RUN, MINERS) == -1
-    assert last_spoke(RUN, [*MINERS, validator(1, 1, ANNOUNCED)]) == -1
+def test_the_last_block_in_which_a_validator_or_who_has_spoken_wrote():
+    assert last_wrote(MINERS) == 0
     here = [validator(1, 1, said_before(3)), validator(2, 1, said_before(9))]
-    assert last_spoke(RUN, [*here, *MINERS]) == 9
-    assert last_spoke(RUN, [replace(peer, validates=False) for peer in here]) == 9, "it had its permit then"
+    newest = max(peer.slot.block for peer in here if peer.slot is not None)
+    assert newest > 0
+    assert last_wrote([*here, *MINERS]) == newest, "miners commit in every round"
+    assert last_wrote([replace(peer, validates=False) for peer in here]) == newest, "it had its permit then"
+    slot = Slot(newest + 5, None, None)
+    assert last_wrote([*here, replace(here[0], slot=slot)]) == newest + 5, "a word may have stood there before"
 
 
 # --- the word ------------------------------------------------------------------------------------------------

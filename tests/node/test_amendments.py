@@ -201,10 +201,10 @@ def test_what_a_node_has_decided_stays_as_it_was_when_the_bytes_come_only_later(
     assert owned.look(undecided=4) == amended
 
 
-# --- what the chain of records says --------------------------------------------------------------------------
+# --- what the chain of selections says --------------------------------------------------------------------------
 
 
-def test_where_the_own_look_cannot_tell_the_chain_of_records_does(owned: Owned) -> None:
+def test_where_the_own_look_cannot_tell_the_chain_of_selections_does(owned: Owned) -> None:
     owned.until(owned.clock.start(2))
     one = owned.publish(owned.run, from_round=5, changes=ALPHA)
     two = owned.publish(one, from_round=7, changes={"outer": {"alpha": 0.5}})
@@ -213,11 +213,11 @@ def test_where_the_own_look_cannot_tell_the_chain_of_records_does(owned: Owned) 
     assert adopted(owned.run, heads, owned.doors(), {}) == two
     assert adopted(owned.run, heads[:3], owned.doors(), {}) == one
     assert adopted(owned.run, heads[:1], owned.doors(), {}) == owned.run
-    assert adopted(two, heads[:1], owned.doors(), {}) == two, "what no record contradicts stays"
+    assert adopted(two, heads[:1], owned.doors(), {}) == two, "what no selection contradicts stays"
     assert adopted(one, [(8, owned.run.id)], owned.doors(), {}) == owned.run
 
 
-def test_records_that_name_an_invented_amendment_or_no_one_run_are_refused(owned: Owned) -> None:
+def test_selections_that_name_an_invented_amendment_or_no_one_run_are_refused(owned: Owned) -> None:
     owned.until(owned.clock.start(2))
     real = owned.publish(owned.run, from_round=5, changes=ALPHA)
     invented = Amendment(previous=owned.run.head.hex(), from_round=5, changes={"outer": {"alpha": 9.0}})
@@ -231,7 +231,7 @@ def test_records_that_name_an_invented_amendment_or_no_one_run_are_refused(owned
 
 
 def test_an_owner_that_changed_its_mind_late_splits_nobody_for_good(owned: Owned) -> None:
-    """Whoever was away while the first one stood learns it from the records."""
+    """Whoever was away while the first one stood learns it from the selections."""
     owned.until(owned.clock.start(2))
     first = owned.publish(owned.run, from_round=5, changes=ALPHA)
     owned.until(owned.clock.start(5))

@@ -70,7 +70,7 @@ def test_a_key_that_appears_later_is_found(life: Life, tmp_path: Path) -> None:
 
 
 def test_a_key_that_was_read_is_there_when_its_owner_has_left(life: Life, tmp_path: Path) -> None:
-    """For whoever stands by a record, was killed, and has to open what it names."""
+    """For whoever names a peer, was killed, and has to open what it left."""
     key_hash = Digest(sha256(bytes(32)).digest())
     store, sealed = FakeStore(), Envelope(RUN, ROUND, named(0), key_hash, Digest(bytes(32)))
     store.bucket("m0").put(keys.reveal(RUN, ROUND), reveal(0), timeout_seconds=1)
