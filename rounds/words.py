@@ -26,7 +26,7 @@ from storage.realtime import seconds_until
 from storage.seal import matches
 
 LOOK_WINDOWS = 2
-"""So many reveal windows after V we look at most whom others name: then we have scores to find."""
+"""For so many reveal windows we look at most whom others name: then we have scores to find."""
 LAST_BLOCKS = 3
 """So long before that ends we say what we have, and wait for no more copies."""
 
@@ -97,7 +97,8 @@ class Words:
         too, with what they or others give us. A peer that could not be read here for a moment does not lose its place
         by that."""
         node, clock = self.node, self.node.clock
-        last = min(clock.words_by(round), clock.reveal_by(round) + LOOK_WINDOWS * (clock.reveal - clock.commit))
+        began = max(node.head(), clock.reveal_by(round))
+        last = min(clock.words_by(round), began + LOOK_WINDOWS * (clock.reveal - clock.commit))
         block_seconds, added = node.run.first.clock.block_seconds, set[Uid]()
         while (left := node.seconds_to_post(last)) and node.agreement.agreed(
             node.run, round, head := node.head()
