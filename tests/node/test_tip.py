@@ -179,6 +179,20 @@ def test_who_holds_another_theta_at_the_runs_link_makes_its_state_again(networks
     assert len(said) <= 1, "its memory was wrong for one round at most"
 
 
+def test_who_holds_another_theta_sees_it_by_rounds_in_which_nobody_contributes(networks: Networks) -> None:
+    network = networks(miners=2, validators=THREE)
+    network.start()
+    network.run_until(5)
+    network.kill("miner-1", "miner-2")
+    rounds_more(network, 1)
+    spoil(network, "third")
+    network.start("third")
+    end = rounds_more(network, 3)
+    assert {end - 2, end - 1} <= set(network["first"].voids())
+    assert network["third"].node.at_tip
+    assert network["third"].node.held.claim == network["first"].node.held.claim
+
+
 @pytest.mark.parametrize("names", [("first", "second"), HONEST])
 def test_validators_that_all_lost_their_disks_go_on_from_what_their_buckets_keep(
     networks: Networks, names: Sequence[str]
@@ -194,17 +208,17 @@ def test_validators_that_all_lost_their_disks_go_on_from_what_their_buckets_keep
 
 
 @pytest.mark.parametrize("rounds", [1, 5])
-def test_a_sole_validator_that_lost_disk_and_bucket_begins_anew_only_in_a_run_without_checkpoints(
+def test_a_sole_validator_that_lost_its_disk_and_all_payloads_begins_anew_only_in_a_run_without_checkpoints(
     networks: Networks, rounds: int
 ) -> None:
-    """And so have its miners."""
+    """And so have its miners; all that is left is which selections were agreed."""
     network = networks(miners=2)
     network.start()
     network.run_until(rounds)
     network.run_to_block(network.clock.start(rounds) + 1)
     wipe(network, *network.members)
     for name, bucket in network.store.buckets.items():
-        kept = {key: found for key, found in bucket.items() if name == "owner"}
+        kept = {key: found for key, found in bucket.items() if name == "owner" or "/selection/" in key}
         network.store.buckets[name] = kept
     said = len(words_of(network, "validator"))
     network.start()
