@@ -8,7 +8,6 @@ from unittest.mock import patch
 import pytest
 
 from gauntlet import agreement
-from gauntlet.agreement import Post
 from gauntlet.book import eligible
 from gauntlet.checks import Checked
 from gauntlet.selection import Ranking
@@ -38,20 +37,6 @@ def exactly_half() -> Iterator[None]:
         return bool(peers) and 2 * sum(self.stakes[peer] for peer in peers) >= sum(self.stakes.values())
 
     with patch.object(agreement._Tally, "_is_most", is_most):
-        yield
-
-
-@contextmanager
-def retraction() -> Iterator[None]:
-    """What is written over is unsaid."""
-
-    def add(self: Any, post: Post) -> None:
-        if post.peer in self.stakes:
-            self.spoke.add(post.peer)
-            if post.word.pair is not None:
-                self.pairs[post.peer], self.names[post.peer] = post.word.pair, post.word.bitmap
-
-    with patch.object(agreement._Tally, "add", add):
         yield
 
 
@@ -96,7 +81,6 @@ BUGS: Mapping[str, tuple[Any, tuple[str, ...], str]] = {
         ("--rounds", "30", "--validators", "2", "--miners", "4", "--seed", "1"),
         "disagreements",
     ),
-    "a retraction that counts": (retraction, (*STORM, "--hostile-stake", "0.33"), "disagreements"),
     "a book that vetoes": (
         veto,
         ("--rounds", "12", "--validators", "3", "--miners", "13", "--two-faced", "6", "--faults-per-hour", "0"),
