@@ -154,6 +154,6 @@ class LyingValidator(Noise):
 
 
 class WithholdingValidator(Noise):
-    """The same, and that validator approves no record but its own."""
+    """The same, and that validator names nobody."""
 
     kind, expected, slots, validator = "withholding-validator", Expected.SOON, 4, "withholding"
