@@ -14,6 +14,9 @@ from protocol.types import Digest, PeerId, Standing
 
 RATED_NEEDED = 3
 """While fewer of the passing peers have been evaluated, peers not evaluated may fill the places that are left."""
+RATED_SHARE = 0.5
+"""The same while a smaller share of them has been evaluated: validators that have each looked at a few name few peers
+in common, and a round in which nobody is named by most is void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +58,13 @@ def standing(
 ) -> Ranking:
     """Rank the passing peers of `round`. Equal scores are ordered by SHAKE(hash of block D, hotkey).
 
-    During the first `opening_rounds` rounds, and while fewer than three of the passing peers were ever evaluated,
-    peers not evaluated come after the eligible ones instead of being left out.
+    During the first `opening_rounds` rounds, and while fewer than three or less than half of the passing peers were
+    ever evaluated, peers not evaluated come after the eligible ones instead of being left out.
     """
     records = {peer: book.peers.get(peer) for peer in passed}
     rated = _rated(book, passed)
-    open_to_all = _is_open(rated, spec, round)
+    few = len(rated) < max(RATED_NEEDED, RATED_SHARE * len(passed))
+    open_to_all = round < spec.opening_rounds or few
     good = {peer for peer in rated if (record := records[peer]) is not None and eligible(record, spec)}
 
     def place(peer: PeerId) -> tuple[bool, float, int, PeerId]:
@@ -86,8 +90,3 @@ def standing(
 
 def _rated(book: ScoreBook, passed: Collection[PeerId]) -> set[PeerId]:
     return {peer for peer in passed if (record := book.peers.get(peer)) is not None and record.evaluations > 0}
-
-
-def _is_open(rated: Collection[PeerId], spec: GauntletSpec, round: int) -> bool:
-    """Whether peers not evaluated may contribute."""
-    return round < spec.opening_rounds or len(rated) < RATED_NEEDED

@@ -37,7 +37,7 @@ def is_due(run: Run, round: int, last_update: int, block: int) -> bool:
     again, and the round that was paid last is `weight_rounds` ago."""
     spec = run.spec_at(round)
     rested = block + 1 - last_update >= spec.clock.weights_rate_limit
-    return rested and round - run.clock.decided_before(last_update) >= spec.gauntlet.weight_rounds
+    return rested and round - run.clock.paid_in(last_update) >= spec.gauntlet.weight_rounds
 
 
 def due_from(run: Run, round: int, last_update: int) -> int:

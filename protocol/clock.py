@@ -51,6 +51,11 @@ class Clock:
         """The newest round whose X is before `block`; negative before the first one's."""
         return (block - 1 - self.words_by(0)) // self.round_blocks
 
+    def paid_in(self, block: int) -> int:
+        """The round whose book weights set in `block` follow from: the newest whose V is before it, since a round that
+        is decided early is paid before its X. Negative before the first one's V."""
+        return (block - 1 - self.reveal_by(0)) // self.round_blocks
+
     def end(self, round: int) -> int:
         """First block of the next round."""
         return self.start(round + 1)

@@ -102,8 +102,8 @@ class Witness:
         self._void: dict[int, str | None] = {}
         """Void rounds, and why."""
         self._applied: set[int] = set()
-        self._selected: dict[int, list[tuple[str, frozenset[str]]]] = {}
-        """Who contributes, as honest nodes have applied it, by round, until the oracle has been asked."""
+        self._applied_by: dict[int, list[tuple[str, frozenset[str]]]] = {}
+        """Who contributes, as honest nodes have applied it (nobody: void), by round, until the oracle was asked."""
         self._recoveries: list[float] = []
         self._measured = -1
         """The newest round after which an honest validator measured the held-out loss."""
@@ -184,7 +184,8 @@ class Witness:
             return
         if not fields["void"]:
             self._of(member).apart = False  # a selection is applied to the theta that it names
-            self._selected.setdefault(round, []).append((member.name, frozenset(fields["contributing"])))
+        if not self._of(member).apart:
+            self._applied_by.setdefault(round, []).append((member.name, frozenset(fields["contributing"])))
         self._agree(member, round + 1, fields["theta"])
         if round not in self._applied:
             self._applied.add(round)
@@ -308,7 +309,7 @@ class Witness:
 
     def _ask(self, number: int) -> None:
         """What honest nodes have applied by now for a round is what its words come to."""
-        applied = self._selected.pop(number, [])
+        applied = self._applied_by.pop(number, [])
         if not applied:
             return
         found = self._oracle.selected(self._network.world, number)
@@ -346,7 +347,7 @@ class Witness:
         owed = number - network.spec.gauntlet.weight_rounds
         last = {peer.id: peer.last_update for peer in network.world.state(network.world.final).peers}
         for member in network.members.values():
-            if member.validates and not member.hostile and last[member.peer] <= network.run.clock.words_by(owed):
+            if member.validates and not member.hostile and network.run.clock.paid_in(last[member.peer]) < owed:
                 self.result.unpaid += 1
                 self._broke(f"{member.name} set no weights for rounds {owed} to {number - 1}, which were calm")
 

@@ -86,6 +86,13 @@ def test_while_fewer_than_three_are_rated_unevaluated_peers_may_contribute():
     assert len(contributing(three, PEERS[:4], SPEC, LATER, COMMIT_HASH)) == 3
 
 
+def test_while_less_than_half_are_rated_unevaluated_peers_may_contribute():
+    """Twenty-one validators that have each looked at four others would name nobody in common."""
+    wide, three = SPEC.model_copy(update={"contributors": 8}), book_of(rated(), rated(), rated())
+    for passed, expected in ((PEERS[:7], set(PEERS[:7])), (PEERS[:6], set(PEERS[:3]))):
+        assert set(standing(three, passed, wide, LATER, COMMIT_HASH).order) == expected
+
+
 def test_ties_are_broken_by_the_hash_of_block_d_alone():
     book = book_of(*[rated()] * 6)
     chosen = {contributing(book, PEERS[:6], SPEC, LATER, digest(str(number))) for number in range(30)}

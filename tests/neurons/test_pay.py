@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 
 from gauntlet.audit import Topic, Verdict
+from gauntlet.weights import is_due
 from protocol.errors import ChainError
+from protocol.run import Run
 from protocol.types import PeerId, Uid
 from tests.network import FakeNetwork
 from tests.neurons.test_audit import audits
+from tests.specs import toy_spec
 
 Networks = Callable[..., FakeNetwork]
 EPOCH = 100
@@ -42,6 +45,13 @@ def test_weights_are_due_by_what_the_chain_says_of_the_last_ones_and_a_restart_d
     network.start("validator")
     network.run_until(6)
     assert paid(network) == [1, 3, 5]
+
+
+@pytest.mark.parametrize("block", [4, 12])
+def test_weights_of_a_round_are_those_of_this_round_whether_it_was_decided_early_or_at_x(block: int) -> None:
+    run = Run(toy_spec({"gauntlet.weight_rounds": 2}))
+    set_in = run.clock.reveal_by(3) + block
+    assert [is_due(run, round, set_in, run.clock.words_by(round)) for round in (4, 5)] == [False, True]
 
 
 def test_weights_that_are_revealed_are_read_back_and_audited(networks: Networks, tmp_path: Path) -> None:

@@ -67,3 +67,8 @@ def test_a_round_is_decided_as_seen_from_the_block_after_its_last_words_on() -> 
     clock = toy_spec().rounds_clock
     assert [clock.decided_before(clock.words_by(3) + more) for more in (0, 1, 40, 41)] == [2, 3, 3, 4]
     assert clock.decided_before(clock.words_by(0)) < 0 == clock.decided_before(clock.words_by(0) + 1)
+
+
+def test_weights_follow_from_the_newest_round_whose_keys_could_be_read() -> None:
+    clock = toy_spec().rounds_clock
+    assert [clock.paid_in(clock.reveal_by(3) + more) for more in (0, 1, 40, 41)] == [2, 3, 3, 4]

@@ -74,6 +74,22 @@ def blind_pay() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def retraction() -> Iterator[None]:
+    """What a hotkey writes over its word takes that word back."""
+
+    def add(self: Any, post: agreement.Post) -> None:
+        peer, word = post.peer, post.word
+        if peer in self.stakes:
+            self.spoke.add(peer)
+            self.pairs.pop(peer, None)
+            if word.pair is not None:
+                self.pairs[peer], self.names[peer] = word.pair, word.bitmap
+
+    with patch.object(agreement._Tally, "add", add):
+        yield
+
+
 STORM = ("--rounds", "40", "--validators", "3", "--miners", "6", "--faults-per-hour", "125")
 BUGS: Mapping[str, tuple[Any, tuple[str, ...], str]] = {
     "exactly half": (
@@ -86,6 +102,7 @@ BUGS: Mapping[str, tuple[Any, tuple[str, ...], str]] = {
         ("--rounds", "12", "--validators", "3", "--miners", "13", "--two-faced", "6", "--faults-per-hour", "0"),
         "void_unexplained",
     ),
+    "a retraction that counts": (retraction, (*STORM, "--hostile-stake", "0.33"), "disagreements"),
     "a skipped payload": (skipped, STORM, "disagreements"),
     "pay from an unobserved round": (blind_pay, STORM, "unobserved_weights"),
 }
