@@ -334,12 +334,25 @@ def agreed(run: Run, round: int, log: Log, final: int, height: int) -> Agreed | 
     return _decided(order, pair, tally.supported(pair, order.committed) if pair is not None else (), last, height)
 
 
+def named_by_most(run: Run, round: int, log: Log) -> tuple[tuple[PeerId, Digest], ...] | None:
+    """(hotkey, envelope) of whom more than half of the counted stake names in the words of `log`, at most G of them;
+    None while no pair is named by so many. Decides nothing: more may be said."""
+    order, tally = order_of(run, round, log), _Tally(votes(run, round, log.commit), log.posts)
+    pair = tally.pair
+    if pair is None:
+        return None
+    return _contributing(order, tally.supported(pair, order.committed))
+
+
+def _contributing(order: Order, supported: Collection[Uid]) -> tuple[tuple[PeerId, Digest], ...]:
+    return tuple(sorted(order.committed[uid] for uid in order.first(supported)))
+
+
 def _decided(order: Order, pair: Pair | None, supported: Collection[Uid], block: int, height: int) -> Agreed:
     run, round = order.run, order.round
     if pair is None or not supported or run.voided(round, height):
         return Agreed(pair, None, block)
-    contributing = tuple(sorted(order.committed[uid] for uid in order.first(supported)))
-    return Agreed(pair, Selection(round, *pair, run.head_at(round), contributing), block)
+    return Agreed(pair, Selection(round, *pair, run.head_at(round), _contributing(order, supported)), block)
 
 
 def outcome(run: Run, round: int, log: Log, height: int) -> Outcome:

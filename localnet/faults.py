@@ -17,6 +17,7 @@ import torch
 from neurons.miner import SUMMARY
 from node.build import on_ranks
 from node.config import load
+from node.node import Node
 from node.payloads import gather_pinned
 from node.program import log_to_stderr, run_program
 from node.state import SealedRound
@@ -28,6 +29,7 @@ from rounds import start
 from rounds.miner import Miner
 from sparseloco import ops
 from sparseloco.update import Update
+from training.shards import Shards
 
 
 class Garbage(Miner):
@@ -64,7 +66,7 @@ class Late(Miner):
 
     def commit(self, round: int, sealed: SealedRound) -> None:
         self.node.wait_for(self.node.clock.commit_by(round), "the commit window to close")
-        self.node.post(Commitment(round, self.envelope_digest(sealed)))
+        self.node.post(self.commitment(round, sealed))
 
 
 class Silent(Miner):
@@ -91,6 +93,9 @@ class Huge(Miner):
 
 class Desynced(Miner):
     """Trains from, and proves, a theta of its own."""
+
+    def __init__(self, node: Node, shards: Shards, *, speculates: bool = True) -> None:
+        super().__init__(node, shards, speculates=False)
 
     def train(self, round: int, pages: Sequence[Page]) -> None:
         replica = self.node.held.replica

@@ -12,6 +12,7 @@ from murmur import presets
 from murmur.timetable import duration, lines
 from protocol.errors import ConfigError
 from protocol.spec import RunSpec
+from training.fit import as_toml, fit
 from training.memory import Role, disk_parts
 from training.phases import VALIDATORS
 from training.plan import ROLES, Missed, Plan, link
@@ -34,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sft",
         metavar="RECIPE",
         help="plan a fine-tuning of the run's model in place of the run: a recipe of murmur sft, by name or file",
+    )
+    parser.add_argument(
+        "--fit",
+        action="store_true",
+        help="find the shortest clock with which this machine is in time, and print it as TOML (with --json the plan "
+        "with that clock)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, in bytes and seconds")
 
@@ -81,11 +88,29 @@ def run(options: argparse.Namespace) -> int:
         from murmur.tuning import show
 
         return show(options.sft, plan, as_json=options.json)
+    if options.fit:
+        plan = fit(plan)
+        if not options.json:
+            return _show_fit(plan)
     if options.json:
         sys.stdout.write(json.dumps(as_json(plan), indent=2) + "\n")
     else:
         sys.stdout.writelines(f"{line}\n" for line in lines(plan, network, refusals(plan), measured=options.measure))
     return 1 if refusals(plan) else 0
+
+
+def _show_fit(plan: Plan) -> int:
+    """The clock as a spec has it, with what it gives; the exit status."""
+    refused = refusals(plan)
+    clock = plan.spec.clock
+    told = [
+        f"{clock.round_blocks} blocks of {clock.block_seconds:g} s: {duration(plan.round_seconds)} a round, of which "
+        f"{plan.utilization:.1%} is compute",
+        f"for {plan.gpus} x {plan.rates.compute.one / 1e12:g} TFLOP/s; {plan.margin:.0%} of the compute is kept free",
+        *(f"REFUSED all the same: {reason}" for reason in refused),
+    ]
+    sys.stdout.write("".join(f"# {line}\n" for line in told) + "\n" + as_toml(plan))
+    return 1 if refused else 0
 
 
 def planned(spec: RunSpec, options: argparse.Namespace) -> Plan:
@@ -168,6 +193,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "on_gpu": plan.on_gpu,
         "validators": plan.validators,
         "has_data": plan.has_data,
+        "margin": plan.margin,
+        "clock": plan.spec.clock.model_dump(),
         "gpu_memory_bytes": plan.gpu_bytes,
         "gpu_flops": plan.rates.compute.one,
         "up_mbps": 8e-6 * plan.rates.up.one,

@@ -16,7 +16,6 @@ from owner.draft import sealed
 from owner.folder import DRAFT, THETA, RunFolder, open_folder
 from owner.publish import announce, await_named, blobs_of, data_blobs, name, own_slot, theta_blobs, upload
 from owner.stranger import read_back
-from protocol.clock import PAGE_LEAD_BLOCKS
 from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, StorageError
 from protocol.run import Run
 from protocol.spec import RunSpec
@@ -87,7 +86,7 @@ def _known(folder: RunFolder) -> RunSpec:
 
 def _require_theta(folder: RunFolder) -> None:
     """Raise ConfigError for a theta_0 that is not what the draft says, or of another model: nobody could start."""
-    spec = sealed(folder.table, folder.theta, PAGE_LEAD_BLOCKS)
+    spec = sealed(folder.table, folder.theta, 1)
     try:
         checkpoint.load(folder.path / THETA, folder.theta, spec.model.shapes())
     except CheckpointCorrupt as fault:

@@ -93,6 +93,18 @@ class BucketConfig(_Table):
                 )
 
 
+class MinerConfig(_Table):
+    """What only a miner asks for."""
+
+    speculate: Annotated[
+        bool,
+        Field(
+            description="of a miner: begin a round from the selection that it expects for the one before, and correct "
+            "that where it was wrong; without it the GPUs wait for the decision"
+        ),
+    ] = True
+
+
 class NetworkConfig(_Table):
     """Where a run is: its chain, its subnet, its spec, its data. Enough for whoever only reads."""
 
@@ -128,6 +140,7 @@ class NodeConfig(NetworkConfig):
 
     wallet: WalletConfig
     bucket: BucketConfig
+    miner: MinerConfig = MinerConfig()
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="least severe log line")] = (
         "INFO"
     )

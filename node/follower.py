@@ -140,9 +140,13 @@ class Follower:
 
     def decided(self, round: int) -> Agreed:
         """What is agreed in the round, as soon as final states say."""
+        with self.timeline.begin("wait"):
+            return self._decided(round)
+
+    def _decided(self, round: int) -> Agreed:
         head, first = self.head(), self.clock.commit_by(round)
         while (found := self.agreement.agreed(self.run, round, head)) is None:
-            head = self.wait_for(max(head + 1, first), f"the selection of round {round}").block
+            head = self._wait_for(max(head + 1, first), f"the selection of round {round}").block
         return found
 
     # --- others, and our own slot ------------------------------------------------------------------------------

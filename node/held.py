@@ -5,7 +5,7 @@ them last. Knows nothing of the chain: who decides what is applied is not its bu
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 
@@ -41,6 +41,19 @@ _PARTS = {
     "book": "all ratings, which begin anew",
 }
 """The parts of a saved state, and what becomes of one that is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A selection that nobody has agreed on yet, applied to the model in memory: nothing of it is saved, or said to
+    anybody. `opened` without their updates: those are applied."""
+
+    round: int
+    contributing: tuple[tuple[PeerId, Digest], ...]
+    outer: OuterSpec
+    opened: tuple[Opened, ...]
+
+
 LOG_INTERVALS = 2
 """After so many intervals of checkpoints without a snapshot the next one is waited for: a disk is not endless."""
 
@@ -63,6 +76,8 @@ class Held:
         self.own = OwnState(store.own, replica, time)
         self.snapshots = Snapshots(store.snapshot, store.folder / "writing", time)
         self.redo = RedoLog(store.log, run, first.layout)
+        self.expected: Expected | None = None
+        """What theta in memory follows from beside what is saved."""
         self._kept: Saved | None = None
         """What is left of a state whose theta is damaged."""
         self.cache = store.folder / "cache"
@@ -180,17 +195,43 @@ class Held:
     @property
     def claim(self) -> Pair:
         """The pair that we hold: our theta, and the link to the last selection that it comes from."""
-        return self.replica.digest(), self.saved.link
+        return self.saved.theta, self.saved.link
 
     # --- rounds ----------------------------------------------------------------------------------------------
 
+    def expect(
+        self, round: int, outer: OuterSpec, contributing: tuple[tuple[PeerId, Digest], ...], opened: Sequence[Opened]
+    ) -> None:
+        """The outer step of a round whose selection is not known yet, in memory only; none for a round that will be
+        void. `apply` keeps it where this was the selection; `take_back` undoes it."""
+        if contributing:
+            self.replica.outer_step([each.update for each in opened], alpha=outer.alpha, aggregate=outer.aggregate)
+        self.expected = Expected(round, contributing, outer, tuple(replace(each, update=None) for each in opened))
+
+    def take_back(self) -> None:
+        """Hold what is saved again, where something else was expected."""
+        expected, self.expected = self.expected, None
+        if expected is not None and expected.contributing:
+            self.replica.take_back()
+
+    def expected_by(self, round: int, spec: RunSpec, decision: Agreed) -> list[Opened] | None:
+        """What was applied already where we expected just this decision of the round, else None."""
+        found, selection = self.expected, decision.selection
+        contributing = selection.contributing if selection is not None else ()
+        if found is None or (found.round, found.outer, found.contributing) != (round, spec.outer, contributing):
+            return None
+        return list(found.opened)
+
     def apply(self, round: int, spec: RunSpec, decision: Agreed, opened: list[Opened]) -> None:
-        """The outer step (or, in a void round, giving our own update back to the error feedback), then save: we stand
-        where the run stands. `spec`: in force in `round`."""
+        """The outer step, unless that is what we expected (or, in a void round, giving our own update back to the error
+        feedback), then save: we stand where the run stands. `spec`: in force in `round`."""
+        if self.expected_by(round, spec, decision) is None:
+            self.take_back()
         if decision.selection is not None and decision.link is not None:
-            self.step(round, spec.outer, self.replica.digest(), decision.link, opened)
+            self.step(round, spec.outer, self.saved.theta, decision.link, opened)
             self.stand(decision.link, Tip(round + 1, decision.link))
             return
+        self.expected = None
         self.clear_cache()
         mine = self.own_update(round)
         if mine is not None:
@@ -202,11 +243,13 @@ class Held:
             self.save_own()
 
     def step(self, round: int, outer: OuterSpec, theta: Digest, link: Digest, opened: Sequence[Opened]) -> None:
-        """The outer step of `round`, from the state with this theta digest, and what a restart needs to make it again.
-        link: of the round's selection. Not part of the state until `stand`."""
+        """The outer step of `round`, unless it was expected and made, from the state with this theta digest, and what a
+        restart needs to make it again. link: of the round's selection. Not part of the state until `stand`."""
         self.snapshots.hold(wait=len(self.consensus.log) >= LOG_INTERVALS * self.first.checkpoint_rounds)
         payloads = self.redo.keep(self.cache, round, opened)
-        self.replica.outer_step([each.update for each in opened], alpha=outer.alpha, aggregate=outer.aggregate)
+        if self.expected is None:
+            self.replica.outer_step([each.update for each in opened], alpha=outer.alpha, aggregate=outer.aggregate)
+        self.expected = None
         done = Step(round, theta, link, outer.alpha, outer.aggregate, payloads)
         self.consensus = replace(self.consensus, log=(*self.consensus.log, done))
 

@@ -43,6 +43,9 @@ class Metrics:
         self._rejected = Gauge("murmur_rejected", "of the last judged round", ["reason"], registry=self.registry)
         self.registry.register(_Moved())
         self._faults = Counter("murmur_faults", "what went wrong, by event", ["event"], registry=self.registry)
+        self._guesses = Counter(
+            "murmur_guesses", "selections that were expected before they were agreed", ["guess"], registry=self.registry
+        )
         self._error = Info("murmur_last_error", "the last warning or error of the log", registry=self.registry)
         self._error.info({"message": ""})
         self._missed = 0
@@ -66,10 +69,19 @@ class Metrics:
             self._gauge("round_timestamp_seconds", "when that was").set(event["time"])
             self._gauge("void", "1 when it was void").set(event["void"])
             self._gauge("selected", "how many contributed to it").set(len(event["contributing"]))
+            self._gauge("decided_blocks", "blocks from its deadline to its decision").set(event["after"])
+            if event["guess"] is not None:
+                self._guesses.labels(event["guess"]).inc()
         elif kind == "phases":
             self._phases.clear()
             for phase in event["phases"]:
                 self._phases.labels(phase["phase"]).inc(phase["seconds"])
+            computed = sum(phase["seconds"] for phase in event["phases"] if phase["phase"] == "compute")
+            if computed:
+                whole = max(phase["began"] + phase["seconds"] for phase in event["phases"])
+                self._gauge("compute_share", "share of the last round in which it trained, 0 to 1").set(
+                    computed / whole
+                )
         elif kind == "trained" and event["loss"] is not None:
             self._gauge("loss", "mean training loss of the last round, nats a token").set(event["loss"])
         elif kind == "published":

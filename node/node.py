@@ -5,8 +5,9 @@ finalised chain state, gathers exactly those submissions, applies them and saves
 the run stands elsewhere than we, we go there (node/catchup.py), and lend nobody our word meanwhile.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from loguru import logger
@@ -18,15 +19,17 @@ from node.adapters import Doors
 from node.amendments import adopted, follow, settle
 from node.catchup import Followed, catch_up, join
 from node.events import round_seconds
+from node.expected import likely
 from node.follower import Follower
 from node.held import Held
-from node.payloads import Lacking, Opened, gather_pinned, prefetch_pinned
+from node.payloads import Lacking, Opened, gather_pinned, prefetch
 from node.records import Records
 from node.setbacks import Setbacks
 from node.terms import Terms
 from node.wanted import say_wanted, take_back_wanted
-from protocol.errors import STATE_PRUNED, ChainError, OutOfSync, StorageError
+from protocol.errors import STATE_PRUNED, ChainError, MurmurError, OutOfSync, StorageError
 from protocol.messages import first_link
+from protocol.ports import Time
 from protocol.run import Run
 from protocol.types import Digest, PeerId, hotkey
 from storage.collect import Collection
@@ -34,6 +37,8 @@ from storage.collect import Collection
 VAIN_ROUNDS = 4
 """After so many rounds in which nobody gave what follows on what we hold, we say that we hold it: the one way back, for
 a run whose newest payloads nobody has any more."""
+LOOK_BLOCKS = 0.5
+"""So long after a look for what we expect the next one follows."""
 ABORT_SECONDS = 10.0
 
 
@@ -44,6 +49,32 @@ class Applied:
     round: int
     agreed: Agreed
     theta: Digest
+
+
+class _Decision:
+    """A round's decision, waited for beside other work. `wait`: returns what is agreed, as soon as it is."""
+
+    def __init__(self, wait: Callable[[], Agreed], time: Time) -> None:
+        self._found: Agreed | None = None
+        self._fault: BaseException | None = None
+
+        def look() -> None:
+            try:
+                self._found = wait()
+            except MurmurError as fault:
+                self._fault = fault
+
+        self._task = time.start(look, "decision")
+
+    def is_known(self) -> bool:
+        return not self._task.is_alive()
+
+    def take(self) -> Agreed:
+        """What is agreed; waits for it. Raises what `wait` has raised."""
+        self._task.join()
+        if self._found is None:
+            raise self._fault or ChainError("nobody has said what is agreed")
+        return self._found
 
 
 class Node(Follower):
@@ -57,6 +88,9 @@ class Node(Follower):
         self.setbacks = Setbacks(doors.bucket, round_seconds, lambda: self.clock.round_at(self.head()), doors.time)
         self._likely: frozenset[PeerId] = frozenset()
         """Who was selected last."""
+        self._decision: _Decision | None = None
+        """That of the round whose selection we expect: looked for beside."""
+        self._guess_seconds: dict[str, float] = {}
         self._prefetch: Collection | None = None
         self._followed = Followed.LOST
         """What became of our last try to catch up."""
@@ -111,7 +145,7 @@ class Node(Follower):
             settle(self, self.held)
             runs.require_protocol(self.run, current + 1)
             try:
-                if self.at_tip and (decision := self._decision(current)) is not None:
+                if self.at_tip and (decision := self._agreed_in(current)) is not None:
                     applied.append(self._apply(current, decision))
                     continue
                 why = "the run stands elsewhere"
@@ -126,10 +160,95 @@ class Node(Follower):
             self._catch_up(why)
         return applied
 
-    def _decision(self, round: int) -> Agreed | None:
+    # --- what is expected ------------------------------------------------------------------------------------
+
+    def expect(self, round: int) -> bool:
+        """Move theta, in memory only, by the selection that the round will probably have, which the next one begins
+        from if that is agreed; whether we did. `advance` confirms it, or takes it back and applies what is agreed.
+
+        Whoever committed and shows no key is waited for until V. Where the decision comes first it is not guessed;
+        where nobody committed, or shows a key, the round will be void.
+        """
+        held, last = self.held, self.clock.commit_by(round)
+        if held.expected is not None:
+            return held.expected.round == round  # what came after it broke off
+        try:
+            if not self.at_tip or held.saved.round != round or self.head() < last:
+                return False
+            self.stop_prefetch()
+            with self.timeline.begin("download") as download:
+                opened = self._gather_likely(round)
+        except ChainError as fault:
+            logger.debug("round {round}: nothing is expected: {fault}", round=round, fault=str(fault))
+            return False
+        if opened is None:
+            return False
+        with self.timeline.begin("apply") as apply:
+            contributing = tuple((each.peer, each.envelope) for each in opened)
+            held.expect(round, self.run.spec_at(round).outer, contributing, opened)
+        self._guess_seconds = {"download": round_seconds(download.seconds), "apply": round_seconds(apply.seconds)}
+        self._decision = _Decision(partial(self._decide_beside, round), self.time)
+        self.prefetch(round)
+        return True
+
+    @property
+    def expects(self) -> bool:
+        """Whether theta is one that nobody has agreed on yet."""
+        return self.held.expected is not None
+
+    def is_decided(self) -> bool:
+        """Whether the decision that we expect is known: right or wrong. Never waits."""
+        return self._decision is not None and self._decision.is_known()
+
+    def _decide_beside(self, round: int) -> Agreed:
+        """In a thread of its own."""
+        self.held.replica.digest()  # for the moment in which it is confirmed
+        return self._decided(round)
+
+    def _gather_likely(self, round: int) -> list[Opened] | None:
+        """The submissions that will probably be selected, opened; none of a round that will be void, and None where the
+        decision comes first."""
+        silent = frozenset[PeerId]()
+        while True:
+            head = self.head()
+            if self.agreement.agreed(self.run, round, head) is not None:
+                return None
+            contributing = likely(self.run, round, self.agreement.log(self.run, round, head), self._likely, silent)
+            try:
+                return [each for each in self._gather_now(round, contributing, head) if each.update is not None]
+            except Lacking as fault:
+                if head >= self.clock.reveal_by(round):
+                    silent |= frozenset(fault.peers)
+                else:
+                    self.time.sleep(LOOK_BLOCKS * self.run.first.clock.block_seconds)
+
+    def _gather_now(self, round: int, contributing: Sequence[tuple[PeerId, Digest]], head: int) -> list[Opened]:
+        """These submissions, from their owners and mirrors. Raises Lacking."""
+        self.held.lay_out_own(self.me, round)
+        spec, clock = self.run.spec_at(round), self.run.first.clock
+        left = max(LOOK_BLOCKS, self.clock.reveal_by(round) - head) * clock.block_seconds
+        return gather_pinned(
+            spec,
+            self.run.id,
+            round,
+            contributing,
+            self.sources(),
+            self.doors.verify,
+            left,
+            self.held.cache,
+            self.time,
+            from_all=False,
+        )
+
+    # --- what is agreed --------------------------------------------------------------------------------------
+
+    def _agreed_in(self, round: int) -> Agreed | None:
         """What is agreed in the round for what we hold, which is where the run stands; None where it goes on from
         elsewhere. What others name without moving the run makes the round void."""
-        decision, (theta, link), tip = self.decided(round), self.held.claim, self.held.saved.tip
+        beside, self._decision = self._decision, None
+        with self.timeline.begin("wait"):
+            decision = beside.take() if beside is not None else self._decided(round)
+        (theta, link), tip = self.held.claim, self.held.saved.tip
         assert tip is not None
         if decision.pair in (None, (theta, link)):
             return decision
@@ -146,6 +265,7 @@ class Node(Follower):
             logger.warning("round {round} cannot be followed directly: {why}", round=held.saved.round, why=why)
         self._tried = newest
         self.stop_prefetch()
+        held.take_back()
         settle(self, held)
         since, link, before = held.saved.vain_from, held.saved.link, held.saved.tip
         tip = before
@@ -189,12 +309,21 @@ class Node(Follower):
     def _apply(self, round: int, decision: Agreed) -> Applied:
         self.stop_prefetch()
         self.before_apply(decision.selection)
-        with self.timeline.begin("download") as download:
-            opened = self.gather(decision) if decision.selection else []
-        with self.timeline.begin("apply") as apply:
-            if decision.selection is not None:
-                self._likely = frozenset(peer for peer, _ in decision.selection.contributing)
-            self.held.apply(round, self.run.spec_at(round), decision, opened)
+        spec, guessed = self.run.spec_at(round), self.expects
+        opened = self.held.expected_by(round, spec, decision)
+        right = opened is not None
+        if decision.selection is not None:
+            self._likely = frozenset(peer for peer, _ in decision.selection.contributing)
+        if opened is not None:
+            seconds = self._guess_seconds
+            self.held.apply(round, spec, decision, opened)
+        else:
+            self.held.take_back()
+            with self.timeline.begin("download") as download:
+                opened = self.gather(decision) if decision.selection else []
+            with self.timeline.begin("apply") as apply:
+                self.held.apply(round, spec, decision, opened)
+            seconds = {"download": round_seconds(download.seconds), "apply": round_seconds(apply.seconds)}
         self.held.events.emit(
             "applied",
             round,
@@ -202,7 +331,9 @@ class Node(Follower):
             contributing=[hotkey(peer) for peer, _ in decision.selection.contributing] if decision.selection else [],
             theta=self.held.replica.digest().hex(),
             decided=decision.block,
-            seconds={"download": round_seconds(download.seconds), "apply": round_seconds(apply.seconds)},
+            after=decision.block - self.clock.commit_by(round),
+            guess=("right" if right else "wrong") if guessed else None,
+            seconds={"download": seconds["download"], "apply": seconds["apply"]},
         )
         self.held.events.emit("phases", round, phases=self.timeline.take())
         take_back_wanted(self)
@@ -241,31 +372,39 @@ class Node(Follower):
                 pause = min(2 * pause, 10.0)
 
     def prefetch(self, round: int) -> None:
-        """After block D: begin to fetch what will probably be selected, until the selection is known: the submissions
-        of those who were selected last, and for the places that are left those of others, the lowest uids first. What
-        is fetched only when it is selected makes everybody late for the next round. Nothing waits for it and nothing
-        depends on it."""
+        """Begin to fetch what will probably be selected, until the selection is known: the submissions of those who
+        were selected last, before D too, where they have put them up by now; after it, for the places that are left,
+        those of others that committed, the lowest uids first. What is fetched only when it is selected makes everybody
+        late for the next round. Nothing waits for it and nothing depends on it."""
         self.stop_prefetch()
-        last = self.clock.commit_by(round)
         try:
-            peers = self.doors.chain.peers(last)
+            last, head = self.clock.commit_by(round), self.head()
+            peers = self.doors.chain.peers(min(last, head))
             timeout = self.seconds_until(self.clock.words_by(round))
         except ChainError as fault:
             logger.debug("round {round}: nothing is fetched early: {fault}", round=round, fault=str(fault))
             return
-        spec = self.run.spec_at(round)
-        places = max(spec.gauntlet.contributors, len(self._likely))
-        first = sorted(peers, key=lambda peer: (peer.id not in self._likely, peer.uid))
-        promises = {peer.id: commitment(peer, round, last) for peer in first}
-        promised = [(peer, promise.envelope) for peer, promise in promises.items() if promise][:places]
-        pairs = [(peer, envelope) for peer, envelope in promised if peer != self.me]
-        if pairs and timeout > 0:
-            self._prefetch = prefetch_pinned(
+        spec, likely = self.run.spec_at(round), self._likely
+        promises = {
+            peer.id: commitment(peer, round, last)
+            for peer in sorted(peers, key=lambda peer: (peer.id not in likely, peer.uid))
+        }
+        here = {peer for peer, _ in self.held.expected.contributing} if self.held.expected is not None else set()
+        promised = {
+            peer: promise.envelope if promise is not None else None
+            for peer, promise in promises.items()
+            if peer != self.me and peer not in here and (promise is not None or (head < last and peer in likely))
+        }
+        places = max(spec.gauntlet.contributors, len(likely))
+        first = dict(islice(promised.items(), places))
+        if first and timeout > 0:
+            self._prefetch = prefetch(
                 spec,
                 self.run.id,
                 round,
-                pairs,
-                self.sources(last),
+                first,
+                self.sources(min(last, head)),
+                self.doors.verify,
                 timeout,
                 self.held.cache,
                 self.timeline.begin("prefetch").end,

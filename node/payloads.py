@@ -26,7 +26,7 @@ from storage.exchange import Data, Fault, Wanted, cached
 from storage.realtime import REAL, seconds_until
 from storage.resume import mapped
 from storage.s3 import PART_BYTES
-from storage.seal import matches, unseal
+from storage.seal import matches, signed_by, unseal
 
 MAX_THREADS = 16
 KEY_THREADS = 128
@@ -192,23 +192,30 @@ def _room(cache: Path) -> int:
         return 0
 
 
-def prefetch_pinned(
+def prefetch(
     spec: RunSpec,
     run: Digest,
     round: int,
-    pairs: Sequence[tuple[PeerId, Digest]],
+    promised: Mapping[PeerId, Digest | None],
     sources: Sources,
+    verify: Verify,
     timeout: float,
     cache: Path,
     ended: Callable[[], None],
     time: Time = REAL,
 ) -> Collection:
     """Begin to fetch sealed objects that may be selected, from their own buckets: nobody mirrors them yet. At most as
-    many as a round may select and keep in reserve, each of exactly the size that the spec says."""
+    many as a round may select and keep in reserve, each of exactly the size that the spec says. promised: whose, and
+    the digest of its envelope where it has committed by now; what it has signed for the round where it has not."""
     until = time.now() + timeout
     wanted = [
-        Wanted(peer, own, spec.object_bytes, matches(envelope))
-        for peer, envelope in pairs
+        Wanted(
+            peer,
+            own,
+            spec.object_bytes,
+            signed_by(peer, run, round, verify) if envelope is None else matches(envelope),
+        )
+        for peer, envelope in promised.items()
         if (own := sources.own(peer, keys.payload(run, round)))
     ]
     return Collection(
@@ -332,15 +339,19 @@ def gather_pinned(
     timeout: float,
     cache: Path | None = None,
     time: Time = REAL,
+    *,
+    from_all: bool = True,
 ) -> list[Opened]:
     """All pinned submissions of a selection, opened, in PeerId order: all or nothing. `cache` as in `fetch_pinned`.
+    from_all: whether everybody is asked for what is neither in its owner's bucket nor in a mirror's.
 
     Raises Lacking when one of them (or its key) could not be had from any source within about `timeout` seconds: the
     caller says so, waits and tries again; it never applies a part.
     """
     sealed = dict(fetch_pinned(spec, run, round, pairs, sources, timeout, cache, time))
     lacking = [(peer, envelope) for peer, envelope in pairs if isinstance(sealed[peer], Fault)]
-    sealed |= _copies_of_others(spec, run, round, lacking, sources, timeout, cache, time)
+    if from_all:
+        sealed |= _copies_of_others(spec, run, round, lacking, sources, timeout, cache, time)
     _require(round, "payloads", sealed)
     envelopes: dict[PeerId, Envelope] = {}
     for peer, data in sealed.items():
@@ -355,7 +366,8 @@ def gather_pinned(
             envelopes[peer] = envelope
     revealed = dict(fetch_keys(run, round, list(envelopes.items()), sources, timeout, cache, time))
     locked = [(peer, envelope) for peer, envelope in envelopes.items() if isinstance(revealed[peer], Fault)]
-    revealed |= _keys_of_others(run, round, locked, sources, time)
+    if from_all:
+        revealed |= _keys_of_others(run, round, locked, sources, time)
     _require(round, "keys", revealed)
 
     def opened(pair: tuple[PeerId, Digest]) -> Opened:

@@ -8,7 +8,6 @@ from math import ceil
 from typing import Any
 
 from owner import presets
-from protocol.clock import PAGE_LEAD_BLOCKS
 from protocol.errors import ConfigError
 from protocol.ports import Chain
 from protocol.spec import RunSpec, build
@@ -56,7 +55,7 @@ def draft(table: Mapping[str, Any], name: str, place: Place, data: Shards, *, ow
     given = {key: value for key, value in table.items() if key != "amendments"}
     clock = {**(given.get("clock") or presets.WINDOWS)}
     clock |= {"tempo": place.subnet.tempo, "weights_rate_limit": place.subnet.weights_rate_limit}
-    clock = {"start_block": PAGE_LEAD_BLOCKS, "block_seconds": place.block_seconds} | clock
+    clock = {"start_block": 1, "block_seconds": place.block_seconds} | clock
     gauntlet = dict(given.get("gauntlet") or {})
     fewest = weight_rounds(clock.get("round_blocks"), place.subnet)
     gauntlet["weight_rounds"] = max(fewest, int(gauntlet.get("weight_rounds", 1)))

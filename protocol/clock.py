@@ -28,8 +28,9 @@ class Clock:
         return self.start_block + round * self.round_blocks
 
     def page_block(self, round: int) -> int:
-        """Block whose hash assigns the round's pages: final on a real chain before the round starts."""
-        return self.start(round) - PAGE_LEAD_BLOCKS
+        """Block whose hash assigns the round's pages: D of the round before, after which nobody's work for that can
+        change, so that a miner may begin as soon as it is final. For the first round the block in its place."""
+        return max(0, self.commit_by(round - 1))
 
     def commit_by(self, round: int) -> int:
         """Block D: the last whose commitments count."""
@@ -69,6 +70,3 @@ class Clock:
     def round_at(self, block: int) -> int:
         """Round that covers `block`; negative before the run's start."""
         return (block - self.start_block) // self.round_blocks
-
-
-PAGE_LEAD_BLOCKS = 6

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from protocol.clock import PAGE_LEAD_BLOCKS, Clock
+from protocol.clock import Clock
 from protocol.errors import ConfigError, InvalidMessage
 from protocol.layout import CHUNK, Layout
 from protocol.messages import ENVELOPE_BYTES, canonical_json, parse_json
@@ -284,8 +284,6 @@ class RunSpec(Published):
                 f"{clock.words - clock.reveal}) at least 2 * finality_blocks + {WINDOW_MARGIN_BLOCKS} = {needed}, "
                 f"which leaves {(needed - lag) * clock.block_seconds:g} s to judge and to post"
             )
-        if clock.start_block < PAGE_LEAD_BLOCKS:
-            raise ValueError(f"clock: start_block must be at least {PAGE_LEAD_BLOCKS}, whose hash assigns pages")
         if clock.round_blocks * POSTS_PER_EPOCH < clock.tempo:
             raise ValueError(
                 f"clock: round_blocks {clock.round_blocks} is too short for the chain's quota: an epoch of "

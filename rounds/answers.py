@@ -45,11 +45,11 @@ class Answers(Copier):
         """Copies in this round."""
 
     def answer(self, round: int) -> None:
-        """Our part in `round` is done, and nothing of the next one goes up before its pages are known: copy meanwhile
-        what somebody lacks. Returns at once."""
+        """Our part in `round` is done, and nothing of the next one goes up before X: copy meanwhile what somebody
+        lacks. Returns at once."""
         node, clock = self.node, self.node.clock
         try:
-            sources, seconds = node.sources(clock.commit_by(round)), node.seconds_until(clock.page_block(round + 1))
+            sources, seconds = node.sources(clock.commit_by(round)), node.seconds_until(clock.words_by(round))
         except ChainError as fault:
             logger.debug("round {round}: nobody is asked what it lacks: {fault}", round=round, fault=str(fault))
             return

@@ -124,7 +124,7 @@ class Copier(ABC):
     def _beside(self) -> None:
         time = self.node.time
         while time.now() < self._until:
-            self._hear(min(self._pause, HEAR_SECONDS))
+            self._hear(min(self._pause / 2, HEAR_SECONDS))
             look_again = time.now() + self._pause
             self._put_up(min(look_again, self._until))
             with self._changed:

@@ -44,6 +44,10 @@ class Diverged(MurmurError):
     """Inner training left finite numbers: nothing can be sent this round; the next one starts from theta again."""
 
 
+class Over(MurmurError):
+    """The round is over: the run went further than that while we caught up with it."""
+
+
 class Late(MurmurError):
     """Block D was final before the last inner step: nothing that we send could count. What is trained so far stays out
     of the error feedback too, and the next round begins in time."""
@@ -59,15 +63,18 @@ class Ahead:
 
 
 class Miner:
-    """One miner's rounds over a node."""
+    """One miner's rounds over a node. speculates: whether it begins a round from the selection that it expects for the
+    one before (docs/decisions/0059-a-round-in-which-no-gpu-waits.md)."""
 
-    def __init__(self, node: Node, shards: Shards) -> None:
-        self.node, self.shards = node, shards
+    def __init__(self, node: Node, shards: Shards, *, speculates: bool = True) -> None:
+        self.node, self.shards, self.speculates = node, shards, speculates
         self.claims: dict[str, Any] = {}
         self.stood = Stood(node)
         self.answers = Answers(node, Mirror(node.doors.bucket, node.run.id, node.time))
         self.finished = -1
         """The last round that we have nothing more to say in."""
+        self.aside: Task | None = None
+        """What of the last round nothing waits for: claims, cleaning up, how we stood."""
         self.ahead: Ahead | None = None
         """The upload of what we have sealed, begun before it was saved."""
         self.fetching: Task | None = None
@@ -78,18 +85,21 @@ class Miner:
 
         self.node.abort_unfinished()
         while True:
+            round = self.node.held.saved.round
             try:
                 self.announce()
-                self.play(self.open_round())
+                round = self.open_round()
+                self.play(round)
+            except Over:
+                continue
             except (Diverged, Late) as fault:
-                round = self.node.held.saved.round
                 logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
                 self.node.held.events.emit("broke_off", round, fault=str(fault))
                 self.node.wait_for(self.node.clock.commit_by(round), "the round to pass")
             except (ChainError, StorageError) as fault:
                 # Saved and sealed work is not lost: the next pass takes it up if the round is still open.
-                self.node.held.events.emit("broke_off", self.node.held.saved.round, fault=str(fault))
-                self.node.setbacks.broke_off(self.node.held.saved.round, fault)
+                self.node.held.events.emit("broke_off", round, fault=str(fault))
+                self.node.setbacks.broke_off(round, fault)
 
     def announce(self) -> None:
         """Publish our bucket on chain, unless we have: before our first commitment, too, others have to be able to read
@@ -110,31 +120,49 @@ class Miner:
     def play(self, round: int) -> None:
         """One round. Anything that was saved before a crash is taken up where it was."""
         node = self.node
-        self.stood.follow(node.advance(round))
-        if node.held.saved.round != round:
-            return  # catch-up went further: `round` is over
-        node.look_at_terms(round)
+        if not (self.speculates and node.expect(round - 1)):
+            self.follow(round)
         sealed = node.held.saved.sealed
         if sealed is None or sealed.round != round:
             self.train(round, self.pages(round))
             sealed = self.seal(round, self.compress())
-        self.publish(round, sealed)
-        self.commit(round, sealed)
+        self.promise(round, sealed)
+        self.await_others(round)
         counts = self.counts(round, sealed)
-        node.prefetch(round)
         if counts:
             self.reveal(round, sealed)
         self.finished = round
-        if counts:
-            self.report(round)
-        self.answers.answer(round)
+        node.prefetch(round)
         node.held.save_own()
-        self.clean_up(round)
+        self.set_aside(round, counts)
         self.fetch_ahead(round + 1)
-        self.stood.tell(node.seconds_until(node.clock.words_by(round)))
+
+    def follow(self, round: int) -> None:
+        """Hold what the run agreed on for the start of `round`. Raises Over when catch-up went further."""
+        self.stood.follow(self.node.advance(round))
+        if self.node.held.saved.round != round:
+            raise Over
+        self.node.look_at_terms(round)
+
+    def set_aside(self, round: int, counts: bool) -> None:
+        """Do beside the next round what it does not need."""
+        if self.aside is not None:
+            self.aside.join()  # its time is up since X
+
+        def beside() -> None:
+            try:
+                if counts:
+                    self.report(round)
+                self.clean_up(round)
+                self.stood.tell(self.node.seconds_until(self.node.clock.words_by(round)))
+            except (ChainError, StorageError) as fault:
+                logger.warning("round {round}: {fault}; nothing of it counts", round=round, fault=str(fault))
+
+        self.answers.answer(round)
+        self.aside = self.node.time.start(beside, "aside")
 
     def pages(self, round: int) -> tuple[Page, ...]:
-        """The pages assigned to us, drawn from the hash of a block before the round's start."""
+        """The pages assigned to us, drawn from the hash of block D of the round before."""
         node, spec = self.node, self.node.run.spec_at(round)
         header = node.wait_for(node.clock.page_block(round), f"the pages of round {round}")
         return assigned(
@@ -148,12 +176,11 @@ class Miner:
         )
 
     def fetch_ahead(self, round: int) -> None:
-        """Begin to fetch the text of the next round's pages, where they are known before this one is decided: while we
-        would only wait."""
+        """Begin to fetch the text of the next round's pages, which are known since D, beside what goes before it."""
         node = self.node
         if self.fetching is not None and self.fetching.is_alive():
             return  # after a round that broke off
-        if self.shards.train.is_fetched and node.clock.page_block(round) <= node.clock.words_by(round - 1):
+        if self.shards.train.is_fetched:
             self.fetching = node.time.start(partial(self._fetch, self.pages(round)), "data")
 
     def _fetch(self, pages: Sequence[Page]) -> None:
@@ -173,20 +200,36 @@ class Miner:
             self.shards.train.hold(pages)
 
     def train(self, round: int, pages: Sequence[Page]) -> None:
-        """H inner steps from theta; the replica's weights become theta_r. The chain is followed meanwhile."""
+        """H inner steps from theta; the replica's weights become theta_r. The chain is followed meanwhile: what we have
+        begun from and nobody has agreed on yet is confirmed, or changed, as soon as the decision is known.
 
-        node, spec = self.node, self.node.run.spec_at(round)
+        Raises Late, and Over when the run went further without us."""
+        node, spec, seconds = self.node, self.node.run.spec_at(round), 0.0
         self.hold(pages)
-        with node.held.timeline.begin("compute") as watch, node.following(node.clock.commit_by(round)) as late:
-            batch = sequences(self.shards.train, pages, spec.model.context)
-            meter = node.held.replica.meter(spec.inner, self.show)
-            report = node.held.replica.inner_round(batch, inner=spec.inner, on_step=meter, stopped=late)
-        if (done := len(report.losses)) < spec.inner.steps:
-            raise Late(f"too late to commit after inner step {done} of {spec.inner.steps}, {watch.seconds:.0f} s")
+        batch = sequences(self.shards.train, pages, spec.model.context)
+        meter = node.held.replica.meter(spec.inner, self.show)
+        with node.following(node.clock.commit_by(round)) as late:
+            resume = False
+            while True:
+                with node.held.timeline.begin("compute") as watch:
+                    report = node.held.replica.inner_round(
+                        batch,
+                        inner=spec.inner,
+                        on_step=meter,
+                        stopped=lambda: late() or node.is_decided(),
+                        resume=resume,
+                    )
+                seconds += watch.seconds
+                if (done := report.steps) < spec.inner.steps and late():
+                    raise Late(f"too late to commit after inner step {done} of {spec.inner.steps}, {seconds:.0f} s")
+                if not node.expects:
+                    break
+                self.follow(round)
+                resume = True
         self.claims = {
             "loss": report.mean_loss if isfinite(report.mean_loss) else None,
             "tokens": report.num_tokens,
-            "seconds": {"compute": round_seconds(watch.seconds)},
+            "seconds": {"compute": round_seconds(seconds)},
         }
         node.held.events.emit("trained", round, **self.claims)
         self.stood.losses[round] = self.claims["loss"]
@@ -194,7 +237,7 @@ class Miner:
             "round {round}: loss {loss:.4f}, {rate:.0f} tokens/s, {left:.0f} s before the deadline",
             round=round,
             loss=report.mean_loss,
-            rate=report.num_tokens / watch.seconds,
+            rate=report.num_tokens / seconds,
             left=node.seconds_until(node.clock.commit_by(round)),
         )
 
@@ -262,6 +305,37 @@ class Miner:
             ahead.upload.abandon()
             ahead.phase.end()
 
+    def promise(self, round: int, sealed: SealedRound) -> None:
+        """Publish what is sealed, and commit to it beside that: the post waits for blocks, the upload for the link. A
+        commitment to what cannot be read is taken back while there is time."""
+        faults = list[MurmurError]()
+
+        def post() -> None:
+            try:
+                self.commit(round, sealed)
+            except MurmurError as fault:
+                faults.append(fault)
+
+        posting = self.node.time.start(post, "commit")
+        try:
+            self.publish(round, sealed)
+        except StorageError:
+            posting.join()
+            if self.node.head() < self.node.clock.commit_by(round) and self.stands(self.commitment(round, sealed)):
+                self.node.post(None)
+            raise
+        posting.join()
+        if faults:
+            raise faults[0]
+
+    def await_others(self, round: int) -> None:
+        """Wait for block D, and fetch meanwhile what others have put up: look after half of the time that is left, and
+        half of the rest."""
+        node, last = self.node, self.node.clock.commit_by(round)
+        while (left := last - node.head()) > 0:
+            node.prefetch(round)
+            node.wait_for(last - left // 2, f"the end of round {round}'s commit window")
+
     def publish(self, round: int, sealed: SealedRound) -> None:
         """Make the sealed bytes visible before block D: finish the upload that was begun, or, when that is not of these
         bytes or has failed, upload them whole."""
@@ -311,7 +385,7 @@ class Miner:
 
         node = self.node
         last = node.clock.commit_by(round)
-        statement = Commitment(round, self.envelope_digest(sealed))
+        statement = self.commitment(round, sealed)
         block: int | None = None
         while not self.stands(statement):
             late = node.head() >= last
@@ -349,7 +423,10 @@ class Miner:
         node, last = self.node, self.node.clock.commit_by(round)
         node.wait_for(last, f"the end of round {round}'s commit window")
         promises = (commitment(peer, round, last) for peer in node.doors.chain.peers(last) if peer.id == node.me)
-        return Commitment(round, self.envelope_digest(sealed)) in promises
+        return self.commitment(round, sealed) in promises
+
+    def commitment(self, round: int, sealed: SealedRound) -> Commitment:
+        return Commitment(round, self.envelope_digest(sealed))
 
     def envelope_digest(self, sealed: SealedRound) -> Digest:
         """sha256 of the sealed object's envelope: what the chain pins."""
@@ -357,11 +434,11 @@ class Miner:
         return Digest(sha256(self.node.held.store.read_head(sealed.object, ENVELOPE_BYTES)).digest())
 
     def reveal(self, round: int, sealed: SealedRound) -> None:
-        """After block D has a child, publish the key and the proof that we hold theta, before block V."""
+        """Publish the key and the proof that we hold theta, before block V: D is final, so nothing that anybody sealed
+        for the round can change any more."""
 
         node = self.node
         last = node.clock.commit_by(round)
-        node.wait_for(last + 1, f"the block after round {round}'s commit window")
         with node.held.timeline.begin("reveal"):
             proof = node.held.replica.sync_proof(node.doors.chain.header(last).hash, node.me)
             unsigned = Reveal(node.run.id, round, node.me, sealed.key, proof)

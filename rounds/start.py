@@ -25,4 +25,7 @@ def validator(config: NodeConfig) -> None:
 def play(config: NodeConfig, role: Role, player: Player, ranks: Ranks) -> None:
     """Build the node and play its rounds. Called on the first rank, with the others waiting for its calls."""
     built = build(config, role, ranks)
-    player(built.node, built.shards).run()
+    if issubclass(player, Miner):
+        player(built.node, built.shards, speculates=config.miner.speculate).run()
+    else:
+        player(built.node, built.shards).run()

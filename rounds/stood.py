@@ -44,9 +44,10 @@ class Stood:
 
     def tell(self, seconds: float) -> None:
         """Tell every round that was decided, and is not told yet, within about `seconds`."""
-        for round in sorted(self.decided):
+        decided, self.decided = self.decided, {}  # `follow` goes on beside this
+        for round, contributed in sorted(decided.items()):
             try:
-                self._tell(round, seconds / len(self.decided))
+                self._tell(round, contributed, seconds / len(decided))
             except (ChainError, StorageError) as fault:
                 logger.debug("round {round}: how we stood is not known: {fault}", round=round, fault=str(fault))
             self._forget(round)
@@ -55,12 +56,11 @@ class Stood:
         for facts in (self.decided, self.losses, self.margins):
             facts.pop(round, None)
 
-    def _tell(self, round: int, seconds: float) -> None:
+    def _tell(self, round: int, contributed: Sequence[PeerId], seconds: float) -> None:
         node, run = self.node, self.node.run
         last, head = node.clock.commit_by(round), node.head()
         at_commit, peers = node.doors.chain.peers(last), node.doors.chain.peers(head)
         active = who_committed(at_commit, round, last)
-        contributed = self.decided[round]
         asked = mirrors(run, head, peers)[:ASKED]
         found = Reports(run, node.doors, node.sources(head)).of(round, asked, seconds)
         found = {one: report for one, report in found.items() if node.me in report.rows}

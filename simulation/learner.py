@@ -183,20 +183,29 @@ class Learner(Replica):
         inner: InnerSpec | None = None,
         on_step: OnStep | None = None,
         stopped: Stopped = never,
+        resume: bool = False,
     ) -> InnerReport:
+        """What is learned is the same wherever the weights are, so all of it is added with the last step."""
         spec = inner or self.spec.inner
-        self.reset()
-        seconds, done = self._drawn(self._costs.inner) / spec.steps, 0
-        while done < spec.steps:
+        if not resume:
+            self.reset()
+        self._begin_from_theta()
+        seconds, left = self._drawn(self._costs.inner) / spec.steps, spec.steps - self._done.steps
+        self._at_theta = False
+        done = 0
+        while done < left:
             self._time.sleep(seconds)
             done += 1
             if stopped():
                 break
-        self._at_theta = False
+        if not done:
+            return self._done
         weights = self._weights()
         loss = sum(self.problem.losses(weights, sequences)) / len(sequences)
-        self._set(weights + np.float32(INNER_STEP) * self.problem.pulls(sequences).mean(0))
-        return InnerReport((loss,) * done, sequences.numel(), 0)
+        if done == left:
+            self._set(weights + np.float32(INNER_STEP) * self.problem.pulls(sequences).mean(0))
+        self._done += InnerReport((loss,) * done, sequences.numel() * done // spec.steps, 0)
+        return self._done
 
     def sync_proof(self, block_hash: Digest, peer: PeerId) -> Digest:
         def read() -> bytes:

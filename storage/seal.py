@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from protocol.errors import InvalidMessage, InvalidSubmission
 from protocol.merkle import SECTION_BYTES, leaf, root, sections_root
 from protocol.messages import ENVELOPE_BYTES, KEY_BYTES, Envelope, parse_envelope
-from protocol.ports import Signer
+from protocol.ports import Signer, Verify
 from protocol.types import Digest, PeerId, Reason
 
 _NONCE = bytes(16)
@@ -142,6 +142,25 @@ def matches(committed: Digest) -> Callable[[bytes | memoryview], bool]:
         except InvalidMessage:
             return True  # pinned garbage: every node sees the same bytes, and counts them with s = 0
         return sections_root(ciphertext) == envelope.root
+
+    return accept
+
+
+def signed_by(peer: PeerId, run: Digest, round: int, verify: Verify) -> Callable[[bytes | memoryview], bool]:
+    """The test for what is fetched before anybody is held to it: is this whole, and has the peer signed it for the
+    round? Whether it is what the peer commits to, `matches` says later."""
+
+    def accept(data: bytes | memoryview) -> bool:
+        try:
+            envelope, ciphertext = open_sealed(data)
+        except InvalidMessage:
+            return False
+        meant = (envelope.run, envelope.round, envelope.peer) == (run, round, peer)
+        return (
+            meant
+            and verify(peer, envelope.signed_part, envelope.signature)
+            and sections_root(ciphertext) == envelope.root
+        )
 
     return accept
 

@@ -52,6 +52,8 @@ MOST_BLOCKS = 5000
 OWNER = FakeSigner("owner")
 
 Program = Miner | Validator
+waiting = partial(Miner, speculates=False)
+"""A miner that waits for the decision before it trains on."""
 
 
 def with_parts(*parts: type) -> type[Validator]:

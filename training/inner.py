@@ -46,8 +46,21 @@ class InnerReport:
     skipped_steps: int
 
     @property
+    def steps(self) -> int:
+        return len(self.losses)
+
+    @property
     def mean_loss(self) -> float:
         return sum(self.losses) / len(self.losses)
+
+    def __add__(self, more: "InnerReport") -> "InnerReport":
+        """With what was done after it, of the same round."""
+        return InnerReport(
+            self.losses + more.losses, self.num_tokens + more.num_tokens, self.skipped_steps + more.skipped_steps
+        )
+
+
+NOTHING_DONE = InnerReport((), 0, 0)
 
 
 def autocast(device: torch.device) -> torch.autocast:
@@ -62,6 +75,7 @@ def inner_round(
     spec: InnerSpec,
     *,
     first_step: int,
+    done: int = 0,
     ranks: Ranks = ALONE,
     micro_sequences: int | None = None,
     recompute: Recompute = "none",
@@ -70,7 +84,8 @@ def inner_round(
 ) -> InnerReport:
     """One optimizer step for each batch (int64 [sequences, context + 1]); the model's parameters become theta_r.
 
-    first_step: inner step of the first batch on the run's schedule. ranks: those among which `model` is sharded; each
+    first_step: inner step of the first batch on the run's schedule. done: so many steps were made already, of batches
+    that are passed over; the report is of the rest. ranks: those among which `model` is sharded; each
     takes its share of every batch, and all report the same. micro_sequences: most sequences on a device at once; the
     batch's gradient is accumulated over them (None: the whole share). recompute: what layers compute again rather than
     keep; no value depends on it. stopped: when it says so on any rank, all end after the same step. Gradients are
@@ -80,8 +95,9 @@ def inner_round(
     model.train()
     losses: list[float] = []
     skipped = 0
-    shares = ahead((ranks.share(batch) for batch in batches), device)
-    for step, (batch, (share, weights)) in enumerate(zip(batches, shares, strict=True)):
+    left = batches[done:]
+    shares = ahead((ranks.share(batch) for batch in left), device)
+    for step, (batch, (share, weights)) in enumerate(zip(left, shares, strict=True), done):
         set_constants(optimizer, spec, lr_at(first_step + step, spec))
         optimizer.zero_grad(set_to_none=True)
         size = micro_sequences or len(share)
@@ -107,5 +123,5 @@ def inner_round(
         if ranks.any(stopped()):
             break
     optimizer.zero_grad(set_to_none=True)
-    num_tokens = sum(batch.shape[0] * (batch.shape[1] - 1) for batch in batches[: len(losses)])
+    num_tokens = sum(batch.shape[0] * (batch.shape[1] - 1) for batch in left[: len(losses)])
     return InnerReport(tuple(losses), num_tokens, skipped)

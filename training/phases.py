@@ -7,7 +7,7 @@ refusals, a disk's wear and the utilization follow.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from protocol.spec import ClockSpec, RunSpec
@@ -37,8 +37,12 @@ RateName = Literal[
 ]  # fmt: skip
 """A field of training/rates.py Rates."""
 
-Opening = Literal["commit", "reveal", "decided"]
-"""D is final, V is; the words that decide the round before are in a final block."""
+Opening = Literal["uploaded", "commit", "reveal", "decided"]
+"""Others' payloads are in their buckets; D is final, V is; the words that decide the round before are in a final
+block."""
+MARGIN = 0.02
+"""Share of the compute that is planned for beside it, unless a trial has said how much steps differ: inner steps of a
+round took up to so much longer than those of the trial before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,14 @@ class Deadline:
 DEADLINES = (
     Deadline("miner", "commit", lambda c: seconds(c, c.round_blocks), "commits", "block D", "nobody counts its work"),
     Deadline(
+        "miner",
+        "publish",
+        lambda c: seconds(c, c.round_blocks),
+        "has published what it commits to",
+        "block D",
+        "others may have no time left to read it",
+    ),
+    Deadline(
         "validator",
         "gather",
         lambda c: opening(c, "reveal"),
@@ -126,7 +138,8 @@ def decided(clock: ClockSpec, said: float) -> float:
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A run on a machine: `threads` of its CPUs, and `gpus` that train; on_gpu: False where its CPU does. validators:
-    how many count, with equal stake. has_data: the data set is on its disk, and none of it has to come."""
+    how many count, with equal stake. has_data: the data set is on its disk, and none of it has to come. margin: of the
+    compute, time that is kept free beside it."""
 
     spec: RunSpec
     gpus: int
@@ -134,6 +147,7 @@ class Setting:
     on_gpu: bool = True
     validators: int = VALIDATORS
     has_data: bool = False
+    margin: float = MARGIN
 
     @property
     def sizes(self) -> Sizes:
@@ -251,13 +265,15 @@ def round_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
 
 
 def miner_phases(setting: Setting) -> tuple[Phase, ...]:
-    """rounds/miner.py Miner.play, from D on, and node/node.py advance."""
+    """rounds/miner.py Miner.play, from D on, where what it expects is agreed (node/node.py expect): it trains from the
+    keys on, and the decision holds up what it sends only."""
     sizes, threads = setting.sizes, setting.threads
     others = (sizes.contributors - 1) * sizes.payload  # its own it has
     first_part = min(sizes.payload, PART_BYTES)
     pack = Work(3 * sizes.model, "device", setting.gpus)  # theta and error there, the new error back
+    computed = setting.flops + setting.optimizer_flops
     return (
-        Phase("reveal", (Work(seconds(setting.spec.clock, 1), "wait"), Work(2, "call")), (), "commit"),
+        Phase("reveal", (Work(2, "call"),), (), "commit"),
         Phase(
             "swap",
             (setting.to_device(sizes.optimizer) if setting.on_gpu else setting.copied(sizes.optimizer),),
@@ -268,25 +284,23 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
             "download",
             (Work(others, "down"),),
             (),
-            "commit",
+            "uploaded",
             (Work(others, "write"), Work(others, "hash", PREFETCH_THREADS)),
         ),
-        Phase("select", (Work(SELECT_CALLS, "call"),), ("swap",), "decided"),
-        Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS), ("select", "download")),
-        *setting.applied(),
-        setting.snapshot(),
-        Phase("fetch data", setting.fetched(), ("select",)),
-        Phase(
-            "inner steps",
-            (Work(setting.flops + setting.optimizer_flops, "compute", setting.gpus),),
-            ("theta digest", "fetch data"),
-        ),
-        Phase("compress", (pack if setting.on_gpu else Work(sizes.model, "compress", threads),)),
+        Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS), ("swap", "download")),
+        *setting.stepped(),
+        Phase("theta digest", (setting.hashed(sizes.model),)),
+        Phase("select", (Work(SELECT_CALLS, "call"),), opens="decided"),
+        replace(setting.snapshot(), after=("select",)),
+        Phase("fetch data", setting.fetched(), ("reveal",)),
+        Phase("inner steps", (Work(computed, "compute", setting.gpus),), ("load weights", "fetch data")),
+        Phase("margin", (Work(setting.margin * computed, "compute", setting.gpus),)),
+        Phase("compress", (pack if setting.on_gpu else Work(sizes.model, "compress", threads),), ("margin", "select")),
         Phase("seal", (Work(sizes.payload, "fresh"), Work(sizes.payload, "cipher"), Work(sizes.payload, "hash"))),
         Phase("upload ahead", (Work(sizes.payload - first_part, "up"),), ("compress",)),
         Phase("save sealed", (Work(sizes.payload, "write"), Work(sizes.payload, "hash")), ("seal",)),
-        Phase("publish", (Work(first_part, "up"), Work(1, "call")), ("save sealed", "upload ahead")),
         Phase("commit", (setting.posted(),)),
+        Phase("publish", (Work(first_part, "up"), Work(1, "call")), ("save sealed", "upload ahead")),
     )
 
 

@@ -22,6 +22,7 @@ from training.memory import (
 )
 from training.phases import (
     DEADLINES,
+    MARGIN,
     VALIDATORS,
     Deadline,
     Opening,
@@ -37,6 +38,8 @@ from training.timeline import Timed, amount, phase_seconds, schedule
 
 ROLES: tuple[Role, ...] = ("miner", "validator")
 DAY_SECONDS = 86_400
+_ROUNDS = 64
+"""After so many a round is as the one before, or nearly."""
 
 
 def utilization(compute_seconds: float, communication_seconds: float) -> float:
@@ -94,7 +97,8 @@ class Plan:
 
     rates: of its machine and links; the links that are not given are those that the spec's clock was planned for.
     validators: how many of equal stake share the copies of payloads. has_data: the data set is on its disk. voters:
-    rates of those whose words decide a round; as its own, unless given.
+    rates of those whose words decide a round; as its own, unless given. margin: share of the compute that is kept free
+    beside it.
     """
 
     spec: RunSpec
@@ -105,6 +109,7 @@ class Plan:
     validators: int = VALIDATORS
     has_data: bool = False
     voters: Rates | None = None
+    margin: float = MARGIN
 
     def __post_init__(self) -> None:
         clock = self.spec.clock
@@ -120,7 +125,9 @@ class Plan:
 
     @property
     def setting(self) -> Setting:
-        return Setting(self.spec, self.gpus, self.rates.threads, self.on_gpu, self.validators, self.has_data)
+        return Setting(
+            self.spec, self.gpus, self.rates.threads, self.on_gpu, self.validators, self.has_data, self.margin
+        )
 
     @property
     def parameters(self) -> int:
@@ -177,12 +184,21 @@ class Plan:
 
     @cached_property
     def openings(self) -> dict[Opening, float]:
-        """Seconds from block D of the round before until these are final."""
+        """Seconds from block D of the round before until these are final, and until others have uploaded, if they are
+        as fast as this node; that may be before D."""
         clock = self.spec.clock
         final: dict[Opening, float] = {"commit": opening(clock, "commit"), "reveal": opening(clock, "reveal")}
+        final["uploaded"] = final["commit"]
         voter = self if self.voters is None else replace(self, rates=self.voters, voters=None)
         word = next(t for t in voter._scheduled("validator", final | {"decided": 0.0}) if t.phase.name == "word")
-        return final | {"decided": decided(clock, word.ends)}
+        known = final | {"decided": decided(clock, word.ends)}
+        for _ in range(_ROUNDS):  # who has the others' payloads earlier has its own up earlier
+            published = next(t for t in self._scheduled("miner", known) if t.phase.name == "publish")
+            uploaded = min(known["commit"], published.ends - self.round_seconds)
+            settled, known = abs(uploaded - known["uploaded"]) < 1.0, known | {"uploaded": uploaded}
+            if settled:
+                break
+        return known
 
     def _scheduled(self, role: Role, openings: Mapping[Opening, float]) -> tuple[Timed, ...]:
         targets = [deadline.phase for deadline in DEADLINES if deadline.role == role]
@@ -236,10 +252,10 @@ class Plan:
 
     @property
     def utilization(self) -> float:
-        """Share of a miner's round that is spent computing; of the time from D to its own commitment when that comes
-        after the next D."""
-        committed = next(phase.ends for phase in self.timeline("miner") if phase.phase.name == "commit")
-        return self.compute_seconds / max(self.round_seconds, committed)
+        """Share of a miner's round that is spent computing; of the time from D until all of its own is in place when
+        that comes after the next D."""
+        done = [phase.ends for phase in self.timeline("miner") if phase.phase.name in ("commit", "publish")]
+        return self.compute_seconds / max(self.round_seconds, *done)
 
     @property
     def published_utilization(self) -> float:

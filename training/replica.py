@@ -25,7 +25,7 @@ from sparseloco.restraint import restrained
 from sparseloco.update import Update
 from training.checkpoint import Saved, Shapes
 from training.host import copy
-from training.inner import InnerReport, OnStep, Stopped, never
+from training.inner import NOTHING_DONE, InnerReport, OnStep, Stopped, never
 from training.meter import Meter, Reading
 from training.model import Transformer, initialise
 from training.optimizer import state_shapes
@@ -65,6 +65,12 @@ class Replica:
         # Three areas change roles: what is made anew is written to the spare one, so that nothing is half-made.
         self._theta, self._error, self._spare = "weights 0", "weights 1", "weights 2"
         self._has_error = False
+        self._before: tuple[OuterState, Digest | None] | None = None
+        """What belongs to the theta of before the last outer step, while the spare area holds that."""
+        self._done = NOTHING_DONE
+        """The inner steps that have moved the module's weights."""
+        self._displaced = False
+        """Whether the weights are short of the theta that those steps began from: it was taken back."""
         self._digest: Digest | None = None
         self._sync_values: tuple[Digest, bytes] | None = None
         copy(self.theta, theta)
@@ -101,21 +107,37 @@ class Replica:
         inner: InnerSpec | None = None,
         on_step: OnStep | None = None,
         stopped: Stopped = never,
+        resume: bool = False,
     ) -> InnerReport:
-        """H inner steps from theta over the first H * batch `sequences`, in order; theta itself stays.
+        """H inner steps from theta over the first H * batch `sequences`, in order; theta itself stays. Returns what was
+        done of them.
 
         inner: the constants in force this round (None: the first spec's). The schedule continues from the number of
-        non-void rounds. stopped: says that the rest is not wanted, which ends the round after that step on all ranks.
-        Other threads of this process go on meanwhile (docs/decisions/0052-beside-the-inner-round.md).
+        non-void rounds. stopped: asked after each step whether to end there, on all ranks. resume: go on with what was
+        stopped of these sequences, from the step and the weights that it left; where theta was taken back meanwhile the
+        weights are moved by the difference, and where it was loaded anew they begin anew. Other threads of this process
+        go on meanwhile (docs/decisions/0052-beside-the-inner-round.md).
         """
         spec = inner or self.spec.inner
-        self.reset()
+        if not resume:
+            self.reset()
+        self._begin_from_theta()
         self._tokens(sequences)
         self._at_theta = False
         self._trainer.on_step, self._trainer.stopped = on_step, stopped
-        return self._trainer.inner_round(
-            inner=spec.model_dump(), first_step=self.outer.rounds * spec.steps, num_sequences=len(sequences)
+        self._done += self._trainer.inner_round(
+            inner=spec.model_dump(),
+            first_step=self.outer.rounds * spec.steps,
+            num_sequences=len(sequences),
+            done=self._done.steps,
         )
+        return self._done
+
+    def _begin_from_theta(self) -> None:
+        """The steps that the weights hold begin from theta as it is now."""
+        if self._displaced:
+            self._trainer.shift(area=self._theta, sign=1.0)
+            self._displaced = False
 
     def meter(self, inner: InnerSpec, report: Callable[[Reading], None]) -> Meter:
         """An OnStep for one inner round that begins now: `report` gets a reading every few seconds and at the end."""
@@ -128,6 +150,8 @@ class Replica:
 
         Raises sparseloco.floats.NonFinite, with the error feedback unchanged, when training has diverged.
         """
+        assert not self._displaced, "theta was taken back, and no inner round has gone on from another one"
+        self._before = None  # the spare area is written to
         records = self._trainer.area(RECORDS, self.layout.records_bytes)
         self._trainer.tensors(ENDS)
         self._trainer.tensors(self._spare)
@@ -137,6 +161,7 @@ class Replica:
             new_error=self._spare,
             beta=self.spec.compression.decay,
         )
+        self._done = NOTHING_DONE  # what was learned is in the update and the error feedback
         if not finite:
             raise NonFinite("the values to compress hold a NaN or an infinity")
         self._error, self._spare, self._has_error = self._spare, self._error, True
@@ -151,11 +176,13 @@ class Replica:
         """After a void round: the error feedback takes back the Delta_hat that `compress` had sent."""
         ops.give_back(self._errors(), update)
         self._has_error = True
-        self.reset()
+        if not self._done.steps:
+            self.reset()
 
     def outer_step(self, updates: Sequence[Update | None], *, alpha: float, aggregate: Aggregate) -> tuple[Scales, ...]:
         """Apply a non-void round: the contributors' updates in PeerId order, None for one that did not parse. The
-        module takes the new theta. Returns each contributor's scales."""
+        module takes the new theta. Returns each contributor's scales. Until `compress` it can be taken back."""
+        self._before = self.outer, self._digest
         _, self.outer, scales = ops.outer_step(
             self.theta,
             updates,
@@ -168,8 +195,23 @@ class Replica:
         self._moved()
         return scales
 
+    def take_back(self) -> None:
+        """Undo the last outer step: theta is what it was before, bit for bit. The inner steps that were made since are
+        kept: `inner_round` with `resume` goes on with them from theta as it is then. RuntimeError when theta of before
+        is gone."""
+        if self._before is None:
+            raise RuntimeError("there is no outer step to take back: what theta was before it is overwritten")
+        if self._done.steps and not self._displaced:
+            self._trainer.shift(area=self._theta, sign=-1.0)
+            self._displaced = True
+        self._theta, self._spare = self._spare, self._theta
+        (self.outer, digest), self._before = self._before, None
+        self._moved()
+        self._digest = digest
+
     def reset(self) -> None:
         """Set the module's weights back to theta."""
+        self._done, self._displaced = NOTHING_DONE, False
         if not self._at_theta:
             self._trainer.load(area=self._theta)
             self._at_theta = True
@@ -224,6 +266,7 @@ class Replica:
         _require_shapes(saved.tensors, self.spec.model.shapes())
         self.outer = parse_outer(saved.facts, self.layout)
         copy(self.theta, saved.tensors)
+        self._before, self._displaced = None, False
         self._moved()
 
     def own_state(self) -> Saved:
@@ -267,7 +310,8 @@ class Replica:
         self._digest = None
         self._sync_values = None
         self._at_theta = False
-        self.reset()
+        if not self._displaced:
+            self.reset()
 
 
 def parse_outer(facts: Mapping[str, Any], layout: Layout) -> OuterState:

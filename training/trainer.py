@@ -98,6 +98,14 @@ class Trainer:
 
     @together
     @torch.no_grad()
+    def shift(self, *, area: str, sign: float) -> None:
+        """Add the area's tensors, times `sign`, to the module's weights: a tensor at a time, for a GPU's memory."""
+        rows = self._rows(area)
+        for name, weight in self._weights().items():
+            weight.add_(rows[name].to(weight.device), alpha=sign)
+
+    @together
+    @torch.no_grad()
     def probe(self, *, scales: list[float], step: float) -> None:
         """Move the module's weights by one peer's bounded update, whose records lie in the area RECORDS."""
         self._kept = ops.probe(self._weights(), self._sent(), tuple(scales), step, self._held)
@@ -121,8 +129,9 @@ class Trainer:
         return Update(self.layout, records.numpy().data.toreadonly())
 
     @together
-    def inner_round(self, *, inner: dict[str, Any], first_step: int, num_sequences: int) -> InnerReport:
-        """H inner steps on the first H * batch sequences in the area TOKENS; the weights become theta_r.
+    def inner_round(self, *, inner: dict[str, Any], first_step: int, num_sequences: int, done: int = 0) -> InnerReport:
+        """H inner steps on the first H * batch sequences in the area TOKENS, of which so many are `done`; the weights
+        become theta_r.
 
         Before the first, the micro-batch is found. Raises ConfigError when the device has too little memory.
         """
@@ -133,6 +142,7 @@ class Trainer:
             batches(self._tokens(num_sequences), spec.steps, spec.sequences),
             spec,
             first_step=first_step,
+            done=done,
             ranks=self.ranks,
             micro_sequences=fitting.micro_sequences,
             recompute=fitting.recompute,

@@ -22,8 +22,8 @@ def exported(folder: Path) -> set[str]:
     for event in (
         stood,
         judged,
-        {"event": "applied", "void": False, "contributing": []},
-        {"event": "phases", "phases": [{"phase": "wait", "seconds": 1.0}]},
+        {"event": "applied", "void": False, "contributing": [], "after": 9, "guess": "wrong"},
+        {"event": "phases", "phases": [{"phase": "compute", "began": 0.0, "seconds": 1.0}]},
         {"event": "trained"},
         {"event": "published", "payload_bytes": 1},
         {"event": "held_out", "val_loss": 1.0},
@@ -52,6 +52,7 @@ def test_every_panel_and_every_rule_asks_for_metrics_that_there_are(tmp_path: Pa
         - {"murmur_counted_timestamp_seconds", "murmur_fault_timestamp_seconds"}
         - {
             "murmur_faults",
+            "murmur_guesses",
             "murmur_moved_bytes",
         }
     ), "what is exported and never looked at"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -14,10 +14,18 @@ from protocol.errors import ConfigError
 from protocol.types import hotkey
 from rounds.miner import Miner
 from rounds.validator import Validator
+from simulation.clock import Life
 from tests.network import FakeNetwork, Killed, saved_state
 from training.shards import Shards
 
 Networks = Callable[..., FakeNetwork]
+
+
+def die(node: Node) -> NoReturn:
+    """kill -9, in whichever thread."""
+    assert isinstance(node.time, Life)
+    node.time.kill()
+    raise Killed
 
 
 def killed(program: type[Any], step: str, round: int, *, after: bool = False) -> Callable[[Node, Shards], Any]:
@@ -31,10 +39,10 @@ def killed(program: type[Any], step: str, round: int, *, after: bool = False) ->
 
         def deadly(at: int, *rest: Any) -> Any:
             if at == round and not after:
-                raise Killed
+                die(node)
             result = original(at, *rest)
             if at == round:
-                raise Killed
+                die(node)
             return result
 
         setattr(owner, name, deadly)

@@ -17,6 +17,7 @@ from node.wanted import Place, encode_wanted, parse_wanted
 from protocol import keys
 from protocol.messages import encode_slot, parse_reveal
 from rounds.copies import Copies, Held
+from rounds.miner import Miner
 from rounds.validator import Validator
 from simulation.network import Network, Programs
 from simulation.store import Faults as StoreFaults
@@ -31,14 +32,16 @@ def networks(tmp_path: Path) -> Iterator[Made]:
     made: list[Network] = []
     logger.disable("")
 
-    def make(validators: int, *, program: type[Validator] = Validator, miners: int = 3) -> Network:
+    def make(
+        validators: int, *, program: type[Validator] = Validator, miner: type[Miner] = Miner, miners: int = 3
+    ) -> Network:
         network = Network(
             tmp_path / str(len(made)),
             1,
             validators=validators,
             miners=miners,
             tell=lambda member, event, round, fields: told.append((member.name, event, round, fields)),
-            programs=Programs(validator=program),
+            programs=Programs(miner, program),
         )
         told = network.told = []  # type: ignore[attr-defined]
         made.append(network)
@@ -129,6 +132,13 @@ def liar(network: Network, wanted: list[Place]) -> None:
     network.store.bucket("liar").put(keys.wanted(network.run.id), said, timeout_seconds=1)
 
 
+class Waits(Miner):
+    """For the decision, before it trains on."""
+
+    def __init__(self, node: Node, shards: Any) -> None:
+        super().__init__(node, shards, speculates=False)
+
+
 class CopiesNothing(Copies):
     def hold(self, *_: Any) -> None:
         pass
@@ -144,7 +154,7 @@ def test_what_hostile_mirrors_and_a_hostile_miner_hide_an_honest_holder_gives(ne
                 self.copies = CopiesNothing(node, self.keeper.mirror)
                 self.words.copies = self.copies
 
-    network = networks(3, program=Hostile)
+    network = networks(3, program=Hostile, miner=Waits)
     network.begin()
     run, miner = network.run.id, network.members["miner-1"]
 
@@ -270,7 +280,7 @@ def test_who_asks_for_everything_gets_a_selection_a_round_and_nobodys_share_wait
     until(network, lambda: network.members["validator-1"].round >= 3)
     everything = [(round, network.members[f"miner-{number}"].peer) for round in range(9) for number in (1, 2, 3)]
     liar(network, everything)
-    until(network, lambda: network.members["validator-1"].round >= 8)
+    until(network, lambda: min(network.members[name].round for name in ("validator-1", "miner-1")) >= 8)
     rules = network.spec.gauntlet
     told = [fields["copies"] for _, fields in events(network, "validator-1", "mirrored")]
     assert max(told) <= rules.contributors + rules.reserve + 3

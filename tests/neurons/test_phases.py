@@ -16,8 +16,8 @@ from rounds.validator import Validator
 from storage import exchange, upload
 from storage.exchange import cached
 from tests.fakes.bucket import Call, Faults
-from tests.network import FakeNetwork, Killed, saved_state
-from tests.neurons.test_crashes import dead
+from tests.network import FakeNetwork, Killed, saved_state, waiting
+from tests.neurons.test_crashes import dead, die
 from tests.neurons.test_rounds import SilentInRoundOne
 from training.shards import Shards
 
@@ -212,14 +212,16 @@ def test_a_miner_killed_between_the_completion_and_the_commitment_commits_to_the
     class Dies(Miner):
         def commit(self, round: int, sealed: Any) -> None:
             if round == 1:
-                raise Killed
+                die(self.node)
             super().commit(round, sealed)
 
     network.start("validator")
     network.start("miner-1", role=Dies)
     dead(network, "miner-1")
-    sealed = object_of(network, "miner-1", 1)
-    assert sealed is not None
+    saved, store = saved_state(network, "miner-1")
+    assert saved.sealed is not None
+    sealed = store.read(saved.sealed.object)
+    store.close()
     network.start("miner-1")
     network.run_until(2)
     assert object_of(network, "miner-1", 1) == sealed
@@ -283,7 +285,8 @@ def test_likely_contributors_are_fetched_before_the_selection_and_only_once(netw
             asked.append((call.bucket, call.key))
 
     network.store.before = watch
-    network.start()
+    network.start("validator")
+    network.start("miner-1", "miner-2", "miner-3", role=waiting)
     network.run_until(1)
     network.run_to_block(network.clock.commit_by(1) + 1)
     cache = network["miner-1"].node.held.cache
@@ -313,7 +316,8 @@ def test_whoever_may_fill_a_place_is_fetched_before_the_selection_too(networks: 
             asked.append(call.bucket)
 
     network.store.before = watch
-    network.start()
+    network.start("miner-1", role=waiting)
+    network.start("validator", "miner-2", "miner-3", "miner-4")
     network.run_to_block(network.clock.commit_by(0) + 1)
     cache = network["miner-1"].node.held.cache
     others = [cached(cache, network[name].peer, keys.payload(run, 0)) for name in ("miner-2", "miner-3")]

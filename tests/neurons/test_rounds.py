@@ -3,6 +3,7 @@ one bad bucket, a silent validator, a fork or the owner may change in it."""
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,7 +116,7 @@ def test_a_void_round_loses_nothing(networks: Networks) -> None:
 
     network = networks()
     network.start("validator", role=SilentInRoundOne)
-    network.start("miner-1", role=Watched)
+    network.start("miner-1", role=partial(Watched, speculates=False))
     network.start("miner-2")
     network.run_until(3)
 

@@ -275,7 +275,7 @@ def test_a_liar_that_repeats_what_one_that_left_said_last_keeps_nobody_out(
 def fail_once(network: FakeNetwork, name: str, after: int) -> list[int]:
     """The chain fails this node for a moment in a round after that one; which, once it has."""
     node, failed = network[name].node, list[int]()
-    decision = node._decision
+    decision = node._agreed_in
 
     def once(round: int) -> object:
         if round > after and not failed:
@@ -283,7 +283,7 @@ def fail_once(network: FakeNetwork, name: str, after: int) -> list[int]:
             raise ChainError("connection lost")
         return decision(round)
 
-    node._decision = once  # type: ignore[method-assign, assignment]
+    node._agreed_in = once  # type: ignore[method-assign, assignment]
     return failed
 
 

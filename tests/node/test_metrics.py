@@ -48,7 +48,7 @@ def test_what_a_miner_tells_is_what_is_scraped(metrics: Metrics, tmp_path: Path)
     events.emit("trained", 3, loss=4.5, tokens=100, seconds={"compute": 1.0})
     events.emit("published", 3, payload_bytes=1000, seconds={"upload": 1.0})
     events.emit("published", 4, payload_bytes=1000, seconds={"upload": 1.0})
-    events.emit("applied", 3, void=False, contributing=["a", "b"], theta="", seconds={})
+    events.emit("applied", 3, void=False, contributing=["a", "b"], theta="", after=9, guess="right", seconds={})
     phases = [("wait", 0.0, 1.0), ("compute", 0.0, 2.0), ("wait", 2.0, 3.0)]
     events.emit("phases", 3, phases=[{"phase": p, "began": b, "seconds": s} for p, b, s in phases])
     told = {"why": "", "selected": 2, "active": 4, "loss": 4.5, "sure": "learning", "next_set": 540}
@@ -66,6 +66,9 @@ def test_what_a_miner_tells_is_what_is_scraped(metrics: Metrics, tmp_path: Path)
         "murmur_active": 4,
         "murmur_selected": 2,
         "murmur_void": 0,
+        "murmur_decided_blocks": 9,
+        "murmur_guesses_total{right}": 1,
+        "murmur_compute_share": 0.4,
         "murmur_loss": 4.5,
         "murmur_payload_bytes": 1000,
         "murmur_phase_seconds{wait}": 4,

@@ -52,7 +52,7 @@ def test_a_node_that_could_not_have_a_rounds_bytes_is_back_within_two_rounds_onc
     network.run_until(2)
 
     def cut(call: Call) -> None:
-        if call.reader == "miner-2" and ("/payload/00000002" in call.key or "/mirror/00000002" in call.key):
+        if call.reader == "miner-2" and ("/payload/00000003" in call.key or "/mirror/00000003" in call.key):
             raise StorageError("no connection")
 
     network.store.before = cut

@@ -14,7 +14,7 @@ from protocol.messages import encode_slot, first_link
 from protocol.types import Commitment, Digest, Word
 from rounds.words import Words
 from tests.fakes.bucket import Call
-from tests.network import FakeNetwork, saved_state, with_parts
+from tests.network import FakeNetwork, saved_state, waiting, with_parts
 from tests.node.lies import (
     agrees_again,
     depth,
@@ -121,7 +121,8 @@ def test_bytes_that_nobody_gives_any_more_take_everybody_back_by_one_round(netwo
     """One node has applied them, and is away when the others give up; a third of the stake lies. When that one is back
     it leaves what only it holds."""
     network = networks(miners=2, validators=THREE | {"liar": 90})
-    network.start("miner-1", "miner-2", *HONEST)
+    network.start(*HONEST)
+    network.start("miner-1", "miner-2", role=waiting)
     network.start("liar", role=with_parts(liar()))
     network.run_until(2)
     network.run_blocks(lambda: all(word_of(network, name).round == 2 for name in HONEST))

@@ -206,7 +206,7 @@ REFUSED: dict[str, tuple[Callable[[World, Path], int], str]] = {
         lambda w, f: w.create(f, table=with_clock(block_seconds=0.2), data="data"),
         "a validator is ready for the next round",
     ),
-    "slow link": (lambda w, f: w.create(f, "--up", "0.00001"), "a miner commits"),
+    "slow link": (lambda w, f: w.create(f, "--up", "0.00001"), "a miner has published what it commits to"),
     "small model": (
         lambda w, f: w.create(f, table={**TABLE, "model": {**TABLE["model"], "vocabulary": 257}}),
         "set model.vocabulary at least as large",

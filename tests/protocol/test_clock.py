@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.clock import PAGE_LEAD_BLOCKS, Clock
+from protocol.clock import Clock
 from tests.specs import toy_spec
 
 
@@ -13,7 +13,7 @@ def clocks(draw: st.DrawFn) -> Clock:
     commit = draw(st.integers(1, 50))
     reveal = commit + draw(st.integers(1, 20))
     words = reveal + draw(st.integers(1, 60))
-    start = draw(st.integers(PAGE_LEAD_BLOCKS, 2**31))
+    start = draw(st.integers(1, 2**31))
     return Clock(start, words + draw(st.integers(1, 20)), commit, reveal, words)
 
 
@@ -48,7 +48,8 @@ def test_a_round_ends_where_the_next_begins_and_round_at_names_it_for_each_of_it
 
 @given(clocks(), st.integers(0, 2**20))
 def test_pages_are_drawn_before_the_round_and_samples_after_the_last_key(clock: Clock, round: int) -> None:
-    assert clock.page_block(round) == clock.start(round) - PAGE_LEAD_BLOCKS >= 0
+    assert clock.page_block(round + 1) == clock.commit_by(round)
+    assert 0 <= clock.page_block(0) < clock.start(0)
     assert clock.sample_block(round) == clock.reveal_by(round) + 1
 
 
@@ -59,7 +60,7 @@ def test_before_the_start_the_round_is_negative() -> None:
 
 def test_the_toy_round_has_the_blocks_that_one_counts_by_hand() -> None:
     clock = toy_spec().rounds_clock
-    assert (clock.start(3), clock.page_block(3), clock.commit_by(3), clock.reveal_by(3)) == (130, 124, 150, 154)
+    assert (clock.start(3), clock.page_block(3), clock.commit_by(3), clock.reveal_by(3)) == (130, 110, 150, 154)
     assert (clock.sample_block(3), clock.words_by(3), clock.end(3)) == (155, 166, 170)
 
 

@@ -1,5 +1,6 @@
 """One node's model through rounds: theta moves only in the outer step, and nothing is lost on the way."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -284,3 +285,116 @@ def test_held_out_sequences_are_spread_over_the_held_out_split(replica: Replica,
     with pytest.raises(ValueError, match="held-out sequences"):
         held_out_sequences(data, available + 1, 32)
     assert held_out_loss(replica, data, 5) == replica.loss(found)
+
+
+# --- an outer step that is taken back ------------------------------------------------------------------------------
+
+
+def stop_after(steps: int) -> Callable[[], bool]:
+    asked = iter(range(steps - 1))
+    return lambda: next(asked, None) is None
+
+
+def two(run_spec: RunSpec, theta: dict[str, Tensor], data: Shards) -> tuple[Replica, Replica, Update, Update]:
+    """Two replicas that stand at the same state after a round, and two updates of another peer."""
+    ours, theirs, other = (Replica(run_spec, theta) for _ in range(3))
+    update = trained(ours, data, 0)
+    assert trained(theirs, data, 0).records == update.records
+    for replica in (ours, theirs):
+        apply(replica, update)
+    return ours, theirs, trained(other, data, 1), trained(other, data, 2)
+
+
+def test_an_inner_round_that_was_stopped_and_resumed_is_the_one_that_was_not(
+    run_spec: RunSpec, theta: dict[str, Tensor], data: Shards
+) -> None:
+    ours, theirs, _, _ = two(run_spec, theta, data)
+    whole = theirs.inner_round(work(data))
+    assert ours.inner_round(work(data), stopped=stop_after(1)).steps == 1
+    assert ours.inner_round(work(data), stopped=stop_after(1), resume=True).steps == 2
+    assert ours.inner_round(work(data), resume=True) == whole
+    assert ours.inner_round(work(data), resume=True) == whole, "nothing is left to do"
+    assert weights(ours) == weights(theirs)
+    assert ours.compress().records == theirs.compress().records
+
+
+def test_a_step_that_is_taken_back_leaves_no_trace(run_spec: RunSpec, theta: dict[str, Tensor], data: Shards) -> None:
+    ours, theirs, guessed, agreed = two(run_spec, theta, data)
+    before = bits(dict(ours.theta)), ours.digest(), ours.outer
+    apply(ours, guessed)
+    assert ours.digest() != before[1]
+    ours.take_back()
+    assert (bits(dict(ours.theta)), ours.digest(), ours.outer) == before
+    assert weights(ours) == before[0]
+    for replica in (ours, theirs):
+        apply(replica, agreed)
+        replica.inner_round(work(data))
+    assert ours.digest() == theirs.digest()
+    assert ours.compress().records == theirs.compress().records
+
+
+def test_steps_from_a_wrong_guess_are_moved_by_the_difference_and_gone_on_with(
+    run_spec: RunSpec, theta: dict[str, Tensor], data: Shards
+) -> None:
+    ours, theirs, guessed, agreed = two(run_spec, theta, data)
+    apply(ours, guessed)
+    ours.inner_round(work(data), stopped=stop_after(2))
+    moved = {name: value.detach() - ours.theta[name] for name, value in ours.model.named_parameters()}
+    ours.take_back()
+    for replica in (ours, theirs):
+        apply(replica, agreed)
+    assert ours.digest() == theirs.digest()
+    report = ours.inner_round(work(data), stopped=stop_after(1), resume=True)
+    assert report.steps == 3
+    ours.inner_round(work(data), resume=True)
+    theirs.inner_round(work(data))
+    for name, value in ours.model.named_parameters():
+        step = float(moved[name].abs().max())
+        assert float((value - dict(theirs.model.named_parameters())[name]).detach().abs().max()) < 4 * step
+
+
+def test_after_all_steps_the_weights_are_moved_alone(run_spec: RunSpec, theta: dict[str, Tensor], data: Shards) -> None:
+    ours, _, guessed, agreed = two(run_spec, theta, data)
+    apply(ours, guessed)
+    report = ours.inner_round(work(data))
+    moved = {name: value.detach() - ours.theta[name] for name, value in ours.model.named_parameters()}
+    ours.take_back()
+    with pytest.raises(AssertionError, match="taken back"):
+        ours.compress()
+    apply(ours, agreed)
+    assert ours.inner_round(work(data), resume=True) == report
+    for name, value in ours.model.named_parameters():
+        assert torch.allclose(value.detach() - ours.theta[name], moved[name], atol=1e-6)
+    ours.compress()
+    with pytest.raises(RuntimeError, match="overwritten"):
+        ours.take_back()
+
+
+def test_a_void_round_after_a_guess_gives_back_and_goes_on(
+    run_spec: RunSpec, theta: dict[str, Tensor], data: Shards
+) -> None:
+    ours, _, guessed, _ = two(run_spec, theta, data)
+    before = bits(dict(ours.theta))
+    ours.inner_round(work(data))
+    sent = ours.compress()
+    apply(ours, guessed)
+    ours.inner_round(work(data), stopped=stop_after(1))
+    ours.take_back()
+    ours.give_back(sent)
+    assert ours.inner_round(work(data), resume=True).steps == run_spec.inner.steps
+    assert bits(dict(ours.theta)) == before
+
+
+def test_after_another_state_was_loaded_nothing_is_resumed(
+    run_spec: RunSpec, theta: dict[str, Tensor], data: Shards
+) -> None:
+    ours, theirs, guessed, agreed = two(run_spec, theta, data)
+    apply(theirs, agreed)
+    apply(ours, guessed)
+    ours.inner_round(work(data), stopped=stop_after(1))
+    ours.take_back()
+    ours.load_consensus(theirs.consensus_state())
+    ours.inner_round(work(data), resume=True)
+    assert theirs.inner_round(work(data)).steps == run_spec.inner.steps
+    assert weights(ours) != bits(dict(ours.theta))
+    assert ours.digest() == theirs.digest()

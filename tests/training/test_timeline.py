@@ -106,25 +106,27 @@ def test_a_phase_that_waits_for_a_block_leaves_those_before_it_slack() -> None:
 
 
 def test_blocks_are_final_when_the_clock_says() -> None:
-    clock = presets.read("8b").first.clock  # commit 44, reveal 50, words 84, finality 3, 12 s
+    clock = presets.read("8b").first.clock  # commit 58, reveal 63, words 71, finality 3, 12 s
     assert opening(clock, "commit") == 3 * 12
-    assert opening(clock, "reveal") == (6 + 3) * 12
-    assert opening(clock, "words") == (40 + 3) * 12
+    assert opening(clock, "reveal") == (5 + 3) * 12
+    assert opening(clock, "words") == (13 + 3) * 12
     by = {deadline.phase: deadline.by(clock) for deadline in DEADLINES}
     assert by == {
-        "commit": 86 * 12,
-        "gather": (6 + 3) * 12,
-        "word": 40 * 12,
-        "held-out loss": (86 + 3 + 3) * 12,
+        "commit": 72 * 12,
+        "publish": 72 * 12,
+        "gather": (5 + 3) * 12,
+        "word": 13 * 12,
+        "held-out loss": (72 + 3 + 2.5) * 12,
     }
 
 
 def test_a_round_is_decided_when_the_words_are_final_and_at_x_at_the_latest() -> None:
     clock = presets.read("8b").first.clock
     assert decided(clock, 100.0) == 100.0 + 3 * 12
-    assert decided(clock, 40 * 12) == decided(clock, 1e6) == opening(clock, "words")
+    assert decided(clock, 13 * 12) == decided(clock, 1e6) == opening(clock, "words")
     spec = presets.read("1b").first
-    for rates, late in ((RATES, False), (replace(RATES, down=Rate(1e6, 1e6)), True)):
+    fast = replace(RATES, down=Rate(1e8, 1e8), cipher=Rate(1e9, 1e9), fresh=Rate(1e9, 1e9))
+    for rates, late in ((fast, False), (replace(RATES, down=Rate(1e6, 1e6)), True)):
         plan = Plan(spec, 2, 10**9, rates)
         word = next(one for one in plan.timeline("validator") if one.phase.name == "word")
         assert plan.openings["decided"] == decided(spec.clock, word.ends)
@@ -136,11 +138,12 @@ def test_a_round_is_decided_when_the_words_are_final_and_at_x_at_the_latest() ->
 
 def test_a_node_waits_for_the_words_of_others_whose_machines_may_be_faster() -> None:
     spec = presets.read("1b").first
-    slow, fast = replace(RATES, down=Rate(1e6, 1e6)), replace(RATES, down=Rate(1e7, 1e7))
+    slow = replace(RATES, down=Rate(1e6, 1e6))
+    fast = replace(RATES, down=Rate(1e8, 1e8), cipher=Rate(1e9, 1e9), fresh=Rate(1e9, 1e9))
     alone, among = Plan(spec, 2, 10**9, slow), Plan(spec, 2, 10**9, slow, voters=fast)
-    assert among.openings == Plan(spec, 2, 10**9, fast).openings != alone.openings
+    assert among.openings["decided"] == Plan(spec, 2, 10**9, fast).openings["decided"] < alone.openings["decided"]
     begins = [{one.phase.name: one.begins for one in plan.timeline("miner")} for plan in (among, alone)]
-    assert begins[0]["select"] < begins[1]["select"]
+    assert begins[0]["select"] <= begins[1]["select"]
     taken = [{one.phase.name: one.seconds for one in plan.timeline("miner")} for plan in (among, alone)]
     assert taken[0] == taken[1]
 
@@ -166,12 +169,15 @@ def test_a_miners_phases_by_hand() -> None:
     assert seconds("upload ahead", "publish") == pytest.approx([(payload - (16 << 20)) / 1e6, (16 << 20) / 1e6 + 0.1])
     assert seconds("commit") == [24.0]
     assert found["upload ahead"].begins == found["seal"].begins == found["compress"].ends
-    assert found["upload ahead"].overlaps[-2:] == ("seal", "save sealed")
+    assert {"seal", "save sealed"} <= set(found["upload ahead"].overlaps)
     assert not found["save own state"].critical
     assert not found["snapshot"].critical
-    assert found["snapshot"].begins == found["theta digest"].ends
-    assert found["fetch data"].begins == found["select"].ends
-    assert found["commit"].critical
+    assert found["snapshot"].begins == found["select"].ends >= found["theta digest"].ends
+    assert found["fetch data"].begins == found["reveal"].ends
+    assert found["inner steps"].begins == found["load weights"].ends < found["select"].begins
+    assert found["compress"].begins == max(found["margin"].ends, found["select"].ends)
+    assert found["commit"].begins == found["save sealed"].ends
+    assert found["publish"].critical
 
 
 def test_a_node_that_has_the_data_set_fetches_none_of_it() -> None:
