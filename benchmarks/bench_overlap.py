@@ -10,7 +10,9 @@ Overlapped, a peer begins a round before it knows theta, from a guess at it. Aft
 steps theta is there, and the weights move by theta - guess; what is compressed at the end is theta - theta_r, as ever.
 So a payload is still made and judged against a theta that everybody has, and only gradients are taken elsewhere.
 
-Guesses: `own`, the last theta moved by the peer's own update alone, in full; `share`, by its part of the mean; `none`,
+Guesses: `own`, the last theta moved by the peer's own update alone, in full; `share`, by its part of the mean; `mix`,
+by that and half of what the others sent in the round before; `lacking`, that of a miner that expects a selection and
+has all of it but one peer, another one in every round (docs/decisions/0059-a-round-in-which-no-gpu-waits.md); `none`,
 the last theta; `last`, moved as the last outer step moved it; `kept`, the peer's own theta_r, as it stands. --blend B:
 only 1 - B of theta - guess at once, the rest at the end. --void N: every N-th round is void: theta stays, and every
 peer takes its update back. --join N: in round N another peer begins, from theta, with neither error feedback nor
@@ -25,7 +27,7 @@ overlapped.
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -52,7 +54,7 @@ from training.loader import sequences
 from training.replica import Replica, genesis_theta
 from training.shards import Shards
 
-Guess = Literal["own", "share", "none", "last", "kept"]
+Guess = Literal["own", "share", "none", "last", "kept", "mix", "lacking"]
 Line = dict[str, Any]
 
 LAST = 4
@@ -87,6 +89,8 @@ class Peer:
         self.hotkey = PeerId(word("peer", seed, name, 0))
         self.replica = replica
         self.guess: dict[str, Tensor] | None = None
+        self.heard: Sequence[Update] = ()
+        """What the others sent in the round before."""
 
     def train(self, work: Tensor, case: Case) -> Update:
         """One round on `work`: the replica's theta is this round's, and arrives when the case says."""
@@ -110,10 +114,17 @@ class Peer:
         self.replica.inner_round(work, on_step=arrive)
         return self.replica.compress()
 
-    def wait(self, case: Case, own: Update, before: Mapping[str, Tensor] | None) -> None:
-        """Before the round is settled: guess at the next theta. `before`: the theta before the one that is held."""
+    def wait(
+        self, case: Case, own: Update, before: Mapping[str, Tensor] | None, others: Sequence[Update], lacks: int
+    ) -> None:
+        """Before the round is settled: guess at the next theta. `before`: the theta before the one that is held.
+        `others`: what they send; a miner that expects a selection has that, but for the one that it `lacks`."""
         replica, outer = self.replica, self.replica.spec.outer
         theta = replica.theta
+
+        def stepped(updates: Sequence[Update]) -> Mapping[str, Tensor]:
+            return ops.outer_step(theta, updates, replica.outer, alpha=outer.alpha, aggregate=outer.aggregate)[0]
+
         if case.guess == "none":
             self.guess = {name: tensor.clone() for name, tensor in theta.items()}
         elif case.guess == "kept":
@@ -121,8 +132,18 @@ class Peer:
         elif case.guess == "last":
             earlier = theta if before is None else before
             self.guess = {name: tensor + (tensor - earlier[name]) for name, tensor in theta.items()}
+        elif case.guess == "lacking":
+            there = [update for place, update in enumerate(others) if place != lacks % len(others)]
+            self.guess = dict(stepped([own, *there]))
+        elif case.guess == "mix":
+            share, said = stepped([own]), stepped(self.heard) if self.heard else theta
+            rest = 0.5 * (case.full - 1) / case.full
+            self.guess = {
+                name: theta[name] + (share[name] - theta[name]) / case.full + rest * (said[name] - theta[name])
+                for name in theta
+            }
         else:
-            moved, _, _ = ops.outer_step(theta, [own], replica.outer, alpha=outer.alpha, aggregate=outer.aggregate)
+            moved = stepped([own])
             part = 1.0 if case.guess == "own" else 1.0 / case.full
             self.guess = {name: torch.lerp(theta[name], tensor, part) for name, tensor in moved.items()}
 
@@ -151,7 +172,9 @@ def losses(case: Case, seed: int, shards: Shards) -> list[float]:
             updates.append(peer.train(sequences(shards.train, pages, spec.model.context), case))
         if case.delay:
             for peer, update in zip(peers, updates, strict=True):
-                peer.wait(case, update, before)
+                others = [other for other in updates if other is not update]
+                peer.wait(case, update, before, others, number)
+                peer.heard = others
         if case.is_void(number):
             for peer, update in zip(peers, updates, strict=True):
                 peer.replica.give_back(update)

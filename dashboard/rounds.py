@@ -33,6 +33,7 @@ KINDS = NODE_KINDS | VALIDATOR_KINDS | {"agreed", "stated", "unread", "tested"}
 EVALUATIONS = "evaluations"
 """The node whose word are evaluations of checkpoints (dashboard/evaluations.py); no member is called so."""
 MOST_METRICS = 200
+GUESSES = ("right", "wrong")
 CHAIN = "chain"
 """The node whose word is what stands on chain: it comes before everybody's."""
 
@@ -60,6 +61,10 @@ class Round:
     """The state that the round has made, evaluated: `loss`, `tasks`."""
     trained: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)
+    guesses: dict[str, str] = field(default_factory=dict)
+    """Whether the selection that a miner expected was the right one."""
+    computed: dict[str, float] = field(default_factory=dict)
+    """Share of the time, from one decision to the next, in which a miner trained."""
     payload_bytes: int | None = None
     faults: dict[str, str] = field(default_factory=dict)
     unobserved: dict[str, str] = field(default_factory=dict)
@@ -110,6 +115,8 @@ class Round:
             "learning": {p: n for p, n in sorted(self.evaluations.items()) if n < SETTLED and p in judged},
             "void": self.void[word] if word is not None else None,
             "decided": self.block.get(word) if word is not None else None,
+            "guesses": {guess: count for guess in GUESSES if (count := [*self.guesses.values()].count(guess))},
+            "computed": round(median(self.computed.values()), 3) if self.computed else None,
             "unobserved": next(iter(self.unobserved.values()), None),
             "seconds": {
                 phase: round(median(found), 3)
@@ -232,8 +239,16 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
             one.tested = {"loss": loss, "tasks": tasks}
         case "applied":
             contributing = tuple(_text(peer) for peer in event["contributing"])
-            void, theta = bool(event["void"]), _text(event["theta"])
+            void, theta, guess = bool(event["void"]), _text(event["theta"]), event.get("guess")
             one.contributing[node], one.void[node], one.theta[node] = contributing, void, theta
+            if guess is not None:
+                one.guesses[node] = _text(guess)
+        case "phases":
+            spent = [(_text(p["phase"]), _number(p["began"]), _number(p["seconds"])) for p in event["phases"]]
+            whole = max((began + seconds for _, began, seconds in spent), default=0.0)
+            trained = sum(seconds for name, _, seconds in spent if name == "compute")
+            if trained and whole:
+                one.computed[node] = min(1.0, trained / whole)
         case "agreed":
             contributing = tuple(_text(peer) for peer in event["contributing"])
             void, committed = bool(event["void"]), event["committed"]

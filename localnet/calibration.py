@@ -46,16 +46,18 @@ def windows(phases: Mapping[str, Sequence[float]], block_seconds: float, subnet:
     def blocks(*names: str, margin: float = MARGIN) -> int:
         return max(MIN_BLOCKS, ceil(margin * sum(longest[name] for name in names) / block_seconds))
 
-    commit = blocks("advance", "compute", "upload", "commit")
-    reveal = commit + max(blocks("reveal"), blocks("check") // 2, ceil(HICCUP_SECONDS / block_seconds))
+    # From D on. A miner has until the next D, since it trains from what it expects.
+    work = blocks("advance", "compute", "upload", "commit")
+    reveal = max(blocks("reveal"), blocks("check") // 2, ceil(HICCUP_SECONDS / block_seconds))
     words = reveal + 2 * blocks("check", "commit")  # its word, and names that it adds
-    scoring = reveal + blocks("evaluate", "advance", margin=FINISH_MARGIN) - commit
-    round_blocks = max(words + 2, scoring, ceil(subnet.tempo / POSTS_PER_EPOCH))
+    scoring = reveal + blocks("evaluate", "advance", margin=FINISH_MARGIN)
+    round_blocks = max(work, words + 2, scoring, ceil(subnet.tempo / POSTS_PER_EPOCH))
+    commit = round_blocks - 1 - words
     return {
         "round_blocks": round_blocks,
         "commit": commit,
-        "reveal": reveal,
-        "words": words,
+        "reveal": commit + reveal,
+        "words": commit + words,
         "tempo": subnet.tempo,
         "weights_rate_limit": subnet.weights_rate_limit,
         "block_seconds": block_seconds,

@@ -155,7 +155,12 @@ function numbers() {
   const each = length && `${length < 120 ? `${Math.round(length)} s` : `${(length / 60).toFixed(1)} min`} each`;
   const { first_deadline: first, round_blocks: every } = store.facts;
   const after = last.decided !== null && first !== null && `decided ${last.decided - first - last.round * every} blocks after the deadline`;
-  $("n-round-note").textContent = [`${voids || "none"} void`, each, after].filter(Boolean).join("; ");
+  const told = decided.findLast((round) => round.computed !== null);
+  const busy = told && `miners trained ${Math.round(100 * told.computed)} % of the time`;
+  const wrong = decided.reduce((sum, round) => sum + (round.guesses.wrong ?? 0), 0);
+  const guessed = wrong + decided.reduce((sum, round) => sum + (round.guesses.right ?? 0), 0);
+  const guesses = guessed > 0 && `${wrong || "none"} of ${guessed} expected selections wrong`;
+  $("n-round-note").textContent = [`${voids || "none"} void`, each, after, busy, guesses].filter(Boolean).join("; ");
   if (measured.length) {
     $("n-loss").textContent = measured.at(-1).loss.toFixed(3);
     $("n-loss-note").textContent = measured.length > 1 ? `from ${measured[0].loss.toFixed(2)} in round ${measured[0].round}` : "nats a token";

@@ -134,6 +134,21 @@ def test_a_line_without_an_end_is_not_held_in_memory(tmp_path: Path, monkeypatch
     assert sum(map(len, found)) < 200
 
 
+def test_guesses_are_counted_and_the_share_of_training_is_a_median(tmp_path: Path) -> None:
+    written = synthetic.Folder(tmp_path)
+    written.round(3)
+    for name, guess, seconds in (("miner-1", "right", 6.0), ("miner-2", "wrong", 8.0)):
+        applied = {"void": False, "contributing": [], "theta": "00", "guess": guess, "seconds": {}}
+        written.write(name, "applied", 3, **applied)
+        spent = [("compute", 0.0, seconds), ("wait", seconds, 10.0 - seconds)]
+        phases = [{"phase": phase, "began": began, "seconds": lasted} for phase, began, lasted in spent]
+        written.write(name, "phases", 3, phases=phases)
+    folder = Folder(tmp_path)
+    folder.read()
+    found = next(one for one in told(folder)[0] if one["round"] == 3)
+    assert (found["guesses"], found["computed"]) == ({"right": 1, "wrong": 1}, 0.7)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -148,6 +163,8 @@ def test_a_line_without_an_end_is_not_held_in_memory(tmp_path: Path, monkeypatch
         '{"event": ["held_out"], "round": 3, "time": 1.0}',
         '{"event": "applied", "round": 3, "void": false, "contributing": 7, "theta": "", "time": 1.0}',
         '{"event": "applied", "round": 3, "void": false, "contributing": [], "theta": "", "decided": "x", "time": 1.0}',
+        '{"event": "applied", "round": 3, "void": false, "contributing": [], "theta": "", "guess": 7, "time": 1.0}',
+        '{"event": "phases", "round": 3, "phases": [{"phase": "compute"}], "time": 1.0}',
         '{"event": "checked", "round": 3, "active": 1, "passed": [], "rejected": {"x": {}}, "time": 1.0}',
         '{"event": "reported", "round": 3, "peers": {"x": {"weight": Infinity}}, "time": 1.0}',
         '{"event": "trained", "round": 3, "loss": 1.0, "seconds": {"compute": 1e999}, "time": 1.0}',

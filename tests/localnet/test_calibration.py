@@ -52,12 +52,12 @@ def test_every_window_is_four_times_what_happens_in_it(measured: dict[str, list[
     slow = {phase: percentile_95(seconds) for phase, seconds in measured.items()}
     clock = windows(measured, block, REAL)
     long = {
-        "commit": clock["commit"] * block,
+        "round": clock["round_blocks"] * block,
         "reveal": (clock["reveal"] - clock["commit"]) * block,
         "words": (clock["words"] - clock["reveal"]) * block,
     }
     close = 1 - 1e-9  # sums of floats
-    assert long["commit"] >= close * MARGIN * sum(slow[p] for p in ("advance", "compute", "upload", "commit"))
+    assert long["round"] >= close * MARGIN * sum(slow[p] for p in ("advance", "compute", "upload", "commit"))
     assert long["reveal"] >= close * max(HICCUP_SECONDS, MARGIN * slow["reveal"])
     # A word, and a second one with the names that are added to it.
     assert long["words"] >= close * 2 * MARGIN * (slow["check"] + slow["commit"])
@@ -79,9 +79,10 @@ def test_an_epoch_carries_the_posts_of_its_rounds_and_weights_keep_their_distanc
 
 def test_a_faster_machine_never_gets_longer_rounds() -> None:
     measured = {phase: [0.2, 0.4, 0.3] for phase in PHASES}
-    slower = {phase: [2 * value for value in seconds] for phase, seconds in measured.items()}
+    slower = {phase: [8 * value for value in seconds] for phase, seconds in measured.items()}
     fast, slow = windows(measured, 0.25, REAL), windows(slower, 0.25, REAL)
-    assert all(fast[name] <= slow[name] for name in fast)
+    for later, sooner in (("reveal", "commit"), ("words", "reveal")):
+        assert fast[later] - fast[sooner] <= slow[later] - slow[sooner]
     assert fast["round_blocks"] < slow["round_blocks"]
 
 

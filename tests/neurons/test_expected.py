@@ -10,6 +10,7 @@ import torch
 
 from node.held import Held
 from node.node import Node
+from protocol import keys
 from protocol.errors import ObjectMissing
 from rounds.miner import Miner
 from simulation.clock import Killed
@@ -232,3 +233,37 @@ def test_weights_are_finite_after_many_corrections(networks: Networks) -> None:
     assert "wrong" in guesses(network, "miner-1").values()
     replica = network["miner-1"].node.held.replica
     assert all(bool(torch.isfinite(tensor).all()) for tensor in replica.theta.values())
+
+
+def test_who_puts_up_one_payload_and_commits_to_another_is_fetched_again(networks: Networks) -> None:
+    """What was fetched before D was signed, whole, and not what its owner was held to then."""
+
+    class ChangesItsMind(Miner):
+        def seal(self, round: int, update: Any) -> Any:
+            self.update = update
+            return super().seal(round, update)
+
+        def promise(self, round: int, sealed: Any) -> None:
+            if round == 2:
+                self.publish(round, sealed)
+                self.node.wait_for(self.node.head() + 4, "others to fetch it")
+                sealed = self.seal(round, self.update)
+            super().promise(round, sealed)
+
+        def reveal(self, round: int, sealed: Any) -> None:
+            saved = self.node.held.saved.sealed
+            super().reveal(round, saved)
+
+        def counts(self, round: int, sealed: Any) -> bool:
+            return super().counts(round, self.node.held.saved.sealed)
+
+    network = networks(miners=3)
+    network.start("validator", "miner-1", "miner-2")
+    network.start("miner-3", role=ChangesItsMind)
+    network.run_until(2)
+    early = ("miner-3", "get", keys.payload(network.run.id, 2))
+    network.run_until(5)
+    network.assert_agreement()
+    assert len(network["miner-1"].contributing(2)) == 3
+    assert guesses(network, "miner-1")[2] == "right"
+    assert sum(call == early for call in network.store.log) > 3, "nobody had fetched it before"
