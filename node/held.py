@@ -217,8 +217,10 @@ class Held:
     def expected_by(self, round: int, spec: RunSpec, decision: Agreed) -> list[Opened] | None:
         """What was applied already where we expected just this decision of the round, else None."""
         found, selection = self.expected, decision.selection
+        if found is None:
+            return None
         contributing = selection.contributing if selection is not None else ()
-        if found is None or (found.round, found.outer, found.contributing) != (round, spec.outer, contributing):
+        if (found.round, found.outer, found.contributing) != (round, spec.outer, contributing):
             return None
         return list(found.opened)
 

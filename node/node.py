@@ -393,7 +393,7 @@ class Node(Follower):
         promised = {
             peer: promise.envelope if promise is not None else None
             for peer, promise in promises.items()
-            if peer != self.me and peer not in here and (promise is not None or (head < last and peer in likely))
+            if peer != self.me and peer not in here and (peer in likely if head < last else promise is not None)
         }
         places = max(spec.gauntlet.contributors, len(likely))
         first = dict(islice(promised.items(), places))

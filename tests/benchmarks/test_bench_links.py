@@ -41,5 +41,5 @@ def test_links_are_to_the_small_round_what_the_large_ones_are_to_it(miners: int,
     both = [planned(plan) for plan in (plans["miner"], large)]
     assert both[0]["beside_transfers"] == pytest.approx(both[1]["beside_transfers"], abs=0.01)
     assert both[0]["beside_transfers"] == beside_transfers(both[0]["phases"])
-    # The same clock, so what a small model is spared between computing and committing is all that is left over.
-    assert both[0]["margin_seconds"] > both[1]["margin_seconds"] * scaled.times
+    # What a request or a save takes does not shrink with the round, and is hidden beside the upload.
+    assert both[0]["margin_seconds"] > 0.5 * both[1]["margin_seconds"] * scaled.times
