@@ -393,10 +393,10 @@ class Node(Follower):
         promised = {
             peer: promise.envelope if promise is not None else None
             for peer, promise in promises.items()
-            if peer != self.me and peer not in here and (peer in likely if head < last else promise is not None)
+            if (peer in likely if head < last else promise is not None)
         }
         places = max(spec.gauntlet.contributors, len(likely))
-        first = dict(islice(promised.items(), places))
+        first = {peer: promised[peer] for peer in islice(promised, places) if peer != self.me and peer not in here}
         if first and timeout > 0:
             self._prefetch = prefetch(
                 spec,
