@@ -9,7 +9,7 @@ from localnet.chaos import Injection, draw
 from owner import presets
 
 NETUID = 1
-BLOCK_SECONDS = 0.25
+BLOCK_SECONDS = 0.2
 CALL_SECONDS = 15.0
 NEWCOMER = "newcomer-"
 TINY = "tiny"

@@ -384,18 +384,18 @@ class Node(Follower):
         except ChainError as fault:
             logger.debug("round {round}: nothing is fetched early: {fault}", round=round, fault=str(fault))
             return
-        spec, likely = self.run.spec_at(round), self._likely
+        spec, again = self.run.spec_at(round), self._likely
         promises = {
             peer.id: commitment(peer, round, last)
-            for peer in sorted(peers, key=lambda peer: (peer.id not in likely, peer.uid))
+            for peer in sorted(peers, key=lambda peer: (peer.id not in again, peer.uid))
         }
         here = {peer for peer, _ in self.held.expected.contributing} if self.held.expected is not None else set()
         promised = {
             peer: promise.envelope if promise is not None else None
             for peer, promise in promises.items()
-            if (peer in likely if head < last else promise is not None)
+            if (peer in again if head < last else promise is not None)
         }
-        places = max(spec.gauntlet.contributors, len(likely))
+        places = max(spec.gauntlet.contributors, len(again))
         first = {peer: promised[peer] for peer in islice(promised, places) if peer != self.me and peer not in here}
         if first and timeout > 0:
             self._prefetch = prefetch(
