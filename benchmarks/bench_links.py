@@ -4,7 +4,7 @@ Covenant-72B, against the plan for the very same spec, links and machine.
     python benchmarks/bench_links.py --json
 
 The round is covenant-72b-110's: its ratio of bytes to compute, and its clock, block for block, with `--spare` blocks
-more before D, and before V. (The clock leaves a miner 43 s of 39 minutes, and a validator 29 s of 8 minutes for reading
+more before D, and before V. (The clock leaves a miner 2 % of its compute, and a validator some seconds for reading
 payloads. Inner steps vary by more where nodes share two processors, and what a request takes does not shrink with the
 round; who comes late does not count.) What differs is how long it takes: `--compute` seconds of inner steps stand for
 20 minutes, and blocks and links shrink alike. So each miner's uplink needs as large a part of the round for its payload

@@ -86,7 +86,7 @@ def _known(folder: RunFolder) -> RunSpec:
 
 def _require_theta(folder: RunFolder) -> None:
     """Raise ConfigError for a theta_0 that is not what the draft says, or of another model: nobody could start."""
-    spec = sealed(folder.table, folder.theta, 1)
+    spec = sealed(folder.table, folder.theta, start_block=1)
     try:
         checkpoint.load(folder.path / THETA, folder.theta, spec.model.shapes())
     except CheckpointCorrupt as fault:

@@ -211,7 +211,10 @@ class Held:
     def take_back(self) -> None:
         """Hold what is saved again, where something else was expected."""
         expected, self.expected = self.expected, None
-        if expected is not None and expected.contributing:
+        if expected is None:
+            return
+        self.replica.displace()
+        if expected.contributing:
             self.replica.take_back()
 
     def expected_by(self, round: int, spec: RunSpec, decision: Agreed) -> list[Opened] | None:

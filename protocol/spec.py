@@ -279,7 +279,7 @@ class RunSpec(Published):
         needed = 2 * lag + WINDOW_MARGIN_BLOCKS
         if clock.reveal - clock.commit < 2 or clock.words - clock.reveal < needed:
             raise ValueError(
-                "clock: keys are published once the block after commit is final, words said once the keys are read: "
+                "clock: keys are published once commit is final, words said once the keys are read: "
                 f"needs reveal - commit >= 2 (got {clock.reveal - clock.commit}), and words - reveal (got "
                 f"{clock.words - clock.reveal}) at least 2 * finality_blocks + {WINDOW_MARGIN_BLOCKS} = {needed}, "
                 f"which leaves {(needed - lag) * clock.block_seconds:g} s to judge and to post"

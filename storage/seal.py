@@ -31,7 +31,7 @@ _SPARE_BYTES = 15
 @dataclass(frozen=True, slots=True)
 class Sealed:
     """What a miner saves before it publishes anything: `envelope` (204 bytes) and `ciphertext` travel as one object,
-    `key` stays here until block D has a child."""
+    `key` stays here until block D is final."""
 
     envelope: bytes
     ciphertext: bytes = field(repr=False)

@@ -41,8 +41,8 @@ Opening = Literal["uploaded", "commit", "reveal", "decided"]
 """Others' payloads are in their buckets; D is final, V is; the words that decide the round before are in a final
 block."""
 MARGIN = 0.02
-"""Share of the compute that is planned for beside it, unless a trial has said how much steps differ: inner steps of a
-round took up to so much longer than those of the trial before it."""
+"""Share of the compute that is kept free beside it, since the time that inner steps take differs. Assumed: nobody has
+measured it on GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,15 +195,20 @@ class Replica:
         self._moved()
         return scales
 
+    def displace(self) -> None:
+        """Theta will become another one: keep the inner steps that were made from it, which `inner_round` with `resume`
+        goes on with from there."""
+        if self._done.steps and not self._displaced:
+            self._trainer.shift(area=self._theta, sign=-1.0)
+            self._displaced = True
+
     def take_back(self) -> None:
         """Undo the last outer step: theta is what it was before, bit for bit. The inner steps that were made since are
         kept: `inner_round` with `resume` goes on with them from theta as it is then. RuntimeError when theta of before
         is gone."""
         if self._before is None:
             raise RuntimeError("there is no outer step to take back: what theta was before it is overwritten")
-        if self._done.steps and not self._displaced:
-            self._trainer.shift(area=self._theta, sign=-1.0)
-            self._displaced = True
+        self.displace()
         self._theta, self._spare = self._spare, self._theta
         (self.outer, digest), self._before = self._before, None
         self._moved()

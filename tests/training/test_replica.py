@@ -385,6 +385,19 @@ def test_a_void_round_after_a_guess_gives_back_and_goes_on(
     assert bits(dict(ours.theta)) == before
 
 
+def test_steps_made_where_a_void_round_was_expected_are_kept_when_it_was_not_void(
+    run_spec: RunSpec, theta: dict[str, Tensor], data: Shards
+) -> None:
+    ours, theirs, _, agreed = two(run_spec, theta, data)
+    ours.inner_round(work(data), stopped=stop_after(2))
+    ours.displace()
+    for replica in (ours, theirs):
+        apply(replica, agreed)
+    assert ours.inner_round(work(data), stopped=stop_after(1), resume=True).steps == 3
+    assert ours.inner_round(work(data), resume=True).steps == run_spec.inner.steps
+    assert ours.digest() == theirs.digest()
+
+
 def test_after_another_state_was_loaded_nothing_is_resumed(
     run_spec: RunSpec, theta: dict[str, Tensor], data: Shards
 ) -> None:
