@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
-from torch.distributed.tensor import DTensor
 
 from protocol.errors import MurmurError
 
@@ -172,13 +171,17 @@ ALONE = Ranks()
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's rows of a sharded parameter, or of what belongs to one; another tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    """This rank's rows of a sharded parameter, or of what belongs to one; another tensor as it is.
+
+    Only sharded ones (DTensor) have `to_local`. To import their class takes a second and more, which a node on one
+    device need not spend.
+    """
+    return cast(Any, tensor).to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a sharded tensor, on every rank; another tensor as it is."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return cast(Any, tensor).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class Worker(Protocol):

@@ -183,9 +183,10 @@ def miscounts(by: int) -> Action:
 
 
 def sends_more(exchange: Exchange) -> Response:
-    """The body goes on where it should have ended; the connection stays."""
+    """The body goes on where it should have ended; the connection stays. Sent as one: what comes only when the
+    connection has been asked again is that question's answer, for all that HTTP says."""
     answer = exchange.forward()
-    return replace(answer, body=(answer.read(), b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nno"))
+    return replace(answer, body=(answer.read() + b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nno",))
 
 
 def compresses(exchange: Exchange) -> Response:
