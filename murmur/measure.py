@@ -1,8 +1,8 @@
 """`murmur plan --measure`: this machine's own rates in place of the stated ones (training/rates.py).
 
 Every rate is the median of three runs of the very calls that a node makes, on a sample of a few hundred megabytes, by
-one thread and by all. Training is tried on as many of the model's own layers as fit. Links are not measured: nobody is
-at their other end.
+one thread and by all. Training is tried on as many of the model's own layers as fit; by as much as a slow quarter of its
+passes is over the median, the plan keeps time free. Links are not measured: nobody is at their other end.
 """
 
 import os
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -32,6 +32,7 @@ from training.dealing import muon_flops
 from training.inner import autocast
 from training.model import Transformer, initialise
 from training.optimizer import make_optimizer
+from training.phases import MARGIN
 from training.plan import Plan
 from training.rates import Rate
 from training.sizes import flops_per_token
@@ -42,6 +43,8 @@ SLOW_BYTES = 64 << 20
 PIECE_BYTES = 16 << 20
 PAYLOADS = 20
 RUNS = 3
+TRIALS = 9
+"""Passes of the trial of training, whose spread becomes the plan's margin."""
 FILES = 4
 """Written and read beside each other."""
 TRIAL_SECONDS = 0.5
@@ -77,9 +80,18 @@ def measure(plan: Plan, options: Namespace, tell: Tell, home: Path | None = None
     else:
         device = torch.device("cpu")
         plan = replace(plan, gpus=1, on_gpu=False)
-    if options.gpu_tflops is None and (flops := _trained(plan.spec, device, tell)) is not None:
-        rates = replace(rates, compute=Rate(flops))
+    if options.gpu_tflops is None and (trial := _trained(plan.spec, device, tell)) is not None:
+        rates = replace(rates, compute=Rate(trial.flops))
+        plan = replace(plan, margin=max(MARGIN, trial.spread))
     return replace(plan, rates=rates)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """flops: a second, sustained in inner steps. spread: how much longer than the median a slow quarter of the passes takes."""
+
+    flops: float
+    spread: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +208,8 @@ def _added(update: Update, several: float, single: float) -> float:
     return (PAYLOADS - 1) * payload_bytes / slower if slower > 0 else PAYLOADS * payload_bytes * several
 
 
-def _trained(spec: RunSpec, device: torch.device, tell: Tell) -> float | None:
-    """FLOP/s that one device sustains in inner steps of `spec`, the optimizer's share included; None where not even one
-    layer fits."""
+def _trained(spec: RunSpec, device: torch.device, tell: Tell) -> _Trial | None:
+    """One device in inner steps of `spec`, the optimizer's share included; None where not even one layer fits."""
     fitting = TRIAL_PARAMETERS
     if device.type == "cuda":
         fitting = torch.cuda.get_device_properties(device).total_memory // 2 // TRAINED_BYTES
@@ -222,6 +233,8 @@ def _trained(spec: RunSpec, device: torch.device, tell: Tell) -> float | None:
             context = min(2 * context, model.context)
         else:
             sequences = min(2 * sequences, spec.inner.sequences)
+    passes = _all_seconds(partial(_pass, module, tokens), TRIALS)
+    passed = median(passes)
 
     def step() -> None:
         optimizer.step()
@@ -232,7 +245,7 @@ def _trained(spec: RunSpec, device: torch.device, tell: Tell) -> float | None:
     muons, tried = muon_flops(spec.model, spec.inner, 1), muon_flops(model, spec.inner, 1)
     trained = sum(parameter.numel() for parameter in module.parameters())
     steps = stepped * (muons / tried if tried else spec.layout.num_parameters / trained)
-    return (whole + muons) / (whole * passed / flops + steps)
+    return _Trial((whole + muons) / (whole * passed / flops + steps), quantiles(passes, n=4)[-1] / passed - 1)
 
 
 def cut(model: ModelSpec, fitting: int) -> ModelSpec | None:
@@ -262,14 +275,18 @@ def _settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _seconds(work: Callable[[], object], runs: int = RUNS) -> float:
+def _seconds(work: Callable[[], object]) -> float:
     """The median."""
+    return median(_all_seconds(work, RUNS))
+
+
+def _all_seconds(work: Callable[[], object], runs: int) -> list[float]:
     found = []
     for _ in range(runs):
         began = time.perf_counter()
         work()
         found.append(time.perf_counter() - began)
-    return median(found)
+    return found
 
 
 def _ciphered(piece: memoryview) -> bytes:

@@ -13,15 +13,16 @@ from typing import Any
 from loguru import logger
 
 from gauntlet.commitment import commitment
+from node.beside import beside
 from node.checkpoints import kept_from, published_by_most
 from node.events import Phase, round_seconds
 from node.follower import RETURN_BLOCKS
 from node.node import Node
+from node.payloads import open_threads
 from node.state import SealedRound
 from protocol import keys
 from protocol.assignment import assigned
 from protocol.errors import ChainError, MurmurError, StorageError
-from protocol.merkle import SECTION_BYTES
 from protocol.messages import ENVELOPE_BYTES, Reveal, encode_document
 from protocol.ports import Task
 from protocol.types import Commitment, Digest, Page
@@ -267,12 +268,15 @@ class Miner:
         node = self.node
         with node.held.timeline.begin("seal"):
             plaintext = memoryview(wire.encode(node.held.replica.digest(), update))
-            sealing = Sealing(len(plaintext), run=node.run.id, round=round, signer=node.doors.signer)
+            sealing = Sealing(plaintext, run=node.run.id, round=round, signer=node.doors.signer)
             upload = self.begin_upload(round, sealing.object)
-            for first in range(0, len(plaintext), SECTION_BYTES):
-                sealing.add(plaintext[first : first + SECTION_BYTES])
+
+            def add(section: int) -> None:
+                end = sealing.add(section)
                 if upload is not None:
-                    upload.ready(sealing.num_final)
+                    upload.ready(end)
+
+            beside(add, sealing.sections, open_threads(node.run.first), node.time)
             sealing.finish()
         with node.held.timeline.begin("save"):
             saved = SealedRound(round, node.held.store.write(sealing.object), sealing.key)

@@ -7,6 +7,7 @@ signed envelope's Merkle root does. May not parse the plaintext, which is sparse
 
 import hmac
 import secrets
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -22,9 +23,9 @@ from protocol.messages import ENVELOPE_BYTES, KEY_BYTES, Envelope, parse_envelop
 from protocol.ports import Signer, Verify
 from protocol.types import Digest, PeerId, Reason
 
-_NONCE = bytes(16)
+_BLOCK_BYTES = 16
 _PIECE_BYTES = 1 << 20
-_SPARE_BYTES = 15
+_SPARE_BYTES = _BLOCK_BYTES - 1
 """A block less one, which the cipher asks for behind what it makes."""
 
 
@@ -49,56 +50,66 @@ class Sealed:
 
 
 class Sealing:
-    """A payload that is encrypted, and hashed by sections, as it comes, so that what is done can travel before the rest
-    is there (storage/upload.py).
+    """A payload that is encrypted and hashed section by section, by any threads in any order, so that what is done can
+    travel before the rest is there (storage/upload.py).
 
     `object` is the sealed object in the making; its first `num_final` bytes are final, but for the envelope, which
     comes last. `key` opens it.
     """
 
     def __init__(
-        self, plaintext_bytes: int, *, key: bytes | None = None, run: Digest, round: int, signer: Signer
+        self,
+        plaintext: bytes | memoryview,
+        *,
+        key: bytes | None = None,
+        run: Digest,
+        round: int,
+        signer: Signer,
     ) -> None:
-        """plaintext_bytes: all that will be added. key: 32 secret bytes never used before; None draws them."""
+        """key: 32 secret bytes never used before; None draws them."""
         self.key = secrets.token_bytes(KEY_BYTES) if key is None else key
         if len(self.key) != KEY_BYTES:
             raise ValueError(f"a sealing key has {KEY_BYTES} bytes, not {len(self.key)}")
-        self.object = bytearray(ENVELOPE_BYTES + plaintext_bytes)
+        self.object = bytearray(ENVELOPE_BYTES + len(plaintext))
         self.num_final = ENVELOPE_BYTES
+        self._plaintext = memoryview(plaintext)
         self._run, self._round, self._signer = run, round, signer
-        self._stream = _stream(self.key, run, round, signer.peer)
-        self._leaves: list[Digest] = []
+        self._leaves: list[Digest | None] = [None] * -(-len(plaintext) // SECTION_BYTES)
+        self._lock = threading.Lock()
 
-    def add(self, plaintext: bytes | memoryview) -> None:
-        """The next bytes of the payload, as many as there are."""
-        end = self.num_final + len(plaintext)
-        if end > len(self.object):
-            raise ValueError(f"more than the {len(self.object) - ENVELOPE_BYTES} bytes of payload that were announced")
-        self.object[self.num_final : end] = self._stream.update(plaintext)
-        self.num_final = end
-        while len(self._leaves) < (end - ENVELOPE_BYTES) // SECTION_BYTES:
-            self._close_section()
+    @property
+    def sections(self) -> range:
+        return range(len(self._leaves))
+
+    def add(self, section: int) -> int:
+        """Encrypt and hash this section. Returns `num_final`: the sections that are done without a gap before them."""
+        first = section * SECTION_BYTES
+        plaintext = self._plaintext[first : first + SECTION_BYTES]
+        into = memoryview(self.object)[ENVELOPE_BYTES + first :][: len(plaintext)]
+        _through(_stream(self.key, self._run, self._round, self._signer.peer, first), plaintext, into)
+        hashed = leaf(into)
+        with self._lock:
+            self._leaves[section] = hashed
+            done = self._leaves.index(None) if None in self._leaves else len(self._leaves)
+            self.num_final = ENVELOPE_BYTES + min(done * SECTION_BYTES, len(self._plaintext))
+            return self.num_final
 
     def finish(self) -> None:
-        """All bytes were added: sign the envelope and put it in front."""
-        if self.num_final != len(self.object):
-            raise ValueError(f"{len(self.object) - self.num_final} bytes of the payload were never added")
-        if (len(self.object) - ENVELOPE_BYTES) % SECTION_BYTES:
-            self._close_section()
+        """All sections were added: sign the envelope and put it in front."""
+        leaves = [one for one in self._leaves if one is not None]
+        if len(leaves) != len(self._leaves):
+            raise ValueError(f"{len(self._leaves) - len(leaves)} sections of the payload were never added")
         hashed = Digest(sha256(self.key).digest())
-        envelope = Envelope(self._run, self._round, self._signer.peer, hashed, root(self._leaves))
+        envelope = Envelope(self._run, self._round, self._signer.peer, hashed, root(leaves))
         signed = replace(envelope, signature=self._signer.sign(envelope.signed_part))
         self.object[:ENVELOPE_BYTES] = signed.encode()
-
-    def _close_section(self) -> None:
-        first = ENVELOPE_BYTES + len(self._leaves) * SECTION_BYTES
-        self._leaves.append(leaf(memoryview(self.object)[first : first + SECTION_BYTES]))
 
 
 def seal(plaintext: bytes, *, key: bytes | None = None, run: Digest, round: int, signer: Signer) -> Sealed:
     """Encrypt and sign a whole payload. `key`: 32 secret bytes that were never used before; None draws them."""
-    sealing = Sealing(len(plaintext), key=key, run=run, round=round, signer=signer)
-    sealing.add(plaintext)
+    sealing = Sealing(plaintext, key=key, run=run, round=round, signer=signer)
+    for section in sealing.sections:
+        sealing.add(section)
     sealing.finish()
     return Sealed(bytes(sealing.object[:ENVELOPE_BYTES]), bytes(sealing.object[ENVELOPE_BYTES:]), sealing.key)
 
@@ -106,19 +117,12 @@ def seal(plaintext: bytes, *, key: bytes | None = None, run: Digest, round: int,
 def unseal(envelope: Envelope, key: bytes, ciphertext: bytes | memoryview) -> memoryview:
     """The plaintext that belongs to an envelope whose signature and root were checked, read-only, in memory of its own.
 
-    The cipher holds the interpreter's lock, while what it made is copied without: so it works in pieces that stay in
-    the processor's cache, and several payloads are opened beside each other in little more than the cipher's time.
-
     Raises InvalidSubmission(BAD_KEY) when `key` is not the one that the envelope was made with.
     """
     if len(key) != KEY_BYTES or not hmac.compare_digest(sha256(key).digest(), envelope.key_hash):
         raise InvalidSubmission(Reason.BAD_KEY, "the revealed key does not hash to the envelope's key_hash")
-    stream = _stream(key, envelope.run, envelope.round, envelope.peer)
-    sealed, plaintext = memoryview(ciphertext), np.empty(len(ciphertext), dtype=np.uint8)
-    piece = np.empty(_PIECE_BYTES + _SPARE_BYTES, dtype=np.uint8)
-    for first in range(0, len(ciphertext), _PIECE_BYTES):
-        made = stream.update_into(sealed[first : first + _PIECE_BYTES], piece.data)
-        plaintext[first : first + made] = piece[:made]
+    plaintext = np.empty(len(ciphertext), dtype=np.uint8)
+    _through(_stream(key, envelope.run, envelope.round, envelope.peer), ciphertext, plaintext.data)
     return plaintext.data.toreadonly()
 
 
@@ -165,7 +169,19 @@ def signed_by(peer: PeerId, run: Digest, round: int, verify: Verify) -> Callable
     return accept
 
 
-def _stream(key: bytes, run: Digest, round: int, peer: PeerId) -> CipherContext:
-    """What turns plaintext into ciphertext and back, in order."""
+def _stream(key: bytes, run: Digest, round: int, peer: PeerId, first: int = 0) -> CipherContext:
+    """What turns plaintext into ciphertext and back, in order, from byte `first` on: a multiple of the cipher's block
+    of 16 bytes."""
     cipher_key = hmac.digest(key, run + round.to_bytes(4, "little") + peer, "sha256")
-    return Cipher(AES(cipher_key), CTR(_NONCE)).encryptor()
+    counter = (first // _BLOCK_BYTES).to_bytes(_BLOCK_BYTES, "big")
+    return Cipher(AES(cipher_key), CTR(counter)).encryptor()
+
+
+def _through(stream: CipherContext, data: bytes | memoryview, into: memoryview) -> None:
+    """`data` through the cipher, into as many bytes, in pieces that stay in the processor's cache. Neither the cipher
+    nor the copy holds the interpreter's lock: several threads share the work (benchmarks/bench_seal.py)."""
+    data, target = memoryview(data), np.frombuffer(into, dtype=np.uint8)
+    piece = np.empty(_PIECE_BYTES + _SPARE_BYTES, dtype=np.uint8)
+    for first in range(0, len(data), _PIECE_BYTES):
+        made = stream.update_into(data[first : first + _PIECE_BYTES], piece.data)
+        target[first : first + made] = piece[:made]

@@ -41,8 +41,8 @@ Opening = Literal["uploaded", "commit", "reveal", "decided"]
 """Others' payloads are in their buckets; D is final, V is; the words that decide the round before are in a final
 block."""
 MARGIN = 0.02
-"""Share of the compute that is kept free beside it, since the time that inner steps take differs. Assumed: nobody has
-measured it on GPUs."""
+"""Share of the compute that is kept free beside it, since the time that inner steps take differs: at least this, and
+the spread of its own trial where the machine is measured (murmur/measure.py). Assumed: nobody measured it on GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +193,18 @@ class Setting:
 
     def opened(self, payloads: int, hashes: int, hashers: int) -> tuple[Work, ...]:
         """storage/seal.py unseal and sparseloco/wire.py parse_submission, several payloads beside each other: hashed,
-        deciphered under the interpreter's lock, and copied to where they stay."""
+        deciphered, and copied to where they stay."""
         total, threads = payloads * self.sizes.payload, self.openers
-        return Work(hashes * total, "hash", hashers), Work(total, "cipher"), Work(total, "fresh", threads)
+        return Work(hashes * total, "hash", hashers), Work(total, "cipher", threads), Work(total, "fresh", threads)
+
+    def sealed(self) -> tuple[Work, ...]:
+        """storage/seal.py Sealing: the payload encoded by one thread, its sections encrypted and hashed by several."""
+        payload, threads = self.sizes.payload, self.openers
+        return Work(payload, "fresh"), Work(payload, "cipher", threads), Work(payload, "hash", threads)
 
     @property
     def openers(self) -> int:
-        """Payloads that are opened beside each other."""
+        """Payloads that are opened, and sections of one that are sealed, beside each other (node/payloads.py)."""
         return min(self.threads, OPEN_THREADS) if self.sizes.payload > PART_BYTES else 1
 
     @property
@@ -296,7 +301,7 @@ def miner_phases(setting: Setting) -> tuple[Phase, ...]:
         Phase("inner steps", (Work(computed, "compute", setting.gpus),), ("load weights", "fetch data")),
         Phase("margin", (Work(setting.margin * computed, "compute", setting.gpus),)),
         Phase("compress", (pack if setting.on_gpu else Work(sizes.model, "compress", threads),), ("margin", "select")),
-        Phase("seal", (Work(sizes.payload, "fresh"), Work(sizes.payload, "cipher"), Work(sizes.payload, "hash"))),
+        Phase("seal", setting.sealed()),
         Phase("upload ahead", (Work(sizes.payload - first_part, "up"),), ("compress",)),
         Phase("save sealed", (Work(sizes.payload, "write"), Work(sizes.payload, "hash")), ("seal",)),
         Phase("commit", (setting.posted(),)),

@@ -1,6 +1,7 @@
 """`murmur plan --measure`: rates of this machine, on samples that are small here, and what is made of them."""
 
 import json
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from murmur import measure, presets
 from murmur.command import main
+from training.phases import MARGIN
 from training.rates import Rates
 from training.sizes import Sizes
 
@@ -61,6 +63,23 @@ def test_the_disk_is_the_homes_and_nothing_stays_on_it(quick: Path, capsys: pyte
     _, told = measured(capsys, "--spec", "tiny")
     assert f"the disk under {quick} .." in told
     assert list(quick.iterdir()) == []
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("slow", "margin"), [(0, MARGIN), (1, MARGIN), (4, 0.25)])
+def test_the_spread_of_the_trial_is_kept_free(
+    slow: int, margin: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure_all = measure._all_seconds
+
+    def seconds(work: Callable[[], object], runs: int) -> list[float]:
+        return [1.25] * slow + [1.0] * (runs - slow) if runs == measure.TRIALS else measure_all(work, runs)
+
+    monkeypatch.setattr(measure, "_all_seconds", seconds)
+    found, _ = measured(capsys, "--spec", "tiny")
+    taken = {phase["name"]: phase["seconds"] for phase in found["phases"] if phase["role"] == "miner"}
+    assert found["margin"] == pytest.approx(margin)
+    assert taken["margin"] == pytest.approx(margin * taken["inner steps"])
 
 
 @pytest.mark.usefixtures("quick")

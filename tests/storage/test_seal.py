@@ -2,8 +2,10 @@
 
 import hashlib
 import hmac
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
@@ -130,36 +132,31 @@ def test_the_key_is_not_in_the_repr() -> None:
     assert KEY.hex() not in shown
 
 
-def in_pieces(pieces: list[bytes], num_bytes: int | None = None) -> Sealing:
-    size = sum(map(len, pieces)) if num_bytes is None else num_bytes
-    sealing = Sealing(size, key=KEY, run=RUN, round=7, signer=TestSigner())
-    for piece in pieces:
-        before = bytes(sealing.object[: sealing.num_final])
-        sealing.add(memoryview(piece))
-        assert sealing.object[: len(before)] == before
-        assert sealing.num_final == len(before) + len(piece)
-    sealing.finish()
-    return sealing
-
-
-@given(st.lists(st.binary(max_size=50), max_size=10))
-def test_a_payload_sealed_in_pieces_is_the_same_object(pieces: list[bytes]) -> None:
-    assert in_pieces(pieces).object == sealed(b"".join(pieces)).object
-
-
-@pytest.mark.parametrize("rest", [0, 1])
-@pytest.mark.parametrize("cut", [1, SECTION_BYTES - 1, SECTION_BYTES, 2 * SECTION_BYTES])
-def test_pieces_need_not_end_where_sections_end(cut: int, rest: int) -> None:
-    data = bytes(2 * SECTION_BYTES + rest)
-    made = in_pieces([data[:cut], data[cut:]])
-    assert parse_envelope(bytes(made.object[:ENVELOPE_BYTES])).root == sections_root(
-        memoryview(made.object)[ENVELOPE_BYTES:]
+@pytest.mark.parametrize("size", [0, 1, SECTION_BYTES, 2 * SECTION_BYTES, 2 * SECTION_BYTES + 1])
+def test_sections_in_any_order_and_by_several_threads_make_the_same_object(size: int) -> None:
+    data = hashlib.shake_256(b"sections").digest(size)
+    one = Sealing(data, key=KEY, run=RUN, round=7, signer=TestSigner())
+    ends = [one.add(section) for section in reversed(one.sections)]
+    one.finish()
+    # Nothing is final before what stands in front of it is.
+    assert ends == [ENVELOPE_BYTES] * (len(ends) - 1) + [len(one.object)] * bool(ends)
+    two = Sealing(data, key=KEY, run=RUN, round=7, signer=TestSigner())
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(two.add, two.sections))
+    two.finish()
+    assert one.object == two.object == sealed(data).object
+    stream = keystream(KEY, 7, TestSigner().peer, size)
+    assert (
+        bytes(one.object[ENVELOPE_BYTES:])
+        == (np.frombuffer(data, dtype=np.uint8) ^ np.frombuffer(stream, dtype=np.uint8)).tobytes()
     )
-    assert made.object == sealed(data).object
+    assert parse_envelope(bytes(one.object[:ENVELOPE_BYTES])).root == sections_root(
+        memoryview(one.object)[ENVELOPE_BYTES:]
+    )
 
 
-def test_more_or_less_than_was_announced_is_our_bug() -> None:
-    with pytest.raises(ValueError, match="announced"):
-        in_pieces([b"abc", b"def"], 5)
+def test_a_section_that_was_never_added_is_our_bug() -> None:
+    sealing = Sealing(bytes(SECTION_BYTES + 1), key=KEY, run=RUN, round=7, signer=TestSigner())
+    sealing.add(1)
     with pytest.raises(ValueError, match="never added"):
-        in_pieces([b"abc"], 5)
+        sealing.finish()
