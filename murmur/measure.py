@@ -1,8 +1,8 @@
 """`murmur plan --measure`: this machine's own rates in place of the stated ones (training/rates.py).
 
 Every rate is the median of three runs of the very calls that a node makes, on a sample of a few hundred megabytes, by
-one thread and by all. Training is tried on as many of the model's own layers as fit; the plan keeps free what a slow quarter of its passes
-takes longer than the median. Links are not measured: nobody is at their other end.
+one thread and by all. Training is tried on as many of the model's own layers as fit; the plan keeps free what a slow
+quarter of its passes takes longer than the median. Links are not measured: nobody is at their other end.
 """
 
 import os
@@ -88,7 +88,7 @@ def measure(plan: Plan, options: Namespace, tell: Tell, home: Path | None = None
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """flops: a second, sustained in inner steps. spread: how much longer than the median a slow quarter of them takes."""
+    """flops: a second, sustained in inner steps. spread: how much longer than the median a slow quarter takes."""
 
     flops: float
     spread: float
