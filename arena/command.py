@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     if find_spec("matplotlib") is None:
         raise ConfigError(
-            "the arena draws its tables with matplotlib, which is not here: pip install 'murmuration[arena]'"
+            "the arena draws with matplotlib, which is not here: pip install -c constraints.txt -e '.[arena]'"
         )
     folder = new_folder(options.folder)
     from arena.play import play

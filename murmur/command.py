@@ -91,7 +91,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Callable[[argparse.N
         description="Murmuration: strangers, trusting nobody, pre-train one large language model over the internet.",
         epilog="Programs of a real network: python neurons/miner.py, python neurons/validator.py",
     )
-    parser.add_argument("--version", action="version", version=f"murmuration {version('murmuration')}")
+    parser.add_argument("--version", action="version", version=f"murmuration {version('murmuration-node')}")
     table = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
     wanted = next((word for word in words if not word.startswith("-")), None)
     runs: dict[str, Callable[[argparse.Namespace], int]] = {}

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         from dashboard.server import Page
     except ModuleNotFoundError as fault:
-        raise ConfigError(f"the page needs {fault.name}: pip install 'murmuration[dashboard]'") from None
+        raise ConfigError(f"the page needs {fault.name}: pip install -c constraints.txt -e '.[dashboard]'") from None
     source = _source(options)
     page = Page(source, options.port, options.host)
     sys.stdout.write(f"the page is at {page.url} (Ctrl-C ends it)\n")

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-MISSING = "murmur sft needs the extra `post`, which is not installed: pip install 'murmuration[post]'"
+MISSING = "murmur sft needs the extra `post`, which is not installed: pip install -c constraints.txt -e '.[post]'"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

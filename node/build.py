@@ -1,5 +1,6 @@
 """A whole node from its configuration, of what the checks at its start have opened (node/doctor/)."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -11,7 +12,7 @@ from loguru import logger
 from node.config import NodeConfig
 from node.device import choose_device, describe
 from node.doctor.start import ready
-from node.events import Events, See
+from node.events import Events, See, last_events
 from node.held import Held
 from node.metrics import Metrics
 from node.node import Node
@@ -34,12 +35,13 @@ class Built:
     shards: Shards
 
 
-def _metrics(config: NodeConfig, run: Run, home: Path) -> See:
+def _metrics(config: NodeConfig, role: Role, run: Run, home: Path) -> See:
     """What sees the node's events besides the file. Raises ConfigError for a port that is not to be had."""
     if config.metrics_port is None:
         return lambda event: None
     clock = run.first.clock
     metrics = Metrics(run.first.name, home, clock.round_blocks * clock.block_seconds)
+    metrics.recall(last_events(home / "events.jsonl"), time.time(), validates=role == "validator")
     metrics.serve(config.metrics_address, config.metrics_port)
     logger.info("metrics at http://{address}:{port}/metrics", address=config.metrics_address, port=config.metrics_port)
     return metrics.see
@@ -60,7 +62,7 @@ def build(config: NodeConfig, role: Role, ranks: Ranks) -> Built:
     logger.info(
         "murmuration {version}, {name} of run {run} ({id}), round {round}, on {ranks} x {device}, "
         "codec {codec} ({reason}), hotkey {hotkey}, bucket {bucket}, chain {network}",
-        version=version("murmuration"),
+        version=version("murmuration-node"),
         name=role,
         run=run.first.name,
         id=run.id.hex()[:16],
@@ -77,7 +79,7 @@ def build(config: NodeConfig, role: Role, ranks: Ranks) -> Built:
     events = Events(
         case.home / "events.jsonl",
         f"{config.wallet.name}/{config.wallet.hotkey}",
-        see=_metrics(config, run, case.home),
+        see=_metrics(config, role, run, case.home),
     )
     return Built(Node(run, doors, Held(run.first, run.id, replica, store, events, doors.time)), case.shards)
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
-from node.events import parse_event
+from node.events import last_events
 from node.runfile import saved_runs
 from protocol.run import Run
 
 Event = Mapping[str, Any]
 
-TAIL_BYTES = 8 << 20
 LATELY_ROUNDS = 5
 """In one of its last so many rounds a healthy node has contributed or judged."""
 SILENT_ROUNDS = 3.0
@@ -81,7 +80,7 @@ def read_diary(home: Path) -> Diary:
     """Of the node that lives in `home`."""
     runs = saved_runs(home)
     run = runs[0] if runs else None
-    events = list(_tail(home / "events.jsonl"))
+    events = list(last_events(home / "events.jsonl"))
     rounds = {event["round"]: event for event in events if event["event"] in TOLD}
     told = [rounds[round] for round in sorted(rounds)[-LATELY_ROUNDS:]]
     since = told[0]["round"] if told else -1
@@ -104,18 +103,3 @@ def read_diary(home: Path) -> Diary:
 
 def _counts(event: Event) -> bool:
     return event["unobserved"] is None if event["event"] == "judged" else event["outcome"] == "contributing"
-
-
-def _tail(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole events at the end of the file."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        size = path.stat().st_size
-        file.seek(max(0, size - TAIL_BYTES))
-        if size > TAIL_BYTES:
-            file.readline()
-        for line in file:
-            event = parse_event(line)
-            if event is not None:
-                yield event

@@ -15,6 +15,7 @@ from protocol.ports import Time
 from storage.realtime import REAL
 
 SHORTEST_SECONDS = 1e-3
+TAIL_BYTES = 8 << 20
 
 See = Callable[[dict[str, Any]], None]
 
@@ -119,6 +120,21 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            event = parse_event(line)
+            if event is not None:
+                yield event
+
+
+def last_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole events at the end of a file, of TAIL_BYTES at most."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        file.seek(max(0, size - TAIL_BYTES))
+        if size > TAIL_BYTES:
+            file.readline()
         for line in file:
             event = parse_event(line)
             if event is not None:

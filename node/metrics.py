@@ -4,7 +4,7 @@ Nothing is measured for them that the node does not tell anyway (docs/events.md)
 """
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
@@ -17,6 +17,11 @@ from protocol.errors import ConfigError
 from storage.transport import TRAFFIC
 
 LAST_ERROR_CHARACTERS = 300
+FAULTS = ("broke_off", "passed_over", "damaged", "unobserved", "weights_refused", "weights_not_taken")
+GUESSES = ("right", "wrong")
+ROUND_TIMESTAMP = "when a decision was last applied; before the first one, when the node began"
+COUNTED_TIMESTAMP = "when it last contributed or judged; before that, when it began"
+WEIGHTS_TIMESTAMP = "when it last set weights; before that, when it began"
 
 
 class _Moved:
@@ -46,6 +51,9 @@ class Metrics:
         self._guesses = Counter(
             "murmur_guesses", "selections that were expected before they were agreed", ["guess"], registry=self.registry
         )
+        for counter, kinds in ((self._faults, FAULTS), (self._guesses, GUESSES)):
+            for kind in kinds:  # from 0 on, since Prometheus sees no increase in a counter that begins at 1
+                counter.labels(kind)
         self._error = Info("murmur_last_error", "the last warning or error of the log", registry=self.registry)
         self._error.info({"message": ""})
         self._missed = 0
@@ -59,19 +67,42 @@ class Metrics:
             raise ConfigError(f"{address}:{port} {what}: choose another --metrics-port or --metrics-address") from None
         logger.add(self._note, level="WARNING", format="{message}")
 
+    def recall(self, events: Iterable[Mapping[str, Any]], now: float, *, validates: bool) -> None:
+        """Go on from the node's earlier events, so that a restart hides nothing. What it has not done yet counts from
+        its first event that is left, else from `now` (Unix seconds)."""
+        begun: float | None = None
+        for event in events:
+            try:
+                begun = event["time"] if begun is None else begun
+                self._show(event)
+            except (KeyError, TypeError, ValueError):  # of an earlier version
+                continue
+        awaited = {"round": ROUND_TIMESTAMP, "counted": COUNTED_TIMESTAMP}
+        if validates:
+            awaited["weights"] = WEIGHTS_TIMESTAMP
+        for name, what in awaited.items():
+            if f"{name}_timestamp_seconds" not in self._gauges:
+                self._gauge(f"{name}_timestamp_seconds", what).set(now if begun is None else begun)
+
     def see(self, event: Mapping[str, Any]) -> None:
         """Take one event."""
+        self._show(event)
+        kind = event["event"]
+        if kind == "applied" and event["guess"] is not None:
+            self._guesses.labels(event["guess"]).inc()
+        elif kind in FAULTS:
+            self._faults.labels(kind).inc()
+
+    def _show(self, event: Mapping[str, Any]) -> None:
         kind, round = event["event"], event["round"]
         if kind in ("stood", "judged"):
             self._told(event)
         elif kind == "applied":
             self._gauge("round", "the last round whose decision was applied").set(round)
-            self._gauge("round_timestamp_seconds", "when that was").set(event["time"])
+            self._gauge("round_timestamp_seconds", ROUND_TIMESTAMP).set(event["time"])
             self._gauge("void", "1 when it was void").set(event["void"])
             self._gauge("selected", "how many contributed to it").set(len(event["contributing"]))
             self._gauge("decided_blocks", "blocks from its deadline to its decision").set(event["after"])
-            if event["guess"] is not None:
-                self._guesses.labels(event["guess"]).inc()
         elif kind == "phases":
             self._phases.clear()
             for phase in event["phases"]:
@@ -90,9 +121,8 @@ class Metrics:
             self._gauge("held_out_loss", "held-out loss after the last round, nats a token").set(event["val_loss"])
         elif kind == "weights":
             self._gauge("weights_block", "block of the last set of weights").set(event["block"])
-            self._gauge("weights_timestamp_seconds", "when it was made").set(event["time"])
-        elif kind in ("broke_off", "passed_over", "damaged", "unobserved", "weights_refused", "weights_not_taken"):
-            self._faults.labels(kind).inc()
+            self._gauge("weights_timestamp_seconds", WEIGHTS_TIMESTAMP).set(event["time"])
+        elif kind in FAULTS:
             self._gauge("fault_timestamp_seconds", "when something last went wrong").set(event["time"])
 
     def _told(self, event: Mapping[str, Any]) -> None:
@@ -105,7 +135,7 @@ class Metrics:
         self._gauge("rounds_missed", "rounds on end in which it did not").set(self._missed)
         self._gauge("active", "how many had committed in time").set(event["active"])
         if counted:
-            self._gauge("counted_timestamp_seconds", "when it last contributed or judged").set(event["time"])
+            self._gauge("counted_timestamp_seconds", COUNTED_TIMESTAMP).set(event["time"])
         if miner:
             for name, what in (
                 ("pay", "share of the pay that validators have computed, 0 to 1"),

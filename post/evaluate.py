@@ -13,7 +13,7 @@ from typing import Any
 from post.origin import Origin
 from protocol.errors import ConfigError
 
-MISSING = "murmur evaluate needs the extra `post`, which is not installed: pip install 'murmuration[post]'"
+MISSING = "murmur evaluate needs the extra `post`, which is not installed: pip install -c constraints.txt -e '.[post]'"
 PRESETS: Mapping[str, Mapping[str, int]] = {
     "small": dict.fromkeys(("arc_easy", "piqa", "hellaswag"), 0),
     "base": dict.fromkeys(
@@ -80,6 +80,7 @@ def evaluate(
     for name, value in (("--limit", limit), ("--batch", batch)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}, expected 1 or more")
+    import torch
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -89,7 +90,8 @@ def evaluate(
         if name not in manager.all_tasks:
             close = get_close_matches(name, manager.all_tasks, n=1)
             raise ConfigError(f"lm-eval has no task {name[:80]!r}" + (f"; did you mean {close[0]}?" if close else ""))
-    model = HFLM(pretrained=str(folder), dtype="auto", batch_size=batch, device=device)
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")  # lm-eval takes no None
+    model = HFLM(pretrained=str(folder), dtype="auto", batch_size=batch, device=chosen)
     if chat and model.tokenizer.chat_template is None:
         raise ConfigError(f"the tokenizer of {folder} has no chat template: this is a base model, leave out --chat")
     results: dict[str, Any] = {}

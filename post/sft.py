@@ -376,6 +376,7 @@ def _finish(ready: Ready, setting: Setting, partial: Path) -> None:
     _write(partial / "README.md", card(tuned))
     _write(partial / TUNED, as_json(tuned.model_dump(mode="json")))
     for path in partial.iterdir():
+        path.chmod((partial / CONFIG).stat().st_mode)  # safetensors writes its own for their owner alone
         sync(path)
     # In one step, so that whoever is killed while these many bytes go leaves what is whole, or what can go on.
     os.rename(ready.work, partial / SPENT)

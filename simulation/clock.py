@@ -63,7 +63,7 @@ class Worker:
             self.clock.idle.append(self)
             following = self.clock.following()
             if following is not self:
-                following.greenlet.switch()
+                self.clock.go_on(following)
 
 
 class Clock:
@@ -83,6 +83,8 @@ class Clock:
         self._main = Work(Life(self, "main"), "main", None)
         self._main.worker = Worker(self)
         self._running: Work | None = self._main
+        self._starter = greenlet(self._start_workers)
+        self._starter.switch()
 
     # --- for whoever holds the simulation ------------------------------------------------------------------------
 
@@ -98,8 +100,6 @@ class Clock:
         """Let everybody live until then, or until `stop`. Raises what broke: an event, or work that lost an error."""
         self._stopped = False
         main = self.running()
-        assert main.worker is not None
-        main.worker.greenlet = getcurrent()
         main.turn += 1
         self._push(until, main, main.turn)
         self._switch(main)
@@ -176,13 +176,27 @@ class Clock:
             work.worker.work = work
         return work.worker
 
+    def go_on(self, worker: Worker) -> None:
+        """Give the thread to another worker. One that begins is begun by the starter: a greenlet counts its recursion
+        from that of whoever begins it, and workers that each begin the next would soon be too deep."""
+        if worker.greenlet:
+            worker.greenlet.switch()
+        else:
+            self._starter.switch(worker)
+
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _switch(self, work: Work) -> None:
         assert work.worker is not None
+        work.worker.greenlet = getcurrent()  # of whoever holds the simulation: the caller's own
         following = self.following()
         if following is not work.worker:
-            following.greenlet.switch()
+            self.go_on(following)
+
+    def _start_workers(self) -> None:
+        worker: Worker = self._starter.parent.switch()
+        while True:
+            worker = worker.greenlet.switch()
 
     def _next(self) -> Work:
         while not self._stopped:

@@ -195,7 +195,10 @@ class Plan:
         for _ in range(_ROUNDS):  # who has the others' payloads earlier has its own up earlier
             published = next(t for t in self._scheduled("miner", known) if t.phase.name == "publish")
             uploaded = min(known["commit"], published.ends - self.round_seconds)
-            settled, known = abs(uploaded - known["uploaded"]) < 1e-3 * self.round_seconds, known | {"uploaded": uploaded}
+            settled, known = (
+                abs(uploaded - known["uploaded"]) < 1e-3 * self.round_seconds,
+                known | {"uploaded": uploaded},
+            )
             if settled:
                 break
         return known

@@ -181,4 +181,4 @@ def test_without_its_packages_it_says_how_to_get_them(
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "dashboard.server", raising=False)
     assert main(["dashboard", str(synthetic.Folder(tmp_path).path)]) == 2
-    assert "pip install 'murmuration[dashboard]'" in capsys.readouterr().err
+    assert "pip install -c constraints.txt -e '.[dashboard]'" in capsys.readouterr().err

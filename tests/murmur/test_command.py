@@ -63,7 +63,9 @@ def assert_refused(done: subprocess.CompletedProcess[str], *expected: str) -> No
 def test_no_help_loads_anything_heavy(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT, *words], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"murmuration {version('murmuration')}" if "--version" in words else "usage: murmur")
+    assert done.stdout.startswith(
+        f"murmuration {version('murmuration-node')}" if "--version" in words else "usage: murmur"
+    )
 
 
 def test_the_nested_helps_are_found() -> None:

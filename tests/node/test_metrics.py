@@ -9,8 +9,8 @@ from loguru import logger
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from node.events import Events
-from node.metrics import Metrics
+from node.events import Events, last_events
+from node.metrics import FAULTS, GUESSES, Metrics
 from protocol.errors import ConfigError
 
 
@@ -39,7 +39,10 @@ def test_a_node_that_has_done_nothing_exports_its_run_and_its_disk_alone(metrics
         "murmur_disk_free_bytes",
         "murmur_moved_bytes_total{up}",
         "murmur_moved_bytes_total{down}",
+        *(f"murmur_faults_total{{{kind}}}" for kind in FAULTS),
+        *(f"murmur_guesses_total{{{kind}}}" for kind in GUESSES),
     }
+    assert not any(found[name] for name in found if name.startswith(("murmur_faults", "murmur_guesses")))
     assert found["murmur_disk_free_bytes"] > 0
 
 
@@ -125,3 +128,33 @@ def test_it_is_served_with_the_last_error_and_a_port_in_use_is_the_operators_to_
     ] == ['round 4 broke off: it said "no"\n']
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port} is in use: choose another --metrics-port"):
         Metrics("the-run", tmp_path, 60.0).serve("127.0.0.1", port)
+
+
+def test_a_restart_goes_on_where_the_node_was_and_counts_no_fault_twice(metrics: Metrics, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    events = Events(path, "w/default", see=metrics.see)
+    told = {"why": "", "selected": 2, "active": 4, "loss": 4.5, "sure": "learning", "next_set": 540}
+    for round in range(3):
+        events.emit("stood", round, outcome="LATE", pay=None, margin=None, **told)
+        events.emit("applied", round, void=False, contributing=["a"], theta="", after=9, guess="right", seconds={})
+        events.emit("broke_off", round, fault="no connection")
+    with path.open("a") as file:
+        file.write('{"event": "applied", "round": 2, "of": "an earlier version"}\n{"torn')
+    before = samples(metrics)
+    later = Metrics("the-run", tmp_path, 60.0)
+    later.recall(last_events(path), 2e9, validates=True)
+    after = samples(later)
+    counters = {name for name in after if name.startswith(("murmur_faults_total", "murmur_guesses_total"))}
+    gauges = before.keys() - counters - {"murmur_disk_free_bytes"}
+    assert {name: after[name] for name in gauges} == {name: before[name] for name in gauges}
+    assert after["murmur_rounds_missed"] == 3
+    assert not any(after[name] for name in counters)
+    # It has never contributed or set weights: since its first event, and not since this start.
+    assert after["murmur_counted_timestamp_seconds"] == after["murmur_weights_timestamp_seconds"] < 1.9e9
+
+
+def test_what_a_new_node_has_not_done_yet_counts_from_its_start(metrics: Metrics, tmp_path: Path) -> None:
+    metrics.recall(last_events(tmp_path / "none.jsonl"), 1000.0, validates=False)
+    found = samples(metrics)
+    assert found["murmur_round_timestamp_seconds"] == found["murmur_counted_timestamp_seconds"] == 1000.0
+    assert "murmur_weights_timestamp_seconds" not in found

@@ -13,7 +13,7 @@ from training.index import TOKENIZER, TOKENIZER_CONFIG
 from training.model import Transformer
 from training.tokens import BYTE_VOCABULARY, BYTES, byte_tokenizer
 
-transformers = pytest.importorskip("transformers", reason="not installed: pip install 'murmuration[post]'")
+transformers = pytest.importorskip("transformers", reason="the extra `post` is not installed")
 
 
 @pytest.mark.parametrize("tied", [True, False])

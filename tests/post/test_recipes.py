@@ -18,7 +18,7 @@ PUBLISHED_ROWS = 53_293 * 256
 
 def test_the_first_stage_is_transformers_own_cosine() -> None:
     torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers", reason="not installed: pip install 'murmuration[post]'")
+    transformers = pytest.importorskip("transformers", reason="the extra `post` is not installed")
     stage = Stage(context=8, sequences=4, steps=100, peak_lr=5e-6, warmup=0.03, epochs=1.5)
     schedule = stage.schedule(1000)
     assert (schedule.horizon, schedule.steps, schedule.warmup) == (375, 100, 11)

@@ -27,7 +27,7 @@ from tests.post.conftest import Made, quiet, state_of
 from tests.specs import toy_spec
 from training.shards import Shards
 
-EXTRA = "not installed: pip install 'murmuration[post]'"
+EXTRA = "the extra `post` is not installed"
 pytestmark = pytest.mark.filterwarnings("ignore")
 SHORT = """
 betas = [0.9, 0.95]
@@ -206,7 +206,7 @@ def test_what_is_missing_is_said(
     monkeypatch.delitem(sys.modules, "post.sft", raising=False)
     monkeypatch.delitem(sys.modules, "post.trainer", raising=False)
     assert main([*words, "toy"]) == 2
-    assert "pip install 'murmuration[post]'" in capsys.readouterr().err
+    assert "pip install -c constraints.txt -e '.[post]'" in capsys.readouterr().err
 
 
 def test_what_cannot_be_tuned_is_refused_with_the_reason(
@@ -373,6 +373,7 @@ def test_whoever_is_killed_while_the_rest_goes_has_the_model(
     assert "stage" not in "".join(capsys.readouterr())
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights
     assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == []
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1
     assert len(steps_of(tmp_path / "out")) == 10
 
 

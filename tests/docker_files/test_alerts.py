@@ -1,0 +1,91 @@
+"""The alert rules over what a node really exports, judged by Prometheus' own tool."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from node.metrics import Metrics
+
+PROMTOOL = shutil.which("promtool")
+ALERTS = Path(__file__).parents[2] / "docker" / "alerts.yml"
+MINUTES = 10
+"""Of quiet, before what happens."""
+
+pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not here: it comes with Prometheus")
+
+
+def scraped(metrics: Metrics) -> dict[str, float]:
+    """By series as a rule test names it, with the labels that a scrape adds."""
+    found = {}
+    for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
+        for sample in family.samples:
+            labels = {**sample.labels, "instance": "node", "job": "murmur"}
+            named = ", ".join(f"{name}={json.dumps(value)}" for name, value in labels.items())
+            found[f"{sample.name}{{{named}}}"] = sample.value
+    return found
+
+
+def fires(folder: Path, alert: str, metrics: Metrics, minutes: int, happens: Callable[[], None]) -> bool:
+    """Whether the alert is firing `minutes` after `happens`, with a scrape every minute."""
+    before = scraped(metrics)
+    happens()
+    after = scraped(metrics)
+    series = [
+        {"series": name, "values": f"{before.get(name, '_')}x{MINUTES - 1} {value}x{minutes + MINUTES}"}
+        for name, value in after.items()
+    ]
+    case: dict[str, Any] = {"interval": "1m", "input_series": [*series, {"series": UP, "values": "1x100000"}]}
+    case["alert_rule_test"] = [{"eval_time": f"{MINUTES + minutes}m", "alertname": alert, "exp_alerts": []}]
+    tests = folder / "tests.json"
+    tests.write_text(json.dumps({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [case]}))
+    assert PROMTOOL is not None
+    done = subprocess.run([PROMTOOL, "test", "rules", str(tests)], capture_output=True, text=True, check=False)
+    told = done.stdout + done.stderr
+    assert "SUCCESS" in told or f'alertname="{alert}"' in told or f"alertname: {alert}" in told, told
+    return done.returncode != 0
+
+
+UP = 'up{instance="node", job="murmur"}'
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> Metrics:
+    """Of a validator that started at the epoch, on Prometheus' clock in a rule test."""
+    found = Metrics("run", tmp_path, 60.0)
+    found.recall([], 0.0, validates=True)
+    return found
+
+
+def event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"event": kind, "time": 600.0, "round": 1, **fields}
+
+
+@pytest.mark.parametrize(
+    ("alert", "kind"),
+    [("MurmurOutOfSync", "passed_over"), ("MurmurOutOfSync", "damaged"), ("MurmurWeightsRefused", "weights_refused")],
+)
+def test_the_first_fault_of_a_process_is_told(alert: str, kind: str, metrics: Metrics, tmp_path: Path) -> None:
+    assert fires(tmp_path, alert, metrics, 5, lambda: metrics.see(event(kind)))
+    assert not fires(tmp_path, alert, metrics, 5, lambda: metrics.see(event("broke_off")))
+
+
+def test_a_node_that_has_never_finished_a_round_is_told_of(metrics: Metrics, tmp_path: Path) -> None:
+    assert fires(tmp_path, "MurmurNoRound", metrics, 0, lambda: None)
+    applied = event("applied", void=False, contributing=[], after=9, guess=None)
+    assert not fires(tmp_path, "MurmurNoRound", metrics, 1, lambda: metrics.see(applied))
+
+
+def test_a_validator_that_has_never_set_weights_is_told_of(metrics: Metrics, tmp_path: Path) -> None:
+    assert fires(tmp_path, "MurmurWeightsNotSet", metrics, 24 * 60, lambda: None)
+    weights = event("weights", block=7)
+    assert not fires(tmp_path, "MurmurWeightsNotSet", metrics, 24 * 60 - 60, lambda: metrics.see(weights))
+    miner = Metrics("run", tmp_path, 60.0)
+    miner.recall([], 0.0, validates=False)
+    assert not fires(tmp_path, "MurmurWeightsNotSet", miner, 24 * 60, lambda: None)
