@@ -83,6 +83,7 @@ class Clock:
         self._main = Work(Life(self, "main"), "main", None)
         self._main.worker = Worker(self)
         self._running: Work | None = self._main
+        self._holder = getcurrent()
         self._starter = greenlet(self._start_workers)
         self._starter.switch()
 
@@ -194,7 +195,7 @@ class Clock:
             self.go_on(following)
 
     def _start_workers(self) -> None:
-        worker: Worker = self._starter.parent.switch()
+        worker: Worker = self._holder.switch()
         while True:
             worker = worker.greenlet.switch()
 
