@@ -208,8 +208,8 @@ def _own_starts(saved: Saved) -> Iterator[Start]:
 def _replay(
     follower: Follower, held: Held, begin: Start, steps: Sequence[Selection], tip: Tip, sources: Sources
 ) -> None:
-    """Apply these selections to `begin`, and stand at the tip. Where a payload is lacking we stand before it: what was
-    reproduced by then has the theta that its selection names."""
+    """Apply these selections to `begin`, and stand at the tip. Where a payload is lacking, or another theta is
+    named than what comes of the selections before, we stand before that: the run went through what was reproduced."""
     heads = [(step.round, step.head) for step in steps]
     run = adopted(follower.run, heads, follower.doors, held.store.run.read, follower.time)
     began = follower.time.now()
@@ -221,26 +221,30 @@ def _replay(
         if begin.link not in held.saved.consensus.links:
             raise OutOfSync("this disk has lost it meanwhile")
         held.step_back(begin.link)
-    links = [*(step.previous for step in steps[1:]), tip.link]
-    for done, (step, link) in enumerate(zip(steps, links, strict=True) if steps else ()):
-        _require(held, step.theta)
-        if link in follower.agreement.selections:
-            follower.before_apply(step)
-        try:
+    links = [begin.link, *(step.previous for step in steps[1:]), tip.link] if steps else [tip.link]
+    done = 0
+    try:
+        for step, link in zip(steps, links[1:], strict=True):
+            _require(held, step.theta)
+            if link in follower.agreement.selections:
+                follower.before_apply(step)
             _apply(follower, held, run.spec_at(step.round), step, link, sources)
-        except Lacking:
-            if step.previous not in (held.saved.link, first_link(run.id)):
-                _stand(follower, held, run, begin, steps[:done], step.previous, tip)
-            raise
-        left = (follower.time.now() - began) / (done + 1) * (len(steps) - done - 1)
-        logger.info(
-            "catching up: applied round {round}, {done} of {total}, about {left} s left",
-            round=step.round,
-            done=done + 1,
-            total=len(steps),
-            left=int(left),
-        )
-    _require(held, tip.theta)
+            done += 1
+            left = (follower.time.now() - began) / done * (len(steps) - done)
+            logger.info(
+                "catching up: applied round {round}, {done} of {total}, about {left} s left",
+                round=step.round,
+                done=done,
+                total=len(steps),
+                left=int(left),
+            )
+        _require(held, tip.theta)
+    except (Lacking, OutOfSync) as fault:
+        # What we began with may be anybody's until a selection has named its theta.
+        named = done > 0 or isinstance(fault, Lacking)
+        if named and links[done] not in (held.saved.link, first_link(run.id)):
+            _stand(follower, held, run, begin, steps[:done], links[done], tip)
+        raise
     _stand(follower, held, run, begin, steps, tip.link, tip)
     held.events.emit("caught_up", tip.round, origin=begin.origin, applied=len(steps), theta=held.replica.digest().hex())
 

@@ -290,8 +290,22 @@ class Node(Follower):
             if self._followed is Followed.ON_THE_WAY and not (since is not None and stands_still):
                 since = newest + 1
             held.save(round=max(newest + 1, held.saved.round), tip=tip, vain_from=since)
+            self._show_what_was_agreed()
             held.events.emit("passed_over", newest, reason=why or self._followed.value)
         held.clear_cache()
+
+    def _show_what_was_agreed(self) -> None:
+        """Publish the selections on the run's way that we cannot apply: who restarts when no chain node has their words
+        any more, as we may, can else not tell that what it holds is on that way."""
+        tip, link = self.held.saved.tip, self.held.saved.link
+        at = tip.link if tip is not None else link
+        while at != link and (selection := self.agreement.selections.get(at)) is not None:
+            try:
+                self.before_apply(selection)
+            except StorageError as fault:
+                logger.warning("an agreed selection is not published yet: {fault}", fault=str(fault))
+                return
+            at = selection.previous
 
     def _learns(self, named: Tip) -> bool:
         """Take up the amendments that the newest selection tells of which words stand on; whether we did not know them.

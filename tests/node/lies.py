@@ -34,10 +34,13 @@ class Forger(Words):
     """Names `pair` once there is one."""
 
     pair: ClassVar[Pair | None] = None
+    selects: ClassVar[bool] = True
+    """Whether it names anybody with that."""
 
     def send(self, round: int, word: Word) -> int | None:
         if self.pair is not None:
             word = replace(word, theta=self.pair[0], previous=self.pair[1])
+            word = word if self.selects else replace(word, bitmap=0)
         return super().send(round, word)
 
 

@@ -369,3 +369,32 @@ def test_buckets_that_stall_take_no_time_from_who_comes_back(
     network.start("second")
     agrees_again(network, "first", "second")
     assert network["second"].events("caught_up")[0]["round"] <= back + 1
+
+
+@pytest.mark.parametrize(
+    ("wiped", "archive", "selects"),
+    [((), True, True), (("first",), True, True), (("first", "second"), False, True), (("first",), True, False)],
+)
+def test_a_lone_liar_that_goes_on_from_an_invented_theta_keeps_out_nobody_that_restarts(
+    networks: Networks, forger: type[Forger], wiped: tuple[str, ...], archive: bool, selects: bool
+) -> None:
+    """While the others are away it is the only one that counts. It selects honest miners on top of a theta that nobody
+    has, or names nobody there. Those that come back see that in time, and restart later, when no chain node has its
+    words any more: what the run went through is still told by what they had published."""
+    network = networks(miners=2, keep_blocks=45, archive=archive, validators={"first": 100, "second": 100, "liar": 99})
+    begin(network, forger, "first", "second")
+    network.run_until(6)
+    network.kill("first", "second")
+    forger.pair = Digest(b"nobody has this theta".ljust(32)), network["first"].node.held.claim[1]
+    forger.selects = selects
+    rounds_more(network, SEAT_ROUNDS + 1)
+    network.run_blocks(lambda: (network["liar"].node.held.saved.tip.link != forger.pair[1]) == selects)
+    network.start("first", "second")
+    rounds_more(network, 2)
+    network.kill("first", "second")
+    wipe(network, *wiped)
+    network.run_to_block(network.world.final + 50)
+    network.start("first", "second")
+    rounds_more(network, VAIN_ROUNDS + 2)
+    network.world.archive_answers = True
+    agrees_again(network, "first", "second", "miner-1", rounds=VAIN_ROUNDS + 4 if wiped and not archive else 4)
