@@ -71,6 +71,11 @@ def set_hyperparameter(chain: SubtensorChain, wallet: "Wallet", name: str, value
     return _submit(chain, wallet.coldkey, call, root=root)
 
 
+def upgrade_runtime(chain: SubtensorChain, wallet: "Wallet") -> int:
+    """Upgrade a devnet's runtime, by its sudo key; returns the block that included it."""
+    return _submit(chain, wallet.coldkey, Call("System", "set_code", {"code": "0x00"}), root=True)
+
+
 def _submit(chain: SubtensorChain, keypair: Any, call: Call, *, root: bool = False) -> int:
     """Submit and wait for inclusion. When a lost connection hides the outcome, the account's nonce tells whether it
     was included; a caller that must know its effect reads it."""

@@ -2,7 +2,8 @@
 
 A connection or a pool may lose sight of what was sent, and a subscription may go silent. So the head is watched beside
 it: what is in no block `UNSEEN_BLOCKS` after it was sent is looked for in the chain's state and then sent again. A
-refusal by name is final. Clocks only bound a chain that does not answer or makes no blocks.
+refusal by name is final; that of a signature is believed the second time, over a new session: the runtime may have been
+upgraded under the first. Clocks only bound a chain that does not answer or makes no blocks.
 """
 
 import threading
@@ -29,6 +30,9 @@ UNSEEN_BLOCKS = 4
 GIVE_UP_BLOCKS = 12
 """From the first attempt on."""
 
+_OTHER_RUNTIME = "BadProof"
+"""What the pool says of a signature over another runtime's version. An open session keeps that of its runtime."""
+
 _POLL_SECONDS = 0.5
 _BACK_OFF_SECONDS = 4.0
 _MUTE_TIMEOUTS = 4
@@ -50,10 +54,16 @@ class Submissions:
         with self._lock:
             watch = _Watch(self._connection)
             lost: ChainError | None = None
+            renewed = False
             while (head := watch.look()) is not None:
                 try:
                     return self._attempt(send, lost is not None, head, watch)
                 except ChainError as error:
+                    if error.code == _OTHER_RUNTIME and not renewed:
+                        logger.warning("the chain refused our signature, maybe for a new runtime: signing it anew")
+                        renewed = True
+                        self._connection.close()
+                        continue
                     block = _found(written) if lost is not None or error.code is None else None
                     if block is not None:
                         return block

@@ -15,7 +15,7 @@ from chain.devnet.codec import Codec, compact
 from chain.devnet.extrinsic import Extrinsic, parse
 from chain.devnet.genesis import Genesis, write_genesis
 from chain.devnet.pool import Pool, PoolError
-from chain.devnet.runtime import execute_block, refusal, timestamp
+from chain.devnet.runtime import execute_block, refusal, spec_version, timestamp
 from chain.devnet.state import SCHEMA_VERSION, Block, State
 from chain.devnet.storage import Storage
 from protocol.errors import ConfigError
@@ -44,7 +44,7 @@ class Author:
         self._milliseconds = milliseconds
         self._watchers: dict[bytes, list[Watcher]] = {}
         self._included: dict[int, list[Extrinsic]] = {}  # by block, until final
-        self.pool = Pool(codec, state.hash_of, self._nonce, self._refusal)
+        self.pool = Pool(codec, state.hash_of, self._nonce, self._refusal, self._spec_version)
         self._beacon_key = bytes(beacon.KEY_BYTES)
 
     # --- life
@@ -91,6 +91,9 @@ class Author:
 
     def _refusal(self, extrinsic: Extrinsic) -> str | None:
         return refusal(self.storage_at(self.state.head), self.state.head + 1, extrinsic)
+
+    def _spec_version(self) -> int:
+        return spec_version(self.storage_at(self.state.head))
 
     # --- extrinsics
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from hashlib import blake2b
 
 from chain.devnet.codec import Codec, read_compact
-from chain.devnet.metadata import SPEC_VERSION, TRANSACTION_VERSION
+from chain.devnet.metadata import TRANSACTION_VERSION
 from protocol.types import PeerId, hotkey
 
 _SIGNED_V4 = 0x84
@@ -53,16 +53,17 @@ class Extrinsic:
         period, phase = self.era
         return (max(current, phase) - phase) // period * period + phase
 
-    def payload(self, genesis: bytes, birth: bytes) -> bytes:
-        """The bytes that were signed, given the hashes of block 0 and of the era's birth block."""
-        versions = SPEC_VERSION.to_bytes(4, "little") + TRANSACTION_VERSION.to_bytes(4, "little")
+    def payload(self, genesis: bytes, birth: bytes, spec_version: int) -> bytes:
+        """The bytes that were signed, given the hashes of block 0 and of the era's birth block, for a runtime of this
+        version."""
+        versions = spec_version.to_bytes(4, "little") + TRANSACTION_VERSION.to_bytes(4, "little")
         payload = self.call + self.extra + versions + genesis + birth + b"\x00"  # the last: no metadata hash
         if len(payload) > _HASH_SIGNED_ABOVE_BYTES:
             payload = blake2b(payload, digest_size=32).digest()
         return payload
 
-    def is_signed(self, codec: Codec, genesis: bytes, birth: bytes) -> bool:
-        return codec.verify(self.public_key, self.scheme, self.payload(genesis, birth), self.signature)
+    def is_signed(self, codec: Codec, genesis: bytes, birth: bytes, spec_version: int) -> bool:
+        return codec.verify(self.public_key, self.scheme, self.payload(genesis, birth, spec_version), self.signature)
 
 
 def parse(data: bytes) -> Extrinsic:

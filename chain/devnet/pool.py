@@ -32,11 +32,12 @@ def _invalid(reason: str) -> PoolError:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A verified extrinsic, and the block that its signature is anchored to."""
+    """A verified extrinsic, and the block and the runtime's version that its signature is anchored to."""
 
     extrinsic: Extrinsic
     birth: int
     birth_hash: bytes
+    spec_version: int
 
 
 class Pool:
@@ -48,13 +49,16 @@ class Pool:
         hash_of: Callable[[int], bytes | None],
         nonce_of: Callable[[str], int],
         refusal: Callable[[Extrinsic], str | None],
+        spec_version: Callable[[], int],
     ) -> None:
         """`hash_of`: hash of a canonical block, None above the head; `nonce_of`: an account's nonce at the head;
-        `refusal`: why the runtime would not take an extrinsic into the next block, None when it would."""
+        `refusal`: why the runtime would not take an extrinsic into the next block, None when it would; `spec_version`:
+        the runtime's that makes the next block."""
         self._codec = codec
         self._hash_of = hash_of
         self._nonce_of = nonce_of
         self._refusal = refusal
+        self._spec_version = spec_version
         self._waiting: dict[bytes, Waiting] = {}
 
     def add(self, data: bytes, next_block: int) -> Extrinsic:
@@ -78,7 +82,7 @@ class Pool:
         birth_hash, genesis = self._hash_of(birth), self._hash_of(0)
         if birth_hash is None or genesis is None:
             raise _invalid("Transaction has an ancient birth block")
-        if not extrinsic.is_signed(self._codec, genesis, birth_hash):
+        if not extrinsic.is_signed(self._codec, genesis, birth_hash, version := self._spec_version()):
             raise _invalid("Transaction has a bad signature")
         reason = self._refusal(extrinsic)
         if reason is not None:
@@ -88,14 +92,14 @@ class Pool:
                 raise PoolError(1014, "Priority is too low", "another transaction of this account has the same nonce")
         if len(self._waiting) >= MAX_WAITING:
             raise PoolError(1016, "Immediately Dropped", "the transaction pool is full")
-        self._waiting[extrinsic.hash] = Waiting(extrinsic, birth, birth_hash)
+        self._waiting[extrinsic.hash] = Waiting(extrinsic, birth, birth_hash, version)
         return extrinsic
 
     def take(self, next_block: int) -> tuple[list[Extrinsic], list[Extrinsic]]:
         """(those to include in `next_block`, in order; those that can never be included any more). All leave the pool.
 
-        An extrinsic can't be included any more when its nonce was used, its era is over, or a reorg replaced the
-        block that it is anchored to.
+        An extrinsic can't be included any more when its nonce was used, its era is over, a reorg replaced the block
+        that it is anchored to, or the runtime was upgraded.
         """
         included: list[Extrinsic] = []
         invalid: list[Extrinsic] = []
@@ -107,6 +111,7 @@ class Pool:
                 extrinsic = waiting.extrinsic
                 nonce = nonces.setdefault(extrinsic.signer, self._nonce_of(extrinsic.signer))
                 anchored = self._hash_of(waiting.birth) == waiting.birth_hash
+                anchored = anchored and self._spec_version() == waiting.spec_version
                 if not anchored or extrinsic.birth(next_block) != waiting.birth or extrinsic.nonce < nonce:
                     invalid.append(extrinsic)
                 elif extrinsic.nonce == nonce:

@@ -9,13 +9,31 @@ from collections.abc import Callable
 from typing import Any
 
 from chain.devnet import admin, balances, commitments, fees, neurons, staking, timelock, weights
-from chain.devnet.call import Call, DispatchError, Events
+from chain.devnet.call import BAD_ORIGIN, Call, DispatchError, Events
 from chain.devnet.codec import compact
 from chain.devnet.epoch import begin_block
 from chain.devnet.extrinsic import Extrinsic
+from chain.devnet.metadata import SPEC_NAME, SPEC_VERSION
 from chain.devnet.storage import Storage
 
 Handler = Callable[..., None]
+
+
+def spec_version(storage: Storage) -> int:
+    """Of the runtime that makes the next block."""
+    upgrade = storage.get("System.LastRuntimeUpgrade")
+    return SPEC_VERSION if upgrade is None else int(upgrade["spec_version"])
+
+
+def set_code(call: Call, code: str) -> None:
+    """Root's runtime upgrade. The rules are this program's and stay: the next block is another version's, so what was
+    signed for this one is not taken any more. `code` is not looked at."""
+    if call.origin is not None:
+        raise DispatchError(BAD_ORIGIN)
+    upgrade = {"spec_version": spec_version(call.storage) + 1, "spec_name": SPEC_NAME}
+    call.storage.put("System.LastRuntimeUpgrade", value=upgrade)
+    call.events.emit("System", "CodeUpdated", None)
+
 
 CALLS: dict[tuple[str, str], Handler] = {
     ("Balances", "transfer_keep_alive"): balances.transfer_keep_alive,
@@ -30,6 +48,7 @@ CALLS: dict[tuple[str, str], Handler] = {
     ("SubtensorModule", "commit_timelocked_mechanism_weights"): timelock.commit_timelocked_mechanism_weights,
     ("SubtensorModule", "commit_crv3_mechanism_weights"): timelock.commit_crv3_mechanism_weights,
     ("SubtensorModule", "set_tempo"): admin.set_tempo,
+    ("System", "set_code"): set_code,
     **{("AdminUtils", name): admin.setter(name) for name in admin.SETTERS},
     **{name: admin.global_setter(item) for name, item in admin.GLOBAL_SETTERS.items()},
 }

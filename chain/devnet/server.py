@@ -20,8 +20,9 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from chain.devnet.author import Author
-from chain.devnet.metadata import SPEC_NAME, SPEC_VERSION, TRANSACTION_VERSION
+from chain.devnet.metadata import SPEC_NAME, TRANSACTION_VERSION
 from chain.devnet.pool import PoolError
+from chain.devnet.runtime import spec_version
 from chain.devnet.state import Block
 from chain.devnet.views import UnknownMethod, runtime_call
 from protocol.types import peer_id
@@ -39,7 +40,6 @@ _VERSION = {
     "specName": SPEC_NAME,
     "implName": "murmuration-devnet",
     "authoringVersion": 1,
-    "specVersion": SPEC_VERSION,
     "implVersion": 1,
     "apis": [],
     "transactionVersion": TRANSACTION_VERSION,
@@ -248,8 +248,7 @@ class Server:
         return [_hex(key) for key in keys]
 
     def _get_version(self, at: str | None = None) -> dict[str, Any]:
-        self._height(at)
-        return _VERSION
+        return _VERSION | {"specVersion": spec_version(self._author.storage_at(self._height(at)))}
 
     def _call(self, method: str, arguments: str, at: str | None = None) -> str:
         height = self._height(at)

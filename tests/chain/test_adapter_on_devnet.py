@@ -33,7 +33,7 @@ class Devnets:
 
     def start(self, **options: Any) -> launch.Devnet:
         fresh = None if self._started else genesis()
-        self._started.append(launch.start(self._folder / "data", fresh, step=True, **options))
+        self._started.append(launch.start(self._folder / "data", fresh, **{"step": True, **options}))
         return self._started[-1]
 
     def end(self) -> None:
@@ -111,6 +111,19 @@ def test_what_the_chains_node_has_pruned_is_read_from_an_archive(
         chain.close()
     for devnet in (archive, own):
         devnet.stop()
+
+
+def test_an_upgrade_of_the_runtime_under_an_open_session_costs_no_submission(devnets: Devnets) -> None:
+    devnet = devnets.start(step=False, block_seconds=0.25)
+    chain = open_chain(devnet.url, NETUID, OWNER, call_timeout_seconds=30.0)
+    chain.publish((b"before",))
+    other = open_chain(devnet.url, NETUID, OWNER, call_timeout_seconds=30.0)
+    operator.upgrade_runtime(other, OWNER)
+    upgraded = other.head()
+    assert chain.publish((b"after",)) <= upgraded + 3
+    assert operator.upgrade_runtime(other, OWNER)
+    chain.close()
+    other.close()
 
 
 def test_a_submission_whose_node_is_killed_is_found_on_chain_and_not_sent_twice(devnets: Devnets) -> None:

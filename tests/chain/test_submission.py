@@ -124,7 +124,6 @@ def test_the_last_look_before_giving_up_finds_what_was_on_chain_by_then() -> Non
 @pytest.mark.parametrize(
     ("code", "message", "data", "name"),
     [
-        (1010, "Invalid Transaction", "Transaction has a bad signature", "BadProof"),
         (1010, "Invalid Transaction", "Transaction call is not expected", "Call"),
         (1010, "Invalid Transaction", "Custom error: 6", "SettingWeightsTooFast"),
         (1010, "Invalid Transaction", "Custom error: 10", "HotKeyNotRegisteredInNetwork"),
@@ -142,6 +141,30 @@ def test_a_refusal_of_the_pool_is_a_verdict_with_a_name_and_sent_once(
         chain_on(stub).publish(FIELDS)
     assert caught.value.code == name
     assert len(stub.sent) == 1
+
+
+BAD_PROOF = refusal(1010, "Invalid Transaction", "Transaction has a bad signature")
+
+
+def test_a_refused_signature_is_made_anew_once_over_a_new_session_then_believed() -> None:
+    """A session keeps the version of the runtime that it began with, and an upgrade makes its signatures worthless."""
+    opened: list[Moving] = []
+
+    def opens(*fates: Callable[[Moving], ExtrinsicResult | None]) -> SubtensorChain:
+        opened.clear()
+
+        def factory() -> Moving:
+            opened.append(Moving(fates[len(opened)]))
+            return opened[-1]
+
+        return open_chain("ws://stub.invalid", 1, WALLET, call_timeout_seconds=5.0, substrate_factory=factory)
+
+    assert opens(BAD_PROOF, inclusion).publish(FIELDS) == opened[1].sent[0][0]
+    assert [len(stub.sent) for stub in opened] == [1, 1]
+    with pytest.raises(ChainError) as caught:
+        opens(BAD_PROOF, BAD_PROOF).publish(FIELDS)
+    assert caught.value.code == "BadProof"
+    assert [len(stub.sent) for stub in opened] == [1, 1]
 
 
 @pytest.mark.parametrize(

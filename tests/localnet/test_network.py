@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -18,12 +19,15 @@ from typing import Any
 import pytest
 
 from chain.devnet import launch
+from chain.keys import open_wallet
+from chain.operator import upgrade_runtime
 from localnet.kinds import FAULTS
 from localnet.members import address
 from localnet.network import open_network
 from localnet.plan import Plan
 from localnet.report import build_report
 from localnet.store import read_ready
+from localnet.subnet import open_subnet
 from localnet.table import Table
 from node.events import read_events
 from protocol.types import Reason
@@ -119,6 +123,24 @@ def test_killed_nodes_come_back_to_identical_replicas_and_no_secret_is_told(tmp_
     for path in files:
         data = path.read_bytes()
         assert not [what for what, secret in secrets.items() if secret in data], path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_an_upgrade_of_the_runtime_costs_no_commitment_and_no_weights(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with localnet(folder, "--rounds", "6", "--miners", "2") as run:
+        network = tomllib.loads((next(folder.rglob("node.toml"))).read_text())["network"]
+        wallet = open_wallet("owner", "default", str(folder / "wallets"))
+        chain = open_subnet(network, wallet)
+        for round in (1, 3):  # at different moments of a round
+            run.wait_for_round(round)
+            time.sleep((round - 1) * run.round_seconds / 4)
+            upgrade_runtime(chain, wallet)
+        chain.close()
+        report = assert_sound(run, rounds=6)
+    assert report["summary"]["void_rounds"] == 0
+    assert [len(row["contributing"]) for row in report["rounds"]] == [2] * 6
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from bittensor.sp_core import Keypair
 
+from chain.devnet.metadata import SPEC_VERSION
 from chain.devnet.pool import PoolError
 from chain.devnet.staking import MIN_STAKE_RAO
 from tests.chain.devnet.conftest import ALICE, BOB, FUNDS, OWNER, OWNER_HOTKEY, TAO, Chain, hotkey_of
@@ -185,6 +186,20 @@ def test_hyperparameters_belong_to_the_owner_or_to_root(chain: Chain) -> None:
     assert chain.get("Tempo", 1) == 10
     assert chain.run(OWNER, "Sudo", "sudo", call=inner) is None
     assert chain.get("Tempo", 1) == 7
+
+
+def test_what_was_signed_for_the_runtime_before_an_upgrade_is_not_taken(chain: Chain) -> None:
+    inner = chain.codec.compose_call("System", "set_code", {"code": "0x00"})
+    assert chain.run(ALICE, "Sudo", "sudo", call=inner) == "RequireSudo"
+    assert chain.run(ALICE, "System", "set_code", code="0x00") == "BadOrigin"
+    waits = chain.sign(ALICE, "Balances", "transfer_keep_alive", dest=BOB.ss58_address, value=1)
+    chain.author.submit(chain.sign(OWNER, "Sudo", "sudo", call=inner))
+    chain.author.build()
+    assert [record["event_id"] for record in chain.get("System.Events")].count("CodeUpdated") == 1
+    with pytest.raises(PoolError, match="bad signature"):
+        chain.author.submit(waits)
+    chain.author.build()
+    assert chain.get("System.LastRuntimeUpgrade")["spec_version"] == SPEC_VERSION + 1
 
 
 def test_the_owner_sets_the_tempo_within_bounds_and_the_epoch_begins_anew(real: Chain) -> None:

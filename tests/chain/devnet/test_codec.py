@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from chain.devnet.codec import Codec, compact, read_compact
 from chain.devnet.extrinsic import ExtrinsicError, parse
+from chain.devnet.metadata import SPEC_VERSION
 from tests.chain.devnet.conftest import ALICE
 
 GENESIS, BIRTH = bytes(range(32)), bytes(range(32, 64))
@@ -45,9 +46,9 @@ def test_signed_extrinsics_parse_and_verify_as_the_client_made_them(
     extrinsic = parse(bytes(data))
     assert (extrinsic.signer, extrinsic.nonce, extrinsic.call) == (key.ss58_address, nonce, call)
     assert extrinsic.hash == bytes(digest)
-    assert extrinsic.payload(GENESIS, BIRTH) == bytes(payload)
-    assert extrinsic.is_signed(codec, GENESIS, BIRTH)
-    assert not extrinsic.is_signed(codec, BIRTH, GENESIS)
+    assert extrinsic.payload(GENESIS, BIRTH, SPEC_VERSION) == bytes(payload)
+    assert extrinsic.is_signed(codec, GENESIS, BIRTH, SPEC_VERSION)
+    assert not extrinsic.is_signed(codec, BIRTH, GENESIS, SPEC_VERSION)
     if period:
         assert extrinsic.birth(current) == codec._core.era_birth(period, current)
         assert extrinsic.birth(extrinsic.birth(current) + period) == extrinsic.birth(current) + period
