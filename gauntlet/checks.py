@@ -34,10 +34,10 @@ class Gathered:
     """What one peer left for us.
 
     `peer` as of block D. `late`: its slot had no commitment for this round at D, but one at V. `payload`: the object
-    whose envelope it committed to, from any source, None when it could not be had; it may be a
-    view of a file, and is not read as a whole but by the section. `wrong_size`: the size its server claims, when that
-    differs from the only right one (nothing was read then). `reveal`: None when no key could be read while our
-    finalised head was below V.
+    whose envelope it committed to, from any source, or that envelope alone where it is not the peer's own; None when it
+    could not be had. It may be a view of a file, and is not read as a whole but by the section. `wrong_size`: the size
+    its server claims, when that differs from the only right one (nothing was read then). `reveal`: None when no key
+    could be read while our finalised head was below V.
     """
 
     peer: Peer
@@ -149,8 +149,9 @@ def _sealed(item: Gathered, spec: RunSpec, round: int, clock: Clock, doors: Door
             raise InvalidSubmission(Reason.LATE, f"committed after block {clock.commit_by(round)}")
         raise InvalidSubmission(Reason.MISSING, f"no commitment by block {clock.commit_by(round)}")
     size = item.wrong_size if item.payload is None else len(item.payload)
-    if size is not None and size != spec.object_bytes:
-        raise InvalidSubmission(Reason.WRONG_SIZE, f"{size} bytes, expected {spec.object_bytes}")
+    wrong_size = InvalidSubmission(Reason.WRONG_SIZE, f"{size} bytes, expected {spec.object_bytes}")
+    if size not in (None, spec.object_bytes, ENVELOPE_BYTES):
+        raise wrong_size
     if item.payload is None:
         raise InvalidSubmission(Reason.MISSING, "the committed object could not be read")
     head, ciphertext = item.payload[:ENVELOPE_BYTES], memoryview(item.payload)[ENVELOPE_BYTES:]
@@ -160,12 +161,14 @@ def _sealed(item: Gathered, spec: RunSpec, round: int, clock: Clock, doors: Door
         envelope = parse_envelope(head)
     except InvalidMessage:
         raise InvalidSubmission(Reason.UNSIGNED, "the object does not begin with an envelope") from None
-    if sections_root(ciphertext) != envelope.root:
-        raise InvalidSubmission(Reason.MISSING, "the ciphertext is not the one that the committed envelope names")
     if envelope.peer != item.peer.id:
         raise InvalidSubmission(Reason.UNSIGNED, "the envelope names another hotkey")
     if not doors.verify(item.peer.id, envelope.signed_part, envelope.signature):
         raise InvalidSubmission(Reason.UNSIGNED, "the envelope's signature is not the hotkey's")
+    if size != spec.object_bytes:
+        raise wrong_size
+    if sections_root(ciphertext) != envelope.root:
+        raise InvalidSubmission(Reason.MISSING, "the ciphertext is not the one that the committed envelope names")
     return envelope, ciphertext
 
 

@@ -155,7 +155,7 @@ class Copies:
             )
 
         sources = tuple(Source(holder.open, keys.blob(blob)) for holder in holders)
-        return Wanted(name, sources, num_bytes, accept, exact, part, failed)
+        return Wanted(name, sources, num_bytes, accept, exact, part, failed=failed)
 
     def _gather(
         self, wanted: Sequence[Wanted], num_bytes: int, threads: int, cache: Path | None = None

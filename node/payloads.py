@@ -5,7 +5,7 @@ hash). So the miner's own bucket, a validator's mirror or any other copy are equ
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from shutil import disk_usage
@@ -24,7 +24,7 @@ from sparseloco.update import Update
 from storage.collect import Collection, first, gather
 from storage.exchange import Data, Fault, Wanted, cached
 from storage.realtime import REAL, seconds_until
-from storage.resume import mapped
+from storage.resume import Opening, keep, mapped
 from storage.s3 import PART_BYTES
 from storage.seal import matches, signed_by, unseal
 
@@ -113,6 +113,7 @@ def collect_pinned(
     round: int,
     pairs: Sequence[tuple[PeerId, Digest]],
     sources: Sources,
+    verify: Verify,
     *,
     seconds_left: Callable[[], float],
     cache: Path,
@@ -120,9 +121,14 @@ def collect_pinned(
 ) -> Collection:
     """Begin to fetch what many peers committed to, in this order (best first), into `cache` and no further than its
     disk has room: those at the end may be left out. What has come is a view of a file: nobody's garbage fills our
-    memory."""
+    memory. Of an object whose envelope is not the one committed to, or not this peer's own, nothing but that is read:
+    others may point to what one has left, and commit to it."""
+    sealed = _sealed(spec, run, round, pairs, sources)
     return Collection(
-        _sealed(spec, run, round, pairs, sources),
+        [
+            replace(item, opening=Opening(ENVELOPE_BYTES, _begins(peer, envelope, verify)))
+            for item, (peer, envelope) in zip(sealed, pairs, strict=True)
+        ],
         seconds_left=seconds_left,
         max_threads=beside_each_other(spec.gauntlet.contributors),
         lasting=True,
@@ -130,6 +136,21 @@ def collect_pinned(
         room=_room(cache),
         time=time,
     ).start()
+
+
+def _begins(peer: PeerId, committed: Digest, verify: Verify) -> Callable[[bytes], bool]:
+    """Whether an object begins with the envelope that this peer has signed and committed to."""
+
+    def goes_on(head: bytes) -> bool:
+        if sha256(head).digest() != committed:
+            return False
+        try:
+            envelope = parse_envelope(head)
+        except InvalidMessage:
+            return False
+        return envelope.peer == peer and verify(peer, envelope.signed_part, envelope.signature)
+
+    return goes_on
 
 
 def beside_each_other(contributors: int) -> int:
@@ -153,25 +174,32 @@ def collect_keys(
     """Keys as they appear, in this order (best first), until all are there or no time is left. Only what the peer has
     signed for this round counts, and only from its own bucket: mirrors have nothing before V, and asking them too
     would cost the others their turn. They are left in `cache`: whoever names the peer has to open it, and may be
-    killed while the peer leaves."""
+    killed while the peer leaves. A place is asked once, whoever points to it: the key says whose it is."""
 
-    def signed_by(peer: PeerId) -> Callable[[Data], bool]:
+    def signed_by(peers: Sequence[PeerId]) -> Callable[[Data], bool]:
         def accept(data: Data) -> bool:
             try:
                 reveal = parse_reveal(data)
             except InvalidMessage:
                 return False
-            meant = (reveal.run, reveal.round, reveal.peer) == (run, round, peer)
-            return meant and verify(peer, reveal.signed_part, reveal.signature)
+            meant = (reveal.run, reveal.round) == (run, round) and reveal.peer in peers
+            return meant and verify(reveal.peer, reveal.signed_part, reveal.signature)
 
         return accept
 
     key = keys.reveal(run, round)
-    wanted = [Wanted(peer, sources.own(peer, key), REVEAL_BYTES, signed_by(peer)) for peer in peers]
+    places: dict[object, list[PeerId]] = {}
+    for peer in peers:
+        places.setdefault(sources.pointer_of(peer) or peer, []).append(peer)
+    wanted = [Wanted(there[0], sources.own(there[0], key), REVEAL_BYTES, signed_by(there)) for there in places.values()]
     found = Collection(
         wanted, seconds_left=seconds_left, max_threads=KEY_THREADS, lasting=True, cache=cache, time=time
     ).run()
-    return {peer: bytes(data) for peer, data in found.items() if not isinstance(data, Fault)}
+    shown = {parse_reveal(data).peer: bytes(data) for data in found.values() if not isinstance(data, Fault)}
+    for peer, data in shown.items():
+        if peer not in found:  # another peer pointed to its bucket, too
+            keep(cached(cache, peer, key), data)
+    return shown
 
 
 def _sealed(

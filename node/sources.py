@@ -6,7 +6,7 @@ from gauntlet.agreement import mirrors
 from node.adapters import Opener
 from protocol import keys
 from protocol.run import Run
-from protocol.types import Digest, Peer, PeerId
+from protocol.types import Digest, Peer, PeerId, Pointer, PublicPointer
 from storage.exchange import Source
 from storage.s3 import RangedBucket
 
@@ -26,11 +26,13 @@ class Sources:
 
     def bucket_of(self, peer: PeerId) -> Callable[[], RangedBucket] | None:
         """An opener of the bucket that `peer` published, None when there is none."""
+        pointer = self.pointer_of(peer)
+        return None if pointer is None else lambda: self._open(pointer)
+
+    def pointer_of(self, peer: PeerId) -> Pointer | PublicPointer | None:
+        """Where `peer` says that its bucket is; None when it says nothing."""
         found = self._peers.get(peer)
-        if found is None or found.slot is None or found.slot.pointer is None:
-            return None
-        pointer = found.slot.pointer
-        return lambda: self._open(pointer)
+        return found.slot.pointer if found is not None and found.slot is not None else None
 
     def validators(self) -> list[PeerId]:
         """The mirrors with a published bucket."""
@@ -46,13 +48,19 @@ class Sources:
 
     def own(self, peer: PeerId, key: str) -> tuple[Source, ...]:
         """The peer's own bucket as the only source."""
-        opener = self.bucket_of(peer)
-        return () if opener is None else (Source(opener, key),)
+        return self._places((peer, key))
 
     def of(self, peer: PeerId, own_key: str, mirror_key: str) -> tuple[Source, ...]:
         """Sources of one object, the peer's own bucket first."""
-        places = [(self.bucket_of(peer), own_key)] + [(self.bucket_of(v), mirror_key) for v in self.validators()]
-        return tuple(Source(opener, key) for opener, key in places if opener is not None)
+        return self._places((peer, own_key), *((validator, mirror_key) for validator in self.validators()))
+
+    def _places(self, *places: tuple[PeerId, str]) -> tuple[Source, ...]:
+        found = ((self.bucket_of(peer), key, self.pointer_of(peer)) for peer, key in places)
+        return tuple(
+            Source(opener, key, pointer.endpoint)
+            for opener, key, pointer in found
+            if opener is not None and pointer is not None
+        )
 
     def payload(self, run: Digest, round: int, peer: PeerId) -> tuple[Source, ...]:
         return self.of(peer, keys.payload(run, round), keys.mirror(run, round, peer))

@@ -66,6 +66,7 @@ class Collector:
                 round,
                 [(peer, promised[peer]) for peer in order],
                 sources,
+                node.doors.verify,
                 seconds_left=seconds_left,
                 cache=node.held.cache,  # what is selected is not fetched again
                 time=node.time,

@@ -6,6 +6,7 @@ thread that a server holds on to is left behind when the time is over (docs/prot
 know what the bytes mean, nor what follows for a peer.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from protocol.errors import ConfigError
 from protocol.ports import Task, Time
 from protocol.types import PeerId
-from storage.exchange import Data, Fault, Shelf, Source, Wanted, fetch
+from storage.exchange import Data, Fault, Shelf, Wanted, fetch
 from storage.realtime import REAL, seconds_until
 from storage.s3 import RangedBucket
 
@@ -28,7 +29,9 @@ _PAUSES = 40
 _PAUSE_SECONDS = 0.25, 5.0
 """.. within these bounds, and more seldom when there are so many that .."""
 _QUESTIONS_PER_SECOND = 100
-""".. our processor would be busy with asking."""
+""".. our processor would be busy with asking; .."""
+_QUESTIONS_TO_ONE = 25
+""".. of one endpoint fewer: anybody may point to anybody's server."""
 
 
 _NOT_ASKED = Fault("left_out", "its turn did not come in time")
@@ -258,17 +261,19 @@ class Collection:
                 turn.asked += 1
                 turn.stalls += cut_short
             turn.fault = found
-            turn.due = self._time.now() if cut_short else self._time.now() + self._pause()
+            turn.due = self._time.now() if cut_short else self._time.now() + self._pause(turn)
             self._waiting.append(turn)
         if self._over:
             self._changed.notify_all()
 
-    def _pause(self) -> float:
+    def _pause(self, turn: _Turn) -> float:
         """Seconds until what was not there is asked for again."""
         shortest, longest = _PAUSE_SECONDS
-        questions = sum(len(turn.item.sources) for turn in (*self._waiting, *self._busy))
+        asked = Counter(source.endpoint for other in (*self._waiting, *self._busy) for source in other.item.sources)
+        to_one = max((asked[source.endpoint] for source in turn.item.sources if source.endpoint), default=0)
         window = self._until - self._began
-        return max(min(max(window / _PAUSES, shortest), longest), questions / _QUESTIONS_PER_SECOND)
+        questions = max(asked.total() / _QUESTIONS_PER_SECOND, to_one / _QUESTIONS_TO_ONE)
+        return max(min(max(window / _PAUSES, shortest), longest), questions)
 
 
 def _leads_nowhere(item: Wanted, fault: Fault) -> bool:
@@ -293,7 +298,7 @@ def _remembering(item: Wanted) -> Wanted:
 
         return opened
 
-    return replace(item, sources=tuple(Source(once(source.open), source.key) for source in item.sources))
+    return replace(item, sources=tuple(replace(source, open=once(source.open)) for source in item.sources))
 
 
 def gather(

@@ -15,7 +15,7 @@ from protocol.errors import AccessDenied, ConfigError, ObjectMissing, ObjectTooL
 from protocol.ports import Bucket, Time
 from protocol.types import PeerId
 from storage.realtime import REAL, seconds_until
-from storage.resume import Busy, download_to, is_begun, keep, mapped, remove, whole_parts
+from storage.resume import Busy, Opening, Unwanted, download_to, is_begun, keep, mapped, remove, whole_parts
 from storage.s3 import RangedBucket
 from storage.transport import deadline
 
@@ -33,10 +33,12 @@ Data = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A place that may have the object. `open` may raise ConfigError or StorageError: the pointer is a stranger's."""
+    """A place that may have the object. `open` may raise ConfigError or StorageError: the pointer is a stranger's.
+    `endpoint`: its server's URL, where it has one."""
 
     open: Callable[[], RangedBucket]
     key: str
+    endpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,9 @@ class Fault:
 class Wanted:
     """An object of known size: its sources in the order to try them, the owner's bucket first. `exact`: False for one
     of at most that size. `part`: the first of its bytes and their number, where not all are wanted: those are held in
-    memory and are what `accept` sees. `failed`: told the index of a source and why it did not give the object."""
+    memory and are what `accept` sees. `opening`: what it has to begin with, where it goes to the disk; of one that
+    begins otherwise no more is read, and `accept` judges that beginning. `failed`: told the index of a source and why
+    it did not give the object."""
 
     peer: PeerId
     sources: tuple[Source, ...]
@@ -65,6 +69,7 @@ class Wanted:
     accept: Callable[[Data], bool]
     exact: bool = True
     part: tuple[int, int] | None = None
+    opening: Opening | None = None
     failed: Callable[[int, Fault], None] = lambda index, fault: None
 
 
@@ -218,8 +223,11 @@ class _Visit:
                     self.item.size,
                     timeout_seconds=self._left,
                     stopped=self.stopped,
+                    opening=self.item.opening,
                     time=self.time,
                 )
+            except Unwanted as fault:
+                return fault.head if self.item.accept(fault.head) else _MISMATCH
             except Busy:
                 # Left behind by an earlier collection, whose server holds on to it.
                 return self._to_memory(bucket)

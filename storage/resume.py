@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from typing import NamedTuple
 
 from protocol.errors import ConfigError, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
 from protocol.ports import Time
@@ -19,6 +20,21 @@ from storage.realtime import REAL, seconds_until
 from storage.s3 import PART_BYTES, RangedBucket
 
 _VERSIONS = 3
+
+
+class Opening(NamedTuple):
+    """What an object has to begin with: `goes_on` is told its first bytes, and whether the rest is wanted follows."""
+
+    num_bytes: int
+    goes_on: Callable[[bytes], bool]
+
+
+class Unwanted(StorageError):
+    """The rest of an object that begins with `head` was not read."""
+
+    def __init__(self, head: bytes) -> None:
+        super().__init__("get: the object begins as none that is wanted")
+        self.head = head
 
 
 class Busy(StorageError):
@@ -33,21 +49,24 @@ def download_to(
     *,
     timeout_seconds: float,
     stopped: Callable[[], bool] = lambda: False,
+    opening: Opening | None = None,
     time: Time = REAL,
 ) -> None:
     """Bring the object's `size` bytes to `path`, going on from what an earlier call left.
 
     `path` appears only when it is whole; until then `<path>.part` and `<path>.etag` stand beside it. `stopped` is asked
-    before every block. Raises what Bucket.get raises, Busy at once when another thread is at it, and ConfigError when
-    the disk is full or not writable.
+    before every block. Raises what Bucket.get raises, Unwanted where `opening` says so, Busy at once when another
+    thread is at it, and ConfigError when the disk is full or not writable.
     """
     until = time.now() + timeout_seconds
     with _claimed(path), _writing(path.parent):
         for _ in range(_VERSIONS):
             try:
-                return _download(bucket, key, path, size, until, stopped, time)
-            except ObjectReplaced:
+                return _download(bucket, key, path, size, until, stopped, opening, time)
+            except (ObjectReplaced, Unwanted) as fault:
                 _forget(path)
+                if isinstance(fault, Unwanted):
+                    raise
             except OSError:
                 _forget(path)  # a full disk is needed for what must be saved
                 raise
@@ -127,7 +146,14 @@ def _claimed(path: Path) -> Iterator[None]:
 
 
 def _download(
-    bucket: RangedBucket, key: str, path: Path, size: int, until: float, stopped: Callable[[], bool], time: Time
+    bucket: RangedBucket,
+    key: str,
+    path: Path,
+    size: int,
+    until: float,
+    stopped: Callable[[], bool],
+    opening: Opening | None,
+    time: Time,
 ) -> None:
     facts = bucket.head(key, timeout_seconds=seconds_until(until, time))
     if facts is None:
@@ -144,7 +170,7 @@ def _download(
     if not (part.exists() and note.exists() and note.read_text(errors="replace") == label):
         _forget(path)
         note.write_text(label)
-    with part.open("ab") as file:
+    with part.open("a+b") as file:
         # However it ended before, blocks were appended in order, so what is there is the object's beginning.
         have = min(file.tell(), size)
         file.truncate(have)
@@ -157,15 +183,27 @@ def _download(
             file.write(block)
             go_on()
 
+        def bring(end: int) -> None:
+            have = file.tell()
+            bucket.stream(
+                key,
+                append,
+                first=have,
+                num_bytes=end - have,
+                etag=facts.etag,
+                timeout_seconds=seconds_until(until, time),
+            )
+
         go_on()
-        bucket.stream(
-            key,
-            append,
-            first=have,
-            num_bytes=size - have,
-            etag=facts.etag,
-            timeout_seconds=seconds_until(until, time),
-        )
+        if opening is not None:
+            # In a request of its own: what is on its way when a connection is broken off fills the link all the same.
+            if have < opening.num_bytes:
+                bring(opening.num_bytes)
+            file.flush()
+            head = os.pread(file.fileno(), opening.num_bytes, 0)
+            if not opening.goes_on(head):
+                raise Unwanted(head)
+        bring(size)
     os.replace(part, path)
     note.unlink(missing_ok=True)
 

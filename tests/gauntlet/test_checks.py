@@ -77,6 +77,10 @@ def rejected_cases():
         BAD.gathered(payload=flipped(sealed.object, SPEC.object_bytes - 1)),
         Reason.MISSING,
     )
+    alone = replace(BAD.gathered(foreign), payload=foreign.object[:ENVELOPE_BYTES])
+    yield "another's envelope, of which no more is read", alone, Reason.UNSIGNED
+    alone = replace(BAD.gathered(), payload=sealed.object[:ENVELOPE_BYTES])
+    yield "an object that is nothing but its envelope", alone, Reason.WRONG_SIZE
     yield "a server that claims more", BAD.gathered(payload=None, wrong_size=1 << 40), Reason.WRONG_SIZE
     yield "truncated", BAD.gathered(payload=sealed.object[:-1]), Reason.WRONG_SIZE
     yield "empty", BAD.gathered(payload=b""), Reason.WRONG_SIZE
