@@ -6,6 +6,7 @@ default session lacks and this one has:
 - addresses are checked when the socket connects, on the very address used, so a name that resolves to a public
   address first and to a private one later (DNS rebinding) gains nothing;
 - every send and receive is cut off at the caller's deadline, also inside headers, TLS records and error bodies;
+- a head is bounded as a whole, with the answers before it that only announce it;
 - no redirects, no proxies, no content decoding; only the few response headers that we use are passed on, and only
   when they are well formed; bodies that have to be held whole are capped.
 
@@ -40,6 +41,9 @@ READ_SECONDS = 30.0
 MAX_POOL_CONNECTIONS = 32
 WHOLE_BODY_BYTES = 1 << 20
 """Cap on a body that is parsed as a whole. 1000 of our keys take about 400 KB; a hostile 4 MiB took 3 s to parse."""
+HEAD_BYTES = 64 << 10
+"""Of all that comes before a body, answers that only announce another included. An honest head has 2 KiB; http.client
+alone would take a hundred headers of 64 KiB each, and hold them."""
 ERROR_BODY_BYTES = 16 << 10
 """Longer error bodies are dropped: the status says enough."""
 BLOCK_BYTES = 128 << 10
@@ -124,6 +128,26 @@ def _bound(sock: socket.socket) -> None:
     sock.settimeout(min(left, READ_SECONDS))
 
 
+@contextmanager
+def _reading_a_head() -> Iterator[None]:
+    """Until the body begins this thread takes no more than HEAD_BYTES."""
+    _thread.head = HEAD_BYTES
+    try:
+        yield
+    finally:
+        _thread.head = None
+
+
+def _received(num_bytes: int) -> None:
+    """Count what came; OSError, as a broken connection, for a head without an end."""
+    TRAFFIC.add(received=num_bytes)
+    left: int | None = getattr(_thread, "head", None)
+    if left is not None:
+        _thread.head = left - num_bytes
+        if left < num_bytes:
+            raise OSError("the answer's head is too long")
+
+
 class _Traffic:
     """Bytes that went over all connections of this process, without those of TLS itself."""
 
@@ -151,7 +175,7 @@ class _Socket(socket.socket):
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         _bound(self)
         received = super().recv_into(*args, **kwargs)
-        TRAFFIC.add(received=received)
+        _received(received)
         return received
 
     def sendall(self, data: Any, *args: Any) -> None:
@@ -164,7 +188,7 @@ class _TlsSocket(ssl.SSLSocket):
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         _bound(self)
         received = super().recv_into(*args, **kwargs)
-        TRAFFIC.add(received=received)
+        _received(received)
         return received
 
     def send(self, *args: Any, **kwargs: Any) -> int:
@@ -327,17 +351,18 @@ class Transport:
         target = parts.path + ("?" + parts.query if parts.query else "")
         remaining_seconds()
         try:
-            response = self._pool.urlopen(
-                method,
-                target,
-                body=body,
-                headers=headers,
-                redirect=False,
-                retries=False,
-                preload_content=False,
-                decode_content=False,
-                enforce_content_length=False,
-            )
+            with _reading_a_head():
+                response = self._pool.urlopen(
+                    method,
+                    target,
+                    body=body,
+                    headers=headers,
+                    redirect=False,
+                    retries=False,
+                    preload_content=False,
+                    decode_content=False,
+                    enforce_content_length=False,
+                )
             return self._answer(response, method, stream)
         except (HTTPError, OSError, ValueError):
             # ValueError: http.client on some malformed heads. All three may quote the server: not chained.

@@ -185,6 +185,28 @@ def test_a_misbehaving_server_gives_a_storage_error_in_time_and_little_memory(sc
     assert_says_nothing(caught.value)
 
 
+def with_head(headers: int, length: int, announced: int = 0) -> Script:
+    """Answers with `headers` of `length` bytes each, after `announced` answers of 1 KiB that only announce it."""
+    many = [f"X-Many-{number}: {'x' * length}" for number in range(headers)]
+    before = response("100 Continue", f"X-Before: {'x' * 1000}") * announced
+    whole = before + response("200 OK", "Content-Length: 5", 'ETag: "e"', *many, body=b"hello")
+    return lambda connection, head: connection.sendall(whole)
+
+
+@pytest.mark.parametrize("script", [with_head(90, 60_000), with_head(1, 10, announced=5000)])
+def test_an_answers_head_is_bounded_as_a_whole(script: Script) -> None:
+    with hostile(with_head(20, 2000, announced=1)) as server:
+        assert get(bucket_at(server)) == b"hello"
+    with hostile(script) as server:
+        bucket = bucket_at(server)
+        tracemalloc.start()
+        with pytest.raises(StorageError):
+            get(bucket, seconds=2.0)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 2 * MIB
+
+
 @pytest.mark.parametrize("script", [silent, endless_header, byte_a_second, not_http, endless_error])
 @pytest.mark.parametrize("verb", ["put", "complete", "abort"])
 def test_every_call_about_parts_is_bounded(script: Script, verb: str) -> None:
