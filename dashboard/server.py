@@ -12,7 +12,7 @@ import json
 import socket
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import uvicorn
 from loguru import logger
@@ -152,8 +152,9 @@ class _Sealed:
 
 
 class Page:
-    """The page over a run, served until `close` by threads of its own. `port` 0: any that is free. `host`: where to
-    listen; who asks has to call it that, 127.0.0.1 or localhost, as a container's port is called on its host.
+    """The page over a run, served from `begin` until `close` by threads of its own; who comes before that waits. `port`
+    0: any that is free. `host`: where to listen; who asks has to call it that, 127.0.0.1 or localhost, as a container's
+    port is called on its host.
 
     Raises ConfigError for a port that is taken, or an address that is not this machine's."""
 
@@ -162,7 +163,7 @@ class Page:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind((host, port))
-            self._socket.listen()  # who comes before the server runs waits for it
+            self._socket.listen()
         except OSError as fault:
             self._socket.close()
             raise ConfigError(
@@ -171,20 +172,26 @@ class Page:
         shown = LOOPBACK if host == ANY else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}/"
         self._watched = Watched(source)
-        self._watched.follow()
         config = uvicorn.Config(
             application(self._watched, host),
             log_config=None,
             access_log=False,
             server_header=False,
             lifespan="off",
+            ws="none",
             timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, name="dashboard", daemon=True
         )
+
+    def begin(self) -> Self:
+        """Serve. Its threads import what they need: whoever imports large things at the same time may lock them, and
+        itself, for ever, where modules import each other in a circle."""
+        self._watched.follow()
         self._thread.start()
+        return self
 
     def wait(self) -> None:
         """Until somebody interrupts."""
@@ -194,7 +201,8 @@ class Page:
     def close(self) -> None:
         self._watched.close()
         self._server.should_exit = True
-        self._thread.join(5.0)
+        if self._thread.ident is not None:
+            self._thread.join(5.0)
         self._socket.close()
 
 

@@ -3,14 +3,17 @@
 import argparse
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from localnet.kinds import FAULTS
 from localnet.plan import PRESETS, TINY, Link, Plan
 from protocol.errors import ConfigError, MurmurError
 from storage.folder import new_folder
+
+if TYPE_CHECKING:
+    from dashboard.server import Page
 
 CHAOS_ROUNDS = 8
 """The fewest rounds in which something can go wrong and be seen to be mended."""
@@ -72,9 +75,11 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     folder = new_folder(options.folder)
     stop = Stop()
-    end_page = _show_page(folder, options.port, options.host)  # before the imports of seconds that follow
+    page = _open_page(folder, options.port, options.host)  # before the imports of seconds that follow
     from localnet.play import play
 
+    if page is not None:
+        page.begin()
     plan = Plan(
         folder,
         options.rounds,
@@ -95,7 +100,8 @@ def run(options: argparse.Namespace) -> int:
         stop.check()  # what was broken off in a library's depths may come out as another fault
         raise
     finally:
-        end_page()
+        if page is not None:
+            page.close()
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -128,17 +134,17 @@ def _check(options: argparse.Namespace) -> None:
         )
 
 
-def _show_page(folder: Path, port: int, host: str) -> Callable[[], None]:
-    """Serve the run's page until the answer is called. Nothing where its two packages are not installed. Raises
-    ConfigError for a port that is taken, or an address that is not this machine's."""
+def _open_page(folder: Path, port: int, host: str) -> "Page | None":
+    """The run's page, which is still to begin. None where its two packages are not installed. Raises ConfigError for a
+    port that is taken, or an address that is not this machine's."""
     try:
         from dashboard.folder import Folder
         from dashboard.server import Page
     except ModuleNotFoundError:
-        return lambda: None
+        return None
     page = Page(Folder(folder), port, host)
     sys.stderr.write(f"the page of this run is at {page.url}\n")
-    return page.close
+    return page
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as fault:
         raise ConfigError(f"the page needs {fault.name}: pip install -c constraints.txt -e '.[dashboard]'") from None
     source = _source(options)
-    page = Page(source, options.port, options.host)
+    page = Page(source, options.port, options.host).begin()
     sys.stdout.write(f"the page is at {page.url} (Ctrl-C ends it)\n")
     sys.stdout.flush()
     try:

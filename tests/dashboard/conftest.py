@@ -14,7 +14,7 @@ def serve() -> Iterator[Callable[[Path], Page]]:
     pages: list[Page] = []
 
     def start(folder: Path) -> Page:
-        pages.append(Page(Folder(folder)))
+        pages.append(Page(Folder(folder)).begin())
         return pages[-1]
 
     yield start

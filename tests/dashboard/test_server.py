@@ -2,6 +2,7 @@
 
 import json
 import socket
+import subprocess
 import sys
 import time
 import urllib.error
@@ -54,6 +55,26 @@ def test_the_rounds_are_told_as_json_and_then_only_what_is_new(tmp_path: Path, s
             break
         time.sleep(0.05)
     assert [one["round"] for one in news["rounds"]] == [2]
+
+
+EARLY = """
+import sys, threading, urllib.request
+from pathlib import Path
+from dashboard.folder import Folder
+from dashboard.server import Page
+page = Page(Folder(Path(sys.argv[1])), 0, "127.0.0.1")
+assert threading.active_count() == 1
+threading.Timer(0.2, page.begin).start()
+assert urllib.request.urlopen(page.url).status == 200
+assert "websockets" not in sys.modules
+"""
+
+
+def test_who_comes_before_it_begins_waits_and_none_of_its_threads_imports_beside_who_made_it(tmp_path: Path) -> None:
+    """`murmur localnet` shows the address at once and imports for seconds then: two threads inside one circle of
+    imports lock each other out, and with uvicorn's websockets they did."""
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", EARLY, str(tmp_path)], cwd=root, check=True, timeout=SECONDS)
 
 
 def test_when_a_round_was_decided_is_told_beside_its_deadline(tmp_path: Path, serve: Serve) -> None:
@@ -141,7 +162,7 @@ def ask(address: str, port: int, host: str) -> int:
 @pytest.mark.parametrize("host", ["127.0.0.2", "0.0.0.0"])
 def test_told_so_it_listens_elsewhere_and_still_answers_to_no_strangers_name(host: str, tmp_path: Path) -> None:
     """127.0.0.2 is this machine's too, and another address than 127.0.0.1."""
-    page = Page(Folder(synthetic.Folder(tmp_path).path), 0, host)
+    page = Page(Folder(synthetic.Folder(tmp_path).path), 0, host).begin()
     try:
         port = urlsplit(page.url).port
         assert port is not None

@@ -470,7 +470,7 @@ def test_a_chain_is_let_go_of_when_the_run_is_not_found(tmp_path: Path, monkeypa
 def test_in_a_browser_it_is_the_same_page(width: int, played: FakeNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
     lie = _Object(b"<script>alert(1)</script>", 0.0)
     monkeypatch.setitem(played.store.buckets["two"], keys.report(played.run.id, 2), lie)
-    page = Page(Network("here", lambda: opened(played)).follow())
+    page = Page(Network("here", lambda: opened(played)).follow()).begin()
     text = "document.getElementById('{}').textContent"
     try:
         with browser() as tab:

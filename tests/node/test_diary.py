@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from murmur.command import main
-from node.diary import FALLBACK_SECONDS, LATELY_ROUNDS, TAIL_BYTES, read_diary
-from node.events import Events
+from node.diary import FALLBACK_SECONDS, LATELY_ROUNDS, read_diary
+from node.events import TAIL_BYTES, Events
 
 NOW = 1_800_000_000.0
 
