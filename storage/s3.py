@@ -193,11 +193,16 @@ class S3Bucket:
                 page = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=prefix)
                 found = [item for item in page.get("Uploads", ()) if item["Key"].startswith(prefix)]
                 for item in found:
-                    self._client.abort_multipart_upload(Bucket=self._bucket, Key=item["Key"], UploadId=item["UploadId"])
+                    self._abort(item["Key"], item["UploadId"])
                 aborted += len(found)
                 if not page["IsTruncated"] or not found:
                     break
         return aborted
+
+    def _abort(self, key: str, upload: str) -> None:
+        """One that is gone was aborted by a request whose answer was lost."""
+        with suppress(ObjectMissing), asking("abort", transport.remaining_seconds()):
+            self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
 
     # --- writing -----------------------------------------------------------------------------------------------
 

@@ -117,6 +117,16 @@ def refuses(status: str, code: str, **headers: str) -> Action:
     return does
 
 
+def does_and_refuses(status: str, code: str) -> Action:
+    """What a client sees that asks again for what was done, and whose answer was lost."""
+
+    def does(exchange: Exchange) -> Response:
+        exchange.forward().read()
+        return xml(status, error(code))
+
+    return does
+
+
 def refuses_unread(status: str, code: str) -> Action:
     """The server refuses before it has taken the request's body, and closes the connection on it."""
     return lambda exchange: replace(xml(status, error(code), connection="close"), after="close")

@@ -84,6 +84,12 @@ TABLE = (
     Row("500 InternalError", faults.refuses("500 Internal Server Error", "InternalError"), ALL),
     Row("200 with an error, nothing done", faults.fails_with_200("InternalError", done=False), DOCUMENTS),
     Row("200 with an error, but done", faults.fails_with_200("InternalError", done=True), DOCUMENTS, but=COMPLETED),
+    Row(
+        "404, since it was done before",
+        faults.does_and_refuses("404 Not Found", "NoSuchUpload"),
+        ("AbortMultipartUpload",),
+        always=RIGHT,
+    ),
     Row("307", faults.redirects("http://127.0.0.1:9"), ALL, once=StorageError),
     Row("the clocks differ", faults.refuses("403 Forbidden", "RequestTimeTooSkewed"), ALL, AccessDenied, AccessDenied),
     Row("the server's Date is 20 minutes off", faults.dated(SKEW), ALL, always=RIGHT),
