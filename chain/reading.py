@@ -12,7 +12,7 @@ from typing import Any
 from chain.session import Session
 from chain.slots import decode_fields, decode_slot
 from protocol.errors import ChainError
-from protocol.types import DIGEST_BYTES, Digest, Header, Peer, PeerId, Subnet, Uid, hotkey, peer_id
+from protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, Header, Peer, PeerId, Subnet, Uid, hotkey, peer_id
 
 _METAGRAPH = ("SubnetInfoRuntimeApi", "get_metagraph")
 _SELECTIVE_METAGRAPH = ("SubnetInfoRuntimeApi", "get_selective_metagraph")
@@ -78,17 +78,25 @@ async def subnet(session: Session, netuid: int, block_hash: str) -> Subnet:
     async def read(pallet: str, item: str, *params: int) -> Any:
         return await session.substrate.query(pallet, item, list(params), block_hash=block_hash)
 
-    tempo, space, limit, conceals, owner = await asyncio.gather(
+    tempo, space, limit, conceals, owner, max_uids, mechanisms = await asyncio.gather(
         read("SubtensorModule", "Tempo", netuid),
         read("Commitments", "MaxSpace"),
         read("SubtensorModule", "WeightsSetRateLimit", netuid),
         read("SubtensorModule", "CommitRevealWeightsEnabled", netuid),
         read("SubtensorModule", "SubnetOwnerHotkey", netuid),
+        read("SubtensorModule", "MaxAllowedUids", netuid),
+        read("SubtensorModule", "MechanismCountCurrent", netuid),
     )
     if not tempo:
         raise _no_subnet(netuid)
     return Subnet(
-        int(tempo), int(space), int(limit), bool(conceals), None if owner in (None, _NOBODY) else peer_id(str(owner))
+        int(tempo),
+        int(space),
+        int(limit),
+        bool(conceals),
+        None if owner in (None, _NOBODY) else peer_id(str(owner)),
+        MAX_UIDS if max_uids is None else int(max_uids),
+        1 if mechanisms is None else int(mechanisms),
     )
 
 

@@ -13,7 +13,7 @@ from protocol.errors import ChainError, ConfigError
 from protocol.ports import Chain
 from protocol.run import Run
 from protocol.spec import ROUND_POST_BYTES
-from protocol.types import Subnet
+from protocol.types import MAX_UIDS, Subnet
 
 LOW_BALANCE_RAO = 50_000_000
 """0.05 TAO: fees of some hundred posts. A chain may charge none, so less is no fault."""
@@ -35,6 +35,16 @@ def misfits(run: Run, round: int, subnet: Subnet) -> list[str]:
             f"the subnet's tempo is {subnet.tempo} blocks, and the {subnet.post_bytes} bytes that a hotkey may post in "
             f"that time carry {carried} rounds of {length} blocks: the subnet's owner has to lower the tempo to at "
             f"most {carried * length}, or the run needs rounds of at least {-(-subnet.tempo // carried)} blocks"
+        )
+    if subnet.max_uids > MAX_UIDS:
+        found.append(
+            f"{subnet.max_uids} hotkeys may be registered (MaxAllowedUids), and a word has bits for {MAX_UIDS}: the "
+            "subnet's owner has to trim it"
+        )
+    if subnet.mechanisms != 1:
+        found.append(
+            f"the subnet has {subnet.mechanisms} mechanisms (MechanismCountCurrent), and a run sets the weights of "
+            "one: who is paid by another does not follow from this run. The subnet's owner has to set one"
         )
     pay = spec.gauntlet.weight_rounds * length
     if subnet.weights_rate_limit > pay:

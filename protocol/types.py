@@ -166,6 +166,7 @@ class Subnet:
     `tempo` is an epoch, in which each hotkey may post `post_bytes` bytes; between two sets of its weights a validator
     waits `weights_rate_limit`. With `commit_reveal`, weights are committed sealed and stand on chain an epoch later.
     `owner` is the hotkey of the subnet's owner, which always holds a validator permit; None when there is none.
+    `max_uids` hotkeys may be registered, and each is judged by `mechanisms` rows of weights.
     """
 
     tempo: int
@@ -173,6 +174,8 @@ class Subnet:
     weights_rate_limit: int
     commit_reveal: bool
     owner: PeerId | None
+    max_uids: int = MAX_UIDS
+    mechanisms: int = 1
 
 
 @dataclass(frozen=True, slots=True)

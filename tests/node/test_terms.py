@@ -35,6 +35,8 @@ def said() -> Iterator[list[str]]:
         ({"tempo": 161, "post_bytes": 2500}, ("2500 bytes", "4 rounds of 40 blocks", "at most 160")),
         ({"post_bytes": 601}, ("601 bytes", "up to 602")),
         ({"weights_rate_limit": 41}, ("once in 41 blocks", "the run pays every 40", "weight_rounds to at least 2")),
+        ({"max_uids": 257}, ("257 hotkeys may be registered", "has bits for 256")),
+        ({"mechanisms": 2}, ("has 2 mechanisms",)),
     ],
 )
 def test_a_chain_on_which_the_run_cannot_work_is_refused_with_the_numbers_and_the_remedy(
