@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
@@ -39,8 +40,15 @@ class BuildLibrary(build_ext):
             raise CompileError(f"{CUDA}: {fault}") from None
 
 
+class Wheel(bdist_wheel):
+    """One for all versions of Python: the libraries in it know none."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 setup(
-    cmdclass={"build_ext": BuildLibrary},
+    cmdclass={"build_ext": BuildLibrary, "bdist_wheel": Wheel},
     ext_modules=[
         Extension(
             "sparseloco.murmur_codec",

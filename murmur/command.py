@@ -6,9 +6,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 
+from node.program import run_program
 from protocol.errors import ConfigError, MurmurError
 
 OPERATORS_FAULTS = {
@@ -27,7 +29,7 @@ OPERATORS_FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Subcommand:
-    """`module` has add_arguments(parser) and run(options) -> exit status."""
+    """`module` has add_arguments(parser) and run(options) -> exit status; a node's program has main(argv, program)."""
 
     name: str
     summary: str
@@ -45,19 +47,27 @@ SUBCOMMANDS = (
     Subcommand("explain", "how a hotkey stands, why, and what to do next", "murmur.explain"),
     Subcommand("export", "a run's model for everybody's tools, and the proof", "murmur.export"),
     Subcommand("localnet", "run a whole network on this machine", "localnet.command"),
+    Subcommand("mine", "train in a run: neurons/miner.py", "neurons.miner"),
     Subcommand("plan", "what a run asks of a miner: memory, compute, bytes, time", "murmur.plan"),
     Subcommand("run", "a run of your own: create, publish, amend, show, void", "murmur.run"),
     Subcommand("sft", "fine-tune an export on chats, in stages", "murmur.sft"),
     Subcommand("shards", "build tokenised training data", "murmur.shards"),
     Subcommand("simulate", "run whole networks in modelled time, with faults", "simulation.command"),
     Subcommand("status", "where a node is, how its last rounds went, what is wrong", "murmur.status"),
+    Subcommand("validate", "check, name and pay a run's miners: neurons/validator.py", "neurons.validator"),
 )
+PROGRAMS = {one.name: one.module for one in SUBCOMMANDS if one.module.startswith("neurons.")}
+"""Those that are a node: they read their words, end and log as the files under neurons/ do."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, import the subcommand, run it; the exit status: 2 for what the operator has to fix, 1 for what went wrong
     outside, 130 when stopped on request, 141 when our output's reader has gone. Bugs crash with a traceback."""
-    options, chosen = parse(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in PROGRAMS:
+        program = import_module(PROGRAMS[words[0]])
+        return run_program(partial(program.main, words[1:], f"murmur {words[0]}"))
+    options, chosen = parse(words)
     try:
         status = chosen(options)
         sys.stdout.flush()
@@ -89,7 +99,6 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Callable[[argparse.N
     parser = argparse.ArgumentParser(
         prog="murmur",
         description="Murmuration: strangers, trusting nobody, pre-train one large language model over the internet.",
-        epilog="Programs of a real network: python neurons/miner.py, python neurons/validator.py",
     )
     parser.add_argument("--version", action="version", version=f"murmuration {version('murmuration-node')}")
     table = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
@@ -97,7 +106,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Callable[[argparse.N
     runs: dict[str, Callable[[argparse.Namespace], int]] = {}
     for subcommand in SUBCOMMANDS:
         entry = table.add_parser(subcommand.name, help=subcommand.summary, description=subcommand.summary)
-        if subcommand.name == wanted:
+        if subcommand.name == wanted and subcommand.name not in PROGRAMS:
             module = import_module(subcommand.module)
             module.add_arguments(entry)
             runs[subcommand.name] = module.run

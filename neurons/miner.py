@@ -13,9 +13,9 @@ from node.program import log_to_stderr, run_program
 SUMMARY = "Train in a Murmuration run: inner steps, compressed pseudo-gradient, sealed upload, outer step."
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None, program: str = "neurons/miner.py") -> None:
     """Configure, connect, catch up and mine until stopped."""
-    config = load("neurons/miner.py", SUMMARY, sys.argv[1:] if argv is None else argv, os.environ)
+    config = load(program, SUMMARY, sys.argv[1:] if argv is None else argv, os.environ)
     log_to_stderr(config.log_level)
     from rounds import start  # torch and the rest, which neither help nor a missing setting should wait for
 

@@ -13,9 +13,9 @@ from node.program import log_to_stderr, run_program
 SUMMARY = "Judge a Murmuration run: check and score submissions, select contributors on chain, set weights."
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None, program: str = "neurons/validator.py") -> None:
     """Configure, connect, catch up and validate until stopped."""
-    config = load("neurons/validator.py", SUMMARY, sys.argv[1:] if argv is None else argv, os.environ)
+    config = load(program, SUMMARY, sys.argv[1:] if argv is None else argv, os.environ)
     log_to_stderr(config.log_level)
     from rounds import start  # torch and the rest, which neither help nor a missing setting should wait for
 

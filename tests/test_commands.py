@@ -41,7 +41,7 @@ HANDBOOK = [
     ),
 ]
 """Written for people who run it: every command is run here, or says what it needs."""
-HISTORY = [ROOT / "CHANGELOG.md", *(ROOT / "docs/decisions").glob("*.md")]
+HISTORY = [ROOT / "CHANGELOG.md", ROOT / "docs/changes-0.2.md", *(ROOT / "docs/decisions").glob("*.md")]
 """What was true once."""
 ELSEWHERE = {
     "make setup": "how else would this run",

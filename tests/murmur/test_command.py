@@ -12,10 +12,11 @@ import pytest
 
 from localnet.kinds import FAULTS
 from murmur import command
-from murmur.command import SUBCOMMANDS, Subcommand, main
+from murmur.command import PROGRAMS, SUBCOMMANDS, Subcommand, main
 from protocol.errors import ChainError
 
 HEAVY = ("torch", "boto3", "botocore", "bittensor", "datasets")
+ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys
 from murmur.command import main
@@ -41,7 +42,8 @@ def all_helps() -> list[list[str]]:
     helps = [["--help"], ["--version"]]
     for subcommand in SUBCOMMANDS:
         parser = argparse.ArgumentParser()
-        import_module(subcommand.module).add_arguments(parser)
+        if subcommand.name not in PROGRAMS:
+            import_module(subcommand.module).add_arguments(parser)
         helps += [[subcommand.name, *words, "--help"] for words in nested(parser)]
     return helps
 
@@ -66,6 +68,17 @@ def test_no_help_loads_anything_heavy(words: list[str]) -> None:
     assert done.stdout.startswith(
         f"murmuration {version('murmuration-node')}" if "--version" in words else "usage: murmur"
     )
+
+
+@pytest.mark.parametrize(("name", "program"), [("mine", "miner"), ("validate", "validator")])
+def test_a_nodes_program_is_the_same_by_either_name(name: str, program: str) -> None:
+    script = subprocess.run(
+        [sys.executable, f"neurons/{program}.py"], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+    )
+    done = murmur(name)
+    assert_refused(done, f"murmur {name} is not configured yet", "wallet.name")
+    assert done.stderr.replace(f"murmur {name}", f"neurons/{program}.py") == script.stderr
+    assert f"usage: murmur {name}" in murmur(name, "--help").stdout
 
 
 def test_the_nested_helps_are_found() -> None:
