@@ -5,7 +5,6 @@ Only files are read: it is the same while the network runs, after its end, and w
 import json
 import time
 from collections.abc import Mapping
-from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,12 @@ from dashboard.rounds import Rounds
 from dashboard.source import PORTION_BYTES, Stage
 from dashboard.tail import Tail, line_at
 from protocol.errors import ConfigError, InvalidMessage
+from protocol.messages import canonical_json
 from protocol.spec import RunSpec, parse_spec
 from protocol.types import Digest, peer_id
 
+BY_HAND = "owner.toml"
+"""Settings of the owner of a run: where they lie, nodes are started by hand (`murmur devnet`)."""
 PUBLIC = "wallets/*/hotkeys/defaultpub.txt"
 
 
@@ -30,6 +32,7 @@ class Folder:
         self._tails: dict[str, Tail] = {}
         self._evaluations = Evaluations(in_folder(path))
         self._names: dict[str, str] = {}
+        self._spec: RunSpec | None = None
 
     def read(self, max_bytes: int = PORTION_BYTES) -> bool:
         """Take in what the nodes have written since."""
@@ -53,18 +56,15 @@ class Folder:
         """Hotkey -> name, of every member so far."""
         return self._names
 
-    @cached_property
-    def _spec(self) -> RunSpec:
-        data = (self.path / "spec.json").read_bytes()
-        return parse_spec(data, Digest(sha256(data).digest()))
-
     @property
     def spec(self) -> RunSpec | None:
-        """None before the run is sealed."""
-        try:
-            return self._spec
-        except (OSError, InvalidMessage, ConfigError):
-            return None
+        """The network's own, or, where nodes were started by hand, that of the run that one of them follows, the newest
+        begun; None before there is one."""
+        if self._spec is None:
+            places = [self.path / "spec.json", *self.path.glob("nodes/*/*/run.json")]
+            found = [spec for place in places if (spec := _spec(place)) is not None]
+            self._spec = max(found, key=lambda spec: spec.clock.start_block, default=None)
+        return self._spec
 
     def stage(self) -> Stage:
         """How far it has come; it is silent when no node writes anything."""
@@ -75,11 +75,15 @@ class Folder:
         waits_for = None
         if not homes:
             waits_for = "Starting: the chain and the object store."
+        elif self.spec is not None:
+            waits_for = None
+        elif (self.path / BY_HAND).exists():
+            waits_for = "The chain and the object store are there: publish a run, and start the nodes."
         elif rehearsed < len(homes):
             waits_for = (
                 f"Rehearsing a round on every node, to measure this machine: {rehearsed} of {len(homes)} are done."
             )
-        elif self.spec is None:
+        else:
             waits_for = "Rehearsed: waiting for the chain to let the validators judge."
         ended = (self.path / "report.json").exists()
         return Stage(waits_for, ended, max(0.0, time.time() - newest))
@@ -129,6 +133,16 @@ class Folder:
             },
             "deadline": round(sorted(deadlines)[len(deadlines) // 2] - began, 3) if deadlines and nodes else None,
         }
+
+
+def _spec(path: Path) -> RunSpec | None:
+    """That of a network's `spec.json`, or of a node's `run.json`; None where it is not there or cannot be read."""
+    try:
+        body = json.loads(path.read_bytes())
+        data = canonical_json(body["spec"] if path.name != "spec.json" else body)
+        return parse_spec(data, Digest(sha256(data).digest()))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, InvalidMessage, ConfigError):
+        return None
 
 
 def names(folder: Path) -> dict[str, str]:

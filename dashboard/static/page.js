@@ -129,8 +129,10 @@ function tasks(tested) {
 let rateShown = null;
 function rate(schedule) {
   const asked = JSON.stringify(schedule ?? null);
-  if (asked === rateShown || !schedule) return;
+  if (asked === rateShown) return;
   rateShown = asked;
+  $("rate").hidden = !schedule;
+  if (!schedule) return;
   const here = Math.min(schedule.here, schedule.rounds.at(-1));
   const after = schedule.rounds.findIndex((round) => round >= here);
   const at = [...schedule.rounds];
