@@ -28,19 +28,23 @@ def run(options: argparse.Namespace) -> int:
     ConfigError where there is no node."""
     from node.diary import read_diary
 
-    status, texts = 0, []
+    # Of a network that has ended nobody expects to hear any more.
+    ended = options.run is not None and (options.run / "report.json").exists()
+    found = []
     for home in _homes(options):
         diary = read_diary(home)
-        # Of a network that has ended nobody expects to hear any more.
-        ended = options.run is not None and (options.run / "report.json").exists() and diary.newest is not None
-        now = diary.newest["time"] if ended and diary.newest else time.time()
-        wrong = list(diary.unwell(now) if options.check else diary.wrong(now))
-        status |= bool(wrong)
-        texts += wrong if options.check else _lines(home, diary, wrong)
+        now = diary.newest["time"] if ended and diary.newest is not None else time.time()
+        found.append((home, diary, list(diary.unwell(now) if options.check else diary.wrong(now))))
+    if options.check:
+        texts = [what for _, _, wrong in found for what in wrong]
+    elif len(found) == 1:
+        texts = _lines(*found[0], ended)
+    else:
+        texts = _table([(diary, wrong) for _, diary, wrong in found], ended)
     if options.run is not None and not options.check:
         texts += _evaluated(options.run)
     sys.stdout.write("".join(f"{line}\n" for line in texts))
-    return status
+    return int(any(wrong for _, _, wrong in found))
 
 
 def _evaluated(folder: Path) -> list[str]:
@@ -71,14 +75,42 @@ def _homes(options: argparse.Namespace) -> list[Path]:
     return [known[name] for name in options.names or known]
 
 
-def _lines(home: Path, diary: "Diary", wrong: list[str]) -> list[str]:
+def _table(found: "list[tuple[Diary, list[str]]]", ended: bool) -> list[str]:
+    """A row for each node, and below what is wrong with whom; one node by its name tells all."""
+    from node.told import outcome
+
+    rows = [("node", "round", "last told", "became of it", "weights next", "")]
+    for diary, wrong in found:
+        newest, last = diary.newest, diary.rounds[-1] if diary.rounds else None
+        due = next((event["next_set"] for event in reversed(diary.rounds) if event["next_set"] is not None), None)
+        rows.append(
+            (
+                diary.name,
+                "-" if newest is None else str(newest["round"]),
+                "-" if newest is None else _heard(newest["time"], ended),
+                "-" if last is None else f"round {last['round']}: {outcome(last)}",
+                "-" if due is None else f"block {due}",
+                "WRONG" if wrong else "ok",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["the run has ended"] if ended else []
+    lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return lines + [f"WRONG, {diary.name}: {what}" for diary, wrong in found for what in wrong]
+
+
+def _heard(when: float, ended: bool) -> str:
+    return "ended" if ended else f"{_span(max(0.0, time.time() - when))} ago"
+
+
+def _lines(home: Path, diary: "Diary", wrong: list[str], ended: bool) -> list[str]:
     from node.told import line
 
     run = f"run {diary.run.first.name}" if diary.run is not None else "no run yet"
     lines = [f"{diary.name} in {home}, {run}"]
     if diary.newest is not None:
-        ago = max(0.0, time.time() - diary.newest["time"])
-        lines.append(f"{_INDENT}round {diary.newest['round']}, last sign of life {_span(ago)} ago")
+        heard = _heard(diary.newest["time"], ended)
+        lines.append(f"{_INDENT}round {diary.newest['round']}, " + (heard if ended else f"last sign of life {heard}"))
     lines += [_INDENT + line(event) for event in diary.rounds]
     due = next((event["next_set"] for event in reversed(diary.rounds) if event["next_set"] is not None), None)
     if due is not None:

@@ -13,6 +13,13 @@ def line(event: Event) -> str:
     return f"round {event['round']}: " + "; ".join(parts)
 
 
+def outcome(event: Event) -> str:
+    """What became of the node's work in the round, in a word or two."""
+    if event["event"] == "stood":
+        return str(event["outcome"])
+    return f"judged {event['active']}" if event["unobserved"] is None else f"not observed ({event['unobserved']})"
+
+
 def _stood(event: Event) -> Iterator[str]:
     outcome, why = event["outcome"], event["why"]
     yield f"{outcome} ({why})" if why else outcome

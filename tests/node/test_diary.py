@@ -109,12 +109,21 @@ def test_status_of_a_run_folder_tells_of_everybody_or_of_whom_one_names(
         (node / "node.toml").touch()
         Events(node / "events.jsonl", name).emit("revealed", 1)
     assert main(["status", "--run", str(tmp_path)]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if " in /" in line] == [
-        "miner-1",
-        "validator-1",
-    ]
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["node", "round"]
+    assert [row.split()[:2] + row.split()[-1:] for row in rows] == [["miner-1", "1", "ok"], ["validator-1", "1", "ok"]]
     assert main(["status", "--run", str(tmp_path), "miner-1"]) == 0
-    assert "validator-1" not in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"miner-1 in {tmp_path}")
+    assert "validator-1" not in shown
+    assert "ended" not in shown
+    (tmp_path / "report.json").write_text("{}")
+    assert main(["status", "--run", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("the run has ended\n")
+    assert main(["status", "--run", str(tmp_path), "miner-1"]) == 0
+    shown = capsys.readouterr().out
+    assert "round 1, ended" in shown
+    assert "sign of life" not in shown
     assert main(["status", "--run", str(tmp_path), "miner-9"]) == 2
     assert main(["status", "--run", str(tmp_path / "none")]) == 2
     assert main(["status", "--home", str(tmp_path / "none")]) == 2
