@@ -27,7 +27,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dashboard.health import health
 from dashboard.schedule import schedule
 from dashboard.source import Source
+from dashboard.tables import as_csv, peer_rounds
 from protocol.errors import ConfigError
+from protocol.spec import RunSpec
 
 LOOPBACK = "127.0.0.1"
 ANY = "0.0.0.0"
@@ -85,6 +87,20 @@ class Watched:
             facts = json.dumps(self._told | {"version": version, "more": more}, allow_nan=False).encode()
         return facts[:-1] + b', "rounds": [' + b",\n".join(told) + b"]}"
 
+    def peer(self, asked: str) -> bytes | None:
+        """JSON of /api/peers/NAME, of a hotkey or a member's name; None for somebody of whom no round tells."""
+        with self._lock:
+            hotkeys = {name: hotkey for hotkey, name in self.source.names.items()}
+            peer = hotkeys.get(asked, asked)
+            rounds = peer_rounds(self.source.rounds, peer)
+            found = {"hotkey": peer, "name": self.source.names.get(peer), "rounds": rounds}
+        return json.dumps(found, allow_nan=False).encode() if rounds else None
+
+    def table(self) -> bytes:
+        """/api/rounds.csv."""
+        with self._lock:
+            return as_csv(self.source.rounds)
+
     def detail(self, number: int) -> dict[str, Any] | None:
         """JSON of /api/rounds/NUMBER."""
         with self._lock:
@@ -122,10 +138,21 @@ def application(watched: Watched, host: str = LOOPBACK) -> ASGIApp:
         except ValueError:
             return _refused("the nodes' events of this round hold numbers that are none", 404)
 
+    def peer(request: Request) -> Response:
+        found = watched.peer(request.path_params["name"])
+        if found is None:
+            return _refused("no round tells of this hotkey or name", 404)
+        return Response(found, media_type="application/json")
+
+    def table(request: Request) -> Response:
+        return Response(watched.table(), media_type="text/csv", headers=_as_file("rounds.csv"))
+
     routes = [
         Route("/", page),
         *(Route(f"/{name}", file) for name in FILES),
         Route("/api/rounds", rounds),
+        Route("/api/rounds.csv", table),
+        Route("/api/peers/{name}", peer),
         Route("/api/rounds/{number:int}", one),
     ]
     # A name that a stranger's page makes resolve to this machine is none of ours.
@@ -226,7 +253,17 @@ def _facts(source: Source) -> dict[str, Any]:
         "round_seconds": spec.clock.round_blocks * spec.clock.block_seconds if spec is not None else None,
         "schedule": schedule(spec.inner, done) if spec is not None else None,
         "num_rounds": len(source.rounds),
+        "round_tokens": _round_tokens(spec) if spec is not None else None,
     }
+
+
+def _round_tokens(spec: RunSpec) -> int:
+    """What one contributor trains on in a round, at first."""
+    return spec.inner.steps * spec.inner.sequences * spec.model.context
+
+
+def _as_file(name: str) -> dict[str, str]:
+    return {"Content-Disposition": f'attachment; filename="{name}"'}
 
 
 def _refused(why: str, status: int = 400) -> Response:

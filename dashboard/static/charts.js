@@ -5,26 +5,53 @@ const colourOf = (name) => getComputedStyle(document.documentElement).getPropert
 // `label` null: drawn, but not in the key.
 export const series = (label, colour, values, { dashed = false, faint = false, points = null } = {}) => ({ label, colour, values, dashed, faint, points });
 
+const TABLE_ROUNDS = 200;
+
+// What all charts over rounds show: from and to a round, null for all. It lasts, and stands in the page's address.
+export const zoom = {
+  range: null, plots: new Set(), changed: () => {},
+  set(range) {
+    if (JSON.stringify(range) === JSON.stringify(this.range)) return;
+    this.range = range;
+    for (const plot of this.plots) plot.zoomed();
+    this.changed(range);
+  },
+};
+
 export class Plot {
-  constructor(element, key, { zero = false, whole = false, powers = false } = {}) {
+  constructor(element, key, { zero = false, whole = false, powers = false, alone = false } = {}) {
     Object.assign(this, { element, key, zero, whole, powers, plot: null, shape: null });
+    if (!alone) zoom.plots.add(this); // its rounds are not the others'
+    this.numbers = document.createElement("details");
+    const summary = document.createElement("summary");
+    summary.textContent = "Numbers";
+    this.numbers.append(summary);
+    this.numbers.addEventListener("toggle", () => this.tabulate());
+    element.after(this.numbers);
   }
 
   show(at, lines) {
     this.last = [at, lines];
-    const entries = lines.filter((line) => line.label !== null).map((line) => {
+    this.entries = lines.map((line) => {
+      if (line.label === null) return null;
       const entry = document.createElement("span");
       const mark = document.createElement("i");
+      const value = document.createElement("b");
       mark.style.background = `var(${line.colour})`;
       if (line.dashed) mark.style.height = "3px";
-      entry.append(mark, line.label);
+      entry.append(mark, line.label, value);
       return entry;
     });
-    this.key.replaceChildren(...entries);
+    this.where = document.createElement("b");
+    this.key.replaceChildren(...this.entries.filter((entry) => entry !== null), this.where);
+    this.tabulate();
     const points = at.length < 40;
     const shape = JSON.stringify([lines.map(({ colour, dashed }) => [colour, dashed]), points]);
     const data = [at, ...lines.map((line) => line.values)];
-    if (this.plot && shape === this.shape) return this.plot.setData(data);
+    if (this.plot && shape === this.shape) {
+      this.plot.setData(data);
+      return this.zoomed();
+    }
     this.plot?.destroy();
     this.shape = shape;
     const axis = { stroke: colourOf("--soft"), grid: { stroke: colourOf("--line"), width: 1 }, ticks: { stroke: colourOf("--line"), width: 1 }, font: "12px system-ui, sans-serif" };
@@ -33,7 +60,8 @@ export class Plot {
     this.plot = new uPlot({
       ...this.size(),
       legend: { show: false },
-      cursor: { drag: { x: true, y: false } },
+      cursor: { drag: { x: true, y: false, setScale: false }, sync: zoom.plots.has(this) ? { key: "rounds" } : undefined },
+      hooks: { setCursor: [(self) => this.point(self.cursor.idx)], setSelect: [(self) => this.selected(self)] },
       scales: {
         x: { time: false, range: (self, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
         y: { range: (self, low, high) => range(low, high, this.zero) },
@@ -44,6 +72,57 @@ export class Plot {
         points: { show: line.points ?? points, size: line.points ? 9 : 5, fill: line.faint ? colourOf("--card") : undefined },
       }))],
     }, data, this.element);
+    this.plot.over.addEventListener("dblclick", () => (zoom.plots.has(this) ? zoom.set(null) : this.plot.setData(data)));
+    this.zoomed();
+  }
+
+  // The values under the pointer, in the key.
+  point(index) {
+    const [at, lines] = this.last;
+    const here = index !== null && index !== undefined && at[index] !== undefined;
+    this.where.textContent = here ? `round ${at[index]}` : "";
+    this.entries.forEach((entry, i) => {
+      if (entry === null) return;
+      const own = here ? lines[i].values[index] ?? (lines[i + 1]?.label === null ? lines[i + 1].values[index] : null) : null; // a line may go on as another
+      entry.lastChild.textContent = typeof own === "number" ? shown(own) : "";
+    });
+  }
+
+  selected(plot) {
+    if (plot.select.width < 4) return;
+    const [from, to] = [plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")];
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    if (zoom.plots.has(this)) zoom.set([Math.floor(from), Math.ceil(to)]);
+    else plot.setScale("x", { min: from, max: to });
+  }
+
+  zoomed() {
+    if (!this.plot || !zoom.plots.has(this) || !this.last[0].length) return;
+    const [first, last] = [this.last[0][0], this.last[0].at(-1)];
+    const [min, max] = zoom.range ?? [first, last];
+    this.plot.setScale("x", { min, max });
+  }
+
+  // For whoever sees no chart: the newest rounds as a table, made when it is opened.
+  tabulate() {
+    this.numbers.querySelector("table")?.remove();
+    if (!this.numbers.open || !this.last) return;
+    const [at, lines] = this.last;
+    const told = lines.filter((line) => line.label !== null);
+    const table = document.createElement("table");
+    const head = table.createTHead().insertRow();
+    for (const text of ["round", ...told.map((line) => line.label)]) {
+      const cell = document.createElement("th");
+      cell.scope = "col";
+      cell.textContent = text;
+      head.append(cell);
+    }
+    for (let i = at.length - 1; i >= Math.max(0, at.length - TABLE_ROUNDS); i -= 1) {
+      const row = table.insertRow();
+      row.insertCell().textContent = at[i];
+      for (const line of told) row.insertCell().textContent = typeof line.values[i] === "number" ? shown(line.values[i]) : "";
+    }
+    this.numbers.append(table);
   }
 
   size() { return { width: Math.max(200, this.element.clientWidth), height: this.element.clientHeight }; }
@@ -51,14 +130,23 @@ export class Plot {
   again() { this.shape = null; if (this.last) this.show(...this.last); }
 }
 
+const shown = (value) => (Number.isInteger(value) ? String(value) : value.toPrecision(4));
+
 function range(low, high, zero) {
   if (low === null || high === null || !Number.isFinite(low)) return [0, 1];
   const room = Math.max((high - low) * 0.08, Math.abs(high) * 0.02, 1e-6);
   return [zero ? 0 : low - room, high + room];
 }
 
-const COLOURS = { compute: "--s1", upload: "--s2", download: "--s4", apply: "--s3", check: "--s5", evaluate: "--s8", gather: "--s7", mirror: "--s6",
-  compress: "--s7", seal: "--s8", commit: "--rejected", reveal: "--late", save: "--s6", swap: "--s6", prefetch: "--s4", select: "--low", post: "--rejected" };
+// In the order of a round. None has the deadline's red; neighbours in hue differ in lightness.
+export const PHASES = ["reveal", "download", "prefetch", "gather", "check", "evaluate", "select", "post", "mirror", "apply", "swap", "save", "compute", "compress", "seal", "commit", "upload"];
+const dark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+export function colourOfPhase(phase) {
+  const place = PHASES.indexOf(phase);
+  if (place < 0) return colourOf("--soft");
+  const light = (place % 2 ? 34 : 58) + (dark() ? 14 : 0);
+  return `hsl(${28 + Math.round((place * 300) / PHASES.length)} 62% ${light}%)`;
+}
 const [NAME, LINE, BAR, FOOT] = [110, 24, 14, 22];
 
 export function drawPhases(canvas, across, told, key, keyEntry) {
@@ -98,9 +186,8 @@ export function drawPhases(canvas, across, told, key, keyEntry) {
     pen.restore();
     for (const { phase, began, seconds } of told.phases[node]) {
       const wait = phase === "wait";
-      const colour = Object.hasOwn(COLOURS, phase) ? COLOURS[phase] : "--soft";
       if (!wait) used.add(phase);
-      pen.fillStyle = wait ? line : colourOf(colour);
+      pen.fillStyle = wait ? line : colourOfPhase(phase);
       if (wait) pen.fillRect(x(began), y + BAR / 2 - 1, x(began + seconds) - x(began), 2);
       else pen.fillRect(x(began), y, Math.max(2, x(began + seconds) - x(began)), BAR);
     }
@@ -109,5 +196,5 @@ export function drawPhases(canvas, across, told, key, keyEntry) {
     pen.fillStyle = colourOf("--rejected");
     pen.fillRect(x(told.deadline) - 1, 2, 2, nodes.length * LINE + 10);
   }
-  key.replaceChildren(...[...used].sort().map((phase) => keyEntry(phase, Object.hasOwn(COLOURS, phase) ? COLOURS[phase] : "--soft")));
+  key.replaceChildren(...[...used].sort().map((phase) => keyEntry(phase, colourOfPhase(phase))));
 }

@@ -1,6 +1,6 @@
 // What the server tells, kept and shown. Everything that peers may have written becomes text, never markup.
 import { Matrix, STATES, stateOf } from "./matrix.js";
-import { Plot, drawPhases, series } from "./charts.js";
+import { Plot, drawPhases, series, zoom } from "./charts.js";
 
 const POLL_MS = 2000;
 const SETTLED = 10; // evaluations: gauntlet/account.py
@@ -26,8 +26,8 @@ const plots = {
   peers: new Plot($("plot-peers"), $("key-peers"), { zero: true, whole: true }),
   pay: new Plot($("plot-pay"), $("key-pay"), { zero: true }),
   seconds: new Plot($("plot-seconds"), $("key-seconds"), { zero: true }),
-  tasks: new Plot($("plot-tasks"), $("key-tasks")),
-  rate: new Plot($("plot-rate"), $("key-rate"), { zero: true, powers: true }),
+  tasks: new Plot($("plot-tasks"), $("key-tasks"), { alone: true }),
+  rate: new Plot($("plot-rate"), $("key-rate"), { zero: true, powers: true, alone: true }),
 };
 
 function cellText(row, column) {
@@ -40,6 +40,16 @@ function cellText(row, column) {
 
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const times = (count) => `${count} evaluation${count === 1 ? "" : "s"}`;
+
+function short(count) {
+  for (const [unit, size] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (count >= size) return `${(count / size).toPrecision(3)} ${unit}`;
+  return String(count);
+}
+
+function span(seconds) {
+  for (const [unit, size] of [["days", 86400], ["hours", 3600], ["minutes", 60]]) if (seconds >= 2 * size) return `${Math.round(seconds / size)} ${unit}`;
+  return `${Math.round(seconds)} s`;
+}
 
 function bytes(count) {
   for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (count >= size) return `${(count / size).toPrecision(3)} ${unit}`;
@@ -111,6 +121,7 @@ function show(changed) {
   plots.seconds.show(at, ["compute", "upload", "download", "apply"].map((phase, i) => series(phase, `--s${i + 1}`, rounds.map((r) => r.seconds[phase]))));
   pay(at);
   phases();
+  if (peerShown !== null) byAddress();
 }
 
 // Only rounds whose state was evaluated: a line from one to the next.
@@ -179,20 +190,26 @@ function numbers() {
   const rejected = codes.filter((code) => ["rejected", "late"].includes(stateOf(code))).length;
   const absent = codes.filter((code) => stateOf(code) === "absent").length;
   $("n-contributing-note").textContent = [rejected && `${rejected} rejected`, absent && `${absent} absent`].filter(Boolean).join(", ") || "nobody rejected";
+  const { round_tokens: tokens, schedule } = store.facts;
+  const work = decided.reduce((sum, round) => sum + round.contributing.length, 0);
+  $("n-tokens").textContent = tokens ? short(tokens * work) : "–";
+  const left = schedule && Math.max(0, schedule.rounds.at(-1) - schedule.here);
+  const ahead = left && length ? `${left} rounds to the end as planned, ${span(left * length)}` : left === 0 ? "all rounds as planned are done" : "";
+  $("n-tokens-note").textContent = store.facts.ended ? "the run has ended" : ahead;
   const size = store.facts.object_bytes ?? last.payload_bytes;
   if (size) $("n-bytes").textContent = bytes(size);
   if (size && store.facts.model_bytes) $("n-bytes-note").textContent = `${Math.round(store.facts.model_bytes / size)} times smaller than the model`;
 }
 
 function keyOfMatrix() {
-  const list = Object.entries(STATES).filter(([state]) => state !== "unknown").map(([state, { text }]) => keyEntry(text, `--${state}`, "li"));
+  const list = Object.entries(STATES).filter(([state]) => state !== "unknown").map(([state, { text }]) => keyEntry(text, `var(--${state})`, "li"));
   $("key-matrix").replaceChildren(...list);
 }
 
 export function keyEntry(text, colour, tag = "span") {
   const entry = document.createElement(tag);
   const mark = document.createElement("i");
-  mark.style.background = `var(${colour})`;
+  mark.style.background = colour;
   entry.append(mark, text);
   return entry;
 }
@@ -207,7 +224,8 @@ function pay(at) {
   const last = recent.at(-1);
   const lines = best.flatMap((peer, i) => {
     const sure = (round) => round.learning[peer] === undefined;
-    const value = (round) => (Object.keys(round.pay).length ? 100 * (round.pay[peer] ?? 0) : null);
+    // What a void round computes is settled by a later one.
+    const value = (round) => (Object.keys(round.pay).length && !round.void ? 100 * (round.pay[peer] ?? 0) : null);
     const count = last?.learning[peer];
     const label = `${called(peer)}${count === undefined ? "" : `: learning, ${times(count)}`}`;
     const settled = store.rounds.map((round) => (sure(round) ? value(round) : null));
@@ -252,7 +270,10 @@ async function explain(peer, round) {
   } catch (fault) {
     body.replaceChildren(paragraph(`Why is not to be had: ${fault.message}`));
   }
-  body.append(paragraph(peer));
+  const all = document.createElement("a");
+  all.href = `#peer=${peer}`;
+  all.textContent = `all rounds of ${peer}`;
+  body.append(all);
   $("why").focus();
   $("why").scrollIntoView({ block: "nearest" });
   pay(store.rounds.map((one) => one.round));
@@ -305,6 +326,50 @@ function paragraph(text) {
 $("close-why").addEventListener("click", () => { $("why").hidden = true; $("matrix").focus(); });
 $("why").addEventListener("keydown", (event) => { if (event.key === "Escape") $("close-why").click(); });
 
+// --- one peer, by the page's address: #peer=HOTKEY, and #rounds=FROM-TO ---------------------------------------------
+
+let peerShown = null;
+async function byAddress() {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  const span = /^(\d{1,10})-(\d{1,10})$/.exec(asked.get("rounds") ?? "");
+  zoom.set(span ? [Number(span[1]), Number(span[2])] : null);
+  const peer = asked.get("peer");
+  $("peer").hidden = peer === null;
+  if (peer === null) return void (peerShown = null);
+  const body = $("peer-body");
+  try {
+    const answer = await fetch(`api/peers/${encodeURIComponent(peer)}`);
+    const told = await answer.json();
+    if (!answer.ok) throw new Error(told.error ?? `status ${answer.status}`);
+    $("h-peer").textContent = `${told.name ?? called(told.hotkey)}: ${told.rounds.length} rounds`;
+    $("peer-json").href = `api/peers/${encodeURIComponent(told.hotkey)}`;
+    const paid = told.rounds.reduce((sum, round) => sum + (round.pay ?? 0), 0);
+    const counted = told.rounds.filter((round) => round.outcome === "contributing" && !round.void).length;
+    const table = document.createElement("table");
+    const head = table.createTHead().insertRow();
+    for (const text of ["round", "outcome", "pay", "evaluations"]) head.append(Object.assign(document.createElement("th"), { textContent: text, scope: "col" }));
+    for (const round of told.rounds.toReversed()) {
+      const row = table.insertRow();
+      const sure = round.evaluations === null ? "" : round.evaluations < SETTLED ? `${round.evaluations}: not evaluated enough to be sure` : String(round.evaluations);
+      for (const text of [round.round, round.void ? `void (${round.outcome ?? "-"})` : round.outcome ?? "-", round.pay === null ? "" : percent(round.pay), sure]) row.insertCell().textContent = text;
+    }
+    body.replaceChildren(paragraph(`${told.hotkey}: contributed to ${counted} rounds, ${paid.toFixed(2)} rounds' whole pay so far`), table);
+  } catch (fault) {
+    body.replaceChildren(paragraph(`${peer}: ${fault.message}`));
+  }
+  if (peerShown !== peer) $("peer").scrollIntoView({ block: "nearest" });
+  peerShown = peer;
+}
+addEventListener("hashchange", byAddress);
+zoom.changed = (range) => {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  if (range) asked.set("rounds", range.join("-"));
+  else asked.delete("rounds");
+  history.replaceState(null, "", `${location.pathname}${asked.size ? `#${asked}` : ""}`);
+  $("zoom-note").textContent = range ? `rounds ${range[0]} to ${range[1]}; a double click shows all` : "";
+};
+$("close-peer").addEventListener("click", () => { location.hash = ""; });
+
 let phasesOf = null;
 async function phases() {
   const told = store.rounds.filter((round) => round.void !== null);
@@ -343,4 +408,5 @@ addEventListener("resize", () => {
   requestAnimationFrame(() => { matrix.draw(); repaintPhases(); for (const plot of Object.values(plots)) plot.fit(); });
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { matrix.draw(); repaintPhases(); for (const plot of Object.values(plots)) plot.again(); });
+byAddress();
 ask();

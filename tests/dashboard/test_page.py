@@ -136,3 +136,79 @@ def test_evaluated_checkpoints_are_drawn_and_stand_for_a_loss_that_nobody_publis
     assert tab.value(TEXT.format("key-tasks")) == f"{HOSTILE} acc 0.5000"
     assert "of checkpoints evaluated" in tab.value(TEXT.format("key-loss"))
     assert tab.value("document.querySelectorAll('#plot-tasks canvas').length") == 1
+
+
+HOVER = """(() => {
+  const over = document.querySelector('#plot-loss .u-over');
+  const box = over.getBoundingClientRect();
+  const at = { clientX: box.left + box.width * %s, clientY: box.top + 40, bubbles: true };
+  for (const name of ['mouseenter', 'mousemove']) over.dispatchEvent(new MouseEvent(name, at));
+})()"""
+
+
+def test_the_values_under_the_pointer_stand_in_every_charts_key(tmp_path: Path, serve: Serve, tab: Tab) -> None:
+    written = synthetic.Folder(tmp_path)
+    for number in range(11):
+        written.round(number, loss=5.0 - number / 10)
+    tab.open(serve(tmp_path).url)
+    tab.until(f"{DRAWN} && {TEXT.format('n-round')} === '10'")
+    tab.value(HOVER % "0.5")
+    tab.until(f"{TEXT.format('key-loss')}.includes('round 5')")
+    assert "held out, after the round4.500" in tab.value(TEXT.format("key-loss"))
+    assert tab.value(TEXT.format("key-peers")) == "active3contributing2round 5"
+
+
+def test_a_zoom_is_shared_lasts_and_stands_in_the_address(tmp_path: Path, serve: Serve, tab: Tab) -> None:
+    written = synthetic.Folder(tmp_path)
+    for number in range(100):
+        written.round(number, loss=5.0)
+    page = serve(tmp_path)
+    tab.open(f"{page.url}#rounds=20-40")
+    tab.until(f"{DRAWN} && {TEXT.format('n-round')} === '99'")
+    assert tab.value(TEXT.format("zoom-note")) == "rounds 20 to 40; a double click shows all"
+    tab.value(HOVER % "0.5")
+    tab.until(f"{TEXT.format('key-pay')}.includes('round 30')")
+    written.round(100, loss=4.0)  # a new round leaves it
+    tab.until(f"{TEXT.format('n-round')} === '100'")
+    tab.value(HOVER % "0.5")
+    tab.until(f"{TEXT.format('key-seconds')}.includes('round 30')")
+    tab.value(
+        "document.querySelector('#plot-loss .u-over').dispatchEvent(new MouseEvent('dblclick', { bubbles: true }))"
+    )
+    tab.until("location.hash === ''")
+    tab.value(HOVER % "0.5")
+    tab.until(f"{TEXT.format('key-loss')}.includes('round 50')")
+
+
+def test_a_peer_has_an_address_of_its_own(tmp_path: Path, serve: Serve, tab: Tab) -> None:
+    written = synthetic.Folder(tmp_path)
+    for number in range(3):
+        written.round(number)
+    page = serve(tmp_path)
+    tab.open(f"{page.url}#peer=garbage-1")
+    tab.until(f"{TEXT.format('h-peer')} === 'garbage-1: 3 rounds'")
+    assert "MALFORMED" in tab.value(TEXT.format("peer-body"))
+    tab.value("location.hash = '#peer=nobody'")
+    tab.until(f"{TEXT.format('peer-body')}.includes('no round tells of this')")
+    tab.complaints.clear()  # the browser's own, of the status 404
+    tab.value("document.getElementById('close-peer').click()")
+    tab.until("document.getElementById('peer').hidden")
+
+
+def test_the_numbers_of_a_chart_are_a_table_too(tmp_path: Path, serve: Serve, tab: Tab) -> None:
+    written = synthetic.Folder(tmp_path)
+    for number in range(3):
+        written.round(number, loss=5.0 - number)
+    tab.open(serve(tmp_path).url)
+    tab.until(f"{DRAWN} && {TEXT.format('n-round')} === '2'")
+    tab.value("document.querySelector('#plot-loss + details').open = true")
+    tab.until("document.querySelectorAll('#plot-loss + details td').length > 0")
+    cells = "[...document.querySelectorAll('#plot-loss + details tr')].map((row) => row.cells[1].textContent)"
+    assert tab.value(cells) == ["held out, after the round", "3", "4", "5"]
+
+
+def test_the_phases_of_a_round_have_each_a_colour_of_its_own(tmp_path: Path, serve: Serve, tab: Tab) -> None:
+    tab.open(serve(tmp_path).url)
+    colours = "charts.PHASES.map(charts.colourOfPhase)"
+    told = tab.until(f"import('./charts.js').then((charts) => {{ window.told = {colours} }}) && window.told")
+    assert len(told) == len(set(told)) == 17

@@ -1,5 +1,7 @@
 """The page over HTTP: its JSON, its headers, and that it gives away nothing but the run."""
 
+import csv
+import io
 import json
 import socket
 import subprocess
@@ -75,6 +77,29 @@ def test_who_comes_before_it_begins_waits_and_none_of_its_threads_imports_beside
     imports lock each other out, and with uvicorn's websockets they did."""
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", EARLY, str(tmp_path)], cwd=root, check=True, timeout=SECONDS)
+
+
+def test_one_peers_rounds_and_all_rounds_as_a_table(tmp_path: Path, serve: Serve) -> None:
+    written = synthetic.Folder(tmp_path)
+    for number in range(3):
+        written.round(number, loss=4.5)
+    page = serve(tmp_path)
+    for asked in ("miner-1", key("miner-1")):
+        status, _, data = get(page, f"api/peers/{asked}")
+        body = json.loads(data)
+        assert (status, body["hotkey"], body["name"]) == (200, key("miner-1"), "miner-1")
+        assert [(row["round"], row["outcome"], row["pay"]) for row in body["rounds"]] == [
+            (number, "contributing", 0.5) for number in range(3)
+        ]
+    assert {row["outcome"] for row in json.loads(get(page, "api/peers/garbage-1")[2])["rounds"]} == {"MALFORMED"}
+    assert get(page, "api/peers/nobody")[0] == 404
+    status, headers, data = get(page, "api/rounds.csv")
+    rows = list(csv.DictReader(io.StringIO(data.decode())))
+    assert (status, headers["Content-Type"]) == (200, "text/csv; charset=utf-8")
+    assert headers["Content-Disposition"] == 'attachment; filename="rounds.csv"'
+    assert [(row["round"], row["loss"], row["contributing"], row["rejected"]) for row in rows] == [
+        (str(number), "4.5", "2", "1") for number in range(3)
+    ]
 
 
 def test_when_a_round_was_decided_is_told_beside_its_deadline(tmp_path: Path, serve: Serve) -> None:

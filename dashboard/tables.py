@@ -1,0 +1,40 @@
+"""A run's rounds as tables: one row a round for a spreadsheet, and one peer's rounds."""
+
+import csv
+import io
+from typing import Any
+
+from dashboard.rounds import PHASES, Round, Rounds
+
+COLUMNS = ("round", "time", "void", "decided", "active", "contributing", "rejected", "loss", "train_loss", "computed")
+
+
+def as_csv(rounds: Rounds) -> bytes:
+    """Every round, by number: `time` in Unix seconds, losses in nats a token, phases in seconds; empty for what nobody
+    told."""
+    into = io.StringIO()
+    writer = csv.writer(into, lineterminator="\n")
+    writer.writerow([*COLUMNS, *PHASES, "payload_bytes"])
+    for one in rounds:
+        body = one.body(())
+        body |= {"contributing": len(body["contributing"]), "rejected": len(body["rejected"])}
+        row = [body[name] for name in COLUMNS] + [body["seconds"][phase] for phase in PHASES] + [body["payload_bytes"]]
+        writer.writerow(["" if value is None else value for value in row])
+    return into.getvalue().encode()
+
+
+def peer_rounds(rounds: Rounds, peer: str) -> list[dict[str, Any]]:
+    """What became of the peer in every round that tells of it, by number. outcome: `contributing`, its standing, or why
+    it was rejected; pay: its share, None where the round was void, since that is settled by a later one; evaluations:
+    behind that, by then."""
+    return [row for one in rounds if (row := _row(one, peer)) is not None]
+
+
+def _row(one: Round, peer: str) -> dict[str, Any] | None:
+    body = one.body(())
+    outcome = "contributing" if peer in body["contributing"] else body["rejected"].get(peer, body["standing"].get(peer))
+    if outcome is None and peer not in body["pay"]:
+        return None
+    paid = body["pay"].get(peer, 0.0) if body["pay"] and not body["void"] else None
+    evaluations = one.evaluations.get(peer)
+    return {"round": one.number, "outcome": outcome, "pay": paid, "evaluations": evaluations, "void": body["void"]}
