@@ -125,10 +125,7 @@ def collect_pinned(
     others may point to what one has left, and commit to it."""
     sealed = _sealed(spec, run, round, pairs, sources)
     return Collection(
-        [
-            replace(item, opening=Opening(ENVELOPE_BYTES, _begins(peer, envelope, verify)))
-            for item, (peer, envelope) in zip(sealed, pairs, strict=True)
-        ],
+        [_envelope_first(item, envelope, verify) for item, (_, envelope) in zip(sealed, pairs, strict=True)],
         seconds_left=seconds_left,
         max_threads=beside_each_other(spec.gauntlet.contributors),
         lasting=True,
@@ -138,19 +135,26 @@ def collect_pinned(
     ).start()
 
 
-def _begins(peer: PeerId, committed: Digest, verify: Verify) -> Callable[[bytes], bool]:
-    """Whether an object begins with the envelope that this peer has signed and committed to."""
+def _envelope_first(item: Wanted, committed: Digest, verify: Verify) -> Wanted:
+    """Of this object, the rest is wanted where it begins with the envelope that its peer has signed and committed to.
+    A committed beginning that is not the peer's own is enough for the checks: they refuse it whatever follows."""
 
-    def goes_on(head: bytes) -> bool:
-        if sha256(head).digest() != committed:
-            return False
+    def own(head: Data) -> bool:
         try:
             envelope = parse_envelope(head)
         except InvalidMessage:
             return False
-        return envelope.peer == peer and verify(peer, envelope.signed_part, envelope.signature)
+        return envelope.peer == item.peer and verify(item.peer, envelope.signed_part, envelope.signature)
 
-    return goes_on
+    def pinned(head: Data) -> bool:
+        return sha256(head).digest() == committed
+
+    def accept(data: Data) -> bool:
+        if len(data) == ENVELOPE_BYTES:
+            return pinned(data) and not own(data)
+        return item.accept(data)
+
+    return replace(item, opening=Opening(ENVELOPE_BYTES, lambda head: pinned(head) and own(head)), accept=accept)
 
 
 def beside_each_other(contributors: int) -> int:

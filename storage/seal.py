@@ -136,14 +136,11 @@ def open_sealed(data: bytes | memoryview) -> tuple[Envelope, memoryview]:
 
 def matches(committed: Digest) -> Callable[[bytes | memoryview], bool]:
     """The test for gather: are these the bytes whose envelope digest was committed on chain? Committed bytes that are
-    no envelope pass, and an envelope without more, which is all that is read where it is not the peer's own: what they
-    are is judged by the checks, alike on every node."""
+    no envelope pass: what they are is judged by the checks, alike on every node."""
 
     def accept(data: bytes | memoryview) -> bool:
         if sha256(data[:ENVELOPE_BYTES]).digest() != committed:
             return False
-        if len(data) == ENVELOPE_BYTES:
-            return True
         try:
             envelope, ciphertext = open_sealed(data)
         except InvalidMessage:
