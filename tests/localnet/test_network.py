@@ -130,7 +130,8 @@ def test_killed_nodes_come_back_to_identical_replicas_and_no_secret_is_told(tmp_
 def test_an_upgrade_of_the_runtime_costs_no_commitment_and_no_weights(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with localnet(folder, "--rounds", "6", "--miners", "2") as run:
-        network = tomllib.loads((next(folder.rglob("node.toml"))).read_text())["network"]
+        run.wait_for_round(0)
+        network = tomllib.loads((folder / "nodes" / "miner-1" / "node.toml").read_text())["network"]
         wallet = open_wallet("owner", "default", str(folder / "wallets"))
         chain = open_subnet(network, wallet)
         for round in (1, 3):  # at different moments of a round
