@@ -43,12 +43,14 @@ def gap(assigned: Sequence[float], unassigned: Sequence[float]) -> float:
 
 def usual(trusted: Iterable[float], everyone: Iterable[float], before: Average) -> float:
     """What honest peers show in a round: the median of those in good standing, while fewer than three of them were
-    evaluated that of everyone evaluated; with fewer than three values at all, what rounds `before` showed."""
+    evaluated that of everyone evaluated. With fewer than three values at all, what rounds `before` showed where that is
+    less: two show too little to raise it, and one who is held to what the first rounds showed is excluded for good."""
     standing = [value for value in trusted if isfinite(value)]
     values = standing if len(standing) >= ENOUGH else [value for value in everyone if isfinite(value)]
-    if values and (len(values) >= ENOUGH or not before.weight):
-        return median(values)
-    return before.value
+    if not values:
+        return before.value
+    shown = median(values)
+    return shown if len(values) >= ENOUGH or not before.weight else min(shown, before.value)
 
 
 def usual_variance(trusted: Iterable[float], before: Average) -> float:

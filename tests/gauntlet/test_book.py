@@ -45,8 +45,9 @@ STREAMS = {
 }
 
 
-def play(kinds, rounds, seed, spec=SPEC, unit=0.15):
-    """The contributing sets, by place in `kinds`, of a run in which everybody is evaluated every round."""
+def play(kinds, rounds, seed, spec=SPEC, unit=0.15, first_unit=None):
+    """The contributing sets, by place in `kinds`, of a run in which everybody is evaluated every round. unit: the honest
+    gap, and `first_unit` that of the first round."""
     random, book, sets = Random(seed), ScoreBook(), []
     peers = [peer_id(i) for i in range(len(kinds))]
     for round in range(rounds):
@@ -55,7 +56,8 @@ def play(kinds, rounds, seed, spec=SPEC, unit=0.15):
         scores = {}
         for peer, kind in zip(peers, kinds, strict=True):
             of_gap, of_score = STREAMS[kind]
-            scores[peer] = evaluation(random.gauss(*of_score), unit * random.gauss(*of_gap))
+            now = first_unit if first_unit and not round else unit
+            scores[peer] = evaluation(random.gauss(*of_score), now * random.gauss(*of_gap))
         book = fold(book, RoundOutcome(round, checked(peers), scores, frozenset(chosen)), spec)
     return sets
 
@@ -77,6 +79,19 @@ def test_a_peer_that_trains_on_other_pages_is_out_within_ten_evaluations():
     assert still_in <= 0.1 * 40 * 4
     left_out = sum(place not in chosen for sets in runs for chosen in sets[10:] for place in range(4))
     assert left_out <= 0.02 * 40 * 4 * 4
+
+
+def test_two_honest_peers_whose_gap_falls_after_the_first_round_do_not_exclude_each_other_for_good():
+    runs = [play(["honest"] * 2, 30, seed, unit=0.1, first_unit=0.35) for seed in range(40)]
+    assert sum(not chosen for sets in runs for chosen in sets) == 0
+    left_out = sum(place not in chosen for sets in runs for chosen in sets for place in range(2))
+    assert left_out <= 0.05 * 40 * 30 * 2
+
+
+def test_beside_one_honest_peer_one_that_shows_no_work_is_out_within_ten_evaluations():
+    runs = [play(["honest", "noise"], 30, seed) for seed in range(40)]
+    assert sum(0 not in chosen for sets in runs for chosen in sets) <= 0.02 * 40 * 30
+    assert sum(1 in chosen for sets in runs for chosen in sets[10:]) <= 0.1 * 40 * 20
 
 
 def test_no_proof_exceeds_the_largest_when_the_honest_gap_has_just_passed_zero():

@@ -72,6 +72,12 @@ def test_the_honest_gap_comes_from_peers_in_good_standing_where_there_are_enough
     assert usual([], [4.0, 6.0], NOTHING) == 5.0
 
 
+def test_two_peers_lower_what_is_usual_and_never_raise_it():
+    assert usual([], [1.0, 2.0], Average(4.0, 0.5)) == 1.5
+    assert usual([], [6.0, 8.0], Average(4.0, 0.5)) == 4.0
+    assert usual([], [], Average(4.0, 0.5)) == 4.0
+
+
 @given(st.integers(1, 40), st.floats(0.0, 0.99))
 def test_the_error_of_an_average_is_that_of_its_weights(count, decay):
     averages = [NOTHING] * count
