@@ -22,7 +22,7 @@ from protocol import keys
 from protocol.errors import CheckpointCorrupt
 from protocol.messages import ENVELOPE_BYTES, parse_envelope
 from protocol.ports import Time
-from protocol.spec import OuterSpec, RunSpec
+from protocol.spec import OuterSpec, TrainingSpec
 from protocol.types import Digest, PeerId
 from sparseloco import ops
 from sparseloco.update import Update
@@ -67,7 +67,7 @@ class Held:
     """What the replica's theta follows from: the saved one, but in the middle of a catch-up."""
 
     def __init__(
-        self, first: RunSpec, run: Digest, replica: Replica, store: StateStore, events: Events, time: Time = REAL
+        self, first: TrainingSpec, run: Digest, replica: Replica, store: StateStore, events: Events, time: Time = REAL
     ) -> None:
         self.first, self.run_id = first, run
         self.replica, self.store, self.events, self._time = replica, store, events, time
@@ -217,7 +217,7 @@ class Held:
         if expected.contributing:
             self.replica.take_back()
 
-    def expected_by(self, round: int, spec: RunSpec, decision: Agreed) -> list[Opened] | None:
+    def expected_by(self, round: int, spec: TrainingSpec, decision: Agreed) -> list[Opened] | None:
         """What was applied already where we expected just this decision of the round, else None."""
         found, selection = self.expected, decision.selection
         if found is None:
@@ -227,7 +227,7 @@ class Held:
             return None
         return list(found.opened)
 
-    def apply(self, round: int, spec: RunSpec, decision: Agreed, opened: list[Opened]) -> None:
+    def apply(self, round: int, spec: TrainingSpec, decision: Agreed, opened: list[Opened]) -> None:
         """The outer step, unless that is what we expected (or, in a void round, giving our own update back to the error
         feedback), then save: we stand where the run stands. `spec`: in force in `round`."""
         if self.expected_by(round, spec, decision) is None:

@@ -17,7 +17,7 @@ from protocol.errors import InvalidMessage, InvalidSubmission, StorageError
 from protocol.layout import Layout
 from protocol.messages import ENVELOPE_BYTES, REVEAL_BYTES, Envelope, parse_envelope, parse_reveal
 from protocol.ports import Time, Verify
-from protocol.spec import RunSpec
+from protocol.spec import RunSpec, TrainingSpec
 from protocol.types import Digest, PeerId
 from sparseloco import ops
 from sparseloco.update import Update
@@ -67,7 +67,7 @@ class Opened:
 
 
 def fetch_pinned(
-    spec: RunSpec,
+    spec: TrainingSpec,
     run: Digest,
     round: int,
     pairs: Sequence[tuple[PeerId, Digest]],
@@ -207,7 +207,7 @@ def collect_keys(
 
 
 def _sealed(
-    spec: RunSpec, run: Digest, round: int, pairs: Sequence[tuple[PeerId, Digest]], sources: Sources
+    spec: TrainingSpec, run: Digest, round: int, pairs: Sequence[tuple[PeerId, Digest]], sources: Sources
 ) -> list[Wanted]:
     return [
         Wanted(peer, sources.payload(run, round, peer), spec.object_bytes, matches(envelope))
@@ -320,7 +320,7 @@ def who_shows(
 
 
 def _copies_of_others(
-    spec: RunSpec,
+    spec: TrainingSpec,
     run: Digest,
     round: int,
     pairs: Sequence[tuple[PeerId, Digest]],
@@ -362,7 +362,7 @@ def _keys_of_others(
 
 
 def gather_pinned(
-    spec: RunSpec,
+    spec: TrainingSpec,
     run: Digest,
     round: int,
     pairs: Sequence[tuple[PeerId, Digest]],
@@ -416,7 +416,7 @@ def gather_pinned(
     return beside(opened, sorted(pairs), open_threads(spec), time)
 
 
-def open_threads(spec: RunSpec) -> int:
+def open_threads(spec: TrainingSpec) -> int:
     """How many payloads are opened or checked beside each other: a small one is not worth a thread."""
     return OPEN_THREADS if spec.object_bytes > PART_BYTES else 1
 

@@ -228,15 +228,12 @@ class GauntletSpec(Table):
         return max(self.copy_rounds, PROGRESS_ROUNDS)
 
 
-class RunSpec(Published):
-    """A whole run. `owner` is the SS58 hotkey that may amend it and publishes theta_0; `genesis_checkpoint` the digest
-    of theta_0's checkpoint (the sha256 of its manifest, which names its files); `chain` the chain's genesis hash."""
+class TrainingSpec(Published):
+    """What of a run concerns its training, whoever decides its rounds. `genesis_checkpoint`: the digest of theta_0's
+    checkpoint (the sha256 of its manifest, which names its files)."""
 
     version: Literal[1] = 1
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
-    chain: HexDigest
-    netuid: Count
-    owner: str
     min_protocol: Count = PROTOCOL_VERSION
     max_protocol: Count = PROTOCOL_VERSION
     genesis_checkpoint: HexDigest
@@ -247,6 +244,65 @@ class RunSpec(Published):
     inner: InnerSpec
     outer: OuterSpec = OuterSpec()
     data: DataSpec
+
+    @model_validator(mode="after")
+    def _protocol_range(self) -> Self:
+        if self.min_protocol > self.max_protocol:
+            raise ValueError(f"min_protocol {self.min_protocol} is above max_protocol {self.max_protocol}")
+        return self
+
+    @model_validator(mode="after")
+    def _pages_suffice(self) -> Self:
+        if self.num_pages < self.pages_per_round:
+            begin = f" from inner.first_page {self.inner.first_page} on" if self.inner.first_page else ""
+            raise ValueError(
+                f"data: {self.data.num_tokens} tokens make {self.num_pages} pages{begin}, a peer needs "
+                f"{self.pages_per_round} a round: use more data or smaller pages"
+            )
+        return self
+
+    @cached_property
+    def layout(self) -> Layout:
+        return _layout(self.model, self.compression.k)
+
+    @property
+    def plaintext_bytes(self) -> int:
+        """Theta digest, then all records."""
+        return DIGEST_BYTES + self.layout.records_bytes
+
+    @property
+    def object_bytes(self) -> int:
+        """Size of a sealed submission in a bucket: fixed, known beforehand."""
+        return ENVELOPE_BYTES + self.plaintext_bytes
+
+    @property
+    def page_tokens(self) -> int:
+        return self.data.page_sequences * self.model.context
+
+    @property
+    def num_pages(self) -> int:
+        """Whole pages that are trained on at this stage; every sequence needs one token beyond its end as target."""
+        following = max(0, (self.data.num_tokens - 1) // self.page_tokens - self.inner.first_page)
+        return min(following, self.inner.num_pages or following)
+
+    @property
+    def pages_per_round(self) -> int:
+        """Pages that one peer trains on in one round."""
+        return -(-self.inner.steps * self.inner.sequences // self.data.page_sequences)
+
+    @property
+    def training(self) -> "TrainingSpec":
+        """This without what decides the rounds."""
+        return TrainingSpec.model_construct(**{name: getattr(self, name) for name in TrainingSpec.model_fields})
+
+
+class RunSpec(TrainingSpec):
+    """A whole run whose rounds a Bittensor subnet decides. `owner` is the SS58 hotkey that may amend it and publishes
+    theta_0; `chain` the chain's genesis hash."""
+
+    chain: HexDigest
+    netuid: Count
+    owner: str
     clock: ClockSpec
     gauntlet: GauntletSpec = GauntletSpec()
 
@@ -255,12 +311,6 @@ class RunSpec(Published):
     def _address(cls, value: str) -> str:
         peer_id(value)
         return value
-
-    @model_validator(mode="after")
-    def _protocol_range(self) -> Self:
-        if self.min_protocol > self.max_protocol:
-            raise ValueError(f"min_protocol {self.min_protocol} is above max_protocol {self.max_protocol}")
-        return self
 
     @model_validator(mode="after")
     def _windows_fit(self) -> Self:
@@ -311,42 +361,7 @@ class RunSpec(Published):
                 f"clock: a validator reads {heard} payloads in {download:.0f} s at {clock.download_mbps} Mb/s, but a "
                 f"round is {clock.round_blocks * clock.block_seconds:.0f} s"
             )
-        if self.num_pages < self.pages_per_round:
-            begin = f" from inner.first_page {self.inner.first_page} on" if self.inner.first_page else ""
-            raise ValueError(
-                f"data: {self.data.num_tokens} tokens make {self.num_pages} pages{begin}, a peer needs "
-                f"{self.pages_per_round} a round: use more data or smaller pages"
-            )
         return self
-
-    @cached_property
-    def layout(self) -> Layout:
-        return _layout(self.model, self.compression.k)
-
-    @property
-    def plaintext_bytes(self) -> int:
-        """Theta digest, then all records."""
-        return DIGEST_BYTES + self.layout.records_bytes
-
-    @property
-    def object_bytes(self) -> int:
-        """Size of a sealed submission in a bucket: fixed, known beforehand."""
-        return ENVELOPE_BYTES + self.plaintext_bytes
-
-    @property
-    def page_tokens(self) -> int:
-        return self.data.page_sequences * self.model.context
-
-    @property
-    def num_pages(self) -> int:
-        """Whole pages that are trained on at this stage; every sequence needs one token beyond its end as target."""
-        following = max(0, (self.data.num_tokens - 1) // self.page_tokens - self.inner.first_page)
-        return min(following, self.inner.num_pages or following)
-
-    @property
-    def pages_per_round(self) -> int:
-        """Pages that one peer trains on in one round."""
-        return -(-self.inner.steps * self.inner.sequences // self.data.page_sequences)
 
     @property
     def owner_id(self) -> PeerId:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from protocol.layout import Layout
 from protocol.ports import Time
-from protocol.spec import InnerSpec, ModelSpec, RunSpec
+from protocol.spec import InnerSpec, ModelSpec, TrainingSpec
 from protocol.types import Digest, PeerId
 from sparseloco import ops
 from sparseloco.digest import sync_proof, sync_values
@@ -141,7 +141,7 @@ class Machine(Trainer):
 
     def __init__(self, ranks: Ranks, *, spec: str) -> None:
         self.ranks = ranks
-        self.spec = RunSpec.model_validate_json(spec).model_copy(update={"model": MODEL})
+        self.spec = TrainingSpec.model_validate_json(spec).model_copy(update={"model": MODEL})
         self.layout = Layout.of(MODEL.shapes(), self.spec.compression.k)
         self.weights = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         self._areas = {}
@@ -172,7 +172,7 @@ class Learner(Replica):
     trainer = Machine
     _trainer: Machine
 
-    def __init__(self, spec: RunSpec, problem: Problem, time: Time, costs: Costs, draw: random.Random) -> None:
+    def __init__(self, spec: TrainingSpec, problem: Problem, time: Time, costs: Costs, draw: random.Random) -> None:
         super().__init__(spec, {name: torch.zeros(shape) for name, shape in spec.model.shapes().items()})
         self.problem, self._time, self._costs, self._random = problem, time, costs, draw
 

@@ -11,9 +11,9 @@ have. Pages of mapped files are the system's and not counted.
 from dataclasses import dataclass
 from typing import Literal
 
-from protocol.spec import ModelSpec, RunSpec
+from protocol.spec import ModelSpec, RunSpec, TrainingSpec
 from training.dealing import muon_bytes
-from training.sizes import BF16, FP32, LOGITS_PER_CHUNK, Recompute, Sizes, layer_parameters
+from training.sizes import BF16, FP32, LOGITS_PER_CHUNK, Recompute, Sizes, TrainingSizes, layer_parameters
 
 Role = Literal["miner", "validator"]
 
@@ -68,19 +68,36 @@ class Part:
     host_communicating: int = 0
 
 
-def memory_parts(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> dict[str, Part]:
-    """Memory of a miner by part, each at its own peak. `gpus` >= 1 share the model; each takes `micro_sequences` at
-    once."""
-    sizes = Sizes(spec)
+def gpu_parts(
+    spec: TrainingSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full"
+) -> dict[str, tuple[int, int]]:
+    """Bytes on one GPU by part, each at its own peak, while it computes and while it communicates. `gpus` >= 1 share
+    the model; each takes `micro_sequences` at once."""
+    sizes = TrainingSizes(spec)
     shard, state = _shared(sizes.model, gpus), _shared(sizes.optimizer, gpus)
     moments = step_moments(spec, gpus, micro_sequences, recompute).values()
-    on_gpu = {
+    return {
         "parameters": (shard, shard),
         "gradients": (shard, 0),
         "adam_moments": (state, state),
         **{name: (max(moment.get(name, 0) for moment in moments), 0) for name in STEP_PARTS},
         "slabs": (0, min(5 * SLAB_BYTES, 5 * shard)),
     }
+
+
+def gpu_total(spec: TrainingSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> tuple[int, int]:
+    """Bytes on one GPU at its fullest moment, while it computes and while it communicates: parts peak at different
+    ones."""
+    parts = gpu_parts(spec, gpus, micro_sequences, recompute)
+    moments = step_moments(spec, gpus, micro_sequences, recompute).values()
+    fullest = max(sum(moment.values()) for moment in moments)
+    computing = sum(part for name, (part, _) in parts.items() if name not in STEP_PARTS) + fullest
+    return computing, sum(part for _, part in parts.values())
+
+
+def memory_parts(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> dict[str, Part]:
+    """Memory of a miner by part, each at its own peak."""
+    on_gpu = gpu_parts(spec, gpus, micro_sequences, recompute)
     host = host_moments(spec, "miner", ranks=gpus)
     computing = host.pop(COMPUTING)
     names = dict.fromkeys([*on_gpu, *(name for moment in host.values() for name in moment)])
@@ -95,18 +112,10 @@ def memory_parts(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Reco
 
 
 def memory_total(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> Part:
-    """Memory of all parts at its fullest moment: parts peak at different ones."""
-    parts = memory_parts(spec, gpus, micro_sequences, recompute)
-    moments = step_moments(spec, gpus, micro_sequences, recompute).values()
-    fullest = max(sum(moment.values()) for moment in moments)
+    """Memory of all parts at its fullest moment."""
     host = {moment: sum(held.values()) for moment, held in host_moments(spec, "miner", ranks=gpus).items()}
     computing = host.pop(COMPUTING)
-    return Part(
-        sum(part.gpu_computing for name, part in parts.items() if name not in STEP_PARTS) + fullest,
-        sum(part.gpu_communicating for part in parts.values()),
-        computing,
-        max(host.values()),
-    )
+    return Part(*gpu_total(spec, gpus, micro_sequences, recompute), computing, max(host.values()))
 
 
 def _shared(num_bytes: int, gpus: int) -> int:
@@ -115,7 +124,7 @@ def _shared(num_bytes: int, gpus: int) -> int:
 
 
 def step_moments(
-    spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full"
+    spec: TrainingSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full"
 ) -> dict[str, dict[str, int]]:
     """Bytes on one GPU beyond the shards, by part, at the moments of an inner step at which memory peaks."""
     return micro_moments(spec.model, gpus, micro_sequences, recompute) | {
@@ -174,6 +183,16 @@ def cpu_activations(model: ModelSpec, sequences: int) -> int:
     """Activations and logits of so many sequences at once on a CPU: in fp32 at most twice what is counted in bf16."""
     moments = micro_moments(model, 1, sequences, "none").values()
     return 2 * max(moment["activations"] + moment["logits"] for moment in moments)
+
+
+def fits(spec: TrainingSpec, gpus: int, gpu_bytes: int, micro_sequences: int) -> bool:
+    """Whether training with so many sequences at once fits into this many GPUs, RESERVE of each left free."""
+    return max(gpu_total(spec, gpus, micro_sequences)) <= (1 - RESERVE) * gpu_bytes
+
+
+def gpus_needed(spec: TrainingSpec, gpu_bytes: int) -> int | None:
+    """Fewest GPUs of this size that suffice; None when even one for each sequence of an inner step does not."""
+    return next((gpus for gpus in range(1, spec.inner.sequences + 1) if fits(spec, gpus, gpu_bytes, 1)), None)
 
 
 # --- host --------------------------------------------------------------------------------------------------------

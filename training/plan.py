@@ -11,11 +11,12 @@ from functools import cached_property
 from protocol.spec import RunSpec
 from training.memory import (
     CPU_BYTES,
-    RESERVE,
     Part,
     Role,
     cpu_activations,
     disk_parts,
+    fits,
+    gpus_needed,
     host_moments,
     memory_parts,
     memory_total,
@@ -314,13 +315,11 @@ class Plan:
 
     @property
     def gpus_needed(self) -> int | None:
-        """Fewest GPUs of this size that suffice; None when even one for each sequence of an inner step does not."""
-        enough = (gpus for gpus in range(1, self.spec.inner.sequences + 1) if self._fits(gpus, 1))
-        return next(enough, None)
+        """Fewest GPUs of this size that suffice (training/memory.py)."""
+        return gpus_needed(self.spec, self.gpu_bytes)
 
     def _fits(self, gpus: int, micro_sequences: int) -> bool:
-        needed = memory_total(self.spec, gpus, micro_sequences)
-        return max(needed.gpu_computing, needed.gpu_communicating) <= (1 - RESERVE) * self.gpu_bytes
+        return fits(self.spec, gpus, self.gpu_bytes, micro_sequences)
 
     @property
     def _cpu_activations(self) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protocol.errors import CheckpointCorrupt
 from protocol.layout import Layout
-from protocol.spec import InnerSpec, ModelSpec, RunSpec
+from protocol.spec import InnerSpec, ModelSpec, TrainingSpec
 from protocol.types import Digest, PeerId
 from sparseloco import ops
 from sparseloco.digest import sync_proof, sync_values, theta_digest
@@ -50,7 +50,7 @@ class Replica:
 
     def __init__(
         self,
-        spec: RunSpec,
+        spec: TrainingSpec,
         theta: Mapping[str, Tensor],
         outer: OuterState | None = None,
         *,
@@ -61,7 +61,7 @@ class Replica:
         self.spec = spec
         self.layout: Layout = spec.layout
         self.outer = outer if outer is not None else OuterState.initial(self.layout)
-        self._trainer = open_together(ranks, self.trainer, spec=spec.model_dump_json())
+        self._trainer = open_together(ranks, self.trainer, spec=spec.training.model_dump_json())
         # Three areas change roles: what is made anew is written to the spare one, so that nothing is half-made.
         self._theta, self._error, self._spare = "weights 0", "weights 1", "weights 2"
         self._has_error = False

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from protocol.errors import ConfigError
-from protocol.spec import RunSpec, fault_lines
+from protocol.spec import TrainingSpec, fault_lines
 from protocol.types import Digest, Page
 from training.index import (
     BLOCK_BYTES,
@@ -256,7 +256,7 @@ class Shards:
                     raise ConfigError(f"shard {folder / entry.file} is missing; build or download the data set again")
         return cls(folder, index, digest, remote, max_bytes)
 
-    def check(self, spec: RunSpec) -> None:
+    def check(self, spec: TrainingSpec) -> None:
         """Raise ConfigError unless this data set can carry the run: its index, vocabulary and sizes."""
         if self.digest.hex() != spec.data.index:
             raise ConfigError(

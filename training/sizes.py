@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from protocol.spec import ModelSpec, RunSpec
+from protocol.spec import ModelSpec, RunSpec, TrainingSpec
 from training.index import BLOCK_BYTES, SHARD_TOKENS, leaves_bytes
 
 LOGITS_PER_CHUNK = 1 << 26
@@ -45,10 +45,10 @@ def flops_per_token(model: ModelSpec) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """What a node holds, writes and moves, by name, in bytes unless a name says otherwise."""
+class TrainingSizes:
+    """What whoever trains holds and sends, by name, in bytes unless a name says otherwise."""
 
-    spec: RunSpec
+    spec: TrainingSpec
 
     @property
     def model(self) -> int:
@@ -74,6 +74,13 @@ class Sizes:
     def values(self) -> int:
         """How many values a payload has."""
         return sum(region.down * region.across * region.k for tensor in self.spec.layout for region in tensor.regions)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes(TrainingSizes):
+    """And what the nodes of a run on a chain hold, write and move."""
+
+    spec: RunSpec
 
     @property
     def contributors(self) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from protocol.layout import BLOCK, Layout, TensorLayout
-from protocol.spec import InnerSpec, RunSpec
+from protocol.spec import InnerSpec, TrainingSpec
 from sparseloco import ops
 from sparseloco.floats import NonFinite
 from sparseloco.kernels import tensor_over
@@ -41,7 +41,7 @@ class Trainer:
 
     def __init__(self, ranks: Ranks, *, spec: str) -> None:
         self.ranks = ranks
-        self.spec = RunSpec.model_validate_json(spec)
+        self.spec = TrainingSpec.model_validate_json(spec)
         self.layout: Layout = self.spec.layout
         # Nothing is allocated before each rank knows its rows, nor sent to a GPU: the weights are loaded.
         with torch.device("meta"):

@@ -14,14 +14,14 @@ from typing import get_args
 import torch
 
 from protocol.errors import ConfigError
-from protocol.spec import RunSpec
+from protocol.spec import TrainingSpec
 from training.dealing import muon_bytes
 from training.inner import autocast
-from training.memory import CPU_BYTES, RESERVE, cpu_activations, memory_total
+from training.memory import CPU_BYTES, RESERVE, cpu_activations, gpu_parts, gpu_total, gpus_needed
 from training.model import Transformer
 from training.optimizer import state_shapes
 from training.parallel import Ranks
-from training.plan import Plan, last
+from training.plan import last
 from training.sizes import FP32, Recompute
 
 TryStep = Callable[[int, Recompute], bool]
@@ -36,7 +36,7 @@ class Fit:
     recompute: Recompute
 
 
-def fit(model: Transformer, optimizer: torch.optim.Optimizer, spec: RunSpec, ranks: Ranks) -> Fit:
+def fit(model: Transformer, optimizer: torch.optim.Optimizer, spec: TrainingSpec, ranks: Ranks) -> Fit:
     """What `model`, on its device and sharded among `ranks`, trains with: the largest micro-batch that fits, with as
     little computed again as lets one sequence fit. The same on every rank.
 
@@ -68,23 +68,23 @@ def fit_tried(try_step: TryStep, most: int) -> Fit | None:
     return None
 
 
-def fit_planned(spec: RunSpec, gpus: int, gpu_bytes: int, most: int) -> Fit | None:
+def fit_planned(spec: TrainingSpec, gpus: int, gpu_bytes: int, most: int) -> Fit | None:
     """By arithmetic (training/memory.py), RESERVE of the memory left free. None when nothing fits."""
     usable_bytes = (1 - RESERVE) * gpu_bytes
     for recompute in get_args(Recompute):
-        size = last(lambda size: memory_total(spec, gpus, size, recompute).gpu_computing <= usable_bytes, most)  # noqa: B023
+        size = last(lambda size: gpu_total(spec, gpus, size, recompute)[0] <= usable_bytes, most)  # noqa: B023
         if size:
             return Fit(size, recompute)
     return None
 
 
-def fit_cpu(spec: RunSpec, most: int) -> Fit:
+def fit_cpu(spec: TrainingSpec, most: int) -> Fit:
     """By arithmetic: `most`, or as many as hold CPU_BYTES of activations and logits at once; one at least."""
     return Fit(max(1, last(lambda size: cpu_activations(spec.model, size) <= CPU_BYTES, most)), "none")
 
 
 def step_on_gpu(
-    model: Transformer, optimizer: torch.optim.Optimizer, spec: RunSpec, device: torch.device, gpu_bytes: int
+    model: Transformer, optimizer: torch.optim.Optimizer, spec: TrainingSpec, device: torch.device, gpu_bytes: int
 ) -> TryStep:
     """A trial of a model that is not sharded: forward and backward pass, twice so that there are gradients to add to,
     and room for the optimizer's step, beside memory held for what the optimizer will keep and, as a margin, RESERVE of
@@ -118,16 +118,15 @@ def step_on_gpu(
     return try_step
 
 
-def too_big(spec: RunSpec, gpus: int, gpu_bytes: int) -> str:
+def too_big(spec: TrainingSpec, gpus: int, gpu_bytes: int) -> str:
     """What the operator is told when not even one sequence fits: the plan's figures, and what to do."""
-    plan = Plan(spec, gpus, gpu_bytes)
     parts = ", ".join(
-        f"{name.replace('_', ' ')} {part.gpu_computing / 1e9:.1f}"
-        for name, part in plan.memory().items()
-        if part.gpu_computing
+        f"{name.replace('_', ' ')} {computing / 1e9:.1f}"
+        for name, (computing, _) in gpu_parts(spec, gpus, 1).items()
+        if computing
     )
     each = "the GPU" if gpus == 1 else f"each of {gpus} GPUs"
-    enough = plan.gpus_needed
+    enough = gpus_needed(spec, gpu_bytes)
     if enough is None:
         advice = "Take GPUs with more memory: no number of these suffices"
     elif enough <= gpus:
@@ -137,7 +136,7 @@ def too_big(spec: RunSpec, gpus: int, gpu_bytes: int) -> str:
     return (
         f"out of memory: not even one sequence of {spec.model.context} tokens can be trained on at once. The plan "
         f"(murmur plan) for {each}, in GB, with every layer computed again: {parts}; "
-        f"{plan.memory_total.gpu_computing / 1e9:.1f} in all at the fullest moment, of {gpu_bytes / 1e9:.1f} there "
+        f"{gpu_total(spec, gpus, 1)[0] / 1e9:.1f} in all at the fullest moment, of {gpu_bytes / 1e9:.1f} there "
         f"are, {RESERVE:.0%} of them to be left free. {advice}"
     )
 

@@ -46,8 +46,8 @@ STREAMS = {
 
 
 def play(kinds, rounds, seed, spec=SPEC, unit=0.15, first_unit=None):
-    """The contributing sets, by place in `kinds`, of a run in which everybody is evaluated every round. unit: the honest
-    gap, and `first_unit` that of the first round."""
+    """The contributing sets, by place in `kinds`, of a run in which everybody is evaluated every round. unit: the
+    honest gap, and `first_unit` that of the first round."""
     random, book, sets = Random(seed), ScoreBook(), []
     peers = [peer_id(i) for i in range(len(kinds))]
     for round in range(rounds):

@@ -125,9 +125,9 @@ def test_every_fault_has_its_own_line() -> None:
     with pytest.raises(ConfigError) as refusal:
         parsed({"netuid": -1, "chain": "", "model.layers": 0})
     assert [line.split(":")[0].strip() for line in str(refusal.value).splitlines()[1:]] == [
+        "model.layers",
         "chain",
         "netuid",
-        "model.layers",
     ]
 
 
