@@ -2,7 +2,7 @@
 
 from protocol.types import Digest, PeerId
 
-_ONCE = {"payload", "reveal", "peer-report", "report", "selection", "mirror", "mirror-reveal"}
+_ONCE = {"payload", "reveal", "peer-report", "report", "selection", "mirror", "mirror-reveal", "record"}
 
 
 def _run(run: Digest) -> str:
@@ -54,6 +54,26 @@ def checkpoints(run: Digest) -> str:
     """A validator's signed document of the states that it has put up whole, and of those that it stood at. One key, so
     that nobody has to guess in which rounds there was one."""
     return f"{_run(run)}/checkpoints"
+
+
+def member(run: Digest, member: PeerId) -> str:
+    """What the keys of a member's own objects begin with, in the bucket that a cluster shares."""
+    return f"{_run(run)}/member/{member.hex()}/"
+
+
+def beats(run: Digest) -> str:
+    """What the keys of all members' beats begin with."""
+    return f"{_run(run)}/beat/"
+
+
+def claims(run: Digest, round: int) -> str:
+    """What the keys of all claims of a round begin with."""
+    return f"{_run(run)}/claim/{round:08d}/"
+
+
+def record(run: Digest, round: int) -> str:
+    """What a cluster's round came to: created once, by whoever closes it."""
+    return f"{_run(run)}/record/{round:08d}"
 
 
 def blob(digest: Digest) -> str:

@@ -175,6 +175,14 @@ class Bucket(Protocol):
         """Store `data` under `key` atomically: a reader sees all of it or what was there before."""
         ...
 
+    def create(self, key: str, data: bytes, *, timeout_seconds: float) -> bool:
+        """Store `data`, at most 1 MiB, under `key` where nothing stands under it; whether this is what stands there
+        now. Of several writers at once one wins, where the store creates once (storage/behaviour.py).
+
+        Raises StorageError where nobody can tell.
+        """
+        ...
+
     def get(self, key: str, *, max_bytes: int, timeout_seconds: float, exact: bool = False) -> bytes:
         """The whole object, from one version of it.
 

@@ -4,45 +4,30 @@ One round reads top to bottom in `Miner.play`; what a round consists of is docs/
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from hashlib import sha256
-from math import isfinite
-from typing import Any
 
 from loguru import logger
 
 from gauntlet.commitment import commitment
-from node.beside import beside
 from node.checkpoints import kept_from, published_by_most
-from node.events import Phase, round_seconds
 from node.follower import RETURN_BLOCKS
 from node.node import Node
-from node.payloads import open_threads
 from node.state import SealedRound
 from protocol import keys
 from protocol.assignment import assigned
 from protocol.errors import ChainError, MurmurError, StorageError
-from protocol.messages import ENVELOPE_BYTES, Reveal, encode_document
+from protocol.messages import Reveal, encode_document
 from protocol.ports import Task
-from protocol.types import Commitment, Digest, Page
+from protocol.types import Commitment, Page
 from rounds.answers import Answers
 from rounds.stood import Stood
-from sparseloco import wire
-from sparseloco.floats import NonFinite
+from rounds.work import Diverged, Work
 from sparseloco.update import Update
 from storage.exchange import publish
 from storage.mirror import Mirror
 from storage.realtime import seconds_until
-from storage.seal import Sealing
-from storage.upload import Upload, goes_ahead
-from training.loader import sequences
-from training.meter import Reading
 from training.shards import Shards
-
-
-class Diverged(MurmurError):
-    """Inner training left finite numbers: nothing can be sent this round; the next one starts from theta again."""
 
 
 class Over(MurmurError):
@@ -54,32 +39,19 @@ class Late(MurmurError):
     of the error feedback too, and the next round begins in time."""
 
 
-@dataclass
-class Ahead:
-    """An upload that was begun before its object was saved. `object`: the saved file that it is of, None until then."""
-
-    upload: Upload
-    phase: Phase
-    object: Digest | None = None
-
-
 class Miner:
     """One miner's rounds over a node. speculates: whether it begins a round from the selection that it expects for the
     one before (docs/decisions/0059-a-round-in-which-no-gpu-waits.md)."""
 
     def __init__(self, node: Node, shards: Shards, *, speculates: bool = True) -> None:
-        self.node, self.shards, self.speculates = node, shards, speculates
-        self.claims: dict[str, Any] = {}
+        self.node, self.speculates = node, speculates
+        self.work = Work(node.held, shards, node.doors.bucket, node.doors.signer, node.time)
         self.stood = Stood(node)
         self.answers = Answers(node, Mirror(node.doors.bucket, node.run.id, node.time))
         self.finished = -1
         """The last round that we have nothing more to say in."""
         self.aside: Task | None = None
         """What of the last round nothing waits for: claims, cleaning up, how we stood."""
-        self.ahead: Ahead | None = None
-        """The upload of what we have sealed, begun before it was saved."""
-        self.fetching: Task | None = None
-        """Brings text of the next round."""
 
     def run(self) -> None:
         """Play every round whose commit window is open when we get there, until stopped."""
@@ -136,7 +108,7 @@ class Miner:
         node.prefetch(round)
         node.held.save_own()
         self.set_aside(round, counts)
-        self.fetch_ahead(round + 1)
+        self.work.fetch_ahead(partial(self.pages, round + 1))
 
     def follow(self, round: int) -> None:
         """Hold what the run agreed on for the start of `round`. Raises Over when catch-up went further."""
@@ -176,138 +148,40 @@ class Miner:
             first_page=spec.inner.first_page,
         )
 
-    def fetch_ahead(self, round: int) -> None:
-        """Begin to fetch the text of the next round's pages, which are known since D, beside what goes before it."""
-        node = self.node
-        if self.fetching is not None and self.fetching.is_alive():
-            return  # after a round that broke off
-        if self.shards.train.is_fetched:
-            self.fetching = node.time.start(partial(self._fetch, self.pages(round)), "data")
-
-    def _fetch(self, pages: Sequence[Page]) -> None:
-        try:
-            self.shards.train.hold(pages)
-        except MurmurError as fault:
-            logger.warning("text of the next round is not here yet: {fault}; trying again then", fault=str(fault))
-
-    def hold(self, pages: Sequence[Page]) -> None:
-        """Have the text of these pages, as far as `fetch_ahead` has not brought it."""
-        if not self.shards.train.is_fetched:
-            return
-        with self.node.held.timeline.begin("data"):
-            if self.fetching is not None:
-                self.fetching.join()
-                self.fetching = None
-            self.shards.train.hold(pages)
-
     def train(self, round: int, pages: Sequence[Page]) -> None:
         """H inner steps from theta; the replica's weights become theta_r. The chain is followed meanwhile: what we have
         begun from and nobody has agreed on yet is confirmed, or changed, as soon as the decision is known.
 
         Raises Late, and Over when the run went further without us."""
-        node, spec, seconds = self.node, self.node.run.spec_at(round), 0.0
-        self.hold(pages)
-        batch = sequences(self.shards.train, pages, spec.model.context)
-        meter = node.held.replica.meter(spec.inner, self.show)
+        node, inner = self.node, self.node.run.spec_at(round).inner
+        training = self.work.training(round, pages, inner)
         with node.following(node.clock.commit_by(round)) as late:
-            resume = False
             while True:
-                with node.held.timeline.begin("compute") as watch:
-                    report = node.held.replica.inner_round(
-                        batch,
-                        inner=spec.inner,
-                        on_step=meter,
-                        stopped=lambda: late() or node.is_decided(),
-                        resume=resume,
-                    )
-                seconds += watch.seconds
-                if (done := report.steps) < spec.inner.steps and late():
-                    raise Late(f"too late to commit after inner step {done} of {spec.inner.steps}, {seconds:.0f} s")
+                done = training.go_on(lambda: late() or node.is_decided())
+                if done < inner.steps and late():
+                    took = f"{training.seconds:.0f} s"
+                    raise Late(f"too late to commit after inner step {done} of {inner.steps}, {took}")
                 if not node.expects:
                     break
                 self.follow(round)
-                resume = True
-        self.claims = {
-            "loss": report.mean_loss if isfinite(report.mean_loss) else None,
-            "tokens": report.num_tokens,
-            "seconds": {"compute": round_seconds(seconds)},
-        }
-        node.held.events.emit("trained", round, **self.claims)
-        self.stood.losses[round] = self.claims["loss"]
+        self.stood.losses[round] = training.end()["loss"]
         logger.debug(
             "round {round}: loss {loss:.4f}, {rate:.0f} tokens/s, {left:.0f} s before the deadline",
             round=round,
-            loss=report.mean_loss,
-            rate=report.num_tokens / seconds,
+            loss=training.report.mean_loss,
+            rate=training.report.num_tokens / training.seconds,
             left=node.seconds_until(node.clock.commit_by(round)),
         )
 
-    def show(self, reading: Reading) -> None:
-        """How training goes, of long rounds: what the last reading says stands in the round's line."""
-        last = reading.step == self.node.run.first.inner.steps - 1
-        logger.log("DEBUG" if last else "INFO", "{reading}", reading=str(reading))
-
     def compress(self) -> Update:
-        """Error feedback, Top-k, 2-bit: the update that we send; the error feedback keeps the rest."""
-
-        self.node.held.own.hold()
-        try:
-            with self.node.held.timeline.begin("compress"):
-                return self.node.held.replica.compress()
-        except NonFinite as fault:
-            raise Diverged(f"training has diverged ({fault})") from None
+        return self.work.compress()
 
     def seal(self, round: int, update: Update) -> SealedRound:
-        """Encrypt, sign and save object and key: the one commit point of the round. A restart publishes these very
-        bytes.
+        return self.work.seal(round, update, partial(self.seconds_to_commit, round))
 
-        What is sealed travels at once, but for the part with the envelope and the completion. Those are left to
-        `publish`, so nobody can see anything that is not saved. What we carry over is written later, beside the rounds.
-        """
-
-        node = self.node
-        with node.held.timeline.begin("seal"):
-            plaintext = memoryview(wire.encode(node.held.replica.digest(), update))
-            sealing = Sealing(plaintext, run=node.run.id, round=round, signer=node.doors.signer)
-            upload = self.begin_upload(round, sealing.object)
-
-            def add(section: int) -> None:
-                end = sealing.add(section)
-                if upload is not None:
-                    upload.ready(end)
-
-            beside(add, sealing.sections, open_threads(node.run.first), node.time)
-            sealing.finish()
-        with node.held.timeline.begin("save"):
-            saved = SealedRound(round, node.held.store.write(sealing.object), sealing.key)
-            node.held.save(sealed=saved)
-        if self.ahead is not None:
-            self.ahead.object = saved.object
-        return saved
-
-    def begin_upload(self, round: int, data: bytearray) -> Upload | None:
-        """Begin to upload an object in the making; None where that gains nothing or cannot be."""
-
-        node = self.node
-        self.abandon_upload()
-        try:
-            deadline = node.seconds_until(node.clock.commit_by(round))
-        except ChainError:
-            return None  # not a reason to lose work that is not saved yet
-        if not goes_ahead(node.doors.bucket, len(data)) or deadline <= 0:
-            return None
-        upload = Upload(
-            node.doors.bucket, keys.payload(node.run.id, round), data, timeout_seconds=deadline, time=node.time
-        )
-        self.ahead = Ahead(upload, node.held.timeline.begin("upload"))
-        return upload
-
-    def abandon_upload(self) -> None:
-        """What was sent ahead is not what we publish, or comes too late."""
-        ahead, self.ahead = self.ahead, None
-        if ahead is not None:
-            ahead.upload.abandon()
-            ahead.phase.end()
+    def seconds_to_commit(self, round: int) -> float:
+        """Planned seconds until the round's block D, at least 0."""
+        return self.node.seconds_until(self.node.clock.commit_by(round))
 
     def promise(self, round: int, sealed: SealedRound) -> None:
         """Publish what is sealed, and commit to it beside that: the post waits for blocks, the upload for the link. A
@@ -341,47 +215,8 @@ class Miner:
             node.wait_for(last - left // 2, f"the end of round {round}'s commit window")
 
     def publish(self, round: int, sealed: SealedRound) -> None:
-        """Make the sealed bytes visible before block D: finish the upload that was begun, or, when that is not of these
-        bytes or has failed, upload them whole."""
-
-        node = self.node
-        if self.ahead is not None and self.ahead.object != sealed.object:
-            self.abandon_upload()
-        deadline = node.seconds_until(node.clock.commit_by(round))
-        if deadline <= 0:
-            self.abandon_upload()
-            return  # it went up before we committed, or it is worthless
-        phase = self.ahead.phase if self.ahead is not None else node.held.timeline.begin("upload")
-        with phase:
-            if not self.finish_upload(round, deadline):
-                data = node.held.store.read(sealed.object)
-                deadline = max(1.0, node.seconds_until(node.clock.commit_by(round)))
-                publish(
-                    node.doors.bucket, keys.payload(node.run.id, round), data, timeout_seconds=deadline, time=node.time
-                )
-        node.held.events.emit(
-            "published",
-            round,
-            payload_bytes=node.held.store.path(sealed.object).stat().st_size,
-            seconds={"upload": round_seconds(phase.seconds)},
-        )
-
-    def finish_upload(self, round: int, deadline: float) -> bool:
-        """Whether the upload that was begun is now visible, whole."""
-
-        ahead, self.ahead = self.ahead, None
-        if ahead is None:
-            return False
-        try:
-            ahead.upload.finish(timeout_seconds=deadline)
-        except StorageError as fault:
-            logger.warning(
-                "round {round}: the upload that was begun early failed ({fault}); starting it again",
-                round=round,
-                fault=str(fault),
-            )
-            return False
-        return True
+        """Make the sealed bytes visible before block D."""
+        self.work.publish(round, sealed, partial(self.seconds_to_commit, round))
 
     def commit(self, round: int, sealed: SealedRound) -> None:
         """Put the digest of our envelope on chain by block D, again while there is time when a fork drops it. One that
@@ -430,12 +265,7 @@ class Miner:
         return self.commitment(round, sealed) in promises
 
     def commitment(self, round: int, sealed: SealedRound) -> Commitment:
-        return Commitment(round, self.envelope_digest(sealed))
-
-    def envelope_digest(self, sealed: SealedRound) -> Digest:
-        """sha256 of the sealed object's envelope: what the chain pins."""
-
-        return Digest(sha256(self.node.held.store.read_head(sealed.object, ENVELOPE_BYTES)).digest())
+        return Commitment(round, self.work.envelope_digest(sealed))
 
     def reveal(self, round: int, sealed: SealedRound) -> None:
         """Publish the key and the proof that we hold theta, before block V: D is final, so nothing that anybody sealed
@@ -461,9 +291,9 @@ class Miner:
         """Our signed claims about the round, in our bucket: shown to people, decided on never."""
 
         node = self.node
-        if not self.claims:
+        if not self.work.claims:
             return  # we came back with the work already sealed: nothing was measured
-        document = encode_document("peer", node.run.id, round, self.claims, node.doors.signer)
+        document = encode_document("peer", node.run.id, round, self.work.claims, node.doors.signer)
         key = keys.peer_report(node.run.id, round)
         publish(node.doors.bucket, key, document, timeout_seconds=node.transfer_seconds(1), time=node.time)
 

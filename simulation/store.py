@@ -138,6 +138,13 @@ class StoreBucket:
         with self._store.lock:
             self._store.buckets[self._name][key] = _Object(body, self._store.now)
 
+    def create(self, key: str, data: bytes, *, timeout_seconds: float) -> bool:
+        self._enter("create", key, timeout_seconds, writes=True)
+        self._travel("create", key, len(data), timeout_seconds, up=True)
+        with self._store.lock:
+            stands = self._store.buckets[self._name].setdefault(key, _Object(bytes(data), self._store.now))
+        return stands.data == data
+
     def get(self, key: str, *, max_bytes: int, timeout_seconds: float, exact: bool = False) -> bytes:
         self._enter("get", key, timeout_seconds)
         found = self._find(key)

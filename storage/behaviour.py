@@ -6,6 +6,7 @@ the answers are good for. Raises StorageError where the store fails.
 
 import secrets
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -57,6 +58,26 @@ def tells_versions_apart(owner: Bucket, reader: RangedBucket, *, timeout_seconds
         except ObjectReplaced:
             return True
         return False
+
+
+WRITERS = 8
+CREATIONS = 4
+
+
+def creates_once(bucket: Bucket, *, timeout_seconds: float) -> bool:
+    """Whether, of several that create one object at once, exactly one is told that it did, and its bytes stand; and
+    whoever comes later is refused. Tried several times: a store without the condition lets the last one win."""
+    for _ in range(CREATIONS):
+        with _trial(bucket, timeout_seconds) as key:
+            bucket.delete(key, timeout_seconds=timeout_seconds)
+            bodies = [secrets.token_bytes(64) for _ in range(WRITERS)]
+            with ThreadPoolExecutor(WRITERS) as writers:
+                told = list(writers.map(lambda body: bucket.create(key, body, timeout_seconds=timeout_seconds), bodies))
+            late = bucket.create(key, b"late", timeout_seconds=timeout_seconds)
+            stands = bucket.get(key, max_bytes=64, timeout_seconds=timeout_seconds)
+            if late or [body for body, won in zip(bodies, told, strict=True) if won] != [stands]:
+                return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@ class ReadOnly:
     def put(self, key: str, data: bytes | Path, *, timeout_seconds: float) -> None:
         refuse()
 
+    def create(self, key: str, data: bytes, *, timeout_seconds: float) -> bool:
+        refuse()
+
     def delete(self, key: str, *, timeout_seconds: float) -> None:
         refuse()
 

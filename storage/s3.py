@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from protocol.errors import BucketMissing, ConfigError, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
+from protocol.errors import (
+    AccessDenied,
+    BucketMissing,
+    ConfigError,
+    ObjectMissing,
+    ObjectReplaced,
+    ObjectTooLarge,
+    StorageError,
+)
 from protocol.keys import is_final
 from protocol.ports import Bucket, Multipart, ObjectFacts
 from protocol.types import Pointer, PublicPointer
@@ -27,6 +35,8 @@ from storage.transport import Transport
 
 PART_BYTES = 16 << 20
 """Unit of multipart uploads, and of what a download has to bring to count as moving."""
+CREATE_BYTES = 1 << 20
+"""Of an object that is created once: one request."""
 UPLOAD_THREADS = 3
 """Parts of one object that travel at once: more only share the uplink."""
 
@@ -125,6 +135,28 @@ class S3Bucket:
                 self._put(key, in_file(file.fileno()), os.fstat(file.fileno()).st_size, timeout_seconds)
         else:
             self._put(key, in_memory(data), len(data), timeout_seconds)
+
+    def create(self, key: str, data: bytes, *, timeout_seconds: float) -> bool:
+        """See Bucket. One PutObject: with parts, servers that know the condition let several writers win."""
+        if len(data) > CREATE_BYTES:
+            raise ValueError(f"create: {len(data)} bytes, at most {CREATE_BYTES}")
+        with transport.deadline(timeout_seconds):
+            fault: StorageError | None = None
+            try:
+                with asking("create", timeout_seconds):
+                    body = Section(in_memory(data), 0, len(data))
+                    self._client.put_object(Bucket=self._bucket, Key=key, Body=body, IfNoneMatch="*", **_kept(key))
+                return True
+            except AccessDenied:
+                raise
+            except StorageError as failed:
+                fault = failed  # refused, or the answer was lost: what stands there tells
+            try:
+                return self.get(key, max_bytes=CREATE_BYTES, timeout_seconds=timeout_seconds) == data
+            except ObjectTooLarge:
+                return False
+            except ObjectMissing:
+                raise fault from None
 
     def get(self, key: str, *, max_bytes: int, timeout_seconds: float, exact: bool = False) -> bytes:
         """See Bucket. A broken body goes on where it broke, under the same ETag."""

@@ -1,0 +1,169 @@
+"""A cluster's spec, and what its members write into the bucket that they share (docs/cluster.md).
+
+Members trust each other, not the store: beats, claims and records are documents tagged with the group's secret, and a
+record is created once, so the store decides which one a round has.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self, TypeVar
+
+from pydantic import Field, ValidationError, model_validator
+
+from protocol.errors import ConfigError, InvalidMessage
+from protocol.messages import KEY_BYTES, encode_document, parse_document
+from protocol.ports import Signer, Verify
+from protocol.spec import Count, HexDigest, Positive, Rate, Share, Table, TrainingSpec, fault_lines
+from protocol.types import MAX_UIDS, Digest, PeerId, Selection
+
+GROUP = PeerId(bytes(32))
+"""Who signs a record: the group."""
+NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
+_NO_ROUND = 0
+"""In the head of a document that is of no one round."""
+_RECORD, _CLAIM, _BEAT = "record", "claim", "beat"
+
+T = TypeVar("T", bound=Table)
+
+
+class ClusterTable(Table):
+    """How a cluster's rounds end.
+
+    A member whose beat has not changed for `silent_seconds` of looks that the store answered is not waited for; beats
+    are `beat_seconds` apart. Once more than half of the living have claimed, the others are waited for at most `grace`
+    of the median training time, and two beats. Who has done less than `least_steps` of the inner steps sends nothing.
+    Payloads are kept for `keep_rounds` rounds.
+    """
+
+    beat_seconds: Rate = 5.0
+    silent_seconds: Rate = 20.0
+    grace: Share = 0.02
+    least_steps: Share = 0.25
+    keep_rounds: Positive = 24
+
+
+class ClusterSpec(TrainingSpec):
+    """A whole run of a cluster. There is no owner: who holds the group's secret is a member."""
+
+    cluster: ClusterTable = ClusterTable()
+
+    @model_validator(mode="after")
+    def _times_fit(self) -> Self:
+        cluster = self.cluster
+        if cluster.silent_seconds < 3 * cluster.beat_seconds:
+            raise ValueError(
+                f"cluster: silent_seconds {cluster.silent_seconds:g} is less than three beats of "
+                f"{cluster.beat_seconds:g} s: a member would be given up for one late beat"
+            )
+        if cluster.keep_rounds < 2 * self.checkpoint_rounds:
+            raise ValueError(
+                f"cluster: keep_rounds {cluster.keep_rounds} is less than two intervals of checkpoints "
+                f"({2 * self.checkpoint_rounds}): who joins could not follow"
+            )
+        return self
+
+
+def build_cluster(table: Mapping[str, object], source: str) -> ClusterSpec:
+    """A spec from a table; `source` names it in errors. Raises ConfigError with one line per fault."""
+    try:
+        return ClusterSpec.model_validate(table)
+    except ValidationError as fault:
+        raise ConfigError(f"{source} is not a valid cluster spec:\n" + fault_lines(fault)) from None
+
+
+class Beat(Table):
+    """A member's sign of life, written again and again. process: drawn at its start; count: of its beats. round, step,
+    phase: where it is. leaving: it does not come back by itself."""
+
+    name: Annotated[str, Field(pattern=NAME)]
+    process: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    count: Count
+    round: Count
+    step: Count
+    phase: Literal["join", "train", "send", "wait", "apply"]
+    leaving: bool = False
+
+
+class Claim(Table):
+    """A member's word that its sealed update of a round is whole in its part of the bucket. theta, previous: what it
+    was trained from, and the link of the record before. envelope: the digest that pins the sealed object. key: what
+    opens it, wrapped. steps: inner steps done, in `seconds`."""
+
+    theta: HexDigest
+    previous: HexDigest
+    envelope: HexDigest
+    key: Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
+    steps: Positive
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Contribution(Claim):
+    """A claim, in a record."""
+
+    member: HexDigest
+
+    @property
+    def peer(self) -> PeerId:
+        return PeerId(bytes.fromhex(self.member))
+
+
+class Record(Table):
+    """What a round came to: whose updates are applied to `theta`. by: who has closed it, for people."""
+
+    by: HexDigest
+    theta: HexDigest
+    previous: HexDigest
+    updates: Annotated[tuple[Contribution, ...], Field(min_length=1, max_length=MAX_UIDS, strict=False)]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        members = [update.member for update in self.updates]
+        if members != sorted(set(members)):
+            raise ValueError("the members are not in order")
+        if any((update.theta, update.previous) != (self.theta, self.previous) for update in self.updates):
+            raise ValueError("an update was trained from another state")
+        return self
+
+    def selection(self, run: Digest, round: int) -> Selection:
+        """Whose updates are applied, as everything that follows a run has it. Its link is `previous` of the next."""
+        pairs = tuple((update.peer, Digest(bytes.fromhex(update.envelope))) for update in self.updates)
+        theta, previous = Digest(bytes.fromhex(self.theta)), Digest(bytes.fromhex(self.previous))
+        return Selection(round, theta, previous, run, pairs)
+
+
+def encode_record(record: Record, run: Digest, round: int, group: Signer) -> bytes:
+    return encode_document(_RECORD, run, round, record.model_dump(mode="json"), group)
+
+
+def parse_record(data: bytes, run: Digest, round: int, verify: Verify) -> Record:
+    """Raises InvalidMessage."""
+    return _checked(Record, parse_document(data, _RECORD, run, round, GROUP, verify))
+
+
+def encode_claim(claim: Claim, run: Digest, round: int, signer: Signer) -> bytes:
+    return encode_document(_CLAIM, run, round, claim.model_dump(mode="json"), signer)
+
+
+def parse_claim(data: bytes, run: Digest, round: int, member: PeerId, verify: Verify) -> Claim:
+    """Raises InvalidMessage."""
+    return _checked(Claim, parse_document(data, _CLAIM, run, round, member, verify))
+
+
+def encode_beat(beat: Beat, run: Digest, signer: Signer) -> bytes:
+    return encode_document(_BEAT, run, _NO_ROUND, beat.model_dump(mode="json"), signer)
+
+
+def parse_beat(data: bytes, run: Digest, member: PeerId, verify: Verify) -> Beat:
+    """Raises InvalidMessage."""
+    return _checked(Beat, parse_document(data, _BEAT, run, _NO_ROUND, member, verify))
+
+
+def _checked(kind: type[T], body: Mapping[str, object]) -> T:
+    try:
+        return kind.model_validate(body)
+    except ValidationError as fault:
+        raise InvalidMessage(f"{kind.__name__.lower()}: " + fault_lines(fault)) from None
+
+
+def digest_of(text: str) -> Digest:
+    """Of a document's hexadecimal field."""
+    return Digest(bytes.fromhex(text))
