@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from shutil import disk_usage
+from typing import Protocol
 
 from node.beside import beside
 from node.sources import Sources
@@ -22,7 +23,7 @@ from protocol.types import Digest, PeerId
 from sparseloco import ops
 from sparseloco.update import Update
 from storage.collect import Collection, first, gather
-from storage.exchange import Data, Fault, Wanted, cached
+from storage.exchange import Data, Fault, Source, Wanted, cached
 from storage.realtime import REAL, seconds_until
 from storage.resume import Opening, keep, mapped
 from storage.s3 import PART_BYTES
@@ -66,12 +67,18 @@ class Opened:
     update: Update | None
 
 
+class PayloadSources(Protocol):
+    """Where sealed objects may be."""
+
+    def payload(self, run: Digest, round: int, peer: PeerId) -> tuple[Source, ...]: ...
+
+
 def fetch_pinned(
     spec: TrainingSpec,
     run: Digest,
     round: int,
     pairs: Sequence[tuple[PeerId, Digest]],
-    sources: Sources,
+    sources: PayloadSources,
     timeout: float,
     cache: Path | None = None,
     time: Time = REAL,
@@ -207,7 +214,7 @@ def collect_keys(
 
 
 def _sealed(
-    spec: TrainingSpec, run: Digest, round: int, pairs: Sequence[tuple[PeerId, Digest]], sources: Sources
+    spec: TrainingSpec, run: Digest, round: int, pairs: Sequence[tuple[PeerId, Digest]], sources: PayloadSources
 ) -> list[Wanted]:
     return [
         Wanted(peer, sources.payload(run, round, peer), spec.object_bytes, matches(envelope))
@@ -402,12 +409,25 @@ def gather_pinned(
         revealed |= _keys_of_others(run, round, locked, sources, time)
     _require(round, "keys", revealed)
 
+    shown = {peer: parse_reveal(data).key for peer, data in revealed.items() if not isinstance(data, Fault)}
+    return open_pinned(spec, round, pairs, sealed, shown, time)
+
+
+def open_pinned(
+    spec: TrainingSpec,
+    round: int,
+    pairs: Sequence[tuple[PeerId, Digest]],
+    sealed: Mapping[PeerId, Data | Fault],
+    keys: Mapping[PeerId, bytes],
+    time: Time,
+) -> list[Opened]:
+    """The pinned submissions, whose sealed objects are here, opened with these keys, in PeerId order."""
+
     def opened(pair: tuple[PeerId, Digest]) -> Opened:
         peer, pinned = pair
-        data, reveal = sealed[peer], revealed.get(peer)
-        if reveal is None or isinstance(data, Fault) or isinstance(reveal, Fault):
+        data, key = sealed[peer], keys.get(peer)
+        if key is None or isinstance(data, Fault):
             return Opened(peer, pinned, None, None)
-        key = parse_reveal(reveal).key
         try:
             return Opened(peer, pinned, key, open_payload(spec.layout, peer, round, key, data))
         except InvalidSubmission:

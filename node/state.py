@@ -26,7 +26,7 @@ from protocol.types import Digest, PeerId, Uid
 from sparseloco.outer import Aggregate
 from training.checkpoint import blobs
 
-SCHEMA = 4
+SCHEMA = 5
 DAMAGED_KEPT = 8
 """So many files that were set aside are kept for whoever wants to know what the disk did; the oldest go first."""
 _FAULTS = (sqlite3.DatabaseError, UnicodeDecodeError)
@@ -44,11 +44,14 @@ _ADVICE = "the next start sets it aside and catches up"
 
 @dataclass(frozen=True, slots=True)
 class SealedRound:
-    """A submission that was sealed: `object` is the file with envelope and ciphertext, `key` opens it."""
+    """A submission that was sealed: `object` is the file with envelope and ciphertext, `key` opens it. `steps`: the
+    inner steps in it, done in `seconds`."""
 
     round: int
     object: Digest
     key: bytes = field(repr=False)
+    steps: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,14 +334,14 @@ def _encode(saved: Saved) -> str:
     def text(digest: Digest | None) -> str | None:
         return digest.hex() if digest is not None else None
 
-    sealed, snapshot = saved.sealed, saved.consensus.snapshot
+    snapshot = saved.consensus.snapshot
     row = {
         "round": saved.round,
         "snapshot": [snapshot.round, text(snapshot.link), text(snapshot.state)],
         "log": [_encode_step(step) for step in saved.consensus.log],
         "theta": text(saved.theta),
         "link": text(saved.link),
-        "sealed": [sealed.round, text(sealed.object), sealed.key.hex()] if sealed else None,
+        "sealed": _encode_sealed(saved.sealed) if saved.sealed else None,
         "book": text(saved.book),
         "scored": saved.scored,
         "unread": [[sent.round, sent.set_in, list(sent.shares.items())] for sent in saved.unread],
@@ -348,6 +351,15 @@ def _encode(saved: Saved) -> str:
     value = json.dumps(row)
     # SQLite has no checksums of its own: a changed digit would be believed.
     return f"{sha256(value.encode()).hexdigest()} {value}"
+
+
+def _encode_sealed(sealed: SealedRound) -> list[object]:
+    return [sealed.round, sealed.object.hex(), sealed.key.hex(), sealed.steps, sealed.seconds]
+
+
+def _decode_sealed(row: list[Any]) -> SealedRound:
+    round, object, key, steps, seconds = row
+    return SealedRound(round, Digest(bytes.fromhex(object)), bytes.fromhex(key), steps, seconds)
 
 
 def _encode_step(step: Step) -> list[object]:
@@ -401,9 +413,7 @@ def _decode(stored: bytes) -> Saved:
             row.get("vain_from"),
         )
         if sealed:
-            saved = replace(
-                saved, sealed=SealedRound(sealed[0], Digest(bytes.fromhex(sealed[1])), bytes.fromhex(sealed[2]))
-            )
+            saved = replace(saved, sealed=_decode_sealed(sealed))
         return saved
     except (ValueError, KeyError, TypeError, AttributeError) as fault:
         raise CheckpointCorrupt(f"the saved state row is damaged ({fault}): {_ADVICE}") from None

@@ -23,15 +23,16 @@ _NO_ROUND = 0
 _RECORD, _CLAIM, _BEAT = "record", "claim", "beat"
 
 T = TypeVar("T", bound=Table)
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ClusterTable(Table):
     """How a cluster's rounds end.
 
     A member whose beat has not changed for `silent_seconds` of looks that the store answered is not waited for; beats
-    are `beat_seconds` apart. Once more than half of the living have claimed, the others are waited for at most `grace`
-    of the median training time, and two beats. Who has done less than `least_steps` of the inner steps sends nothing.
-    Payloads are kept for `keep_rounds` rounds.
+    are `beat_seconds` apart. Once more than half of the living have claimed, the others end their inner steps. They
+    are waited for as long as a step and sending take, and `grace` of the median training time or two beats. Who has
+    done less than `least_steps` of the inner steps sends nothing. Payloads are kept for `keep_rounds` rounds.
     """
 
     beat_seconds: Rate = 5.0
@@ -86,14 +87,16 @@ class Beat(Table):
 class Claim(Table):
     """A member's word that its sealed update of a round is whole in its part of the bucket. theta, previous: what it
     was trained from, and the link of the record before. envelope: the digest that pins the sealed object. key: what
-    opens it, wrapped. steps: inner steps done, in `seconds`."""
+    opens it, wrapped. steps: inner steps done, in `seconds`. sending: seconds from the last of them to the claim, the
+    last time."""
 
     theta: HexDigest
     previous: HexDigest
     envelope: HexDigest
     key: Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
     steps: Positive
-    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    seconds: Seconds
+    sending: Seconds = 0.0
 
 
 class Contribution(Claim):

@@ -1,4 +1,4 @@
-"""A validator's own checkpoints: published in the background, so that no upload holds up a round (docs/protocol.md
+"""A node's own checkpoints: published in the background, so that no upload holds up a round (docs/protocol.md
 section 8). What others make of them: node/checkpoints.py, node/catchup.py.
 """
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from shutil import copyfile, rmtree
+from typing import Protocol
 
 from loguru import logger
 
@@ -21,31 +22,90 @@ from node.checkpoints import (
     parse_shown,
     state_bytes,
 )
+from node.held import Held
 from node.node import Node
+from node.state import Snapshot
 from protocol import keys
-from protocol.errors import ChainError, CheckpointCorrupt, InvalidMessage, MurmurError, ObjectMissing
-from protocol.ports import Task
+from protocol.errors import ChainError, CheckpointCorrupt, InvalidMessage, MurmurError, ObjectMissing, StorageError
+from protocol.ports import Signer, Task, Time, Verify
 from protocol.types import Digest
 from storage.exchange import publish
 from storage.realtime import seconds_until
+from storage.s3 import RangedBucket
 from training import checkpoint
 
 States = tuple[tuple[Digest, Digest], ...]
 
 
+class Shelf(Protocol):
+    """Where one node puts up its checkpoints, and when."""
+
+    held: Held
+    run: Digest
+    bucket: RangedBucket
+    signer: Signer
+    verify: Verify
+    time: Time
+    kept: int
+    """So many stay up; each is as large as the model."""
+
+    def may_show(self) -> bool:
+        """Whether the run stands where our state does: else nobody should start from it."""
+        ...
+
+    def is_due(self, snapshot: Snapshot) -> bool:
+        """Whether it is our turn to put this one up. Raises ChainError, StorageError."""
+        ...
+
+    def document_seconds(self) -> float:
+        """Time-out of a small object."""
+        ...
+
+    def state_seconds(self) -> float:
+        """Time-out of a whole checkpoint."""
+        ...
+
+
+class ValidatorShelf:
+    """A validator's own bucket. All have the same snapshots; each waits another part of the interval, so that not all
+    of them upload at once."""
+
+    kept = CHECKPOINTS_KEPT
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.held, self.run, self.time = node.held, node.run.id, node.time
+        self.bucket, self.signer, self.verify = node.doors.bucket, node.doors.signer, node.doors.verify
+
+    def may_show(self) -> bool:
+        return self._node.at_tip
+
+    def is_due(self, snapshot: Snapshot) -> bool:
+        validators = sorted(self._node.sources().validators())
+        place = validators.index(self._node.me) if self._node.me in validators else 0
+        every = self._node.run.first.checkpoint_rounds
+        return self.held.saved.round >= snapshot.round + place * every // max(1, len(validators))
+
+    def document_seconds(self) -> float:
+        return self._node.transfer_seconds(1)
+
+    def state_seconds(self) -> float:
+        return self.document_seconds() + 4 * state_bytes(self._node) * 8e-6 / self._node.run.first.clock.upload_mbps
+
+
 class Checkpoints:
-    """What one validator shows of its states. All that touches the bucket runs beside the rounds, one thing at a time;
+    """What one node shows of its states. All that touches the bucket runs beside the rounds, one thing at a time;
     whatever fails is a warning, and is tried again in the next round.
 
     A process may be killed at any line: the document comes last, and before the files that it will name it names them
     as loose, so that whatever is left over is deleted some time.
     """
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(self, shelf: Shelf) -> None:
+        self.shelf = shelf
         self.shown: Shown | None = None
         """What our bucket shows; None until it has been read back."""
-        self.folder = node.held.store.folder / "checkpoint"
+        self.folder = shelf.held.store.folder / "checkpoint"
         """Links to the files that are being put up: the state moves on meanwhile, and removes its own."""
         self._pinned: Checkpoint | None = None
         self._stood: States = ()
@@ -61,21 +121,21 @@ class Checkpoints:
 
     def look(self) -> None:
         """Begin what is due now that our state stands at the start of a round; returns at once. Raises ConfigError."""
-        node = self.node
-        node.held.take_snapshot()
-        if not node.at_tip:
-            return  # nobody should start from what we hold
-        snapshot = node.held.saved.consensus.snapshot
+        held = self.shelf.held
+        held.take_snapshot()
+        if not self.shelf.may_show():
+            return
+        snapshot = held.saved.consensus.snapshot
         self._stood = _latest([*self._stood, (snapshot.link, snapshot.state)])
         if self._task is not None and self._task.is_alive():
             return
         try:
             work = self._work()
-        except (ChainError, CheckpointCorrupt, OSError) as fault:
+        except (ChainError, StorageError, CheckpointCorrupt, OSError) as fault:
             logger.warning("no checkpoint can be made now: {fault}", fault=str(fault))
             return
         if work is not None:
-            self._task = node.time.start(partial(self._beside, work), "checkpoint")
+            self._task = self.shelf.time.start(partial(self._beside, work), "checkpoint")
 
     def _work(self) -> Callable[[], None] | None:
         """What is to be done next."""
@@ -90,20 +150,16 @@ class Checkpoints:
         return None
 
     def _due(self) -> bool:
-        """Whether our newest snapshot is to go up. All validators have the same one; each waits another part of the
-        interval, so that not all of them upload at once."""
-        node, saved = self.node, self.node.held.saved
-        snapshot, every = saved.consensus.snapshot, node.run.first.checkpoint_rounds
-        if snapshot.state.hex() == node.run.first.genesis_checkpoint or snapshot.round <= self.published:
-            return False  # the owner's, or up
-        validators = sorted(node.sources().validators())
-        place = validators.index(node.me) if node.me in validators else 0
-        return saved.round >= snapshot.round + place * every // max(1, len(validators))
+        """Whether our newest snapshot is to go up."""
+        snapshot = self.shelf.held.saved.consensus.snapshot
+        if snapshot.state.hex() == self.shelf.held.first.genesis_checkpoint or snapshot.round <= self.published:
+            return False  # it is up from the beginning, or by us
+        return self.shelf.is_due(snapshot)
 
     def _pin(self) -> None:
         """Keep the files of our snapshot until they are up. What was pinned and did not get up stays while it is the
         newest: what is up of it already need not be sent again."""
-        held, snapshot = self.node.held, self.node.held.saved.consensus.snapshot
+        held, snapshot = self.shelf.held, self.shelf.held.saved.consensus.snapshot
         if self._pinned is not None and (self._pinned.link, self._pinned.state) == (snapshot.link, snapshot.state):
             return
         rmtree(self.folder, ignore_errors=True)
@@ -138,24 +194,24 @@ class Checkpoints:
 
     def _read_back(self) -> None:
         """What we showed before this start."""
-        node = self.node
+        shelf = self.shelf
         try:
-            raw = node.doors.bucket.get(
-                keys.checkpoints(node.run.id), max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=FETCH_SECONDS
+            raw = shelf.bucket.get(
+                keys.checkpoints(shelf.run), max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=FETCH_SECONDS
             )
-            self.shown = parse_shown(raw, node.run.id, node.me, node.doors.verify)
+            self.shown = parse_shown(raw, shelf.run, shelf.signer.peer, shelf.verify)
         except (ObjectMissing, InvalidMessage):
             self.shown = Shown()
 
     def _publish(self) -> None:
         """Put the pinned state up: its files, unless they are there, then the document that names them. What no
         checkpoint names any more is deleted: every one is as large as the model."""
-        node, pinned, shown = self.node, self._pinned, self.shown
+        pinned, shown = self._pinned, self.shown
         assert pinned is not None
         assert shown is not None
-        time, bucket, spec = node.time, node.doors.bucket, node.run.first
+        time, bucket = self.shelf.time, self.shelf.bucket
         began = time.now()
-        until = began + node.transfer_seconds(1) + 4 * state_bytes(node) * 8e-6 / spec.clock.upload_mbps
+        until = began + self.shelf.state_seconds()
         named = {file for entry in shown.checkpoints for file in entry.files}
         loose = {*shown.loose, *pinned.files} - named
         self._show(replace(shown, loose=tuple(sorted(loose))))
@@ -165,7 +221,7 @@ class Checkpoints:
             if facts is None or facts.size_bytes != path.stat().st_size:
                 publish(bucket, keys.blob(file), path, timeout_seconds=seconds_until(until, time), time=time)
         older = [entry for entry in shown.checkpoints if (entry.link, entry.state) != (pinned.link, pinned.state)]
-        kept = (pinned, *older)[:CHECKPOINTS_KEPT]
+        kept = (pinned, *older)[: self.shelf.kept]
         loose = (loose | named) - {file for entry in kept for file in entry.files}
         new = Shown(kept, _latest([*shown.states, *self._stood]), tuple(sorted(loose)))
         self._show(new)
@@ -182,10 +238,9 @@ class Checkpoints:
         self.shown = replace(new, loose=())
 
     def _show(self, shown: Shown) -> None:
-        node = self.node
-        document = encode_shown(shown, node.run.id, node.doors.signer)
-        seconds = node.transfer_seconds(1)
-        publish(node.doors.bucket, keys.checkpoints(node.run.id), document, timeout_seconds=seconds, time=node.time)
+        shelf = self.shelf
+        document, seconds = encode_shown(shown, shelf.run, shelf.signer), shelf.document_seconds()
+        publish(shelf.bucket, keys.checkpoints(shelf.run), document, timeout_seconds=seconds, time=shelf.time)
         self.shown = shown
 
 

@@ -9,7 +9,7 @@ from protocol import keys
 from protocol.errors import StorageError
 from protocol.messages import encode_selection, link_of
 from protocol.types import Selection
-from rounds.checkpoints import Checkpoints
+from rounds.checkpoints import Checkpoints, ValidatorShelf
 from storage.mirror import Mirror
 from training.evaluate import held_out_sequences
 from training.shards import Shards
@@ -20,7 +20,7 @@ class Keeper:
 
     def __init__(self, node: Node, shards: Shards, mirror: Mirror) -> None:
         self.node, self.shards, self.mirror = node, shards, mirror
-        self.checkpoints = Checkpoints(node)
+        self.checkpoints = Checkpoints(ValidatorShelf(node))
         self._held_out: Tensor | None = None
 
     def publish_link(self, selection: Selection | None) -> None:

@@ -55,7 +55,8 @@ class Work:
     def __init__(self, held: Held, shards: Shards, bucket: RangedBucket, signer: Signer, time: Time) -> None:
         self.held, self.shards, self.bucket, self.signer, self.time = held, shards, bucket, signer, time
         self.claims: dict[str, Any] = {}
-        """What was measured in the last training."""
+        """What was measured in the last training: its inner steps took .."""
+        self.steps, self.seconds = 0, 0.0
         self._ahead: _Ahead | None = None
         """The upload of what we have sealed, begun before it was saved."""
         self._fetching: Task | None = None
@@ -123,7 +124,7 @@ class Work:
             beside(add, sealing.sections, open_threads(held.first), self.time)
             sealing.finish()
         with held.timeline.begin("save"):
-            saved = SealedRound(round, held.store.write(sealing.object), sealing.key)
+            saved = SealedRound(round, held.store.write(sealing.object), sealing.key, self.steps, self.seconds)
             held.save(sealed=saved)
         if self._ahead is not None:
             self._ahead.object = saved.object
@@ -220,6 +221,7 @@ class Training:
     def end(self) -> dict[str, Any]:
         """What was measured, told; `Work.claims` from now on."""
         loss = self.report.mean_loss
+        self._work.steps, self._work.seconds = self.report.steps, self.seconds
         self._work.claims = {
             "loss": loss if isfinite(loss) else None,
             "tokens": self.report.num_tokens,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
+    from simulation.cluster import Result as ClusterResult
     from simulation.invariants import Result
 
 MEMORY = Path("/dev/shm")
@@ -53,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="whether a public archive has what the nodes' chain nodes have pruned; some: not in most rounds of a "
         "storm (default %(default)s)",
     )
+    parser.add_argument("--cluster", action="store_true", help="a cluster over one bucket, in place of a chain's run")
+    parser.add_argument("--members", type=int, default=14, help="members of the cluster (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="one seed is one history (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the history, one JSON line an event")
@@ -63,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     """Simulate; 0 when every invariant held, 1 when one broke."""
     _check(options)
     began = time.monotonic()
-    result = simulate(options)
+    result = simulate_cluster(options) if options.cluster else simulate(options)
     seconds = time.monotonic() - began
     if options.json:
         sys.stdout.write(json.dumps(asdict(result) | {"seconds": round(seconds, 1)}) + "\n")
@@ -115,6 +118,25 @@ def simulate(options: argparse.Namespace) -> "Result":
         return witness.finish()
 
 
+def simulate_cluster(options: argparse.Namespace) -> "ClusterResult":
+    """A cluster's run, to its last record."""
+    import torch
+    from loguru import logger
+
+    from simulation.cluster import simulate
+
+    torch.set_num_threads(1)
+    with ExitStack() as stack:
+        logger.disable("")
+        stack.callback(logger.enable, "")
+        stack.enter_context(_drawn_keys(options.seed))
+        parent = options.folder or (MEMORY if MEMORY.is_dir() else None)
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="murmur-simulate-", dir=parent)))
+        trace = stack.enter_context(options.trace.open("w")) if options.trace is not None else None
+        on_round = stack.enter_context(_progress(options.rounds))
+        return simulate(folder, options.seed, options.members, options.rounds, options.faults_per_hour, trace, on_round)
+
+
 @contextmanager
 def _drawn_keys(seed: int) -> Iterator[None]:
     """Sealing keys drawn from the seed. No decision depends on them, but names of files do, and so what a damaged disk
@@ -142,7 +164,7 @@ def _progress(rounds: int) -> Iterator[Callable[[int], None]]:
         yield lambda over: bar.update(task, completed=over)
 
 
-def _show(result: "Result", seconds: float) -> None:
+def _show(result: "Result | ClusterResult", seconds: float) -> None:
     from rich.console import Console
     from rich.table import Table as Grid
 
@@ -150,7 +172,7 @@ def _show(result: "Result", seconds: float) -> None:
     for name, value in asdict(result).items():
         if name not in ("broken", "explained"):
             grid.add_row(name.replace("_", " "), str(value))
-    for why, times in sorted(result.explained.items()):
+    for why, times in sorted(getattr(result, "explained", {}).items()):
         grid.add_row(f"void for {why}", str(times))
     console = Console(highlight=False, markup=False, emoji=False)
     console.print(grid)
@@ -160,6 +182,11 @@ def _show(result: "Result", seconds: float) -> None:
 
 
 def _command(options: argparse.Namespace) -> str:
+    if options.cluster:
+        return (
+            f"murmur simulate --cluster --rounds {options.rounds} --members {options.members} "
+            f"--faults-per-hour {options.faults_per_hour:g} --seed {options.seed} --trace history.jsonl"
+        )
     return (
         f"murmur simulate --rounds {options.rounds} --validators {options.validators} --miners {options.miners} "
         f"--faults-per-hour {options.faults_per_hour:g} --hostile-stake {options.hostile_stake:g} "
@@ -173,6 +200,7 @@ def _check(options: argparse.Namespace) -> None:
         ("rounds", 1, 1_000_000),
         ("validators", 1, 21),
         ("miners", 1, 128),
+        ("members", 1, 64),
         ("faults_per_hour", 0, 100_000),
         ("hostile_stake", 0, 0.99),
         ("two_faced", 0, options.miners),

@@ -185,7 +185,7 @@ class Learner(Replica):
         stopped: Stopped = never,
         resume: bool = False,
     ) -> InnerReport:
-        """What is learned is the same wherever the weights are, so all of it is added with the last step."""
+        """What is learned is the same wherever the weights are, so it is added at the end, for the steps done."""
         spec = inner or self.spec.inner
         if not resume:
             self.reset()
@@ -202,8 +202,7 @@ class Learner(Replica):
             return self._done
         weights = self._weights()
         loss = sum(self.problem.losses(weights, sequences)) / len(sequences)
-        if done == left:
-            self._set(weights + np.float32(INNER_STEP) * self.problem.pulls(sequences).mean(0))
+        self._set(weights + np.float32(INNER_STEP * done / spec.steps) * self.problem.pulls(sequences).mean(0))
         self._done += InnerReport((loss,) * done, sequences.numel() * done // spec.steps, 0)
         return self._done
 

@@ -5,11 +5,13 @@ bucket, by the server's owner, and seen by every reader. Tests use it as their f
 """
 
 import threading
+from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, MutableSequence
 from dataclasses import dataclass, field, replace
 from hashlib import md5
+from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from protocol.errors import AccessDenied, ObjectMissing, ObjectReplaced, ObjectTooLarge, StorageError
 from protocol.ports import Multipart, ObjectFacts, Time
@@ -69,6 +71,29 @@ class _Object:
         return f'"{md5(self.data).hexdigest()}"'
 
 
+class Objects(dict[str, _Object]):
+    """A bucket's objects by key, whose keys are kept in order from one listing to the next: there are thousands of
+    both."""
+
+    _ordered: list[str] | None = None
+
+    @property
+    def ordered(self) -> list[str]:
+        if self._ordered is None or len(self._ordered) != len(self):
+            self._ordered = sorted(self)
+        return self._ordered
+
+    def __setitem__(self, key: str, value: _Object) -> None:
+        if self._ordered is not None and key not in self:
+            insort(self._ordered, key)
+        super().__setitem__(key, value)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        if self._ordered is not None and key in self:
+            del self._ordered[bisect_left(self._ordered, key)]
+        return super().pop(key, *default)
+
+
 class Store:
     """A server: buckets of objects, and the faults of each. `now` stamps LastModified. `log` lists (bucket, verb, key)
     in the order of arrival."""
@@ -96,7 +121,7 @@ class Store:
         link: Link = no_distance,
     ) -> "StoreBucket":
         """A credential for one bucket, which exists from then on."""
-        self.buckets.setdefault(name, {})
+        self.buckets.setdefault(name, Objects())
         return StoreBucket(self, name, read_only=read_only, reader=reader, time=time, link=link)
 
     def pointer(self, name: str) -> Pointer:
@@ -142,8 +167,10 @@ class StoreBucket:
         self._enter("create", key, timeout_seconds, writes=True)
         self._travel("create", key, len(data), timeout_seconds, up=True)
         with self._store.lock:
-            stands = self._store.buckets[self._name].setdefault(key, _Object(bytes(data), self._store.now))
-        return stands.data == data
+            objects = self._store.buckets[self._name]
+            if key not in objects:
+                objects[key] = _Object(bytes(data), self._store.now)
+            return objects[key].data == data
 
     def get(self, key: str, *, max_bytes: int, timeout_seconds: float, exact: bool = False) -> bytes:
         self._enter("get", key, timeout_seconds)
@@ -189,8 +216,11 @@ class StoreBucket:
     def list(self, prefix: str, *, max_keys: int, timeout_seconds: float) -> tuple[str, ...]:
         self._enter("list", prefix, timeout_seconds)
         with self._store.lock:
-            keys = sorted(key for key in self._store.buckets[self._name] if key.startswith(prefix))
-        return tuple(keys[:max_keys])
+            objects = self._store.buckets[self._name]
+            keys = objects.ordered if isinstance(objects, Objects) else sorted(objects)
+            first = bisect_left(keys, prefix)
+            found = keys[first : first + max_keys]
+        return tuple(takewhile(lambda key: key.startswith(prefix), found))
 
     def delete(self, key: str, *, timeout_seconds: float) -> None:
         self._enter("delete", key, timeout_seconds, writes=True)

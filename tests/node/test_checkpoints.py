@@ -25,7 +25,7 @@ from node.state import Snapshot
 from protocol import keys
 from protocol.errors import AccessDenied
 from protocol.types import Digest
-from rounds.checkpoints import Checkpoints
+from rounds.checkpoints import Checkpoints, ValidatorShelf
 from rounds.keep import Keeper
 from tests.fakes.bucket import Call, FakeBucket, Faults
 from tests.fakes.chain import FakeSigner, fake_verify
@@ -107,13 +107,16 @@ def test_of_three_validators_each_begins_to_upload_in_another_third_of_the_inter
     validators = [FakeSigner(name).peer for name in ("one", "two", "three")]
     snapshot = Snapshot(20, Digest(bytes(32)), Digest(bytes([1]) * 32))
     saved = SimpleNamespace(consensus=SimpleNamespace(snapshot=snapshot), round=0)
+    first = SimpleNamespace(genesis_checkpoint="00" * 32, checkpoint_rounds=8)
     node = SimpleNamespace(
         me=sorted(validators)[place],
-        run=SimpleNamespace(first=SimpleNamespace(genesis_checkpoint="00" * 32, checkpoint_rounds=8)),
+        run=SimpleNamespace(id=Digest(bytes(32)), first=first),
         sources=lambda: SimpleNamespace(validators=lambda: validators),
-        held=SimpleNamespace(saved=saved, store=SimpleNamespace(folder=Path())),
+        held=SimpleNamespace(saved=saved, first=first, store=SimpleNamespace(folder=Path())),
+        doors=SimpleNamespace(bucket=None, signer=None, verify=None),
+        time=None,
     )
-    checkpoints = Checkpoints(node)  # type: ignore[arg-type]
+    checkpoints = Checkpoints(ValidatorShelf(node))  # type: ignore[arg-type]
     due = []
     for saved.round in range(20, 30):
         due.append(checkpoints._due())
@@ -123,8 +126,8 @@ def test_of_three_validators_each_begins_to_upload_in_another_third_of_the_inter
 
 
 def test_a_bucket_that_goes_on_refusing_is_told_of_less_and_less_often() -> None:
-    node = SimpleNamespace(held=SimpleNamespace(store=SimpleNamespace(folder=Path())))
-    checkpoints = Checkpoints(node)  # type: ignore[arg-type]
+    shelf = SimpleNamespace(held=SimpleNamespace(store=SimpleNamespace(folder=Path())))
+    checkpoints = Checkpoints(shelf)  # type: ignore[arg-type]
 
     def fail() -> None:
         raise AccessDenied("put: refused")

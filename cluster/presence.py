@@ -1,0 +1,53 @@
+"""Who lives, by one's own clock: a member whose beat goes on changing, and who is worth waiting for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protocol.cluster import Beat, ClusterTable
+from protocol.types import PeerId
+
+LONGEST_LOOK_BEATS = 2.0
+"""Of the time between two looks no more beats count as silence: where the store did not answer, or we slept, nobody can
+tell who was silent."""
+
+
+@dataclass
+class _Seen:
+    beat: Beat
+    silent: float = 0.0
+    """Seconds of looks that the store answered, since it changed."""
+
+
+class Presence:
+    """What one member has seen of all members' beats."""
+
+    def __init__(self, rules: ClusterTable) -> None:
+        self._rules = rules
+        self._seen: dict[PeerId, _Seen] = {}
+        self._looked: float | None = None
+
+    def look(self, beats: Mapping[PeerId, Beat], now: float) -> None:
+        """Take in every member's beat, as the store has just shown it. now: seconds of a clock that never goes back."""
+        longest = LONGEST_LOOK_BEATS * self._rules.beat_seconds
+        passed = 0.0 if self._looked is None else min(now - self._looked, longest)
+        self._looked = now
+        for member, beat in beats.items():
+            seen = self._seen.get(member)
+            if seen is None or (seen.beat.process, seen.beat.count) != (beat.process, beat.count):
+                self._seen[member] = _Seen(beat)
+            else:
+                seen.silent += passed
+        for member in self._seen.keys() - beats.keys():
+            self._seen[member].silent += passed
+
+    def living(self) -> set[PeerId]:
+        """Whoever lives and takes part: not who leaves, nor who is still on its way to where the run stands."""
+        return {
+            member
+            for member, seen in self._seen.items()
+            if seen.silent < self._rules.silent_seconds and not seen.beat.leaving and seen.beat.phase != "join"
+        }
+
+    def beats(self) -> Mapping[PeerId, Beat]:
+        """The last beat of everybody that was ever seen."""
+        return {member: seen.beat for member, seen in self._seen.items()}

@@ -1,0 +1,176 @@
+"""A cluster's bucket as its members use it: beats, claims and records, and every member's own part.
+
+What the store shows that is no document of this group is nothing: it is told once, and everybody goes on waiting.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from loguru import logger
+
+from node.beside import beside
+from node.group import Group
+from protocol import keys
+from protocol.cluster import (
+    Beat,
+    Claim,
+    Record,
+    encode_beat,
+    encode_claim,
+    encode_record,
+    parse_beat,
+    parse_claim,
+    parse_record,
+)
+from protocol.errors import InvalidMessage, ObjectMissing, StorageError
+from protocol.ports import Time
+from protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, PeerId
+from storage.exchange import Source
+from storage.prefixed import PrefixedBucket
+from storage.s3 import CREATE_BYTES, RangedBucket
+
+CALL_SECONDS = 15.0
+"""Of one look at the store."""
+LOOK_THREADS = 8
+_BEAT_BYTES = 4096
+
+T = TypeVar("T")
+
+
+class Ledger:
+    """One member's view of what its cluster has written. Any thread may ask; each call raises StorageError."""
+
+    def __init__(self, bucket: RangedBucket, run: Digest, group: Group, me: PeerId, time: Time) -> None:
+        self.bucket, self.run, self.group, self.me, self.time = bucket, run, group, me, time
+        self._claims: dict[tuple[int, PeerId], Claim] = {}
+        self._strange: set[str] = set()
+
+    # --- parts -------------------------------------------------------------------------------------------------
+
+    def part(self, member: PeerId) -> PrefixedBucket:
+        """What a member has put up."""
+        return PrefixedBucket(self.bucket, keys.member(self.run, member))
+
+    def payload(self, run: Digest, round: int, peer: PeerId) -> tuple[Source, ...]:
+        """Where a sealed object may be (node.payloads.PayloadSources)."""
+        return (Source(lambda: self.part(peer), keys.payload(run, round)),)
+
+    # --- records -----------------------------------------------------------------------------------------------
+
+    def record(self, round: int) -> Record | None:
+        """What the round came to; None while it is open."""
+        key = keys.record(self.run, round)
+        return self._read(key, CREATE_BYTES, lambda data: parse_record(data, self.run, round, self.group.verify))
+
+    def create(self, round: int, record: Record) -> bool:
+        """Close the round with this, unless somebody has closed it; whether this is what it came to."""
+        data = encode_record(record, self.run, round, self.group.signer())
+        return self.bucket.create(keys.record(self.run, round), data, timeout_seconds=CALL_SECONDS)
+
+    # --- claims ------------------------------------------------------------------------------------------------
+
+    def claim(self, round: int, claim: Claim) -> None:
+        data = encode_claim(claim, self.run, round, self.group.signer(self.me))
+        key = keys.claims(self.run, round) + self.me.hex()
+        self.bucket.put(key, data, timeout_seconds=CALL_SECONDS)
+
+    def claims(self, round: int) -> dict[PeerId, Claim]:
+        """Everybody's of the round. One is read once: it does not change but for how long its training took."""
+        prefix = keys.claims(self.run, round)
+        known = {member: claim for (of, member), claim in self._claims.items() if of == round}
+
+        def read(member: PeerId) -> Claim | None:
+            return self._read(
+                prefix + member.hex(),
+                _BEAT_BYTES,
+                lambda data: parse_claim(data, self.run, round, member, self.group.verify),
+            )
+
+        listed = self._listed(prefix)
+        new = self._beside(read, [member for member in listed if member not in known])
+        found = {member: known[member] for member in listed if member in known} | new
+        self._claims = {(round, member): claim for member, claim in found.items()}
+        return found
+
+    def forget(self, round: int) -> None:
+        """Our claim and payload of a round that nobody needs any more."""
+        key = keys.claims(self.run, round) + self.me.hex()
+        self.bucket.delete(key, timeout_seconds=CALL_SECONDS)
+        self.part(self.me).delete(keys.payload(self.run, round), timeout_seconds=CALL_SECONDS)
+
+    # --- beats -------------------------------------------------------------------------------------------------
+
+    def beat(self, beat: Beat, timeout_seconds: float) -> None:
+        data = encode_beat(beat, self.run, self.group.signer(self.me))
+        self.bucket.put(keys.beats(self.run) + self.me.hex(), data, timeout_seconds=timeout_seconds)
+
+    def members(self) -> list[PeerId]:
+        """Whoever has ever beaten, and is not cleared away."""
+        return self._listed(keys.beats(self.run))
+
+    def beats(self) -> dict[PeerId, Beat]:
+        """Everybody's last sign of life."""
+
+        def read(member: PeerId) -> Beat | None:
+            return self._read(
+                keys.beats(self.run) + member.hex(),
+                _BEAT_BYTES,
+                lambda data: parse_beat(data, self.run, member, self.group.verify),
+            )
+
+        return self._beside(read, self.members())
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def _beside(self, read: Callable[[PeerId], T | None], members: list[PeerId]) -> dict[PeerId, T]:
+        """What is there of each, in as many threads as a look is worth."""
+        found = beside(read, members, LOOK_THREADS, self.time)
+        return {member: one for member, one in zip(members, found, strict=True) if one is not None}
+
+    def _listed(self, prefix: str) -> list[PeerId]:
+        names = self.bucket.list(prefix, max_keys=MAX_UIDS, timeout_seconds=CALL_SECONDS)
+        found = list[PeerId]()
+        for name in names:
+            with suppress(ValueError):
+                member = bytes.fromhex(name.removeprefix(prefix))
+                if len(member) == DIGEST_BYTES and name == prefix + member.hex():
+                    found.append(PeerId(member))
+        return found
+
+    def _read(self, key: str, max_bytes: int, parse: Callable[[bytes], T]) -> T | None:
+        """None where nothing stands there, or what nobody of this group has written."""
+        try:
+            return parse(self.bucket.get(key, max_bytes=max_bytes, timeout_seconds=CALL_SECONDS))
+        except ObjectMissing:
+            return None
+        except InvalidMessage as fault:
+            if key not in self._strange:
+                self._strange.add(key)
+                logger.warning(
+                    "{key} is nothing that this group has written ({fault}): another group's token, another release, "
+                    "or a store that lies; going on without it",
+                    key=key,
+                    fault=str(fault),
+                )
+            return None
+
+
+class Patience:
+    """What an outage of the store costs: told once at its begin and at its end, and waited out."""
+
+    def __init__(self, time: Time, pause_seconds: float) -> None:
+        self._time, self._pause = time, pause_seconds
+        self._since: float | None = None
+
+    def failed(self, fault: StorageError) -> None:
+        """Tell it, and wait before the next try."""
+        if self._since is None:
+            self._since = self._time.now()
+            logger.warning("the store fails us ({fault}): our work is kept, and we go on when it is back", fault=fault)
+        self._time.sleep(self._pause)
+
+    def answered(self) -> None:
+        if self._since is not None:
+            logger.info("the store is back after {seconds} s", seconds=int(self._time.now() - self._since))
+            self._since = None

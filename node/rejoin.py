@@ -1,0 +1,103 @@
+"""How a member comes to where its cluster's run stands: its own disk, theta_0, or a checkpoint that a member shows.
+
+A checkpoint is taken where its link is that of the record before its round, and its theta the one that the next record
+names; the records since then are applied as in any round.
+"""
+
+from contextlib import suppress
+
+from loguru import logger
+
+from gauntlet.agreement import Tip
+from node.checkpoints import DOCUMENT_MAX_BYTES, Checkpoint, parse_shown
+from node.held import Held
+from node.ledger import CALL_SECONDS, Ledger
+from node.run import blob_fetcher
+from node.state import Snapshot
+from protocol import keys
+from protocol.cluster import digest_of
+from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, OutOfSync, StorageError
+from protocol.messages import first_link, link_of
+from protocol.types import Digest, PeerId
+from storage.s3 import RangedBucket
+from training.shards import Fetch
+
+SLOWEST_BYTES = 125_000.0
+"""Bytes a second of the slowest link that is waited for: 1 Mb/s."""
+
+
+def begin(ledger: Ledger, held: Held) -> None:
+    """Take up the state of this folder; give a fresh one theta_0. Raises StorageError, or ConfigError where theta_0 is
+    nowhere."""
+    if not held.resume():
+        _load_genesis(ledger, held)
+        held.begin()
+
+
+def from_genesis(ledger: Ledger, held: Held) -> None:
+    """Stand at theta_0 again, whatever we hold: the records lead on from there."""
+    _load_genesis(ledger, held)
+    link = first_link(held.run_id)
+    held.stand(link, Tip(0, link))
+
+
+def _load_genesis(ledger: Ledger, held: Held) -> None:
+    digest = Digest(bytes.fromhex(held.first.genesis_checkpoint))
+    try:
+        held.load_consensus(Snapshot(0, first_link(held.run_id), digest), _fetcher(ledger.bucket))
+    except CheckpointCorrupt as fault:
+        raise ConfigError(f"theta_0 in the cluster's bucket is damaged ({fault}): put it up again") from None
+
+
+def from_checkpoint(ledger: Ledger, held: Held, later_than: int) -> bool:
+    """Stand at the newest checkpoint of a round after this one, whoever shows it; whether there was one. Our own state
+    stays where none can be had. Raises StorageError."""
+    for member, found in shown_by_members(ledger):
+        if found.round <= later_than or found.link != link_before(ledger, found.round):
+            continue
+        try:
+            _stand_at(ledger, held, member, found)
+        except (StorageError, CheckpointCorrupt, OutOfSync) as fault:
+            told = "the checkpoint of round {round} that {member} shows is of no use: {fault}"
+            logger.warning(told, round=found.round, member=member.hex()[:8], fault=str(fault))
+            held.restore()
+            held.store.commit(held.saved)  # and sweeps what the refused one left on the disk
+            continue
+        held.events.emit("caught_up", found.round, origin=f"the checkpoint of round {found.round}")
+        return True
+    return False
+
+
+def shown_by_members(ledger: Ledger) -> list[tuple[PeerId, Checkpoint]]:
+    """Every checkpoint that a member shows, the newest first."""
+    found = list[tuple[PeerId, Checkpoint]]()
+    for member in ledger.members():
+        with suppress(StorageError, InvalidMessage):
+            data = ledger.part(member).get(
+                keys.checkpoints(ledger.run), max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=CALL_SECONDS
+            )
+            shown = parse_shown(data, ledger.run, member, ledger.group.verify)
+            found += [(member, checkpoint) for checkpoint in shown.checkpoints]
+    return sorted(found, key=lambda one: (-one[1].round, one[0]))
+
+
+def link_before(ledger: Ledger, round: int) -> Digest | None:
+    """The link with which the round begins; None where the record before it is not there."""
+    if round == 0:
+        return first_link(ledger.run)
+    record = ledger.record(round - 1)
+    return link_of(record.selection(ledger.run, round - 1)) if record is not None else None
+
+
+def _stand_at(ledger: Ledger, held: Held, member: PeerId, found: Checkpoint) -> None:
+    """Raises StorageError, CheckpointCorrupt, or OutOfSync for another theta than the record of its round names."""
+    fetch = _fetcher(ledger.part(member))
+    held.load_consensus(Snapshot(found.round, found.link, found.state), fetch)
+    record = ledger.record(found.round)
+    if record is not None and digest_of(record.theta) != held.replica.digest():
+        raise OutOfSync("its theta is another than the run's")
+    held.stand(found.link, Tip(found.round, found.link))
+
+
+def _fetcher(bucket: RangedBucket) -> Fetch:
+    return blob_fetcher(bucket, SLOWEST_BYTES)
