@@ -44,7 +44,8 @@ PORTION_SECONDS = 0.01
 ANSWER_BYTES = 1 << 20
 """About how much of the rounds goes into one answer; a page asks for the rest."""
 STATIC = Path(__file__).parent / "static"
-FILES = ("page.js", "matrix.js", "charts.js", "page.css", "uPlot.iife.min.js", "uPlot.min.css")
+SCRIPTS = ("page.js", "store.js", "peers.js", "round.js", "matrix.js", "charts.js", "uPlot.iife.min.js")
+FILES = (*SCRIPTS, "page.css", "uPlot.min.css")
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",

@@ -80,7 +80,7 @@ export class Matrix {
     const lastRow = Math.min(rows, Math.ceil((top + down - TOP) / HEIGHT));
     pen.textBaseline = "middle";
     pen.textAlign = "center";
-    pen.font = "10px system-ui, sans-serif";
+    pen.font = "11px system-ui, sans-serif";
     for (let row = firstRow; row < lastRow; row++) {
       const y = TOP + row * HEIGHT - top;
       for (let column = firstColumn; column < lastColumn; column++) {

@@ -150,7 +150,7 @@ def test_every_answer_allows_nothing_but_our_own_files(tmp_path: Path, serve: Se
 
 
 def test_no_script_of_ours_makes_markup_of_text() -> None:
-    for path in STATIC.glob("[cmp]*.js"):
+    for path in STATIC.glob("[!u]*.js"):
         text = path.read_text()
         assert not [
             word for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(") if word in text
