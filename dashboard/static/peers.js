@@ -13,6 +13,7 @@ const COLUMNS = [
 const sort = { column: 0, down: false };
 const rows = new Map(); // peer -> its row
 let [told, paid] = [null, null]; // the last rounds that tell of peers, and of settled pay
+let reached = null; // the peer whose link Tab comes to: of 256 it is one
 let changed = () => {};
 
 const total = (peer) => store.totals[peer] ?? { told: 0, contributed: 0, pay: 0 };
@@ -53,12 +54,27 @@ export function drawPeers() {
   const body = $("peers").tBodies[0];
   const shown = store.order.map(rowOf);
   if (shown.length !== body.rows.length || shown.some((row, i) => row !== body.rows[i])) body.replaceChildren(...shown);
+  if (!store.order.includes(reached)) reached = store.order[0] ?? null;
+  for (const [peer, row] of rows) linkOf(row).tabIndex = peer === reached ? 0 : -1;
   const all = store.peers.length;
   const count = words(shown.length, all);
   if ($("filtered").textContent !== count) $("filtered").textContent = count;
 }
 
 const words = (found, all) => (found === all ? `${all} peer${all === 1 ? "" : "s"}` : found ? `${found} of ${all} peers` : `none of ${all} peers`);
+
+const linkOf = (row) => row.cells[0].firstChild;
+
+function key(event) {
+  const steps = { ArrowUp: -1, ArrowDown: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity };
+  if (!Object.hasOwn(steps, event.key)) return;
+  event.preventDefault();
+  const at = Math.max(0, Math.min(store.order.length - 1, store.order.indexOf(reached) + steps[event.key]));
+  linkOf(rows.get(reached)).tabIndex = -1;
+  reached = store.order[at];
+  linkOf(rows.get(reached)).tabIndex = 0;
+  linkOf(rows.get(reached)).focus();
+}
 
 function rowOf(peer) {
   if (!rows.has(peer)) {
@@ -71,7 +87,7 @@ function rowOf(peer) {
   const row = rows.get(peer);
   COLUMNS.forEach(({ value, text = String }, i) => {
     const own = value(peer);
-    const cell = i ? row.cells[i] : row.cells[0].firstChild;
+    const cell = i ? row.cells[i] : linkOf(row);
     const shown = own === null ? "–" : text(own, peer);
     if (cell.textContent !== shown) cell.textContent = shown;
   });
@@ -104,4 +120,5 @@ export function begin(again) {
   changed = again;
   headings();
   $("filter").addEventListener("input", () => changed());
+  $("peers").tBodies[0].addEventListener("keydown", key);
 }
