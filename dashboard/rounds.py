@@ -121,11 +121,7 @@ class Round:
         if word is not None:
             left_out = set(self._first(self.passed, ())) - {*contributing, *standing, *rejected}
             standing |= dict.fromkeys(sorted(left_out), NOT_AGREED)
-        judges = [self.stakes.get(node, 1.0) for node in self.pay]
-        pay = {
-            peer: fmean([shares.get(peer, 0.0) for shares in self.pay.values()], judges if any(judges) else None)
-            for peer in {peer for shares in self.pay.values() for peer in shares}
-        }
+        pay = self._mean_pay()
         judged = {*contributing, *standing, *rejected}
         honest = [self.trained[node] for node in miners if node in self.trained] or list(self.trained.values())
         return {
@@ -156,6 +152,17 @@ class Round:
             "sent_bytes": sum(self.sent.values()) if self.sent else None,
             "why_void": why_void(self),
         }
+
+    def _mean_pay(self) -> dict[str, float]:
+        """Peer -> its share: the mean of the validators' reports, by stake where that is known."""
+        stakes = {node: self.stakes.get(node, 1.0) for node in self.pay}
+        stakes = stakes if any(stakes.values()) else dict.fromkeys(stakes, 1.0)
+        total = sum(stakes.values())
+        pay: dict[str, float] = {}
+        for node, shares in self.pay.items():
+            for peer, share in shares.items():
+                pay[peer] = pay.get(peer, 0.0) + share * (stakes[node] / total)
+        return pay
 
     def _first(self, found: Mapping[str, S], none: T) -> S | T:
         """What the first validator says, by stake and by name."""

@@ -69,7 +69,8 @@ class Watched:
         """Take in what is new, or a portion of it; whether there is more."""
         with self._lock:
             more = self.source.read()
-            self.source.rounds.encode()
+            if not more:  # of a long run's past what is asked for is enough
+                self.source.rounds.encode()
             self._told = _facts(self.source)
             if more:
                 known = len(self.source.rounds)

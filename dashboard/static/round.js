@@ -1,7 +1,7 @@
 // One round in full: what each validator says of a peer, the validators side by side, and the phases of all nodes.
 import { drawPhases } from "./charts.js";
 import { STATES, stateOf } from "./matrix.js";
-import { $, SETTLED, codeOf, called, element, keyEntry, named, nodeName, paragraph, percent, store, tableOf, times } from "./store.js";
+import { $, SETTLED, byName, codeOf, called, element, keyEntry, named, nodeName, paragraph, percent, store, tableOf, times } from "./store.js";
 
 async function detail(number) {
   const answer = await fetch(`api/rounds/${number}`);
@@ -99,6 +99,7 @@ function names({ named: count, peers, first }) {
   if (count === null) return "–";
   const known = peers ?? (first?.length === count ? first : null);
   const told = (known ?? first ?? []).map(named);
+  if (known) told.sort(byName);
   const some = told.slice(0, NAMES_SHOWN).join(", ");
   if (!told.length) return String(count);
   return known && told.length <= NAMES_SHOWN ? `${count}: ${some}` : `${count}, among them ${some}`;

@@ -528,11 +528,14 @@ def test_in_a_browser_it_is_the_same_page(width: int, played: FakeNetwork, monke
     try:
         with browser() as tab:
             tab.open(page.url, width)
-            tab.until(f"{text.format('n-round')} === '2' && document.querySelectorAll('.plot canvas').length === 5")
+            tab.until(f"{text.format('n-round')} === '2' && document.querySelectorAll('.plot canvas').length === 6")
             tab.until(
                 f"{text.format('n-loss-note')}.includes('not published; in training')"
             )  # miners are read one by one
             assert "no node has said" in tab.until(text.format("phases-note"))
+            cells = "[...document.querySelectorAll('#validators tbody tr')].map((row) => row.cells[1].textContent)"
+            assert tab.value(cells) == ["75.0 %", "25.0 %"]
+            assert tab.value(text.format("key-bytes")).startswith("submissions, by commitments")
             tab.value("document.getElementById('matrix').focus()")
             for key in ("End", "Enter"):
                 tab.press(key)
