@@ -82,12 +82,13 @@ const NAMES_SHOWN = 8;
 function drawValidators(rows) {
   const thetas = rows.map((row) => row.theta).filter((theta) => theta !== null);
   const most = thetas.find((theta) => 2 * thetas.filter((other) => other === theta).length > thetas.length);
+  const all = new Set(rows.flatMap((row) => known(row) ?? []));
   const table = tableOf(["Validator", "Stake", "Word", "Model", "Names", "Report", "Weights", "Last seen"], rows.map((row) => [
     nodeName(row.validator),
     row.stake === null ? "–" : percent(row.stake),
     row.word === null ? "–" : row.word === "abstains" ? "abstains" : `in block ${row.said_in}`,
     row.theta === null ? "–" : `${row.theta.slice(0, 8)}${most !== undefined && row.theta !== most ? ", unlike most" : ""}`,
-    names(row),
+    names(row, all),
     row.unobserved !== null ? `not observed (${row.unobserved})` : row.reported ? "published" : row.unread !== null ? UNREAD[row.unread] ?? row.unread : "–",
     row.not_set ?? (row.set_in === null ? "–" : `set in block ${row.set_in}`),
     row.last_round === null ? "–" : `round ${row.last_round}`,
@@ -95,14 +96,21 @@ function drawValidators(rows) {
   $("validators").replaceChildren(rows.length ? table : paragraph("Of this round no validator is known."));
 }
 
-function names({ named: count, peers, first }) {
+// Whom it names where all of that is known, else some; and whom others name and it does not.
+const known = ({ named: count, peers, first }) => (count === null ? null : peers ?? (first?.length === count ? first : null));
+
+function names(row, all) {
+  const { named: count, first } = row;
   if (count === null) return "–";
-  const known = peers ?? (first?.length === count ? first : null);
-  const told = (known ?? first ?? []).map(named);
-  if (known) told.sort(byName);
-  const some = told.slice(0, NAMES_SHOWN).join(", ");
-  if (!told.length) return String(count);
-  return known && told.length <= NAMES_SHOWN ? `${count}: ${some}` : `${count}, among them ${some}`;
+  const own = known(row);
+  if (own === null) return first?.length ? `${count}, among them ${list(first)}` : String(count);
+  const missing = [...all].filter((peer) => !own.includes(peer));
+  return `${count}${count && count <= NAMES_SHOWN ? `: ${list(own)}` : ""}${missing.length ? `; not ${list(missing)}` : ""}`;
+}
+
+function list(hotkeys) {
+  const told = hotkeys.map(named).sort(byName);
+  return told.length > NAMES_SHOWN ? `${told.slice(0, NAMES_SHOWN).join(", ")} …` : told.join(", ");
 }
 
 // --- phases ------------------------------------------------------------------------------------------------------

@@ -308,6 +308,10 @@ def test_the_validators_of_a_round_stand_side_by_side(tmp_path: Path, serve: Ser
         written.write("validator-1", "said", number, block=70 + number, named=2, abstains=False)
     written.write("validator-1", "weights", 1, block=99, weights={})
     written.write("validator-2", "said", 1, block=75, named=0, abstains=True)
+    written.write("validator-1", "ranked", 0, contributing=[synthetic.key("miner-1")], standing={})
+    written.write("validator-1", "said", 0, block=70, named=1, abstains=False)
+    written.write("validator-2", "ranked", 0, contributing=[synthetic.key("miner-2")], standing={})
+    written.write("validator-2", "said", 0, block=70, named=1, abstains=False)
     tab.open(serve(tmp_path).url)
     cells = (
         "[...document.querySelectorAll('#validators tbody tr')].map((row) => [...row.cells].map((c) => c.textContent))"
@@ -334,6 +338,7 @@ def test_the_validators_of_a_round_stand_side_by_side(tmp_path: Path, serve: Ser
         " f.dispatchEvent(new Event('change')); })()"
     )
     tab.until("document.querySelectorAll('#validators tbody td')[1].textContent === 'in block 70'")
+    assert [row[4] for row in tab.value(cells)] == ["1: miner-1; not miner-2", "1: miner-2; not miner-1"]
 
 
 def test_the_bytes_of_all_submissions_are_drawn_and_summed(tmp_path: Path, serve: Serve, tab: Tab) -> None:
