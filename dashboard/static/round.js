@@ -127,11 +127,14 @@ export async function drawRound() {
   if (asked !== null && asked === shown?.asked) return;
   $("round-void").textContent = voidText(round);
   try {
-    shown = { asked, ...(await detail(number)) };
+    const found = await detail(number);
+    if (Number(field.value) !== number) return; // another one was asked for meanwhile
+    shown = { asked, ...found };
     drawValidators(shown.validators);
     $("phases-note").textContent = Object.keys(shown.phases).length ? "" : "Of this round no node has said what it spent its time on. A network that is read from outside tells no more than seconds of training.";
   } catch (fault) {
     shown = null;
+    $("validators").replaceChildren();
     $("phases-note").textContent = `Round ${field.value}: ${fault.message}.`;
   }
   repaintPhases();
