@@ -14,6 +14,7 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Self
 
 import uvicorn
@@ -63,6 +64,7 @@ class Watched:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._told: dict[str, Any] = {}
+        self._session = token_hex(8)
         self._more = self.read()
 
     def read(self) -> bool:
@@ -92,11 +94,13 @@ class Watched:
             return _answer(self._told | {"version": version, "more": more}, told)
 
     def short(self, since: int, peers: int) -> bytes:
-        """JSON of /api/page: of the peers, all but the first so many."""
+        """JSON of /api/page: of the peers, all but the first so many. Their places hold for one `session`."""
         with self._lock:
             told, version, more = self.source.rounds.since(since, ANSWER_BYTES, short=True)
             new = self.source.rounds.peers.since(peers)
-            return _answer(self._told | {"version": version, "more": more, "peers": new}, told)
+            return _answer(
+                self._told | {"version": version, "more": more, "peers": new, "session": self._session}, told
+            )
 
     def peer(self, asked: str) -> bytes | None:
         """JSON of /api/peers/NAME, of a hotkey or a member's name; None for somebody of whom no round tells."""

@@ -47,7 +47,7 @@ async function ask() {
       const answer = await fetch(`api/page?since=${store.version}&peers=${store.peers.length}`);
       if (!answer.ok) throw new Error(`status ${answer.status}`);
       const told = await answer.json();
-      if (told.version < store.version) return location.reload(); // another run, or the server was started again
+      if (told.session !== (store.facts.session ?? told.session)) return location.reload(); // another run, or the server was started again
       more = told.more;
       const changed = told.rounds.length > 0 || JSON.stringify(told.names) !== JSON.stringify(store.facts.names);
       store.peers.push(...told.peers);

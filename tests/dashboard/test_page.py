@@ -3,10 +3,12 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from dashboard.evaluations import in_folder
+from dashboard.folder import Folder
 from dashboard.server import Page
 from tests.dashboard import synthetic
 from tests.dashboard.browser import CHROMIUM, Tab, browser
@@ -350,3 +352,24 @@ def test_the_bytes_of_all_submissions_are_drawn_and_summed(tmp_path: Path, serve
     assert tab.value(TEXT.format("bytes-note")) == "56.3 kB in all"
     tab.value(HOVER % "0.5")
     tab.until(f"{TEXT.format('key-bytes')} === 'submissions5.12 kBround 5'")
+
+
+def test_a_server_that_was_started_again_numbers_peers_anew_and_the_page_begins_anew(tmp_path: Path, tab: Tab) -> None:
+    first = Page(Folder(synthetic.Folder(tmp_path / "one").path)).begin()
+    try:
+        tab.open(first.url)
+        tab.until(f"{TEXT.format('sentence')}.startsWith('Rehearsing') && (window.old = true)")
+    finally:
+        first.close()
+    written = synthetic.Folder(tmp_path / "two")
+    for number in range(3):
+        written.round(number)
+    port = urlsplit(first.url).port
+    assert port is not None
+    second = Page(Folder(written.path), port).begin()
+    try:
+        tab.until("window.old === undefined && document.querySelectorAll('#peers tbody tr').length === 3")
+        tab.open("about:blank")
+        tab.complaints.clear()  # the browser's own, while there was no server
+    finally:
+        second.close()
