@@ -12,9 +12,9 @@ every change. docs/dashboard.md has the fields.
 import json
 import socket
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, Self
 
 import uvicorn
@@ -64,7 +64,7 @@ class Watched:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._told: dict[str, Any] = {}
-        self._session = token_hex(8)
+        self._session = str(time.time_ns())
         self._more = self.read()
 
     def read(self) -> bool:
