@@ -5,6 +5,7 @@ from math import inf
 
 from dashboard.rounds import Round, Rounds
 from dashboard.source import Source, Stage
+from dashboard.void import why_void
 
 LATELY_ROUNDS = 5
 SILENT_ROUNDS = 3.0
@@ -56,7 +57,7 @@ def _wrong(source: Source, lately: list[Round], stage: Stage) -> Iterator[str]:
     if not stage.ended and stage.silent_seconds > _patience(source):
         yield f"Nothing has happened for {_span(stage.silent_seconds)}: the network was stopped, or it is stuck."
     if last.void.get(last.agreed() or ""):
-        yield f"Round {last.number} is void: nothing was agreed in it, so nobody's work was applied."
+        yield f"Round {last.number} is void, so nobody's work was applied. {why_void(last)}"
     if last.unobserved:
         yield f"Round {last.number} was not observed by {sorted(last.unobserved)[0]}: nobody is rated or paid for it."
     for node, fault in sorted(last.faults.items()):

@@ -1,6 +1,7 @@
 """A run's rounds, put together from its nodes' events (docs/events.md) as these come in; of a network whose nodes are
 not on this machine, from what murmur/watch.py has read of chain and buckets: `agreed` in place of `applied` and
-`checked`, `reported` with the validator's `stake`, and `unread`.
+`checked`, `reported` with the validator's `stake` and `set_in`, `said` with its `theta`, `peers` and `stake`, and
+`unread`.
 
 Events are what other programs wrote: one that is not as documented is passed over, and nothing of them is trusted to be
 short, printable or true.
@@ -13,6 +14,8 @@ from statistics import fmean, median
 from sys import intern
 from typing import Any, TypeVar
 
+from dashboard.short import Places, shortened
+from dashboard.void import why_void
 from gauntlet.account import SETTLED
 
 Event = Mapping[str, Any]
@@ -28,7 +31,7 @@ NOT_HERE = ("MISSING", "LATE")
 """Reasons of peers that had not committed by the deadline."""
 PHASES = ("compute", "upload", "download", "apply")
 NODE_KINDS = {"trained", "published", "committed", "applied", "phases", "broke_off", "passed_over", "weights_not_taken"}
-VALIDATOR_KINDS = {"checked", "ranked", "reported", "held_out", "unobserved", "weights_refused", "weights"}
+VALIDATOR_KINDS = {"checked", "ranked", "said", "reported", "held_out", "unobserved", "weights_refused", "weights"}
 KINDS = NODE_KINDS | VALIDATOR_KINDS | {"agreed", "stated", "unread", "tested"}
 EVALUATIONS = "evaluations"
 """The node whose word are evaluations of checkpoints (dashboard/evaluations.py); no member is called so."""
@@ -36,6 +39,19 @@ MOST_METRICS = 200
 GUESSES = ("right", "wrong")
 CHAIN = "chain"
 """The node whose word is what stands on chain: it comes before everybody's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A validator's word. `named`: how many peers it names; the rest is known only where the word was read from the
+    chain. `theta`: the state that it holds; `stake`: share of the counted one."""
+
+    block: int | None
+    named: int
+    abstains: bool
+    theta: str | None = None
+    peers: tuple[str, ...] | None = None
+    stake: float | None = None
 
 
 @dataclass(slots=True)
@@ -46,6 +62,15 @@ class Round:
     number: int
     time: float = 0.0
     void: dict[str, bool] = field(default_factory=dict)
+    cause: str | None = None
+    """Of a void round, where the chain was read: a code of dashboard/void.py."""
+    said: dict[str, Said] = field(default_factory=dict)
+    first: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Who would contribute by a validator's own order."""
+    set_in: dict[str, int] = field(default_factory=dict)
+    """Validator -> the block in which its weights were set."""
+    not_set: dict[str, str] = field(default_factory=dict)
+    """Validator -> why its weights do not stand."""
     block: dict[str, int] = field(default_factory=dict)
     """The one in which it was decided, where that is known."""
     contributing: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -66,6 +91,8 @@ class Round:
     computed: dict[str, float] = field(default_factory=dict)
     """Share of the time, from one decision to the next, in which a miner trained."""
     payload_bytes: int | None = None
+    sent: dict[str, int] = field(default_factory=dict)
+    """Miner -> bytes of its submission."""
     faults: dict[str, str] = field(default_factory=dict)
     unobserved: dict[str, str] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
@@ -75,7 +102,8 @@ class Round:
     places: dict[tuple[str, str], int] = field(default_factory=dict)
     """(node, kind) -> where its line stands in the node's file."""
     version: int = 0
-    encoded: bytes | None = None
+    encoded: dict[bool, bytes] = field(default_factory=dict)
+    """As JSON, in full and (True) as the page has it."""
 
     @property
     def decided(self) -> bool:
@@ -93,11 +121,7 @@ class Round:
         if word is not None:
             left_out = set(self._first(self.passed, ())) - {*contributing, *standing, *rejected}
             standing |= dict.fromkeys(sorted(left_out), NOT_AGREED)
-        judges = [self.stakes.get(node, 1.0) for node in self.pay]
-        pay = {
-            peer: fmean([shares.get(peer, 0.0) for shares in self.pay.values()], judges if any(judges) else None)
-            for peer in {peer for shares in self.pay.values() for peer in shares}
-        }
+        pay = self._mean_pay()
         judged = {*contributing, *standing, *rejected}
         honest = [self.trained[node] for node in miners if node in self.trained] or list(self.trained.values())
         return {
@@ -125,7 +149,20 @@ class Round:
                 for phase in PHASES
             },
             "payload_bytes": self.payload_bytes,
+            "sent_bytes": sum(self.sent.values()) if self.sent else None,
+            "why_void": why_void(self),
         }
+
+    def _mean_pay(self) -> dict[str, float]:
+        """Peer -> its share: the mean of the validators' reports, by stake where that is known."""
+        stakes = {node: self.stakes.get(node, 1.0) for node in self.pay}
+        stakes = stakes if any(stakes.values()) else dict.fromkeys(stakes, 1.0)
+        total = sum(stakes.values())
+        pay: dict[str, float] = {}
+        for node, shares in self.pay.items():
+            for peer, share in shares.items():
+                pay[peer] = pay.get(peer, 0.0) + share * (stakes[node] / total)
+        return pay
 
     def _first(self, found: Mapping[str, S], none: T) -> S | T:
         """What the first validator says, by stake and by name."""
@@ -140,6 +177,9 @@ class Rounds:
     def __init__(self) -> None:
         self.version = 0
         self.hotkeys: dict[str, str] = {}
+        self.peers = Places()
+        self.last_seen: dict[str, tuple[int, float]] = {}
+        """Validator -> round and time of the last word or report that is known of it."""
         self._rounds: dict[int, Round] = {}
         self._by_change: dict[int, None] = {}
 
@@ -175,14 +215,18 @@ class Rounds:
             return
         one.places[node, kind] = place
         self.version += 1
-        one.version, one.encoded = self.version, None
+        one.version = self.version
+        one.encoded.clear()
+        if kind in ("said", "reported"):
+            self.last_seen[node] = max((number, _number(event["time"])), self.last_seen.get(node, (0, 0.0)))
         self._rounds[number] = one
         self._by_change.pop(number, None)
         self._by_change[number] = None
 
-    def since(self, version: int, max_bytes: int) -> tuple[list[bytes], int, bool]:
+    def since(self, version: int, max_bytes: int, *, short: bool = False) -> tuple[list[bytes], int, bool]:
         """JSON of the rounds that have changed after `version`, those first that changed first, up to about `max_bytes`
-        and at least one, sorted by number; the version to ask with next, and whether there is more."""
+        and at least one, sorted by number; the version to ask with next, and whether there is more. `short`: as
+        dashboard/short.py has it."""
         changed = []
         for number in reversed(self._by_change):
             if self._rounds[number].version <= version:
@@ -190,31 +234,30 @@ class Rounds:
             changed.append(self._rounds[number])
         told: list[Round] = []
         size = 0
+        more = False
         for one in reversed(changed):
-            if size >= max_bytes:
-                return _encoded(told), version, True
-            size += len(self._encode(one))
+            if more := size >= max_bytes:
+                break
+            size += len(self._encode(one, short))
             told.append(one)
             version = one.version
-        return _encoded(told), version, False
+        return [one.encoded[short] for one in sorted(told, key=lambda one: one.number)], version, more
 
     def encode(self) -> None:
-        """Make the JSON of what has changed now, not when somebody asks."""
+        """Make the page's JSON of what has changed now, not when somebody asks."""
         for number in reversed(self._by_change):
-            if self._rounds[number].encoded is not None:
+            if True in self._rounds[number].encoded:
                 break
-            self._encode(self._rounds[number])
+            self._encode(self._rounds[number], short=True)
 
-    def _encode(self, one: Round) -> bytes:
-        if one.encoded is None:
+    def _encode(self, one: Round, short: bool) -> bytes:
+        if short not in one.encoded:
             agreed = one.contributing.get(one.agreed() or "", ())
             miners = [node for node, key in self.hotkeys.items() if key in agreed]
-            one.encoded = json.dumps(one.body(miners), separators=(",", ":"), allow_nan=False).encode()
-        return one.encoded
-
-
-def _encoded(told: Iterable[Round]) -> list[bytes]:
-    return [one.encoded for one in sorted(told, key=lambda one: one.number) if one.encoded is not None]
+            body = one.body(miners)
+            told = shortened(body, self.peers) if short else body
+            one.encoded[short] = json.dumps(told, separators=(",", ":"), allow_nan=False).encode()
+        return one.encoded[short]
 
 
 def _fold(one: Round, node: str, kind: str, event: Event) -> None:
@@ -227,7 +270,7 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
             if event["loss"] is not None:
                 one.trained[node] = _number(event["loss"])
         case "published":
-            one.payload_bytes = _count(event["payload_bytes"])
+            one.payload_bytes = one.sent[node] = _count(event["payload_bytes"])
         case "held_out":
             one.held_out[node] = _number(event["val_loss"])
         case "tested":
@@ -252,10 +295,13 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
         case "agreed":
             contributing = tuple(_text(peer) for peer in event["contributing"])
             void, committed = bool(event["void"]), event["committed"]
+            cause = _text(event["cause"]) if event.get("cause") is not None else None
             if committed is not None:
                 one.passed[node] = tuple(_text(peer) for peer in committed)
                 one.active[node] = len(one.passed[node])
-            one.contributing[node], one.void[node] = contributing, void
+            one.contributing[node], one.void[node], one.cause = contributing, void, cause
+        case "said":
+            one.said[node] = _said(event)
         case "stated":
             one.theta[node] = _text(event["theta"])
         case "unread":
@@ -265,10 +311,14 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
             one.active[node] = _count(event["active"])
             one.rejected[node], one.passed[node] = rejected, passed
         case "ranked":
-            one.standing[node] = _texts(event["standing"])
+            first, standing = tuple(_text(peer) for peer in event["contributing"]), _texts(event["standing"])
+            one.first[node], one.standing[node] = first, standing
         case "reported":
             stake = _number(event["stake"]) if "stake" in event else None
+            set_in = _count(event["set_in"]) if event.get("set_in") is not None else None
             _reported(one, node, event["peers"])
+            if set_in is not None:
+                one.set_in[node] = set_in
             if stake is not None:
                 one.stakes[node] = stake
             one.unread.pop(node, None)
@@ -278,12 +328,16 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
             one.faults[node] = f"broke off: {_text(event['fault'])}"
         case "passed_over":
             one.faults[node] = f"could not follow the round: {_text(event['reason'])}"
+        case "weights":
+            one.set_in[node] = _count(event["block"])
         case "weights_not_taken":
-            one.faults[node] = f"the chain refused its weights: {_text(event['code'])}"
+            one.not_set[node] = f"the chain refused its weights: {_text(event['code'])}"
         case "weights_refused":
-            one.faults[node] = "its weights do not stand on chain as they were set"
+            one.not_set[node] = "its weights do not stand on chain as they were set"
     if decided is not None and kind in ("applied", "agreed"):
         one.block[node] = decided
+    if node in one.not_set:
+        one.faults[node] = one.not_set[node]
     if seconds:
         one.seconds[node] = one.seconds.get(node, {}) | seconds
 
@@ -301,11 +355,21 @@ def _reported(one: Round, node: str, peers: Mapping[str, Mapping[str, Any]]) -> 
             pay[name] = share
         evaluations[name] = _count(row.get("evaluations", 0))
     one.rejected[node], one.standing[node], one.pay[node] = rejected, standing, pay
+    if node not in one.first:
+        one.first[node] = tuple(_text(peer) for peer, row in peers.items() if row.get("contributing"))
     passed = tuple(_text(peer) for peer, row in peers.items() if "contributing" in row or "standing" in row)
     one.passed.setdefault(node, passed)
     one.active.setdefault(node, len(passed) + sum(why not in NOT_HERE for why in rejected.values()))
     for name, times in evaluations.items():
         one.evaluations[name] = max(times, one.evaluations.get(name, 0))
+
+
+def _said(event: Event) -> Said:
+    abstains, named = bool(event["abstains"]), _count(event["named"])
+    block = _count(event["block"]) if event["block"] is not None else None
+    theta = _text(event["theta"]) if event.get("theta") is not None else None
+    peers = tuple(_text(peer) for peer in event["peers"]) if "peers" in event else None
+    return Said(block, named, abstains, theta, peers, _number(event["stake"]) if "stake" in event else None)
 
 
 def _texts(found: Mapping[str, Any]) -> dict[str, str]:

@@ -3,6 +3,7 @@
     GET /                          the page
     GET /api/rounds?since=VERSION  rounds that have changed after this version (default 0: all), and how the run fares
     GET /api/rounds/NUMBER         one round in full: what each validator says of each hotkey, phases by node
+    GET /api/page?since=V&peers=N  as /api/rounds, in the page's own short form (dashboard/short.py)
 
 An answer never waits for the run: a thread takes in what is new once a second, and a round is turned into JSON once for
 every change. docs/dashboard.md has the fields.
@@ -11,6 +12,8 @@ every change. docs/dashboard.md has the fields.
 import json
 import socket
 import threading
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +31,7 @@ from dashboard.health import health
 from dashboard.schedule import schedule
 from dashboard.source import Source
 from dashboard.tables import as_csv, peer_rounds
+from dashboard.validators import validators
 from protocol.errors import ConfigError
 from protocol.spec import RunSpec
 
@@ -41,7 +45,8 @@ PORTION_SECONDS = 0.01
 ANSWER_BYTES = 1 << 20
 """About how much of the rounds goes into one answer; a page asks for the rest."""
 STATIC = Path(__file__).parent / "static"
-FILES = ("page.js", "matrix.js", "charts.js", "page.css", "uPlot.iife.min.js", "uPlot.min.css")
+SCRIPTS = ("page.js", "store.js", "peers.js", "round.js", "matrix.js", "charts.js", "uPlot.iife.min.js")
+FILES = (*SCRIPTS, "page.css", "uPlot.min.css")
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -59,13 +64,15 @@ class Watched:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._told: dict[str, Any] = {}
+        self._session = str(time.time_ns())
         self._more = self.read()
 
     def read(self) -> bool:
         """Take in what is new, or a portion of it; whether there is more."""
         with self._lock:
             more = self.source.read()
-            self.source.rounds.encode()
+            if not more:  # of a long run's past what is asked for is enough
+                self.source.rounds.encode()
             self._told = _facts(self.source)
             if more:
                 known = len(self.source.rounds)
@@ -84,8 +91,16 @@ class Watched:
         """JSON of /api/rounds."""
         with self._lock:
             told, version, more = self.source.rounds.since(since, ANSWER_BYTES)
-            facts = json.dumps(self._told | {"version": version, "more": more}, allow_nan=False).encode()
-        return facts[:-1] + b', "rounds": [' + b",\n".join(told) + b"]}"
+            return _answer(self._told | {"version": version, "more": more}, told)
+
+    def short(self, since: int, peers: int) -> bytes:
+        """JSON of /api/page: of the peers, all but the first so many. Their places hold for one `session`."""
+        with self._lock:
+            told, version, more = self.source.rounds.since(since, ANSWER_BYTES, short=True)
+            new = self.source.rounds.peers.since(peers)
+            return _answer(
+                self._told | {"version": version, "more": more, "peers": new, "session": self._session}, told
+            )
 
     def peer(self, asked: str) -> bytes | None:
         """JSON of /api/peers/NAME, of a hotkey or a member's name; None for somebody of whom no round tells."""
@@ -104,7 +119,8 @@ class Watched:
     def detail(self, number: int) -> dict[str, Any] | None:
         """JSON of /api/rounds/NUMBER."""
         with self._lock:
-            return self.source.detail(number)
+            found = self.source.detail(number)
+            return found and {**found, "validators": validators(self.source.rounds, number)}
 
     def _run(self) -> None:
         while not self._ending.wait(PORTION_SECONDS if self._more else READ_SECONDS):
@@ -124,10 +140,16 @@ def application(watched: Watched, host: str = LOOPBACK) -> ASGIApp:
         return FileResponse(STATIC / request.url.path.rpartition("/")[2])
 
     def rounds(request: Request) -> Response:
-        since = request.query_params.get("since", "0")
-        if not (since.isascii() and since.isdigit() and len(since) < 16):
+        since = _count(request, "since")
+        if since is None:
             return _refused("since: expected the version of an earlier answer, or 0 for all rounds")
-        return Response(watched.answer(int(since)), media_type="application/json")
+        return Response(watched.answer(since), media_type="application/json")
+
+    def short(request: Request) -> Response:
+        since, peers = _count(request, "since"), _count(request, "peers")
+        if since is None or peers is None:
+            return _refused("since, peers: expected the version of an earlier answer, and how many peers are known")
+        return Response(watched.short(since, peers), media_type="application/json")
 
     def one(request: Request) -> Response:
         found = watched.detail(request.path_params["number"])
@@ -150,6 +172,7 @@ def application(watched: Watched, host: str = LOOPBACK) -> ASGIApp:
     routes = [
         Route("/", page),
         *(Route(f"/{name}", file) for name in FILES),
+        Route("/api/page", short),
         Route("/api/rounds", rounds),
         Route("/api/rounds.csv", table),
         Route("/api/peers/{name}", peer),
@@ -257,9 +280,19 @@ def _facts(source: Source) -> dict[str, Any]:
     }
 
 
+def _answer(facts: Mapping[str, Any], rounds: Sequence[bytes]) -> bytes:
+    return json.dumps(facts, allow_nan=False).encode()[:-1] + b', "rounds": [' + b",\n".join(rounds) + b"]}"
+
+
 def _round_tokens(spec: RunSpec) -> int:
     """What one contributor trains on in a round, at first."""
     return spec.inner.steps * spec.inner.sequences * spec.model.context
+
+
+def _count(request: Request, name: str) -> int | None:
+    """A count of the query, 0 where it is left out; None for what is none."""
+    asked = request.query_params.get(name, "0")
+    return int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 16 else None
 
 
 def _as_file(name: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 from dashboard.rounds import PHASES, Round, Rounds
 
 COLUMNS = ("round", "time", "void", "decided", "active", "contributing", "rejected", "loss", "train_loss", "computed")
+LAST = ("payload_bytes", "sent_bytes", "why_void")
 
 
 def as_csv(rounds: Rounds) -> bytes:
@@ -14,11 +15,12 @@ def as_csv(rounds: Rounds) -> bytes:
     told."""
     into = io.StringIO()
     writer = csv.writer(into, lineterminator="\n")
-    writer.writerow([*COLUMNS, *PHASES, "payload_bytes"])
+    writer.writerow([*COLUMNS, *PHASES, *LAST])
     for one in rounds:
         body = one.body(())
         body |= {"contributing": len(body["contributing"]), "rejected": len(body["rejected"])}
-        row = [body[name] for name in COLUMNS] + [body["seconds"][phase] for phase in PHASES] + [body["payload_bytes"]]
+        row = [body[name] for name in COLUMNS] + [body["seconds"][phase] for phase in PHASES]
+        row += [body[name] for name in LAST]
         writer.writerow(["" if value is None else value for value in row])
     return into.getvalue().encode()
 

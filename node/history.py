@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-from gauntlet.agreement import Log, electorate, mirrors, pairs_named, said
+from gauntlet.agreement import Agreed, Log, electorate, mirrors, named, pairs_named, said, votes
 from gauntlet.commitment import commitment
 from gauntlet.report import Report
 from node.adapters import Doors
@@ -40,6 +40,8 @@ CHAIN_ROUNDS = 16
 LATE_ROUNDS = 3
 """Reports of the newest rounds are still to come: they are asked for again."""
 MOST_VALIDATORS = 5
+MOST_WORDS = 16
+"""Validators, those with the most stake, whose words are told of."""
 MOST_CLAIMS = 8
 CLAIM_BYTES = 4096
 PORTION_ROUNDS = 8
@@ -138,7 +140,8 @@ class History:
         yield from self._stated(round, log, when)
         self._late[round] = dict.fromkeys(self._asked)
         self._seen.add(round)
-        yield self._agreed(round, when, contributing, committed, found.block)
+        yield self._agreed(round, when, contributing, committed, found.block, self._cause(round, found, head))
+        yield from self._said(round, log, when)
         yield from self._trained(round, contributing, Sources(at_words, self.doors.open_pointer), when)
 
     def _stated(self, round: int, log: Log, when: float) -> Iterator[Told]:
@@ -152,6 +155,26 @@ class History:
             for peer, named in thetas.items():
                 yield Told(hotkey(peer), _event("stated", round - 1, when, theta=named.hex()))
 
+    def _cause(self, round: int, found: Agreed, head: Header) -> str | None:
+        """Why the round is void: declared so by the owner, no model with most of the stake behind it, or nobody."""
+        if found.selection is not None:
+            return None
+        if self.run.voided(round, head.block):
+            return "declared"
+        return "no_state" if found.pair is None else "nobody"
+
+    def _said(self, round: int, log: Log, when: float) -> Iterator[Told]:
+        """What the validators with the most counted stake have said, word for word."""
+        stakes, hotkeys = votes(self.run, round, log.commit), {peer.uid: peer.id for peer in log.commit}
+        total, blocks = sum(stakes.values()), {post.peer: post.block for post in log.posts}
+        for peer in sorted(stakes, key=lambda peer: (-stakes[peer], peer))[:MOST_WORDS]:
+            if (word := said(log, peer)) is None:
+                continue
+            names = [hotkey(hotkeys[uid]) for uid in named(word) if uid in hotkeys]
+            theta = word.theta.hex() if word.pair is not None else None
+            fields = {"block": blocks[peer], "named": len(names), "abstains": word.pair is None, "theta": theta}
+            yield Told(hotkey(peer), _event("said", round, when, **fields, peers=names, stake=stakes[peer] / total))
+
     def _agreed(
         self,
         round: int,
@@ -159,12 +182,14 @@ class History:
         contributing: Collection[PeerId],
         committed: Collection[PeerId] | None,
         decided: int | None = None,
+        cause: str | None = None,
     ) -> Told:
-        """`committed`, and `decided`, the block in which it was: None where that is not known (any more)."""
+        """`committed`, `decided`, the block in which it was, and `cause` of a void round: None where that is not known
+        (any more)."""
         self._hotkeys |= {*contributing}
         told = [hotkey(peer) for peer in contributing]
         here = None if committed is None else [hotkey(peer) for peer in committed]
-        fields = {"void": not told, "contributing": told, "committed": here, "decided": decided}
+        fields = {"void": not told, "contributing": told, "committed": here, "decided": decided, "cause": cause}
         return Told(CHAIN, _event("agreed", round, when, **fields))
 
     def _newest_link(self, peers: Sequence[Peer]) -> tuple[Digest, int] | None:
@@ -232,7 +257,8 @@ class History:
             if isinstance(found, Report):
                 known.pop(validator, None)
                 rows = self._bounded(found).named(spec)
-                yield Told(name, _event("reported", round, when, peers=rows, stake=self._stakes.get(validator, 0.0)))
+                fields = {"stake": self._stakes.get(validator, 0.0), "set_in": found.paid.set_in}
+                yield Told(name, _event("reported", round, when, peers=rows, **fields))
                 if found.unobserved is not None:
                     yield Told(name, _event("unobserved", round, when, why=str(found.unobserved)))
                 continue

@@ -19,8 +19,8 @@ export const zoom = {
 };
 
 export class Plot {
-  constructor(element, key, { zero = false, whole = false, powers = false, alone = false } = {}) {
-    Object.assign(this, { element, key, zero, whole, powers, plot: null, shape: null });
+  constructor(element, key, { zero = false, whole = false, powers = false, alone = false, form = shown } = {}) {
+    Object.assign(this, { element, key, zero, whole, powers, form, plot: null, shape: null });
     if (!alone) zoom.plots.add(this); // its rounds are not the others'
     this.numbers = document.createElement("details");
     const summary = document.createElement("summary");
@@ -55,8 +55,7 @@ export class Plot {
     this.plot?.destroy();
     this.shape = shape;
     const axis = { stroke: colourOf("--soft"), grid: { stroke: colourOf("--line"), width: 1 }, ticks: { stroke: colourOf("--line"), width: 1 }, font: "12px system-ui, sans-serif" };
-    const powers = (self, ticks) => ticks.map((tick) => (tick === 0 ? "0" : tick.toExponential()));
-    const whole = (self, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? String(tick) : ""));
+    const whole = (self, ticks) => ticks.map(integer);
     this.plot = new uPlot({
       ...this.size(),
       legend: { show: false },
@@ -66,7 +65,7 @@ export class Plot {
         x: { time: false, range: (self, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
         y: { range: (self, low, high) => range(low, high, this.zero) },
       },
-      axes: [{ ...axis, values: whole, space: 44, size: 28 }, { ...axis, size: this.powers ? 58 : 46, ...(this.whole ? { values: whole } : this.powers ? { values: powers } : {}) }],
+      axes: [{ ...axis, values: whole, space: 44, size: 28 }, { ...axis, size: this.powers || this.form !== shown ? 58 : 46, ...this.ticks() }],
       series: [{}, ...lines.map((line) => ({
         stroke: colourOf(line.colour), width: 2, dash: line.dashed ? [5, 4] : undefined, alpha: line.faint ? 0.75 : 1,
         points: { show: line.points ?? points, size: line.points ? 9 : 5, fill: line.faint ? colourOf("--card") : undefined },
@@ -84,7 +83,7 @@ export class Plot {
     this.entries.forEach((entry, i) => {
       if (entry === null) return;
       const own = here ? lines[i].values[index] ?? (lines[i + 1]?.label === null ? lines[i + 1].values[index] : null) : null; // a line may go on as another
-      entry.lastChild.textContent = typeof own === "number" ? shown(own) : "";
+      entry.lastChild.textContent = typeof own === "number" ? this.form(own) : "";
     });
   }
 
@@ -120,9 +119,14 @@ export class Plot {
     for (let i = at.length - 1; i >= Math.max(0, at.length - TABLE_ROUNDS); i -= 1) {
       const row = table.insertRow();
       row.insertCell().textContent = at[i];
-      for (const line of told) row.insertCell().textContent = typeof line.values[i] === "number" ? shown(line.values[i]) : "";
+      for (const line of told) row.insertCell().textContent = typeof line.values[i] === "number" ? this.form(line.values[i]) : "";
     }
     this.numbers.append(table);
+  }
+
+  ticks() {
+    const text = this.whole ? integer : this.powers ? (tick) => (tick === 0 ? "0" : tick.toExponential()) : this.form !== shown ? this.form : null;
+    return text && { values: (self, ticks) => ticks.map(text) };
   }
 
   size() { return { width: Math.max(200, this.element.clientWidth), height: this.element.clientHeight }; }
@@ -130,6 +134,7 @@ export class Plot {
   again() { this.shape = null; if (this.last) this.show(...this.last); }
 }
 
+const integer = (tick) => (Number.isInteger(tick) ? String(tick) : "");
 const shown = (value) => (Number.isInteger(value) ? String(value) : value.toPrecision(4));
 
 function range(low, high, zero) {

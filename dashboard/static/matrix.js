@@ -80,7 +80,7 @@ export class Matrix {
     const lastRow = Math.min(rows, Math.ceil((top + down - TOP) / HEIGHT));
     pen.textBaseline = "middle";
     pen.textAlign = "center";
-    pen.font = "10px system-ui, sans-serif";
+    pen.font = "11px system-ui, sans-serif";
     for (let row = firstRow; row < lastRow; row++) {
       const y = TOP + row * HEIGHT - top;
       for (let column = firstColumn; column < lastColumn; column++) {
@@ -122,8 +122,10 @@ export class Matrix {
     for (let column = firstColumn; column < lastColumn; column++) {
       const { round: number, void: isVoid } = world.round(column);
       const x = gutter + column * width - left + width / 2;
+      if (x < gutter) continue;
       pen.fillStyle = colour(isVoid ? "--rejected" : "--soft");
-      if (number % step === 0 && x > gutter) pen.fillText(String(number), x, TOP / 2);
+      if (isVoid) pen.fillRect(x - width / 2 + 1, TOP - 3, width - 2, 2);
+      if (number % step === 0) pen.fillText(String(number), x, TOP / 2);
     }
   }
 

@@ -1,93 +1,61 @@
 // What the server tells, kept and shown. Everything that peers may have written becomes text, never markup.
 import { Matrix, STATES, stateOf } from "./matrix.js";
-import { Plot, drawPhases, series, zoom } from "./charts.js";
+import { Plot, series, zoom } from "./charts.js";
+import { begin, drawPeers, order } from "./peers.js";
+import { drawRound, explain, repaintPhases, voidText } from "./round.js";
+import { $, SETTLED, byName, bytes, called, codeOf, codes, keyEntry, named, paragraph, payOf, percent, short, span, store, tableOf, take, times } from "./store.js";
 
 const POLL_MS = 2000;
-const SETTLED = 10; // evaluations: gauntlet/account.py
 const PAID_LINES = 8;
 const TASK_LINES = 8;
-const $ = (id) => document.getElementById(id);
-
-const store = { version: 0, facts: {}, rounds: [], columns: [], byNumber: new Map(), peers: [], rows: new Map() };
 let chosen = null; // the peer whose pay is shown beside the best paid
 
-export const called = (peer) => (Object.hasOwn(store.facts.names ?? {}, peer) ? store.facts.names[peer] : `${peer.slice(0, 6)}…${peer.slice(-4)}`);
-
 const matrix = new Matrix($("matrix"), {
-  count: () => [store.peers.length, store.columns.length],
-  name: (row) => called(store.peers[row]),
+  count: () => [store.order.length, store.columns.length],
+  name: (row) => called(store.order[row]),
   round: (column) => store.columns[column],
-  state: (row, column) => store.columns[column].cells.get(store.peers[row]) ?? "",
+  state: (row, column) => codeOf(store.columns[column], store.order[row]),
   moved: (row, column) => { $("cell").textContent = cellText(row, column); },
-  opened: (row, column) => explain(store.peers[row], store.columns[column]),
+  opened: (row, column) => {
+    chosen = store.order[row];
+    explain(chosen, store.columns[column]);
+    pay(store.rounds.map((one) => one.round));
+  },
 });
 const plots = {
   loss: new Plot($("plot-loss"), $("key-loss")),
   peers: new Plot($("plot-peers"), $("key-peers"), { zero: true, whole: true }),
   pay: new Plot($("plot-pay"), $("key-pay"), { zero: true }),
+  bytes: new Plot($("plot-bytes"), $("key-bytes"), { zero: true, form: bytes }),
   seconds: new Plot($("plot-seconds"), $("key-seconds"), { zero: true }),
   tasks: new Plot($("plot-tasks"), $("key-tasks"), { alone: true }),
   rate: new Plot($("plot-rate"), $("key-rate"), { zero: true, powers: true, alone: true }),
 };
 
 function cellText(row, column) {
-  const [peer, round] = [store.peers[row], store.columns[column]];
-  const code = round.cells.get(peer) ?? "";
-  const pay = round.pay[peer] ? `, pay ${percent(round.pay[peer])}` : "";
-  const learning = round.learning[peer] !== undefined ? `, learning, ${times(round.learning[peer])}` : "";
-  return `${called(peer)}, round ${round.round}: ${STATES[stateOf(code)].text}${code && code !== "contributing" ? ` (${code})` : ""}${pay}${learning}`;
-}
-
-const percent = (share) => `${(100 * share).toFixed(1)} %`;
-const times = (count) => `${count} evaluation${count === 1 ? "" : "s"}`;
-
-function short(count) {
-  for (const [unit, size] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) if (count >= size) return `${(count / size).toPrecision(3)} ${unit}`;
-  return String(count);
-}
-
-function span(seconds) {
-  for (const [unit, size] of [["days", 86400], ["hours", 3600], ["minutes", 60]]) if (seconds >= 2 * size) return `${Math.round(seconds / size)} ${unit}`;
-  return `${Math.round(seconds)} s`;
-}
-
-function bytes(count) {
-  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (count >= size) return `${(count / size).toPrecision(3)} ${unit}`;
-  return `${count} B`;
-}
-
-function take(round) {
-  round.cells = new Map();
-  for (const peer of round.contributing) round.cells.set(peer, "contributing");
-  for (const [peer, why] of Object.entries(round.standing)) round.cells.set(peer, why);
-  for (const [peer, why] of Object.entries(round.rejected)) round.cells.set(peer, why);
-  delete round.standing; delete round.rejected; // 256 peers x 5,000 rounds are kept once
-  if (!store.byNumber.has(round.round)) {
-    const last = store.rounds.at(-1);
-    store.rounds.push(round);
-    if (last && last.round > round.round) store.rounds.sort((a, b) => a.round - b.round);
-  } else store.rounds[store.rounds.indexOf(store.byNumber.get(round.round))] = round;
-  store.byNumber.set(round.round, round);
-  for (const peer of round.cells.keys()) if (!store.rows.has(peer)) { store.rows.set(peer, true); store.peers.push(peer); }
+  const [peer, round] = [store.order[row], store.columns[column]];
+  const code = codeOf(round, peer);
+  const share = !round.void && payOf(round, peer) ? `, pay ${percent(payOf(round, peer))}` : "";
+  const learning = round.learning.has(peer) ? `, learning, ${times(round.learning.get(peer))}` : "";
+  return `${called(peer)}, round ${round.round}: ${STATES[stateOf(code)].text}${code && code !== "contributing" ? ` (${code})` : ""}${share}${learning}. ${voidText(round)}`;
 }
 
 async function ask() {
   try {
     let more = true;
     while (more) {
-      const answer = await fetch(`api/rounds?since=${store.version}`);
+      const answer = await fetch(`api/page?since=${store.version}&peers=${store.peers.length}`);
       if (!answer.ok) throw new Error(`status ${answer.status}`);
       const told = await answer.json();
-      if (told.version < store.version) return location.reload(); // another run, or the server was started again
+      if (told.session !== (store.facts.session ?? told.session)) return location.reload(); // another run, or the server was started again
       more = told.more;
-      const changed = told.rounds.length > 0;
-      const named = JSON.stringify(told.names) !== JSON.stringify(store.facts.names);
+      const changed = told.rounds.length > 0 || JSON.stringify(told.names) !== JSON.stringify(store.facts.names);
+      store.peers.push(...told.peers);
       for (const round of told.rounds) take(round);
       store.version = told.version;
       delete told.rounds;
       store.facts = told;
-      if (named || changed) store.peers.sort((a, b) => called(a).localeCompare(called(b), "en", { numeric: true }));
-      show(changed || named);
+      show(changed);
       if (more) await new Promise(requestAnimationFrame);
     }
     $("asked").textContent = store.facts.ended ? "The run has ended." : `Live, asked at ${new Date().toLocaleTimeString()}.`;
@@ -106,9 +74,8 @@ function show(changed) {
   rate(facts.schedule);
   if (!changed) return;
   numbers();
-  store.columns = rounds.filter((round) => round.cells.size > 0 || round.void !== null);
-  matrix.draw();
-  keyOfMatrix();
+  store.columns = rounds.filter((round) => round.told || round.void !== null);
+  arrange();
   const at = rounds.map((round) => round.round);
   const tested = rounds.filter((round) => round.tested !== null);
   plots.loss.show(at, [
@@ -120,8 +87,32 @@ function show(changed) {
   plots.peers.show(at, [series("active", "--s1", rounds.map((r) => r.active), { dashed: true }), series("contributing", "--contributing", rounds.map((r) => (r.void === null ? null : r.contributing.length)))]);
   plots.seconds.show(at, ["compute", "upload", "download", "apply"].map((phase, i) => series(phase, `--s${i + 1}`, rounds.map((r) => r.seconds[phase]))));
   pay(at);
-  phases();
+  sent(at);
+  drawRound();
   if (peerShown !== null) byAddress();
+}
+
+// The peers, filtered and in order, in the table and in the matrix.
+function arrange() {
+  const pointed = matrix.cursor && store.order[matrix.cursor[0]];
+  order();
+  if (matrix.cursor) {
+    const row = store.order.indexOf(pointed);
+    matrix.cursor = row < 0 ? null : [row, matrix.cursor[1]];
+  }
+  matrix.draw();
+  drawPeers();
+}
+
+// All submissions of a round: as the miners' events have it, else by how many had committed.
+function sent(at) {
+  const { object_bytes: size, model_bytes: model } = store.facts;
+  const own = store.rounds.some((round) => round.sent_bytes !== null);
+  const each = store.rounds.map((round) => (own ? round.sent_bytes : size && round.active !== null ? size * round.active : null));
+  const all = each.reduce((sum, count) => sum + (count ?? 0), 0);
+  plots.bytes.show(at, [series(own ? "submissions" : "submissions, by commitments", "--s1", each)]);
+  const whole = size && model ? `; the same as fp32 models would be ${bytes((all / size) * model)}` : "";
+  $("bytes-note").textContent = all ? `${bytes(all)} in all${whole}` : "";
 }
 
 // Only rounds whose state was evaluated: a line from one to the next.
@@ -186,10 +177,10 @@ function numbers() {
   const trained = store.rounds.findLast((round) => round.train_loss !== null);
   if (!measured.length && !tested && trained) $("n-loss-note").textContent = `not published; in training ${trained.train_loss.toFixed(3)}`;
   $("n-contributing").textContent = last.void ? "void" : `${last.contributing.length} of ${last.active ?? "?"}`;
-  const codes = [...last.cells.values()];
-  const rejected = codes.filter((code) => ["rejected", "late"].includes(stateOf(code))).length;
-  const absent = codes.filter((code) => stateOf(code) === "absent").length;
-  $("n-contributing-note").textContent = [rejected && `${rejected} rejected`, absent && `${absent} absent`].filter(Boolean).join(", ") || "nobody rejected";
+  const states = codes(last);
+  const rejected = states.filter((code) => ["rejected", "late"].includes(stateOf(code))).length;
+  const absent = states.filter((code) => stateOf(code) === "absent").length;
+  $("n-contributing-note").textContent = last.void ? last.why_void : [rejected && `${rejected} rejected`, absent && `${absent} absent`].filter(Boolean).join(", ") || "nobody rejected";
   const { round_tokens: tokens, schedule } = store.facts;
   const work = decided.reduce((sum, round) => sum + round.contributing.length, 0);
   $("n-tokens").textContent = tokens ? short(tokens * work) : "–";
@@ -206,27 +197,19 @@ function keyOfMatrix() {
   $("key-matrix").replaceChildren(...list);
 }
 
-export function keyEntry(text, colour, tag = "span") {
-  const entry = document.createElement(tag);
-  const mark = document.createElement("i");
-  mark.style.background = colour;
-  entry.append(mark, text);
-  return entry;
-}
-
 function pay(at) {
-  const recent = store.rounds.filter((round) => Object.keys(round.pay).length).slice(-20);
+  const recent = store.rounds.filter((round) => round.paid).slice(-20);
   const total = new Map();
-  for (const round of recent) for (const [peer, share] of Object.entries(round.pay)) total.set(peer, (total.get(peer) ?? 0) + share);
+  for (const round of recent) round.pay.forEach((share, peer) => share && total.set(peer, (total.get(peer) ?? 0) + share));
   const best = [...total.keys()].sort((a, b) => total.get(b) - total.get(a)).slice(0, PAID_LINES);
   if (chosen !== null && !best.includes(chosen)) best.splice(PAID_LINES - 1, 1, chosen);
-  best.sort((a, b) => called(a).localeCompare(called(b), "en", { numeric: true }));
+  best.sort((a, b) => byName(called(a), called(b)));
   const last = recent.at(-1);
   const lines = best.flatMap((peer, i) => {
-    const sure = (round) => round.learning[peer] === undefined;
+    const sure = (round) => !round.learning.has(peer);
     // What a void round computes is settled by a later one.
-    const value = (round) => (Object.keys(round.pay).length && !round.void ? 100 * (round.pay[peer] ?? 0) : null);
-    const count = last?.learning[peer];
+    const value = (round) => (round.paid && !round.void ? 100 * payOf(round, peer) : null);
+    const count = last?.learning.get(peer);
     const label = `${called(peer)}${count === undefined ? "" : `: learning, ${times(count)}`}`;
     const settled = store.rounds.map((round) => (sure(round) ? value(round) : null));
     const learning = store.rounds.map((round, j) => (!sure(round) || (j > 0 && !sure(store.rounds[j - 1])) ? value(round) : null));
@@ -234,97 +217,12 @@ function pay(at) {
   });
   plots.pay.show(at, lines);
   const more = total.size - best.length;
-  const learns = store.rounds.some((round) => best.some((peer) => round.learning[peer] !== undefined));
+  const learns = store.rounds.some((round) => best.some((peer) => round.learning.has(peer)));
   $("pay-note").textContent = [
     learns && `dashed: uncertain, fewer than ${SETTLED} evaluations behind it`,
     more > 0 && `the ${best.length} best paid of ${total.size}; a click in the matrix adds a peer`,
   ].filter(Boolean).join("; ");
 }
-
-// --- one round in full -------------------------------------------------------------------------------------------
-
-async function detail(number) {
-  const answer = await fetch(`api/rounds/${number}`);
-  const told = await answer.json();
-  if (!answer.ok) throw new Error(told.error ?? `status ${answer.status}`);
-  return told;
-}
-
-const NUMBERS = [["weight", "pay", percent], ["peer_score", "PeerScore"], ["mu", "rating"], ["proof", "proof of computation"],
-  ["worth", "worth: progress in honest ones"], ["score", "LossScore, averaged"], ["gap", "gap in this round"],
-  ["progress", "progress of the round before"], ["presence", "presence: share of rounds"], ["evaluations", "evaluations"],
-  ["contributed", "rounds contributed"], ["faults", "faults"], ["penalty", "penalty"]];
-
-async function explain(peer, round) {
-  chosen = peer;
-  const code = round.cells.get(peer) ?? "";
-  $("h-why").textContent = `${called(peer)} in round ${round.round}: ${STATES[stateOf(code)].text}`;
-  const body = $("why-body");
-  $("why").hidden = false;
-  try {
-    const told = await detail(round.round);
-    const said = told.peers[peer] ?? {};
-    const blocks = Object.entries(said).map(([validator, row]) => account(nodeName(validator), row));
-    for (const [validator, code] of Object.entries(told.unread)) blocks.push(paragraph(`${nodeName(validator)}: ${UNREAD[code] ?? code}`));
-    body.replaceChildren(...(blocks.length ? blocks : [paragraph("No validator has reported on this hotkey in this round (yet).")]));
-  } catch (fault) {
-    body.replaceChildren(paragraph(`Why is not to be had: ${fault.message}`));
-  }
-  const all = document.createElement("a");
-  all.href = `#peer=${peer}`;
-  all.textContent = `all rounds of ${peer}`;
-  body.append(all);
-  $("why").focus();
-  $("why").scrollIntoView({ block: "nearest" });
-  pay(store.rounds.map((one) => one.round));
-}
-
-function account(validator, row) {
-  const block = document.createElement("div");
-  const title = document.createElement("h3");
-  title.textContent = validator;
-  const outcome = row.rejected ? `rejected, ${row.rejected}: ${row.detail ?? ""}` : row.standing ? MEANING[row.standing] ?? row.standing : row.contributing ? "contributing" : "not judged";
-  const sure = (row.evaluations ?? 0) < SETTLED ? (row.evaluations ? `learning, ${times(row.evaluations)}` : "not evaluated yet") : `${times(row.evaluations)}`;
-  const table = document.createElement("table");
-  for (const [field, label, form] of NUMBERS) {
-    const value = row[field];
-    if (typeof value !== "number") continue;
-    const line = table.insertRow();
-    line.insertCell().textContent = label;
-    const shown = form ? form(value) : Number.isInteger(value) ? String(value) : value.toPrecision(4);
-    line.insertCell().textContent = field === "mu" && typeof row.sigma === "number" ? `${value.toFixed(2)} ± ${row.sigma.toFixed(2)}` : shown;
-  }
-  block.append(title, paragraph(outcome), paragraph(sure), table);
-  return block;
-}
-
-const MEANING = {
-  NOT_ELIGIBLE: "NOT_ELIGIBLE: it was never evaluated",
-  LOW_SCORE: "LOW_SCORE: its work helps too little, or its proof of computation is too low",
-  NOT_AGREED: "NOT_AGREED: it passed, and was not selected: too few validators name it, or others go first by the chain's incentive",
-  NOT_SELECTED: "NOT_SELECTED: good enough, but others go first",
-};
-
-const UNREAD = {
-  MISSING: "it has not published a report of this round (yet)",
-  MALFORMED: "MALFORMED: what it has published is no report of this round that it signed",
-  TOO_LARGE: "TOO_LARGE: what it has published is larger than any report",
-  REFUSED: "REFUSED: its bucket leads nowhere that may be followed",
-  UNAVAILABLE: "UNAVAILABLE: its bucket did not answer",
-  NOT_KEPT: "its report was read and is not kept here: murmur explain and murmur audit say more",
-};
-
-// Nodes of a run folder have names; of a network they are hotkeys.
-const nodeName = (node) => (node.length > 40 ? called(node) : node);
-
-function paragraph(text) {
-  const element = document.createElement("p");
-  element.textContent = text;
-  return element;
-}
-
-$("close-why").addEventListener("click", () => { $("why").hidden = true; $("matrix").focus(); });
-$("why").addEventListener("keydown", (event) => { if (event.key === "Escape") $("close-why").click(); });
 
 // --- one peer, by the page's address: #peer=HOTKEY, and #rounds=FROM-TO ---------------------------------------------
 
@@ -341,18 +239,16 @@ async function byAddress() {
     const answer = await fetch(`api/peers/${encodeURIComponent(peer)}`);
     const told = await answer.json();
     if (!answer.ok) throw new Error(told.error ?? `status ${answer.status}`);
-    $("h-peer").textContent = `${told.name ?? called(told.hotkey)}: ${told.rounds.length} rounds`;
+    $("h-peer").textContent = `${told.name ?? named(told.hotkey)}: ${told.rounds.length} rounds`;
     $("peer-json").href = `api/peers/${encodeURIComponent(told.hotkey)}`;
     const paid = told.rounds.reduce((sum, round) => sum + (round.pay ?? 0), 0);
     const counted = told.rounds.filter((round) => round.outcome === "contributing" && !round.void).length;
-    const table = document.createElement("table");
-    const head = table.createTHead().insertRow();
-    for (const text of ["round", "outcome", "pay", "evaluations"]) head.append(Object.assign(document.createElement("th"), { textContent: text, scope: "col" }));
-    for (const round of told.rounds.toReversed()) {
-      const row = table.insertRow();
-      const sure = round.evaluations === null ? "" : round.evaluations < SETTLED ? `${round.evaluations}: not evaluated enough to be sure` : String(round.evaluations);
-      for (const text of [round.round, round.void ? `void (${round.outcome ?? "-"})` : round.outcome ?? "-", round.pay === null ? "" : percent(round.pay), sure]) row.insertCell().textContent = text;
-    }
+    const table = tableOf(["Round", "Outcome", "Pay", "Evaluations"], told.rounds.toReversed().map((round) => [
+      String(round.round),
+      round.void ? `void: ${store.byNumber.get(round.round)?.why_void ?? ""} (${round.outcome ?? "–"})` : round.outcome ?? "–",
+      round.pay === null ? "" : percent(round.pay),
+      round.evaluations === null ? "" : round.evaluations < SETTLED ? `${round.evaluations}: not evaluated enough to be sure` : String(round.evaluations),
+    ]));
     body.replaceChildren(paragraph(`${told.hotkey}: contributed to ${counted} rounds, ${paid.toFixed(2)} rounds' whole pay so far`), table);
   } catch (fault) {
     body.replaceChildren(paragraph(`${peer}: ${fault.message}`));
@@ -370,37 +266,6 @@ zoom.changed = (range) => {
 };
 $("close-peer").addEventListener("click", () => { location.hash = ""; });
 
-let phasesOf = null;
-async function phases() {
-  const told = store.rounds.filter((round) => round.void !== null);
-  if (!told.length) return;
-  const field = $("phases-round");
-  if ($("phases-follow").checked) field.value = told.at(-1).round;
-  const number = Number(field.value);
-  const round = store.byNumber.get(number);
-  const asked = round ? `${number}/${round.version}` : null;
-  if (asked !== null && asked === phasesOf?.asked) return;
-  try {
-    phasesOf = { asked, ...(await detail(number)) };
-    $("phases-note").textContent = Object.keys(phasesOf.phases).length ? "" : "Of this round no node has said what it spent its time on. A network that is read from outside tells no more than seconds of training.";
-  } catch (fault) {
-    phasesOf = null;
-    $("phases-note").textContent = `Round ${field.value}: ${fault.message}.`;
-  }
-  repaintPhases();
-}
-
-function repaintPhases() {
-  if (phasesOf === null) return;
-  const any = Object.keys(phasesOf.phases).length > 0;
-  $("phases").hidden = !any;
-  $("phases-of").textContent = !any ? "" : `round ${phasesOf.round}, seconds since the first node began; the line is the deadline of commitments`;
-  drawPhases($("phases").querySelector("canvas"), $("phases").clientWidth, phasesOf, $("key-phases"), keyEntry);
-}
-
-$("phases-round").addEventListener("change", () => { $("phases-follow").checked = false; phases(); });
-$("phases-follow").addEventListener("change", phases);
-
 let width = 0;
 addEventListener("resize", () => {
   if (width === innerWidth) return; // a phone's address bar only
@@ -408,5 +273,7 @@ addEventListener("resize", () => {
   requestAnimationFrame(() => { matrix.draw(); repaintPhases(); for (const plot of Object.values(plots)) plot.fit(); });
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { matrix.draw(); repaintPhases(); for (const plot of Object.values(plots)) plot.again(); });
+keyOfMatrix();
+begin(arrange);
 byAddress();
 ask();

@@ -71,8 +71,9 @@ class Tab:
 
     def press(self, key: str) -> None:
         codes = {"Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowDown": 40, "ArrowLeft": 37}
-        for kind in ("rawKeyDown", "keyUp"):
-            self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key])
+        text = {"text": "\r"} if key == "Enter" else {}  # else no button is pressed by it
+        for kind, more in (("keyDown", text), ("keyUp", {})):
+            self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key], **more)
 
     def click(self, x: float, y: float) -> None:
         for kind in ("mousePressed", "mouseReleased"):

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from dashboard.evaluations import in_folder
+from dashboard.folder import Folder
 from dashboard.server import Page
 from tests.dashboard import synthetic
 from tests.dashboard.browser import CHROMIUM, Tab, browser
@@ -212,3 +214,162 @@ def test_the_phases_of_a_round_have_each_a_colour_of_its_own(tmp_path: Path, ser
     colours = "charts.PHASES.map(charts.colourOfPhase)"
     told = tab.until(f"import('./charts.js').then((charts) => {{ window.told = {colours} }}) && window.told")
     assert len(told) == len(set(told)) == 17
+
+
+def crowd(folder: Path, peers: int, rounds: int) -> synthetic.Folder:
+    """`miner-1` is paid the least, the last one the most; `miner-2` sends garbage."""
+    names = [f"miner-{n}" for n in range(1, peers + 1)]
+    written = synthetic.Folder(folder, ("validator-1",))
+    for name in names:
+        written.member(name)
+    keys = [synthetic.key(name) for name in names]
+    good = [peer for peer in keys if peer != keys[1]]
+    for number in range(rounds):
+        bad = {keys[1]: "MALFORMED"}
+        written.write("validator-1", "checked", number, active=peers, passed=good, rejected=bad, seconds={})
+        rows: dict[str, dict[str, object]] = {
+            peer: {"weight": (at + 1) / 1000, "contributing": True, "evaluations": 20} for at, peer in enumerate(keys)
+        }
+        rows[keys[1]] = {"weight": 0.0, "rejected": "MALFORMED", "detail": "torn"}
+        written.write("validator-1", "applied", number, void=False, contributing=good, theta="00", seconds={})
+        written.write("validator-1", "reported", number, peers=rows)
+    return written
+
+
+NAMES = "[...document.querySelectorAll('#peers tbody th')].map((cell) => cell.textContent)"
+TYPE = "(() => { const f = document.getElementById('filter'); f.value = '%s'; f.dispatchEvent(new Event('input')); })()"
+
+
+def test_many_peers_are_filtered_by_text_and_sorted_by_a_heading_in_table_and_matrix(
+    tmp_path: Path, serve: Serve, tab: Tab
+) -> None:
+    crowd(tmp_path, 64, 2)
+    tab.open(serve(tmp_path).url)
+    tab.until(f"{TEXT.format('filtered')} === '64 peers'")
+    assert tab.value(NAMES)[:3] == ["miner-1", "miner-2", "miner-3"]
+    heading = "[...document.querySelectorAll('#peers thead button')].find((one) => one.textContent === '{}')"
+    tab.value(f"{heading.format('Pay in all')}.focus()")
+    tab.press("Enter")
+    assert tab.value(NAMES)[0] == "miner-64"
+    assert tab.value(f"{heading.format('Pay in all')}.parentNode.ariaSort") == "descending"
+    assert tab.value("document.querySelector('#peers tbody td:nth-child(5)').textContent") == "0.13"
+    tab.press("Enter")
+    assert tab.value(NAMES)[:2] == ["miner-2", "miner-1"]  # what sends garbage is paid nothing
+    tab.value(TYPE % "malformed")
+    assert tab.value(NAMES) == ["miner-2"]
+    tab.value(TYPE % "miner-6")
+    assert tab.value(TEXT.format("filtered")) == "6 of 64 peers"
+    assert tab.value(NAMES) == ["miner-6", "miner-60", "miner-61", "miner-62", "miner-63", "miner-64"]
+    tab.value("document.getElementById('matrix').focus()")  # its first row is the table's
+    tab.until(f"{TEXT.format('cell')}.startsWith('miner-6, round 1')")
+    tab.value(TYPE % "nobody")
+    assert (tab.value(NAMES), tab.value(TEXT.format("filtered"))) == ([], "none of 64 peers")
+
+
+def test_one_tab_comes_to_the_peers_and_the_arrows_move_among_them(tmp_path: Path, serve: Serve, tab: Tab) -> None:
+    crowd(tmp_path, 64, 2)
+    tab.open(serve(tmp_path).url)
+    tab.until(f"{TEXT.format('filtered')} === '64 peers'")
+    links = "document.querySelectorAll('#peers tbody a[tabindex=\"0\"]')"
+    assert tab.value(f"{links}.length") == 1
+    tab.value(f"{links}[0].focus()")
+    for key, name in (("ArrowDown", "miner-2"), ("End", "miner-64"), ("Home", "miner-1"), ("ArrowDown", "miner-2")):
+        tab.press(key)
+        assert tab.value("document.activeElement.textContent") == name
+    assert tab.value(f"{links}.length") == 1
+    tab.value("document.activeElement.click()")
+    tab.until(f"{TEXT.format('h-peer')} === 'miner-2: 2 rounds'")
+
+
+def test_why_a_round_was_void_is_said_wherever_the_round_is_shown(tmp_path: Path, serve: Serve, tab: Tab) -> None:
+    written = synthetic.Folder(tmp_path)
+    written.round(0)
+    passed = [synthetic.key("miner-1")]
+    written.write("validator-1", "checked", 1, active=1, passed=passed, rejected={}, seconds={})
+    written.write("validator-1", "said", 1, block=80, named=0, abstains=True)
+    written.write("validator-1", "applied", 1, void=True, contributing=[], theta="00", seconds={})
+    tab.open(f"{serve(tmp_path).url}#peer=miner-1")
+    tab.until(f"{TEXT.format('n-contributing')} === 'void'")
+    why = "Every validator that spoke abstained, since none holds the run's model."
+    assert tab.value(TEXT.format("n-contributing-note")) == why
+    assert why in tab.value(TEXT.format("sentence"))
+    tab.until(f"{TEXT.format('round-void')} !== ''")
+    assert tab.value(TEXT.format("round-void")) == f"Round 1 is void. {why}"
+    tab.until(f"{TEXT.format('peer-body')}.includes('void: Every validator')")
+    tab.value("document.getElementById('matrix').focus()")
+    for key in ("Home", "End", "Enter"):
+        tab.press(key)
+    assert tab.value(TEXT.format("cell")).endswith(f"Round 1 is void. {why}")
+    tab.until(f"{TEXT.format('why-void')} !== ''")
+
+
+def test_the_validators_of_a_round_stand_side_by_side(tmp_path: Path, serve: Serve, tab: Tab) -> None:
+    written = synthetic.Folder(tmp_path, ("miner-1", "miner-2", "garbage-1", "validator-1", "validator-2"))
+    for number in range(2):
+        written.round(number)
+        written.write("validator-1", "said", number, block=70 + number, named=2, abstains=False)
+    written.write("validator-1", "weights", 1, block=99, weights={})
+    written.write("validator-2", "said", 1, block=75, named=0, abstains=True)
+    written.write("validator-1", "ranked", 0, contributing=[synthetic.key("miner-1")], standing={})
+    written.write("validator-1", "said", 0, block=70, named=1, abstains=False)
+    written.write("validator-2", "ranked", 0, contributing=[synthetic.key("miner-2")], standing={})
+    written.write("validator-2", "said", 0, block=70, named=1, abstains=False)
+    tab.open(serve(tmp_path).url)
+    cells = (
+        "[...document.querySelectorAll('#validators tbody tr')].map((row) => [...row.cells].map((c) => c.textContent))"
+    )
+    rows = tab.until(f"(() => {{ const found = {cells}; return found.length === 2 && found }})()")
+    theta = tab.until(
+        "(async () => window.held = (await (await fetch('api/rounds/1')).json()).validators[0].theta)() && held"
+    )
+    assert rows == [
+        [
+            "validator-1",
+            "–",
+            "in block 71",
+            theta[:8],
+            "2: miner-1, miner-2",
+            "published",
+            "set in block 99",
+            "round 1",
+        ],
+        ["validator-2", "–", "abstains", "–", "–", "–", "–", "round 1"],
+    ]
+    tab.value(
+        "(() => { const f = document.getElementById('phases-round'); f.value = 0;"
+        " f.dispatchEvent(new Event('change')); })()"
+    )
+    tab.until("document.querySelectorAll('#validators tbody td')[1].textContent === 'in block 70'")
+    assert [row[4] for row in tab.value(cells)] == ["1: miner-1; not miner-2", "1: miner-2; not miner-1"]
+
+
+def test_the_bytes_of_all_submissions_are_drawn_and_summed(tmp_path: Path, serve: Serve, tab: Tab) -> None:
+    written = synthetic.Folder(tmp_path)
+    for number in range(11):
+        written.round(number)
+    tab.open(serve(tmp_path).url)
+    tab.until("document.querySelectorAll('#plot-bytes canvas').length === 1")
+    assert tab.value(TEXT.format("bytes-note")) == "56.3 kB in all"
+    tab.value(HOVER % "0.5")
+    tab.until(f"{TEXT.format('key-bytes')} === 'submissions5.12 kBround 5'")
+
+
+def test_a_server_that_was_started_again_numbers_peers_anew_and_the_page_begins_anew(tmp_path: Path, tab: Tab) -> None:
+    first = Page(Folder(synthetic.Folder(tmp_path / "one").path)).begin()
+    try:
+        tab.open(first.url)
+        tab.until(f"{TEXT.format('sentence')}.startsWith('Rehearsing') && (window.old = true)")
+    finally:
+        first.close()
+    written = synthetic.Folder(tmp_path / "two")
+    for number in range(3):
+        written.round(number)
+    port = urlsplit(first.url).port
+    assert port is not None
+    second = Page(Folder(written.path), port).begin()
+    try:
+        tab.until("window.old === undefined && document.querySelectorAll('#peers tbody tr').length === 3")
+        tab.open("about:blank")
+        tab.complaints.clear()  # the browser's own, while there was no server
+    finally:
+        second.close()

@@ -245,3 +245,104 @@ def test_an_evaluated_checkpoint_belongs_to_the_round_that_made_it(tmp_path: Pat
         file.write('ss": 1}\n' + "".join(json.dumps(row | other) + "\n" for other in others) + "null\n[]\n")
     folder.read()
     assert [one["tested"] is not None for one in told(folder)[0]] == [False, True, False]
+
+
+def void(folder: Path, cause: str | None = None, /, **nodes: str) -> Any:
+    """Why a round was void. `nodes`: validator -> what it did: `abstains`, `names`, or said nothing (`silent`)."""
+    written = synthetic.Folder(folder, ("miner-1", *(name.replace("_", "-") for name in nodes)))
+    read = Folder(folder)
+    for name, did in nodes.items():
+        node = name.replace("_", "-")
+        checked = {"active": 1, "passed": [key("miner-1")], "rejected": {}, "seconds": {"check": 1.0}}
+        written.write(node, "checked", 0, **checked)
+        if did != "silent":
+            written.write(node, "said", 0, block=31, named=int(did == "names"), abstains=did == "abstains")
+        written.write(node, "applied", 0, void=True, contributing=[], theta="00", seconds={})
+    read.read()
+    if cause is not None:
+        told = {"event": "agreed", "round": 0, "time": 1e9, "void": True, "contributing": [], "committed": None}
+        read.rounds.take("chain", told | {"cause": cause})
+    return told_of(read, 0)["why_void"]
+
+
+def told_of(folder: Folder, number: int) -> dict[str, Any]:
+    return next(one for one in told(folder)[0] if one["round"] == number)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        ({"v_1": "silent"}, "No validator is known to have said a word."),
+        (
+            {"v_1": "abstains", "v_2": "abstains"},
+            "Every validator that spoke abstained, since none holds the run's model.",
+        ),
+        (
+            {"v_1": "names", "v_2": "abstains"},
+            "No peer was named by more than half of the validators' stake; 1 of the 2 that spoke abstained.",
+        ),
+        ({"v_1": "names"}, "No peer was named by more than half of the validators' stake."),
+    ],
+)
+def test_why_a_round_was_void_follows_from_what_the_validators_said(
+    nodes: dict[str, str], why: str, tmp_path: Path
+) -> None:
+    assert void(tmp_path, **nodes) == why
+
+
+@pytest.mark.parametrize(
+    ("cause", "why"),
+    [
+        ("declared", "The run's owner has declared it void."),
+        ("no_state", "No model was named by more than half of the validators' stake."),
+        ("nobody", "No peer was named by more than half of the validators' stake."),
+    ],
+)
+def test_what_the_chain_shows_of_a_void_round_comes_first(cause: str, why: str, tmp_path: Path) -> None:
+    assert void(tmp_path, cause, v_1="names") == why
+
+
+def test_a_round_to_which_nobody_brought_anything_good_is_void_by_that(tmp_path: Path) -> None:
+    written = synthetic.Folder(tmp_path)
+    bad = {key("miner-1"): "MALFORMED", key("miner-2"): "MALFORMED", key("garbage-1"): "COPY"}
+    written.write("validator-1", "checked", 0, active=3, passed=[], rejected=bad, seconds={})
+    written.write("validator-1", "checked", 1, active=0, passed=[], rejected={}, seconds={})
+    for number in (0, 1):
+        written.write("validator-1", "said", number, block=31, named=0, abstains=False)
+        written.write("validator-1", "applied", number, void=True, contributing=[], theta="00", seconds={})
+    written.round(2)
+    folder = Folder(tmp_path)
+    folder.read()
+    assert [one["why_void"] for one in told(folder)[0]] == [
+        "No submission passed the checks (COPY 1, MALFORMED 2).",
+        "No peer had committed by the deadline.",
+        None,
+    ]
+
+
+def test_the_bytes_of_a_round_are_all_submissions_that_were_published(tmp_path: Path) -> None:
+    written = synthetic.Folder(tmp_path)
+    written.round(0)
+    written.write("validator-1", "held_out", 1, val_loss=4.0)
+    folder = Folder(tmp_path)
+    folder.read()
+    assert [one["sent_bytes"] for one in told(folder)[0]] == [5120, None]
+
+
+def test_the_pages_own_form_says_the_same_with_places_for_peers(tmp_path: Path) -> None:
+    written = synthetic.Folder(tmp_path)
+    for number in range(2):
+        written.round(number)
+    folder = Folder(tmp_path)
+    folder.read()
+    short = [json.loads(one) for one in folder.rounds.since(0, LARGE, short=True)[0]]
+    peers = folder.rounds.peers.since(0)
+    assert len(peers) == len(set(peers)) == 3
+    assert folder.rounds.peers.since(2) == peers[2:]
+    for brief, full in zip(short, told(folder)[0], strict=True):
+        assert [peers[at] for at in brief["contributing"]] == full["contributing"]
+        for field in ("rejected", "standing"):
+            assert {peers[at]: code for code, found in brief[field].items() for at in found} == full[field]
+        for field in ("pay", "learning"):
+            assert dict(zip((peers[at] for at in brief[field][0]), brief[field][1], strict=True)) == full[field]
+        assert {**brief, **{f: full[f] for f in ("contributing", "rejected", "standing", "pay", "learning")}} == full

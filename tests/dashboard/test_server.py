@@ -59,6 +59,21 @@ def test_the_rounds_are_told_as_json_and_then_only_what_is_new(tmp_path: Path, s
     assert [one["round"] for one in news["rounds"]] == [2]
 
 
+def test_the_pages_own_form_is_short_and_tells_new_peers_only(tmp_path: Path, serve: Serve) -> None:
+    written = synthetic.Folder(tmp_path)
+    for number in range(50):
+        written.round(number)
+    page = serve(tmp_path)
+    full, short = (get(page, path)[2] for path in ("api/rounds", "api/page"))
+    assert len(short) < 0.7 * len(full)  # of 4 peers; of 256 a seventh
+    body = json.loads(short)
+    assert set(body["peers"]) == {key(name) for name in ("miner-1", "miner-2", "garbage-1")}
+    assert body["peers"][body["rounds"][0]["contributing"][0]] == key("miner-1")
+    again = json.loads(get(page, f"api/page?since={body['version']}&peers=2")[2])
+    assert (again["rounds"], again["peers"]) == ([], body["peers"][2:])
+    assert get(page, "api/page?peers=-1")[0] == 400
+
+
 EARLY = """
 import sys, threading, urllib.request
 from pathlib import Path
@@ -150,7 +165,7 @@ def test_every_answer_allows_nothing_but_our_own_files(tmp_path: Path, serve: Se
 
 
 def test_no_script_of_ours_makes_markup_of_text() -> None:
-    for path in STATIC.glob("[cmp]*.js"):
+    for path in STATIC.glob("[!u]*.js"):
         text = path.read_text()
         assert not [
             word for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(") if word in text

@@ -13,6 +13,7 @@ import pytest
 from dashboard.folder import Folder
 from dashboard.health import health
 from dashboard.server import Page, Watched
+from dashboard.validators import validators
 from murmur import dashboard, network, watch
 from murmur.command import main
 from murmur.watch import NOT_KEPT, Network
@@ -97,6 +98,57 @@ def test_it_tells_what_the_nodes_tell_of_themselves(played: FakeNetwork) -> None
             assert told[number][field] == expected[number][field], (number, field)
         assert told[number]["pay"]
         assert told[number]["train_loss"] == pytest.approx(expected[number]["train_loss"])
+
+
+@pytest.mark.usefixtures("roomy")
+def test_the_validators_words_and_weights_are_those_that_they_tell_of_themselves(played: FakeNetwork) -> None:
+    source = Network("here", lambda: opened(played))
+    read_all(source)
+    rows = validators(source.rounds, 2)
+    assert [row["stake"] for row in rows] == [0.75, 0.25]
+    for row, name in zip(rows, ("one", "two"), strict=True):
+        [said] = [event for event in played[name].events("said") if event["round"] == 2]
+        assert row["validator"] == hotkey(played[name].peer)
+        assert (row["said_in"], row["named"], len(row["peers"])) == (said["block"], said["named"], said["named"])
+        [state] = [event["theta"] for event in played[name].events("applied") if event["round"] == 1]
+        assert (row["word"], row["theta"], row["last_round"]) == ("names", state, 2)
+        assert [row["set_in"]] == [
+            event["block"] for event in played[name].events("weights") if event["round"] == 2
+        ] or [None]
+
+
+@pytest.mark.usefixtures("roomy")
+@pytest.mark.parametrize(
+    ("silent", "why"),
+    [(1, "No model was named by more than half of the validators' stake."), (2, "No peer was named by more than half")],
+)
+def test_why_a_round_was_void_is_read_from_the_chain(silent: int, why: str, played: FakeNetwork) -> None:
+    chain = Mute(played.world, PeerId(bytes(32)))
+    chain.since, chain.blank = played.clock.commit_by(2), silent == 2
+    source = Network("here", lambda: opened(played, replace(outside(played), chain=chain)))
+    assert read_all(source)[2]["why_void"].startswith(why)
+    assert why in health(source)[1]
+
+
+class Mute(FakeChain):
+    """Nobody says a word after this block; or (`blank`) all words name nobody."""
+
+    since = 0
+    blank = False
+
+    def peers(self, block: int) -> tuple[Peer, ...]:
+        found = super().peers(block)
+        if block <= self.since:
+            return found
+        if not self.blank:
+            before = {peer.id: peer.slot for peer in super().peers(self.since)}
+            return tuple(replace(p, slot=before[p.id]) if p.validates else p for p in found)
+        return tuple(
+            replace(p, slot=replace(p.slot, statement=replace(p.slot.statement, bitmap=0)))
+            if p.slot is not None and isinstance(p.slot.statement, Word)
+            else p
+            for p in found
+        )
 
 
 @pytest.mark.usefixtures("roomy")
@@ -252,8 +304,9 @@ def test_a_round_is_told_when_it_is_decided_and_its_reports_when_they_come(playe
     try:
         then._block = clock.words_by(2)
         now = [told.event for told in history.look()]
-        assert [event["event"] for event in now if event["round"] == 2] == ["agreed", "trained", "trained"] + 2 * [
-            "unread"
+        assert [event["event"] for event in now if event["round"] == 2] == [
+            "agreed",
+            *(2 * ["said"] + 2 * ["trained"] + 2 * ["unread"]),
         ]
         assert [event for event in history.look() if event.event["round"] == 2] == []
     finally:
@@ -475,11 +528,14 @@ def test_in_a_browser_it_is_the_same_page(width: int, played: FakeNetwork, monke
     try:
         with browser() as tab:
             tab.open(page.url, width)
-            tab.until(f"{text.format('n-round')} === '2' && document.querySelectorAll('.plot canvas').length === 5")
+            tab.until(f"{text.format('n-round')} === '2' && document.querySelectorAll('.plot canvas').length === 6")
             tab.until(
                 f"{text.format('n-loss-note')}.includes('not published; in training')"
             )  # miners are read one by one
             assert "no node has said" in tab.until(text.format("phases-note"))
+            cells = "[...document.querySelectorAll('#validators tbody tr')].map((row) => row.cells[1].textContent)"
+            assert tab.value(cells) == ["75.0 %", "25.0 %"]
+            assert tab.value(text.format("key-bytes")).startswith("submissions, by commitments")
             tab.value("document.getElementById('matrix').focus()")
             for key in ("End", "Enter"):
                 tab.press(key)
