@@ -7,7 +7,7 @@ import pytest
 from protocol import keys
 from protocol.errors import AccessDenied, StorageError
 from simulation.store import Faults
-from storage.behaviour import PART_BYTES, Speed, speed, takes_parts_in_any_order, tells_versions_apart
+from storage.behaviour import PART_BYTES, Speed, creates_once, speed, takes_parts_in_any_order, tells_versions_apart
 from storage.dates import server_time
 from storage.realtime import RealTime
 from tests.fakes.bucket import Call, FakeBucket, FakeStore
@@ -101,3 +101,19 @@ def test_a_servers_clock_is_read_from_any_answer() -> None:
 def test_a_server_that_is_not_there_is_a_storage_error(endpoint: str) -> None:
     with pytest.raises(StorageError):
         server_time(endpoint, timeout_seconds=SECONDS)
+
+
+def test_a_usual_store_creates_once(store: FakeStore, owner: FakeBucket) -> None:
+    assert creates_once(owner, timeout_seconds=SECONDS)
+    assert store.buckets["own"] == {}
+
+
+def test_a_store_that_does_not_know_the_condition_is_found_out(store: FakeStore) -> None:
+    class Careless(FakeBucket):
+        def create(self, key: str, data: bytes, *, timeout_seconds: float) -> bool:
+            self.put(key, data, timeout_seconds=timeout_seconds)
+            return True
+
+    store.bucket("own")
+    bucket = Careless(store, "own", read_only=False, reader="owner")
+    assert not creates_once(bucket, timeout_seconds=SECONDS)

@@ -9,6 +9,7 @@ import pytest
 
 from localnet.store import StoreReady
 from protocol.errors import AccessDenied, ObjectMissing, ObjectTooLarge, StorageError
+from storage.behaviour import creates_once
 from storage.s3 import PART_BYTES, ObjectReplaced, RangedBucket, open_bucket
 from tests.fakes.bucket import FakeStore
 
@@ -71,6 +72,7 @@ NOT_KEPT = {
         "test_only_the_owner_may_begin_or_abort_an_upload": "every key may do everything",
         "test_a_part_that_is_put_again_replaces_the_first_try": "a part that was written on can't be replaced: 501",
         "test_a_part_but_the_last_must_not_be_small": "parts of any size are taken",
+        "test_of_many_that_create_at_once_one_wins_and_stands": "If-None-Match is not looked at",
     }
 }
 """Server -> what it does not keep of the contract, and why."""
@@ -245,3 +247,17 @@ def test_only_the_owner_may_begin_or_abort_an_upload(buckets: Buckets, who: str)
         other.abort_unfinished("", timeout_seconds=SECONDS)
     mine.put(1, b"x", timeout_seconds=SECONDS)
     mine.complete(timeout_seconds=SECONDS)
+
+
+def test_of_many_that_create_at_once_one_wins_and_stands(buckets: Buckets) -> None:
+    assert creates_once(buckets.owner, timeout_seconds=SECONDS)
+
+
+def test_what_is_created_stays_and_its_creator_is_told_so_again(buckets: Buckets) -> None:
+    assert buckets.owner.create("created", b"one", timeout_seconds=SECONDS)
+    assert buckets.owner.create("created", b"one", timeout_seconds=SECONDS)
+    if creates_once(buckets.owner, timeout_seconds=SECONDS):
+        assert not buckets.owner.create("created", b"two", timeout_seconds=SECONDS)
+        assert buckets.owner.get("created", max_bytes=3, timeout_seconds=SECONDS) == b"one"
+    with pytest.raises(AccessDenied):
+        buckets.reader.create("another", b"two", timeout_seconds=SECONDS)

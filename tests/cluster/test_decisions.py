@@ -1,0 +1,172 @@
+"""Who lives, when a round ends, whose updates it has, how many steps are planned: properties over drawn histories."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.choosing import choose
+from cluster.closing import closing, grace_seconds
+from cluster.pace import SPREAD, least_steps, planned_steps
+from cluster.presence import Presence
+from protocol.cluster import Beat, Claim, ClusterTable, Contribution, Record
+from protocol.types import Digest, PeerId
+
+RULES = ClusterTable()
+LINK, OTHER = Digest(b"\1" * 32), Digest(b"\2" * 32)
+
+
+def member(number: int) -> PeerId:
+    return PeerId(bytes([number]) * 32)
+
+
+def beat(count: int, *, process: int = 1, phase: str = "train", leaving: bool = False) -> Beat:
+    return Beat.model_validate(
+        {
+            "name": "lab",
+            "process": f"{process:016x}",
+            "count": count,
+            "round": 3,
+            "step": 1,
+            "phase": phase,
+            "leaving": leaving,
+        }
+    )
+
+
+def claim(theta: int = 7, previous: Digest = LINK, *, steps: int = 10, seconds: float = 100.0) -> Claim:
+    return Claim(
+        theta=bytes([theta]).hex() * 32,
+        previous=previous.hex(),
+        envelope="aa" * 32,
+        key="bb" * 32,
+        steps=steps,
+        seconds=seconds,
+        sending=3.0,
+    )
+
+
+def record(*updates: tuple[PeerId, int, float]) -> Record:
+    """Of these members' steps and seconds."""
+    rows = tuple(
+        Contribution(member=peer.hex(), **claim(steps=steps, seconds=seconds).model_dump())
+        for peer, steps, seconds in sorted(updates)
+    )
+    return Record(by=rows[0].member, theta=rows[0].theta, previous=LINK.hex(), updates=rows)
+
+
+# --- presence ----------------------------------------------------------------------------------------------------
+
+
+def test_a_member_whose_beat_stands_still_is_given_up_after_the_silence_and_lives_again_with_the_next_beat() -> None:
+    presence = Presence(RULES)
+    for now in range(0, 20, 5):
+        presence.look({member(1): beat(now), member(2): beat(1)}, float(now))
+    assert presence.living() == {member(1), member(2)}
+    presence.look({member(1): beat(20), member(2): beat(1)}, 20.0)
+    assert presence.living() == {member(1)}
+    presence.look({member(1): beat(25), member(2): beat(2)}, 25.0)
+    assert presence.living() == {member(1), member(2)}
+
+
+@given(st.lists(st.floats(11.0, 1e6), min_size=1, max_size=3))
+def test_where_we_slept_or_the_store_did_not_answer_nobody_was_silent_for_longer_than_two_beats(
+    gaps: list[float],
+) -> None:
+    presence, now = Presence(RULES), 0.0
+    presence.look({member(1): beat(1)}, now)
+    silence = 0.0
+    for gap in gaps:
+        now, silence = now + gap, silence + 2 * RULES.beat_seconds
+        presence.look({member(1): beat(1)}, now)
+        assert (member(1) in presence.living()) == (silence < RULES.silent_seconds)
+
+
+def test_who_leaves_or_is_on_its_way_is_not_waited_for_and_a_new_process_is_alive_at_once() -> None:
+    presence = Presence(RULES)
+    presence.look({member(1): beat(1, leaving=True), member(2): beat(1, phase="join"), member(3): beat(9)}, 0.0)
+    assert presence.living() == {member(3)}
+    for now in range(10, 60, 10):
+        presence.look({member(3): beat(9)}, float(now))
+    assert presence.living() == set()
+    presence.look({member(3): beat(9, process=2)}, 70.0)
+    assert presence.living() == {member(3)}
+
+
+def test_a_beat_that_is_no_more_listed_is_silence() -> None:
+    presence = Presence(RULES)
+    presence.look({member(1): beat(1)}, 0.0)
+    for now in range(10, 40, 10):
+        presence.look({}, float(now))
+    assert presence.living() == set()
+
+
+# --- closing -----------------------------------------------------------------------------------------------------
+
+PEOPLE = st.sets(st.integers(1, 9).map(member))
+
+
+@given(PEOPLE, PEOPLE)
+def test_a_round_ends_at_once_when_all_that_live_have_claimed_and_after_grace_when_more_than_half_have(
+    claimed: set[PeerId], living: set[PeerId]
+) -> None:
+    stands = closing(claimed, living)
+    assert stands.ends(0.0, 10.0) == (living <= claimed)
+    assert stands.ends(11.0, 10.0) == (living <= claimed or len(claimed) > len(living - claimed))
+    assert not stands.enough or len(claimed) > len(living - claimed)
+
+
+def test_grace_holds_a_step_what_is_sent_and_two_beats_or_a_share_of_long_training() -> None:
+    assert grace_seconds(RULES, []) == 10.0
+    assert grace_seconds(RULES, [claim(steps=10, seconds=100.0)]) == 10.0 + 10.0 + 3.0
+    assert grace_seconds(RULES, [claim(steps=10, seconds=2000.0)]) == pytest.approx(40.0 + 200.0 + 3.0)
+
+
+# --- choosing ----------------------------------------------------------------------------------------------------
+
+
+@given(st.dictionaries(st.integers(1, 9).map(member), st.tuples(st.integers(1, 3), st.booleans()), min_size=1))
+def test_the_most_frequent_theta_that_goes_on_from_the_link_is_chosen_in_the_order_of_peers(
+    drawn: dict[PeerId, tuple[int, bool]],
+) -> None:
+    claims = {peer: claim(theta, LINK if here else OTHER) for peer, (theta, here) in drawn.items()}
+    chosen = choose(claims, LINK, member(1))
+    here = [claim.theta for claim in claims.values() if claim.previous == LINK.hex()]
+    if not here:
+        assert chosen is None
+        return
+    assert chosen is not None
+    most = max(map(here.count, here))
+    assert chosen.theta == min(theta for theta in here if here.count(theta) == most)
+    assert [update.peer for update in chosen.updates] == sorted(
+        peer for peer, one in claims.items() if (one.theta, one.previous) == (chosen.theta, LINK.hex())
+    )
+
+
+# --- pace --------------------------------------------------------------------------------------------------------
+
+
+def test_who_is_a_fifth_as_fast_plans_a_fifth_and_the_others_plan_all() -> None:
+    history = [record((member(1), 100, 60.0), (member(2), 100, 60.0), (member(3), 20, 60.0)) for _ in range(4)]
+    assert planned_steps(100, history, member(3)) == 20
+    assert planned_steps(100, history, member(1)) == 100
+    assert least_steps(100, RULES, 20) == 20
+    assert least_steps(100, RULES, 100) == 25
+
+
+def test_who_is_new_or_alone_plans_all_and_usual_spread_is_no_slowness() -> None:
+    assert planned_steps(30, [], member(1)) == 30
+    assert planned_steps(30, [record((member(1), 30, 60.0))], member(1)) == 30
+    history = [record((member(1), 30, 60.0), (member(2), 30, 60.0 * SPREAD))]
+    assert planned_steps(30, history, member(2)) == 30
+
+
+@given(
+    st.integers(1, 200),
+    st.lists(st.tuples(st.integers(1, 200), st.floats(0.01, 1e5)), min_size=2, max_size=6),
+)
+def test_a_plan_is_never_empty_and_never_more_than_all(steps: int, rows: list[tuple[int, float]]) -> None:
+    history = [record(*((member(at + 1), min(done, steps), took) for at, (done, took) in enumerate(rows)))]
+    for at in range(len(rows)):
+        planned = planned_steps(steps, history, member(at + 1))
+        assert 1 <= planned <= steps
+        assert 1 <= least_steps(steps, RULES, planned) <= planned
