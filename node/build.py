@@ -75,7 +75,7 @@ def build(config: NodeConfig, role: Role, ranks: Ranks) -> Built:
         bucket=f"{config.bucket.endpoint}/{config.bucket.name}",
         network=config.network,
     )
-    replica = Replica(run.first, _zeros(run.first.model.shapes()), ranks=ranks)
+    replica = Replica(run.first, zeros(run.first.model.shapes()), ranks=ranks)
     events = Events(
         case.home / "events.jsonl",
         f"{config.wallet.name}/{config.wallet.hotkey}",
@@ -84,5 +84,6 @@ def build(config: NodeConfig, role: Role, ranks: Ranks) -> Built:
     return Built(Node(run, doors, Held(run.first, run.id, replica, store, events, doors.time)), case.shards)
 
 
-def _zeros(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+def zeros(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """A model of these shapes before its first state is loaded."""
     return {name: torch.zeros(shape) for name, shape in shapes.items()}

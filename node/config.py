@@ -150,6 +150,31 @@ class NodeConfig(NetworkConfig):
     metrics_address: Annotated[str, Field(description="address of that port; 0.0.0.0 for everybody's")] = "127.0.0.1"
 
 
+class ClusterConfig(_Table):
+    """Everything that a cluster's member needs to know before it finds the run: its token says the rest."""
+
+    token_file: Annotated[Path, Field(description="file with the cluster's token (murmur cluster invite)")]
+    name: Annotated[
+        str,
+        Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="this machine's name, for people: a-z, 0-9 and '-'"),
+    ]
+    data: Annotated[
+        Path | None, Field(description="folder of tokenised shards; default: fetched into home from the bucket")
+    ] = None
+    data_gigabytes: Annotated[
+        float, Field(gt=0, description="most disk for fetched shards, in 10^9 bytes; those unused longest make room")
+    ] = 100.0
+    home: Annotated[Path, Field(description="folder of this member's state")] = Path("~/.murmur")
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where to train")] = "auto"
+    codec: Annotated[
+        Literal["auto", "native", "reference"],
+        Field(description="codec backend; auto: native where it is built (same bytes, dozens of times faster)"),
+    ] = "auto"
+    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="least severe log line")] = (
+        "INFO"
+    )
+
+
 class HotkeyConfig(_Table):
     """A hotkey on a subnet: enough to draft a run for it."""
 
@@ -173,10 +198,19 @@ Part = TypeVar("Part", bound=BaseModel)
 def load(program: str, summary: str, argv: Sequence[str], environment: Mapping[str, str]) -> NodeConfig:
     """The configuration from flags, environment and file. Raises ConfigError that lists every missing or bad value
     with where to get it; exits 0 after --help."""
-    fields = dict(leaves(NodeConfig))
-    table = values(fields, _flags(program, summary, argv), environment)
+    return _load(NodeConfig, program, summary, argv, environment)
+
+
+def load_cluster(program: str, summary: str, argv: Sequence[str], environment: Mapping[str, str]) -> ClusterConfig:
+    """The same of a cluster's member."""
+    return _load(ClusterConfig, program, summary, argv, environment)
+
+
+def _load(model: type[Part], program: str, summary: str, argv: Sequence[str], environment: Mapping[str, str]) -> Part:
+    fields = dict(leaves(model))
+    table = values(fields, _flags(model, program, summary, argv), environment)
     try:
-        return NodeConfig.model_validate(table)
+        return model.model_validate(table)
     except ValidationError as fault:
         raise ConfigError(_explain(program, fault, fields, table)) from None
 
@@ -279,7 +313,7 @@ def _default(name: str) -> Any:
     return _NONE if value.is_required() else value.default
 
 
-def _flags(program: str, summary: str, argv: Sequence[str]) -> dict[str, Any]:
+def _flags(model: type[BaseModel], program: str, summary: str, argv: Sequence[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(
         prog=program,
         description=summary,
@@ -287,7 +321,7 @@ def _flags(program: str, summary: str, argv: Sequence[str]) -> dict[str, Any]:
         "underscores for each dot (MURMUR_BUCKET__SECRET_KEY). Secrets: environment or file only.",
         allow_abbrev=False,
     )
-    add_flags(parser, NodeConfig)
+    add_flags(parser, model)
     named = (word.split("=")[0].replace("-", "_") for word in argv if word.startswith("--"))
     if any(name.endswith("secret_key") for name in named):
         raise ConfigError(
@@ -304,7 +338,7 @@ def _explain(program: str, fault: ValidationError, fields: Mapping[str, str], ta
         if error["type"] == "missing":
             missing += [name for name in fields if name == where or name.startswith(where + ".")]
     required = [name for name in missing if name not in _DEFAULTED]
-    if not table.get("bucket"):
+    if "bucket.name" in fields and not table.get("bucket"):
         required += [name for part in _KEY if (name := f"bucket.read_{part}") in fields]
     if "owner" in fields and not table.get("owner") and not table.get("spec"):
         required.append("owner")
@@ -344,7 +378,7 @@ _READ_TOKEN = {f"bucket.read_{part}" for part in _KEY}
 _DEFAULTED = {"wallet.hotkey", "wallet.path", "bucket.public_url", *_READ_TOKEN}
 
 
-def home(config: NetworkConfig) -> Path:
+def home(config: NetworkConfig | ClusterConfig) -> Path:
     """The node's state folder, created readable by its owner only (it holds sealing keys)."""
     path = config.home.expanduser()
     try:

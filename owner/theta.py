@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from protocol.spec import RunSpec
+from protocol.spec import TrainingSpec
 from protocol.types import Digest
 from training import checkpoint
 from training.genesis import genesis_state
@@ -13,7 +13,7 @@ from training.shards import Shards
 
 
 def make_theta(
-    folder: Path, spec: RunSpec, seed: int, data: Shards, ranks: Ranks = ALONE, on_step: OnStep | None = None
+    folder: Path, spec: TrainingSpec, seed: int, data: Shards, ranks: Ranks = ALONE, on_step: OnStep | None = None
 ) -> Digest:
     """Seeded parameters, an honest inner round for the norms with which the run begins (training/genesis.py), and
     both as a checkpoint under `folder`; its digest. Of `spec` neither theta_0 nor the first block is read."""

@@ -5,12 +5,13 @@ record is created once, so the store decides which one a round has.
 """
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
 from protocol.errors import ConfigError, InvalidMessage
-from protocol.messages import KEY_BYTES, encode_document, parse_document
+from protocol.messages import KEY_BYTES, encode_document, parse_document, parse_json
 from protocol.ports import Signer, Verify
 from protocol.spec import Count, HexDigest, Positive, Rate, Share, Table, TrainingSpec, fault_lines
 from protocol.types import MAX_UIDS, Digest, PeerId, Selection
@@ -69,6 +70,17 @@ def build_cluster(table: Mapping[str, object], source: str) -> ClusterSpec:
         return ClusterSpec.model_validate(table)
     except ValidationError as fault:
         raise ConfigError(f"{source} is not a valid cluster spec:\n" + fault_lines(fault)) from None
+
+
+def parse_cluster(data: bytes, digest: Digest) -> ClusterSpec:
+    """A spec from its canonical bytes, checked against the run's id. Raises InvalidMessage for other bytes and
+    ConfigError for a spec that is not valid here."""
+    if sha256(data).digest() != digest:
+        raise InvalidMessage("spec: its bytes do not hash to the run's id")
+    spec = build_cluster(parse_json(data), "the cluster's spec")
+    if spec.digest != digest:
+        raise ConfigError("this release writes the cluster's spec in other bytes: use the release that created it")
+    return spec
 
 
 class Beat(Table):

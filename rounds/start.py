@@ -1,13 +1,28 @@
 """From a configuration to a miner or validator that plays its rounds until it is stopped."""
 
 from functools import partial
+from importlib.metadata import version
 
-from node.build import build, on_ranks
-from node.config import NodeConfig
+from loguru import logger
+
+from node.build import build, on_ranks, zeros
+from node.config import ClusterConfig, NodeConfig, home
+from node.device import describe
+from node.events import Events
+from node.group import Group, parse_token
+from node.held import Held
+from node.ledger import Ledger
+from node.shared import SharedData, data_folder, find_spec, member_of, open_shared, read_token
+from node.state import StateStore
+from protocol.types import Digest
+from rounds.member import Member
 from rounds.miner import Miner
 from rounds.validator import Validator
+from storage.realtime import REAL
 from training.memory import Role
 from training.parallel import Ranks
+from training.replica import Replica
+from training.shards import Shards
 
 Player = type[Miner] | type[Validator]
 
@@ -20,6 +35,46 @@ def miner(config: NodeConfig) -> None:
 def validator(config: NodeConfig) -> None:
     """Connect, catch up and judge, on all ranks."""
     on_ranks(config.codec, config.device, partial(play, config, "validator", Validator))
+
+
+def member(config: ClusterConfig) -> None:
+    """Find the cluster's run and train in it, on all ranks."""
+    on_ranks(config.codec, config.device, partial(take_part, config))
+
+
+def take_part(config: ClusterConfig, ranks: Ranks) -> None:
+    """Build the member and play its rounds. Called on the first rank. Raises ConfigError, StorageError."""
+    token = parse_token(read_token(config.token_file))
+    run, bucket = token.run_id, open_shared(token)
+    spec, folder = find_spec(bucket, run), home(config)
+    me = member_of(folder, run)
+    index = Digest(bytes.fromhex(spec.data.index))
+    shards = (
+        Shards.open(config.data.expanduser(), index_digest=index)
+        if config.data is not None
+        else Shards.open(
+            data_folder(folder, index),
+            index_digest=index,
+            remote=SharedData(bucket),
+            max_bytes=int(config.data_gigabytes * 1e9),
+        )
+    )
+    shards.check(spec)
+    store = StateStore(folder, run)
+    replica = Replica(spec, zeros(spec.model.shapes()), ranks=ranks)
+    held = Held(spec, run, replica, store, Events(folder / "events.jsonl", config.name))
+    logger.info(
+        "murmuration {version}, member {name} ({me}) of cluster {run} ({id}), on {ranks} x {device}, bucket {bucket}",
+        version=version("murmuration-node"),
+        name=config.name,
+        me=me.hex()[:8],
+        run=spec.name,
+        id=run.hex()[:16],
+        ranks=ranks.size,
+        device=describe(ranks.device),
+        bucket=f"{token.endpoint}/{token.bucket}",
+    )
+    Member(spec, config.name, held, shards, Ledger(bucket, run, Group(token.secret), me, REAL)).run()
 
 
 def play(config: NodeConfig, role: Role, player: Player, ranks: Ranks) -> None:
