@@ -81,6 +81,7 @@ class Member:
         """Have a state, and forget uploads that we did not live to finish."""
         begin(self.ledger, self.held)
         self.ledger.part(self.me).abort_unfinished("", timeout_seconds=CALL_SECONDS)
+        self.held.events.emit("joined", self.held.saved.round)
 
     def take_part(self) -> None:
         """The next round, from wherever the run stands."""

@@ -1,0 +1,164 @@
+"""A whole cluster on this machine: SeaweedFS, members as processes of their own, and kill -9 now and then."""
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from localnet.ground import wait_for
+from localnet.processes import Processes
+from localnet.store import read_ready
+from localnet.text import text_data
+from node.events import read_events
+from node.group import Group, Token
+from node.ledger import Ledger
+from node.shared import open_shared
+from owner import presets
+from owner.cluster import draft, make_token, place, put_up, require_store
+from protocol.cluster import ClusterSpec
+from protocol.errors import ConfigError, StorageError
+from protocol.types import PeerId
+from storage.realtime import REAL
+from training.shards import Shards
+
+BUCKET = "cluster"
+BEAT_SECONDS, SILENT_SECONDS = 0.5, 5.0
+STEPS = 20
+STALLED_SECONDS = 180.0
+"""A demo without a new record for so long has failed."""
+AWAY_SECONDS = 3.0
+
+
+def play(folder: Path, members: int, kills: int, rounds: int, seed: int, *, quiet: bool = False) -> dict[str, Any]:
+    """Play so many rounds; what came of them. Raises ConfigError where something does not start."""
+    if not 1 <= members <= 16 or not 0 <= kills <= 100 or rounds < 1:
+        raise ConfigError("a demo has 1 to 16 members, 0 to 100 kills and a round at least")
+    say: Callable[[str], None] = (lambda line: None) if quiet else (lambda line: print(line, flush=True))  # noqa: T201
+    processes = _prepare(folder)
+    try:
+        token, spec = _set_up(folder, processes, seed, say)
+        names = [f"member-{number}" for number in range(1, members + 1)]
+        for name in names:
+            words = _program(folder, name)
+            processes.start(name, words, words)
+        say(f"{members} members train {rounds} rounds of {spec.inner.steps} inner steps; {kills} kills")
+        done = _until(token, spec, rounds, processes, _kills(names, kills, rounds, seed, processes, say), say)
+    finally:
+        processes.stop()
+    result = _result(folder, names, done, kills)
+    say(
+        f"{result['rounds']} rounds, replicas {'identical' if result['identical'] else 'NOT IDENTICAL'}, loss "
+        f"{result['loss_first']:.2f} -> {result['loss_last']:.2f}, {kills} kills, {result['repeated_steps']} steps "
+        "made again by those that survived"
+    )
+    return result
+
+
+def _prepare(folder: Path) -> Processes:
+    logs = folder / "logs"
+    logs.mkdir(parents=True)
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("MURMUR_", "BT_"))}
+    return Processes(logs, {**ours, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
+
+
+def _set_up(folder: Path, processes: Processes, seed: int, say: Callable[[str], None]) -> tuple[Token, ClusterSpec]:
+    """The store, the run in it, and the token's file."""
+    say("starting the store")
+    program = ["-m", "localnet.seaweed", "--folder", str(folder / "store"), BUCKET]
+    processes.start("store", program, program)
+    ready = folder / "store" / "ready.json"
+    data_from = text_data(say)
+    wait_for(ready.exists, processes, "the object store")
+    store = read_ready(ready)
+    user = store.users[BUCKET]
+    where = place(store.endpoint, user.bucket, user.write_access_key, user.write_secret_key, local=True)
+    bucket, data = open_shared(where), Shards.open(data_from)
+    require_store(bucket)
+    table = presets.table("tiny") | {
+        "cluster": {"beat_seconds": BEAT_SECONDS, "silent_seconds": SILENT_SECONDS, "keep_rounds": 64}
+    }
+    spec = put_up(folder, bucket, draft(table, "demo", data, local=True, own_vocabulary=True), data_from, data, seed)
+    token = make_token(spec, where)
+    path = folder / "token"
+    path.touch(mode=0o600)
+    path.write_text(token.encode())
+    return token, spec
+
+
+def _program(folder: Path, name: str) -> list[str]:
+    words = {"--token-file": folder / "token", "--name": name, "--home": folder / "nodes" / name, "--device": "cpu"}
+    return ["-m", "neurons.member", *(str(word) for pair in words.items() for word in pair)]
+
+
+def _kills(
+    names: list[str], kills: int, rounds: int, seed: int, processes: Processes, say: Callable[[str], None]
+) -> Iterator[None]:
+    """Each `next` is a round that has ended: at drawn ones, never the first two or the last three, somebody dies."""
+    draw = random.Random(f"kills {seed}")
+    late = range(2, max(3, rounds - 3))
+    when = sorted(draw.choice(late) for _ in range(kills))
+    for round in range(rounds):
+        for _ in range(when.count(round)):
+            victim = draw.choice(names)
+            say(f"round {round}: kill -9 of {victim}")
+            processes.kill(victim, AWAY_SECONDS)
+        yield
+
+
+def _until(
+    token: Token,
+    spec: ClusterSpec,
+    rounds: int,
+    processes: Processes,
+    kills: Iterator[None],
+    say: Callable[[str], None],
+) -> int:
+    """Wait for the records of all rounds; how many there are."""
+    ledger = Ledger(open_shared(token), spec.digest, Group(token.secret), PeerId(bytes(32)), REAL)
+    round, since = 0, time.monotonic()
+    while round < rounds and time.monotonic() < since + STALLED_SECONDS:
+        if ended := processes.watch():
+            raise ConfigError(f"{ended[0]} ended for good:\n{processes.last_lines(ended[0])}")
+        try:
+            record = ledger.record(round)
+        except StorageError:
+            record = None
+        if record is None:
+            time.sleep(0.2)
+            continue
+        say(f"round {round}: {len(record.updates)} contributed, {sum(u.steps for u in record.updates)} steps")
+        next(kills, None)
+        round, since = round + 1, time.monotonic()
+    time.sleep(4 * BEAT_SECONDS)  # for those that still apply the last one
+    return round
+
+
+def _result(folder: Path, names: list[str], rounds: int, kills: int) -> dict[str, Any]:
+    """From the members' own events."""
+    thetas: dict[int, set[str]] = {}
+    losses: dict[int, list[float]] = {}
+    repeated = 0
+    for name in names:
+        here = set[int]()
+        """Rounds that this process has trained."""
+        for event in read_events(folder / "nodes" / name / "events.jsonl"):
+            round = event["round"]
+            if event["event"] == "joined":
+                here.clear()
+            elif event["event"] == "applied":
+                thetas.setdefault(round, set()).add(event["theta"])
+            elif event["event"] == "trained" and event["loss"] is not None:
+                losses.setdefault(round, []).append(event["loss"])
+                repeated += STEPS * (round in here)
+                here.add(round)
+    means = [sum(found) / len(found) for _, found in sorted(losses.items())]
+    return {
+        "rounds": rounds,
+        "identical": all(len(found) == 1 for found in thetas.values()) and len(thetas) >= rounds - 1,
+        "loss_first": means[0] if means else float("nan"),
+        "loss_last": means[-1] if means else float("nan"),
+        "kills": kills,
+        "repeated_steps": repeated,
+    }

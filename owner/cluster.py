@@ -1,0 +1,98 @@
+"""A cluster's run made and put up: its spec, theta_0 and data in a bucket, and the token that makes members."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from node.group import Token, new_secret
+from node.shared import open_shared
+from owner.draft import NOBODYS_THETA, require_turns
+from owner.publish import Tell, blobs_of, data_blobs, theta_blobs, upload
+from owner.theta import make_theta
+from protocol import keys
+from protocol.cluster import ClusterSpec, build_cluster
+from protocol.errors import ConfigError
+from protocol.types import Digest
+from storage.behaviour import creates_once
+from storage.s3 import RangedBucket
+from training.shards import Shards
+
+TRIAL_SECONDS = 60.0
+_OF_A_CHAIN = ("chain", "netuid", "owner", "clock", "gauntlet", "amendments")
+"""Tables and fields of a preset that a cluster has no use for."""
+
+
+def draft(table: Mapping[str, Any], name: str, data: Shards, *, local: bool, own_vocabulary: bool) -> ClusterSpec:
+    """The spec without theta_0: `table` (of a preset or a file), and over it what is the data's. own_vocabulary: the
+    table's is a choice; else it is the data's tokenizer's. Raises ConfigError with one line for each fault."""
+    require_turns(data)
+    given = {key: value for key, value in table.items() if key not in _OF_A_CHAIN}
+    model = dict(given.get("model") or {})
+    if not own_vocabulary:
+        model["vocabulary"] = data.index.vocabulary
+    found = {"index": data.digest.hex(), "num_tokens": data.train.num_tokens}
+    whole = given | {
+        "name": name,
+        "local": local,
+        "genesis_checkpoint": NOBODYS_THETA,
+        "model": model,
+        "data": dict(given.get("data") or {}) | found,
+    }
+    return build_cluster(whole, "the cluster's spec")
+
+
+def require_store(bucket: RangedBucket) -> None:
+    """Raise ConfigError for a store that does not create an object only once: two records of a round would stand."""
+    if not creates_once(bucket, timeout_seconds=TRIAL_SECONDS):
+        raise ConfigError(
+            "this store does not create an object only where there is none (If-None-Match: *): two members could close "
+            "one round differently. Take a store that does: AWS S3, Cloudflare R2, SeaweedFS 4.48 or later, MinIO"
+        )
+
+
+def put_up(
+    folder: Path,
+    bucket: RangedBucket,
+    spec: ClusterSpec,
+    data_from: Path,
+    data: Shards,
+    seed: int,
+    tell: Tell = lambda done, total: None,
+) -> ClusterSpec:
+    """Make theta_0 in `folder`, and put all of the run into the bucket, the spec last: then the run exists. Returns the
+    sealed spec."""
+    theta = make_theta(folder / "theta", spec, seed, data)
+    sealed = build_cluster(spec.model_dump(mode="json") | {"genesis_checkpoint": theta.hex()}, "the cluster's spec")
+    path = folder / "spec.json"
+    path.write_bytes(sealed.to_bytes())
+    blobs = blobs_of(theta_blobs(folder / "theta", theta), data_blobs(data_from, data, whole=True))
+    upload(bucket, [*blobs, (sealed.digest, path)], tell)
+    return sealed
+
+
+def make_token(spec: ClusterSpec, bucket: Token) -> Token:
+    """The token of a new group for this run, at the bucket of `bucket`."""
+    return bucket.model_copy(update={"run": spec.digest.hex(), "secret": new_secret()})
+
+
+def place(endpoint: str, name: str, access_key: str, secret_key: str, *, local: bool) -> Token:
+    """A bucket, before there is a run in it."""
+    nothing = Digest(bytes(32)).hex()
+    return Token(
+        endpoint=endpoint,
+        bucket=name,
+        access_key=access_key,
+        secret_key=secret_key,
+        run=nothing,
+        secret=nothing,
+        local=local,
+    )
+
+
+def require_empty(token: Token, run: Digest) -> None:
+    """Raise ConfigError where this very run has members already: a second group could not read the first one's."""
+    bucket = open_shared(token)
+    if bucket.list(keys.beats(run), max_keys=1, timeout_seconds=TRIAL_SECONDS):
+        raise ConfigError(
+            "this bucket holds this very run already, of another group: invite by its token, or take another bucket"
+        )
