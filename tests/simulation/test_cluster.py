@@ -1,0 +1,250 @@
+"""Clusters in modelled time: calm, in storms, killed at any call to the store, and with what members must not survive
+together: another theta, a lost store, everybody dead."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol import keys
+from protocol.cluster import Record, parse_record
+from simulation import cluster as simulated
+from simulation.cluster import BUCKET, SECRET, Cluster, ClusterWitness, Group, Machine, Result, simulate
+from simulation.store import Call, Faults
+
+
+class Watched:
+    """A cluster without drawn faults, its events in order, and the records that its store holds."""
+
+    def __init__(self, folder: Path, members: int = 3, seed: int = 1) -> None:
+        self.events: list[tuple[str, str, int, dict[str, Any]]] = []
+        self.witness = ClusterWitness(10_000)
+        self.hook: Callable[[Machine, str, int], None] = lambda machine, event, round: None
+        self.cluster = Cluster(folder, seed, members, self._told)
+        self.witness.watch(self.cluster)
+
+    def _told(self, machine: Machine, event: str, round: int, fields: dict[str, Any]) -> None:
+        self.events.append((machine.name, event, round, fields))
+        self.witness.told(machine, event, round, fields)
+        self.hook(machine, event, round)
+
+    def play(self, until: Callable[[], bool], hours: float = 10.0) -> None:
+        clock = self.cluster.clock
+        end = clock.now + 3600 * hours
+        while not until():
+            assert clock.now < end, "nothing goes on"
+            clock.run(clock.now + 30.0)
+
+    def records(self) -> list[Record]:
+        cluster, found = self.cluster, []
+        objects = cluster.store.buckets[BUCKET]
+        while (key := keys.record(cluster.run, len(found))) in objects:
+            found.append(parse_record(objects[key].data, cluster.run, len(found), Group(SECRET).verify))
+        return found
+
+    def thetas(self, round: int) -> set[str]:
+        """What members held at the start of the round."""
+        return {fields["theta"] for _, event, at, fields in self.events if (event, at) == ("applied", round)}
+
+    def machine(self, number: int) -> Machine:
+        return self.cluster.machines[number - 1]
+
+
+def has_records(watched: Watched, count: int) -> Callable[[], bool]:
+    return lambda: len(watched.records()) >= count
+
+
+def assert_one_history(watched: Watched) -> None:
+    """One record a round, each going on from the one before, and one theta at the start of each."""
+    records = watched.records()
+    assert watched.witness.result.broken == []
+    for round, record in enumerate(records):
+        assert watched.thetas(round) in ({record.theta}, set())
+    assert len({record.theta for record in records}) == len(records)
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+def test_in_a_calm_everybody_is_in_every_record_and_nobody_waits_long(watched: Watched) -> None:
+    watched.cluster.begin()
+    watched.play(has_records(watched, 6))
+    watched.cluster.close()
+    assert_one_history(watched)
+    assert [len(record.updates) for record in watched.records()[:6]] == [3] * 6
+    assert not [event for event in watched.events if event[1] in ("broke_off", "diverged", "given_back")]
+
+
+def test_a_storm_leaves_one_theta_a_round_and_most_of_the_living_in_it(tmp_path: Path) -> None:
+    result = simulate(tmp_path, seed=3, members=5, rounds=25, faults_per_hour=60)
+    assert isinstance(result, Result)
+    assert result.broken == []
+    assert (result.disagreements, result.unexplained_waits) == (0, 0)
+    assert result.faults > 100
+    assert result.participation > 0.9
+    assert result.throughput > 0.9
+    assert simulate(tmp_path / "again", 3, 5, 25, 60).history == result.history
+
+
+@pytest.mark.parametrize("number", range(1, 120, 7))
+def test_a_member_killed_at_any_call_to_the_store_costs_the_others_nothing_but_its_update(
+    tmp_path: Path, number: int
+) -> None:
+    watched = Watched(tmp_path)
+    cluster, victim, calls = watched.cluster, watched.machine(1), 0
+    serve = cluster.store.before
+
+    def before(call: Call) -> None:
+        nonlocal calls
+        if call.reader == victim.name and watched.witness.round == 1 and call.verb != "list":
+            calls += 1
+            if calls == number:
+                cluster.kill(victim)
+                cluster.start_later(victim)
+        serve(call)
+
+    cluster.store.before = before
+    cluster.begin()
+    watched.play(has_records(watched, 5))
+    cluster.close()
+    assert_one_history(watched)
+    trained = [(name, round) for name, event, round, _ in watched.events if event == "trained" and name != victim.name]
+    assert len(trained) == len(set(trained))
+    assert all(len(record.updates) >= 2 for record in watched.records())
+    assert victim.id.hex() in {update.member for update in watched.records()[4].updates}
+
+
+def test_all_dead_at_once_go_on_where_the_records_end(watched: Watched) -> None:
+    cluster = watched.cluster
+    cluster.begin()
+    watched.play(has_records(watched, 2))
+    for machine in cluster.machines:
+        cluster.kill(machine)
+    cluster.clock.run(cluster.clock.now + 3600.0)
+    assert len(watched.records()) == 2
+    for machine in cluster.machines:
+        cluster.start(machine)
+    watched.play(has_records(watched, 4))
+    cluster.close()
+    assert_one_history(watched)
+    assert [len(record.updates) for record in watched.records()[2:4]] == [3, 3]
+
+
+def test_while_the_store_is_away_nobody_is_silent_and_the_round_names_all(watched: Watched) -> None:
+    cluster = watched.cluster
+    cluster.begin()
+    watched.play(lambda: any(event == "claimed" and round == 2 for _, event, round, _ in watched.events))
+    cluster.store_dead = 1
+    cluster.clock.run(cluster.clock.now + 1800.0)
+    assert len(watched.records()) == 2
+    cluster.store_dead = 0
+    watched.play(has_records(watched, 4))
+    cluster.close()
+    assert_one_history(watched)
+    assert [len(record.updates) for record in watched.records()[:4]] == [3] * 4
+
+
+def test_a_frozen_member_wakes_to_a_record_without_it_and_takes_its_update_back(watched: Watched) -> None:
+    cluster, victim = watched.cluster, watched.machine(2)
+
+    def freeze(machine: Machine, event: str, round: int) -> None:
+        if machine is victim and (event, round) == ("trained", 1) and machine.life is not None:
+            machine.life.freeze(300.0)
+
+    watched.hook = freeze
+    cluster.begin()
+    watched.play(has_records(watched, 4))
+    cluster.close()
+    assert_one_history(watched)
+    without, after = watched.records()[1], watched.records()[3]
+    assert victim.id.hex() not in {update.member for update in without.updates}
+    assert victim.id.hex() in {update.member for update in after.updates}
+    assert (victim.name, "given_back", 1) in [event[:3] for event in watched.events]
+
+
+def test_who_leaves_is_not_waited_for_and_who_comes_new_is_in_the_next_record(watched: Watched) -> None:
+    cluster, leaver = watched.cluster, watched.machine(3)
+    cluster.begin()
+    watched.play(has_records(watched, 2))
+    began = cluster.clock.now
+    cluster.leave(leaver)
+    watched.play(has_records(watched, 3))
+    assert cluster.clock.now - began < 1.3 * simulated.INNER_SECONDS
+    assert len(watched.records()[2].updates) == 2
+    cluster.wipe(leaver)
+    cluster.start(leaver)
+    watched.play(has_records(watched, 6))
+    cluster.close()
+    assert_one_history(watched)
+    assert leaver.id.hex() in {update.member for update in watched.records()[5].updates}
+
+
+def test_a_member_whose_theta_differs_is_not_chosen_and_comes_back(watched: Watched) -> None:
+    """As broken memory makes it."""
+    cluster, victim = watched.cluster, watched.machine(1)
+
+    def bend(machine: Machine, event: str, round: int) -> None:
+        if machine is victim and (event, round) == ("applied", 5) and machine.program is not None:
+            machine.program.held.replica.theta["vector"][0] += 1.0
+            machine.program.held.replica._moved()
+            machine.program.held.save(theta=machine.program.held.replica.digest())
+
+    watched.hook = bend
+    cluster.begin()
+    watched.play(has_records(watched, 10))
+    cluster.close()
+    records = watched.records()
+    assert victim.id.hex() not in {update.member for update in records[6].updates}
+    assert victim.id.hex() in {update.member for update in records[9].updates}
+    assert (victim.name, "diverged") in [event[:2] for event in watched.events]
+    assert len(watched.thetas(9)) == 1
+
+
+def test_a_payload_that_is_gone_is_waited_for_and_a_checkpoint_takes_its_place(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    cluster, late = watched.cluster, watched.machine(3)
+    for machine in cluster.machines[:2]:
+        cluster.start(machine)
+    watched.play(has_records(watched, 10))
+    objects = cluster.store.buckets[BUCKET]
+    for key in [key for key in objects if "/payload/0000000" in key and key[-8:] < "00000006"]:
+        objects.pop(key)
+    cluster.start(late)
+    watched.play(has_records(watched, 14))
+    cluster.close()
+    assert_one_history(watched)
+    assert late.id.hex() in {update.member for update in watched.records()[13].updates}
+    assert (late.name, "caught_up") in [event[:2] for event in watched.events]
+
+
+def test_a_store_that_lies_holds_a_run_up_and_bends_nothing(watched: Watched) -> None:
+    cluster = watched.cluster
+    cluster.begin()
+    watched.play(has_records(watched, 2))
+    cluster.store.faults[BUCKET] = Faults(lies=True)
+    cluster.clock.run(cluster.clock.now + 1800.0)
+    cluster.store.faults[BUCKET] = Faults()
+    watched.play(has_records(watched, 5))
+    cluster.close()
+    assert_one_history(watched)
+
+
+def test_old_payloads_and_claims_are_removed_and_records_stay(tmp_path: Path) -> None:
+    watched = Watched(tmp_path, members=1)
+    watched.cluster.begin()
+    watched.play(has_records(watched, 30), hours=30)
+    watched.cluster.close()
+    objects = watched.cluster.store.buckets[BUCKET]
+    payloads = sorted(int(key[-8:]) for key in objects if "/payload/" in key)
+    assert payloads[0] >= 30 - watched.cluster.spec.cluster.keep_rounds - 1
+    assert len(watched.records()) >= 30
+
+
+def test_play_ends_at_the_last_round(tmp_path: Path) -> None:
+    seen: list[int] = []
+    witness = simulated.play(tmp_path, 2, 2, 3, 0.0, on_round=seen.append)
+    assert seen == [1, 2, 3]
+    assert witness.result.participation == 1.0
