@@ -54,33 +54,37 @@ def trained_seconds(steps: int) -> float:
     return run.inner.steps * min(end - begin for begin, end in pairwise(ends))
 
 
-def test_the_trial_takes_as_long_as_a_nodes_own_steps() -> None:
+def ratio() -> float:
     found = pace.trial(spec(), CPU, lambda told: None)
     assert found is not None
     assert found.threads == torch.get_num_threads()
-    assert 0.5 < planned_seconds(found) / trained_seconds(20) < 2
+    return planned_seconds(found) / trained_seconds(20)
+
+
+def test_the_trial_takes_as_long_as_a_nodes_own_steps() -> None:
+    """Once in three: another program may take the cores during one of the two."""
+    assert any(0.5 < ratio() < 2 for _ in range(3))
 
 
 def test_what_only_the_first_passes_take_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first pass in each size took 70 times a later one: it was multiplied to a whole batch."""
-    forward_backward = pace._Step.forward_backward
-    seen: set[torch.Size] = set()
+    now, seen = 0.0, set[torch.Size]()
 
-    def slow_at_first(step: Any, tokens: torch.Tensor) -> None:
-        if tokens.shape not in seen:
-            seen.add(tokens.shape)
-            time.sleep(1.0)
-        forward_backward(step, tokens)
+    def forward_backward(step: Any, tokens: torch.Tensor) -> None:
+        nonlocal now
+        for parameter in step.module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        now += tokens.numel() * (1e-4 if tokens.shape in seen else 7e-3)
+        seen.add(tokens.shape)
 
-    def usual() -> float:
-        found = pace.trial(spec(), CPU, lambda told: None)
-        assert found is not None
-        return planned_seconds(found)
-
-    before = usual()
-    monkeypatch.setattr(pace._Step, "forward_backward", slow_at_first)
-    assert usual() < 3 * before
-    assert len(seen) > 1
+    monkeypatch.setattr(pace._Step, "forward_backward", forward_backward)
+    monkeypatch.setattr(pace, "time", SimpleNamespace(perf_counter=lambda: now))
+    found = pace.trial(spec(), CPU, lambda told: None)
+    run = spec()
+    assert found is not None
+    assert found.spread == 0
+    step = planned_seconds(found) / run.inner.steps
+    assert step == pytest.approx(1e-4 * run.inner.sequences * (run.model.context + 1), rel=0.01)
 
 
 @pytest.fixture
