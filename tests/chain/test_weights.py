@@ -10,7 +10,7 @@ from bittensor.result import ExtrinsicResult
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chain import beacon, submission
+from chain import beacon, reading, submission
 from chain.adapter import SubtensorChain, open_chain
 from chain.weights import Terms, require, row
 from protocol.errors import UNKNOWN_BEACON, ChainError
@@ -112,9 +112,16 @@ class Taking(Stub):
     def __init__(self, **storage: Any) -> None:
         super().__init__()
         self.storage |= {("SubtensorModule", item): value for item, value in storage.items()}
+        self.constants: dict[tuple[str, str], Any] = {("Aura", "SlotDuration"): 12_000}
+        self.methods: dict[tuple[str, str], Any] = {}
 
-    async def block_time(self) -> float:
-        return 12.0
+    async def constant(self, module: str, name: str) -> Any:
+        return self.constants.get((module, name))
+
+    async def runtime_call(self, api: str, method: str, params: list[Any], block_hash: str | None = None) -> Any:
+        if api in ("AuraApi", "BabeApi"):
+            return self.methods[api, method]  # KeyError: the runtime has none
+        return await super().runtime_call(api, method, params, block_hash)
 
     async def submit(self, call: Any, keypair: Any, **options: Any) -> ExtrinsicResult:
         self.storage["SubtensorModule", "LastUpdate"] = [9]
@@ -189,6 +196,37 @@ def test_a_commit_on_a_chain_with_drands_beacon_is_the_sdks(local: bool) -> None
     assert len(call[2]["commit"]) == len(theirs)
     assert abs(call[2]["reveal_round"] - opens_at) <= 2, "both count from now"
     assert call[2]["commit_reveal_version"] == 7
+
+
+def duration_of(constants: dict[tuple[str, str], Any], methods: dict[tuple[str, str], Any]) -> float:
+    """Seconds of a block by a runtime that says this."""
+    stub = Taking()
+    stub.constants, stub.methods = constants, methods
+    return chain_on(stub).call(lambda session: reading.block_seconds(session, "0x00"))
+
+
+@pytest.mark.parametrize(
+    ("constants", "methods"),
+    [
+        ({("Aura", "SlotDuration"): 250}, {}),
+        ({}, {("AuraApi", "slot_duration"): 250}),
+        ({("Babe", "ExpectedBlockTime"): 250}, {}),
+        ({}, {("BabeApi", "configuration"): {"slot_duration": 250, "epoch_length": 2400}}),
+    ],
+    ids=["aura", "aura's method", "babe", "babe's method"],
+)
+def test_a_blocks_duration_is_what_the_runtime_says(constants: Any, methods: Any) -> None:
+    assert duration_of(constants, methods) == 0.25
+
+
+def test_a_runtime_that_says_no_duration_is_named_and_nothing_is_sealed() -> None:
+    with pytest.raises(ChainError, match="neither by Aura nor by Babe"):
+        duration_of({}, {})
+    stub = concealing(QUICKNET)
+    stub.constants = {}
+    with pytest.raises(ChainError, match="neither by Aura nor by Babe"):
+        chain_on(stub).set_weights({Uid(0): 1.0})
+    assert stub.calls == []
 
 
 @pytest.mark.parametrize(
