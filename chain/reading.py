@@ -161,10 +161,12 @@ async def block_seconds(session: Session, block_hash: str) -> float:
 
 
 async def _said(session: Session, api: str, method: str, block_hash: str) -> Any:
-    """What a method of the runtime's says; None where it has none of that name."""
+    """What a method of the runtime's says; None where it has none of that name, or names one that it does not have."""
+    from bittensor.result import ChainError as Refusal
+
     try:
         return await session.substrate.runtime_call(api, method, [], block_hash=block_hash)
-    except (ValueError, LookupError):
+    except (ValueError, LookupError, Refusal):
         return None
 
 
