@@ -157,7 +157,7 @@ async def block_seconds(session: Session, block_hash: str) -> float:
             "the chain's runtime says neither by Aura nor by Babe how long a block takes, so nobody knows when sealed "
             "weights would be opened: update murmuration"
         )
-    return int(found) / 1000.0
+    return float(found) / 1000.0
 
 
 async def _said(session: Session, api: str, method: str, block_hash: str) -> Any:
