@@ -33,35 +33,43 @@ SETTLE_SECONDS = 3.0
 
 
 class Servers:
-    """Those of benchmarks/key_servers.py, in another process."""
+    """Those of benchmarks/key_servers.py: hostile and honest ones in a process each, so that the floods do not keep the
+    honest ones from answering."""
 
     def __init__(self, kind: str, hostile: int, since: float, latency: float) -> None:
-        words = [kind, str(hostile), str(HONEST), str(since), str(latency)]
-        command = [sys.executable, str(Path(__file__).with_name("key_servers.py")), *words]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.ports = [int(port) for port in self._line().split()]
+        self._processes = [_serve(kind, hostile, 0, since, latency), _serve(kind, 0, HONEST, since, latency)]
+        self.ports = [int(port) for process in self._processes for port in _line(process).split()]
 
     def requests(self) -> int:
         """How many the honest ones have had."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return int(self._line())
+        honest = self._processes[1]
+        assert honest.stdin is not None
+        honest.stdin.write("\n")
+        honest.stdin.flush()
+        return int(_line(honest))
 
     def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        for process in self._processes:
+            process.kill()
+            process.wait()
 
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
+
+def _serve(*words: object) -> "subprocess.Popen[str]":
+    command = [sys.executable, str(Path(__file__).with_name("key_servers.py")), *map(str, words)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
 
 
 def peers(ports: list[int], copycats: int) -> list[Peer]:
     """One for each server, in order; before them copycats, which point to the first honest one's."""
     slots = [Slot(1, Pointer(f"http://127.0.0.1:{port}", "bucket", "key", "secret"), None) for port in ports]
     slots = [slots[-HONEST]] * copycats + slots
-    names = [named(number) for number in (*range(10_000, 10_000 + copycats), *range(len(ports)))]
+    hostile = copycats + len(ports) - HONEST
+    names = [named(number) for number in (*range(HONEST, HONEST + hostile), *range(HONEST))]
     return [Peer(name, Uid(uid), 0, False, 0, slot) for uid, (name, slot) in enumerate(zip(names, slots, strict=True))]
 
 
