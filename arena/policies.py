@@ -15,9 +15,9 @@ from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
 from gauntlet.checks import Checked, Gathered, fast_checks
 from gauntlet.commitment import commitment
 from gauntlet.loss import bounded, evaluate
-from gauntlet.progress import MEASURED_VALUES, guides, progress, shown
+from gauntlet.progress import MEASURED_VALUES, progress, shown
 from gauntlet.rating import BETA, FRESH, TAU, Rating
-from gauntlet.remembered import Remembered, compared, looked_at
+from gauntlet.remembered import Remembered, compared, guides, looked_at
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Sample, Sketch

@@ -7,6 +7,9 @@ the polls that it replaced.
 and answer after `latency`. Hostile ones stall, have nothing (and answer as fast), or point to a private address.
 Servers are modelled, in real time; clients of refused pointers are boto3's own. Prints one JSON line.
 
+`floods`: the same window beside real servers that send without an end, and beside copycats of one hotkey, each in a
+process of its own (benchmarks/key_floods.py): honest keys, the validator's peak memory, requests for keys.
+
 Polls, as they were: 16 threads, 5 s each, a quarter of a second apart, in order of uid, of the peer's bucket and of
 the validators' mirrors, which have nothing before V; a client was made before its pointer was refused.
 """
@@ -23,6 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
 
 from protocol.errors import ConfigError, ObjectMissing, StorageError
 from protocol.messages import REVEAL_BYTES
@@ -120,11 +124,22 @@ def measured(kind: str, options: argparse.Namespace, *, before: bool) -> dict[st
     }
 
 
+def flooded(kind: str, options: argparse.Namespace) -> dict[str, object]:
+    """A window of its own. `quiet` has honest hotkeys alone."""
+    script = Path(__file__).with_name("key_floods.py")
+    hostile = 0 if kind == "quiet" else options.hostile
+    words = [kind, str(hostile), str(options.window), str(options.latency)]
+    done = subprocess.run([sys.executable, str(script), *words], stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hostile", type=int, default=200)
     parser.add_argument("--window", type=float, default=20.0, help="seconds from block D to V")
     parser.add_argument("--latency", type=float, default=0.4, help="seconds to an honest answer")
+    parser.add_argument("--floods", action="store_true", help="the floods alone")
     options = parser.parse_args()
     refusal = refused(0, client_first=True)
     with suppress(ConfigError):
@@ -134,7 +149,9 @@ def main() -> None:
         measured(kind, options, before=before)
         for kind in ("stalling", "absent", "refused", "mixed")
         for before in (True, False)
+        if not options.floods
     ]
+    floods = [flooded(kind, options) for kind in ("quiet", "copycats", "heads", "informs", "chunks")]
     found = {
         "commit": git.stdout.strip(),
         "hardware": f"{platform.machine()}, {os.cpu_count()} CPUs",
@@ -142,6 +159,7 @@ def main() -> None:
         "latency_seconds": options.latency,
         "unit": "honest keys",
         "rows": rows,
+        "floods": floods,
     }
     sys.stdout.write(json.dumps(found) + "\n")
 

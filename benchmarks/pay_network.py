@@ -17,8 +17,8 @@ from gauntlet.book import RoundOutcome, ScoreBook, fold, trusted
 from gauntlet.checks import Checked
 from gauntlet.evaluation import Evaluation
 from gauntlet.loss import bounded, evaluate
-from gauntlet.progress import BEFORE, MEASURED_VALUES, guides, progress, shown
-from gauntlet.remembered import Remembered, looked_at
+from gauntlet.progress import BEFORE, MEASURED_VALUES, progress, shown
+from gauntlet.remembered import Remembered, guides, looked_at
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Sample, Sketch

@@ -139,6 +139,37 @@ async def epoch(session: Session, netuid: int, block_hash: str) -> int:
     return int(index or 0)
 
 
+async def block_seconds(session: Session, block_hash: str) -> float:
+    """Seconds from one block to the next, as the runtime says it: by Aura, or by Babe, to which subtensor is about to
+    move. Not the SDK's `block_time`: that one knows Aura alone, and keeps what it read beyond an upgrade.
+
+    Raises ChainError where the runtime says nothing.
+    """
+    substrate = session.substrate
+    found = await substrate.constant("Aura", "SlotDuration")
+    found = found or await _said(session, "AuraApi", "slot_duration", block_hash)
+    found = found or await substrate.constant("Babe", "ExpectedBlockTime")
+    if not found:
+        configured = await _said(session, "BabeApi", "configuration", block_hash)
+        found = configured["slot_duration"] if isinstance(configured, dict) else None
+    if not found:
+        raise ChainError(
+            "the chain's runtime says neither by Aura nor by Babe how long a block takes, so nobody knows when sealed "
+            "weights would be opened: update murmuration"
+        )
+    return float(found) / 1000.0
+
+
+async def _said(session: Session, api: str, method: str, block_hash: str) -> Any:
+    """What a method of the runtime's says; None where it has none of that name, or names one that it does not have."""
+    from bittensor.result import ChainError as Refusal
+
+    try:
+        return await session.substrate.runtime_call(api, method, [], block_hash=block_hash)
+    except (ValueError, LookupError, Refusal):
+        return None
+
+
 async def own_slot(session: Session, netuid: int, address: str) -> tuple[int, tuple[bytes, ...]]:
     """Block and fields of a hotkey's slot at the head; block -1 when there is none."""
     value = await session.substrate.query("Commitments", "CommitmentOf", [netuid, address])

@@ -207,7 +207,7 @@ async def _seal(
         blocks_since_last_step=await read("BlocksSinceLastStep"),
         current_block=terms.block,
         subnet_reveal_period_epochs=reveal_epochs,
-        block_time=await session.substrate.block_time(),
+        block_time=await reading.block_seconds(session, block_hash),
         hotkey=bytes(peer),
     )
     return bytes(sealed), int(opens_at)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds the Dockerfile as it is and runs what is in the image, without a Docker engine: by buildah, as root or with
-# subordinate user ids. Takes some minutes and 8 GB of disk below $TMPDIR, and leaves neither image nor files behind.
+# Builds both images of the Dockerfile and runs what is in them, without a Docker engine: by buildah, as root or with
+# subordinate user ids. Takes some minutes and 8 GB of disk below $TMPDIR, and leaves neither images nor files behind.
 #
-#   docker/try_image.sh [OPTION OF `buildah build`]...       # --build-arg DEVICE=cuda, --volume, --from, ..
+#   docker/try_image.sh [OPTION OF `buildah build`]...       # --build-arg DEVICE=cuda, --build-arg PYTHON=.., --volume, ..
 #
-# Where no registry is in reach, --from names a base image of one's own, archives included: it needs Python 3.11 with pip,
+# Where no registry is in reach, --build-arg PYTHON names a base image of one's own, archives included: it needs Python 3.11 with pip,
 # called python, and apt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,11 +20,18 @@ clean() {
 }
 trap clean EXIT
 
-buildah build --format docker --file docker/Dockerfile --ignorefile docker/Dockerfile.dockerignore --tag murmuration:trial "$@" .
-echo "the image takes $(buildah images --format '{{.Size}}' murmuration:trial)"
-container=$(buildah from murmuration:trial)
+# open_image TARGET [OPTION]...: build it, and a container of it.
+open_image() {
+  local target=$1
+  shift
+  buildah build --format docker --file docker/Dockerfile --ignorefile docker/Dockerfile.dockerignore --target "$target" \
+    --layers --tag "murmuration:$target" "$@" .
+  echo "the image $target takes $(buildah images --format '{{.Size}}' "murmuration:$target")"
+  container=$(buildah from "murmuration:$target")
+}
 inside() { echo "+ $*"; buildah run "$container" -- "$@"; }
 
+open_image node "$@"
 inside id
 inside python -c 'import torch; print("torch", torch.__version__, "CUDA", torch.version.cuda)'
 inside murmur --help
@@ -33,7 +40,10 @@ inside murmur doctor --help
 status=0
 inside timeout 60 python docker/start.py python neurons/miner.py || status=$?
 [ "$status" = 124 ] || { echo "start.py ended with status $status, where it should have waited" >&2; exit 1; }
+# A compiler is there for Triton alone, and the S3 server for the local network alone.
+inside sh -c '! command -v g++ && ! command -v weed'
+open_image localnet "$@"
 buildah config --workingdir /home/murmur "$container"
 inside murmur localnet --rounds 1 --miners 2 --folder runs/trial --host 0.0.0.0 --port 8790
 inside murmur explain miner-1 --run runs/trial
-echo "the image works"
+echo "the images work"

@@ -4,7 +4,7 @@ docs/decisions/0056-pay-by-progress.md).
 A LossScore is taken at theta, where the loss falls most along the few steep directions that every worker, half work
 too, has settled in long before its round ends. What carries a run is the part of an update along which the others go
 on in the next round, from a theta that they did not know and on pages that nobody had seen. So, of an update u of the
-round before, and of the updates v that the guides (`guides`) send in this one,
+round before, and of the updates v that the guides (gauntlet/remembered.py) send in this one,
 
     progress = median over the guides other than u's sender of <u, v> / (|v| * max(|u|, usual norm))
 
@@ -37,12 +37,6 @@ ROUNDING = 1e-9
 """Of a step's norm: less of it outside the span of those before is nothing but rounding."""
 
 Vector = npt.NDArray[np.float64]
-
-
-def guides(contributing: Iterable[PeerId], trusted: Collection[PeerId], twins: Collection[PeerId]) -> list[PeerId]:
-    """Whose updates say where the run goes: of a round's contributors the trusted ones (gauntlet/book.py), sorted. Not
-    all who are trusted: hotkeys are cheap, and places among the contributors go by rating."""
-    return sorted(peer for peer in contributing if peer in trusted and peer not in twins)
 
 
 def shown(sample: Sample, guides: Iterable[PeerId], passed: Mapping[PeerId, Submission]) -> list[Sketch]:

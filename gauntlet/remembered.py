@@ -26,6 +26,12 @@ def compared(remembered: Iterable[Remembered], round: int, copy_rounds: int) -> 
     return tuple(past for past in remembered if past.round >= round - copy_rounds)
 
 
+def guides(contributing: Iterable[PeerId], trusted: Collection[PeerId], twins: Collection[PeerId]) -> list[PeerId]:
+    """Whose updates say where the run goes: of a round's contributors the trusted ones (gauntlet/book.py), sorted. Not
+    all who are trusted: hotkeys are cheap, and places among the contributors go by rating."""
+    return sorted(peer for peer in contributing if peer in trusted and peer not in twins)
+
+
 def looked_at(
     remembered: Iterable[Remembered], round: int, trusted: Collection[PeerId], guides: Collection[PeerId]
 ) -> tuple[Remembered, ...]:

@@ -13,8 +13,7 @@ from gauntlet.average import Average
 from gauntlet.book import PeerRecord, ScoreBook, eligible, from_json, to_json, trusted
 from gauntlet.evaluation import Evaluation
 from gauntlet.observed import PATIENCE_ROUNDS, Unobserved
-from gauntlet.progress import guides
-from gauntlet.remembered import Remembered, compared, looked_at
+from gauntlet.remembered import Remembered, compared, guides, looked_at
 from gauntlet.selection import Ranking, peer_score
 from gauntlet.weights import worth
 from protocol.errors import InvalidMessage

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
     from localnet.ground import SERVERS, open_ground, prepare
     from localnet.ground import stop as stop_all
-    from localnet.members import configured, configured_owner
+    from localnet.members import configured, configured_owner, tell_metrics
     from localnet.plan import Plan
     from localnet.record import Recorder
     from localnet.subnet import await_permits, skip_epoch
@@ -67,6 +67,7 @@ def run(options: argparse.Namespace) -> int:
             for name, (role, _) in plan.names().items()
             if role != "owner"
         ]
+        tell_metrics(plan, nodes)
         recorder = Recorder(ground.store, folder, MOST_RECORDED_BYTES)
         try:
             say(f"chain {ground.devnet.url}, store {ground.store.endpoint}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from chain.keys import create_wallet, open_wallet
 from localnet.plan import CALL_SECONDS, NETUID, Plan
+from localnet.ports import HOST, free_ports
 from localnet.store import StoreReady
 from protocol.types import PeerId, hotkey
 
@@ -28,6 +29,8 @@ class Member:
     ranks: int = 1
     linked: bool = False
     """Whether all of its buckets are reached by its own link."""
+    metrics_port: int = 0
+    """Of this machine, where Prometheus may scrape it."""
 
     @property
     def events(self) -> Path:
@@ -63,12 +66,19 @@ def configured(
     home = plan.folder / "nodes" / name
     home.mkdir(parents=True, exist_ok=True)
     config = home / "node.toml"
-    lines = [f'owner = "{_owner_address(plan)}"', f"home = {json.dumps(str(home))}"]
+    (port,) = free_ports(1)
+    lines = [f'owner = "{_owner_address(plan)}"', f"home = {json.dumps(str(home))}", f"metrics_port = {port}"]
     if data is not None:
         lines.append(f"data = {json.dumps(str(data))}")
     _write(config, lines + _place_of(plan, name, url, store))
     peer, linked = PeerId(bytes(wallet.hotkey.public_key)), role in plan.links
-    return Member(name, role, fault, home, config, peer, plan.ranks_of(name), linked)
+    return Member(name, role, fault, home, config, peer, plan.ranks_of(name), linked, port)
+
+
+def tell_metrics(plan: Plan, members: Iterable[Member]) -> None:
+    """Write where each node's metrics are, as Prometheus takes it (`file_sd_configs`)."""
+    told = [{"targets": [f"{HOST}:{member.metrics_port}"], "labels": {"node": member.name}} for member in members]
+    (plan.folder / "metrics.json").write_text(json.dumps(told, indent=2) + "\n")
 
 
 def configured_owner(plan: Plan, url: str, store: StoreReady) -> Path:

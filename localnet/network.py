@@ -16,7 +16,7 @@ from localnet import calibration
 from localnet.ground import DEVNET, START_SECONDS, Say, open_ground, prepare, stop, stop_nodes, wait_for
 from localnet.inject import Injector
 from localnet.links import Links
-from localnet.members import Member, configured, first_program, program
+from localnet.members import Member, configured, first_program, program, tell_metrics
 from localnet.plan import NEWCOMER, PRESETS, Plan
 from localnet.processes import Processes
 from localnet.record import Recorder
@@ -159,6 +159,7 @@ def open_network(plan: Plan, say: Say) -> Network:
             for name, (role, fault) in names.items()
             if role != "owner"
         }
+        tell_metrics(plan, everybody.values())
         members = {name: member for name, member in everybody.items() if not name.startswith(NEWCOMER)}
         go, phases = plan.folder / "go", None
         owner = open_owner(plan, devnet.url, store)

@@ -15,7 +15,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -29,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from chain.devnet.launch import end_with_parent
+from localnet.ports import HOST, free_ports
 from localnet.store import StoreReady, StoreUser, read_ready, write_ready, write_secret
 from protocol.errors import ConfigError
 
-HOST = "127.0.0.1"
 START_SECONDS = 60.0
 VOLUME_MIB = 64
 SPARE_VOLUMES = 128
@@ -45,8 +44,6 @@ MEMORY_MIB = 256
 VACUUM_SECONDS = 30
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _LISTENERS = [f"{server}.port{kind}" for server in ("s3", "filer", "volume", "master") for kind in ("", ".grpc")]
-_PORTS = range(16384, 32768)
-"""Below the ports that the kernel gives to outgoing connections: none of those takes ours while we are down."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,19 +121,9 @@ def _weed() -> Path:
 def _ports(path: Path) -> dict[str, int]:
     """Listener -> its port: the same at every start in this folder."""
     if not path.exists():
-        write_secret(path, dict(zip(_LISTENERS, _free_ports(len(_LISTENERS)), strict=True)))
+        write_secret(path, dict(zip(_LISTENERS, free_ports(len(_LISTENERS)), strict=True)))
     ports: dict[str, int] = loads(path.read_text())
     return ports
-
-
-def _free_ports(count: int) -> list[int]:
-    found: set[int] = set()
-    while len(found) < count:
-        port = secrets.choice(_PORTS)
-        with socket.socket() as sock, suppress(OSError):
-            sock.bind((HOST, port))
-            found.add(port)
-    return list(found)
 
 
 def _user(name: str) -> StoreUser:

@@ -7,6 +7,7 @@ from itertools import islice
 from gauntlet.account import account, outcome
 from gauntlet.agreement import mirrors
 from murmur import network
+from murmur.where import named_peer
 from node.reports import Reports
 from node.sources import Sources
 from protocol.errors import ChainError, ConfigError
@@ -21,6 +22,8 @@ SHOWN_IN_FULL = 2
 
 def show(miner: str, options: argparse.Namespace) -> int:
     """Print the account of a miner by its name or hotkey. Raises ConfigError when no validator says anything of it."""
+    if options.run is None:
+        named_peer(miner, "MINER")  # before the chain is asked: a mistyped hotkey is told at once
     there = network.open_network("murmur explain", options)
     peer = there.peer(miner, "MINER")
     chain, run = there.doors.chain, there.run

@@ -18,7 +18,7 @@ from node.adapters import own_chain, own_wallet, signer_of
 from node.build import on_ranks
 from node.config import HotkeyConfig
 from owner import presets
-from owner.draft import draft, look, require_turns
+from owner.draft import Place, draft, look, require_turns
 from owner.folder import AMENDMENTS, DATA, DRAFT, OWNER, THETA, finish, to_toml, write
 from owner.theta import make_theta
 from protocol.errors import ChainError, ConfigError
@@ -59,7 +59,7 @@ def _create(options: Namespace, folder: Path, ranks: Ranks) -> int:
     place = look(chain, settings.netuid, owner, local=options.local)
     subnet = place.subnet
     say(
-        f"subnet {settings.netuid} of {settings.network}: blocks of {place.block_seconds:g} s, tempo {subnet.tempo}, "
+        f"subnet {settings.netuid} of {settings.network}: {_blocks(table, place)}, tempo {subnet.tempo}, "
         f"{subnet.post_bytes} bytes of posts an epoch, weights every {subnet.weights_rate_limit} blocks, "
         f"commit-reveal {'on' if subnet.commit_reveal else 'off'}"
     )
@@ -90,6 +90,15 @@ def _create(options: Namespace, folder: Path, ranks: Ranks) -> int:
     finish(folder, {**drafted, "genesis_checkpoint": theta.hex()}, at)
     _say_next(folder, spec, amendments)
     return 0
+
+
+def _blocks(table: Mapping[str, Any], place: Place) -> str:
+    """How long they are: what the spec says counts, whatever the chain's last ones took."""
+    clock = table.get("clock")
+    said = clock.get("block_seconds") if isinstance(clock, Mapping) else None
+    if said is None or said == place.block_seconds:
+        return f"blocks of {place.block_seconds:g} s"
+    return f"blocks of {said} s by the spec (the last ones took {place.block_seconds:g} s)"
 
 
 def _peers(chain: Chain) -> Sequence[Peer]:

@@ -1,8 +1,8 @@
 """`murmur plan --measure`: this machine's own rates in place of the stated ones (training/rates.py).
 
 Every rate is the median of three runs of the very calls that a node makes, on a sample of a few hundred megabytes, by
-one thread and by all. Training is tried on as many of the model's own layers as fit; the plan keeps free what a slow
-quarter of its passes takes longer than the median. Links are not measured: nobody is at their other end.
+one thread and by all. Training is tried (murmur/pace.py); the plan keeps free what a slow quarter of its passes takes
+longer than the median. Links are not measured: nobody is at their other end.
 """
 
 import os
@@ -12,10 +12,9 @@ from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -23,19 +22,14 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from torch import Tensor
 
+from murmur.pace import Tell, Trial, trial
 from protocol.layout import Layout
-from protocol.spec import ModelSpec, RunSpec
 from sparseloco import ops
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
-from training.dealing import muon_flops
-from training.inner import autocast
-from training.model import Transformer, initialise
-from training.optimizer import make_optimizer
 from training.phases import MARGIN
 from training.plan import Plan
 from training.rates import Rate
-from training.sizes import flops_per_token
 
 SAMPLE_BYTES = 256 << 20
 SLOW_BYTES = 64 << 20
@@ -43,28 +37,25 @@ SLOW_BYTES = 64 << 20
 PIECE_BYTES = 16 << 20
 PAYLOADS = 20
 RUNS = 3
-TRIALS = 9
-"""Passes of the trial of training, whose spread becomes the plan's margin."""
 FILES = 4
 """Written and read beside each other."""
-TRIAL_SECONDS = 0.5
-"""A forward and backward pass that takes so long says enough."""
-TRIAL_PARAMETERS = 100_000_000
-"""On a CPU; on a GPU as many as half of its memory trains."""
-TRAINED_BYTES = 16
-"""A parameter, its gradient and two moments."""
-
-Tell = Callable[[str], None]
-"""Is told what is measured next."""
 
 
-def measure(plan: Plan, options: Namespace, tell: Tell, home: Path | None = None) -> Plan:
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A plan with this machine's rates, and the trial of training that they come from: None where none was made."""
+
+    plan: Plan
+    trial: Trial | None
+
+
+def measure(plan: Plan, options: Namespace, tell: Tell, home: Path | None = None) -> Measured:
     """The plan on this machine, with its GPUs; where it has none, on its CPU, unless --gpu-tflops says what GPUs it is
     to have. What the options give stays. `home`: the node's, on whose disk (default: MURMUR_HOME's)."""
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     before = torch.get_num_threads()
     home = home or Path(os.environ.get("MURMUR_HOME", "~/.murmur")).expanduser()
-    machine = _Machine(threads, tell, _existing(home))
+    machine = _Machine(threads, before, tell, _existing(home))
     try:
         rates = replace(plan.rates, threads=threads, **machine.host_rates())
     finally:
@@ -76,29 +67,24 @@ def measure(plan: Plan, options: Namespace, tell: Tell, home: Path | None = None
         plan = replace(plan, gpus=gpus, gpu_bytes=plan.gpu_bytes if options.gpu_memory else memory)
         rates = replace(rates, device=machine.device_rate(device))
     elif options.gpu_tflops is not None:
-        return replace(plan, rates=rates)
+        return Measured(replace(plan, rates=rates), None)
     else:
         device = torch.device("cpu")
         plan = replace(plan, gpus=1, on_gpu=False)
-    if options.gpu_tflops is None and (trial := _trained(plan.spec, device, tell)) is not None:
-        rates = replace(rates, compute=Rate(trial.flops))
-        plan = replace(plan, margin=max(MARGIN, trial.spread))
-    return replace(plan, rates=rates)
-
-
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """flops: a second, sustained in inner steps. spread: how much longer than the median a slow quarter takes."""
-
-    flops: float
-    spread: float
+    found = None if options.gpu_tflops is not None else trial(plan.spec, device, tell, gpus=plan.gpus)
+    if found is not None:
+        rates = replace(rates, compute=Rate(found.flops))
+        plan = replace(plan, margin=max(MARGIN, found.spread))
+    return Measured(replace(plan, rates=rates), found)
 
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """Measures the host with `threads` threads."""
+    """Measures the host with `threads` threads, where torch runs with its own, of which OMP_NUM_THREADS may leave a
+    node fewer."""
 
     threads: int
+    torch_threads: int
     tell: Tell
     home: Path
 
@@ -136,7 +122,7 @@ class _Machine:
     def _torch(self, num_bytes: int, work: Callable[[], object]) -> Rate:
         """With torch's own threads, which the codec takes as well."""
         found = []
-        for threads in (1, self.threads):
+        for threads in (1, self.torch_threads):
             torch.set_num_threads(threads)
             found.append(num_bytes / _seconds(work))
         return Rate(*found)
@@ -208,85 +194,14 @@ def _added(update: Update, several: float, single: float) -> float:
     return (PAYLOADS - 1) * payload_bytes / slower if slower > 0 else PAYLOADS * payload_bytes * several
 
 
-def _trained(spec: RunSpec, device: torch.device, tell: Tell) -> _Trial | None:
-    """One device in inner steps of `spec`, the optimizer's share included; None where not even one layer fits."""
-    fitting = TRIAL_PARAMETERS
-    if device.type == "cuda":
-        fitting = torch.cuda.get_device_properties(device).total_memory // 2 // TRAINED_BYTES
-    model = cut(spec.model, fitting)
-    if model is None:
-        tell("training: not tried, a layer of this model is too large here; the stated rate stays")
-        return None
-    tell(f"training, {model.layers} of {spec.model.layers} layers")
-    module = Transformer(model)
-    initialise(module, 0)
-    module.to(device)
-    optimizer = make_optimizer(module, spec.inner)
-    context, sequences = min(model.context, 64), 1
-    while True:
-        tokens = torch.zeros((sequences, context + 1), dtype=torch.int64, device=device)
-        passed = _seconds(partial(_pass, module, tokens))
-        flops = sequences * context * flops_per_token(model.model_copy(update={"context": context}))
-        if passed >= TRIAL_SECONDS or (context, sequences) == (model.context, spec.inner.sequences):
-            break
-        if context < model.context:
-            context = min(2 * context, model.context)
-        else:
-            sequences = min(2 * sequences, spec.inner.sequences)
-    passes = _all_seconds(partial(_pass, module, tokens), TRIALS)
-    passed = median(passes)
-
-    def step() -> None:
-        optimizer.step()
-        _settle(device)
-
-    stepped = _seconds(step)
-    whole = spec.inner.sequences * spec.model.context * flops_per_token(spec.model)
-    muons, tried = muon_flops(spec.model, spec.inner, 1), muon_flops(model, spec.inner, 1)
-    trained = sum(parameter.numel() for parameter in module.parameters())
-    steps = stepped * (muons / tried if tried else spec.layout.num_parameters / trained)
-    return _Trial((whole + muons) / (whole * passed / flops + steps), quantiles(passes, n=4)[-1] / passed - 1)
-
-
-def cut(model: ModelSpec, fitting: int) -> ModelSpec | None:
-    """The model with as many of its layers as fit, of its vocabulary too if that is what does not."""
-
-    def size(of: ModelSpec) -> int:
-        return sum(torch.Size(shape).numel() for shape in of.shapes().values())
-
-    for vocabulary in (model.vocabulary, min(model.vocabulary, 1024)):
-        one = model.model_copy(update={"layers": 1, "vocabulary": vocabulary})
-        if size(one) <= fitting:
-            layer = size(one.model_copy(update={"layers": 2})) - size(one)
-            return one.model_copy(update={"layers": min(model.layers, 1 + (fitting - size(one)) // layer)})
-    return None
-
-
-def _pass(module: Transformer, tokens: Tensor) -> None:
-    """Forward and backward."""
-    with autocast(tokens.device):
-        total = module.loss(tokens).sum()
-    torch.autograd.backward(total)
-    _settle(tokens.device)
-
-
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def _seconds(work: Callable[[], object]) -> float:
     """The median."""
-    return median(_all_seconds(work, RUNS))
-
-
-def _all_seconds(work: Callable[[], object], runs: int) -> list[float]:
     found = []
-    for _ in range(runs):
+    for _ in range(RUNS):
         began = time.perf_counter()
         work()
         found.append(time.perf_counter() - began)
-    return found
+    return median(found)
 
 
 def _ciphered(piece: memoryview) -> bytes:

@@ -136,7 +136,7 @@ def _plan(options: argparse.Namespace, plan: Plan) -> Plan:
     if options.measure:
         from murmur.measure import measure  # torch, which arithmetic need not wait for
 
-        plan = measure(plan, options, tell)
+        plan = measure(plan, options, tell).plan
     rates = plan.rates
     return replace(
         plan,

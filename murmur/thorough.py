@@ -3,10 +3,12 @@ node's bucket, and whether this machine and its links keep up with the run's clo
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
-from murmur.measure import measure
+from murmur.measure import Measured, measure
+from murmur.pace import trial
 from murmur.plan import refusals
 from murmur.timetable import duration
 from node.doctor.bucket import ENDPOINT, POINTER_FIX
@@ -16,6 +18,7 @@ from protocol.errors import ConfigError
 from protocol.messages import encode_slot, parse_slot
 from storage.behaviour import speed, takes_parts_in_any_order, tells_versions_apart
 from storage.s3 import open_published
+from training.phases import MARGIN
 from training.plan import Plan
 from training.rates import Rate, Rates
 from training.trial import fit_planned, too_big
@@ -23,7 +26,8 @@ from training.trial import fit_planned, too_big
 STORE_SECONDS = 60.0
 SPEED_BYTES = 16 << 20
 """Sent and read once: half a minute on the slowest links with which anybody could take part."""
-GB = 10**9
+BUSY = "What else runs here may have slowed this down: try once more"
+ONE_THREAD = "start the node with OMP_NUM_THREADS=1, as local networks do: other work on this machine takes its cores"
 
 
 class Thorough(Case):
@@ -98,22 +102,68 @@ def memory(case: Thorough) -> str:
     return f"{found.micro_sequences} sequences at once on each of {gpus} GPUs, {found.recompute} layers computed again"
 
 
-def pace(case: Thorough) -> str:
-    """This machine and its links keep up with the clock."""
+def pace(case: Thorough) -> str | Advice:
+    """This machine and its links keep up with the clock.
+
+    A fault is what even the quickest pass of the trial leaves late: the slower ones may be another program's doing.
+    """
     spec = case.run.spec_at(case.round)
     gpus, gpu_bytes = _gpus() if _on_gpu(case) else (1, 0)
     plan = Plan(spec, gpus, gpu_bytes, case.links, on_gpu=_on_gpu(case))
     options = Namespace(gpus=None, gpu_memory=None, gpu_tflops=None)
-    plan = measure(plan, options, case.tell, home=case.home)
+    measured = measure(plan, options, case.tell, home=case.home)
+    plan, tried = measured.plan, _tried(measured)
     found = refusals(plan, [case.role])
+    if found and (single := _by_one_thread(measured, case)) is not None:
+        return Advice(f"{'; '.join(found)}; {tried}. In time with one thread: {_tried(single)}", ONE_THREAD)
+    if found and refusals(_quickest(measured), [case.role]):
+        raise Fault("; ".join([*found, tried]), f"take a faster machine, store or link. {BUSY}")
     if found:
-        raise Fault(
-            "; ".join(found),
-            "take a faster machine, store or link; what else runs here may have slowed this down: try once more",
+        return Advice(
+            f"a {case.role} here is in time when the machine is free, and was not while this was tried; {tried}", BUSY
         )
     deadline, ends, by = plan.tightest(case.role)
     margin = f"{duration(by - ends)} before {deadline.when}"
-    return f"a {case.role} here {deadline.does} {margin}: it takes {duration(ends)} of {duration(by)}"
+    return f"a {case.role} here {deadline.does} {margin}: it takes {duration(ends)} of {duration(by)}; {tried}"
+
+
+def _by_one_thread(measured: Measured, case: Thorough) -> Measured | None:
+    """The same with one thread where that is in time: several threads that share cores with other work mostly wait for
+    each other."""
+    before = torch.get_num_threads()
+    if measured.plan.on_gpu or before == 1:
+        return None
+    torch.set_num_threads(1)
+    try:
+        found = trial(measured.plan.spec, torch.device("cpu"), case.tell)
+    finally:
+        torch.set_num_threads(before)
+    if found is None:
+        return None
+    rates = replace(measured.plan.rates, compute=Rate(found.flops))
+    single = Measured(replace(measured.plan, rates=rates, margin=max(MARGIN, found.spread)), found)
+    return None if refusals(_quickest(single), [case.role]) else single
+
+
+def _quickest(measured: Measured) -> Plan:
+    """The plan as the quickest pass of the trial has it, without more spread than any plan has."""
+    plan, trial = measured.plan, measured.trial
+    if trial is None:
+        return plan
+    return replace(plan, rates=replace(plan.rates, compute=Rate(trial.quickest_flops)), margin=MARGIN)
+
+
+def _tried(measured: Measured) -> str:
+    """The inner steps of a round by the trial, with their spread."""
+    plan, trial = measured.plan, measured.trial
+    seconds = duration(plan.compute_seconds)
+    if trial is None:
+        return f"inner steps take {seconds} at the stated rate"
+    where = f"{plan.gpus} GPUs" if plan.on_gpu else f"{trial.threads} thread{'s' * (trial.threads != 1)}"
+    return (
+        f"inner steps take {seconds} on {where}, at best {duration(_quickest(measured).compute_seconds)}, and a slow "
+        f"quarter takes {trial.spread:.0%} longer"
+    )
 
 
 def _on_gpu(case: Case) -> bool:

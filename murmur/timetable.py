@@ -5,7 +5,7 @@ from itertools import groupby
 from textwrap import wrap
 
 from protocol.run import Run
-from training.memory import RESERVE, STEP_PARTS, Role, disk_parts
+from training.memory import RESERVE, STEP_PARTS, Role, disk_parts, memory_total
 from training.milestones import milestones
 from training.phases import COPIES, POST_BLOCKS, Opening, Phase
 from training.plan import COVENANT, ROLES, Plan, transfer_seconds, utilization
@@ -18,6 +18,8 @@ MARKS: dict[Opening, str] = {
     "decided": "validators' words are final: the selection is known",
 }
 LIMIT = "next block D"
+SMALL_BYTES = 100 * 10**6
+"""A model that trains in less does so on any CPU in seconds: GPUs would only puzzle."""
 DOES = {
     "compute": "done",
     "up": "sent",
@@ -172,6 +174,10 @@ def _gpu_memory(plan: Plan) -> Iterator[str]:
     if not plan.on_gpu:
         yield "The node trains on this machine's CPU: it needs no GPU."
         return
+    whole = memory_total(plan.spec, 1, plan.spec.inner.sequences).gpu_computing
+    if whole < SMALL_BYTES:
+        yield f"So small a model needs no GPU: it trains in {_bytes(whole)}; --measure plans it on this machine."
+        return
     unit, symbol = _unit(plan.memory_total.gpu_computing)
     each = "the GPU" if plan.gpus == 1 else f"each of {plan.gpus} GPUs"
     yield f"{f'memory of {each}, {symbol}':<34}{'computing':>11}{'communicating':>16}"
@@ -199,8 +205,11 @@ def _host_and_disk(plan: Plan) -> Iterator[str]:
     for name in dict.fromkeys(name for role in ROLES for name in disk[role]):
         yield _pair(f"  {name.replace('_', ' ')}", [disk[role].get(name, 0) / unit for role in ROLES])
     yield _pair("  at most", [plan.disk_bytes(role) / unit for role in ROLES])
-    yield _pair("  written a day", [plan.disk_bytes_per_day(role) / unit for role in ROLES])
-    yield _pair("  data, stays, a day", [plan.data_bytes_per_day(role) / unit for role in ROLES])
+    data = {role: plan.data_bytes_per_day(role) for role in ROLES}
+    yield _pair(
+        "  written a day, without data", [(plan.disk_bytes_per_day(role) - data[role]) / unit for role in ROLES]
+    )
+    yield _pair("  data a day, until all is there", [data[role] / unit for role in ROLES])
 
 
 def _pair(label: str, values: Sequence[float]) -> str:

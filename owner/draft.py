@@ -4,7 +4,9 @@ sealed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
+from statistics import median
 from typing import Any
 
 from owner import presets
@@ -14,8 +16,8 @@ from protocol.spec import RunSpec, build
 from protocol.types import Digest, PeerId, Subnet, hotkey
 from training.shards import Shards
 
-LOOK_BACK_BLOCKS = 64
-"""Over so many the time between blocks is measured."""
+LOOK_BACK_BLOCKS = 9
+"""The time between blocks is the median of so many: the newest, since a local chain has made its first ones at once."""
 NOBODYS_THETA = "0" * 64
 """Stands for theta_0's digest while there is none."""
 
@@ -35,13 +37,14 @@ class Place:
 def look(chain: Chain, netuid: int, owner: PeerId, *, local: bool) -> Place:
     """The place as of now. Raises ChainError."""
     head = chain.finalized()
-    first = chain.header(max(1, head.block - LOOK_BACK_BLOCKS))
-    if head.block <= first.block or head.time <= first.time:
+    times = [chain.header(block).time for block in range(max(1, head.block - LOOK_BACK_BLOCKS), head.block)]
+    taken = [later - earlier for earlier, later in pairwise([*times, head.time])]
+    if not taken or not (seconds := median(taken)) > 0:
         raise ConfigError(
             f"the chain has {head.block} final blocks, too few to tell how long one takes: start again in a minute"
         )
     # Two digits: what is planned by needs no more, and 12 s are 12.0 on any day.
-    seconds = float(f"{(head.time - first.time) / (head.block - first.block):.2g}")
+    seconds = float(f"{seconds:.2g}")
     return Place(chain.genesis(), netuid, owner, chain.subnet(head.block), seconds, local)
 
 

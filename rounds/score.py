@@ -14,8 +14,8 @@ from gauntlet.commitment import is_judged, who_committed
 from gauntlet.evaluation import Evaluation
 from gauntlet.loss import bounded, evaluate
 from gauntlet.observed import Unobserved, is_unreadable, pass_over
-from gauntlet.progress import MEASURED_VALUES, guides, progress, shown
-from gauntlet.remembered import compared, looked_at
+from gauntlet.progress import MEASURED_VALUES, progress, shown
+from gauntlet.remembered import compared, guides, looked_at
 from gauntlet.report import Paid, round_report
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing

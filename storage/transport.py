@@ -41,7 +41,7 @@ READ_SECONDS = 30.0
 MAX_POOL_CONNECTIONS = 32
 WHOLE_BODY_BYTES = 1 << 20
 """Cap on a body that is parsed as a whole. 1000 of our keys take about 400 KB; a hostile 4 MiB took 3 s to parse."""
-HEAD_BYTES = 64 << 10
+HEAD_BYTES = 48 << 10
 """Of all that comes before a body, answers that only announce another included. An honest head has 2 KiB; http.client
 alone would take a hundred headers of 64 KiB each, and hold them."""
 ERROR_BODY_BYTES = 16 << 10

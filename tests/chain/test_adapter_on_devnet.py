@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from chain import operator
+from chain import operator, reading
 from chain.adapter import SubtensorChain, open_chain
 from chain.devnet import launch
 from chain.devnet.genesis import Genesis
 from chain.keys import HotkeySigner
+from chain.session import Session
 from chain.submission import GIVE_UP_BLOCKS
 from protocol.errors import STATE_PRUNED, ChainError
 from protocol.types import Uid
@@ -111,6 +112,20 @@ def test_what_the_chains_node_has_pruned_is_read_from_an_archive(
         chain.close()
     for devnet in (archive, own):
         devnet.stop()
+
+
+def test_the_runtimes_metadata_says_how_long_a_block_takes(devnets: Devnets) -> None:
+    """By Aura's constant; what it has no method for is not said."""
+    chain = open_chain(devnets.start().url, NETUID, None, call_timeout_seconds=30.0)
+
+    async def seconds(session: Session) -> float:
+        return await reading.block_seconds(session, await reading.block_hash(session, 0))
+
+    async def babes(session: Session) -> object:
+        return await reading._said(session, "BabeApi", "configuration", await reading.block_hash(session, 0))
+
+    assert chain.call(seconds) == 0.25
+    assert chain.call(babes) is None
 
 
 def test_an_upgrade_of_the_runtime_under_an_open_session_costs_no_submission(devnets: Devnets) -> None:

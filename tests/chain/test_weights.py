@@ -1,7 +1,10 @@
 """Complete rows, what is checked before one is sent, and what a commit of one holds."""
 
 import os
+import time
 from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +13,9 @@ from bittensor.result import ExtrinsicResult
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chain import beacon, submission
+from chain import beacon, reading, submission
 from chain.adapter import SubtensorChain, open_chain
+from chain.devnet.codec import compact
 from chain.weights import Terms, require, row
 from protocol.errors import UNKNOWN_BEACON, ChainError
 from protocol.types import PeerId, Uid, hotkey
@@ -21,6 +25,12 @@ QUICKNET = (
     "0x83cf0f2896adee7eb8b5f01fcad3912212c437e0073e911fb90022d3e760183c8c4b450b6a0a6c3ac6a5776a2d106451"
     "0d1fec758c921cc22b0e17e63aaf4bcb5ed66304de9cf809bd274ca73bab4af5a6e9c76a4bc09e76eae8991ef5ece45a"
 )
+QUICKNET_GENESIS, QUICKNET_PERIOD = 1_692_803_367, 3
+"""Unix seconds of its round 1, and between two rounds."""
+PULSE_ROUND = 1000
+PULSE = "b44679b9a59af2ec876b1a6b1ad52ea9b1615fc3982b19576350f93447cb1125e342b73a8dd2bacbe47e4b6b63ed5e39"
+RANDOMNESS = "fe290beca10872ef2fb164d2aa4442de4566183ec51c56ff3cd603d930e54fdd"
+"""What drand's quicknet published in that round."""
 WEIGHTS = st.dictionaries(
     st.integers(0, 63).map(Uid), st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=64
 ).filter(lambda weights: any(weights.values()))
@@ -112,9 +122,16 @@ class Taking(Stub):
     def __init__(self, **storage: Any) -> None:
         super().__init__()
         self.storage |= {("SubtensorModule", item): value for item, value in storage.items()}
+        self.constants: dict[tuple[str, str], Any] = {("Aura", "SlotDuration"): 12_000}
+        self.methods: dict[tuple[str, str], Any] = {}
 
-    async def block_time(self) -> float:
-        return 12.0
+    async def constant(self, module: str, name: str) -> Any:
+        return self.constants.get((module, name))
+
+    async def runtime_call(self, api: str, method: str, params: list[Any], block_hash: str | None = None) -> Any:
+        if api in ("AuraApi", "BabeApi"):
+            return self.methods[api, method]  # KeyError: the runtime has none
+        return await super().runtime_call(api, method, params, block_hash)
 
     async def submit(self, call: Any, keypair: Any, **options: Any) -> ExtrinsicResult:
         self.storage["SubtensorModule", "LastUpdate"] = [9]
@@ -189,6 +206,86 @@ def test_a_commit_on_a_chain_with_drands_beacon_is_the_sdks(local: bool) -> None
     assert len(call[2]["commit"]) == len(theirs)
     assert abs(call[2]["reveal_round"] - opens_at) <= 2, "both count from now"
     assert call[2]["commit_reveal_version"] == 7
+
+
+def test_the_recorded_pulse_is_the_beacons() -> None:
+    """Recorded from drand's quicknet: a round's randomness is the sha256 of its signature."""
+    assert sha256(bytes.fromhex(PULSE)).hexdigest() == RANDOMNESS
+
+
+def enveloped(sealed: bytes, opens_at: int) -> bytes:
+    """As the SDK opens it: SCALE of the ciphertext and its round."""
+    return compact(len(sealed)) + sealed + opens_at.to_bytes(8, "little")
+
+
+def test_a_commit_opens_by_the_beacons_recorded_pulse_to_the_row_in_the_runtimes_form() -> None:
+    """What the SDK seals and nobody can open yet: blocks that take less than no time put its round into the past."""
+    import bittensor_core
+
+    stub = concealing(QUICKNET)
+    opens_at = QUICKNET_GENESIS + PULSE_ROUND * QUICKNET_PERIOD
+    blocks, tried = 359, range(-8, 9)  # from block 9 to the epoch that reveals
+    for seconds in (opens_at + later for later in tried):
+        stub.calls.clear()
+        stub.storage["SubtensorModule", "LastUpdate"] = [0]
+        stub.constants["Aura", "SlotDuration"] = 1000 * (seconds - time.time()) / blocks
+        assert chain_on(stub).set_weights({Uid(0): 1.0, Uid(1): 0.5}) == 9
+        (call,) = stub.calls
+        if call[2]["reveal_round"] == PULSE_ROUND:
+            break
+    else:
+        pytest.fail(f"no commit opens in round {PULSE_ROUND}; the last one does in {call[2]['reveal_round']}")
+    opened = bytes(bittensor_core.decrypt_with_signature(enveloped(call[2]["commit"], PULSE_ROUND), PULSE))
+    assert beacon.decode(opened) == beacon.Weights(bytes(ALICE.public_key), (0, 1), (65535, 32768), 5)
+
+
+def test_a_commit_does_not_open_by_another_pulse() -> None:
+    import bittensor_core
+
+    said = beacon.encode(beacon.Weights(bytes(32), (0,), (1,), 5))
+    sealed, _ = bittensor_core.encrypt_at_round(said, PULSE_ROUND)
+    assert bytes(bittensor_core.decrypt_with_signature(bytes(sealed), PULSE)) == said
+    other, _ = bittensor_core.encrypt_at_round(said, PULSE_ROUND + 1)
+    with pytest.raises(Exception, match=r"(?i)decrypt|signature|invalid"):
+        bittensor_core.decrypt_with_signature(bytes(other), PULSE)
+
+
+def test_the_beacons_key_is_the_sdks() -> None:
+    import bittensor_core
+
+    (library,) = Path(bittensor_core.__file__).parent.glob("bittensor_core*.so")
+    assert QUICKNET.removeprefix("0x").encode() in library.read_bytes()
+
+
+def duration_of(constants: dict[tuple[str, str], Any], methods: dict[tuple[str, str], Any]) -> float:
+    """Seconds of a block by a runtime that says this."""
+    stub = Taking()
+    stub.constants, stub.methods = constants, methods
+    return chain_on(stub).call(lambda session: reading.block_seconds(session, "0x00"))
+
+
+@pytest.mark.parametrize(
+    ("constants", "methods"),
+    [
+        ({("Aura", "SlotDuration"): 250}, {}),
+        ({}, {("AuraApi", "slot_duration"): 250}),
+        ({("Babe", "ExpectedBlockTime"): 250}, {}),
+        ({}, {("BabeApi", "configuration"): {"slot_duration": 250, "epoch_length": 2400}}),
+    ],
+    ids=["aura", "aura's method", "babe", "babe's method"],
+)
+def test_a_blocks_duration_is_what_the_runtime_says(constants: Any, methods: Any) -> None:
+    assert duration_of(constants, methods) == 0.25
+
+
+def test_a_runtime_that_says_no_duration_is_named_and_nothing_is_sealed() -> None:
+    with pytest.raises(ChainError, match="neither by Aura nor by Babe"):
+        duration_of({}, {})
+    stub = concealing(QUICKNET)
+    stub.constants = {}
+    with pytest.raises(ChainError, match="neither by Aura nor by Babe"):
+        chain_on(stub).set_weights({Uid(0): 1.0})
+    assert stub.calls == []
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,15 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in joined.splitlines() if line]
 
 
-def arguments(instruction: str) -> list[str]:
-    return [rest for name, rest in instructions() if name == instruction]
+def arguments(instruction: str, stage: str | None = None) -> list[str]:
+    """Of all stages, or of one."""
+    found, here = [], ""
+    for name, rest in instructions():
+        if name == "FROM":
+            here = rest.split(" AS ")[1]
+        if name == instruction and stage in (None, here):
+            found.append(rest)
+    return found
 
 
 # --- compose -------------------------------------------------------------------------------------------------
@@ -142,6 +149,35 @@ def test_no_service_gets_the_docker_socket_or_more_rights_than_it_needs() -> Non
     for service in compose()["services"].values():
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["read_only"] is True
+        assert service["pids_limit"] >= 512
+        assert re.fullmatch(r"\d+g|\$\{MEMORY_LIMIT:-\d+g\}", service["mem_limit"])
+
+
+def test_what_is_written_in_a_read_only_container_has_a_place() -> None:
+    for name, service in compose()["services"].items():
+        (temporary,) = service["tmpfs"]
+        assert temporary.startswith("/tmp:"), name
+        assert any(not volume.endswith(":ro") for volume in service["volumes"]), name
+    (environment,) = (rest for rest in arguments("ENV") if "PYTHONUNBUFFERED" in rest)
+    caches = re.findall(r"(?:_DIR|HF_HOME)=(\S+)", environment)
+    assert len(caches) == 4
+    assert all(cache.startswith("/tmp/") for cache in caches)
+
+
+def test_what_is_compiled_for_a_gpu_can_be_loaded_from_where_it_is_put() -> None:
+    for name in NODES:
+        assert ":exec," in compose()["services"][name]["tmpfs"][0]
+
+
+def test_each_service_builds_its_own_stage_of_the_dockerfile() -> None:
+    stages = [rest.split(" AS ")[1] for rest in arguments("FROM")]
+    assert stages == ["build", "runtime", "localnet", "node"], "the last is what is built without a target"
+    services = compose()["services"]
+    for name, image in (("localnet", "murmuration:localnet"), ("page", "murmuration:localnet")):
+        assert (services[name]["build"]["target"], services[name]["image"]) == ("localnet", image)
+    for name in NODES:
+        assert (services[name]["build"]["target"], services[name]["image"]) == ("node", "murmuration:cpu")
 
 
 @pytest.mark.parametrize("name", ["localnet", "page", *MONITORS])
@@ -233,7 +269,7 @@ def test_every_variable_of_the_example_is_read_by_a_node_or_by_compose_and_every
 
 def test_the_defaults_that_the_example_shows_are_those_of_compose() -> None:
     assert {name: example()[name] for name in interpolated()} == interpolated()
-    assert dict(rest.split("=") for rest in arguments("ARG"))["TORCH_INDEX"] == interpolated()["TORCH_INDEX"]
+    assert dict(rest.split("=", 1) for rest in arguments("ARG"))["TORCH_INDEX"] == interpolated()["TORCH_INDEX"]
 
 
 def test_every_variable_of_the_example_is_explained_in_the_lines_above_it() -> None:
@@ -280,23 +316,54 @@ def test_the_example_as_it_stands_names_what_is_missing() -> None:
 # --- Dockerfile ----------------------------------------------------------------------------------------------
 
 
-def test_the_image_runs_as_an_ordinary_user() -> None:
+@pytest.mark.parametrize("stage", ["node", "localnet"])
+def test_the_image_runs_as_an_ordinary_user(stage: str) -> None:
+    assert arguments("USER", stage) == ["murmur"]
+    assert any("useradd" in rest for rest in arguments("RUN", "runtime"))
     order = [name for name, _ in instructions()]
-    assert arguments("USER") == ["murmur"]
-    assert order.index("USER") < order.index("HEALTHCHECK") < order.index("CMD")
-    assert any("useradd" in rest for rest in arguments("RUN"))
+    assert order[-3:] == ["USER", "HEALTHCHECK", "CMD"]
 
 
 def test_the_image_installs_what_make_setup_installs_but_the_tools_of_developers() -> None:
+    """What the project depends on comes before its sources, in a layer that a change of those leaves alone."""
+
     def steps(text: str) -> list[str]:
         found = re.findall(r"(?:pip install (?:-q )?-c|python -m chain)[^\n&;]*", text)
         found = [
-            re.sub(r' -q| --no-deps| \$\{TORCH_INDEX:\+--index-url "\$TORCH_INDEX"\}|dev,', "", step).strip()
+            re.sub(r' -q| --no-deps| \$\{TORCH_INDEX:\+--index-url "\$TORCH_INDEX"\}', "", step).strip()
             for step in found
         ]
         return list(dict.fromkeys(found))  # of torch there is one step for each device
 
-    assert steps("\n".join(arguments("RUN"))) == steps((ROOT / "Makefile").read_text())
+    build = steps("\n".join(arguments("RUN", "build")))
+    ours = steps((ROOT / "Makefile").read_text())
+    assert build == [
+        *ours[:2],
+        "pip install -c constraints.txt -r requirements.txt",
+        ours[2].replace("'.[dev,localnet]'", "."),
+    ]
+    assert steps("\n".join(arguments("RUN", "localnet"))) == [ours[3]]
+    order = [f"{name} {rest}" for name, rest in instructions()]
+    assert order.index("COPY . .") > next(at for at, line in enumerate(order) if "-r requirements.txt" in line)
+
+
+def test_a_nodes_image_has_no_compiler_but_tritons_and_no_s3_server() -> None:
+    for stage in ("runtime", "node"):
+        for rest in arguments("RUN", stage):
+            assert "g++" not in rest
+            assert "localnet" not in rest
+            assert "gcc" not in rest or rest.startswith('if [ "$DEVICE" = cuda ]')
+    assert any("g++" in rest for rest in arguments("RUN", "build"))
+
+
+@pytest.mark.parametrize("extra", [None, "localnet"])
+def test_the_layer_of_requirements_has_what_the_project_asks_for(extra: str | None) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    words = [sys.executable, str(DOCKER / "requirements.py"), *([extra] if extra else [])]
+    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    optional = project["optional-dependencies"]
+    expected = project["dependencies"] if extra is None else [*optional["dashboard"], *optional["localnet"][1:]]
+    assert told == expected
 
 
 def test_the_index_of_cpu_builds_is_asked_for_torch_alone_and_an_image_without_it_says_what_it_holds() -> None:
@@ -318,7 +385,8 @@ def test_every_package_goes_into_the_image_and_nothing_private_does() -> None:
     }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = {name.split(".")[0] for name in project["tool"]["setuptools"]["packages"]}
-    files = {"LICENSE", "README.md", "constraints.txt", "csrc", "docker/start.py", "pyproject.toml", "setup.py"}
+    files = {"LICENSE", "README.md", "constraints.txt", "csrc", "pyproject.toml", "setup.py"}
+    files |= {"docker/start.py", "docker/requirements.py"}
     assert allowed == packages | files
 
 

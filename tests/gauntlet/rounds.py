@@ -12,8 +12,8 @@ from gauntlet.checks import Gathered, fast_checks
 from gauntlet.facts import Claim, Facts, State
 from gauntlet.facts import Row as OnChain
 from gauntlet.loss import bounded, evaluate
-from gauntlet.progress import MEASURED_VALUES, guides, progress, shown
-from gauntlet.remembered import Remembered, compared, looked_at
+from gauntlet.progress import MEASURED_VALUES, progress, shown
+from gauntlet.remembered import Remembered, compared, guides, looked_at
 from gauntlet.report import Paid, Report, round_report
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import standing

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from arena import forge
-from gauntlet.progress import BEFORE, MEASURED_VALUES, guides, progress, shown
-from gauntlet.remembered import Remembered, looked_at
+from gauntlet.progress import BEFORE, MEASURED_VALUES, progress, shown
+from gauntlet.remembered import Remembered, guides, looked_at
 from gauntlet.sketch import Sample, Sketch
 from protocol.layout import Layout
 from protocol.spec import PROGRESS_ROUNDS

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import urllib.request
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -46,6 +47,17 @@ def asked(*words: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "murmur.command", *words]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=300)
     return answer.returncode, answer.stdout + answer.stderr
+
+
+def assert_metrics(run: Run) -> None:
+    """Every node answers a scrape where the run's folder says."""
+    listed = json.loads((run.folder / "metrics.json").read_text())
+    nodes = {path.name for path in (run.folder / "nodes").iterdir()}
+    assert {entry["labels"]["node"] for entry in listed} == nodes
+    for entry in listed:
+        (target,) = entry["targets"]
+        with urllib.request.urlopen(f"http://{target}/metrics", timeout=30) as answer:
+            assert b"murmur_round" in answer.read(), entry
 
 
 def by_name(report: dict[str, Any]) -> dict[str, str]:
@@ -89,6 +101,7 @@ def test_killed_nodes_come_back_to_identical_replicas_and_no_secret_is_told(tmp_
     folder = tmp_path / "run"
     with localnet(folder, "--rounds", "4", "--miners", "2", "--ranks", "1,2") as run:
         run.wait_for_round(0)
+        assert_metrics(run)
         run.kill("miner-1")
         run.wait_for_round(1)
         run.kill("validator-1")

@@ -14,9 +14,11 @@ from localnet.kinds import FAULTS
 from murmur import command
 from murmur.command import PROGRAMS, SUBCOMMANDS, Subcommand, main
 from protocol.errors import ChainError
+from protocol.types import PeerId, hotkey
 
 HEAVY = ("torch", "boto3", "botocore", "bittensor", "datasets")
 ROOT = Path(__file__).parents[2]
+OWNER = hotkey(PeerId(bytes(32)))
 SCRIPT = """
 import sys
 from murmur.command import main
@@ -182,3 +184,23 @@ def test_a_reader_that_has_enough_ends_the_command_quietly():
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60)
     assert not done.stderr
     assert done.returncode == 141
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["status", "--run", "nowhere"], "nowhere is no run folder"),
+        (["dashboard", "/nowhere"], "nowhere is no run folder"),
+        (["explain", "miner-1", "--run", "nowhere"], "nowhere is no run folder"),
+        (
+            ["explain", "5FoO", "--network", "ws://127.0.0.1:1", "--netuid", "1", "--owner", OWNER],
+            "MINER: not an SS58 address",
+        ),
+    ],
+)
+def test_a_mistyped_name_is_told_at_once_without_torch_and_without_the_chain(words: list[str], said: str) -> None:
+    """They took up to 3.5 s of processor time, and a mistyped hotkey was told after the chain had answered."""
+    script = SCRIPT.replace("    main(sys.argv[1:])", "    assert main(sys.argv[1:]) == 2")
+    done = subprocess.run([sys.executable, "-c", script, *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stderr

@@ -37,7 +37,7 @@ def murmur(
     monkeypatch.setattr(network, "open_network", lambda program, options: there)
 
     def call(*words: str) -> tuple[int, str]:
-        status = main(words)
+        status = main([*words, "--run", str(tmp_path)])
         printed = capsys.readouterr()
         return status, printed.out if status != 2 else printed.err
 

@@ -211,3 +211,17 @@ def test_a_file_that_is_no_spec_is_refused(tmp_path: Path, capsys: pytest.Captur
     path.write_text("[model")
     assert main(["plan", "--spec", str(path)]) == 2
     assert str(path) in capsys.readouterr().err
+
+
+def test_a_model_that_any_cpu_trains_is_told_nothing_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    """The toy's plan spoke of GPUs of 180 GB, and of 49.8 GB that it writes in a day: they were files of the data."""
+    status, shown = printed(capsys, "--spec", "tiny")
+    assert status == 0
+    assert "A GPU has" not in shown
+    assert "So small a model needs no GPU: it trains in 5.17 MB" in shown
+    rows = {line[:34].strip(): line[34:].split() for line in shown.splitlines()}
+    found = planned(capsys, "--spec", "tiny")
+    data = found["nodes"]["miner"]["data_bytes_per_day"]
+    written = float(rows["written a day, without data"][0].replace(",", ""))
+    assert written == pytest.approx((found["disk_bytes_per_day"] - data) / 1e6, abs=0.1)
+    assert rows["data a day, until all is there"] == [f"{data / 1e6:,.1f}", "-"]

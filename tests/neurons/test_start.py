@@ -20,7 +20,7 @@ from chain.devnet import launch
 from chain.devnet.genesis import Genesis
 from chain.keys import create_wallet
 from localnet.store import StoreReady, StoreUser, read_ready
-from murmur import measure
+from murmur import measure, pace
 from murmur.command import main
 from node.config import load
 from node.doctor.start import ready
@@ -316,7 +316,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     for name, value in (("SAMPLE_BYTES", 8 << 20), ("SLOW_BYTES", 4 << 20), ("PIECE_BYTES", 1 << 20)):
         monkeypatch.setattr(measure, name, value)
-    monkeypatch.setattr(measure, "TRIAL_SECONDS", 0.0)
+    monkeypatch.setattr(pace, "TRIAL_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("quick")

@@ -66,7 +66,7 @@ def test_a_recipe_of_ones_own_is_a_file_and_a_wrong_one_is_refused(tmp_path: Pat
     for change, told in (
         (("steps = 120", "steps = 0"), "steps"),
         (("warmup = 0.03", ""), "either warmup or warmup_steps"),
-        (("replay = 0.2", "replay = 0.99"), "leaves no sequence"),
+        (("replay = 0.0625", "replay = 0.99"), "leaves no sequence"),
         (("clip = 1.0", "clop = 1.0"), "clop"),
         (("betas = [0.9, 0.95]", "betas = [0.9"), "not TOML"),
     ):

@@ -394,6 +394,7 @@ def test_the_held_out_loss_falls_by_half_whoever_is_killed(base: Path, data_fold
     assert measured[-1]["loss"] < measured[0]["loss"] / 2
     assert measured[0]["answer"] != measured[-1]["answer"]
     # Replayed text has not driven out what stage 1 has taught.
+    assert measured[2]["loss"] < 1.05 * measured[1]["loss"]
     assert [one["answer"].startswith("Good day, ") for one in measured] == [False, True, True]
     assert measured[-1]["answer"].endswith("!<|end_of_turn|>")
     assert measured[-1]["answer"] in text

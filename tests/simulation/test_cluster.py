@@ -10,8 +10,10 @@ import pytest
 from protocol import keys
 from protocol.cluster import Record, parse_record
 from simulation import cluster as simulated
-from simulation.cluster import BUCKET, SECRET, Cluster, ClusterWitness, Group, Machine, Result, simulate
+from simulation.cluster import BUCKET, SECRET, Cluster, ClusterWitness, Group, Machine
+from simulation.command import simulate_cluster
 from simulation.store import Call, Faults
+from tests.simulation.test_command import options
 
 
 class Watched:
@@ -78,15 +80,15 @@ def test_in_a_calm_everybody_is_in_every_record_and_nobody_waits_long(watched: W
     assert not [event for event in watched.events if event[1] in ("broke_off", "diverged", "given_back")]
 
 
-def test_a_storm_leaves_one_theta_a_round_and_most_of_the_living_in_it(tmp_path: Path) -> None:
-    result = simulate(tmp_path, seed=3, members=5, rounds=25, faults_per_hour=60)
-    assert isinstance(result, Result)
+def test_a_storm_leaves_one_theta_a_round_and_most_of_the_living_in_it_and_a_seed_is_one_history() -> None:
+    words = ["--cluster", "--rounds", "25", "--members", "5", "--faults-per-hour", "60", "--seed", "3"]
+    result = simulate_cluster(options(*words))
     assert result.broken == []
     assert (result.disagreements, result.unexplained_waits) == (0, 0)
     assert result.faults > 100
     assert result.participation > 0.9
     assert result.throughput > 0.9
-    assert simulate(tmp_path / "again", 3, 5, 25, 60).history == result.history
+    assert simulate_cluster(options(*words)).history == result.history
 
 
 @pytest.mark.parametrize("number", range(1, 120, 7))
