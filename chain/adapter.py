@@ -16,6 +16,7 @@ from chain.archives import Archives
 from chain.connection import Connection
 from chain.extrinsics import Call, send_call
 from chain.finality import Finality, remember
+from chain.keys import require_sdk
 from chain.session import Session
 from chain.slots import encode_fields
 from chain.submission import Send, Submissions, Written
@@ -57,6 +58,7 @@ def open_chain(
     other runtimes.
     """
     if substrate_factory is None:
+        require_sdk()
         substrate_factory = _rpc_factory(network, tuple(fallback_endpoints))
     asked = Archives(lambda genesis: _open_archives(network, archives, call_timeout_seconds, genesis))
     connection = Connection(network, call_timeout_seconds, substrate_factory, archives=asked)

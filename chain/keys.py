@@ -7,6 +7,7 @@ with the hotkey's file alone. Source: docs/protocol.md sections 3 and 4 (what is
 import os
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import ConfigError
@@ -59,12 +60,22 @@ def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
         return False
 
 
+def require_sdk() -> None:
+    """Raise ConfigError where Bittensor's SDK is not installed: all but the chain does without."""
+    if find_spec("bittensor") is None:
+        raise ConfigError(
+            "Bittensor's SDK is not installed, which a run on a chain needs: "
+            "pip install -c constraints.txt -e '.[chain]'. A cluster needs none (murmur cluster)"
+        )
+
+
 def open_wallet(name: str, hotkey: str, path: str = DEFAULT_WALLETS_PATH) -> "Wallet":
     """The wallet with its hotkey unlocked. The coldkey's files may be absent: only an operator's calls need them.
 
     An encrypted hotkey takes its password from the environment variable that Bittensor's tools use, or from the
     terminal when there is one. Raises ConfigError with the next step otherwise.
     """
+    require_sdk()
     from bittensor.sp_core import KeyfileError, WrongPasswordError
     from bittensor.wallet import Wallet as Wallet
 

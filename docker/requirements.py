@@ -17,8 +17,9 @@ def requirements(project: dict[str, object], extra: str | None) -> list[str]:
     wanted: list[str] = project["dependencies"] if extra is None else optional[extra]  # type: ignore[assignment]
     found = []
     for line in wanted:
-        own = re.fullmatch(rf"{re.escape(str(project['name']))}\[([a-z]+)\]", line)
-        found += [line] if own is None else requirements(project, own[1])
+        own = re.fullmatch(rf"{re.escape(str(project['name']))}\[([a-z,]+)\]", line)
+        extras = own[1].split(",") if own is not None else []
+        found += [line] if own is None else [one for extra in extras for one in requirements(project, extra)]
     return found
 
 

@@ -39,7 +39,7 @@ class Subcommand:
 SUBCOMMANDS = (
     Subcommand("arena", "play every known attack against the judging, and show the table", "arena.command"),
     Subcommand("audit", "judge a validator's round again, from public objects", "murmur.audit"),
-    Subcommand("cluster", "a run among friends over one bucket: create, invite, status, demo", "murmur.cluster"),
+    Subcommand("cluster", "a run among friends, over one bucket", "murmur.cluster"),
     Subcommand("config", "a node's settings, and where each comes from", "murmur.settings"),
     Subcommand("dashboard", "a read-only page over a run, live or ended", "murmur.dashboard"),
     Subcommand("devnet", "a chain and an S3 server, for nodes started by hand", "localnet.devnet"),

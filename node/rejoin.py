@@ -63,7 +63,8 @@ def from_checkpoint(ledger: Ledger, held: Held, later_than: int) -> bool:
             held.restore()
             held.store.commit(held.saved)  # and sweeps what the refused one left on the disk
             continue
-        held.events.emit("caught_up", found.round, origin=f"the checkpoint of round {found.round}")
+        origin, theta = f"the checkpoint of round {found.round}", held.replica.digest().hex()
+        held.events.emit("caught_up", found.round, origin=origin, applied=0, theta=theta)
         return True
     return False
 

@@ -233,6 +233,9 @@ class Member:
             void=False,
             contributing=[peer.hex() for peer in contributing],
             theta=pair[0].hex(),
+            decided=None,
+            after=None,
+            guess=None,
             seconds={"download": round_seconds(download.seconds), "apply": round_seconds(apply.seconds)},
         )
         if mine is not None:

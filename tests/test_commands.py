@@ -143,7 +143,7 @@ def node_fields() -> dict[str, str]:
 
 def parse_node(script: str, words: list[str]) -> None:
     parser = argparse.ArgumentParser(script, allow_abbrev=False)
-    config.add_flags(parser, config.NodeConfig)
+    config.add_flags(parser, config.ClusterConfig if script == "neurons/member.py" else config.NodeConfig)
     ends_well(parser.parse_args, words)
 
 

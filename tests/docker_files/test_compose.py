@@ -356,14 +356,18 @@ def test_a_nodes_image_has_no_compiler_but_tritons_and_no_s3_server() -> None:
     assert any("g++" in rest for rest in arguments("RUN", "build"))
 
 
-@pytest.mark.parametrize("extra", [None, "localnet"])
+@pytest.mark.parametrize("extra", [None, "chain", "localnet"])
 def test_the_layer_of_requirements_has_what_the_project_asks_for(extra: str | None) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     words = [sys.executable, str(DOCKER / "requirements.py"), *([extra] if extra else [])]
     told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     optional = project["optional-dependencies"]
-    expected = project["dependencies"] if extra is None else [*optional["dashboard"], *optional["localnet"][1:]]
-    assert told == expected
+    expected = {
+        None: project["dependencies"],
+        "chain": optional["chain"],
+        "localnet": [*optional["chain"], *optional["dashboard"], *optional["localnet"][1:]],
+    }
+    assert told == expected[extra]
 
 
 def test_the_index_of_cpu_builds_is_asked_for_torch_alone_and_an_image_without_it_says_what_it_holds() -> None:

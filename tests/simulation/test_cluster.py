@@ -139,6 +139,7 @@ def test_while_the_store_is_away_nobody_is_silent_and_the_round_names_all(watche
     cluster = watched.cluster
     cluster.begin()
     watched.play(lambda: any(event == "claimed" and round == 2 for _, event, round, _ in watched.events))
+    watched.witness.fault("store dead", None, 1800.0)
     cluster.store_dead = 1
     cluster.clock.run(cluster.clock.now + 1800.0)
     assert len(watched.records()) == 2
@@ -226,6 +227,7 @@ def test_a_store_that_lies_holds_a_run_up_and_bends_nothing(watched: Watched) ->
     cluster = watched.cluster
     cluster.begin()
     watched.play(has_records(watched, 2))
+    watched.witness.fault("store lies", None, 1800.0)
     cluster.store.faults[BUCKET] = Faults(lies=True)
     cluster.clock.run(cluster.clock.now + 1800.0)
     cluster.store.faults[BUCKET] = Faults()
