@@ -1,23 +1,29 @@
 """Whose updates a round has, of those that were claimed."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from protocol.cluster import Claim, Contribution, Record
 from protocol.types import Digest, PeerId
 
 
-def choose(claims: Mapping[PeerId, Claim], previous: Digest, by: PeerId) -> Record | None:
-    """The record that these claims make after the one with this link: those with the most frequent theta (of equally
-    many the lower digest), in PeerId order. None where no claim goes on from there."""
-    following = {member: claim for member, claim in claims.items() if claim.previous == previous.hex()}
-    counts = Counter(claim.theta for claim in following.values())
+def choose(
+    claims: Mapping[PeerId, Claim], living: Collection[PeerId], ours: tuple[Digest, Digest], by: PeerId
+) -> Record | None:
+    """The record that these claims make after the one with our link: those with the theta that most of the living
+    claim, in PeerId order. Of equally many ours, then the lower digest. Who is dead does not decide: it could hold up
+    those that live. None where no claim goes on from our link. ours: the theta and the link that we hold."""
+    held, previous = ours[0].hex(), ours[1].hex()
+    following = {member: claim for member, claim in claims.items() if claim.previous == previous}
+    counts = Counter(claim.theta for member, claim in following.items() if member in living) or Counter(
+        claim.theta for claim in following.values()
+    )
     if not counts:
         return None
-    theta = min(counts, key=lambda theta: (-counts[theta], theta))
+    theta = min(counts, key=lambda theta: (-counts[theta], theta != held, theta))
     updates = tuple(
         Contribution(member=member.hex(), **following[member].model_dump())
         for member in sorted(following)
         if following[member].theta == theta
     )
-    return Record(by=by.hex(), theta=theta, previous=previous.hex(), updates=updates)
+    return Record(by=by.hex(), theta=theta, previous=previous, updates=updates)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from protocol.cluster import Beat, ClusterTable
 from protocol.types import PeerId
 
+GONE_SILENCES = 180.0
+"""After so many times `silent_seconds` (an hour) a member is gone for good, and its beat cleared away."""
 LONGEST_LOOK_BEATS = 2.0
 """Of the time between two looks no more beats count as silence: where the store did not answer, or we slept, nobody can
 tell who was silent."""
@@ -48,6 +50,9 @@ class Presence:
             if seen.silent < self._rules.silent_seconds and not seen.beat.leaving and seen.beat.phase != "join"
         }
 
-    def beats(self) -> Mapping[PeerId, Beat]:
-        """The last beat of everybody that was ever seen."""
-        return {member: seen.beat for member, seen in self._seen.items()}
+    def gone(self) -> set[PeerId]:
+        """Whoever is not expected back; asked once for each."""
+        found = {m for m, seen in self._seen.items() if seen.silent >= GONE_SILENCES * self._rules.silent_seconds}
+        for member in found:
+            del self._seen[member]
+        return found

@@ -34,6 +34,8 @@ CALL_SECONDS = 15.0
 """Of one look at the store."""
 LOOK_THREADS = 8
 _BEAT_BYTES = 4096
+_FORGOTTEN = 16
+"""Rounds that are cleaned up in one: where we were away there are more."""
 
 T = TypeVar("T")
 
@@ -93,17 +95,30 @@ class Ledger:
         self._claims = {(round, member): claim for member, claim in found.items()}
         return found
 
-    def forget(self, round: int) -> None:
-        """Our claim and payload of a round that nobody needs any more."""
-        key = keys.claims(self.run, round) + self.me.hex()
-        self.bucket.delete(key, timeout_seconds=CALL_SECONDS)
-        self.part(self.me).delete(keys.payload(self.run, round), timeout_seconds=CALL_SECONDS)
+    def claimed(self, round: int) -> bool:
+        """Whether we have claimed in the round."""
+        return self._read(keys.claims(self.run, round) + self.me.hex(), _BEAT_BYTES, lambda data: True) is not None
+
+    def forget(self, before: int) -> None:
+        """Our payloads and claims of rounds before this one: nobody needs them any more."""
+        part, first = self.part(self.me), keys.payload(self.run, 0)
+        prefix = first.removesuffix(f"{0:08d}")
+        for key in part.list(prefix, max_keys=_FORGOTTEN, timeout_seconds=CALL_SECONDS):
+            number = key.removeprefix(prefix)
+            if not number.isdecimal() or int(number) >= before:
+                return
+            self.bucket.delete(keys.claims(self.run, int(number)) + self.me.hex(), timeout_seconds=CALL_SECONDS)
+            part.delete(key, timeout_seconds=CALL_SECONDS)
 
     # --- beats -------------------------------------------------------------------------------------------------
 
     def beat(self, beat: Beat, timeout_seconds: float) -> None:
         data = encode_beat(beat, self.run, self.group.signer(self.me))
         self.bucket.put(keys.beats(self.run) + self.me.hex(), data, timeout_seconds=timeout_seconds)
+
+    def clear(self, member: PeerId) -> None:
+        """Take away the beat of one that is gone for good. It writes another one should it come back."""
+        self.bucket.delete(keys.beats(self.run) + member.hex(), timeout_seconds=CALL_SECONDS)
 
     def members(self) -> list[PeerId]:
         """Whoever has ever beaten, and is not cleared away."""

@@ -39,6 +39,7 @@ def from_genesis(ledger: Ledger, held: Held) -> None:
     _load_genesis(ledger, held)
     link = first_link(held.run_id)
     held.stand(link, Tip(0, link))
+    held.save(sealed=None)
 
 
 def _load_genesis(ledger: Ledger, held: Held) -> None:
@@ -98,6 +99,7 @@ def _stand_at(ledger: Ledger, held: Held, member: PeerId, found: Checkpoint) -> 
     if record is not None and digest_of(record.theta) != held.replica.digest():
         raise OutOfSync("its theta is another than the run's")
     held.stand(found.link, Tip(found.round, found.link))
+    held.save(sealed=None)  # it was of another state
 
 
 def _fetcher(bucket: RangedBucket) -> Fetch:

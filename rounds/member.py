@@ -35,6 +35,8 @@ from training.shards import Shards
 
 ENDING = 4
 """In the last one of so many parts of our inner steps we look at who lives, though nobody has claimed yet."""
+LONGEST_PAUSE = 600.0
+"""Seconds between two tries to come to the run's theta: each may fetch the whole model."""
 LOST_ROUNDS = 4
 """Tries to have a round's payloads, after which a checkpoint is looked for in their place."""
 
@@ -63,6 +65,8 @@ class Member:
         """Seconds from our last inner step to our claim, the last time."""
         self._trained_at: float | None = None
         self.vain = 0
+        self.astray, self.astray_in = 0, -1
+        """How often, and in which round, we held another theta than the run."""
 
     # --- rounds ------------------------------------------------------------------------------------------------
 
@@ -101,7 +105,8 @@ class Member:
         sealed, others = self.held.saved.sealed, Others(self, round)
         with others.watched():
             if sealed is None or sealed.round != round:
-                sealed = self.train(round, others)
+                # What we claimed and have lost stays as it is claimed: others may be about to apply it.
+                sealed = None if self.ledger.claimed(round) else self.train(round, others)
             if sealed is not None:
                 self.publish(round, sealed)
                 self.claim(round, sealed)
@@ -114,6 +119,7 @@ class Member:
         with self.held.timeline.begin("wait"):
             record = self.close(round, others)
             others.wait()
+        self.pulse.phase = "apply"
         self.apply(round, record)
 
     def pages(self, round: int) -> tuple[Page, ...]:
@@ -193,16 +199,17 @@ class Member:
             grace = grace_seconds(self.spec.cluster, claims.values())
             if claims and stands.ends(enough_for, grace):
                 self.create(round, claims, stands.waiting)
+                for member in self.presence.gone():
+                    self.ledger.clear(member)
             else:
                 self.time.sleep(self.spec.cluster.beat_seconds / 2)
 
     def create(self, round: int, claims: dict[PeerId, Claim], without: frozenset[PeerId]) -> None:
         """Close the round with what these claims make, unless somebody was faster."""
-        theta, link = self.held.claim
-        record = choose(claims, link, self.me)
+        record = choose(claims, self.presence.living(), self.held.claim, self.me)
         if record is None:
             raise Elsewhere("nobody's claim goes on from the link that we hold")
-        if digest_of(record.theta) != theta:
+        if digest_of(record.theta) != self.held.claim[0]:
             raise Elsewhere(f"most of the claims of round {round} name another theta")
         ours = self.ledger.create(round, record)
         self.held.events.emit("closed", round, ours=ours, waited_for=[member.hex() for member in sorted(without)])
@@ -214,7 +221,6 @@ class Member:
         selection = record.selection(self.ledger.run, round)
         if (selection.theta, selection.previous) != pair:
             raise Elsewhere(f"the record of round {round} is of another state than ours")
-        self.pulse.phase = "apply"
         contributing = [update.peer for update in record.updates]
         mine = None if self.me in contributing else held.own_update(round)
         held.lay_out_own(self.me, round)
@@ -281,10 +287,15 @@ class Member:
         self.pulse.round = held.saved.round
 
     def start_over(self, why: str) -> None:
-        """Our theta is not the run's: take a checkpoint, whatever we hold."""
+        """Our theta is not the run's: take a checkpoint, whatever we hold. Where that leads to the same theta again,
+        another one is to come first."""
+        self.pulse.phase, round = "join", self.held.saved.round
+        self.astray = self.astray + 1 if self.astray_in == round else 0
+        self.astray_in = round
         logger.warning("{why}: starting again from a checkpoint", why=why)
-        self.held.events.emit("diverged", self.held.saved.round, why=why)
-        self.pulse.phase = "join"
+        self.held.events.emit("diverged", round, why=why)
+        if self.astray:
+            self.time.sleep(min(LONGEST_PAUSE, self.spec.cluster.silent_seconds * 2**self.astray))
         if not from_checkpoint(self.ledger, self.held, -1):
             from_genesis(self.ledger, self.held)
 

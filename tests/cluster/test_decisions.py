@@ -124,22 +124,49 @@ def test_grace_holds_a_step_what_is_sent_and_two_beats_or_a_share_of_long_traini
 # --- choosing ----------------------------------------------------------------------------------------------------
 
 
-@given(st.dictionaries(st.integers(1, 9).map(member), st.tuples(st.integers(1, 3), st.booleans()), min_size=1))
-def test_the_most_frequent_theta_that_goes_on_from_the_link_is_chosen_in_the_order_of_peers(
-    drawn: dict[PeerId, tuple[int, bool]],
+DRAWN = st.dictionaries(
+    st.integers(1, 9).map(member), st.tuples(st.integers(1, 3), st.booleans(), st.booleans()), min_size=1
+)
+
+
+@given(DRAWN, st.integers(1, 3))
+def test_the_theta_that_most_of_the_living_claim_is_chosen_and_all_its_updates_in_the_order_of_peers(
+    drawn: dict[PeerId, tuple[int, bool, bool]], ours: int
 ) -> None:
-    claims = {peer: claim(theta, LINK if here else OTHER) for peer, (theta, here) in drawn.items()}
-    chosen = choose(claims, LINK, member(1))
-    here = [claim.theta for claim in claims.values() if claim.previous == LINK.hex()]
+    claims = {peer: claim(theta, LINK if here else OTHER) for peer, (theta, here, _) in drawn.items()}
+    living = {peer for peer, (_, _, lives) in drawn.items() if lives}
+    held = Digest(bytes([ours]) * 32)
+    chosen = choose(claims, living, (held, LINK), member(1))
+    here = {peer: claim.theta for peer, claim in claims.items() if claim.previous == LINK.hex()}
     if not here:
         assert chosen is None
         return
     assert chosen is not None
-    most = max(map(here.count, here))
-    assert chosen.theta == min(theta for theta in here if here.count(theta) == most)
+    counted = [theta for peer, theta in here.items() if peer in living] or list(here.values())
+    most = max(map(counted.count, counted))
+    best = {theta for theta in counted if counted.count(theta) == most}
+    assert chosen.theta == (held.hex() if held.hex() in best else min(best))
     assert [update.peer for update in chosen.updates] == sorted(
-        peer for peer, one in claims.items() if (one.theta, one.previous) == (chosen.theta, LINK.hex())
+        peer for peer, theta in here.items() if theta == chosen.theta
     )
+
+
+def test_the_dead_do_not_hold_up_the_living() -> None:
+    claims = {member(1): claim(1), member(2): claim(2), member(3): claim(2)}
+    mine = Digest(bytes([1]) * 32)
+    chosen = choose(claims, {member(1)}, (mine, LINK), member(1))
+    assert chosen is not None
+    assert [update.peer for update in chosen.updates] == [member(1)]
+
+
+def test_who_is_silent_for_an_hour_is_gone_once() -> None:
+    presence = Presence(RULES)
+    for now in range(0, 3700, 10):
+        presence.look({member(1): beat(1), member(2): beat(now)}, float(now))
+        if now < 3600:
+            assert presence.gone() == set()
+    assert presence.gone() == {member(1)}
+    assert presence.gone() == set()
 
 
 # --- pace --------------------------------------------------------------------------------------------------------
