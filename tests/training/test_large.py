@@ -54,7 +54,7 @@ def resident_bytes() -> int:
 def test_a_rank_of_the_72b_run_is_made_of_its_own_share_and_touches_none_of_it_before_it_loads(ranks: Ranks) -> None:
     spec = presets.read("covenant-72b").first
     before = resident_bytes()
-    trainer = Trainer(ranks, spec=spec.model_dump_json())
+    trainer = Trainer(ranks, spec=spec.training.model_dump_json())
     for area in ("theta", "error_feedback", *trainer.moment_areas):
         trainer.area(area, model_bytes(spec.layout))
     held = sum(local(parameter).nbytes for parameter in trainer.model.parameters())
@@ -74,7 +74,7 @@ def one_layer() -> RunSpec:
 @pytest.mark.slow
 def test_a_layer_of_the_72b_model_takes_every_step_of_a_round_on_one_rank_of_eight(ranks: Ranks) -> None:
     spec = one_layer()
-    trainer = Trainer(ranks, spec=spec.model_dump_json())
+    trainer = Trainer(ranks, spec=spec.training.model_dump_json())
     for area in ("theta", "left", "ends", *trainer.moment_areas):
         trainer.area(area, model_bytes(spec.layout))
     trainer.area(TOKENS, SEQUENCES * (spec.model.context + 1) * 8)
