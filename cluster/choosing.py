@@ -14,7 +14,9 @@ def choose(
     claim, in PeerId order. Of equally many ours, then the lower digest. Who is dead does not decide: it could hold up
     those that live. None where no claim goes on from our link. ours: the theta and the link that we hold."""
     held, previous = ours[0].hex(), ours[1].hex()
-    following = {member: claim for member, claim in claims.items() if claim.previous == previous}
+    # What we claimed from another theta than we hold by now counts no more.
+    stale = {member for member, claim in claims.items() if member == by and claim.theta != held}
+    following = {m: claim for m, claim in claims.items() if claim.previous == previous and m not in stale}
     counts = Counter(claim.theta for member, claim in following.items() if member in living) or Counter(
         claim.theta for claim in following.values()
     )

@@ -8,6 +8,9 @@ from protocol.types import PeerId
 
 GONE_SILENCES = 180.0
 """After so many times `silent_seconds` (an hour) a member is gone for good, and its beat cleared away."""
+STUCK_SILENCES = 15.0
+"""After so many times `silent_seconds` (5 minutes) at one step of one phase nobody waits for a member, though it beats:
+its GPU hangs, or its link takes nothing."""
 LONGEST_LOOK_BEATS = 2.0
 """Of the time between two looks no more beats count as silence: where the store did not answer, or we slept, nobody can
 tell who was silent."""
@@ -17,7 +20,12 @@ tell who was silent."""
 class _Seen:
     beat: Beat
     silent: float = 0.0
-    """Seconds of looks that the store answered, since it changed."""
+    """Seconds of looks that the store answered, since it changed; and since it told of another place."""
+    still: float = 0.0
+
+    @property
+    def place(self) -> tuple[str, int, int, str]:
+        return self.beat.process, self.beat.round, self.beat.step, self.beat.phase
 
 
 class Presence:
@@ -36,18 +44,25 @@ class Presence:
         for member, beat in beats.items():
             seen = self._seen.get(member)
             if seen is None or (seen.beat.process, seen.beat.count) != (beat.process, beat.count):
-                self._seen[member] = _Seen(beat)
+                new = _Seen(beat)
+                if seen is not None and seen.place == new.place:
+                    new.still = seen.still + passed
+                self._seen[member] = new
             else:
                 seen.silent += passed
         for member in self._seen.keys() - beats.keys():
             self._seen[member].silent += passed
 
     def living(self) -> set[PeerId]:
-        """Whoever lives and takes part: not who leaves, nor who is still on its way to where the run stands."""
+        """Whoever lives and may still claim: not who leaves, idles, or is on its way to where the run stands."""
+        silence = self._rules.silent_seconds
         return {
             member
             for member, seen in self._seen.items()
-            if seen.silent < self._rules.silent_seconds and not seen.beat.leaving and seen.beat.phase != "join"
+            if seen.silent < silence
+            and seen.still < STUCK_SILENCES * silence
+            and not seen.beat.leaving
+            and seen.beat.phase not in ("join", "idle")
         }
 
     def gone(self) -> set[PeerId]:

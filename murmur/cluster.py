@@ -46,9 +46,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _create(options: argparse.Namespace) -> int:
     from murmur.owned import progress, say
-    from node.shared import open_shared
+    from node.group import Group
+    from node.shared import open_shared, require_group
     from owner import presets
-    from owner.cluster import draft, make_token, place, put_up, require_empty, require_store
+    from owner.cluster import draft, make_token, place, put_up, require_store
     from training.shards import Shards
 
     token_file = Path(f"{options.name}.token")
@@ -68,8 +69,9 @@ def _create(options: argparse.Namespace) -> int:
     folder.mkdir(exist_ok=True)
     with progress("putting up") as tell:
         sealed = put_up(folder, bucket, spec, options.data, data, options.seed, tell)
-    require_empty(where, sealed.digest)
-    write_token(token_file, make_token(sealed, where).encode())
+    token = make_token(sealed, where)
+    require_group(bucket, sealed.digest, Group(token.secret))
+    write_token(token_file, token.encode())
     say(f"run {sealed.name} ({sealed.digest.hex()[:16]}) is in the bucket; whoever holds {token_file} is a member")
     say(f"each machine: python neurons/member.py --token-file {token_file} --name lab-a")
     return 0

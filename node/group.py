@@ -67,6 +67,11 @@ class Group:
     def __init__(self, secret: str) -> None:
         self._secret = bytes.fromhex(secret)
 
+    @property
+    def mark(self) -> bytes:
+        """What everybody may see of the secret: its sha256."""
+        return sha256(b"group" + self._secret).digest()
+
     def signer(self, member: PeerId = GROUP) -> Signer:
         """Tags as this member, or as the group."""
         return _Tagger(self, member)

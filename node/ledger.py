@@ -23,7 +23,7 @@ from protocol.cluster import (
     parse_claim,
     parse_record,
 )
-from protocol.errors import InvalidMessage, ObjectMissing, StorageError
+from protocol.errors import InvalidMessage, ObjectMissing, ObjectTooLarge, StorageError
 from protocol.ports import Time
 from protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, PeerId
 from storage.exchange import Source
@@ -34,6 +34,7 @@ CALL_SECONDS = 15.0
 """Of one look at the store."""
 LOOK_THREADS = 8
 _BEAT_BYTES = 4096
+_TOLD_AGAIN_SECONDS = 600.0
 _FORGOTTEN = 16
 """Rounds that are cleaned up in one: where we were away there are more."""
 
@@ -61,9 +62,19 @@ class Ledger:
     # --- records -----------------------------------------------------------------------------------------------
 
     def record(self, round: int) -> Record | None:
-        """What the round came to; None while it is open."""
+        """What the round came to; None while it is open. Raises StorageError also for what is no record of this
+        group: nobody can close the round then."""
         key = keys.record(self.run, round)
-        return self._read(key, CREATE_BYTES, lambda data: parse_record(data, self.run, round, self.group.verify))
+        try:
+            data = self.bucket.get(key, max_bytes=CREATE_BYTES, timeout_seconds=CALL_SECONDS)
+            return parse_record(data, self.run, round, self.group.verify)
+        except ObjectMissing:
+            return None
+        except InvalidMessage as fault:
+            raise StorageError(
+                f"the record of round {round} ({key}) is nothing that this group has written ({fault}): the token is "
+                "of another group, the release another one, or the store has damaged it"
+            ) from None
 
     def create(self, round: int, record: Record) -> bool:
         """Close the round with this, unless somebody has closed it; whether this is what it came to."""
@@ -139,9 +150,24 @@ class Ledger:
     # --- reading -----------------------------------------------------------------------------------------------
 
     def _beside(self, read: Callable[[PeerId], T | None], members: list[PeerId]) -> dict[PeerId, T]:
-        """What is there of each, in as many threads as a look is worth."""
-        found = beside(read, members, LOOK_THREADS, self.time)
-        return {member: one for member, one in zip(members, found, strict=True) if one is not None}
+        """What is there of each, in as many threads as a look is worth. One that cannot be read is passed over; where
+        that is true of all, the store is away."""
+
+        def answered(member: PeerId) -> T | StorageError | None:
+            try:
+                return read(member)
+            except StorageError as fault:
+                return fault
+
+        found = beside(answered, members, LOOK_THREADS, self.time)
+        faults = [one for one in found if isinstance(one, StorageError)]
+        if faults and len(faults) == len(members):
+            raise faults[0]
+        return {
+            member: one
+            for member, one in zip(members, found, strict=True)
+            if one is not None and not isinstance(one, StorageError)
+        }
 
     def _listed(self, prefix: str) -> list[PeerId]:
         names = self.bucket.list(prefix, max_keys=MAX_UIDS, timeout_seconds=CALL_SECONDS)
@@ -159,7 +185,7 @@ class Ledger:
             return parse(self.bucket.get(key, max_bytes=max_bytes, timeout_seconds=CALL_SECONDS))
         except ObjectMissing:
             return None
-        except InvalidMessage as fault:
+        except (InvalidMessage, ObjectTooLarge) as fault:
             if key not in self._strange:
                 self._strange.add(key)
                 logger.warning(
@@ -172,20 +198,24 @@ class Ledger:
 
 
 class Patience:
-    """What an outage of the store costs: told once at its begin and at its end, and waited out."""
+    """What an outage of the store costs: told at its begin, when its cause changes, every ten minutes, and at its end;
+    and waited out."""
 
     def __init__(self, time: Time, pause_seconds: float) -> None:
         self._time, self._pause = time, pause_seconds
         self._since: float | None = None
+        self._told, self._again = "", 0.0
 
     def failed(self, fault: StorageError) -> None:
         """Tell it, and wait before the next try."""
-        if self._since is None:
-            self._since = self._time.now()
-            logger.warning("the store fails us ({fault}): our work is kept, and we go on when it is back", fault=fault)
+        now, text = self._time.now(), str(fault)
+        self._since = now if self._since is None else self._since
+        if text != self._told or now >= self._again:
+            self._told, self._again = text, now + _TOLD_AGAIN_SECONDS
+            logger.warning("the store fails us ({fault}): our work is kept, and we go on when it is back", fault=text)
         self._time.sleep(self._pause)
 
     def answered(self) -> None:
         if self._since is not None:
             logger.info("the store is back after {seconds} s", seconds=int(self._time.now() - self._since))
-            self._since = None
+            self._since, self._told = None, ""

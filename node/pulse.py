@@ -17,7 +17,8 @@ class Pulse:
     def __init__(self, ledger: Ledger, name: str, beat_seconds: float, process: str = "") -> None:
         """process: 16 hexadecimal digits that no other process of this member has; drawn where none are given."""
         self._ledger, self._name, self._beat_seconds = ledger, name, beat_seconds
-        self._process = process or secrets.token_hex(8)
+        self.process = process or secrets.token_hex(8)
+        self._lock = ledger.time.condition()
         self._count = 0
         self._left = False
         self.round, self.step = 0, 0
@@ -40,11 +41,15 @@ class Pulse:
             self._ledger.time.sleep(max(0.0, began + self._beat_seconds - self._ledger.time.now()))
 
     def _beat(self, timeout_seconds: float) -> None:
+        with self._lock:  # the last one is the one that says that we leave
+            self._write(timeout_seconds)
+
+    def _write(self, timeout_seconds: float) -> None:
         self._count += 1
         beat = Beat.model_validate(
             {
                 "name": self._name,
-                "process": self._process,
+                "process": self.process,
                 "count": self._count,
                 "round": self.round,
                 "step": self.step,

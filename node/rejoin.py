@@ -16,7 +16,7 @@ from node.run import blob_fetcher
 from node.state import Snapshot
 from protocol import keys
 from protocol.cluster import digest_of
-from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, OutOfSync, StorageError
+from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, ObjectMissing, OutOfSync, StorageError
 from protocol.messages import first_link, link_of
 from protocol.types import Digest, PeerId
 from storage.s3 import RangedBucket
@@ -71,10 +71,10 @@ def from_checkpoint(ledger: Ledger, held: Held, later_than: int) -> bool:
 
 
 def shown_by_members(ledger: Ledger) -> list[tuple[PeerId, Checkpoint]]:
-    """Every checkpoint that a member shows, the newest first."""
+    """Every checkpoint that a member shows, the newest first. Raises StorageError: that none is shown must be known."""
     found = list[tuple[PeerId, Checkpoint]]()
     for member in ledger.members():
-        with suppress(StorageError, InvalidMessage):
+        with suppress(ObjectMissing, InvalidMessage):
             data = ledger.part(member).get(
                 keys.checkpoints(ledger.run), max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=CALL_SECONDS
             )

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from node.amendments import fetch_blob
-from node.group import Token
+from node.group import Group, Token
 from node.ledger import CALL_SECONDS
 from node.run import SPEC_MAX_BYTES
 from protocol import keys
@@ -53,6 +53,15 @@ def find_spec(bucket: RangedBucket, run: Digest) -> ClusterSpec:
         raise ConfigError(
             f"the bucket holds no run {run.hex()[:16]}: the token is of another bucket, or the run was deleted"
         ) from None
+
+
+def require_group(bucket: RangedBucket, run: Digest, group: Group) -> None:
+    """Raise ConfigError where this run is another group's: one could not read the other's claims and records."""
+    if not bucket.create(keys.group(run), group.mark, timeout_seconds=CALL_SECONDS):
+        raise ConfigError(
+            f"the run {run.hex()[:16]} in this bucket is of another group than this token: ask for the token again "
+            "(murmur cluster invite)"
+        )
 
 
 def member_of(home: Path, run: Digest) -> PeerId:

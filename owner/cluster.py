@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from node.group import Token, new_secret
-from node.shared import open_shared
 from owner.draft import NOBODYS_THETA, require_turns
 from owner.publish import Tell, blobs_of, data_blobs, theta_blobs, upload
 from owner.theta import make_theta
-from protocol import keys
 from protocol.cluster import ClusterSpec, build_cluster
 from protocol.errors import ConfigError
 from protocol.types import Digest
@@ -87,12 +85,3 @@ def place(endpoint: str, name: str, access_key: str, secret_key: str, *, local: 
         secret=nothing,
         local=local,
     )
-
-
-def require_empty(token: Token, run: Digest) -> None:
-    """Raise ConfigError where this very run has members already: a second group could not read the first one's."""
-    bucket = open_shared(token)
-    if bucket.list(keys.beats(run), max_keys=1, timeout_seconds=TRIAL_SECONDS):
-        raise ConfigError(
-            "this bucket holds this very run already, of another group: invite by its token, or take another bucket"
-        )

@@ -85,14 +85,14 @@ def parse_cluster(data: bytes, digest: Digest) -> ClusterSpec:
 
 class Beat(Table):
     """A member's sign of life, written again and again. process: drawn at its start; count: of its beats. round, step,
-    phase: where it is. leaving: it does not come back by itself."""
+    phase: where it is; who joins or idles will not claim in the round. leaving: it does not come back by itself."""
 
     name: Annotated[str, Field(pattern=NAME)]
     process: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     count: Count
     round: Count
     step: Count
-    phase: Literal["join", "train", "send", "wait", "apply"]
+    phase: Literal["join", "train", "send", "wait", "idle", "apply"]
     leaving: bool = False
 
 

@@ -61,6 +61,11 @@ def member(run: Digest, member: PeerId) -> str:
     return f"{_run(run)}/member/{member.hex()}/"
 
 
+def group(run: Digest) -> str:
+    """Whose run it is: the sha256 of the group's secret, created once."""
+    return f"{_run(run)}/group"
+
+
 def beats(run: Digest) -> str:
     """What the keys of all members' beats begin with."""
     return f"{_run(run)}/beat/"

@@ -23,7 +23,7 @@ from node.rejoin import SLOWEST_BYTES, begin, from_checkpoint, from_genesis, sho
 from node.state import SealedRound, Snapshot
 from protocol.assignment import Draw, assigned
 from protocol.cluster import Claim, ClusterSpec, Record, digest_of
-from protocol.errors import OutOfSync, StorageError
+from protocol.errors import ConfigError, OutOfSync, StorageError
 from protocol.types import Digest, Page, PeerId
 from rounds.checkpoints import Checkpoints
 from rounds.work import Diverged, Work
@@ -37,6 +37,7 @@ ENDING = 4
 """In the last one of so many parts of our inner steps we look at who lives, though nobody has claimed yet."""
 LONGEST_PAUSE = 600.0
 """Seconds between two tries to come to the run's theta: each may fetch the whole model."""
+TOLD_SECONDS = 60.0
 LOST_ROUNDS = 4
 """Tries to have a round's payloads, after which a checkpoint is looked for in their place."""
 
@@ -64,7 +65,11 @@ class Member:
         self.sending = 0.0
         """Seconds from our last inner step to our claim, the last time."""
         self._trained_at: float | None = None
+        self.skipped, self.claimed = -1, (-1, Digest(b""))
+        """The last round to which we send nothing; and what we have claimed, since our start."""
         self.vain = 0
+        self.doubles = set[tuple[str, int]]()
+        """Beats of ours that this process has not written."""
         self.astray, self.astray_in = 0, -1
         """How often, and in which round, we held another theta than the run."""
 
@@ -84,38 +89,48 @@ class Member:
     def begin(self) -> None:
         """Have a state, and forget uploads that we did not live to finish."""
         begin(self.ledger, self.held)
-        self.ledger.part(self.me).abort_unfinished("", timeout_seconds=CALL_SECONDS)
-        self.held.events.emit("joined", self.held.saved.round)
+        round = self.held.saved.round
+        latest = [self.ledger.record(number) for number in range(max(0, round - ROUNDS), round)]
+        self.records = [record for record in latest if record is not None]
+        try:
+            self.ledger.part(self.me).abort_unfinished("", timeout_seconds=CALL_SECONDS)
+        except StorageError as fault:
+            logger.warning("unfinished uploads of an earlier start may stay in the bucket: {fault}", fault=str(fault))
+        self.held.events.emit("joined", round)
 
     def take_part(self) -> None:
         """The next round, from wherever the run stands."""
         try:
             self.rejoin()
-            self.play(self.held.saved.round)
+            round = self.held.saved.round
+            others = Others(self, round)
+            try:
+                self.play(round, others)
+                self.follow(round, others)
+            finally:
+                others.stop()
+            self.checkpoints.look()
         except Elsewhere as fault:
             self.start_over(str(fault))
-        except Diverged as fault:
-            round = self.held.saved.round
-            logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
-            self.held.events.emit("broke_off", round, fault=str(fault))
-            self.follow(round, Others(self, round))
 
-    def play(self, round: int) -> None:
-        """One round. What was sealed before a crash is sent as it is."""
-        sealed, others = self.held.saved.sealed, Others(self, round)
+    def play(self, round: int, others: "Others") -> None:
+        """Our own part of a round. What was sealed before a crash is sent as it is, and what was claimed stays."""
+        sealed = self.held.saved.sealed
         with others.watched():
             if sealed is None or sealed.round != round:
                 # What we claimed and have lost stays as it is claimed: others may be about to apply it.
-                sealed = None if self.ledger.claimed(round) else self.train(round, others)
-            if sealed is not None:
+                skips = self.skipped == round or self.ledger.claimed(round)
+                sealed = None if skips else self.train(round, others)
+            if sealed is None:
+                self.skipped, self.pulse.phase = round, "idle"
+            elif self.claimed != (round, sealed.object):
                 self.publish(round, sealed)
                 self.claim(round, sealed)
-        self.follow(round, others)
-        self.checkpoints.look()
+                self.claimed = round, sealed.object
+                self.pulse.phase = "wait"
 
     def follow(self, round: int, others: "Others") -> None:
         """Wait for the round's record, or close it, and apply what stands there."""
-        self.pulse.phase = "wait"
         with self.held.timeline.begin("wait"):
             record = self.close(round, others)
             others.wait()
@@ -148,11 +163,17 @@ class Member:
 
         done = training.go_on(stopped)
         training.end()
+        pulse.phase = "send"
         self._trained_at = self.time.now()
         if done < least_steps(inner.steps, self.spec.cluster, planned):
             logger.warning("round {round}: {done} steps are too few to send anything", round=round, done=done)
             return None
-        return self.work.seal(round, self.work.compress(), self.seconds_to_send)
+        try:
+            return self.work.seal(round, self.work.compress(), self.seconds_to_send)
+        except Diverged as fault:
+            logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
+            self.held.events.emit("broke_off", round, fault=str(fault))
+            return None
 
     def publish(self, round: int, sealed: SealedRound) -> None:
         self.pulse.phase = "send"
@@ -183,29 +204,53 @@ class Member:
     # --- what a round comes to -----------------------------------------------------------------------------------
 
     def close(self, round: int, others: "Others") -> Record:
-        """The round's record: somebody's, or ours. Raises Elsewhere where most claims name another theta than we hold,
-        StorageError where the store fails."""
-        enough_for, looked = 0.0, self.time.now()
-        longest = LONGEST_LOOK_BEATS * self.spec.cluster.beat_seconds
+        """The round's record: somebody's, or ours. Raises Elsewhere where most claims name another theta than we
+        hold."""
+        enough_for, looked, rules = 0.0, self.time.now(), self.spec.cluster
+        longest, told = LONGEST_LOOK_BEATS * rules.beat_seconds, self.time.now()
         while True:
-            if (record := self.ledger.record(round)) is not None:
-                return record
-            claims = self.ledger.claims(round)
-            others.fetch(claims)
-            self.presence.look(self.ledger.beats(), self.time.now())
-            stands = closing(claims, self.presence.living())
-            passed, looked = min(self.time.now() - looked, longest), self.time.now()
-            enough_for = enough_for + passed if stands.enough else 0.0
-            grace = grace_seconds(self.spec.cluster, claims.values())
-            if claims and stands.ends(enough_for, grace):
-                self.create(round, claims, stands.waiting)
-                for member in self.presence.gone():
-                    self.ledger.clear(member)
-            else:
-                self.time.sleep(self.spec.cluster.beat_seconds / 2)
+            try:
+                if (record := self.ledger.record(round)) is not None:
+                    return record
+                claims = self.ledger.claims(round)
+                others.fetch(claims)
+                self.look_at_beats()
+                stands = closing(claims, self.presence.living())
+                passed, looked = min(self.time.now() - looked, longest), self.time.now()
+                enough_for = enough_for + passed if stands.enough else 0.0
+                ends = bool(claims) and stands.ends(enough_for, grace_seconds(rules, claims.values()))
+                if ends and self.create(round, claims, stands.waiting):
+                    continue
+                if not ends and self.time.now() >= told + TOLD_SECONDS:
+                    told = self.time.now()
+                    logger.info(
+                        "round {round}: {claimed} have claimed, waiting for {waiting} that live",
+                        round=round,
+                        claimed=len(claims),
+                        waiting=len(stands.waiting),
+                    )
+                self.patience.answered()
+            except StorageError as fault:
+                self.patience.failed(fault)
+                looked = self.time.now()
+            self.time.sleep(rules.beat_seconds / 2)
 
-    def create(self, round: int, claims: dict[PeerId, Claim], without: frozenset[PeerId]) -> None:
-        """Close the round with what these claims make, unless somebody was faster."""
+    def look_at_beats(self) -> None:
+        """Who lives. Raises ConfigError where another machine plays as us."""
+        beats = self.ledger.beats()
+        mine = beats.get(self.me)
+        if mine is not None and mine.process != self.pulse.process:
+            self.doubles.add((mine.process, mine.count))
+            if len(self.doubles) > 2:
+                raise ConfigError(
+                    "another machine takes part as this very member: its home was copied. Stop one of them, and delete "
+                    "the file `member` in the run's folder of its --home: it then takes part as a new member"
+                )
+        self.presence.look(beats, self.time.now())
+
+    def create(self, round: int, claims: dict[PeerId, Claim], without: frozenset[PeerId]) -> bool:
+        """Close the round with what these claims make, and take away the beats of those that are gone for good. False
+        where somebody was faster."""
         record = choose(claims, self.presence.living(), self.held.claim, self.me)
         if record is None:
             raise Elsewhere("nobody's claim goes on from the link that we hold")
@@ -213,6 +258,9 @@ class Member:
             raise Elsewhere(f"most of the claims of round {round} name another theta")
         ours = self.ledger.create(round, record)
         self.held.events.emit("closed", round, ours=ours, waited_for=[member.hex() for member in sorted(without)])
+        for member in self.presence.gone():
+            self.ledger.clear(member)
+        return ours
 
     def apply(self, round: int, record: Record) -> None:
         """The outer step of this record. Raises Elsewhere where it is of another state than ours, Lacking, or
@@ -295,9 +343,15 @@ class Member:
         logger.warning("{why}: starting again from a checkpoint", why=why)
         self.held.events.emit("diverged", round, why=why)
         if self.astray:
-            self.time.sleep(min(LONGEST_PAUSE, self.spec.cluster.silent_seconds * 2**self.astray))
-        if not from_checkpoint(self.ledger, self.held, -1):
-            from_genesis(self.ledger, self.held)
+            logger.error("this machine computes another theta than the run's: look at its memory, its GPU, its release")
+            self.time.sleep(min(LONGEST_PAUSE, self.spec.cluster.silent_seconds * 2 ** min(self.astray, 10)))
+        if from_checkpoint(self.ledger, self.held, -1):
+            return
+        if round > self.spec.cluster.keep_rounds:
+            raise StorageError(
+                "nobody shows a checkpoint, and the payloads since theta_0 are gone: keeping what we hold"
+            )
+        from_genesis(self.ledger, self.held)
 
     def _patiently(self, do: Callable[[], None]) -> bool:
         """Whether it came to its end; else the store has failed, and the next try is due."""
@@ -372,6 +426,11 @@ class Others:
         for collection in self._fetching:
             collection.outcome()
 
+    def stop(self) -> None:
+        """Nothing more of this round is wanted."""
+        for collection in self._fetching:
+            collection.stop()
+
     def _watch(self) -> None:
         member = self._member
         with suppress(StorageError):
@@ -398,7 +457,8 @@ class Others:
             return
         self.fetch(claims)
         self._look_at_beats()
-        self._due = closing(claims, member.presence.living()).enough
+        stands = closing(claims, member.presence.living())
+        self._due = stands.enough or stands.waiting == {member.me}
 
     def _look_at_beats(self) -> None:
         self._looked = self._member.time.now()

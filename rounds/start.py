@@ -12,7 +12,7 @@ from node.events import Events
 from node.group import Group, parse_token
 from node.held import Held
 from node.ledger import Ledger
-from node.shared import SharedData, data_folder, find_spec, member_of, open_shared, read_token
+from node.shared import SharedData, data_folder, find_spec, member_of, open_shared, read_token, require_group
 from node.state import StateStore
 from protocol.types import Digest
 from rounds.member import Member
@@ -46,7 +46,8 @@ def take_part(config: ClusterConfig, ranks: Ranks) -> None:
     """Build the member and play its rounds. Called on the first rank. Raises ConfigError, StorageError."""
     token = parse_token(read_token(config.token_file))
     run, bucket = token.run_id, open_shared(token)
-    spec, folder = find_spec(bucket, run), home(config)
+    spec, folder, group = find_spec(bucket, run), home(config), Group(token.secret)
+    require_group(bucket, run, group)
     me = member_of(folder, run)
     index = Digest(bytes.fromhex(spec.data.index))
     shards = (
@@ -74,7 +75,7 @@ def take_part(config: ClusterConfig, ranks: Ranks) -> None:
         device=describe(ranks.device),
         bucket=f"{token.endpoint}/{token.bucket}",
     )
-    Member(spec, config.name, held, shards, Ledger(bucket, run, Group(token.secret), me, REAL)).run()
+    Member(spec, config.name, held, shards, Ledger(bucket, run, group, me, REAL)).run()
 
 
 def play(config: NodeConfig, role: Role, player: Player, ranks: Ranks) -> None:

@@ -233,7 +233,8 @@ class Cluster:
         learner = Learner(self.spec, self.problem, life, Costs(INNER_SECONDS * machine.pace), draw)
         events = Recorder(partial(self.tell, machine))
         held = Held(self.spec, self.run, learner, disk, events, life)
-        return Member(self.spec, machine.name, held, NoText(), ledger, f"{machine.lives:016x}")
+        process = sha256(f"{machine.name} {machine.lives}".encode()).hexdigest()[:16]
+        return Member(self.spec, machine.name, held, NoText(), ledger, process)
 
     def _served(self, call: Call) -> None:
         """Before a call is served: what lies between this member and the store."""

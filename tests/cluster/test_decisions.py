@@ -136,7 +136,7 @@ def test_the_theta_that_most_of_the_living_claim_is_chosen_and_all_its_updates_i
     claims = {peer: claim(theta, LINK if here else OTHER) for peer, (theta, here, _) in drawn.items()}
     living = {peer for peer, (_, _, lives) in drawn.items() if lives}
     held = Digest(bytes([ours]) * 32)
-    chosen = choose(claims, living, (held, LINK), member(1))
+    chosen = choose(claims, living, (held, LINK), member(77))
     here = {peer: claim.theta for peer, claim in claims.items() if claim.previous == LINK.hex()}
     if not here:
         assert chosen is None

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loguru import logger
 
 from protocol import keys
 from protocol.cluster import Record, parse_record
+from rounds.work import Diverged, Work
 from simulation import cluster as simulated
 from simulation.cluster import BUCKET, SECRET, Cluster, ClusterWitness, Group, Machine
 from simulation.command import simulate_cluster
@@ -252,3 +254,76 @@ def test_play_ends_at_the_last_round(tmp_path: Path) -> None:
     witness = simulated.play(tmp_path, 2, 2, 3, 0.0, on_round=seen.append)
     assert seen == [1, 2, 3]
     assert witness.result.participation == 1.0
+
+
+def test_a_member_that_will_not_claim_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two whose training diverges in two rounds: it says so by its phase."""
+    watched = Watched(tmp_path, members=2)
+    cluster, victim = watched.cluster, watched.machine(2)
+    compress = Work.compress
+
+    def diverges(work: Work) -> Any:
+        if work.signer.peer == victim.id and work.held.saved.round in (1, 2):
+            raise Diverged("a NaN")
+        return compress(work)
+
+    monkeypatch.setattr(Work, "compress", diverges)
+    cluster.begin()
+    watched.play(has_records(watched, 5), hours=2)
+    cluster.close()
+    assert_one_history(watched)
+    assert [len(record.updates) for record in watched.records()[:5]] == [2, 1, 1, 2, 2]
+
+
+def test_a_member_that_beats_and_does_nothing_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    """A GPU that hangs."""
+    watched = Watched(tmp_path, members=2)
+    cluster, victim = watched.cluster, watched.machine(2)
+    cluster.begin()
+    watched.play(has_records(watched, 1))
+    program = victim.program
+    assert program is not None
+    program.held.replica.inner_round = lambda *_, **__: program.time.sleep(1e9)  # type: ignore[method-assign]
+    watched.witness.fault("hangs", victim, 1e9)
+    watched.play(has_records(watched, 5), hours=3)
+    cluster.close()
+    assert_one_history(watched)
+
+
+def test_one_object_that_cannot_be_read_stops_nobody(watched: Watched) -> None:
+    cluster = watched.cluster
+    cluster.begin()
+    watched.play(has_records(watched, 1))
+    bucket = cluster.store.bucket(BUCKET)
+    bucket.put(keys.beats(cluster.run) + "ab" * 32, bytes(5000), timeout_seconds=1)
+    bucket.put(keys.claims(cluster.run, 2) + "cd" * 32, bytes(5000), timeout_seconds=1)
+    watched.play(has_records(watched, 4), hours=2)
+    cluster.close()
+    assert_one_history(watched)
+    assert [len(record.updates) for record in watched.records()[:4]] == [3] * 4
+
+
+def test_a_record_of_another_group_is_told_and_neither_followed_nor_hammered_at(watched: Watched) -> None:
+    cluster = watched.cluster
+    cluster.begin()
+    watched.play(has_records(watched, 2))
+    cluster.store.bucket(BUCKET).put(keys.record(cluster.run, 2), b"of nobody", timeout_seconds=1)
+    before, told = len(watched.events), list[str]()
+    sink = logger.add(lambda line: told.append(str(line)), format="{message}", level="WARNING")
+    cluster.clock.run(cluster.clock.now + 3600.0)
+    logger.remove(sink)
+    cluster.close()
+    assert {event for _, event, _, _ in watched.events[before:]} <= {"trained", "published", "claimed", "killed"}
+    assert "nothing that this group has written" in told[-1]
+    assert len(told) < 3 * 10
+
+
+def test_a_copied_home_is_found_out(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    cluster = watched.cluster
+    cluster.machines[1].id = cluster.machines[0].id
+    cluster.begin()
+    cluster.clock.run(cluster.clock.now + 7200.0)
+    cluster.close()
+    ended = [fields["fault"] for _, event, _, fields in watched.events if event == "ended"]
+    assert any("its home was copied" in fault for fault in ended)
