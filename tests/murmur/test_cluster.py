@@ -1,0 +1,113 @@
+"""`murmur cluster`: a run put up on a real S3 server, its token, who is where; and the demo."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localnet.store import StoreReady, read_ready
+from localnet.text import text_data
+from murmur.command import main
+from node.group import parse_token
+from node.ledger import Ledger
+from node.pulse import Pulse
+from node.shared import Group, find_spec, open_shared, require_group
+from protocol.errors import ConfigError
+from protocol.types import PeerId
+from storage.realtime import REAL
+from tests.storage.conftest import served
+
+SECRET = "MURMUR_BUCKET__SECRET_KEY"
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Of `create`, in a folder of its own, beside an S3 server."""
+    store = tmp_path / "store"
+    with served(["-m", "localnet.seaweed", "--folder", str(store), "shared"], store / "ready.json"):
+        yield words_for(read_ready(store / "ready.json"), tmp_path, monkeypatch)
+
+
+def words_for(s3_store: StoreReady, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    user = s3_store.users["shared"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(SECRET, user.write_secret_key)
+    data = text_data(lambda line: None)
+    where = ["--bucket.endpoint", s3_store.endpoint, "--bucket.name", user.bucket]
+    return ["cluster", "create", "ours", "--data", str(data), *where, "--bucket.access_key", user.write_access_key]
+
+
+def test_a_run_is_created_once_and_who_holds_the_token_sees_it(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main([*words, "--local"]) == 0
+    said = capsys.readouterr().out
+    assert os.environ[SECRET] not in said
+    assert stat.S_IMODE(Path("ours.token").stat().st_mode) == 0o600
+    assert main(["cluster", "invite", "ours"]) == 0
+    token = parse_token(capsys.readouterr().out)
+    bucket, run = open_shared(token), token.run_id
+    spec = find_spec(bucket, run)
+    assert (spec.name, spec.model.layers) == ("ours", 2)
+    with pytest.raises(ConfigError, match="of another group"):
+        require_group(bucket, run, Group("99" * 32))
+
+    ledger = Ledger(bucket, run, Group(token.secret), PeerId(b"\7" * 32), REAL)
+    Pulse(ledger, "lab-a", spec.cluster.beat_seconds).leave()
+    assert main(["cluster", "status", "--token-file", "ours.token", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(member["name"], member["phase"], member["alive"]) for member in found["members"]] == [
+        ("lab-a", "gone", False)
+    ]
+    assert main(["cluster", "status", "--token-file", "ours.token"]) == 0
+    assert "0 members alive" in capsys.readouterr().out
+
+    assert main([*words, "--local"]) == 2
+    assert "is there already" in capsys.readouterr().err
+    monkeypatch.delenv(SECRET)
+    Path("ours.token").unlink()
+    assert main([*words, "--local"]) == 2
+    assert SECRET in capsys.readouterr().err
+
+
+def test_a_member_without_its_token_is_told_what_to_do(tmp_path: Path) -> None:
+    def member(*more: str) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-m", "neurons.member", "--home", str(tmp_path), *more]
+        return subprocess.run(program, capture_output=True, text=True, timeout=60)
+
+    done = member()
+    assert done.returncode == 2
+    assert "token_file" in done.stderr
+    done = member("--token-file", str(tmp_path / "none"), "--name", "lab-a")
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"cannot read the token file {tmp_path / 'none'}: No such file or directory\n",
+    )
+    (tmp_path / "half").write_text("murmur1.abc")
+    done = member("--token-file", str(tmp_path / "half"), "--name", "lab-a")
+    assert done.returncode == 2
+    assert "murmur cluster invite" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_demo_ends_with_identical_models_kills_included(tmp_path: Path) -> None:
+    """Without Bittensor: a package of that name that cannot be imported stands before it."""
+    for name in ("bittensor", "bittensor_wallet"):
+        (tmp_path / "none" / name).mkdir(parents=True)
+        (tmp_path / "none" / name / "__init__.py").write_text("raise ImportError('not installed')")
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'none'}:{root}"}
+    folder = str(tmp_path / "run")
+    demo = ["-m", "murmur.command", "cluster", "demo", "--members", "4", "--kill", "2", "--json", "--folder", folder]
+    done = subprocess.run([sys.executable, *demo], env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["identical"]
+    assert (result["rounds"], result["kills"], result["repeated_steps"]) == (12, 2, 0)
+    assert result["loss_last"] < 3.2 < 5.0 < result["loss_first"]
