@@ -61,6 +61,7 @@ def ratio() -> float:
     return planned_seconds(found) / trained_seconds(20)
 
 
+@pytest.mark.slow
 def test_the_trial_takes_as_long_as_a_nodes_own_steps() -> None:
     """Once in three: another program may take the cores during one of the two."""
     assert any(0.5 < ratio() < 2 for _ in range(3))
