@@ -44,14 +44,16 @@ def play(folder: Path, members: int, kills: int, rounds: int, seed: int, *, quie
             words = _program(folder, name)
             processes.start(name, words, words)
         say(f"{members} members train {rounds} rounds of {spec.inner.steps} inner steps; {kills} kills")
-        done = _until(token, spec, rounds, processes, _kills(names, kills, rounds, seed, processes, say), say)
+        killed: list[str] = []
+        deaths = _kills(names, kills, rounds, seed, processes, killed, say)
+        done = _until(token, spec, rounds, processes, deaths, say)
     finally:
         processes.stop()
-    result = _result(folder, names, done, kills)
+    result = _result(folder, names, done, len(killed))
     say(
         f"{result['rounds']} rounds, replicas {'identical' if result['identical'] else 'NOT IDENTICAL'}, loss "
-        f"{result['loss_first']:.2f} -> {result['loss_last']:.2f}, {kills} kills, {result['repeated_steps']} steps "
-        "made again by those that survived"
+        f"{result['loss_first']:.2f} -> {result['loss_last']:.2f}, {result['kills']} kills, "
+        f"{result['repeated_steps']} steps made again by those that survived"
     )
     return result
 
@@ -93,9 +95,16 @@ def _program(folder: Path, name: str) -> list[str]:
 
 
 def _kills(
-    names: list[str], kills: int, rounds: int, seed: int, processes: Processes, say: Callable[[str], None]
+    names: list[str],
+    kills: int,
+    rounds: int,
+    seed: int,
+    processes: Processes,
+    killed: list[str],
+    say: Callable[[str], None],
 ) -> Iterator[None]:
-    """Each `next` is a round that has ended: at drawn ones, never the first two or the last three, somebody dies."""
+    """Each `next` is a round that has ended: at drawn ones, never the first two or the last three, somebody dies, and
+    stands in `killed`."""
     draw = random.Random(f"kills {seed}")
     late = range(2, max(3, rounds - 3))
     when = sorted(draw.choice(late) for _ in range(kills))
@@ -104,6 +113,7 @@ def _kills(
             victim = draw.choice(names)
             say(f"round {round}: kill -9 of {victim}")
             processes.kill(victim, AWAY_SECONDS)
+            killed.append(victim)
         yield
 
 
