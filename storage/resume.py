@@ -20,6 +20,11 @@ from storage.realtime import REAL, seconds_until
 from storage.s3 import PART_BYTES, RangedBucket
 
 _VERSIONS = 3
+_HANDED_OVER_SHARE = 0.25
+"""Of the time for a download: so long it waits for another one of the same file, which ends with its next block where
+it is no longer wanted. What that one has brought need not travel again."""
+_HANDED_OVER_SECONDS = 0.05
+"""Between two looks whether the other one has ended."""
 
 
 class Opening(NamedTuple):
@@ -55,11 +60,11 @@ def download_to(
     """Bring the object's `size` bytes to `path`, going on from what an earlier call left.
 
     `path` appears only when it is whole; until then `<path>.part` and `<path>.etag` stand beside it. `stopped` is asked
-    before every block. Raises what Bucket.get raises, Unwanted where `opening` says so, Busy at once when another
-    thread is at it, and ConfigError when the disk is full or not writable.
+    before every block. Raises what Bucket.get raises, Unwanted where `opening` says so, Busy when another thread stays
+    at it for a quarter of the time, and ConfigError when the disk is full or not writable.
     """
     until = time.now() + timeout_seconds
-    with _claimed(path), _writing(path.parent):
+    with _claimed(path, time.now() + _HANDED_OVER_SHARE * timeout_seconds, time), _writing(path.parent):
         for _ in range(_VERSIONS):
             try:
                 return _download(bucket, key, path, size, until, stopped, opening, time)
@@ -132,12 +137,20 @@ _busy: set[Path] = set()
 _busy_lock = threading.Lock()
 
 
-@contextmanager
-def _claimed(path: Path) -> Iterator[None]:
+def _claim(path: Path) -> bool:
     with _busy_lock:
         if path in _busy:
-            raise Busy("get: another thread is bringing this file")
+            return False
         _busy.add(path)
+        return True
+
+
+@contextmanager
+def _claimed(path: Path, until: float, time: Time) -> Iterator[None]:
+    while not _claim(path):
+        if time.now() >= until:
+            raise Busy("get: another thread is bringing this file")
+        time.sleep(_HANDED_OVER_SECONDS)
     try:
         yield
     finally:

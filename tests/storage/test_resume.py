@@ -1,8 +1,11 @@
 """Downloads that go on after a break, a restart and a replacement; compared with the bytes that are stored."""
 
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 
 import pytest
@@ -10,7 +13,8 @@ import pytest
 from protocol.errors import ConfigError, ObjectMissing, ObjectTooLarge, StorageError
 from simulation import store as world
 from storage import resume
-from storage.resume import download_to
+from storage.realtime import REAL
+from storage.resume import Busy, _claimed, download_to
 from tests.fakes.bucket import FakeBucket, FakeStore, Faults
 
 PART = 1000
@@ -187,3 +191,39 @@ def test_a_folder_that_cannot_be_written_is_the_operators_to_fix(store: FakeStor
     (tmp_path / "taken").write_bytes(b"")
     with pytest.raises(ConfigError, match="cannot keep downloads"):
         download_to(store.bucket("m"), "k", tmp_path / "taken" / "file", len(DATA), timeout_seconds=5)
+
+
+def test_what_another_thread_is_bringing_is_waited_for_and_gone_on_with(store: FakeStore, tmp_path: Path) -> None:
+    """As where what was fetched ahead is selected: a stopped download ends with its next block only."""
+    arrived, goes_on, stopped = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(FakeBucket):
+        def get_range(self, key: str, *, first: int, num_bytes: int, etag: str, timeout_seconds: float) -> bytes:
+            if first == 2 * PART:
+                arrived.set()
+                goes_on.wait()
+            return super().get_range(key, first=first, num_bytes=num_bytes, etag=etag, timeout_seconds=timeout_seconds)
+
+    def ahead() -> None:
+        with suppress(StorageError):
+            slow = Slow(store, "m", read_only=True, reader="")
+            download_to(slow, "k", tmp_path / "file", len(DATA), timeout_seconds=5, stopped=stopped.is_set)
+
+    before = threading.Thread(target=ahead)
+    before.start()
+    arrived.wait()
+    store.log.clear()
+    stopped.set()
+    threading.Timer(0.2, goes_on.set).start()
+    download_to(store.bucket("m"), "k", tmp_path / "file", len(DATA), timeout_seconds=5)
+    before.join()
+    assert (tmp_path / "file").read_bytes() == DATA
+    assert parts_read(store) == 2  # the third by the one that was stopped, the fourth by us
+
+
+def test_one_that_stays_at_a_file_is_not_waited_for_longer_than_a_quarter(store: FakeStore, tmp_path: Path) -> None:
+    with _claimed(tmp_path / "file", 0.0, REAL):
+        began = monotonic()
+        with pytest.raises(Busy):
+            download_to(store.bucket("m"), "k", tmp_path / "file", len(DATA), timeout_seconds=0.4)
+        assert 0.1 <= monotonic() - began < 0.4
