@@ -63,7 +63,7 @@ SMALL: Mapping[str, Any] = {
         "context": 128,
         "tie_embeddings": True,
     },
-    "compression": {"k": 4096, "decay": 0.95},
+    "compression": {"k": 1024, "decay": 0.95},
     "inner": {
         "steps": 1,
         "sequences": 16,

@@ -18,10 +18,33 @@ export const zoom = {
   },
 };
 
+// How a loss is drawn. It stands in the page's address, too.
+export const view = {
+  names: ["log", "smooth"], on: new Set(), plots: new Set(), changed: () => {},
+  set(names) {
+    const on = new Set(names.filter((name) => this.names.includes(name)));
+    if (on.size === this.on.size && [...on].every((name) => this.on.has(name))) return;
+    this.on = on;
+    for (const plot of this.plots) plot.again();
+    this.changed([...on]);
+  },
+};
+
+// The mean of the values that a round and those before it have, `count` rounds in all; null where a round has none.
+export function smoothed(values, count) {
+  return values.map((value, i) => {
+    if (typeof value !== "number") return value;
+    const near = values.slice(Math.max(0, i + 1 - count), i + 1).filter((one) => typeof one === "number");
+    return near.reduce((sum, one) => sum + one, 0) / near.length;
+  });
+}
+const SMOOTHED_SHARE = 20; // of the rounds, one part in so many; five rounds at least
+
 export class Plot {
-  constructor(element, key, { zero = false, whole = false, powers = false, alone = false, form = shown } = {}) {
+  constructor(element, key, { zero = false, whole = false, powers = false, alone = false, views = false, form = shown } = {}) {
     Object.assign(this, { element, key, zero, whole, powers, form, plot: null, shape: null });
     if (!alone) zoom.plots.add(this); // its rounds are not the others'
+    if (views) this.offerViews();
     this.numbers = document.createElement("details");
     const summary = document.createElement("summary");
     summary.textContent = "Numbers";
@@ -30,8 +53,36 @@ export class Plot {
     element.after(this.numbers);
   }
 
-  show(at, lines) {
-    this.last = [at, lines];
+  offerViews() {
+    view.plots.add(this);
+    this.buttons = view.names.map((name) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = name;
+      button.addEventListener("click", () => view.set(view.on.has(name) ? [...view.on].filter((one) => one !== name) : [...view.on, name]));
+      return button;
+    });
+    const bar = document.createElement("div");
+    bar.className = "views";
+    bar.append(...this.buttons);
+    this.key.before(bar);
+  }
+
+  // The lines as they are drawn. The table has the values themselves.
+  drawn(at, lines) {
+    const count = Math.max(5, Math.round(at.length / SMOOTHED_SHARE));
+    const smooth = this.buttons !== undefined && view.on.has("smooth");
+    this.buttons?.forEach((button) => {
+      button.setAttribute("aria-pressed", view.on.has(button.textContent));
+      button.title = button.textContent === "smooth" ? `the mean of a round and the ${count - 1} before it` : "a logarithmic scale";
+    });
+    return smooth ? lines.map((line) => ({ ...line, values: smoothed(line.values, count) })) : lines;
+  }
+
+  show(at, told) {
+    this.last = [at, told];
+    const lines = this.lines = this.drawn(at, told);
+    const log = this.buttons !== undefined && view.on.has("log");
     this.entries = lines.map((line) => {
       if (line.label === null) return null;
       const entry = document.createElement("span");
@@ -46,7 +97,7 @@ export class Plot {
     this.key.replaceChildren(...this.entries.filter((entry) => entry !== null), this.where);
     this.tabulate();
     const points = at.length < 40;
-    const shape = JSON.stringify([lines.map(({ colour, dashed }) => [colour, dashed]), points]);
+    const shape = JSON.stringify([lines.map(({ colour, dashed }) => [colour, dashed]), points, log]);
     const data = [at, ...lines.map((line) => line.values)];
     if (this.plot && shape === this.shape) {
       this.plot.setData(data);
@@ -63,9 +114,9 @@ export class Plot {
       hooks: { setCursor: [(self) => this.point(self.cursor.idx)], setSelect: [(self) => this.selected(self)] },
       scales: {
         x: { time: false, range: (self, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
-        y: { range: (self, low, high) => range(low, high, this.zero) },
+        y: log ? { distr: 3, range: (self, low, high) => [low * 0.95, high * 1.05] } : { range: (self, low, high) => range(low, high, this.zero) },
       },
-      axes: [{ ...axis, values: whole, space: 44, size: 28 }, { ...axis, size: this.powers || this.form !== shown ? 58 : 46, ...this.ticks() }],
+      axes: [{ ...axis, values: whole, space: 44, size: 28 }, { ...axis, size: this.powers || this.form !== shown ? 58 : 46, ...this.ticks(log) }],
       series: [{}, ...lines.map((line) => ({
         stroke: colourOf(line.colour), width: 2, dash: line.dashed ? [5, 4] : undefined, alpha: line.faint ? 0.75 : 1,
         points: { show: line.points ?? points, size: line.points ? 9 : 5, fill: line.faint ? colourOf("--card") : undefined },
@@ -77,7 +128,7 @@ export class Plot {
 
   // The values under the pointer, in the key.
   point(index) {
-    const [at, lines] = this.last;
+    const [at] = this.last, lines = this.lines;
     const here = index !== null && index !== undefined && at[index] !== undefined;
     this.where.textContent = here ? `round ${at[index]}` : "";
     this.entries.forEach((entry, i) => {
@@ -124,8 +175,8 @@ export class Plot {
     this.numbers.append(table);
   }
 
-  ticks() {
-    const text = this.whole ? integer : this.powers ? (tick) => (tick === 0 ? "0" : tick.toExponential()) : this.form !== shown ? this.form : null;
+  ticks(log) {
+    const text = log ? roundOnes : this.whole ? integer : this.powers ? (tick) => (tick === 0 ? "0" : tick.toExponential()) : this.form !== shown ? this.form : null;
     return text && { values: (self, ticks) => ticks.map(text) };
   }
 
@@ -134,6 +185,11 @@ export class Plot {
   again() { this.shape = null; if (this.last) this.show(...this.last); }
 }
 
+// On a logarithmic scale: uPlot leaves some ticks without a value (null), and begins at the scale's own end.
+const roundOnes = (tick) => {
+  const near = tick === null ? NaN : Number(tick.toPrecision(1));
+  return Math.abs(near / tick - 1) < 1e-9 ? String(near) : "";
+};
 const integer = (tick) => (Number.isInteger(tick) ? String(tick) : "");
 const shown = (value) => (Number.isInteger(value) ? String(value) : value.toPrecision(4));
 

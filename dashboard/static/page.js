@@ -1,6 +1,6 @@
 // What the server tells, kept and shown. Everything that peers may have written becomes text, never markup.
 import { Matrix, STATES, stateOf } from "./matrix.js";
-import { Plot, series, zoom } from "./charts.js";
+import { Plot, series, view, zoom } from "./charts.js";
 import { begin, drawPeers, order } from "./peers.js";
 import { drawRound, explain, repaintPhases, voidText } from "./round.js";
 import { $, SETTLED, byName, bytes, called, codeOf, codes, keyEntry, named, paragraph, payOf, percent, short, span, store, tableOf, take, times } from "./store.js";
@@ -23,7 +23,7 @@ const matrix = new Matrix($("matrix"), {
   },
 });
 const plots = {
-  loss: new Plot($("plot-loss"), $("key-loss")),
+  loss: new Plot($("plot-loss"), $("key-loss"), { views: true }),
   peers: new Plot($("plot-peers"), $("key-peers"), { zero: true, whole: true }),
   pay: new Plot($("plot-pay"), $("key-pay"), { zero: true }),
   bytes: new Plot($("plot-bytes"), $("key-bytes"), { zero: true, form: bytes }),
@@ -224,13 +224,14 @@ function pay(at) {
   ].filter(Boolean).join("; ");
 }
 
-// --- one peer, by the page's address: #peer=HOTKEY, and #rounds=FROM-TO ---------------------------------------------
+// --- what is shown, by the page's address: #peer=HOTKEY, #rounds=FROM-TO, #loss=log,smooth -------------------------
 
 let peerShown = null;
 async function byAddress() {
   const asked = new URLSearchParams(location.hash.slice(1));
   const span = /^(\d{1,10})-(\d{1,10})$/.exec(asked.get("rounds") ?? "");
   zoom.set(span ? [Number(span[1]), Number(span[2])] : null);
+  view.set((asked.get("loss") ?? "").split(","));
   const peer = asked.get("peer");
   $("peer").hidden = peer === null;
   if (peer === null) return void (peerShown = null);
@@ -257,11 +258,15 @@ async function byAddress() {
   peerShown = peer;
 }
 addEventListener("hashchange", byAddress);
-zoom.changed = (range) => {
+function address(name, value) {
   const asked = new URLSearchParams(location.hash.slice(1));
-  if (range) asked.set("rounds", range.join("-"));
-  else asked.delete("rounds");
+  if (value) asked.set(name, value);
+  else asked.delete(name);
   history.replaceState(null, "", `${location.pathname}${asked.size ? `#${asked}` : ""}`);
+}
+view.changed = (names) => address("loss", names.join(","));
+zoom.changed = (range) => {
+  address("rounds", range?.join("-"));
   $("zoom-note").textContent = range ? `rounds ${range[0]} to ${range[1]}; a double click shows all` : "";
 };
 $("close-peer").addEventListener("click", () => { location.hash = ""; });

@@ -182,6 +182,31 @@ def test_a_zoom_is_shared_lasts_and_stands_in_the_address(tmp_path: Path, serve:
     tab.until(f"{TEXT.format('key-loss')}.includes('round 50')")
 
 
+def test_a_loss_is_shown_smoothed_and_on_a_logarithmic_scale(tmp_path: Path, serve: Serve, tab: Tab) -> None:
+    written = synthetic.Folder(tmp_path)
+    for number in range(101):
+        written.round(number, loss=5.0 - number % 2 if number > 40 else 9.0)
+    press = "[...document.querySelectorAll('.views button')].find((one) => one.textContent === '{}').click()"
+    page = serve(tmp_path)
+    tab.open(page.url)
+    tab.until(f"{DRAWN} && {TEXT.format('n-round')} === '100'")
+    tab.value(press.format("smooth"))
+    tab.value(HOVER % "0.5")
+    tab.until(f"{TEXT.format('key-loss')}.includes('held out, after the round4.600')")  # 5, 4, 5, 4, 5
+    tab.value(press.format("log"))
+    tab.until("location.hash === '#loss=smooth%2Clog'")
+    tab.value("document.querySelector('#plot-loss + details').open = true")
+    tab.until("document.querySelector('#plot-loss + details td + td')?.textContent === '5'")  # what was measured
+    tab.open("about:blank")
+    tab.open(f"{page.url}#loss=smooth,log")
+    tab.until("document.querySelectorAll('.views [aria-pressed=true]').length === 2")
+    tab.until("document.querySelector('#plot-loss canvas') !== null")
+    tab.value(press.format("log"))
+    tab.value(press.format("smooth"))
+    tab.until("location.hash === ''")
+    assert not tab.complaints
+
+
 def test_a_peer_has_an_address_of_its_own(tmp_path: Path, serve: Serve, tab: Tab) -> None:
     written = synthetic.Folder(tmp_path)
     for number in range(3):
