@@ -65,6 +65,11 @@ class Presence:
             and seen.beat.phase not in ("join", "idle")
         }
 
+    def furthest(self) -> int:
+        """The round of whoever is furthest of those that are heard: it holds the record of every round before."""
+        silence = self._rules.silent_seconds
+        return max((seen.beat.round for seen in self._seen.values() if seen.silent < silence), default=0)
+
     def gone(self) -> set[PeerId]:
         """Whoever is not expected back; asked once for each."""
         found = {m for m, seen in self._seen.items() if seen.silent >= GONE_SILENCES * self._rules.silent_seconds}

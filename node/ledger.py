@@ -3,19 +3,24 @@
 What the store shows that is no document of this group is nothing: it is told once, and everybody goes on waiting.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
 from typing import TypeVar
 
 from loguru import logger
 
 from node.beside import beside
 from node.group import Group
+from node.payloads import PayloadSources
+from node.wanted import DOCUMENT_MAX_BYTES, Place, encode_wanted, parse_wanted
 from protocol import keys
 from protocol.cluster import (
     Beat,
     Claim,
     Record,
+    digest_of,
     encode_beat,
     encode_claim,
     encode_record,
@@ -35,8 +40,9 @@ CALL_SECONDS = 15.0
 LOOK_THREADS = 8
 _BEAT_BYTES = 4096
 _TOLD_AGAIN_SECONDS = 600.0
-_FORGOTTEN = 16
-"""Rounds that are cleaned up in one: where we were away there are more."""
+_FORGOTTEN = 256
+"""Objects of old rounds that are removed at once: where all were away there are more."""
+_ROUND_DIGITS = 8
 
 T = TypeVar("T")
 
@@ -55,9 +61,46 @@ class Ledger:
         """What a member has put up."""
         return PrefixedBucket(self.bucket, keys.member(self.run, member))
 
-    def payload(self, run: Digest, round: int, peer: PeerId) -> tuple[Source, ...]:
-        """Where a sealed object may be (node.payloads.PayloadSources)."""
-        return (Source(lambda: self.part(peer), keys.payload(run, round)),)
+    # --- payloads ----------------------------------------------------------------------------------------------
+
+    def payload_key(self, round: int, member: PeerId, key: bytes) -> str:
+        """Where a member's object of this round lies that `key` opens."""
+        return keys.members_payload(self.run, round, member, sha256(key).digest())
+
+    def abort_unfinished(self, round: int) -> None:
+        """Forget what we have begun to send in the round, and not ended."""
+        prefix = f"{keys.payload(self.run, round)}/{self.me.hex()}/"
+        self.bucket.abort_unfinished(prefix, timeout_seconds=CALL_SECONDS)
+
+    def key_of(self, claim: Claim) -> bytes:
+        """What opens the object that was claimed."""
+        return self.group.wrap(bytes.fromhex(claim.key), digest_of(claim.envelope))
+
+    def payloads(self, claims: Mapping[PeerId, Claim]) -> PayloadSources:
+        """Where the objects are that were claimed."""
+        return _Claimed(self, claims)
+
+    def want(self, places: Collection[Place]) -> None:
+        """Say which payloads and records we lack: these, and no others any more."""
+        key = keys.wanted_by(self.run) + self.me.hex()
+        if places:
+            data = encode_wanted(places, self.run, self.group.signer(self.me))
+            self.bucket.put(key, data, timeout_seconds=CALL_SECONDS)
+        else:
+            self.bucket.delete(key, timeout_seconds=CALL_SECONDS)
+
+    def wanted(self) -> dict[PeerId, frozenset[Place]]:
+        """What each of the others says that it lacks."""
+        prefix = keys.wanted_by(self.run)
+
+        def read(member: PeerId) -> frozenset[Place] | None:
+            return self._read(
+                prefix + member.hex(),
+                DOCUMENT_MAX_BYTES,
+                lambda data: parse_wanted(data, self.run, member, self.group.verify),
+            )
+
+        return self._beside(read, [member for member in self._listed(prefix) if member != self.me])
 
     # --- records -----------------------------------------------------------------------------------------------
 
@@ -111,15 +154,18 @@ class Ledger:
         return self._read(keys.claims(self.run, round) + self.me.hex(), _BEAT_BYTES, lambda data: True) is not None
 
     def forget(self, before: int) -> None:
-        """Our payloads and claims of rounds before this one: nobody needs them any more."""
-        part, first = self.part(self.me), keys.payload(self.run, 0)
-        prefix = first.removesuffix(f"{0:08d}")
-        for key in part.list(prefix, max_keys=_FORGOTTEN, timeout_seconds=CALL_SECONDS):
-            number = key.removeprefix(prefix)
-            if not number.isdecimal() or int(number) >= before:
-                return
-            self.bucket.delete(keys.claims(self.run, int(number)) + self.me.hex(), timeout_seconds=CALL_SECONDS)
-            part.delete(key, timeout_seconds=CALL_SECONDS)
+        """Remove everybody's payloads and claims of rounds before this one, and uploads that nobody has ended: nobody
+        needs them any more."""
+        rounds = set[int]()
+        for prefix in (keys.payloads(self.run), keys.all_claims(self.run)):
+            for key in self.bucket.list(prefix, max_keys=_FORGOTTEN, timeout_seconds=CALL_SECONDS):
+                number = key.removeprefix(prefix)[:_ROUND_DIGITS]
+                if not number.isdecimal() or int(number) >= before:
+                    break
+                rounds.add(int(number))
+                self.bucket.delete(key, timeout_seconds=CALL_SECONDS)
+        for round in rounds:
+            self.bucket.abort_unfinished(keys.payload(self.run, round), timeout_seconds=CALL_SECONDS)
 
     # --- beats -------------------------------------------------------------------------------------------------
 
@@ -195,6 +241,20 @@ class Ledger:
                     fault=str(fault),
                 )
             return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Claimed:
+    """PayloadSources of what was claimed in a round."""
+
+    ledger: Ledger
+    claims: Mapping[PeerId, Claim]
+
+    def payload(self, run: Digest, round: int, peer: PeerId) -> tuple[Source, ...]:
+        """What lies under a name in the cache may be of an earlier sealing: its digest decides there, too."""
+        ledger = self.ledger
+        key = ledger.payload_key(round, peer, ledger.key_of(self.claims[peer]))
+        return (Source(lambda: ledger.bucket, key, kept_as=keys.payload(run, round)),)
 
 
 class Patience:

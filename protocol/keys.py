@@ -14,6 +14,17 @@ def payload(run: Digest, round: int) -> str:
     return f"{_run(run)}/payload/{round:08d}"
 
 
+def payloads(run: Digest) -> str:
+    """What the keys of all payloads begin with, in the bucket that a cluster shares: a listing has the oldest first."""
+    return f"{_run(run)}/payload/"
+
+
+def members_payload(run: Digest, round: int, member: PeerId, key_hash: bytes) -> str:
+    """A member's sealed update, there. key_hash: sha256 of the key that opens it. That is drawn anew for each sealing,
+    so nothing else ever comes to stand under the key that a claim leads to."""
+    return f"{payload(run, round)}/{member.hex()}/{key_hash.hex()}"
+
+
 def reveal(run: Digest, round: int) -> str:
     """A miner's signed key and in-sync proof."""
     return f"{_run(run)}/reveal/{round:08d}"
@@ -50,6 +61,11 @@ def wanted(run: Digest) -> str:
     return f"{_run(run)}/wanted"
 
 
+def wanted_by(run: Digest) -> str:
+    """What the keys of all members' lists of what they lack begin with, in the bucket that a cluster shares."""
+    return f"{_run(run)}/wanted/"
+
+
 def checkpoints(run: Digest) -> str:
     """A validator's signed document of the states that it has put up whole, and of those that it stood at. One key, so
     that nobody has to guess in which rounds there was one."""
@@ -71,9 +87,14 @@ def beats(run: Digest) -> str:
     return f"{_run(run)}/beat/"
 
 
+def all_claims(run: Digest) -> str:
+    """What the keys of all claims begin with: a listing has the oldest first."""
+    return f"{_run(run)}/claim/"
+
+
 def claims(run: Digest, round: int) -> str:
     """What the keys of all claims of a round begin with."""
-    return f"{_run(run)}/claim/{round:08d}/"
+    return f"{all_claims(run)}{round:08d}/"
 
 
 def record(run: Digest, round: int) -> str:

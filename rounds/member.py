@@ -4,8 +4,7 @@ One round reads top to bottom in `Member.play`. Nobody is asked and nobody liste
 stands in their bucket (node/ledger.py), and who closes a round is whoever creates its record.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 
 from loguru import logger
 
@@ -19,27 +18,26 @@ from node.held import Held
 from node.ledger import CALL_SECONDS, Ledger, Patience
 from node.payloads import Lacking, fetch_pinned, open_pinned
 from node.pulse import Pulse
-from node.rejoin import SLOWEST_BYTES, begin, from_checkpoint, from_genesis, shown_by_members
-from node.state import SealedRound, Snapshot
-from protocol.assignment import Draw, assigned
-from protocol.cluster import Claim, ClusterSpec, Record, digest_of
+from node.recordlog import RecordLog
+from node.rejoin import SLOWEST_BYTES, begin, from_checkpoint, from_genesis
+from node.state import SealedRound
+from protocol.assignment import assigned
+from protocol.cluster import GROUP, Claim, ClusterSpec, Record, digest_of
 from protocol.errors import ConfigError, OutOfSync, StorageError
 from protocol.types import Digest, Page, PeerId
 from rounds.checkpoints import Checkpoints
+from rounds.others import Others
+from rounds.shelf import MemberShelf
+from rounds.upkeep import Upkeep
 from rounds.work import Diverged, Work
-from storage.collect import Collection
-from storage.exchange import Data, Fault, Wanted
-from storage.s3 import RangedBucket
-from storage.seal import matches
+from storage.exchange import Data, Fault
 from training.shards import Shards
 
-ENDING = 4
-"""In the last one of so many parts of our inner steps we look at who lives, though nobody has claimed yet."""
 LONGEST_PAUSE = 600.0
 """Seconds between two tries to come to the run's theta: each may fetch the whole model."""
 TOLD_SECONDS = 60.0
-LOST_ROUNDS = 4
-"""Tries to have a round's payloads, after which a checkpoint is looked for in their place."""
+LOST_SILENCES = 6.0
+"""We ask other members so many times `silent_seconds` for what the bucket has lost, before we look for a checkpoint."""
 
 
 class Elsewhere(OutOfSync):
@@ -55,11 +53,20 @@ class Member:
         """process: as of Pulse."""
         self.spec, self.held, self.ledger, self.time = spec, held, ledger, ledger.time
         self.me = ledger.me
-        self.work = Work(held, shards, ledger.part(self.me), ledger.group.signer(self.me), ledger.time)
+        self.work = Work(
+            held,
+            shards,
+            ledger.bucket,
+            ledger.group.signer(self.me),
+            ledger.time,
+            lambda round, key: ledger.payload_key(round, ledger.me, key),
+        )
         self.pulse = Pulse(ledger, name, spec.cluster.beat_seconds, process)
         self.presence = Presence(spec.cluster)
         self.patience = Patience(ledger.time, spec.cluster.beat_seconds)
         self.checkpoints = Checkpoints(MemberShelf(self))
+        self.log = RecordLog(held.store.folder / "records", ledger.run, ledger.group, spec.cluster.keep_rounds)
+        self.upkeep = Upkeep(spec, held, ledger, self.log)
         self.records: list[Record] = []
         """The last ones: what steps take."""
         self.sending = 0.0
@@ -67,7 +74,8 @@ class Member:
         self._trained_at: float | None = None
         self.skipped, self.claimed = -1, (-1, Digest(b""))
         """The last round to which we send nothing; and what we have claimed, since our start."""
-        self.vain = 0
+        self.lacking = (-1, 0.0)
+        """The round of which we lack something, and since when."""
         self.doubles = set[tuple[str, int]]()
         """Beats of ours that this process has not written."""
         self.astray, self.astray_in = 0, -1
@@ -81,9 +89,11 @@ class Member:
         try:
             while not self._patiently(self.begin):
                 pass
+            self.upkeep.start()
             while True:
                 self._patiently(self.take_part)
         finally:
+            self.upkeep.end()
             self.pulse.leave()
 
     def begin(self) -> None:
@@ -93,7 +103,7 @@ class Member:
         latest = [self.ledger.record(number) for number in range(max(0, round - ROUNDS), round)]
         self.records = [record for record in latest if record is not None]
         try:
-            self.ledger.part(self.me).abort_unfinished("", timeout_seconds=CALL_SECONDS)
+            self.ledger.abort_unfinished(round)
         except StorageError as fault:
             logger.warning("unfinished uploads of an earlier start may stay in the bucket: {fault}", fault=str(fault))
         self.held.events.emit("joined", round)
@@ -112,6 +122,8 @@ class Member:
             self.checkpoints.look()
         except Elsewhere as fault:
             self.start_over(str(fault))
+        except Lacking as fault:
+            self.ask(fault)
 
     def play(self, round: int, others: "Others") -> None:
         """Our own part of a round. What was sealed before a crash is sent as it is, and what was claimed stays."""
@@ -215,6 +227,8 @@ class Member:
                 claims = self.ledger.claims(round)
                 others.fetch(claims)
                 self.look_at_beats()
+                if self.presence.furthest() > round:
+                    self.require_record(round)
                 stands = closing(claims, self.presence.living())
                 passed, looked = min(self.time.now() - looked, longest), self.time.now()
                 enough_for = enough_for + passed if stands.enough else 0.0
@@ -230,6 +244,8 @@ class Member:
                         waiting=len(stands.waiting),
                     )
                 self.patience.answered()
+            except Lacking:
+                raise
             except StorageError as fault:
                 self.patience.failed(fault)
                 looked = self.time.now()
@@ -247,6 +263,12 @@ class Member:
                     "the file `member` in the run's folder of its --home: it then takes part as a new member"
                 )
         self.presence.look(beats, self.time.now())
+        self.upkeep.living = frozenset(self.presence.living())
+
+    def require_record(self, round: int) -> None:
+        """Raises Lacking where the store does not show a record from which others have gone on."""
+        if self.ledger.record(round) is None:
+            raise Lacking(round, [GROUP], f"the store has lost the record of round {round}")
 
     def create(self, round: int, claims: dict[PeerId, Claim], without: frozenset[PeerId]) -> bool:
         """Close the round with what these claims make, and take away the beats of those that are gone for good. False
@@ -256,6 +278,8 @@ class Member:
             raise Elsewhere("nobody's claim goes on from the link that we hold")
         if digest_of(record.theta) != self.held.claim[0]:
             raise Elsewhere(f"most of the claims of round {round} name another theta")
+        if self.ledger.record(round + 1) is not None:
+            self.require_record(round)
         ours = self.ledger.create(round, record)
         self.held.events.emit("closed", round, ours=ours, waited_for=[member.hex() for member in sorted(without)])
         for member in self.presence.gone():
@@ -269,13 +293,14 @@ class Member:
         selection = record.selection(self.ledger.run, round)
         if (selection.theta, selection.previous) != pair:
             raise Elsewhere(f"the record of round {round} is of another state than ours")
+        self.log.keep(round, record)
         contributing = [update.peer for update in record.updates]
         mine = None if self.me in contributing else held.own_update(round)
         held.lay_out_own(self.me, round)
         with held.timeline.begin("download") as download:
             sealed = self.gather(round, record)
         with held.timeline.begin("apply") as apply:
-            shown = {update.peer: self._key(update.envelope, update.key) for update in record.updates}
+            shown = {update.peer: self.ledger.key_of(update) for update in record.updates}
             opened = open_pinned(self.spec, round, selection.contributing, sealed, shown, self.time)
             held.apply(round, self.spec, Agreed(pair, selection, 0), opened)
         if mine is not None:
@@ -306,33 +331,36 @@ class Member:
     def gather(self, round: int, record: Record) -> dict[PeerId, Data]:
         """The sealed objects that the record names: all of them, or Lacking is raised."""
         pairs = record.selection(self.ledger.run, round).contributing
-        seconds = len(pairs) * self.seconds_to_send()
-        cache = self.held.cache
-        found = fetch_pinned(self.spec, self.ledger.run, round, pairs, self.ledger, seconds, cache, self.time)
+        seconds, cache = len(pairs) * self.seconds_to_send(), self.held.cache
+        sources = self.ledger.payloads({update.peer: update for update in record.updates})
+        found = fetch_pinned(self.spec, self.ledger.run, round, pairs, sources, seconds, cache, self.time)
         lacking = [peer for peer, data in found.items() if isinstance(data, Fault)]
         if lacking:
             raise Lacking(round, lacking, f"round {round}: {len(lacking)} of {len(pairs)} payloads are not to be had")
         return {peer: data for peer, data in found.items() if not isinstance(data, Fault)}
 
-    def _key(self, envelope: str, wrapped: str) -> bytes:
-        return self.ledger.group.wrap(bytes.fromhex(wrapped), digest_of(envelope))
-
     # --- coming back -------------------------------------------------------------------------------------------
 
     def rejoin(self) -> None:
-        """Stand where the run stands: apply all records that there are, or begin from a checkpoint where those are too
-        many, or their payloads gone. Raises Elsewhere."""
+        """Stand where the run stands: apply all records that there are. Raises Elsewhere, Lacking."""
         held = self.held
         while (record := self.ledger.record(held.saved.round)) is not None:
             self.pulse.phase = "join"
-            try:
-                self.apply(held.saved.round, record)
-                self.vain = 0
-            except Lacking:
-                self.vain += 1
-                if self.vain < LOST_ROUNDS or not from_checkpoint(self.ledger, held, held.saved.round):
-                    raise
+            self.apply(held.saved.round, record)
+            self.upkeep.have()
         self.pulse.round = held.saved.round
+
+    def ask(self, fault: Lacking) -> None:
+        """Ask other members for what the bucket has lost; begin from a checkpoint where that takes too long. Raises
+        what it was given while there is none."""
+        if self.lacking[0] != fault.round:
+            self.lacking = fault.round, self.time.now()
+        self.pulse.phase = "join"
+        self.upkeep.ask(fault.round, fault.peers)
+        patience = LOST_SILENCES * self.spec.cluster.silent_seconds
+        if self.time.now() < self.lacking[1] + patience or not from_checkpoint(self.ledger, self.held, fault.round):
+            raise fault
+        self.lacking = -1, 0.0
 
     def start_over(self, why: str) -> None:
         """Our theta is not the run's: take a checkpoint, whatever we hold. Where that leads to the same theta again,
@@ -363,139 +391,3 @@ class Member:
             return False
         self.patience.answered()
         return True
-
-
-class Others:
-    """What the other members of a round do: their payloads are fetched as they come. Looked at in a thread of its own
-    while we train and send, and by `Member.close` after that."""
-
-    def __init__(self, member: Member, round: int) -> None:
-        self._member, self._round = member, round
-        self._due = self._left = False
-        self._looked = 0.0
-        self._changed = member.time.condition()
-        self._fetching: list[Collection] = []
-        self._wanted = set[PeerId]()
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Look at them beside what is done inside."""
-        task = self._member.time.start(self._watch, "others")
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._left = True
-                self._changed.notify_all()
-            task.join()
-
-    def due(self) -> bool:
-        """Whether we have to end our inner steps: the round is closed, or most have claimed and wait for us. Never
-        waits."""
-        return self._due
-
-    def fetch(self, claims: Mapping[PeerId, Claim]) -> None:
-        """Begin to fetch what has been claimed since the last call, and goes on from where we stand."""
-        member, link = self._member, self._member.held.saved.link.hex()
-        new = [peer for peer, claim in claims.items() if peer not in self._wanted and claim.previous == link]
-        self._wanted |= set(new)
-        wanted = [
-            Wanted(
-                peer,
-                member.ledger.payload(member.ledger.run, self._round, peer),
-                member.spec.object_bytes,
-                matches(digest_of(claims[peer].envelope)),
-            )
-            for peer in new
-            if peer != member.me
-        ]
-        if not wanted:
-            return
-        until = member.time.now() + member.seconds_to_send()
-        collection = Collection(
-            wanted,
-            seconds_left=lambda: max(0.0, until - member.time.now()),
-            max_threads=len(wanted),
-            cache=member.held.cache,
-            time=member.time,
-        )
-        self._fetching.append(collection.start())
-
-    def wait(self) -> None:
-        """Until what was begun to be fetched is here, or nobody gives it."""
-        for collection in self._fetching:
-            collection.outcome()
-
-    def stop(self) -> None:
-        """Nothing more of this round is wanted."""
-        for collection in self._fetching:
-            collection.stop()
-
-    def _watch(self) -> None:
-        member = self._member
-        with suppress(StorageError):
-            if (old := self._round - member.spec.cluster.keep_rounds) >= 0:
-                member.ledger.forget(old)
-        while not (self._left or self._due):
-            with suppress(StorageError):
-                self._look()
-            with self._changed:
-                if not self._left:
-                    self._changed.wait(member.spec.cluster.beat_seconds)
-
-    def _look(self) -> None:
-        member = self._member
-        claims, rules = member.ledger.claims(self._round), member.spec.cluster
-        if not claims:
-            # Whoever has died while all train is known to be dead by the time at which the round could end.
-            late = ENDING * member.pulse.step >= (ENDING - 1) * member.spec.inner.steps
-            if late and member.time.now() >= self._looked + rules.silent_seconds / 2:
-                self._look_at_beats()
-            return
-        if member.ledger.record(self._round) is not None:
-            self._due = True
-            return
-        self.fetch(claims)
-        self._look_at_beats()
-        stands = closing(claims, member.presence.living())
-        self._due = stands.enough or stands.waiting == {member.me}
-
-    def _look_at_beats(self) -> None:
-        self._looked = self._member.time.now()
-        self._member.presence.look(self._member.ledger.beats(), self._looked)
-
-
-class MemberShelf:
-    """A member's part of the bucket, for its checkpoints. One member puts one up, drawn from its link; the next in that
-    order does where nobody shows it a round later."""
-
-    kept = 1
-
-    def __init__(self, member: Member) -> None:
-        self._member = member
-        ledger = member.ledger
-        self.held, self.run, self.time = member.held, ledger.run, ledger.time
-        self.bucket: RangedBucket = ledger.part(member.me)
-        self.signer, self.verify = ledger.group.signer(member.me), ledger.group.verify
-
-    def may_show(self) -> bool:
-        return True  # whoever stands elsewhere has not applied the last record
-
-    def is_due(self, snapshot: Snapshot) -> bool:
-        member = self._member
-        order = turns(snapshot.link, sorted({*member.presence.living(), member.me}))
-        place = order.index(member.me)
-        if not place or self.held.saved.round < snapshot.round + place:
-            return not place
-        return not any(checkpoint.link == snapshot.link for _, checkpoint in shown_by_members(member.ledger))
-
-    def document_seconds(self) -> float:
-        return CALL_SECONDS
-
-    def state_seconds(self) -> float:
-        return CALL_SECONDS + 4 * self.held.first.layout.num_parameters / SLOWEST_BYTES
-
-
-def turns(link: Digest, members: Sequence[PeerId]) -> list[PeerId]:
-    """The members in the order in which they put up the state at this link."""
-    return Draw("checkpoint", link).sample(members, len(members))

@@ -32,6 +32,8 @@ from training.loader import sequences
 from training.meter import Reading
 from training.shards import Shards
 
+PayloadKey = Callable[[int, bytes], str]
+"""Where the object of a round that this sealing key opens comes to lie in the bucket."""
 SecondsLeft = Callable[[], float]
 """Until what is being sent could not count any more. May raise: where nobody answers."""
 
@@ -50,10 +52,21 @@ class _Ahead:
 
 
 class Work:
-    """What one node trains and sends. `bucket`: where others look for it; `signer`: who it is there."""
+    """What one node trains and sends. `bucket`: where others look for it, under `payload_key`; `signer`: who it is
+    there."""
 
-    def __init__(self, held: Held, shards: Shards, bucket: RangedBucket, signer: Signer, time: Time) -> None:
+    def __init__(
+        self,
+        held: Held,
+        shards: Shards,
+        bucket: RangedBucket,
+        signer: Signer,
+        time: Time,
+        payload_key: PayloadKey | None = None,
+    ) -> None:
+        """payload_key: None in a bucket of our own, where a round has one object."""
         self.held, self.shards, self.bucket, self.signer, self.time = held, shards, bucket, signer, time
+        self._key = payload_key or (lambda round, key: keys.payload(held.run_id, round))
         self.claims: dict[str, Any] = {}
         """What was measured in the last training: its inner steps took .."""
         self.steps, self.seconds = 0, 0.0
@@ -114,7 +127,7 @@ class Work:
         with held.timeline.begin("seal"):
             plaintext = memoryview(wire.encode(held.replica.digest(), update))
             sealing = Sealing(plaintext, run=held.run_id, round=round, signer=self.signer)
-            upload = self._begin_upload(round, sealing.object, left)
+            upload = self._begin_upload(self._key(round, sealing.key), sealing.object, left)
 
             def add(section: int) -> None:
                 end = sealing.add(section)
@@ -143,7 +156,7 @@ class Work:
         with phase:
             if not self._finish_upload(round, deadline):
                 data = self.held.store.read(sealed.object)
-                key, deadline = keys.payload(self.held.run_id, round), max(1.0, left())
+                key, deadline = self._key(round, sealed.key), max(1.0, left())
                 publish(self.bucket, key, data, timeout_seconds=deadline, time=self.time)
         self.held.events.emit(
             "published",
@@ -163,7 +176,7 @@ class Work:
             ahead.upload.abandon()
             ahead.phase.end()
 
-    def _begin_upload(self, round: int, data: bytearray, left: SecondsLeft) -> Upload | None:
+    def _begin_upload(self, key: str, data: bytearray, left: SecondsLeft) -> Upload | None:
         """Begin to upload an object in the making; None where that gains nothing or cannot be."""
         self.abandon_upload()
         try:
@@ -172,7 +185,6 @@ class Work:
             return None  # not a reason to lose work that is not saved yet
         if not goes_ahead(self.bucket, len(data)) or deadline <= 0:
             return None
-        key = keys.payload(self.held.run_id, round)
         upload = Upload(self.bucket, key, data, timeout_seconds=deadline, time=self.time)
         self._ahead = _Ahead(upload, self.held.timeline.begin("upload"))
         return upload

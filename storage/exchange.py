@@ -34,11 +34,12 @@ Data = bytes | memoryview
 @dataclass(frozen=True, slots=True)
 class Source:
     """A place that may have the object. `open` may raise ConfigError or StorageError: the pointer is a stranger's.
-    `endpoint`: its server's URL, where it has one."""
+    `endpoint`: its server's URL, where it has one. `kept_as`: what it is called on a shelf, where not by its key."""
 
     open: Callable[[], RangedBucket]
     key: str
     endpoint: str = ""
+    kept_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class Shelf:
     only: bool = False
 
     def place(self, item: Wanted, source: Source) -> Path:
-        return cached(self.folder, item.peer, source.key)
+        return cached(self.folder, item.peer, source.kept_as or source.key)
 
     def has(self, item: Wanted) -> bool:
         return any(self.place(item, source).exists() for source in item.sources)

@@ -1,0 +1,120 @@
+"""What the other members of a cluster do in a round, looked at beside one's own part of it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from cluster.closing import closing
+from protocol.cluster import Claim, digest_of
+from protocol.errors import StorageError
+from protocol.types import PeerId
+from storage.collect import Collection
+from storage.exchange import Wanted
+from storage.seal import matches
+
+if TYPE_CHECKING:
+    from rounds.member import Member
+
+ENDING = 4
+"""In the last one of so many parts of our inner steps we look at who lives, though nobody has claimed yet."""
+
+
+class Others:
+    """What the other members of a round do: their payloads are fetched as they come. Looked at in a thread of its own
+    while we train and send, and by `Member.close` after that."""
+
+    def __init__(self, member: "Member", round: int) -> None:
+        self._member, self._round = member, round
+        self._due = self._left = False
+        self._looked = 0.0
+        self._changed = member.time.condition()
+        self._fetching: list[Collection] = []
+        self._wanted = set[PeerId]()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look at them beside what is done inside."""
+        task = self._member.time.start(self._watch, "others")
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._left = True
+                self._changed.notify_all()
+            task.join()
+
+    def due(self) -> bool:
+        """Whether we have to end our inner steps: the round is closed, or most have claimed and wait for us. Never
+        waits."""
+        return self._due
+
+    def fetch(self, claims: Mapping[PeerId, Claim]) -> None:
+        """Begin to fetch what has been claimed since the last call, and goes on from where we stand."""
+        member, link = self._member, self._member.held.saved.link.hex()
+        new = [peer for peer, claim in claims.items() if peer not in self._wanted and claim.previous == link]
+        self._wanted |= set(new)
+        sources = member.ledger.payloads(claims)
+        wanted = [
+            Wanted(
+                peer,
+                sources.payload(member.ledger.run, self._round, peer),
+                member.spec.object_bytes,
+                matches(digest_of(claims[peer].envelope)),
+            )
+            for peer in new
+            if peer != member.me
+        ]
+        if not wanted:
+            return
+        until = member.time.now() + member.seconds_to_send()
+        collection = Collection(
+            wanted,
+            seconds_left=lambda: max(0.0, until - member.time.now()),
+            max_threads=len(wanted),
+            cache=member.held.cache,
+            time=member.time,
+        )
+        self._fetching.append(collection.start())
+
+    def wait(self) -> None:
+        """Until what was begun to be fetched is here, or nobody gives it."""
+        for collection in self._fetching:
+            collection.outcome()
+
+    def stop(self) -> None:
+        """Nothing more of this round is wanted."""
+        for collection in self._fetching:
+            collection.stop()
+
+    def _watch(self) -> None:
+        member = self._member
+        while not (self._left or self._due):
+            with suppress(StorageError):
+                self._look()
+            with self._changed:
+                if not self._left:
+                    self._changed.wait(member.spec.cluster.beat_seconds)
+
+    def _look(self) -> None:
+        member = self._member
+        claims, rules = member.ledger.claims(self._round), member.spec.cluster
+        if not claims:
+            # Whoever has died while all train is known to be dead by the time at which the round could end.
+            late = ENDING * member.pulse.step >= (ENDING - 1) * member.spec.inner.steps
+            if late and member.time.now() >= self._looked + rules.silent_seconds / 2:
+                self._look_at_beats()
+            return
+        if member.ledger.record(self._round) is not None:
+            self._due = True
+            return
+        self.fetch(claims)
+        self._look_at_beats()
+        stands = closing(claims, member.presence.living())
+        self._due = self._due or stands.enough or stands.waiting == {member.me}
+
+    def _look_at_beats(self) -> None:
+        member = self._member
+        self._looked = member.time.now()
+        member.presence.look(member.ledger.beats(), self._looked)
+        # Somebody has gone on from this round: its record was lost.
+        self._due = self._due or member.presence.furthest() > self._round

@@ -1,0 +1,115 @@
+"""A member's part in the upkeep of its cluster's bucket, beside its rounds: it puts back from its disk what the bucket
+has lost, and removes what nobody needs any more.
+
+A payload has one key for ever (protocol/keys.py), so any member that holds it puts back the identical bytes; readers
+check them by digest. A record is created where there is none, so nobody can replace one.
+"""
+
+from collections.abc import Collection
+from contextlib import suppress
+from hashlib import sha256
+
+from loguru import logger
+
+from cluster.turns import turns
+from node.held import Held
+from node.ledger import Ledger
+from node.recordlog import RecordLog
+from node.rejoin import SLOWEST_BYTES
+from node.wanted import Place
+from protocol.cluster import GROUP, ClusterSpec, digest_of
+from protocol.errors import StorageError
+from protocol.types import Digest, PeerId
+
+AGAIN_LOOKS = 3
+"""What was put back and is asked for still is put back again after so many looks."""
+
+
+class Upkeep:
+    """What one member does for all. `living`: who lives, set by whoever plays its rounds."""
+
+    def __init__(self, spec: ClusterSpec, held: Held, ledger: Ledger, records: RecordLog) -> None:
+        self._spec, self._held, self._ledger, self._records = spec, held, ledger, records
+        self.living = frozenset[PeerId]()
+        self._ended = False
+        self._wants: frozenset[Place] | None = None
+        """What we have said to lack; None where that is of an earlier start."""
+        self._looks: dict[Place, int] = {}
+        """How often in a row it was asked for."""
+        self._cleared = -1
+        """The last round in which we have looked at what is old."""
+
+    def start(self) -> None:
+        """From now on, until `end`."""
+        self._ledger.time.start(self._go_on, "upkeep")
+
+    def end(self) -> None:
+        self._ended = True
+
+    def ask(self, round: int, peers: Collection[PeerId]) -> None:
+        """Say that we lack what these members sent in the round, or its record (GROUP). Raises StorageError."""
+        wants = frozenset((round, peer) for peer in peers)
+        if wants != self._wants:
+            logger.info(
+                "round {round}: the bucket does not have {count} of its objects: asking other members for them",
+                round=round,
+                count=len(wants),
+            )
+            self._ledger.want(wants)
+            self._wants = wants
+
+    def have(self) -> None:
+        """We have all that we lacked. Raises StorageError."""
+        if self._wants != frozenset():
+            self._ledger.want(())
+            self._wants = frozenset()
+
+    def _go_on(self) -> None:
+        while not self._ended:
+            with suppress(StorageError):  # whoever needs the store tells that it is down
+                self._answer()
+                self._clear()
+            self._ledger.time.sleep(self._spec.cluster.silent_seconds)
+
+    # --- what others lack --------------------------------------------------------------------------------------
+
+    def _answer(self) -> None:
+        """Put back what somebody lacks and we hold, one member after the other, in an order drawn for each object."""
+        asked = {place for places in self._ledger.wanted().values() for place in places}
+        self._looks = {place: self._looks.get(place, 0) + 1 for place in asked}
+        for place, looks in sorted(self._looks.items()):
+            drawn = Digest(sha256(place[0].to_bytes(4, "little") + place[1]).digest())
+            if looks > self._order(drawn, "repair").index(self._ledger.me) and self._put_back(*place):
+                self._looks[place] = -AGAIN_LOOKS
+
+    def _put_back(self, round: int, peer: PeerId) -> bool:
+        """Whether we could."""
+        record = self._records.find(round)
+        if peer == GROUP:
+            return record is not None and self._ledger.create(round, record)
+        record = record or self._ledger.record(round)
+        claims = {update.peer: update for update in record.updates} if record is not None else {}
+        if peer not in claims:
+            return False
+        file = self._held.sealed_file(round, peer, digest_of(claims[peer].envelope))
+        if file is None:
+            return False
+        key = self._ledger.payload_key(round, peer, self._ledger.key_of(claims[peer]))
+        seconds = self._spec.cluster.silent_seconds + self._spec.object_bytes / SLOWEST_BYTES
+        self._ledger.bucket.put(key, file, timeout_seconds=seconds)
+        logger.info("round {round}: what {peer} sent is put back", round=round, peer=peer.hex()[:8])
+        return True
+
+    # --- what nobody needs -------------------------------------------------------------------------------------
+
+    def _clear(self) -> None:
+        """Once a round, by the one member that is drawn for it, or by that of the next round."""
+        saved, keep = self._held.saved, self._spec.cluster.keep_rounds
+        if saved.round <= max(self._cleared, keep):
+            return
+        if self._order(saved.link, "clear")[0] == self._ledger.me:
+            self._ledger.forget(saved.round - keep)
+        self._cleared = saved.round
+
+    def _order(self, link: Digest, what: str) -> list[PeerId]:
+        return turns(link, what, {*self.living, self._ledger.me})
