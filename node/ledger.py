@@ -12,6 +12,8 @@ from typing import TypeVar
 from loguru import logger
 
 from node.beside import beside
+from node.checkpoints import DOCUMENT_MAX_BYTES as DOCUMENT_BYTES
+from node.checkpoints import Shown, parse_shown
 from node.group import Group
 from node.payloads import PayloadSources
 from node.wanted import DOCUMENT_MAX_BYTES, Place, encode_wanted, parse_wanted
@@ -52,14 +54,10 @@ class Ledger:
 
     def __init__(self, bucket: RangedBucket, run: Digest, group: Group, me: PeerId, time: Time) -> None:
         self.bucket, self.run, self.group, self.me, self.time = bucket, run, group, me, time
+        self.states = PrefixedBucket(bucket, keys.states(run))
+        """The files of all checkpoints."""
         self._claims: dict[tuple[int, PeerId], Claim] = {}
         self._strange: set[str] = set()
-
-    # --- parts -------------------------------------------------------------------------------------------------
-
-    def part(self, member: PeerId) -> PrefixedBucket:
-        """What a member has put up."""
-        return PrefixedBucket(self.bucket, keys.member(self.run, member))
 
     # --- payloads ----------------------------------------------------------------------------------------------
 
@@ -166,6 +164,22 @@ class Ledger:
                 self.bucket.delete(key, timeout_seconds=CALL_SECONDS)
         for round in rounds:
             self.bucket.abort_unfinished(keys.payload(self.run, round), timeout_seconds=CALL_SECONDS)
+
+    # --- checkpoints -------------------------------------------------------------------------------------------
+
+    def shown(self) -> dict[PeerId, Shown]:
+        """What each member shows of its checkpoints. Raises StorageError where one cannot be read: that there is none
+        must be known."""
+        prefix, found = keys.members_checkpoints(self.run), dict[PeerId, Shown]()
+        for member in self._listed(prefix):
+            shown = self._read(
+                prefix + member.hex(),
+                DOCUMENT_BYTES,
+                lambda data, member=member: parse_shown(data, self.run, member, self.group.verify),
+            )
+            if shown is not None:
+                found[member] = shown
+        return found
 
     # --- beats -------------------------------------------------------------------------------------------------
 

@@ -4,19 +4,18 @@ A checkpoint is taken where its link is that of the record before its round, and
 names; the records since then are applied as in any round.
 """
 
-from contextlib import suppress
+from collections.abc import Mapping
 
 from loguru import logger
 
 from gauntlet.agreement import Tip
-from node.checkpoints import DOCUMENT_MAX_BYTES, Checkpoint, parse_shown
+from node.checkpoints import Checkpoint, Shown
 from node.held import Held
-from node.ledger import CALL_SECONDS, Ledger
+from node.ledger import Ledger
 from node.run import blob_fetcher
 from node.state import Snapshot
-from protocol import keys
 from protocol.cluster import digest_of
-from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, ObjectMissing, OutOfSync, StorageError
+from protocol.errors import CheckpointCorrupt, ConfigError, OutOfSync, StorageError
 from protocol.messages import first_link, link_of
 from protocol.types import Digest, PeerId
 from storage.s3 import RangedBucket
@@ -53,11 +52,11 @@ def _load_genesis(ledger: Ledger, held: Held) -> None:
 def from_checkpoint(ledger: Ledger, held: Held, later_than: int) -> bool:
     """Stand at the newest checkpoint of a round after this one, whoever shows it; whether there was one. Our own state
     stays where none can be had. Raises StorageError."""
-    for member, found in shown_by_members(ledger):
+    for member, found in newest_shown(ledger.shown()):
         if found.round <= later_than or found.link != link_before(ledger, found.round):
             continue
         try:
-            _stand_at(ledger, held, member, found)
+            _stand_at(ledger, held, found)
         except (StorageError, CheckpointCorrupt, OutOfSync) as fault:
             told = "the checkpoint of round {round} that {member} shows is of no use: {fault}"
             logger.warning(told, round=found.round, member=member.hex()[:8], fault=str(fault))
@@ -70,16 +69,9 @@ def from_checkpoint(ledger: Ledger, held: Held, later_than: int) -> bool:
     return False
 
 
-def shown_by_members(ledger: Ledger) -> list[tuple[PeerId, Checkpoint]]:
-    """Every checkpoint that a member shows, the newest first. Raises StorageError: that none is shown must be known."""
-    found = list[tuple[PeerId, Checkpoint]]()
-    for member in ledger.members():
-        with suppress(ObjectMissing, InvalidMessage):
-            data = ledger.part(member).get(
-                keys.checkpoints(ledger.run), max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=CALL_SECONDS
-            )
-            shown = parse_shown(data, ledger.run, member, ledger.group.verify)
-            found += [(member, checkpoint) for checkpoint in shown.checkpoints]
+def newest_shown(shown: Mapping[PeerId, Shown]) -> list[tuple[PeerId, Checkpoint]]:
+    """Every checkpoint that a member shows, the newest first."""
+    found = [(member, checkpoint) for member, one in shown.items() for checkpoint in one.checkpoints]
     return sorted(found, key=lambda one: (-one[1].round, one[0]))
 
 
@@ -91,9 +83,9 @@ def link_before(ledger: Ledger, round: int) -> Digest | None:
     return link_of(record.selection(ledger.run, round - 1)) if record is not None else None
 
 
-def _stand_at(ledger: Ledger, held: Held, member: PeerId, found: Checkpoint) -> None:
+def _stand_at(ledger: Ledger, held: Held, found: Checkpoint) -> None:
     """Raises StorageError, CheckpointCorrupt, or OutOfSync for another theta than the record of its round names."""
-    fetch = _fetcher(ledger.part(member))
+    fetch = _fetcher(ledger.states)
     held.load_consensus(Snapshot(found.round, found.link, found.state), fetch)
     record = ledger.record(found.round)
     if record is not None and digest_of(record.theta) != held.replica.digest():

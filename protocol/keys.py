@@ -72,9 +72,14 @@ def checkpoints(run: Digest) -> str:
     return f"{_run(run)}/checkpoints"
 
 
-def member(run: Digest, member: PeerId) -> str:
-    """What the keys of a member's own objects begin with, in the bucket that a cluster shares."""
-    return f"{_run(run)}/member/{member.hex()}/"
+def members_checkpoints(run: Digest) -> str:
+    """What the keys of members' documents of their checkpoints begin with, in the bucket that a cluster shares."""
+    return f"{_run(run)}/checkpoints/"
+
+
+def states(run: Digest) -> str:
+    """What the keys of the files of all checkpoints begin with, there: one that two members put up is one object."""
+    return f"{_run(run)}/state/"
 
 
 def group(run: Digest) -> str:

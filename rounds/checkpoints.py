@@ -3,7 +3,7 @@ section 8). What others make of them: node/checkpoints.py, node/catchup.py.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from shutil import copyfile, rmtree
@@ -43,6 +43,10 @@ class Shelf(Protocol):
     held: Held
     run: Digest
     bucket: RangedBucket
+    document_key: str
+    """Of the document that says what we show, in `bucket`."""
+    files: RangedBucket
+    """Where the files of the states lie, as blobs."""
     signer: Signer
     verify: Verify
     time: Time
@@ -55,6 +59,14 @@ class Shelf(Protocol):
 
     def is_due(self, snapshot: Snapshot) -> bool:
         """Whether it is our turn to put this one up. Raises ChainError, StorageError."""
+        ...
+
+    def left_over(self, loose: Collection[Digest]) -> Collection[Digest]:
+        """Of what our document calls loose after a start: what we still have to look after."""
+        ...
+
+    def unneeded(self, loose: Collection[Digest]) -> Collection[Digest]:
+        """What is to be deleted now that our new document is up. loose: what ours named before and does no more."""
         ...
 
     def document_seconds(self) -> float:
@@ -76,6 +88,7 @@ class ValidatorShelf:
         self._node = node
         self.held, self.run, self.time = node.held, node.run.id, node.time
         self.bucket, self.signer, self.verify = node.doors.bucket, node.doors.signer, node.doors.verify
+        self.files, self.document_key = self.bucket, keys.checkpoints(node.run.id)
 
     def may_show(self) -> bool:
         return self._node.at_tip
@@ -85,6 +98,12 @@ class ValidatorShelf:
         place = validators.index(self._node.me) if self._node.me in validators else 0
         every = self._node.run.first.checkpoint_rounds
         return self.held.saved.round >= snapshot.round + place * every // max(1, len(validators))
+
+    def left_over(self, loose: Collection[Digest]) -> Collection[Digest]:
+        return loose  # nobody else deletes it
+
+    def unneeded(self, loose: Collection[Digest]) -> Collection[Digest]:
+        return loose
 
     def document_seconds(self) -> float:
         return self._node.transfer_seconds(1)
@@ -196,10 +215,9 @@ class Checkpoints:
         """What we showed before this start."""
         shelf = self.shelf
         try:
-            raw = shelf.bucket.get(
-                keys.checkpoints(shelf.run), max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=FETCH_SECONDS
-            )
-            self.shown = parse_shown(raw, shelf.run, shelf.signer.peer, shelf.verify)
+            raw = shelf.bucket.get(shelf.document_key, max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=FETCH_SECONDS)
+            shown = parse_shown(raw, shelf.run, shelf.signer.peer, shelf.verify)
+            self.shown = replace(shown, loose=tuple(shelf.left_over(shown.loose)))
         except (ObjectMissing, InvalidMessage):
             self.shown = Shown()
 
@@ -209,7 +227,7 @@ class Checkpoints:
         pinned, shown = self._pinned, self.shown
         assert pinned is not None
         assert shown is not None
-        time, bucket = self.shelf.time, self.shelf.bucket
+        time, bucket = self.shelf.time, self.shelf.files
         began = time.now()
         until = began + self.shelf.state_seconds()
         named = {file for entry in shown.checkpoints for file in entry.files}
@@ -233,14 +251,14 @@ class Checkpoints:
         )
         self._pinned = None
         rmtree(self.folder, ignore_errors=True)
-        for file in loose:
+        for file in self.shelf.unneeded(loose):
             bucket.delete(keys.blob(file), timeout_seconds=FETCH_SECONDS)
         self.shown = replace(new, loose=())
 
     def _show(self, shown: Shown) -> None:
         shelf = self.shelf
         document, seconds = encode_shown(shown, shelf.run, shelf.signer), shelf.document_seconds()
-        publish(shelf.bucket, keys.checkpoints(shelf.run), document, timeout_seconds=seconds, time=shelf.time)
+        publish(shelf.bucket, shelf.document_key, document, timeout_seconds=seconds, time=shelf.time)
         self.shown = shown
 
 

@@ -8,7 +8,7 @@ from protocol import keys
 from protocol.cluster import parse_claim
 from protocol.types import PeerId
 from simulation.cluster import BUCKET, SECRET, Group, Machine
-from simulation.store import Objects
+from simulation.store import Call, Objects
 from storage.seal import matches
 from tests.simulation.test_cluster import Watched, assert_one_history, has_records
 
@@ -104,3 +104,84 @@ def test_a_record_that_the_store_has_lost_comes_from_a_members_disk(watched: Wat
     assert_one_history(watched)
     assert not caught_up(watched, late)
     assert late.id.hex() in {update.member for update in watched.records()[8].updates}
+
+
+# --- checkpoints -------------------------------------------------------------------------------------------------
+
+
+def files_of_states(watched: Watched) -> list[str]:
+    return [key for key in objects_of(watched) if "blob/" in key and not key.startswith("blob/")]
+
+
+def uploads(watched: Watched) -> dict[str, list[str]]:
+    """Who has sent the files of checkpoints, by key, from now on."""
+    found: dict[str, list[str]] = {}
+    serve = watched.cluster.store.before
+
+    def before(call: Call) -> None:
+        if call.verb == "put" and "blob/" in call.key:
+            found.setdefault(call.key, []).append(call.reader)
+        serve(call)
+
+    watched.cluster.store.before = before
+    return found
+
+
+def test_members_put_up_a_state_once_and_the_newest_two_stay(watched: Watched) -> None:
+    sent = uploads(watched)
+    watched.cluster.begin()
+    watched.play(has_records(watched, 24), hours=20)
+    watched.cluster.close()
+    assert len(sent) >= 2 * 5
+    assert all(len(senders) == 1 for senders in sent.values())
+    assert len({sender for senders in sent.values() for sender in senders}) > 1
+    assert 2 * 2 <= len(files_of_states(watched)) <= 2 * 3
+
+
+def test_the_next_in_order_puts_up_a_state_whose_first_one_dies_at_it_and_sends_no_file_twice(
+    watched: Watched,
+) -> None:
+    cluster, sent, dead = watched.cluster, uploads(watched), list[str]()
+    serve = cluster.store.before
+
+    def before(call: Call) -> None:
+        serve(call)
+        if call.verb == "put" and "blob/" in call.key and len(sent) == 2 and not dead:
+            dead.append(call.reader)
+            machine = next(machine for machine in cluster.machines if machine.name == call.reader)
+            watched.witness.fault("away", machine, 1e9)
+            cluster.kill(machine)
+
+    cluster.store.before = before
+    cluster.begin()
+    watched.play(has_records(watched, 8))
+    cluster.close()
+    first, second = list(sent)[:2]
+    assert sent[first] == dead
+    assert len(sent[second]) == 2  # the first of which never came to its end
+    assert {first, second} <= set(files_of_states(watched))
+
+
+def test_a_member_that_leaves_for_good_leaves_nothing(watched: Watched) -> None:
+    cluster, gone = watched.cluster, watched.machine(3)
+    cluster.begin()
+    watched.play(has_records(watched, 6))
+    watched.witness.fault("away", gone, 1e9)
+    cluster.kill(gone)
+    watched.play(has_records(watched, 40), hours=30)
+    cluster.close()
+    assert not [key for key in objects_of(watched) if gone.id.hex() in key]
+    assert len(files_of_states(watched)) <= 2 * 3
+
+
+def test_who_comes_new_starts_from_a_checkpoint_whoever_has_put_it_up(watched: Watched) -> None:
+    cluster, new = watched.cluster, watched.machine(3)
+    for machine in cluster.machines[:2]:
+        cluster.start(machine)
+    watched.play(has_records(watched, 30), hours=30)
+    cluster.start(new)
+    watched.play(has_records(watched, 33), hours=3)
+    cluster.close()
+    assert_one_history(watched)
+    assert caught_up(watched, new)
+    assert new.id.hex() in {update.member for update in watched.records()[32].updates}
