@@ -100,8 +100,23 @@ class Held:
             self.events.emit("damaged", found.round, lost=lost)
             self.store.commit(self.saved)
         logger.info("resuming at the start of round {round}", round=self.saved.round)
+        self._settle()
         self.begin_snapshot()
         return True
+
+    def _settle(self) -> None:
+        """Bring the error feedback of the disk to where the saved row stands. It is written beside the rounds, so it
+        may be of before the update that was sealed last. What was sent is then taken out of it, and the rest of that
+        round's training is lost. What belongs back into it goes back, once."""
+        sealed = self.saved.sealed
+        mine = self.own_update(sealed.round) if sealed is not None else None
+        if sealed is None or mine is None:
+            return
+        if self.own.sealed != sealed.object.hex():
+            self.replica.strike(mine)
+            self.own.sealed, self.own.returned = sealed.object.hex(), False
+        if sealed.returned and not self.own.returned:
+            self.give_back(mine)
 
     def restore(self, lost: list[str] | None = None) -> None:
         """Take the saved state again: load the snapshot and replay the log. Where a payload of that is lost, the state
@@ -191,6 +206,7 @@ class Held:
             else replace(self._kept, round=0, consensus=self.consensus, theta=theta, link=link, tip=None)
         )
         self.store.commit(self.saved)
+        self._settle()
 
     @property
     def claim(self) -> Pair:
@@ -227,25 +243,35 @@ class Held:
             return None
         return list(found.opened)
 
-    def apply(self, round: int, spec: TrainingSpec, decision: Agreed, opened: list[Opened]) -> None:
-        """The outer step, unless that is what we expected (or, in a void round, giving our own update back to the error
-        feedback), then save: we stand where the run stands. `spec`: in force in `round`."""
+    def apply(
+        self, round: int, spec: TrainingSpec, decision: Agreed, opened: list[Opened], mine: Update | None = None
+    ) -> None:
+        """The outer step, unless that is what we expected, then save: we stand where the run stands. Our own update
+        goes back into the error feedback in a void round, or where it is given. `spec`: in force in `round`. `mine`:
+        our own update, where the round has an outer step without it."""
         if self.expected_by(round, spec, decision) is None:
             self.take_back()
         if decision.selection is not None and decision.link is not None:
             self.step(round, spec.outer, self.saved.theta, decision.link, opened)
-            self.stand(decision.link, Tip(round + 1, decision.link))
+            self.stand(decision.link, Tip(round + 1, decision.link), **self._returned(mine))
+            if mine is not None:
+                self.give_back(mine)
             return
         self.expected = None
         self.clear_cache()
         mine = self.own_update(round)
-        if mine is not None:
-            self.give_back(mine)
         tip = self.saved.tip
         named = decision.pair[0] if decision.pair is not None else tip.theta if tip is not None else None
-        self.save(round=round + 1, tip=Tip(round + 1, self.saved.link, named))
+        self.save(round=round + 1, tip=Tip(round + 1, self.saved.link, named), **self._returned(mine))
         if mine is not None:
+            self.give_back(mine)
             self.save_own()
+
+    def _returned(self, mine: Update | None) -> dict[str, SealedRound]:
+        """What the row says of our update where it goes back: a process may be killed before it is in the error
+        feedback, or that on the disk."""
+        sealed = self.saved.sealed
+        return {"sealed": replace(sealed, returned=True)} if mine is not None and sealed is not None else {}
 
     def step(self, round: int, outer: OuterSpec, theta: Digest, link: Digest, opened: Sequence[Opened]) -> None:
         """The outer step of `round`, unless it was expected and made, from the state with this theta digest, and what a
@@ -258,19 +284,26 @@ class Held:
         done = Step(round, theta, link, outer.alpha, outer.aggregate, payloads)
         self.consensus = replace(self.consensus, log=(*self.consensus.log, done))
 
-    def stand(self, link: Digest, tip: Tip) -> None:
-        """Save: we hold the theta of the replica, which follows from this link, while the run stands at `tip`."""
+    def stand(self, link: Digest, tip: Tip, **changes: object) -> None:
+        """Save, with these changes: we hold the theta of the replica, which follows from this link, while the run
+        stands at `tip`."""
         if (snapshot := self.snapshots.take()) is not None:
             self.consensus = self.consensus.since(snapshot)
         theta = self.replica.digest()
-        self.save(round=tip.round, consensus=self.consensus, theta=theta, link=link, tip=tip, vain_from=None)
+        self.save(round=tip.round, consensus=self.consensus, theta=theta, link=link, tip=tip, vain_from=None, **changes)
         self.clear_cache()
         self.begin_snapshot()
 
     def give_back(self, mine: Update) -> None:
-        """Our own update of a void round goes back into the error feedback."""
+        """Our own update goes back into the error feedback. The saved row says already that it does."""
         self.own.hold()
         self.replica.give_back(mine)
+        self.own.returned = True
+
+    def save_sealed(self, sealed: SealedRound) -> None:
+        """Commit what was sealed: its update is out of the error feedback in memory."""
+        self.save(sealed=sealed)
+        self.own.sealed, self.own.returned = sealed.object.hex(), False
 
     def own_update(self, round: int) -> Update | None:
         """What we sealed in `round`, opened again from the saved bytes; None where there is nothing. What the disk has

@@ -6,6 +6,7 @@ What the store shows that is no document of this group is nothing: it is told on
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from typing import TypeVar
 
@@ -172,11 +173,8 @@ class Ledger:
         must be known."""
         prefix, found = keys.members_checkpoints(self.run), dict[PeerId, Shown]()
         for member in self._listed(prefix):
-            shown = self._read(
-                prefix + member.hex(),
-                DOCUMENT_BYTES,
-                lambda data, member=member: parse_shown(data, self.run, member, self.group.verify),
-            )
+            parse = partial(parse_shown, run=self.run, peer=member, verify=self.group.verify)
+            shown = self._read(prefix + member.hex(), DOCUMENT_BYTES, parse)
             if shown is not None:
                 found[member] = shown
         return found

@@ -28,6 +28,9 @@ class OwnState:
     def __init__(self, folder: Path, replica: Replica, time: Time) -> None:
         self.folder = folder
         self._replica, self._time = replica, time
+        self.sealed, self.returned = "", False
+        """The sealed object, a file's name, whose update was taken out of the error feedback last; and whether that was
+        given back since. Written with the rest: a restart finds out what the disk lacks (node/held.py)."""
         self._task: Task | None = None
         self._wanted = False
 
@@ -39,7 +42,9 @@ class OwnState:
             return False
         except (OSError, ValueError) as fault:
             raise CheckpointCorrupt(f"{self.folder / _LATEST} cannot be read ({type(fault).__name__})") from None
-        self._replica.load_own(checkpoint.load(self.folder, _digest(text), self._replica.own_shapes()))
+        found = checkpoint.load(self.folder, _digest(text), self._replica.own_shapes())
+        self._replica.load_own(found)
+        self.sealed, self.returned = str(found.facts.get("sealed", "")), found.facts.get("returned") is True
         return True
 
     def forget(self) -> None:
@@ -49,7 +54,8 @@ class OwnState:
     def save(self) -> None:
         """Begin to write what the replica carries now. Returns once the optimizer's tensors are in host memory."""
         self.hold()
-        saved = self._replica.own_state()
+        own = self._replica.own_state()
+        saved = Saved(own.tensors, {**own.facts, "sealed": self.sealed, "returned": self.returned})
         self._wanted = True
         self._task = self._time.start(lambda: self._write(saved), "own state")
 

@@ -5,6 +5,7 @@ names; the records since then are applied as in any round.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from loguru import logger
 
@@ -18,6 +19,7 @@ from protocol.cluster import digest_of
 from protocol.errors import CheckpointCorrupt, ConfigError, OutOfSync, StorageError
 from protocol.messages import first_link, link_of
 from protocol.types import Digest, PeerId
+from sparseloco.update import Update
 from storage.s3 import RangedBucket
 from training.shards import Fetch
 
@@ -90,8 +92,21 @@ def _stand_at(ledger: Ledger, held: Held, found: Checkpoint) -> None:
     record = ledger.record(found.round)
     if record is not None and digest_of(record.theta) != held.replica.digest():
         raise OutOfSync("its theta is another than the run's")
-    held.stand(found.link, Tip(found.round, found.link))
-    held.save(sealed=None)  # it was of another state
+    mine = _left_out(ledger, held)
+    sealed = replace(held.saved.sealed, returned=True) if held.saved.sealed is not None and mine is not None else None
+    held.stand(found.link, Tip(found.round, found.link), sealed=sealed)
+    if mine is not None:
+        held.give_back(mine)
+
+
+def _left_out(ledger: Ledger, held: Held) -> Update | None:
+    """The update that we sealed in the round at whose start we stand, where that has ended without it. None for one
+    that was made from another theta than the run's."""
+    round, theta = held.saved.round, held.saved.theta
+    record = ledger.record(round)
+    if record is None or digest_of(record.theta) != theta or ledger.me in {update.peer for update in record.updates}:
+        return None
+    return held.own_update(round)
 
 
 def _fetcher(bucket: RangedBucket) -> Fetch:

@@ -45,13 +45,14 @@ _ADVICE = "the next start sets it aside and catches up"
 @dataclass(frozen=True, slots=True)
 class SealedRound:
     """A submission that was sealed: `object` is the file with envelope and ciphertext, `key` opens it. `steps`: the
-    inner steps in it, done in `seconds`."""
+    inner steps in it, done in `seconds`. `returned`: its round is over without it, the error feedback has it again."""
 
     round: int
     object: Digest
     key: bytes = field(repr=False)
     steps: int = 0
     seconds: float = 0.0
+    returned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,12 +355,12 @@ def _encode(saved: Saved) -> str:
 
 
 def _encode_sealed(sealed: SealedRound) -> list[object]:
-    return [sealed.round, sealed.object.hex(), sealed.key.hex(), sealed.steps, sealed.seconds]
+    return [sealed.round, sealed.object.hex(), sealed.key.hex(), sealed.steps, sealed.seconds, sealed.returned]
 
 
 def _decode_sealed(row: list[Any]) -> SealedRound:
-    round, object, key, steps, seconds = row
-    return SealedRound(round, Digest(bytes.fromhex(object)), bytes.fromhex(key), steps, seconds)
+    round, object, key, *rest = row
+    return SealedRound(round, Digest(bytes.fromhex(object)), bytes.fromhex(key), *rest)
 
 
 def _encode_step(step: Step) -> list[object]:

@@ -139,6 +139,7 @@ class Member:
                 self.publish(round, sealed)
                 self.claim(round, sealed)
                 self.claimed = round, sealed.object
+                self.held.save_own()
                 self.pulse.phase = "wait"
 
     def follow(self, round: int, others: "Others") -> None:
@@ -302,9 +303,7 @@ class Member:
         with held.timeline.begin("apply") as apply:
             shown = {update.peer: self.ledger.key_of(update) for update in record.updates}
             opened = open_pinned(self.spec, round, selection.contributing, sealed, shown, self.time)
-            held.apply(round, self.spec, Agreed(pair, selection, 0), opened)
-        if mine is not None:
-            held.give_back(mine)
+            held.apply(round, self.spec, Agreed(pair, selection, 0), opened, mine)
         self.records = [*self.records, record][-ROUNDS:]
         held.events.emit(
             "applied",
@@ -319,7 +318,9 @@ class Member:
         )
         if mine is not None:
             held.events.emit("given_back", round)
-        held.save_own()
+        if mine is not None or self.skipped == round:
+            held.save_own()  # else it is on the disk, or on its way there, since we claimed
+        held.take_snapshot()
         held.events.emit("phases", round, phases=held.timeline.take())
         logger.info(
             "round {round}: {count} contributed, {ours}",

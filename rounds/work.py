@@ -138,7 +138,7 @@ class Work:
             sealing.finish()
         with held.timeline.begin("save"):
             saved = SealedRound(round, held.store.write(sealing.object), sealing.key, self.steps, self.seconds)
-            held.save(sealed=saved)
+            held.save_sealed(saved)
         if self._ahead is not None:
             self._ahead.object = saved.object
         return saved

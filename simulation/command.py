@@ -91,7 +91,7 @@ def simulate(options: argparse.Namespace) -> "Result":
     with ExitStack() as stack:
         logger.disable("")
         stack.callback(logger.enable, "")
-        stack.enter_context(_drawn_keys(options.seed))
+        stack.enter_context(drawn_keys(options.seed))
         parent = options.folder or (MEMORY if MEMORY.is_dir() else None)
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="murmur-simulate-", dir=parent)))
         trace = stack.enter_context(options.trace.open("w")) if options.trace is not None else None
@@ -129,7 +129,7 @@ def simulate_cluster(options: argparse.Namespace) -> "ClusterResult":
     with ExitStack() as stack:
         logger.disable("")
         stack.callback(logger.enable, "")
-        stack.enter_context(_drawn_keys(options.seed))
+        stack.enter_context(drawn_keys(options.seed))
         parent = options.folder or (MEMORY if MEMORY.is_dir() else None)
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="murmur-simulate-", dir=parent)))
         trace = stack.enter_context(options.trace.open("w")) if options.trace is not None else None
@@ -138,7 +138,7 @@ def simulate_cluster(options: argparse.Namespace) -> "ClusterResult":
 
 
 @contextmanager
-def _drawn_keys(seed: int) -> Iterator[None]:
+def drawn_keys(seed: int) -> Iterator[None]:
     """Sealing keys drawn from the seed. No decision depends on them, but names of files do, and so what a damaged disk
     damages."""
     from storage import seal

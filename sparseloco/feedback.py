@@ -29,6 +29,16 @@ def restore(error: Mapping[str, Tensor], update: Update) -> dict[str, Tensor]:
     }
 
 
+def strike(error: Mapping[str, Tensor], update: Update, moves: Moves = moves) -> None:
+    """Where the error lies (contiguous fp32): e <- 0 wherever `update` has a value, for an error of before it was sent.
+    What it holds there is in the update, but for what rounding left. moves: who decodes."""
+    one = fp32(1.0)
+    for index, tensor in enumerate(update.layout):
+        flat = tensor_of(error, tensor, torch.float32).view(-1)
+        for places, _ in moves(update, index, one, None):
+            flat[places.to(flat.device)] = 0.0
+
+
 def give_back(error: Mapping[str, Tensor], update: Update, sent: Update | None = None, moves: Moves = moves) -> None:
     """Where the error lies (contiguous fp32): what of `update`, to which it belongs, is not sent returns into it.
 

@@ -196,5 +196,10 @@ def give_back(error: Mapping[str, Tensor], update: Update, sent: Update | None =
     feedback.give_back(error, update, sent, (_chosen.codec or outer).moves)
 
 
+def strike(error: Mapping[str, Tensor], update: Update) -> None:
+    """As feedback.strike, which states it."""
+    feedback.strike(error, update, (_chosen.codec or outer).moves)
+
+
 def _on_host(values: Mapping[str, Tensor]) -> bool:
     return all(value.device.type == "cpu" for value in values.values())

@@ -179,6 +179,10 @@ class Replica:
         if not self._done.steps:
             self.reset()
 
+    def strike(self, update: Update) -> None:
+        """The error feedback is of before `compress` has sent this: what was sent is taken out of it."""
+        ops.strike(self._errors(), update)
+
     def outer_step(self, updates: Sequence[Update | None], *, alpha: float, aggregate: Aggregate) -> tuple[Scales, ...]:
         """Apply a non-void round: the contributors' updates in PeerId order, None for one that did not parse. The
         module takes the new theta. Returns each contributor's scales. Until `compress` it can be taken back."""

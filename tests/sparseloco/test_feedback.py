@@ -43,3 +43,21 @@ def test_it_is_given_back_where_the_error_lies_as_into_new_tensors(codec: ops.Ch
     assert ops.backend() == before
     for name in RAGGED:
         torch.testing.assert_close(error[name], expected[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("codec", ["reference", "native"])
+def test_an_error_of_before_loses_what_was_sent_and_keeps_the_rest(codec: ops.Choice) -> None:
+    layout = Layout.of(RAGGED, 64)
+    error = tensors(arrays("normal", 1))
+    update, _ = compress(tensors(arrays("normal", 0)), zeros(), error, layout, 0.95)
+    before = {name: value.clone() for name, value in error.items()}
+    ops.use(codec)
+    try:
+        ops.strike(error, update)
+    finally:
+        ops.use("auto")
+    for name in RAGGED:
+        sent = update.dense(name) != 0
+        assert sent.any()
+        assert (error[name][sent] == 0).all()
+        assert torch.equal(error[name][~sent], before[name][~sent])

@@ -1,0 +1,59 @@
+"""kill -9 of one simulated member at any line of what it does."""
+
+import sys
+from types import FrameType
+from typing import Any
+
+from simulation.clock import Killed
+from simulation.cluster import Cluster, Machine
+
+FILES = (
+    "rounds/member.py",
+    "rounds/work.py",
+    "node/held.py",
+    "node/own.py",
+    "node/redo.py",
+    "node/ledger.py",
+    "node/state.py",
+    "node/recordlog.py",
+)
+
+
+class LineKiller:
+    """Counts the lines that a member's main thread runs in these files once it is armed, and kills it at one of them.
+    `killed`: where that was."""
+
+    def __init__(self, cluster: Cluster, victim: Machine) -> None:
+        self.cluster, self.victim = cluster, victim
+        self.lines, self._at = 0, -1
+        self.killed = ""
+        self._work: Any = None
+
+    def arm(self, line: int) -> None:
+        """Called by the victim itself: it dies before the line of this number, counted from now. -1: it is counted
+        only."""
+        self.lines, self._at, self.killed = 0, line, ""
+        self._work = self.cluster.clock.running()
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            frame.f_trace = self._trace
+            frame = frame.f_back
+        sys.settrace(self._trace)
+
+    def disarm(self) -> None:
+        self._work = None
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if self._work is None or not frame.f_code.co_filename.endswith(FILES):
+            return None
+        if event == "line" and self.cluster.clock._running is self._work:
+            self.lines += 1
+            if self.lines == self._at:
+                self.killed = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                self._work = None
+                sys.settrace(None)
+                self.cluster.kill(self.victim)
+                self.cluster.start_later(self.victim)
+                raise Killed
+        return self._trace
