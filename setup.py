@@ -53,7 +53,7 @@ setup(
         Extension(
             "sparseloco.murmur_codec",
             sources=[str(KERNELS / name) for name in ("codec.cpp", "plain.cpp", "avx2.cpp", "avx512.cpp")],
-            depends=[str(KERNELS / name) for name in ("murmur_codec.h", "kernels.h", "kernels.inc")],
+            depends=[str(KERNELS / name) for name in ("murmur_codec.h", "kernels.h", "kernels.inc", "dense.inc")],
             # -ffp-contract=off is part of the specification: every operation is rounded by itself.
             extra_compile_args=[
                 "-std=c++17",

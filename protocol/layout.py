@@ -16,6 +16,7 @@ from math import prod
 CHUNK = 4096
 BLOCK = 64
 LEVEL_BYTES = 2
+SCALE_BYTES = 4
 
 
 def kept(n: int, k: int) -> int:
@@ -169,3 +170,31 @@ class Layout:
     def records_bytes(self) -> int:
         """Bytes of all records: what follows the theta digest in a plaintext."""
         return sum(tensor.num_bytes for tensor in self.tensors)
+
+
+@dataclass(frozen=True)
+class DenseLayout(Layout):
+    """The same tensors where every value is sent (sparseloco/dense.py): a tensor's chunks are 4096 values that follow
+    one another, the last one what is left; a record is an fp32 scale and a byte for each value. `k` says nothing."""
+
+    @cached_property
+    def starts(self) -> dict[str, int]:
+        """First byte of each tensor's records among all records."""
+        found, offset = dict[str, int](), 0
+        for tensor in self.tensors:
+            found[tensor.name] = offset
+            offset += dense_bytes(tensor.numel)
+        return found
+
+    @cached_property
+    def num_chunks(self) -> int:
+        return sum(-(-tensor.numel // CHUNK) for tensor in self.tensors)
+
+    @cached_property
+    def records_bytes(self) -> int:
+        return sum(dense_bytes(tensor.numel) for tensor in self.tensors)
+
+
+def dense_bytes(numel: int) -> int:
+    """Bytes of a tensor's records where every value is sent."""
+    return SCALE_BYTES * -(-numel // CHUNK) + numel

@@ -20,7 +20,7 @@ from sparseloco.update import Records
 
 LIBRARY = Path(__file__).with_name("murmur_codec.so")
 ISAS = ("plain", "avx2", "avx512")
-_ABI = 4
+_ABI = 5
 OK, NOT_FINITE = 0, 2
 _MALFORMED = {
     10: "a chunk does not hold exactly k' indices",
@@ -30,6 +30,9 @@ _MALFORMED = {
     14: "the low level is above the high level",
     15: "equal levels must use magnitude bit 0",
     16: "a zero level must have sign bit 0",
+    17: "a scale is neither 0 nor within 2^-126 and 2^64",
+    18: "a code is -128",
+    19: "no code of a chunk is 127 or -127, or a chunk of zeros has others",
 }
 REGION_FIELDS = 11
 _ALIGNMENT = 64
@@ -89,6 +92,10 @@ def library() -> ctypes.CDLL:
         *(pointer, pointer, pointer, ctypes.c_int),
     )
     loaded.murmur_moves.argtypes = (plan, *(pointer,) * 7)
+    loaded.murmur_dense_encode.argtypes = (plan, pointer, pointer, pointer)
+    loaded.murmur_dense_validate.argtypes = (plan, pointer)
+    loaded.murmur_dense_sum.argtypes = (plan, pointer, u64, ctypes.c_float, pointer)
+    loaded.murmur_dense_step.argtypes = (plan, pointer, ctypes.c_float, ctypes.c_float, pointer, pointer, pointer)
     return loaded
 
 

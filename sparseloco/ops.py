@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from protocol.errors import ConfigError
-from protocol.layout import Layout
-from protocol.types import PeerId
-from sparseloco import cuda, feedback, kernels, outer, reference, wire
+from protocol.layout import DenseLayout, Layout
+from protocol.types import DIGEST_BYTES, Digest, PeerId
+from sparseloco import cuda, dense, feedback, kernels, outer, reference, wire
+from sparseloco.dense import DenseUpdate
+from sparseloco.dense_native import DenseCodec
 from sparseloco.native import Codec
 from sparseloco.outer import Aggregate, OuterState, Rows, Scales
 from sparseloco.update import Records, Update
@@ -144,12 +146,16 @@ def counted(update: Update) -> Update:
 
 
 def parse(plaintext: Records, layout: Layout) -> Update:
-    """As wire.parse, which states it."""
+    """As wire.parse, or for the dense exchange dense.parse, which state it."""
+    if isinstance(layout, DenseLayout):
+        return (_dense() or dense).parse(plaintext, layout)
     return (_chosen.codec or wire).parse(plaintext, layout)
 
 
 def parse_submission(peer: PeerId, round: int, plaintext: Records, layout: Layout) -> Submission:
-    """As wire.parse_submission, which states it."""
+    """As wire.parse_submission, or of the dense exchange's plaintexts the same; these state it."""
+    if isinstance(layout, DenseLayout):
+        return Submission(peer, round, Digest(bytes(plaintext[:DIGEST_BYTES])), parse(plaintext, layout))
     return (_chosen.codec or wire).parse_submission(peer, round, plaintext, layout)
 
 
@@ -167,6 +173,35 @@ def outer_step(
     _require_apart(out, theta)
     codec = _codec_for(theta, out)
     return (codec or outer).outer_step(theta, updates, state, alpha=alpha, aggregate=aggregate, out=out)
+
+
+def dense_encode(theta: Mapping[str, Tensor], theta_r: Mapping[str, Tensor], layout: DenseLayout) -> DenseUpdate:
+    """As dense.encode, which states it. All tensors on the CPU, as of the two functions below."""
+    return (_dense() or dense).encode(theta, theta_r, layout)
+
+
+def dense_mean(updates: Sequence[Update | None], layout: DenseLayout) -> DenseUpdate:
+    """As dense.mean, which states it."""
+    return (_dense() or dense).mean(updates, layout)
+
+
+def dense_step(
+    theta: Mapping[str, Tensor],
+    gradient: Update,
+    velocity: Mapping[str, Tensor] | None,
+    *,
+    alpha: float,
+    momentum: float,
+    out: Mapping[str, Tensor],
+) -> None:
+    """As dense.step, which states it. Raises ValueError when a tensor of `out` shares memory with another of it, with
+    theta or velocity."""
+    _require_apart(out, theta, velocity)
+    (_dense() or dense).step(theta, gradient, velocity, alpha=alpha, momentum=momentum, out=out)
+
+
+def _dense() -> DenseCodec | None:
+    return None if _chosen.codec is None else DenseCodec(_chosen.codec.isa, _chosen.codec.threads)
 
 
 def apply_probe(theta: Mapping[str, Tensor], update: Update, factor: Scales, step: float) -> dict[str, Tensor]:

@@ -39,29 +39,30 @@ bool multiply_add(uint64_t a, uint64_t b, uint64_t c, uint64_t *result) {
 }
 
 // Whether every element and record byte that the region names lies inside its tensor and the records.
-bool fits(const murmur_region &r, const murmur_plan &plan, uint64_t first) {
+bool fits(const murmur_region &r, const murmur_plan &plan, uint64_t first, bool dense) {
     if (r.tensor >= plan.num_tensors || r.first != first) return false;
     if (!r.down || !r.across || !r.height || !r.width || r.height > CHUNK || r.width > CHUNK) return false;
     if (r.height > 1 && r.width > 64) return false;
     const uint64_t n = r.height * r.width;
-    if (n > CHUNK || !r.k || r.k > n) return false;
-    const Shape shape((uint32_t)n, (uint32_t)r.k);
+    if (n > CHUNK || !r.k || r.k > n || (dense && r.height > 1)) return false;
+    const uint64_t record = dense ? sizeof(float) + n : Shape((uint32_t)n, (uint32_t)r.k).bytes;
     uint64_t rows, row_end, elements, row_bytes, bytes, blocks;
     return multiply_add(r.across, r.width, 0, &row_end) && (r.down * r.height == 1 || row_end <= r.row_step) &&
            multiply_add(r.down, r.height, 0, &rows) && multiply_add(rows - 1, r.row_step, row_end, &elements) &&
            !__builtin_add_overflow(elements, r.start, &elements) && elements <= plan.tensor_elements[r.tensor] &&
-           multiply_add(r.across, shape.bytes, 0, &row_bytes) && (r.down == 1 || row_bytes <= r.record_step) &&
+           multiply_add(r.across, record, 0, &row_bytes) && (r.down == 1 || row_bytes <= r.record_step) &&
            multiply_add(r.down - 1, r.record_step, row_bytes, &bytes) &&
            !__builtin_add_overflow(bytes, r.record, &bytes) && bytes <= plan.records_bytes &&
            multiply_add(r.down, r.across, first, &blocks);
 }
 
-bool is_valid(const murmur_plan &plan) {
+// dense: whether its records are those of the dense exchange.
+bool is_valid(const murmur_plan &plan, bool dense = false) {
     if (!plan.threads || plan.threads > MAX_THREADS || !kernels_for(plan.isa)) return false;
     if ((uintptr_t)plan.scratch % alignof(Scratch) || plan.scratch_bytes / sizeof(Scratch) < plan.threads) return false;
     uint64_t first = 0;
     for (uint64_t i = 0; i < plan.num_regions; ++i) {
-        if (!fits(plan.regions[i], plan, first)) return false;
+        if (!fits(plan.regions[i], plan, first, dense)) return false;
         first += blocks_of(plan.regions[i]);
     }
     return true;
@@ -257,4 +258,43 @@ int murmur_probe(const murmur_plan *plan, const uint8_t *records, const float *w
 int murmur_moves(const murmur_plan *plan, const uint8_t *records, const float *weights, const uint64_t *begin,
                  const uint64_t *end, const uint64_t *places, int64_t *elements, float *moves) {
     return probed(*plan, Probe{plan->regions, records, weights, begin, end, nullptr, places, moves, false, elements});
+}
+
+int murmur_dense_encode(const murmur_plan *plan, const float *const *theta, const float *const *theta_r,
+                        uint8_t *records) {
+    if (!is_valid(*plan, true)) return MURMUR_BAD_PLAN;
+    const DenseEncode job{theta, theta_r, records};
+    const Kernels *kernels = kernels_for(plan->isa);
+    return run(*plan, [&](const murmur_region &region, uint64_t begin, uint64_t end, Scratch &scratch, uint64_t *at) {
+        return kernels->dense_encode(region, begin, end, job, scratch, at);
+    });
+}
+
+int murmur_dense_validate(const murmur_plan *plan, const uint8_t *records) {
+    if (!is_valid(*plan, true)) return MURMUR_BAD_PLAN;
+    const Kernels *kernels = kernels_for(plan->isa);
+    return run(*plan, [&](const murmur_region &region, uint64_t begin, uint64_t end, Scratch &, uint64_t *at) {
+        return kernels->dense_validate(region, begin, end, records, at);
+    });
+}
+
+int murmur_dense_sum(const murmur_plan *plan, const uint8_t *const *records, uint64_t num_payloads, float weight,
+                     uint8_t *sum) {
+    if (!is_valid(*plan, true) || num_payloads > MAX_PAYLOADS || !(weight >= 0.0f && weight <= 1.0f))
+        return MURMUR_BAD_PLAN;
+    const DenseSum job{records, num_payloads, weight, sum};
+    const Kernels *kernels = kernels_for(plan->isa);
+    return run(*plan, [&](const murmur_region &region, uint64_t begin, uint64_t end, Scratch &scratch, uint64_t *at) {
+        return kernels->dense_sum(region, begin, end, job, scratch, at);
+    });
+}
+
+int murmur_dense_step(const murmur_plan *plan, const uint8_t *records, float alpha, float momentum,
+                      const float *const *theta, float *const *velocity, float *const *out) {
+    if (!is_valid(*plan, true)) return MURMUR_BAD_PLAN;
+    const DenseStep job{records, alpha, momentum, theta, velocity, out};
+    const Kernels *kernels = kernels_for(plan->isa);
+    return run(*plan, [&](const murmur_region &region, uint64_t begin, uint64_t end, Scratch &, uint64_t *at) {
+        return kernels->dense_step(region, begin, end, job, at);
+    });
 }

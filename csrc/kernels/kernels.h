@@ -101,6 +101,26 @@ struct Probe {
     int64_t *elements;  // given: list what would be done, moves in `kept`, and change nothing
 };
 
+struct DenseEncode {
+    const float *const *theta, *const *theta_r;
+    uint8_t *records;
+};
+
+struct DenseSum {
+    const uint8_t *const *records;
+    uint64_t num_payloads;
+    float weight;
+    uint8_t *sum;
+};
+
+struct DenseStep {
+    const uint8_t *records;
+    float alpha, momentum;
+    const float *const *theta;
+    float *const *velocity;  // null: no momentum
+    float *const *out;
+};
+
 // Each works on blocks [begin, end) of one region, in order, and stops at the first that fails (*at).
 struct Kernels {
     int (*compress)(const murmur_region &, uint64_t begin, uint64_t end, const Compress &, Scratch &, uint64_t *at);
@@ -109,6 +129,11 @@ struct Kernels {
     int (*aggregate)(const murmur_region &, uint64_t begin, uint64_t end, const Aggregate &, Scratch &, uint64_t *at);
     int (*products)(const murmur_region &, uint64_t begin, uint64_t end, const Products &, Scratch &, uint64_t *at);
     int (*probe)(const murmur_region &, uint64_t begin, uint64_t end, const Probe &, Scratch &, uint64_t *at);
+    int (*dense_encode)(const murmur_region &, uint64_t begin, uint64_t end, const DenseEncode &, Scratch &,
+                        uint64_t *at);
+    int (*dense_validate)(const murmur_region &, uint64_t begin, uint64_t end, const uint8_t *records, uint64_t *at);
+    int (*dense_sum)(const murmur_region &, uint64_t begin, uint64_t end, const DenseSum &, Scratch &, uint64_t *at);
+    int (*dense_step)(const murmur_region &, uint64_t begin, uint64_t end, const DenseStep &, uint64_t *at);
 };
 
 extern const Kernels plain_kernels;

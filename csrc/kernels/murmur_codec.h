@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define MURMUR_ABI 4
+#define MURMUR_ABI 5
 #define MURMUR_API __attribute__((visibility("default")))
 
 /* What a function returns. From MURMUR_COUNT on: why a record is malformed. */
@@ -27,7 +27,10 @@ enum murmur_status {
     MURMUR_ORDER = 13,     /* indices that are not strictly ascending */
     MURMUR_LEVELS = 14,    /* lo above hi */
     MURMUR_EQUAL = 15,     /* equal levels with a magnitude bit */
-    MURMUR_ZERO = 16       /* a sign on a zero level */
+    MURMUR_ZERO = 16,      /* a sign on a zero level */
+    MURMUR_SCALE = 17,     /* dense: a scale that is neither 0 nor within 2^-126 .. 2^64 */
+    MURMUR_CODE = 18,      /* dense: code -128 */
+    MURMUR_SPREAD = 19     /* dense: no code of 127 or -127, or codes in a chunk of zeros */
 };
 
 enum murmur_isa { MURMUR_PLAIN = 0, MURMUR_AVX2 = 1, MURMUR_AVX512 = 2 };
@@ -112,6 +115,28 @@ MURMUR_API int murmur_probe(const murmur_plan *plan, const uint8_t *records, con
 MURMUR_API int murmur_moves(const murmur_plan *plan, const uint8_t *records, const float *weights,
                             const uint64_t *begin, const uint64_t *end, const uint64_t *places, int64_t *elements,
                             float *moves);
+
+/* The dense exchange (sparseloco/dense.py). Its plans have regions of height 1 whose record is an fp32 scale and one
+ * int8 code for each of the block's elements; k is not looked at.
+ *
+ * The records of theta - theta_r, both [num_tensors] pointers to fp32. MURMUR_NOT_FINITE where a value is not finite, or
+ * above 127 * 2^64. */
+MURMUR_API int murmur_dense_encode(const murmur_plan *plan, const float *const *theta, const float *const *theta_r,
+                                   uint8_t *records);
+
+/* Strict decoding of one payload: why its lowest malformed block is that, or MURMUR_OK. */
+MURMUR_API int murmur_dense_validate(const murmur_plan *plan, const uint8_t *records);
+
+/* The records of weight * (payload + payload + ..), added in the given order from +0 on, in fp32. records:
+ * [num_payloads] pointers, at most 4096; weight: at most 1. A malformed record stops it with its reason. */
+MURMUR_API int murmur_dense_sum(const murmur_plan *plan, const uint8_t *const *records, uint64_t num_payloads,
+                                float weight, uint8_t *sum);
+
+/* out = theta - alpha * g with g decoded from records; with `velocity`, which changes in place, Nesterov's:
+ * velocity = momentum * velocity + g; out = theta - alpha * (g + momentum * velocity). out may be theta itself. A
+ * malformed record stops it with its reason, outputs then being undefined: validate first. */
+MURMUR_API int murmur_dense_step(const murmur_plan *plan, const uint8_t *records, float alpha, float momentum,
+                                 const float *const *theta, float *const *velocity, float *const *out);
 
 #ifdef __cplusplus
 }
