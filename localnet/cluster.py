@@ -31,14 +31,17 @@ STALLED_SECONDS = 180.0
 AWAY_SECONDS = 3.0
 
 
-def play(folder: Path, members: int, kills: int, rounds: int, seed: int, *, quiet: bool = False) -> dict[str, Any]:
-    """Play so many rounds; what came of them. Raises ConfigError where something does not start."""
+def play(
+    folder: Path, members: int, kills: int, rounds: int, seed: int, source: str = "tiny", *, quiet: bool = False
+) -> dict[str, Any]:
+    """Play so many rounds of a preset or a file; what came of them. Raises ConfigError where something does not
+    start."""
     if not 1 <= members <= 16 or not 0 <= kills <= 100 or rounds < 1:
         raise ConfigError("a demo has 1 to 16 members, 0 to 100 kills and a round at least")
     say: Callable[[str], None] = (lambda line: None) if quiet else (lambda line: print(line, flush=True))  # noqa: T201
     processes = _prepare(folder)
     try:
-        token, spec = _set_up(folder, processes, seed, say)
+        token, spec = _set_up(folder, processes, seed, source, say)
         names = [f"member-{number}" for number in range(1, members + 1)]
         for name in names:
             words = _program(folder, name)
@@ -65,7 +68,9 @@ def _prepare(folder: Path) -> Processes:
     return Processes(logs, {**ours, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
 
 
-def _set_up(folder: Path, processes: Processes, seed: int, say: Callable[[str], None]) -> tuple[Token, ClusterSpec]:
+def _set_up(
+    folder: Path, processes: Processes, seed: int, source: str, say: Callable[[str], None]
+) -> tuple[Token, ClusterSpec]:
     """The store, the run in it, and the token's file."""
     say("starting the store")
     program = ["-m", "localnet.seaweed", "--folder", str(folder / "store"), BUCKET]
@@ -78,9 +83,9 @@ def _set_up(folder: Path, processes: Processes, seed: int, say: Callable[[str], 
     where = place(store.endpoint, user.bucket, user.write_access_key, user.write_secret_key, local=True)
     bucket, data = open_shared(where), Shards.open(data_from)
     require_store(bucket)
-    table = presets.table("tiny") | {
-        "cluster": {"beat_seconds": BEAT_SECONDS, "silent_seconds": SILENT_SECONDS, "keep_rounds": 64}
-    }
+    table = presets.table(source)
+    fast = {"beat_seconds": BEAT_SECONDS, "silent_seconds": SILENT_SECONDS, "keep_rounds": 64}
+    table["cluster"] = dict(table.get("cluster") or {}) | fast
     spec = put_up(folder, bucket, draft(table, "demo", data, local=True, own_vocabulary=True), data_from, data, seed)
     token = make_token(spec, where)
     path = folder / "token"

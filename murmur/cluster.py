@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     demo = actions.add_parser("demo", help="all of it on this machine: a store, members, and kills")
     demo.add_argument("--members", type=int, default=4, help="members (default %(default)s)")
     demo.add_argument("--kill", type=int, default=2, help="kill -9 of members, at drawn moments (default %(default)s)")
+    demo.add_argument("--spec", default="tiny", help="a preset, or a file (default %(default)s)")
     demo.add_argument("--rounds", type=int, default=12, help="rounds (default %(default)s)")
     demo.add_argument("--seed", type=int, default=0, help="of theta_0 and of the kills (default %(default)s)")
     demo.add_argument("--folder", type=Path, help="run folder (default runs/<time>)")
@@ -106,9 +107,8 @@ def _demo(options: argparse.Namespace) -> int:
     from localnet.cluster import play
     from storage.folder import new_folder
 
-    result = play(
-        new_folder(options.folder), options.members, options.kill, options.rounds, options.seed, quiet=options.json
-    )
+    folder, quiet = new_folder(options.folder), options.json
+    result = play(folder, options.members, options.kill, options.rounds, options.seed, options.spec, quiet=quiet)
     if options.json:
         sys.stdout.write(json.dumps(result) + "\n")
     return 0 if result["identical"] and result["rounds"] >= options.rounds else 1

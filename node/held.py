@@ -376,15 +376,15 @@ class Held:
     def load_consensus(self, snapshot: Snapshot, fetch: Fetch | None = None) -> None:
         """Take theta and the outer state from disk, or through `fetch`: also what the disk has damaged since it was
         fetched, which no saved state names yet."""
-        shapes = self.first.model.shapes()
+        shapes, also = self.first.model.shapes(), self.replica.velocity_shapes()
         self.snapshots.drop()
         try:
-            found = checkpoint.load(self.store.snapshot, snapshot.state, shapes, fetch=fetch)
+            found = checkpoint.load(self.store.snapshot, snapshot.state, shapes, also=also, fetch=fetch)
         except checkpoint.Damaged:
             if fetch is None:
                 raise
             self.store.set_aside_damaged()
-            found = checkpoint.load(self.store.snapshot, snapshot.state, shapes, fetch=fetch)
+            found = checkpoint.load(self.store.snapshot, snapshot.state, shapes, also=also, fetch=fetch)
         self.replica.load_consensus(found)
         self.consensus = Consensus(snapshot)
 

@@ -5,15 +5,29 @@ record is created once, so the store decides which one a round has.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from hashlib import sha256
 from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
 from protocol.errors import ConfigError, InvalidMessage
+from protocol.layout import DenseLayout, Layout
 from protocol.messages import KEY_BYTES, encode_document, parse_document, parse_json
 from protocol.ports import Signer, Verify
-from protocol.spec import Count, HexDigest, Positive, Rate, Share, Table, TrainingSpec, fault_lines
+from protocol.spec import (
+    Count,
+    Decay,
+    Exchange,
+    HexDigest,
+    OuterSpec,
+    Positive,
+    Rate,
+    Share,
+    Table,
+    TrainingSpec,
+    fault_lines,
+)
 from protocol.types import MAX_UIDS, Digest, PeerId, Selection
 
 GROUP = PeerId(bytes(32))
@@ -34,8 +48,12 @@ class ClusterTable(Table):
     are `beat_seconds` apart. Once more than half of the living have claimed, the others end their inner steps. They
     are waited for as long as a step and sending take, and `grace` of the median training time or two beats. Who has
     done less than `least_steps` of the inner steps sends nothing. Payloads are kept for `keep_rounds` rounds.
+
+    `exchange` is what an update is: SparseLoCo's, or every value in int8 (sparseloco/dense.py), which carries nothing
+    over from round to round. It stays for the whole run.
     """
 
+    exchange: Exchange = "sparse"
     beat_seconds: Rate = 5.0
     silent_seconds: Rate = 20.0
     grace: Share = 0.02
@@ -43,10 +61,42 @@ class ClusterTable(Table):
     keep_rounds: Positive = 24
 
 
+class ClusterOuter(OuterSpec):
+    """`momentum`: Nesterov's, of the int8 exchange. It stays for the whole run."""
+
+    momentum: Decay = 0.0
+
+
 class ClusterSpec(TrainingSpec):
     """A whole run of a cluster. There is no owner: who holds the group's secret is a member."""
 
+    outer: ClusterOuter = ClusterOuter()
     cluster: ClusterTable = ClusterTable()
+
+    @cached_property
+    def layout(self) -> Layout:
+        sparse = super().layout
+        return DenseLayout(sparse.tensors, sparse.k) if self.exchange == "int8" else sparse
+
+    @property
+    def exchange(self) -> Exchange:
+        return self.cluster.exchange
+
+    @property
+    def momentum(self) -> float:
+        return self.outer.momentum
+
+    @model_validator(mode="after")
+    def _exchange_fits(self) -> Self:
+        if self.exchange == "int8" and self.outer.aggregate != "mean":
+            raise ValueError(
+                f"outer: aggregate {self.outer.aggregate!r} is not for cluster.exchange 'int8', which takes the mean"
+            )
+        if self.exchange == "sparse" and self.momentum:
+            raise ValueError(
+                f"outer: momentum {self.momentum:g} is for cluster.exchange 'int8'; SparseLoCo has none: set it to 0"
+            )
+        return self
 
     @model_validator(mode="after")
     def _times_fit(self) -> Self:

@@ -154,6 +154,9 @@ class OuterSpec(Table):
     aggregate: Literal["mean", "contributor_mean", "filtered_mean"] = "mean"
 
 
+Exchange = Literal["sparse", "int8"]
+
+
 class DataSpec(Table):
     """Pre-tokenised shards: sha256 of index.json, and its counts. A page is `page_sequences` sequences of the
     model's context, contiguous in the training split of `num_tokens` tokens; `held_out_sequences` are evaluated."""
@@ -264,6 +267,21 @@ class TrainingSpec(Published):
     @cached_property
     def layout(self) -> Layout:
         return _layout(self.model, self.compression.k)
+
+    @property
+    def exchange(self) -> Exchange:
+        """How updates are sent: the largest values in 2 bits, or every value in int8."""
+        return "sparse"
+
+    @property
+    def momentum(self) -> float:
+        """Of the outer step (Nesterov's); where it is not 0, consensus state has a momentum for every parameter."""
+        return 0.0
+
+    @property
+    def consensus_bytes(self) -> int:
+        """Of theta and what belongs to it, in fp32: a checkpoint, or a snapshot."""
+        return 4 * self.layout.num_parameters * (2 if self.momentum else 1)
 
     @property
     def plaintext_bytes(self) -> int:

@@ -91,4 +91,4 @@ class MemberShelf:
         return CALL_SECONDS
 
     def state_seconds(self) -> float:
-        return CALL_SECONDS + 4 * self.held.first.layout.num_parameters / SLOWEST_BYTES
+        return CALL_SECONDS + self.held.first.consensus_bytes / SLOWEST_BYTES

@@ -17,14 +17,17 @@ from sparseloco.outer import OuterState
 SYNC_POSITIONS = 4096
 
 
-def theta_digest(theta: Mapping[str, Tensor], layout: Layout, state: OuterState) -> Digest:
+def theta_digest(
+    theta: Mapping[str, Tensor], layout: Layout, state: OuterState, velocity: Mapping[str, Tensor] | None = None
+) -> Digest:
     """Merkle root over the consensus state: fp32 tensors on the CPU, which are not copied, and the outer state.
 
     A leaf is a section of 16 MiB of one tensor's values, fp32 little-endian, row-major (-0.0 and every other bit kept),
-    each tensor beginning a new section, tensors in layout order; the last leaf is `state.encode()`. Hashed on as many
-    threads as torch computes with.
+    each tensor beginning a new section, tensors in layout order; then those of `velocity`, the outer step's momentum,
+    of a run that has it; the last leaf is `state.encode()`. Hashed on as many threads as torch computes with.
     """
-    parts = [part for tensor in layout for part in merkle.sections(_bytes(tensor_of(theta, tensor, torch.float32)))]
+    values = (tensor_of(group, t, torch.float32) for group in (theta, velocity) if group is not None for t in layout)
+    parts = [part for tensor in values for part in merkle.sections(_bytes(tensor))]
     threads = min(torch.get_num_threads(), max(1, len(parts)))
     return merkle.root([*merkle.leaves(parts, threads), merkle.leaf(state.encode())])
 

@@ -77,8 +77,11 @@ def save(folder: Path, saved: Saved, *, stopped: Callable[[], bool] = lambda: Fa
     return digest
 
 
-def load(folder: Path, digest: Digest, shapes: Shapes, *, fetch: Fetch | None = None) -> Saved:
-    """The state whose manifest has `digest`, with exactly the tensors of `shapes`; missing files are fetched.
+def load(
+    folder: Path, digest: Digest, shapes: Shapes, *, also: Shapes | None = None, fetch: Fetch | None = None
+) -> Saved:
+    """The state whose manifest has `digest`, with exactly the tensors of `shapes`, and all or none of `also`; missing
+    files are fetched.
 
     The tensors lie in the mapped files, and are read from the disk when they are looked at. Facts are returned as they
     stand: their reader judges them. Raises CheckpointCorrupt.
@@ -88,7 +91,10 @@ def load(folder: Path, digest: Digest, shapes: Shapes, *, fetch: Fetch | None = 
         folder.mkdir(parents=True, exist_ok=True)
         fetch(digest, MAX_MANIFEST_BYTES, path)
     facts, files = _parse_manifest(bytes(_read(path, MAX_MANIFEST_BYTES, digest)))
-    if sorted(name for file in files for name in file.tensors) != sorted(shapes):
+    names = sorted(name for file in files for name in file.tensors)
+    if also and names != sorted(shapes):
+        shapes = {**shapes, **also}
+    if names != sorted(shapes):
         raise CheckpointCorrupt(f"checkpoint {digest.hex()} does not hold this model's tensors, each once")
     for file in files:
         path = tensors_path(folder, file.digest)

@@ -15,8 +15,11 @@ from training.shards import Shards
 
 def genesis_state(replica: Replica, data: Shards, on_step: OnStep | None = None) -> Saved:
     """The state to publish for a fresh `replica` at theta_0: no round yet, the slow averages those of one inner round
-    on pages spread evenly over the run's. The replica has trained afterwards and is of no further use."""
+    on pages spread evenly over the run's; none for the int8 exchange. The replica may have trained afterwards and is of
+    no further use."""
     spec = replica.spec
+    if spec.exchange == "int8":
+        return replica.consensus_state()  # its outer step knows no norms
     count = spec.pages_per_round
     numbers = (spec.inner.first_page + place * spec.num_pages // count for place in range(count))
     pages = [page_at(number, spec.page_tokens) for number in numbers]

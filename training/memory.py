@@ -215,6 +215,7 @@ def host_moments(
     trained = module | {"adam_moments": sizes.optimizer} if on_cpu else {}
     always = {"processes": ranks * PROCESS_BYTES}
     areas = {"theta": model, "spare": model}
+    areas |= {"momentum": model} if spec.momentum else {}
     opened = {"payloads": sizes.contributors * payload}
     if role == "validator":
         held = always | module | areas
@@ -229,21 +230,23 @@ def host_moments(
             "check": held | checked,
             "probe": held | checked | probed,
             "outer step": held | applied,
-            "restart": always | module | {"theta": model},
+            "restart": always | module | {name: areas[name] for name in areas if name != "spare"},
         }
-    areas |= {"error_feedback": model, "stored_moments": sizes.optimizer}
+    dense = spec.exchange == "int8"
+    areas |= {"error_feedback": 0 if dense else model, "stored_moments": sizes.optimizer}
     held = always | areas
     gradients = {"gradients": model, "activations": cpu_activations} if cpu_activations is not None else {}
     sealed = {"payloads": 4 * payload}
     # Of a tensor what exceeds the norms that an outer step applies, listed as it was and as it is sent.
     most = max(sum(region.down * region.across * region.k for region in tensor.regions) for tensor in spec.layout)
-    kept_back = 2 * 2 * (PLACE_BYTES + FP32) * most
+    kept_back = 0 if dense else 2 * 2 * (PLACE_BYTES + FP32) * most
+    opened |= {"mean": payload} if dense else {}
     return {
         COMPUTING: held | trained | gradients,
         "compress": held | trained | sealed | {"kept_back": kept_back},
         "swap": held | trained | sealed,
         "outer step": held | trained | opened,
-        "restart": always | trained | {name: areas[name] for name in ("theta", "error_feedback", "stored_moments")},
+        "restart": always | trained | {name: areas[name] for name in areas if name != "spare"},
     }
 
 
@@ -260,7 +263,7 @@ def disk_parts(spec: RunSpec, role: Role) -> dict[str, int]:
     """Most bytes of a node's state on its disk, by part: what replaces a file is written before that one goes. The
     data set is not among them: its files come as they are needed and stay."""
     sizes, rounds = Sizes(spec), spec.checkpoint_rounds + RECENT_ROUNDS
-    consensus = {"snapshot": 2 * sizes.model, "log": rounds * sizes.contributors * sizes.payload}
+    consensus = {"snapshot": 2 * sizes.consensus, "log": rounds * sizes.contributors * sizes.payload}
     if role == "miner":
         return consensus | {
             "own_state": 2 * sizes.own,
@@ -268,7 +271,7 @@ def disk_parts(spec: RunSpec, role: Role) -> dict[str, int]:
             "cache": sizes.contributors * sizes.payload,
         }
     return consensus | {
-        "checkpoint": sizes.model,
+        "checkpoint": sizes.consensus,
         "cache": sizes.gathered * sizes.payload,
         "payloads": (spec.gauntlet.remembered_rounds + 1) * sizes.gathered * sizes.payload,
     }

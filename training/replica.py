@@ -7,13 +7,14 @@ own. No network, no files. Source: SparseLoCo (arXiv 2508.15706), Algorithm 1; d
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from protocol.errors import CheckpointCorrupt
-from protocol.layout import Layout
+from protocol.layout import DenseLayout, Layout
 from protocol.spec import InnerSpec, ModelSpec, TrainingSpec
 from protocol.types import Digest, PeerId
 from sparseloco import ops
@@ -33,6 +34,9 @@ from training.parallel import ALONE, Ranks, open_together
 from training.trainer import ENDS, RECORDS, TOKENS, Trainer, split_name
 
 ERROR = "error/"
+VELOCITY = "velocity/"
+_VELOCITY = "velocity"
+"""The area of the outer step's momentum."""
 
 
 def genesis_theta(spec: ModelSpec, seed: int) -> dict[str, Tensor]:
@@ -90,7 +94,7 @@ class Replica:
     def digest(self) -> Digest:
         """theta digest of the consensus state."""
         if self._digest is None:
-            self._digest = theta_digest(self.theta, self.layout, self.outer)
+            self._digest = theta_digest(self.theta, self.layout, self.outer, self._velocity())
         return self._digest
 
     def sync_proof(self, block_hash: Digest, peer: PeerId) -> Digest:
@@ -146,12 +150,17 @@ class Replica:
 
     def compress(self) -> Update:
         """Delta_hat of theta - theta_r plus what was not sent before; error feedback moves on. What exceeds the norms
-        that the outer step applies stays in it.
+        that the outer step applies stays in it. The int8 exchange sends all of theta - theta_r, and has no such thing.
 
         Raises sparseloco.floats.NonFinite, with the error feedback unchanged, when training has diverged.
         """
         assert not self._displaced, "theta was taken back, and no inner round has gone on from another one"
         self._before = None  # the spare area is written to
+        if isinstance(self.layout, DenseLayout):
+            self._trainer.tensors(self._spare)
+            self._trainer.store(area=self._spare)
+            self._done = NOTHING_DONE
+            return ops.dense_encode(self.theta, self._trainer.tensors(self._spare), self.layout)
         records = self._trainer.area(RECORDS, self.layout.records_bytes)
         self._trainer.tensors(ENDS)
         self._trainer.tensors(self._spare)
@@ -173,9 +182,11 @@ class Replica:
         return sent
 
     def give_back(self, update: Update) -> None:
-        """After a void round: the error feedback takes back the Delta_hat that `compress` had sent."""
-        ops.give_back(self._errors(), update)
-        self._has_error = True
+        """After a void round: the error feedback takes back the Delta_hat that `compress` had sent. The int8 exchange has
+        none, so what was sent is lost."""
+        if self.spec.exchange == "sparse":
+            ops.give_back(self._errors(), update)
+            self._has_error = True
         if not self._done.steps:
             self.reset()
 
@@ -185,16 +196,22 @@ class Replica:
 
     def outer_step(self, updates: Sequence[Update | None], *, alpha: float, aggregate: Aggregate) -> tuple[Scales, ...]:
         """Apply a non-void round: the contributors' updates in PeerId order, None for one that did not parse. The
-        module takes the new theta. Returns each contributor's scales. Until `compress` it can be taken back."""
-        self._before = self.outer, self._digest
-        _, self.outer, scales = ops.outer_step(
-            self.theta,
-            updates,
-            self.outer,
-            alpha=alpha,
-            aggregate=aggregate,
-            out=self._trainer.tensors(self._spare),
-        )
+        module takes the new theta. Returns each contributor's scales. Until `compress` it can be taken back, but of the
+        int8 exchange, whose momentum changes in place."""
+        spare = self._trainer.tensors(self._spare)
+        scales: tuple[Scales, ...]
+        if isinstance(self.layout, DenseLayout):
+            self._before = None
+            mean = ops.dense_mean(updates, self.layout)
+            momentum = self.spec.momentum
+            ops.dense_step(self.theta, mean, self._velocity(), alpha=alpha, momentum=momentum, out=spare)
+            self.outer = replace(self.outer, rounds=self.outer.rounds + 1)
+            scales = tuple((float(update is not None),) * len(self.layout.tensors) for update in updates)
+        else:
+            self._before = self.outer, self._digest
+            _, self.outer, scales = ops.outer_step(
+                self.theta, updates, self.outer, alpha=alpha, aggregate=aggregate, out=spare
+            )
         self._theta, self._spare = self._spare, self._theta
         self._moved()
         return scales
@@ -259,9 +276,11 @@ class Replica:
                 self.reset()
 
     def consensus_state(self) -> Saved:
-        """theta and the outer state: what every replica shares and a checkpoint holds. Tensors are not copied."""
+        """theta, the outer step's momentum and the outer state: what every replica shares and a checkpoint holds.
+        Before the first round the momentum is zero, and not among it. Tensors are not copied."""
+        velocity = self._velocity() if self.outer.rounds else None
         return Saved(
-            self.theta,
+            {**self.theta, **{VELOCITY + name: tensor for name, tensor in (velocity or {}).items()}},
             {
                 "rounds": self.outer.rounds,
                 "averages": [average.hex() for average in self.outer.averages],
@@ -272,15 +291,28 @@ class Replica:
     def load_consensus(self, saved: Saved) -> None:
         """Take another consensus state. Raises CheckpointCorrupt when it is not one of this layout; whether it is the
         run's is for the caller to decide by `digest`."""
-        _require_shapes(saved.tensors, self.spec.model.shapes())
-        self.outer = parse_outer(saved.facts, self.layout)
+        outer, shapes = parse_outer(saved.facts, self.layout), self.spec.model.shapes()
+        _require_shapes(saved.tensors, {**shapes, **self.velocity_shapes()} if outer.rounds else shapes)
+        self.outer = outer
         copy(self.theta, saved.tensors)
+        for name, tensor in (self._velocity() or {}).items():
+            if outer.rounds:
+                tensor.copy_(saved.tensors[VELOCITY + name])
+            else:
+                tensor.zero_()
         self._before, self._displaced = None, False
         self._moved()
 
+    def velocity_shapes(self) -> Shapes:
+        """Names and shapes of the outer step's momentum in `consensus_state`; empty for a run without it."""
+        return {VELOCITY + name: shape for name, shape in self.spec.model.shapes().items() if self.spec.momentum}
+
+    def _velocity(self) -> dict[str, Tensor] | None:
+        return self._trainer.tensors(_VELOCITY) if self.spec.momentum else None
+
     def own_state(self) -> Saved:
-        """Error feedback and the optimizer's state: what one miner needs to go on exactly where it was. Tensors are not
-        copied."""
+        """Error feedback, where the exchange has it, and the optimizer's state: what one miner needs to go on exactly
+        where it was. Tensors are not copied."""
         own = self._own()
         return Saved(own, {"adam_steps": self._trainer.store_moments()})
 
@@ -296,14 +328,16 @@ class Replica:
 
     def own_shapes(self) -> Shapes:
         """Names and shapes of `own_state`'s tensors."""
-        errors = {ERROR + tensor.name: tensor.shape for tensor in self.layout}
+        kept = () if self.spec.exchange == "int8" else self.layout
+        errors = {ERROR + tensor.name: tensor.shape for tensor in kept}
         return errors | state_shapes(self.spec.model, self.spec.inner)
 
     def _own(self) -> dict[str, Tensor]:
         """The tensors of `own_state`, where they lie."""
         areas = {area: self._trainer.tensors(area) for area in self._trainer.moment_areas}
         moments = {name: split_name(name) for name in state_shapes(self.spec.model, self.spec.inner)}
-        own = {ERROR + name: error for name, error in self._errors().items()}
+        errors = {} if self.spec.exchange == "int8" else self._errors()
+        own = {ERROR + name: error for name, error in errors.items()}
         return own | {name: areas[area][tensor] for name, (area, tensor) in moments.items()}
 
     def _errors(self) -> dict[str, Tensor]:

@@ -63,8 +63,13 @@ class TrainingSizes:
 
     @property
     def own(self) -> int:
-        """What a miner alone has: error feedback and the optimizer's state."""
-        return self.model + self.optimizer
+        """What a miner alone has: error feedback, where the exchange has it, and the optimizer's state."""
+        return self.optimizer + (0 if self.spec.exchange == "int8" else self.model)
+
+    @property
+    def consensus(self) -> int:
+        """What every node has: theta, and the outer step's momentum."""
+        return self.spec.consensus_bytes
 
     @property
     def payload(self) -> int:

@@ -98,6 +98,12 @@ class Trainer:
 
     @together
     @torch.no_grad()
+    def store(self, *, area: str) -> None:
+        """Copy the module's weights to the area: the inverse of `load`."""
+        copy(self._rows(area), self._weights())
+
+    @together
+    @torch.no_grad()
     def shift(self, *, area: str, sign: float) -> None:
         """Add the area's tensors, times `sign`, to the module's weights: a tensor at a time, for a GPU's memory."""
         rows = self._rows(area)
