@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
+from typing import Generic, TypeVar
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -27,8 +28,7 @@ from protocol.layout import Layout
 from sparseloco import ops
 from sparseloco.outer import OuterState
 from sparseloco.update import Update
-from training.phases import MARGIN
-from training.plan import Plan
+from training.plan import TrainerPlan
 from training.rates import Rate
 
 SAMPLE_BYTES = 256 << 20
@@ -41,15 +41,18 @@ FILES = 4
 """Written and read beside each other."""
 
 
+Planned = TypeVar("Planned", bound=TrainerPlan)
+
+
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Generic[Planned]):
     """A plan with this machine's rates, and the trial of training that they come from: None where none was made."""
 
-    plan: Plan
+    plan: Planned
     trial: Trial | None
 
 
-def measure(plan: Plan, options: Namespace, tell: Tell, home: Path | None = None) -> Measured:
+def measure(plan: Planned, options: Namespace, tell: Tell, home: Path | None = None) -> Measured[Planned]:
     """The plan on this machine, with its GPUs; where it has none, on its CPU, unless --gpu-tflops says what GPUs it is
     to have. What the options give stays. `home`: the node's, on whose disk (default: MURMUR_HOME's)."""
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -74,7 +77,7 @@ def measure(plan: Plan, options: Namespace, tell: Tell, home: Path | None = None
     found = None if options.gpu_tflops is not None else trial(plan.spec, device, tell, gpus=plan.gpus)
     if found is not None:
         rates = replace(rates, compute=Rate(found.flops))
-        plan = replace(plan, margin=max(MARGIN, found.spread))
+        plan = plan.with_spread(found.spread)
     return Measured(replace(plan, rates=rates), found)
 
 

@@ -14,7 +14,7 @@ from statistics import median, quantiles
 import torch
 from torch import Tensor
 
-from protocol.spec import ModelSpec, RunSpec
+from protocol.spec import ModelSpec, TrainingSpec
 from training.dealing import muon_flops
 from training.inner import autocast
 from training.model import Transformer, initialise
@@ -73,7 +73,7 @@ class _Step:
         _settle(norm.device)
 
 
-def trial(spec: RunSpec, device: torch.device, tell: Tell, *, gpus: int = 1) -> Trial | None:
+def trial(spec: TrainingSpec, device: torch.device, tell: Tell, *, gpus: int = 1) -> Trial | None:
     """One device of `gpus` in inner steps of `spec`; None where not even one layer fits."""
     model, fitting = cut(spec.model, _parameters(device)), _fitting(spec, device, gpus)
     if model is None or fitting is None:
@@ -95,7 +95,7 @@ def trial(spec: RunSpec, device: torch.device, tell: Tell, *, gpus: int = 1) -> 
     return _rated(spec, model, tokens, passes, updated)
 
 
-def _rated(spec: RunSpec, model: ModelSpec, tokens: Tensor, passes: list[float], updated: float) -> Trial:
+def _rated(spec: TrainingSpec, model: ModelSpec, tokens: Tensor, passes: list[float], updated: float) -> Trial:
     """From seconds on fewer layers and tokens to the run's own steps."""
     sequences, context = tokens.shape[0], tokens.shape[1] - 1
     tried = sequences * context * flops_per_token(model.model_copy(update={"context": context}))
@@ -110,7 +110,7 @@ def _rated(spec: RunSpec, model: ModelSpec, tokens: Tensor, passes: list[float],
     return Trial(flops(usual), flops(min(passes)), quantiles(passes, n=4)[-1] / usual - 1, torch.get_num_threads())
 
 
-def _fitting(spec: RunSpec, device: torch.device, gpus: int) -> Fit | None:
+def _fitting(spec: TrainingSpec, device: torch.device, gpus: int) -> Fit | None:
     """A node's micro-batch and what its layers compute again, by arithmetic."""
     most = ceil(spec.inner.sequences / gpus)
     if device.type != "cuda":

@@ -6,21 +6,23 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 from murmur import presets
 from murmur.timetable import duration, lines
 from protocol.errors import ConfigError
-from protocol.spec import RunSpec
+from protocol.spec import RunSpec, TrainingSpec
 from training.fit import as_toml, fit
 from training.memory import Role, disk_parts
 from training.phases import VALIDATORS
-from training.plan import ROLES, Missed, Plan, link
+from training.plan import ROLES, Missed, Plan, TrainerPlan, link
 from training.rates import Rate, Rates
 
 GB = 10**9
 TOLD = 3
 """Phases that a refusal names."""
+
+Planned = TypeVar("Planned", bound=TrainerPlan)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--spec", required=True, help="a preset (configs/), or a TOML or JSON file")
     add_machine(parser)
+    parser.add_argument(
+        "--members",
+        type=int,
+        help="plan a cluster of so many members over one bucket (murmur cluster), in place of a run on a chain",
+    )
     parser.add_argument(
         "--sft",
         metavar="RECIPE",
@@ -61,8 +68,10 @@ def add_machine(parser: argparse._ActionsContainer) -> None:
         help="what each GPU sustains in training, not its peak (default 530: the published 72B run on B200; with "
         "--measure a trial)",
     )
-    parser.add_argument("--up", type=float, metavar="Mb/s", help="uplink, 10^6 bits a second (default: the spec's)")
-    parser.add_argument("--down", type=float, metavar="Mb/s", help="downlink (default: the spec's)")
+    parser.add_argument(
+        "--up", type=float, metavar="Mb/s", help="uplink, 10^6 bits a second (default: the spec's; a cluster's: 500)"
+    )
+    parser.add_argument("--down", type=float, metavar="Mb/s", help="downlink (default: the spec's; a cluster's: 500)")
     parser.add_argument(
         "--validators",
         type=int,
@@ -82,6 +91,10 @@ def add_machine(parser: argparse._ActionsContainer) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the plan; the exit status is 1 for one that is refused."""
+    if options.members is not None or presets.is_cluster(options.spec):
+        from murmur import cluster_plan
+
+        return cluster_plan.run(options)
     network = presets.read(options.spec)
     plan = planned(network.first, options)
     if options.sft is not None:
@@ -115,6 +128,13 @@ def _show_fit(plan: Plan) -> int:
 
 def planned(spec: RunSpec, options: argparse.Namespace) -> Plan:
     """The spec on the machine that the options say (`add_machine`). Raises ConfigError for one that cannot be."""
+    gpus, memory = machine(spec, options)
+    plan = Plan(spec, gpus, memory, validators=options.validators, has_data=options.with_data)
+    return measured_or_given(options, plan)
+
+
+def machine(spec: TrainingSpec, options: argparse.Namespace) -> tuple[int, int]:
+    """GPUs, and bytes of each. Raises ConfigError for a machine that cannot be."""
     for name in ("gpus", "gpu_memory", "gpu_tflops", "up", "down", "validators"):
         value = getattr(options, name)
         if value is not None and not 1e-6 <= value < 1e9:
@@ -126,12 +146,10 @@ def planned(spec: RunSpec, options: argparse.Namespace) -> Plan:
             f"--gpus is {options.gpus}, but an inner step of {spec.name} has {most} sequences, and every GPU "
             f"takes at least one: use {most} or fewer"
         )
-    memory = int((options.gpu_memory or 180.0) * GB)
-    plan = Plan(spec, options.gpus or 8, memory, validators=options.validators, has_data=options.with_data)
-    return _plan(options, plan)
+    return options.gpus or 8, int((options.gpu_memory or 180.0) * GB)
 
 
-def _plan(options: argparse.Namespace, plan: Plan) -> Plan:
+def measured_or_given(options: argparse.Namespace, plan: Planned) -> Planned:
     """The plan with what was measured, and with what was given in place of that."""
     if options.measure:
         from murmur.measure import measure  # torch, which arithmetic need not wait for
@@ -156,15 +174,7 @@ def tell(what: str) -> None:
 
 def refusals(plan: Plan, roles: Sequence[Role] = ROLES) -> list[str]:
     """Why a node as planned cannot take part in one of these roles, one sentence each; none when it can."""
-    found = []
-    if plan.on_gpu and not plan.micro_sequences:
-        needed = plan.gpus_needed
-        remedy = (
-            "no number of them suffices: take GPUs with more memory"
-            if needed is None
-            else f"it needs {needed} of them, or GPUs with more memory"
-        )
-        found.append(f"the model does not fit on {plan.gpus} x {plan.gpu_bytes / GB:,g} GB: {remedy}")
+    found = too_small(plan)
     found += [_late(missed) for missed in plan.missed if missed.deadline.role in roles]
     if "validator" in roles and plan.uplink_share > 1:
         found.append(
@@ -172,6 +182,19 @@ def refusals(plan: Plan, roles: Sequence[Role] = ROLES) -> list[str]:
             "and joiners find none"
         )
     return found
+
+
+def too_small(plan: TrainerPlan) -> list[str]:
+    """Why its GPUs do not hold the model, if they do not."""
+    if not plan.on_gpu or plan.micro_sequences:
+        return []
+    needed = plan.gpus_needed
+    remedy = (
+        "no number of them suffices: take GPUs with more memory"
+        if needed is None
+        else f"it needs {needed} of them, or GPUs with more memory"
+    )
+    return [f"the model does not fit on {plan.gpus} x {plan.gpu_bytes / GB:,g} GB: {remedy}"]
 
 
 def _late(missed: Missed) -> str:
@@ -246,11 +269,11 @@ def as_json(plan: Plan) -> dict[str, Any]:
             }
             for role in ROLES
         },
-        "rates": _rates(plan.rates),
+        "rates": rates_table(plan.rates),
     }
 
 
-def _rates(rates: Rates) -> dict[str, Any]:
+def rates_table(rates: Rates) -> dict[str, Any]:
     """Units a second of one thread and of all, None where these are as many times one's; `threads` as it is."""
     found: dict[str, Any] = {"threads": rates.threads}
     for field in fields(rates):

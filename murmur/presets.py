@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from owner import presets
 from owner.presets import names as names
+from protocol.cluster import ClusterSpec, build_cluster
 from protocol.errors import ConfigError
 from protocol.run import Amendment, Run
 from protocol.spec import RunSpec, fault_lines
@@ -30,7 +31,9 @@ def read(source: str) -> Run:
     table = presets.table(source)
     try:
         amendments = _AMENDMENTS.validate_python(table.pop("amendments", []))
-        run = Run(RunSpec.model_validate(_completed(table, source if presets.is_preset(source) else "draft")))
+        table = {"clock": presets.WINDOWS} | table
+        name = source if presets.is_preset(source) else "draft"
+        run = Run(RunSpec.model_validate(_completed(table, name, STAND_INS)))
         for fields in amendments:
             run = run.amended([Amendment.model_validate({"previous": run.head.hex()} | fields)])
     except ValidationError as fault:
@@ -38,13 +41,26 @@ def read(source: str) -> Run:
     return run
 
 
+def is_cluster(source: str) -> bool:
+    """Whether the file is a cluster's spec. Raises ConfigError."""
+    return "cluster" in presets.table(source)
+
+
+def read_cluster(source: str) -> ClusterSpec:
+    """The cluster's spec of the preset or file `source`: of a run on a chain, what a cluster has of it. Raises
+    ConfigError."""
+    table = presets.without_chain(presets.table(source))
+    return build_cluster(_completed(table, source if presets.is_preset(source) else "draft", _OF_ALL), source)
+
+
+_OF_ALL = {name: STAND_INS[name] for name in ("genesis_checkpoint", "data")}
 _AMENDMENTS = TypeAdapter(list[dict[str, Any]])
 
 
-def _completed(table: dict[str, Any], name: str) -> dict[str, Any]:
+def _completed(table: dict[str, Any], name: str, stand_ins: dict[str, Any]) -> dict[str, Any]:
     """`table` with a stand-in for each field that it lacks."""
-    completed = {"name": name, "clock": presets.WINDOWS, "data": {}} | table
-    for field, stand_in in STAND_INS.items():
+    completed = {"name": name} | table
+    for field, stand_in in stand_ins.items():
         given = completed.setdefault(field, stand_in)
         if isinstance(stand_in, dict) and isinstance(given, dict):
             completed[field] = stand_in | given

@@ -127,7 +127,7 @@ def pace(case: Thorough) -> str | Advice:
     return f"a {case.role} here {deadline.does} {margin}: it takes {duration(ends)} of {duration(by)}; {tried}"
 
 
-def _by_one_thread(measured: Measured, case: Thorough) -> Measured | None:
+def _by_one_thread(measured: Measured[Plan], case: Thorough) -> Measured[Plan] | None:
     """The same with one thread where that is in time: several threads that share cores with other work mostly wait for
     each other."""
     before = torch.get_num_threads()
@@ -145,7 +145,7 @@ def _by_one_thread(measured: Measured, case: Thorough) -> Measured | None:
     return None if refusals(_quickest(single), [case.role]) else single
 
 
-def _quickest(measured: Measured) -> Plan:
+def _quickest(measured: Measured[Plan]) -> Plan:
     """The plan as the quickest pass of the trial has it, without more spread than any plan has."""
     plan, trial = measured.plan, measured.trial
     if trial is None:
@@ -153,7 +153,7 @@ def _quickest(measured: Measured) -> Plan:
     return replace(plan, rates=replace(plan.rates, compute=Rate(trial.quickest_flops)), margin=MARGIN)
 
 
-def _tried(measured: Measured) -> str:
+def _tried(measured: Measured[Plan]) -> str:
     """The inner steps of a round by the trial, with their spread."""
     plan, trial = measured.plan, measured.trial
     seconds = duration(plan.compute_seconds)

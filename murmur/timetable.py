@@ -5,10 +5,10 @@ from itertools import groupby
 from textwrap import wrap
 
 from protocol.run import Run
-from training.memory import RESERVE, STEP_PARTS, Role, disk_parts, memory_total
+from training.memory import RESERVE, STEP_PARTS, Role, disk_parts, gpu_total
 from training.milestones import milestones
 from training.phases import COPIES, POST_BLOCKS, Opening, Phase
-from training.plan import COVENANT, ROLES, Plan, transfer_seconds, utilization
+from training.plan import COVENANT, ROLES, Plan, TrainerPlan, transfer_seconds, utilization
 from training.timeline import Timed
 
 GB = 10**9
@@ -39,11 +39,11 @@ DOES = {
 
 def lines(plan: Plan, run: Run, refused: Sequence[str], *, measured: bool) -> Iterator[str]:
     """All of it, line by line."""
-    yield from _size(plan)
+    yield from size(plan)
     yield ""
-    yield from _verdict(refused)
+    yield from verdict(refused, "IT FITS: every deadline is met.")
     if plan.loses_own_state:
-        yield from _wrapped(
+        yield from wrapped(
             "MIND: a miner's own state is not on the disk when it compresses the next round, and is given up: a crash "
             "loses error feedback and optimizer state. Take a faster disk.",
             "  ",
@@ -54,7 +54,7 @@ def lines(plan: Plan, run: Run, refused: Sequence[str], *, measured: bool) -> It
     yield ""
     yield from _shares(plan)
     yield ""
-    yield from _gpu_memory(plan)
+    yield from gpu_memory(plan)
     yield ""
     yield from _host_and_disk(plan)
     yield ""
@@ -66,7 +66,8 @@ def lines(plan: Plan, run: Run, refused: Sequence[str], *, measured: bool) -> It
         yield from _published()
 
 
-def _size(plan: Plan) -> Iterator[str]:
+def size(plan: TrainerPlan) -> Iterator[str]:
+    """How large the model is, a round, and a payload."""
     spec, model = plan.spec, plan.spec.model
     dense = 4 * plan.parameters / plan.payload_bytes
     yield (
@@ -85,16 +86,18 @@ def _size(plan: Plan) -> Iterator[str]:
     yield f"payload        {plan.payload_bytes:,} bytes, {dense:.1f} times smaller than dense fp32"
 
 
-def _verdict(refused: Sequence[str]) -> Iterator[str]:
+def verdict(refused: Sequence[str], fits: str) -> Iterator[str]:
+    """`fits`, or why it is refused."""
     if not refused:
-        yield "IT FITS: every deadline is met."
+        yield fits
         return
     yield "REFUSED:"
     for reason in refused:
-        yield from _wrapped(f"- {reason}", "  ")
+        yield from wrapped(f"- {reason}", "  ")
 
 
-def _wrapped(text: str, indent: str, width: int = 100) -> Iterator[str]:
+def wrapped(text: str, indent: str, width: int = 100) -> Iterator[str]:
+    """Its words in lines, all but the first behind `indent`."""
     line = ""
     for word in text.split():
         if line and len(line) + 1 + len(word) > width:
@@ -110,14 +113,15 @@ def _wrapped(text: str, indent: str, width: int = 100) -> Iterator[str]:
 def _timeline(plan: Plan, role: Role) -> Iterator[str]:
     """Phases by their beginnings, with the blocks that they wait for in between."""
     yield f"{'begins':>9}{'takes':>10}   a {role}, from block D on; * holds up a deadline"
-    rows = [(timed.begins, 1, _row(timed)) for timed in plan.timeline(role) if timed.seconds]
+    rows = [(timed.begins, 1, timed_row(timed)) for timed in plan.timeline(role) if timed.seconds]
     marks = {plan.openings[block]: mark for block, mark in MARKS.items()} | {plan.round_seconds: LIMIT}
     rows += [(begins, 0, f"{_clock(begins):>9}{'':>10} - {mark}") for begins, mark in marks.items()]
     for _, _, row in sorted(rows, key=lambda row: row[:2]):
         yield row
 
 
-def _row(timed: Timed) -> str:
+def timed_row(timed: Timed) -> str:
+    """When a phase begins, what it takes, and what that is."""
     star = "*" if timed.critical else " "
     left = f"{_clock(timed.begins):>9}{duration(timed.seconds):>10} {star} {timed.phase.name}"
     told = _work(timed.phase)
@@ -164,21 +168,22 @@ def _shares(plan: Plan) -> Iterator[str]:
         steps = plan.restart(role)
         told = ", ".join(f"{name} {duration(seconds)}" for name, seconds in steps[1:])
         total = sum(seconds for _, seconds in steps[1:])
-        yield from _wrapped(f"{'restart':<15}{duration(total):>8}   a {role}: {told}", " " * 26)
+        yield from wrapped(f"{'restart':<15}{duration(total):>8}   a {role}: {told}", " " * 26)
 
 
 # --- memory and disk ---------------------------------------------------------------------------------------------
 
 
-def _gpu_memory(plan: Plan) -> Iterator[str]:
+def gpu_memory(plan: TrainerPlan) -> Iterator[str]:
+    """What lies on each GPU, and whether that fits."""
     if not plan.on_gpu:
         yield "The node trains on this machine's CPU: it needs no GPU."
         return
-    whole = memory_total(plan.spec, 1, plan.spec.inner.sequences).gpu_computing
+    whole, _ = gpu_total(plan.spec, 1, plan.spec.inner.sequences)
     if whole < SMALL_BYTES:
-        yield f"So small a model needs no GPU: it trains in {_bytes(whole)}; --measure plans it on this machine."
+        yield f"So small a model needs no GPU: it trains in {size_words(whole)}; --measure plans it on this machine."
         return
-    unit, symbol = _unit(plan.memory_total.gpu_computing)
+    unit, symbol = unit_of(plan.memory_total.gpu_computing)
     each = "the GPU" if plan.gpus == 1 else f"each of {plan.gpus} GPUs"
     yield f"{f'memory of {each}, {symbol}':<34}{'computing':>11}{'communicating':>16}"
     parts = {name: part for name, part in plan.memory().items() if part.gpu_computing or part.gpu_communicating}
@@ -193,28 +198,27 @@ def _gpu_memory(plan: Plan) -> Iterator[str]:
 
 
 def _host_and_disk(plan: Plan) -> Iterator[str]:
-    unit, symbol = _unit(plan.host_bytes_peak("miner"))
+    unit, symbol = unit_of(plan.host_bytes_peak("miner"))
     yield f"{f'memory of the host, {symbol}':<34}{'miner':>11}{'validator':>16}"
     held = {role: plan.host(role) for role in ROLES}
     for moment in dict.fromkeys(moment for role in ROLES for moment in held[role]):
-        yield _pair(f"  {moment}", [held[role].get(moment, 0) / unit for role in ROLES])
-    yield _pair("  peak", [plan.host_bytes_peak(role) / unit for role in ROLES])
+        yield pair(f"  {moment}", [held[role].get(moment, 0) / unit for role in ROLES])
+    yield pair("  peak", [plan.host_bytes_peak(role) / unit for role in ROLES])
     disk = {role: disk_parts(plan.spec, role) for role in ROLES}
-    unit, symbol = _unit(plan.disk_bytes("miner"))
+    unit, symbol = unit_of(plan.disk_bytes("miner"))
     yield f"{f'disk, {symbol}':<34}{'miner':>11}{'validator':>16}"
     for name in dict.fromkeys(name for role in ROLES for name in disk[role]):
-        yield _pair(f"  {name.replace('_', ' ')}", [disk[role].get(name, 0) / unit for role in ROLES])
-    yield _pair("  at most", [plan.disk_bytes(role) / unit for role in ROLES])
+        yield pair(f"  {name.replace('_', ' ')}", [disk[role].get(name, 0) / unit for role in ROLES])
+    yield pair("  at most", [plan.disk_bytes(role) / unit for role in ROLES])
     data = {role: plan.data_bytes_per_day(role) for role in ROLES}
-    yield _pair(
-        "  written a day, without data", [(plan.disk_bytes_per_day(role) - data[role]) / unit for role in ROLES]
-    )
-    yield _pair("  data a day, until all is there", [data[role] / unit for role in ROLES])
+    yield pair("  written a day, without data", [(plan.disk_bytes_per_day(role) - data[role]) / unit for role in ROLES])
+    yield pair("  data a day, until all is there", [data[role] / unit for role in ROLES])
 
 
-def _pair(label: str, values: Sequence[float]) -> str:
+def pair(label: str, values: Sequence[float]) -> str:
+    """One value or two in their columns."""
     cells = [f"{value:,.1f}" if value else "-" for value in values]
-    return f"{label:<34}{cells[0]:>11}{cells[1]:>16}"
+    return f"{label:<34}{cells[0]:>11}" + "".join(f"{cell:>16}" for cell in cells[1:])
 
 
 # --- the rest ----------------------------------------------------------------------------------------------------
@@ -226,8 +230,9 @@ def _schedule(run: Run) -> Iterator[str]:
         yield f"{at.round:>10,}{at.inner_step:>13,}{at.lr:>12.3g}{at.alpha:>11g}   {at.begins}"
 
 
-def _assumptions(plan: Plan, measured: bool) -> Iterator[str]:
-    rates, sizes = plan.rates, plan.sizes
+def machine_words(plan: TrainerPlan, *, measured: bool) -> str:
+    """Of which machine and links a plan is."""
+    rates = plan.rates
     machine = "Measured on this machine" if measured else "Stated, of a server"
     trains = f"{plan.gpus} x {rates.compute.one / 1e12:,.3g} TFLOP/s" + (" sustained in training" * (not measured))
 
@@ -235,19 +240,23 @@ def _assumptions(plan: Plan, measured: bool) -> Iterator[str]:
         rate = getattr(rates, name)
         return f"{rate.one / GB:,.2f} ({min(rate.most, rates.threads * rate.one) / GB:,.3g})"
 
-    yield from _wrapped(
+    return (
         f"{machine}: {trains}; in GB/s by one thread (by all {rates.threads}): "
         + ", ".join(f"{name} {of(name)}" for name in ("hash", "copy", "fresh", "write", "read", "compress"))
-        + f"; link {8e-6 * rates.up.one:,g} Mb/s up, {8e-6 * rates.down.one:,g} Mb/s down.",
-        "",
+        + f"; link {8e-6 * rates.up.one:,g} Mb/s up, {8e-6 * rates.down.one:,g} Mb/s down."
     )
+
+
+def _assumptions(plan: Plan, measured: bool) -> Iterator[str]:
+    sizes = plan.sizes
+    yield from wrapped(machine_words(plan, measured=measured), "")
     data = (
         "the data set is on the disk"
         if plan.has_data
-        else f"a miner's data comes by whole files of {_bytes(sizes.shard)}, a validator reads {_bytes(sizes.sampled)} "
-        "of it"
+        else f"a miner's data comes by whole files of {size_words(sizes.shard)}, a validator reads "
+        f"{size_words(sizes.sampled)} of it"
     )
-    yield from _wrapped(
+    yield from wrapped(
         f"Assumed: {sizes.gathered} peers mine, {sizes.contributors} contribute, the same as in the round before; a "
         f"post takes {POST_BLOCKS * plan.spec.clock.block_seconds:g} s; {data}; transfers have the link to "
         f"themselves. {plan.validators} validators of equal stake share {COPIES} copies of each payload. A validator "
@@ -261,12 +270,12 @@ def _published() -> Iterator[str]:
     claim = COVENANT
     up = transfer_seconds(claim.payload_bytes, claim.up_mbps)
     down = transfer_seconds(claim.peers * claim.payload_bytes, claim.down_mbps)
-    yield from _wrapped(
+    yield from wrapped(
         f"Published: {duration(claim.compute_seconds)} of compute and {claim.communication_seconds:.0f} s of "
         f"communication, {utilization(claim.compute_seconds, claim.communication_seconds):.1%}, at "
         f"{claim.up_mbps:g} Mb/s up and {claim.down_mbps:g} Mb/s down. Its {claim.value_bits} bits a value are "
-        f"{_bytes(claim.payload_bytes)}: at those speeds {up:.0f} s up and {down:.0f} s down from {claim.peers} peers, "
-        f"{utilization(claim.compute_seconds, up + down):.1%}; were they megabytes a second, {up / 8:.0f} s and "
+        f"{size_words(claim.payload_bytes)}: at those speeds {up:.0f} s up and {down:.0f} s down from {claim.peers} "
+        f"peers, {utilization(claim.compute_seconds, up + down):.1%}; were they megabytes a second, {up / 8:.0f} s and "
         f"{down / 8:.0f} s.",
         "",
     )
@@ -281,11 +290,12 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _unit(num_bytes: float) -> tuple[int, str]:
+def unit_of(num_bytes: float) -> tuple[int, str]:
+    """The unit of a table whose largest value this is, and its name."""
     return (GB, "GB") if num_bytes >= GB else (10**6, "MB")
 
 
-def _bytes(num_bytes: float) -> str:
+def size_words(num_bytes: float) -> str:
     """In the decimal unit that fits."""
     for unit, symbol in ((GB, "GB"), (10**6, "MB"), (10**3, "kB")):
         if num_bytes >= unit:

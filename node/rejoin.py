@@ -21,10 +21,8 @@ from protocol.messages import first_link, link_of
 from protocol.types import Digest, PeerId
 from sparseloco.update import Update
 from storage.s3 import RangedBucket
+from training.cluster import SLOWEST_BYTES as SLOWEST_BYTES
 from training.shards import Fetch
-
-SLOWEST_BYTES = 125_000.0
-"""Bytes a second of the slowest link that is waited for: 1 Mb/s."""
 
 
 def begin(ledger: Ledger, held: Held) -> None:

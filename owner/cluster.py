@@ -6,6 +6,7 @@ from typing import Any
 
 from node.group import Token, new_secret
 from owner.draft import NOBODYS_THETA, require_turns
+from owner.presets import without_chain
 from owner.publish import Tell, blobs_of, data_blobs, theta_blobs, upload
 from owner.theta import make_theta
 from protocol.cluster import ClusterSpec, build_cluster
@@ -16,15 +17,13 @@ from storage.s3 import RangedBucket
 from training.shards import Shards
 
 TRIAL_SECONDS = 60.0
-_OF_A_CHAIN = ("chain", "netuid", "owner", "clock", "gauntlet", "amendments")
-"""Tables and fields of a preset that a cluster has no use for."""
 
 
 def draft(table: Mapping[str, Any], name: str, data: Shards, *, local: bool, own_vocabulary: bool) -> ClusterSpec:
     """The spec without theta_0: `table` (of a preset or a file), and over it what is the data's. own_vocabulary: the
     table's is a choice; else it is the data's tokenizer's. Raises ConfigError with one line for each fault."""
     require_turns(data)
-    given = {key: value for key, value in table.items() if key not in _OF_A_CHAIN}
+    given = without_chain(table)
     model = dict(given.get("model") or {})
     if not own_vocabulary:
         model["vocabulary"] = data.index.vocabulary

@@ -1,6 +1,7 @@
 """Tables of run specs, by name (configs/*.toml) or from a file, as somebody wrote them: without what only one network
 can know, and perhaps with `[[amendments]]`, what its owner is to publish while the run goes on."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,15 @@ FOLDER = Path(__file__).resolve().parents[1] / "configs"
 
 WINDOWS = {"round_blocks": 72, "commit": 58, "reveal": 63, "words": 71, "finality_blocks": 3}
 """Of a table that leaves its clock open: those of the small presets."""
+
+
+OF_A_CHAIN = ("chain", "netuid", "owner", "clock", "gauntlet", "amendments")
+"""Tables and fields that a cluster has no use for."""
+
+
+def without_chain(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What a cluster's spec has of a table."""
+    return {key: value for key, value in table.items() if key not in OF_A_CHAIN}
 
 
 def names() -> list[str]:

@@ -13,9 +13,21 @@ from typing import Literal
 
 from protocol.spec import ModelSpec, RunSpec, TrainingSpec
 from training.dealing import muon_bytes
-from training.sizes import BF16, FP32, LOGITS_PER_CHUNK, Recompute, Sizes, TrainingSizes, layer_parameters
+from training.sizes import (
+    BF16,
+    FP32,
+    LOGITS_PER_CHUNK,
+    MemberSizes,
+    Recompute,
+    Sizes,
+    TrainingSizes,
+    layer_parameters,
+)
 
 Role = Literal["miner", "validator"]
+
+Trainer = Sizes | MemberSizes
+"""Sizes of whoever trains: a miner, or a cluster's member."""
 
 RESERVE = 0.05
 """Share of a GPU's memory that is left for the CUDA context, NCCL's buffers and fragmentation."""
@@ -97,8 +109,13 @@ def gpu_total(spec: TrainingSpec, gpus: int, micro_sequences: int, recompute: Re
 
 def memory_parts(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> dict[str, Part]:
     """Memory of a miner by part, each at its own peak."""
-    on_gpu = gpu_parts(spec, gpus, micro_sequences, recompute)
-    host = host_moments(spec, "miner", ranks=gpus)
+    return trainer_parts(Sizes(spec), gpus, micro_sequences, recompute)
+
+
+def trainer_parts(sizes: Trainer, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> dict[str, Part]:
+    """The same of whoever trains."""
+    on_gpu = gpu_parts(sizes.spec, gpus, micro_sequences, recompute)
+    host = trainer_moments(sizes, ranks=gpus)
     computing = host.pop(COMPUTING)
     names = dict.fromkeys([*on_gpu, *(name for moment in host.values() for name in moment)])
     return {
@@ -112,10 +129,15 @@ def memory_parts(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Reco
 
 
 def memory_total(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> Part:
-    """Memory of all parts at its fullest moment."""
-    host = {moment: sum(held.values()) for moment, held in host_moments(spec, "miner", ranks=gpus).items()}
+    """Memory of all of a miner's parts at its fullest moment."""
+    return trainer_total(Sizes(spec), gpus, micro_sequences, recompute)
+
+
+def trainer_total(sizes: Trainer, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> Part:
+    """The same of whoever trains."""
+    host = {moment: sum(held.values()) for moment, held in trainer_moments(sizes, ranks=gpus).items()}
     computing = host.pop(COMPUTING)
-    return Part(*gpu_total(spec, gpus, micro_sequences, recompute), computing, max(host.values()))
+    return Part(*gpu_total(sizes.spec, gpus, micro_sequences, recompute), computing, max(host.values()))
 
 
 def _shared(num_bytes: int, gpus: int) -> int:
@@ -209,37 +231,41 @@ def host_moments(
     the CPU's one process holds beyond parameters, gradients and the optimizer's state, which the host then has too.
     """
     sizes = Sizes(spec)
+    if role == "miner":
+        return trainer_moments(sizes, ranks=ranks, cpu_activations=cpu_activations)
     model, payload = sizes.model, sizes.payload
     on_cpu = cpu_activations is not None
-    module = {"parameters": model} if on_cpu else {}
-    trained = module | {"adam_moments": sizes.optimizer} if on_cpu else {}
     always = {"processes": ranks * PROCESS_BYTES}
-    areas = {"theta": model, "spare": model}
-    areas |= {"momentum": model} if spec.momentum else {}
-    opened = {"payloads": sizes.contributors * payload}
-    if role == "validator":
-        held = always | module | areas
-        checked = {"payloads": sizes.gathered * payload}
-        applied = {"payloads": (sizes.gathered + sizes.contributors) * payload}
-        # The records where all ranks see them, and what the weights were.
-        # On the way to GPUs also places and moves of a tensor, listed and picked out.
-        most = max(sum(region.down * region.across * region.k for region in tensor.regions) for tensor in spec.layout)
-        listed = 0 if on_cpu else 2 * (PLACE_BYTES + FP32) * most
-        probed = {"probed": payload + FP32 * sizes.values + listed}
-        return {
-            "check": held | checked,
-            "probe": held | checked | probed,
-            "outer step": held | applied,
-            "restart": always | module | {name: areas[name] for name in areas if name != "spare"},
-        }
-    dense = spec.exchange == "int8"
-    areas |= {"error_feedback": 0 if dense else model, "stored_moments": sizes.optimizer}
+    module = {"parameters": model} if on_cpu else {}
+    held = always | module | _areas(sizes)
+    checked = {"payloads": sizes.gathered * payload}
+    applied = {"payloads": (sizes.gathered + sizes.contributors) * payload}
+    # The records where all ranks see them, and what the weights were.
+    # On the way to GPUs also places and moves of a tensor, listed and picked out.
+    listed = 0 if on_cpu else 2 * (PLACE_BYTES + FP32) * _most_values(spec)
+    probed = {"probed": payload + FP32 * sizes.values + listed}
+    return {
+        "check": held | checked,
+        "probe": held | checked | probed,
+        "outer step": held | applied,
+        "restart": always | module | {name: size for name, size in _areas(sizes).items() if name != "spare"},
+    }
+
+
+def trainer_moments(sizes: Trainer, *, ranks: int = 1, cpu_activations: int | None = None) -> dict[str, dict[str, int]]:
+    """The same of whoever trains."""
+    model, payload = sizes.model, sizes.payload
+    on_cpu = cpu_activations is not None
+    always = {"processes": ranks * PROCESS_BYTES}
+    trained = {"parameters": model, "adam_moments": sizes.optimizer} if on_cpu else {}
+    dense = sizes.spec.exchange == "int8"
+    areas = _areas(sizes) | {"error_feedback": 0 if dense else model, "stored_moments": sizes.optimizer}
     held = always | areas
     gradients = {"gradients": model, "activations": cpu_activations} if cpu_activations is not None else {}
     sealed = {"payloads": 4 * payload}
+    opened = {"payloads": sizes.contributors * payload}
     # Of a tensor what exceeds the norms that an outer step applies, listed as it was and as it is sent.
-    most = max(sum(region.down * region.across * region.k for region in tensor.regions) for tensor in spec.layout)
-    kept_back = 0 if dense else 2 * 2 * (PLACE_BYTES + FP32) * most
+    kept_back = 0 if dense else 2 * 2 * (PLACE_BYTES + FP32) * _most_values(sizes.spec)
     opened |= {"mean": payload} if dense else {}
     return {
         COMPUTING: held | trained | gradients,
@@ -248,6 +274,17 @@ def host_moments(
         "outer step": held | trained | opened,
         "restart": always | trained | {name: areas[name] for name in areas if name != "spare"},
     }
+
+
+def _areas(sizes: Trainer) -> dict[str, int]:
+    """What every node keeps of the run's state."""
+    momentum = sizes.consensus - sizes.model
+    return {"theta": sizes.model, "spare": sizes.model} | ({"momentum": momentum} if momentum else {})
+
+
+def _most_values(spec: TrainingSpec) -> int:
+    """Values of a payload that are of one tensor, at most."""
+    return max(sum(region.down * region.across * region.k for region in tensor.regions) for tensor in spec.layout)
 
 
 def host_bytes_peak(spec: RunSpec, role: Role, *, ranks: int = 1, cpu_activations: int | None = None) -> int:
@@ -262,16 +299,25 @@ def host_bytes_peak(spec: RunSpec, role: Role, *, ranks: int = 1, cpu_activation
 def disk_parts(spec: RunSpec, role: Role) -> dict[str, int]:
     """Most bytes of a node's state on its disk, by part: what replaces a file is written before that one goes. The
     data set is not among them: its files come as they are needed and stay."""
-    sizes, rounds = Sizes(spec), spec.checkpoint_rounds + RECENT_ROUNDS
-    consensus = {"snapshot": 2 * sizes.consensus, "log": rounds * sizes.contributors * sizes.payload}
+    sizes = Sizes(spec)
     if role == "miner":
-        return consensus | {
-            "own_state": 2 * sizes.own,
-            "sealed": 2 * sizes.payload,
-            "cache": sizes.contributors * sizes.payload,
-        }
-    return consensus | {
+        return trainer_disk(sizes)
+    return _consensus_disk(sizes) | {
         "checkpoint": sizes.consensus,
         "cache": sizes.gathered * sizes.payload,
         "payloads": (spec.gauntlet.remembered_rounds + 1) * sizes.gathered * sizes.payload,
     }
+
+
+def trainer_disk(sizes: Trainer) -> dict[str, int]:
+    """The same of whoever trains."""
+    return _consensus_disk(sizes) | {
+        "own_state": 2 * sizes.own,
+        "sealed": 2 * sizes.payload,
+        "cache": sizes.contributors * sizes.payload,
+    }
+
+
+def _consensus_disk(sizes: Trainer) -> dict[str, int]:
+    rounds = sizes.spec.checkpoint_rounds + RECENT_ROUNDS
+    return {"snapshot": 2 * sizes.consensus, "log": rounds * sizes.contributors * sizes.payload}

@@ -6,13 +6,14 @@ settles that round, and the next D is the deadline. When the code changes, its l
 refusals, a disk's wear and the utilization follow.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from protocol.spec import ClockSpec, RunSpec
+from protocol.spec import ClockSpec, RunSpec, TrainingSpec
 from training.dealing import muon_flops
-from training.memory import PLACE_BYTES, Role
+from training.memory import PLACE_BYTES, Role, Trainer
 from training.sizes import FP32, Sizes, flops_per_token
 
 PART_BYTES = 16 << 20
@@ -136,22 +137,19 @@ def decided(clock: ClockSpec, said: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """A run on a machine: `threads` of its CPUs, and `gpus` that train; on_gpu: False where its CPU does. validators:
-    how many count, with equal stake. has_data: the data set is on its disk, and none of it has to come. margin: of the
-    compute, time that is kept free beside it."""
+class TrainerSetting(ABC):
+    """Whoever trains, on a machine: `threads` of its CPUs, and `gpus` that train; on_gpu: False where its CPU does.
+    has_data: the data set is on its disk, and none of it has to come."""
 
-    spec: RunSpec
+    spec: TrainingSpec
     gpus: int
     threads: int
     on_gpu: bool = True
-    validators: int = VALIDATORS
     has_data: bool = False
-    margin: float = MARGIN
 
     @property
-    def sizes(self) -> Sizes:
-        return Sizes(self.spec)
+    @abstractmethod
+    def sizes(self) -> Trainer: ...
 
     @property
     def flops(self) -> int:
@@ -207,18 +205,6 @@ class Setting:
         """Payloads that are opened, and sections of one that are sealed, beside each other (node/payloads.py)."""
         return min(self.threads, OPEN_THREADS) if self.sizes.payload > PART_BYTES else 1
 
-    @property
-    def gathered_first(self) -> int:
-        """Payloads that a validator has read when it has all contributors', the book's best first: those that travel
-        beside each other share the link, and are whole together (node/payloads.py)."""
-        rows = -(-self.sizes.contributors // FETCH_THREADS)
-        return min(self.sizes.gathered, rows * -(-self.sizes.contributors // rows))
-
-    @property
-    def copied_payloads(self) -> float:
-        """How many of the contributors' payloads one validator copies, on average."""
-        return self.sizes.contributors * min(COPIES, self.validators) / self.validators
-
     def fetched(self) -> tuple[Work, ...]:
         """training/shards.py hold, by node/data.py: whole files of the data set, hashed when they come and when they
         are opened."""
@@ -227,23 +213,10 @@ class Setting:
         total = self.sizes.trained_shards * self.sizes.shard
         return Work(total, "down"), Work(total, "write"), Work(2 * total, "hash")
 
-    def sampled(self) -> tuple[Work, ...]:
-        """training/shards.py read, for one evaluated peer after the other and for nobody's pages: lists of leaves
-        beside each other, then blocks, with two requests for each."""
-        if self.has_data:
-            return ()
-        sizes = self.sizes
-        rounds = -(-self.spec.gauntlet.sample_sequences // PART_THREADS)
-        calls = (2 + 2 * rounds) * (sizes.evaluated + 1)
-        return Work(calls, "call"), Work(sizes.sampled, "down"), Work(sizes.sampled, "hash")
-
     def evaluated(self, sequences: int) -> Work:
         """Forward passes: a third of training's FLOPs."""
         model = self.spec.model
         return Work(sequences * model.context * flops_per_token(model) / 3, "compute", self.gpus)
-
-    def posted(self) -> Work:
-        return Work(seconds(self.spec.clock, POST_BLOCKS), "wait")
 
     def applied(self) -> tuple[Phase, ...]:
         """node/held.py apply: the agreed payloads applied, and theta hashed. Saved is which payloads they were."""
@@ -263,6 +236,77 @@ class Setting:
         written = self.saved(self.sizes.model)
         return Phase("snapshot", written, ("theta digest",), every=self.spec.checkpoint_rounds)
 
+    def swap(self) -> tuple[Work, ...]:
+        """training/trainer.py: the optimizer's state to its place, or back from it."""
+        moved = self.sizes.optimizer
+        return (self.to_device(moved) if self.on_gpu else self.copied(moved),)
+
+    def trained(self) -> tuple[Work, ...]:
+        """All inner steps."""
+        return (Work(self.flops + self.optimizer_flops, "compute", self.gpus),)
+
+    def compressed(self) -> tuple[Work, ...]:
+        """training/replica.py compress; on GPUs theta and error feedback there, and the new one back."""
+        model = self.sizes.model
+        return (Work(3 * model, "device", self.gpus) if self.on_gpu else Work(model, "compress", self.threads),)
+
+    def downloaded(self) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+        """All contributors' payloads but one's own, and what goes on beside that."""
+        others = (self.sizes.contributors - 1) * self.sizes.payload
+        return (Work(others, "down"),), (Work(others, "write"), Work(others, "hash", PREFETCH_THREADS))
+
+    def sent(self) -> tuple[Phase, ...]:
+        """rounds/work.py: what was compressed sealed, all but a part of it uploaded meanwhile, and its object saved."""
+        payload = self.sizes.payload
+        return (
+            Phase("seal", self.sealed()),
+            Phase("upload ahead", (Work(payload - min(payload, PART_BYTES), "up"),), ("compress",)),
+            Phase("save sealed", (Work(payload, "write"), Work(payload, "hash")), ("seal",)),
+        )
+
+    def shown(self) -> tuple[Work, ...]:
+        """The rest of the upload, once the object is saved: the part with the envelope, and the completion."""
+        return Work(min(self.sizes.payload, PART_BYTES), "up"), Work(1, "call")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting(TrainerSetting):
+    """A node of a run on a chain. validators: how many count, with equal stake. margin: of the compute, time that is
+    kept free beside it."""
+
+    spec: RunSpec
+    validators: int = VALIDATORS
+    margin: float = MARGIN
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.spec)
+
+    @property
+    def gathered_first(self) -> int:
+        """Payloads that a validator has read when it has all contributors', the book's best first: those that travel
+        beside each other share the link, and are whole together (node/payloads.py)."""
+        rows = -(-self.sizes.contributors // FETCH_THREADS)
+        return min(self.sizes.gathered, rows * -(-self.sizes.contributors // rows))
+
+    @property
+    def copied_payloads(self) -> float:
+        """How many of the contributors' payloads one validator copies, on average."""
+        return self.sizes.contributors * min(COPIES, self.validators) / self.validators
+
+    def sampled(self) -> tuple[Work, ...]:
+        """training/shards.py read, for one evaluated peer after the other and for nobody's pages: lists of leaves
+        beside each other, then blocks, with two requests for each."""
+        if self.has_data:
+            return ()
+        sizes = self.sizes
+        rounds = -(-self.spec.gauntlet.sample_sequences // PART_THREADS)
+        calls = (2 + 2 * rounds) * (sizes.evaluated + 1)
+        return Work(calls, "call"), Work(sizes.sampled, "down"), Work(sizes.sampled, "hash")
+
+    def posted(self) -> Work:
+        return Work(seconds(self.spec.clock, POST_BLOCKS), "wait")
+
 
 def round_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
     """A round of a node that follows: it was selected and predicted as in the round before."""
@@ -272,40 +316,25 @@ def round_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
 def miner_phases(setting: Setting) -> tuple[Phase, ...]:
     """rounds/miner.py Miner.play, from D on, where what it expects is agreed (node/node.py expect): it trains from the
     keys on, and the decision holds up what it sends only."""
-    sizes, threads = setting.sizes, setting.threads
-    others = (sizes.contributors - 1) * sizes.payload  # its own it has
-    first_part = min(sizes.payload, PART_BYTES)
-    pack = Work(3 * sizes.model, "device", setting.gpus)  # theta and error there, the new error back
-    computed = setting.flops + setting.optimizer_flops
+    sizes = setting.sizes
+    download, meanwhile = setting.downloaded()
     return (
         Phase("reveal", (Work(2, "call"),), (), "commit"),
-        Phase(
-            "swap",
-            (setting.to_device(sizes.optimizer) if setting.on_gpu else setting.copied(sizes.optimizer),),
-            ("reveal",),
-        ),
+        Phase("swap", setting.swap(), ("reveal",)),
         Phase("save own state", setting.saved(sizes.own)),
-        Phase(
-            "download",
-            (Work(others, "down"),),
-            (),
-            "uploaded",
-            (Work(others, "write"), Work(others, "hash", PREFETCH_THREADS)),
-        ),
+        Phase("download", download, (), "uploaded", meanwhile),
         Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS), ("swap", "download")),
         *setting.stepped(),
         Phase("theta digest", (setting.hashed(sizes.model),)),
         Phase("select", (Work(SELECT_CALLS, "call"),), opens="decided"),
         replace(setting.snapshot(), after=("select",)),
         Phase("fetch data", setting.fetched(), ("reveal",)),
-        Phase("inner steps", (Work(computed, "compute", setting.gpus),), ("load weights", "fetch data")),
-        Phase("margin", (Work(setting.margin * computed, "compute", setting.gpus),)),
-        Phase("compress", (pack if setting.on_gpu else Work(sizes.model, "compress", threads),), ("margin", "select")),
-        Phase("seal", setting.sealed()),
-        Phase("upload ahead", (Work(sizes.payload - first_part, "up"),), ("compress",)),
-        Phase("save sealed", (Work(sizes.payload, "write"), Work(sizes.payload, "hash")), ("seal",)),
+        Phase("inner steps", setting.trained(), ("load weights", "fetch data")),
+        Phase("margin", tuple(replace(work, amount=setting.margin * work.amount) for work in setting.trained())),
+        Phase("compress", setting.compressed(), ("margin", "select")),
+        *setting.sent(),
         Phase("commit", (setting.posted(),)),
-        Phase("publish", (Work(first_part, "up"), Work(1, "call")), ("save sealed", "upload ahead")),
+        Phase("publish", setting.shown(), ("save sealed", "upload ahead")),
     )
 
 
@@ -357,7 +386,7 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
     )
 
 
-def restart_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
+def restart_phases(setting: TrainerSetting, role: Role) -> tuple[Phase, ...]:
     """node/build.py build and node/held.py resume: each rank builds the whole model and gives its GPU all of it; the
     snapshot, and the payloads of as many rounds as there are at most until the next one is whole. A joiner gets the
     checkpoint before."""

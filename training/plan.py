@@ -4,11 +4,13 @@ Memory and disk are counted in training/memory.py, a round's phases in training/
 figures: Covenant-72B (arXiv 2603.08163).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
-from protocol.spec import RunSpec
+from protocol.spec import RunSpec, TrainingSpec
 from training.memory import (
     CPU_BYTES,
     Part,
@@ -18,8 +20,9 @@ from training.memory import (
     fits,
     gpus_needed,
     host_moments,
-    memory_parts,
-    memory_total,
+    trainer_moments,
+    trainer_parts,
+    trainer_total,
 )
 from training.phases import (
     DEADLINES,
@@ -28,6 +31,7 @@ from training.phases import (
     Deadline,
     Opening,
     Setting,
+    TrainerSetting,
     decided,
     opening,
     restart_phases,
@@ -93,42 +97,30 @@ class Missed:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What one node needs for `spec` on `gpus` GPUs of `gpu_bytes` memory, or, on_gpu False, on its CPU alone.
+class TrainerPlan(ABC):
+    """What whoever trains needs for `spec` on `gpus` GPUs of `gpu_bytes` memory, or, on_gpu False, on its CPU alone.
+    rates: of its machine and links. has_data: the data set is on its disk."""
 
-    rates: of its machine and links; the links that are not given are those that the spec's clock was planned for.
-    validators: how many of equal stake share the copies of payloads. has_data: the data set is on its disk. voters:
-    rates of those whose words decide a round; as its own, unless given. margin: share of the compute that is kept free
-    beside it.
-    """
-
-    spec: RunSpec
+    spec: TrainingSpec
     gpus: int
     gpu_bytes: int
     rates: Rates = field(default_factory=Rates)
     on_gpu: bool = True
-    validators: int = VALIDATORS
     has_data: bool = False
-    voters: Rates | None = None
-    margin: float = MARGIN
 
-    def __post_init__(self) -> None:
-        clock = self.spec.clock
-        up = self.rates.up if self.rates.up.one else link(clock.upload_mbps)
-        down = self.rates.down if self.rates.down.one else link(clock.download_mbps)
-        object.__setattr__(self, "rates", replace(self.rates, up=up, down=down))
+    @property
+    @abstractmethod
+    def setting(self) -> TrainerSetting: ...
+
+    @property
+    @abstractmethod
+    def round_seconds(self) -> float: ...
+
+    @property
+    @abstractmethod
+    def utilization(self) -> float: ...
 
     # --- bytes and FLOPs -----------------------------------------------------------------------------------------
-
-    @property
-    def sizes(self) -> Sizes:
-        return Sizes(self.spec)
-
-    @property
-    def setting(self) -> Setting:
-        return Setting(
-            self.spec, self.gpus, self.rates.threads, self.on_gpu, self.validators, self.has_data, self.margin
-        )
 
     @property
     def parameters(self) -> int:
@@ -156,12 +148,7 @@ class Plan:
 
     @property
     def payload_bytes(self) -> int:
-        return self.sizes.payload
-
-    @property
-    def download_bytes(self) -> int:
-        """All contributing payloads of a full round."""
-        return self.sizes.contributors * self.sizes.payload
+        return self.setting.sizes.payload
 
     # --- time ----------------------------------------------------------------------------------------------------
 
@@ -176,8 +163,108 @@ class Plan:
         return self.rates.up.seconds(self.payload_bytes, 1)
 
     @property
+    @abstractmethod
+    def download_bytes(self) -> int: ...
+
+    @property
     def download_seconds(self) -> float:
         return self.rates.down.seconds(self.download_bytes, 1)
+
+    @property
+    def published_utilization(self) -> float:
+        """The same as the published runs count it: one payload up and those of all contributors down, nothing else."""
+        return utilization(self.compute_seconds, self.upload_seconds + self.download_seconds)
+
+    # --- memory --------------------------------------------------------------------------------------------------
+
+    def memory(self, micro_sequences: int = 1) -> dict[str, Part]:
+        """A trainer's memory by part with so many sequences on each GPU at once."""
+        return trainer_parts(self.setting.sizes, self.gpus, micro_sequences)
+
+    @property
+    def memory_total(self) -> Part:
+        """All of it, with one sequence at once."""
+        return trainer_total(self.setting.sizes, self.gpus, 1)
+
+    @property
+    def trainer_host(self) -> dict[str, int]:
+        """Bytes on a trainer's host at each moment at which memory peaks."""
+        held = trainer_moments(self.setting.sizes, ranks=self._ranks, cpu_activations=self._host_activations)
+        return {moment: sum(parts.values()) for moment, parts in held.items()}
+
+    @property
+    def sequences_per_gpu(self) -> int:
+        """Sequences of one inner step that a GPU takes, in one or more micro-batches."""
+        return -(-self.spec.inner.sequences // self.gpus)
+
+    @property
+    def micro_sequences(self) -> int:
+        """Most sequences at once with which a GPU's memory suffices; 0 when not even one fits."""
+        return last(lambda count: self._fits(self.gpus, count), self.sequences_per_gpu)
+
+    @property
+    def gpus_needed(self) -> int | None:
+        """Fewest GPUs of this size that suffice (training/memory.py)."""
+        return gpus_needed(self.spec, self.gpu_bytes)
+
+    def _fits(self, gpus: int, micro_sequences: int) -> bool:
+        return fits(self.spec, gpus, self.gpu_bytes, micro_sequences)
+
+    @property
+    def _ranks(self) -> int:
+        return self.gpus if self.on_gpu else 1
+
+    @property
+    def _host_activations(self) -> int | None:
+        """Where the CPU trains; None where GPUs do."""
+        if self.on_gpu:
+            return None
+        return min(CPU_BYTES, cpu_activations(self.spec.model, self.spec.inner.sequences))
+
+    def with_spread(self, spread: float) -> Self:
+        """Inner steps differ by so much in what they take (a share)."""
+        return self
+
+
+@dataclass(frozen=True)
+class Plan(TrainerPlan):
+    """What one node of a run on a chain needs.
+
+    Links that are not given are those that the spec's clock was planned for. validators: how many of equal stake share
+    the copies of payloads. voters: rates of those whose words decide a round; as its own, unless given. margin: share
+    of the compute that is kept free beside it.
+    """
+
+    spec: RunSpec
+    validators: int = VALIDATORS
+    voters: Rates | None = None
+    margin: float = MARGIN
+
+    def __post_init__(self) -> None:
+        clock = self.spec.clock
+        up = self.rates.up if self.rates.up.one else link(clock.upload_mbps)
+        down = self.rates.down if self.rates.down.one else link(clock.download_mbps)
+        object.__setattr__(self, "rates", replace(self.rates, up=up, down=down))
+
+    def with_spread(self, spread: float) -> Self:
+        return replace(self, margin=max(MARGIN, spread))
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.spec)
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(
+            self.spec, self.gpus, self.rates.threads, self.on_gpu, self.has_data, self.validators, self.margin
+        )
+
+    @property
+    def download_bytes(self) -> int:
+        """All contributing payloads of a full round."""
+        return self.sizes.contributors * self.sizes.payload
+
+    # --- time ----------------------------------------------------------------------------------------------------
 
     @property
     def round_seconds(self) -> float:
@@ -261,30 +348,11 @@ class Plan:
         done = [phase.ends for phase in self.timeline("miner") if phase.phase.name in ("commit", "publish")]
         return self.compute_seconds / max(self.round_seconds, *done)
 
-    @property
-    def published_utilization(self) -> float:
-        """The same as the published runs count it: one payload up and those of all contributors down, nothing else."""
-        return utilization(self.compute_seconds, self.upload_seconds + self.download_seconds)
-
-    # --- memory and disk -----------------------------------------------------------------------------------------
-
-    def memory(self, micro_sequences: int = 1) -> dict[str, Part]:
-        """A miner's memory by part with so many sequences on each GPU at once."""
-        return memory_parts(self.spec, self.gpus, micro_sequences)
-
-    @property
-    def memory_total(self) -> Part:
-        """All of it, with one sequence at once."""
-        return memory_total(self.spec, self.gpus, 1)
+    # --- host and disk -------------------------------------------------------------------------------------------
 
     def host(self, role: Role) -> dict[str, int]:
         """Bytes on the host at each moment at which memory peaks."""
-        held = host_moments(
-            self.spec,
-            role,
-            ranks=self.gpus if self.on_gpu else 1,
-            cpu_activations=None if self.on_gpu else self._cpu_activations,
-        )
+        held = host_moments(self.spec, role, ranks=self._ranks, cpu_activations=self._host_activations)
         return {moment: sum(parts.values()) for moment, parts in held.items()}
 
     def host_bytes_peak(self, role: Role) -> int:
@@ -302,28 +370,6 @@ class Plan:
         """Of that what stays: files of the data set, until all are there or their budget is full."""
         shards = self.sizes.trained_shards if role == "miner" and not self.has_data else 0
         return shards * self.sizes.shard * DAY_SECONDS / self.round_seconds
-
-    @property
-    def sequences_per_gpu(self) -> int:
-        """Sequences of one inner step that a GPU takes, in one or more micro-batches."""
-        return -(-self.spec.inner.sequences // self.gpus)
-
-    @property
-    def micro_sequences(self) -> int:
-        """Most sequences at once with which a GPU's memory suffices; 0 when not even one fits."""
-        return last(lambda count: self._fits(self.gpus, count), self.sequences_per_gpu)
-
-    @property
-    def gpus_needed(self) -> int | None:
-        """Fewest GPUs of this size that suffice (training/memory.py)."""
-        return gpus_needed(self.spec, self.gpu_bytes)
-
-    def _fits(self, gpus: int, micro_sequences: int) -> bool:
-        return fits(self.spec, gpus, self.gpu_bytes, micro_sequences)
-
-    @property
-    def _cpu_activations(self) -> int:
-        return min(CPU_BYTES, cpu_activations(self.spec.model, self.spec.inner.sequences))
 
 
 def last(holds: Callable[[int], bool], most: int) -> int:

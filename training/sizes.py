@@ -80,6 +80,35 @@ class TrainingSizes:
         """How many values a payload has."""
         return sum(region.down * region.across * region.k for tensor in self.spec.layout for region in tensor.regions)
 
+    @property
+    def token(self) -> int:
+        """A token in the data set."""
+        return 2 if self.spec.model.vocabulary <= 1 << 16 else 4
+
+    @property
+    def shard(self) -> int:
+        """A file of the data set."""
+        return SHARD_TOKENS * self.token
+
+    @property
+    def trained_shards(self) -> float:
+        """Files that a peer's pages of a round touch, on average."""
+        return self._touched(self.spec.pages_per_round, self.spec.page_tokens)
+
+    @property
+    def _shards(self) -> int:
+        return -(-self.spec.data.num_tokens // SHARD_TOKENS)
+
+    def _touched(self, places: int, tokens: int) -> float:
+        return min(places * (1 + tokens / SHARD_TOKENS), self._shards)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSizes(TrainingSizes):
+    """And what a cluster's member holds, writes and moves. contributors: its members, all of whom contribute."""
+
+    contributors: int
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes(TrainingSizes):
@@ -116,21 +145,6 @@ class Sizes(TrainingSizes):
         return rules.sample_sequences * asked
 
     @property
-    def token(self) -> int:
-        """A token in the data set."""
-        return 2 if self.spec.model.vocabulary <= 1 << 16 else 4
-
-    @property
-    def shard(self) -> int:
-        """A file of the data set."""
-        return SHARD_TOKENS * self.token
-
-    @property
-    def trained_shards(self) -> float:
-        """Files that a peer's pages of a round touch, on average."""
-        return self._touched(self.spec.pages_per_round, self.spec.page_tokens)
-
-    @property
     def sampled_sequences(self) -> int:
         """Sequences of text that a validator looks at: of every evaluated peer's pages and of nobody's."""
         return self.spec.gauntlet.sample_sequences * (self.evaluated + 1)
@@ -151,10 +165,3 @@ class Sizes(TrainingSizes):
         pages = min(rules.sample_sequences, self.spec.pages_per_round) * self.evaluated
         assigned = self._touched(pages, self.spec.page_tokens)
         return min(assigned + self._touched(rules.sample_sequences, context), self._shards)
-
-    @property
-    def _shards(self) -> int:
-        return -(-self.spec.data.num_tokens // SHARD_TOKENS)
-
-    def _touched(self, places: int, tokens: int) -> float:
-        return min(places * (1 + tokens / SHARD_TOKENS), self._shards)

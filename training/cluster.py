@@ -1,0 +1,145 @@
+"""What a cluster's run asks of a member, by arithmetic from the spec: a round's phases, memory, disk, bytes. No torch.
+
+A round begins where the record before it, and the payloads that it names, are on this machine. All members finish their
+inner steps at once: the worst case, since payloads that come one by one are fetched meanwhile.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from protocol.cluster import ClusterSpec
+from training.memory import trainer_disk
+from training.phases import FETCH_THREADS, Phase, TrainerSetting, Work, restart_phases
+from training.plan import DAY_SECONDS, TrainerPlan
+from training.sizes import MemberSizes
+from training.timeline import Timed, amount, phase_seconds, schedule
+
+SLOWEST_BYTES = 125_000.0
+"""Bytes a second of the slowest link that a member waits for: 1 Mb/s."""
+CLOSE_CALLS = 4
+"""Requests to close a round: claims listed and read, its record created or read, beats."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSetting(TrainerSetting):
+    """A member of a cluster of so many `members`, all of which contribute."""
+
+    spec: ClusterSpec
+    members: int = 1
+
+    @property
+    def sizes(self) -> MemberSizes:
+        return MemberSizes(self.spec, self.members)
+
+
+def member_phases(setting: MemberSetting) -> tuple[Phase, ...]:
+    """rounds/member.py Member.take_part, from the payloads of the record before on."""
+    sizes, rules = setting.sizes, setting.spec.cluster
+    download, meanwhile = setting.downloaded()
+    # Of all members one puts a checkpoint up.
+    turns = setting.spec.checkpoint_rounds * setting.members
+    return (
+        Phase("swap", setting.swap(), ()),
+        Phase("open payloads", setting.opened(sizes.contributors, 1, FETCH_THREADS)),
+        *setting.applied(),
+        Phase("save own state", setting.saved(sizes.own), ("theta digest",)),
+        setting.snapshot(),
+        Phase("checkpoint upload", (Work(sizes.model, "up"),), ("snapshot",), every=turns),
+        Phase("fetch data", setting.fetched(), ("theta digest",)),
+        Phase("inner steps", setting.trained()),
+        Phase("compress", setting.compressed()),
+        *setting.sent(),
+        Phase("publish", setting.shown(), ("save sealed", "upload ahead")),
+        Phase("claim", (Work(1, "call"),)),
+        Phase("see claims", (Work(rules.beat_seconds / 2, "wait"),)),
+        Phase("download", download, beside=meanwhile),
+        Phase("close", (Work(CLOSE_CALLS, "call"), Work(rules.beat_seconds / 2, "wait")), ("see claims",)),
+        Phase("follow", (), ("download", "close")),
+    )
+
+
+@dataclass(frozen=True)
+class ClusterPlan(TrainerPlan):
+    """What one of so many `members` needs; all have its machine and links."""
+
+    spec: ClusterSpec
+    members: int = 1
+
+    @property
+    def setting(self) -> MemberSetting:
+        return MemberSetting(self.spec, self.gpus, self.rates.threads, self.on_gpu, self.has_data, self.members)
+
+    @property
+    def download_bytes(self) -> int:
+        """The others' payloads."""
+        return (self.members - 1) * self.payload_bytes
+
+    # --- time ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def timeline(self) -> tuple[Timed, ...]:
+        """The phases of a round, in the order of the code."""
+        return schedule(member_phases(self.setting), self.rates, {}, ["follow"], 0.0)
+
+    @property
+    def round_seconds(self) -> float:
+        return self.timeline[-1].ends
+
+    @property
+    def utilization(self) -> float:
+        """Share of a round that is spent in inner steps."""
+        return self.compute_seconds / self.round_seconds
+
+    @property
+    def restart(self) -> tuple[tuple[str, float], ...]:
+        """Names and seconds of what a start does before the first round."""
+        return tuple((phase.name, phase_seconds(phase, self.rates)) for phase in restart_phases(self.setting, "miner"))
+
+    @property
+    def checkpoint_share(self) -> float:
+        """Share of an interval of checkpoints in which the uplink of the member whose turn it is is busy with it, and
+        with its payloads."""
+        interval = self.spec.checkpoint_rounds * self.round_seconds
+        sent = self.setting.sizes.model + self.spec.checkpoint_rounds * self.payload_bytes
+        return self.rates.up.seconds(sent, 1) / interval
+
+    @property
+    def longest_still(self) -> tuple[str, float]:
+        """What holds a member longest at one step of one phase, as its beats show it, and its seconds."""
+        named = {timed.phase.name: timed.seconds for timed in self.timeline}
+        sending = ("compress", "seal", "upload ahead", "save sealed", "publish")
+        found = {
+            "one inner step": self.compute_seconds / self.spec.inner.steps,
+            "sending a payload": sum(named[name] for name in sending),
+        }
+        return max(found.items(), key=lambda one: one[1])
+
+    # --- bucket --------------------------------------------------------------------------------------------------
+
+    @property
+    def bucket_bytes_a_round(self) -> int:
+        """What all members together take out of the bucket in a round: its egress."""
+        return self.members * self.download_bytes
+
+    @property
+    def bucket_bytes_a_day(self) -> float:
+        return self.bucket_bytes_a_round * DAY_SECONDS / self.round_seconds
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Most that lies in it, without the data set: payloads that are kept, and each member's newest checkpoint."""
+        kept = self.spec.cluster.keep_rounds + 1
+        return self.members * (kept * self.payload_bytes + self.setting.sizes.model)
+
+    # --- disk ----------------------------------------------------------------------------------------------------
+
+    @property
+    def disk(self) -> dict[str, int]:
+        """Most bytes of its state by part, without the data set."""
+        return trainer_disk(self.setting.sizes)
+
+    @property
+    def disk_bytes_per_day(self) -> float:
+        """What it writes in a day, without the data set."""
+        data = 0.0 if self.has_data else self.setting.sizes.trained_shards * self.setting.sizes.shard
+        return (amount(member_phases(self.setting), "write") - data) * DAY_SECONDS / self.round_seconds
