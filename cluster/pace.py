@@ -17,8 +17,8 @@ def planned_steps(steps: int, records: Sequence[Record], me: PeerId) -> int:
     """Of `steps` inner steps, as many as fit into the time in which the others would do all of them, by the last
     records; all where nobody can tell. records: the newest last."""
     latest = records[-ROUNDS:]
-    own = [_whole(update, steps) for record in latest for update in record.updates if update.peer == me]
-    others = [_whole(update, steps) for record in latest for update in record.updates if update.peer != me]
+    own = [whole_seconds(update, steps) for record in latest for update in record.updates if update.peer == me]
+    others = [whole_seconds(update, steps) for record in latest for update in record.updates if update.peer != me]
     if not own or not others:
         return steps
     mine, theirs = median(own), median(others)
@@ -32,6 +32,6 @@ def least_steps(steps: int, rules: ClusterTable, planned: int) -> int:
     return min(planned, max(1, ceil(rules.least_steps * steps)))
 
 
-def _whole(update: Contribution, steps: int) -> float:
+def whole_seconds(update: Contribution, steps: int) -> float:
     """Seconds in which it would have done all steps."""
     return update.seconds * steps / update.steps

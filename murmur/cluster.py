@@ -6,9 +6,9 @@ import os
 import sys
 from pathlib import Path
 
+from node.config import ClusterConfig, add_flags
 from protocol.errors import ConfigError
 
-ACTIONS = ("create", "invite", "status", "demo")
 SECRET = "MURMUR_BUCKET__SECRET_KEY"
 
 
@@ -30,6 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     status = actions.add_parser("status", help="who is where, and what the last rounds came to")
     status.add_argument("--token-file", type=Path, required=True, help="file with the token")
     status.add_argument("--json", action="store_true", help="as one JSON object")
+    doctor = actions.add_parser("doctor", help="try everything that a member needs, and say what to mend")
+    doctor.description = (
+        "Try everything that a member needs: its machine, token, bucket and run, its links, disk and pace. What is "
+        "written to the bucket is deleted again. The exit status is 1 when a check fails."
+    )
+    add_flags(doctor, ClusterConfig)
+    doctor.add_argument("--json", action="store_true", help='print one JSON object: {"checks": [..]}')
     demo = actions.add_parser("demo", help="all of it on this machine: a store, members, and kills")
     demo.add_argument("--members", type=int, default=4, help="members (default %(default)s)")
     demo.add_argument("--kill", type=int, default=2, help="kill -9 of members, at drawn moments (default %(default)s)")
@@ -42,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Raises ConfigError, StorageError."""
-    return {"create": _create, "invite": _invite, "status": _status, "demo": _demo}[options.action](options)
+    actions = {"create": _create, "invite": _invite, "status": _status, "doctor": _doctor, "demo": _demo}
+    return actions[options.action](options)
 
 
 def _create(options: argparse.Namespace) -> int:
@@ -101,6 +109,12 @@ def _status(options: argparse.Namespace) -> int:
     found = look(options.token_file)
     sys.stdout.write(json.dumps(found) + "\n" if options.json else "".join(f"{line}\n" for line in lines(found)))
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from murmur.cluster_doctor import examine
+
+    return examine(options)
 
 
 def _demo(options: argparse.Namespace) -> int:

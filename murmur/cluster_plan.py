@@ -77,8 +77,8 @@ def refusals(plan: ClusterPlan) -> list[str]:
         rounds = plan.spec.checkpoint_rounds
         found.append(
             f"a checkpoint of {size_words(plan.setting.sizes.model)} and {rounds} payloads take "
-            f"{plan.checkpoint_share:.1f} times as long to send as {rounds} rounds last: a machine that joins finds no checkpoint from which it "
-            "could follow. Take a faster uplink or a larger checkpoint_rounds"
+            f"{plan.checkpoint_share:.1f} times as long to send as {rounds} rounds last: a machine that joins finds no "
+            "checkpoint from which it could follow. Take a faster uplink or a larger checkpoint_rounds"
         )
     return found
 

@@ -5,7 +5,7 @@ import os
 import sys
 import textwrap
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from shutil import get_terminal_size
 
@@ -14,7 +14,7 @@ from murmur.plan import tell
 from murmur.thorough import Thorough
 from node import program
 from node.config import load
-from node.doctor.finding import Finding, Status
+from node.doctor.finding import Check, Examined, Finding, Status
 from node.doctor.start import CHECKS
 from protocol.errors import ConfigError
 
@@ -36,21 +36,22 @@ def examine(options: Namespace) -> int:
     program.log_to_stderr("ERROR")
     case = Thorough(config, options.role, keeps=False)
     case.tell = tell
-    found = []
     try:
-        for finding in case.examine(CHECKS if options.fast else [*CHECKS, *thorough.CHECKS]):
-            found.append(finding)
-            if not options.json:
-                sys.stdout.writelines(f"{line}\n" for line in lines(finding, width()))
-                sys.stdout.flush()
+        return show(case, CHECKS if options.fast else [*CHECKS, *thorough.CHECKS], json=options.json)
     finally:
         case.close()
-    faults = [finding for finding in found if finding.status is Status.FAULT]
-    if options.json:
-        sys.stdout.write(as_json(found))
-    else:
-        sys.stdout.write("\n" + verdict(found) + "\n")
-    return 1 if faults else 0
+
+
+def show(case: Examined, checks: Sequence[Check], *, json: bool) -> int:
+    """Make these checks and show what they find, each at once, or as one JSON object; the exit status."""
+    found = []
+    for finding in case.examine(checks):
+        found.append(finding)
+        if not json:
+            sys.stdout.writelines(f"{line}\n" for line in lines(finding, width()))
+            sys.stdout.flush()
+    sys.stdout.write(as_json(found) if json else "\n" + verdict(found) + "\n")
+    return 1 if any(finding.status is Status.FAULT for finding in found) else 0
 
 
 def as_json(found: list[Finding]) -> str:

@@ -4,10 +4,11 @@ node's bucket, and whether this machine and its links keep up with the run's clo
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
-from murmur.measure import Measured, measure
+from murmur.measure import Measured, Planned, measure
 from murmur.pace import trial
 from murmur.plan import refusals
 from murmur.timetable import duration
@@ -16,9 +17,9 @@ from node.doctor.case import Case
 from node.doctor.finding import Advice, Check, Fault
 from protocol.errors import ConfigError
 from protocol.messages import encode_slot, parse_slot
+from protocol.spec import TrainingSpec
 from storage.behaviour import speed, takes_parts_in_any_order, tells_versions_apart
-from storage.s3 import open_published
-from training.phases import MARGIN
+from storage.s3 import RangedBucket, open_published
 from training.plan import Plan
 from training.rates import Rate, Rates
 from training.trial import fit_planned, too_big
@@ -36,11 +37,34 @@ class Thorough(Case):
     links: Rates
     tell: Callable[[str], None]
 
+    @property
+    def own(self) -> RangedBucket:
+        return self.doors.bucket
 
-def parts(case: Thorough) -> str | Advice:
+    @property
+    def reader(self) -> RangedBucket:
+        """As others read it."""
+        return open_published(self.doors.pointer, local=self.local)
+
+
+class Links(Protocol):
+    """What is tried of links and of the store, whoever's it is. own: where this machine writes; reader: as others read
+    that."""
+
+    links: Rates
+    tell: Callable[[str], None]
+
+    @property
+    def own(self) -> RangedBucket: ...
+
+    @property
+    def reader(self) -> RangedBucket: ...
+
+
+def parts(case: Links) -> str | Advice:
     """Parts of a large object may travel in any order."""
     case.tell("parts out of order")
-    if takes_parts_in_any_order(case.doors.bucket, timeout_seconds=STORE_SECONDS):
+    if takes_parts_in_any_order(case.own, timeout_seconds=STORE_SECONDS):
         return "parts of a large object are taken in any order"
     return Advice(
         "the store takes parts in order only, so a payload begins to travel when all of it is sealed",
@@ -48,10 +72,9 @@ def parts(case: Thorough) -> str | Advice:
     )
 
 
-def versions(case: Thorough) -> str:
+def versions(case: Links) -> str:
     """A download that is resumed is of one version."""
-    reader = open_published(case.doors.pointer, local=case.local)
-    if not tells_versions_apart(case.doors.bucket, reader, timeout_seconds=STORE_SECONDS):
+    if not tells_versions_apart(case.own, case.reader, timeout_seconds=STORE_SECONDS):
         raise Fault(
             "the store gives bytes of a new version where the old one was asked for (If-Match): who resumes a download "
             "from this node gets a mixture, and books that as this node's fault",
@@ -75,13 +98,8 @@ def strangers(case: Thorough) -> str:
 
 def links(case: Thorough) -> str | Advice:
     """The links to the store and back."""
-    case.tell("the links to the bucket")
-    reader = open_published(case.doors.pointer, local=case.local)
-    seen = speed(case.doors.bucket, reader, SPEED_BYTES, timeout_seconds=STORE_SECONDS)
-    case.links = Rates(up=Rate(seen.up, seen.up), down=Rate(seen.down, seen.down))
-    up, down = 8e-6 * seen.up, 8e-6 * seen.down
+    up, down, told = measure_links(case)
     clock = case.run.first.clock
-    told = f"{up:,.0f} Mb/s to the bucket, {down:,.0f} Mb/s from it"
     if up < clock.upload_mbps or down < clock.download_mbps:
         return Advice(
             f"{told}; the run's clock was planned for {clock.upload_mbps:,.0f} and {clock.download_mbps:,.0f}",
@@ -90,12 +108,25 @@ def links(case: Thorough) -> str | Advice:
     return told
 
 
+def measure_links(case: Links) -> tuple[float, float, str]:
+    """Mb/s up and down, and both in words; `case.links` has them from now on."""
+    case.tell("the links to the bucket")
+    seen = speed(case.own, case.reader, SPEED_BYTES, timeout_seconds=STORE_SECONDS)
+    case.links = Rates(up=Rate(seen.up, seen.up), down=Rate(seen.down, seen.down))
+    up, down = 8e-6 * seen.up, 8e-6 * seen.down
+    return up, down, f"{up:,.0f} Mb/s to the bucket, {down:,.0f} Mb/s from it"
+
+
 def memory(case: Thorough) -> str:
     """The model trains in the GPUs' memory."""
-    if not _on_gpu(case):
+    return in_memory(case.run.spec_at(case.round), on_gpu(case.config.device))
+
+
+def in_memory(spec: TrainingSpec, with_gpus: bool) -> str:
+    """How it trains on this machine. Raises Fault where it does not fit."""
+    if not with_gpus:
         return "trains on the CPU, with as many sequences at once as 4 GiB hold"
-    spec = case.run.spec_at(case.round)
-    gpus, gpu_bytes = _gpus()
+    gpus, gpu_bytes = gpus_here()
     found = fit_planned(spec, gpus, gpu_bytes, -(-spec.inner.sequences // gpus))
     if found is None:
         raise Fault(too_big(spec, gpus, gpu_bytes), "as said; `murmur plan` has the arithmetic")
@@ -108,14 +139,14 @@ def pace(case: Thorough) -> str | Advice:
     A fault is what even the quickest pass of the trial leaves late: the slower ones may be another program's doing.
     """
     spec = case.run.spec_at(case.round)
-    gpus, gpu_bytes = _gpus() if _on_gpu(case) else (1, 0)
-    plan = Plan(spec, gpus, gpu_bytes, case.links, on_gpu=_on_gpu(case))
-    options = Namespace(gpus=None, gpu_memory=None, gpu_tflops=None)
-    measured = measure(plan, options, case.tell, home=case.home)
-    plan, tried = measured.plan, _tried(measured)
+    with_gpus = on_gpu(case.config.device)
+    gpus, gpu_bytes = gpus_here() if with_gpus else (1, 0)
+    plan = Plan(spec, gpus, gpu_bytes, case.links, on_gpu=with_gpus)
+    measured = measure(plan, NOTHING_GIVEN, case.tell, home=case.home)
+    plan, tried = measured.plan, tried_words(measured)
     found = refusals(plan, [case.role])
     if found and (single := _by_one_thread(measured, case)) is not None:
-        return Advice(f"{'; '.join(found)}; {tried}. In time with one thread: {_tried(single)}", ONE_THREAD)
+        return Advice(f"{'; '.join(found)}; {tried}. In time with one thread: {tried_words(single)}", ONE_THREAD)
     if found and refusals(_quickest(measured), [case.role]):
         raise Fault("; ".join([*found, tried]), f"take a faster machine, store or link. {BUSY}")
     if found:
@@ -141,19 +172,19 @@ def _by_one_thread(measured: Measured[Plan], case: Thorough) -> Measured[Plan] |
     if found is None:
         return None
     rates = replace(measured.plan.rates, compute=Rate(found.flops))
-    single = Measured(replace(measured.plan, rates=rates, margin=max(MARGIN, found.spread)), found)
+    single = Measured(replace(measured.plan, rates=rates).with_spread(found.spread), found)
     return None if refusals(_quickest(single), [case.role]) else single
 
 
-def _quickest(measured: Measured[Plan]) -> Plan:
+def _quickest(measured: Measured[Planned]) -> Planned:
     """The plan as the quickest pass of the trial has it, without more spread than any plan has."""
     plan, trial = measured.plan, measured.trial
     if trial is None:
         return plan
-    return replace(plan, rates=replace(plan.rates, compute=Rate(trial.quickest_flops)), margin=MARGIN)
+    return replace(plan, rates=replace(plan.rates, compute=Rate(trial.quickest_flops))).with_spread(0.0)
 
 
-def _tried(measured: Measured[Plan]) -> str:
+def tried_words(measured: Measured[Planned]) -> str:
     """The inner steps of a round by the trial, with their spread."""
     plan, trial = measured.plan, measured.trial
     seconds = duration(plan.compute_seconds)
@@ -166,15 +197,19 @@ def _tried(measured: Measured[Plan]) -> str:
     )
 
 
-def _on_gpu(case: Case) -> bool:
-    return case.config.device != "cpu" and torch.cuda.is_available()
+def on_gpu(device: str) -> bool:
+    """Whether GPUs train: `device` as in a node's settings."""
+    return device != "cpu" and torch.cuda.is_available()
 
 
-def _gpus() -> tuple[int, int]:
+def gpus_here() -> tuple[int, int]:
     """Their number, and bytes of the smallest."""
     count = torch.cuda.device_count()
     return count, min(torch.cuda.get_device_properties(index).total_memory for index in range(count))
 
+
+NOTHING_GIVEN = Namespace(gpus=None, gpu_memory=None, gpu_tflops=None)
+"""All that `murmur plan --measure` could be given is measured."""
 
 CHECKS: Sequence[Check] = (
     Check("parts", parts, POINTER_FIX, ("bucket",)),

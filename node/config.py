@@ -224,7 +224,7 @@ def load_part(model: type[Part], program: str, flags: Mapping[str, Any], environ
     """Some of a node's settings, from `flags` (by name; `config` is a file), environment and file like a node's, so
     that a node's own file will do. What else stands there is passed over. Raises ConfigError."""
     fields = dict(leaves(model))
-    table = values(dict(leaves(NodeConfig)), dict(flags), environment)
+    table = values(dict(leaves(NodeConfig)) | fields, dict(flags), environment)
     try:
         return model.model_validate({name: value for name, value in table.items() if name in model.model_fields})
     except ValidationError as fault:

@@ -118,6 +118,22 @@ class Ledger:
                 "of another group, the release another one, or the store has damaged it"
             ) from None
 
+    def rounds(self) -> int:
+        """How many rounds have ended: the first one without a record. Records stay for ever, so it is found by
+        doubling, then halving. Raises StorageError."""
+
+        def ended(round: int) -> bool:
+            return self.bucket.head(keys.record(self.run, round), timeout_seconds=CALL_SECONDS) is not None
+
+        high = 1
+        while ended(high - 1):
+            high *= 2
+        low = high // 2
+        while low < high - 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if ended(middle - 1) else (low, middle)
+        return low
+
     def create(self, round: int, record: Record) -> bool:
         """Close the round with this, unless somebody has closed it; whether this is what it came to."""
         data = encode_record(record, self.run, round, self.group.signer())

@@ -8,16 +8,18 @@ from hashlib import sha256
 from pathlib import Path
 
 from node.amendments import fetch_blob
+from node.config import ClusterConfig
 from node.group import Group, Token
 from node.ledger import CALL_SECONDS
 from node.run import SPEC_MAX_BYTES
 from protocol import keys
-from protocol.cluster import ClusterSpec, parse_cluster
-from protocol.errors import ConfigError, ObjectMissing, StorageError
+from protocol.cluster import ClusterSpec, digest_of, parse_cluster
+from protocol.errors import ConfigError, ObjectMissing, ObjectTooLarge, StorageError
 from protocol.types import DIGEST_BYTES, Digest, PeerId
 from storage.resume import download_to
 from storage.s3 import RangedBucket, open_bucket
 from training.remote import File, Part
+from training.shards import Shards
 
 _MEMBER = "member"
 FILE_SECONDS = 24 * 3600.0
@@ -62,6 +64,33 @@ def require_group(bucket: RangedBucket, run: Digest, group: Group) -> None:
             f"the run {run.hex()[:16]} in this bucket is of another group than this token: ask for the token again "
             "(murmur cluster invite)"
         )
+
+
+def wrong_group(bucket: RangedBucket, run: Digest, group: Group) -> bool:
+    """Whether this run is another group's, or nobody's yet. Writes nothing. Raises StorageError."""
+    try:
+        mark = bucket.get(keys.group(run), max_bytes=len(group.mark), timeout_seconds=CALL_SECONDS)
+    except (ObjectMissing, ObjectTooLarge):
+        return True
+    return mark != group.mark
+
+
+def open_data(config: ClusterConfig, spec: ClusterSpec, bucket: RangedBucket, home: Path) -> Shards:
+    """The run's data set: the folder that is configured, or what is fetched into the home from the bucket. Raises
+    ConfigError, StorageError."""
+    index = digest_of(spec.data.index)
+    shards = (
+        Shards.open(config.data.expanduser(), index_digest=index)
+        if config.data is not None
+        else Shards.open(
+            data_folder(home, index),
+            index_digest=index,
+            remote=SharedData(bucket),
+            max_bytes=int(config.data_gigabytes * 1e9),
+        )
+    )
+    shards.check(spec)
+    return shards
 
 
 def member_of(home: Path, run: Digest) -> PeerId:

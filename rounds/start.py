@@ -12,9 +12,8 @@ from node.events import Events
 from node.group import Group, parse_token
 from node.held import Held
 from node.ledger import Ledger
-from node.shared import SharedData, data_folder, find_spec, member_of, open_shared, read_token, require_group
+from node.shared import find_spec, member_of, open_data, open_shared, read_token, require_group
 from node.state import StateStore
-from protocol.types import Digest
 from rounds.member import Member
 from rounds.miner import Miner
 from rounds.validator import Validator
@@ -22,7 +21,6 @@ from storage.realtime import REAL
 from training.memory import Role
 from training.parallel import Ranks
 from training.replica import Replica
-from training.shards import Shards
 
 Player = type[Miner] | type[Validator]
 
@@ -49,18 +47,7 @@ def take_part(config: ClusterConfig, ranks: Ranks) -> None:
     spec, folder, group = find_spec(bucket, run), home(config), Group(token.secret)
     require_group(bucket, run, group)
     me = member_of(folder, run)
-    index = Digest(bytes.fromhex(spec.data.index))
-    shards = (
-        Shards.open(config.data.expanduser(), index_digest=index)
-        if config.data is not None
-        else Shards.open(
-            data_folder(folder, index),
-            index_digest=index,
-            remote=SharedData(bucket),
-            max_bytes=int(config.data_gigabytes * 1e9),
-        )
-    )
-    shards.check(spec)
+    shards = open_data(config, spec, bucket, folder)
     store = StateStore(folder, run)
     replica = Replica(spec, zeros(spec.model.shapes()), ranks=ranks)
     held = Held(spec, run, replica, store, Events(folder / "events.jsonl", config.name))

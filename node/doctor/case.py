@@ -1,13 +1,12 @@
 """One node under examination: its configuration, and what the checks have opened so far, of which a node is built."""
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chain.adapter import SubtensorChain
 from node.adapters import Doors, is_local
 from node.config import NodeConfig
-from node.doctor.finding import Advice, Check, Fault, Finding, Reaction, Status
+from node.doctor.finding import Examined, Reaction
 from node.state import StateStore
 from protocol.errors import ChainError, MurmurError, StorageError, UpdateNeeded
 from protocol.ports import Signer, Time
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from chain.keys import Wallet
 
 
-class Case:
+class Case(Examined):
     """Attributes without a value are there once the check that opens them has passed.
 
     keeps: whether the state folder is taken, for a node that is to run, or only looked at. found: the run as it was
@@ -51,24 +50,13 @@ class Case:
         """The first round that this node has not decided."""
 
     @property
+    def endpoint(self) -> str:
+        return self.config.bucket.endpoint
+
+    @property
     def local(self) -> bool:
         """Whether the run is local; while it is not known, whether the chain is."""
         return self.found.first.local if hasattr(self, "found") else is_local(self.config.network)
-
-    def examine(self, checks: Sequence[Check]) -> Iterator[Finding]:
-        """What each check finds, in their order, one by one."""
-        passed: set[str] = set()
-        for check in checks:
-            if self.role not in check.roles:
-                continue
-            lacking = [name for name in check.needs if name not in passed]
-            if lacking:
-                yield Finding(check.name, Status.SKIP, f"not tried: it needs {' and '.join(lacking)}")
-                continue
-            found = self._found(check)
-            if found.status is Status.OK:
-                passed.add(check.name)
-            yield found
 
     def close(self) -> None:
         """Let go of what was opened."""
@@ -77,22 +65,7 @@ class Case:
         if hasattr(self, "chain"):
             self.chain.close()
 
-    def _found(self, check: Check) -> Finding:
-        try:
-            said = check.work(self)
-        except Fault as fault:
-            return Finding(check.name, Status.FAULT, str(fault), fault.fix, fault.reaction)
-        except MurmurError as fault:
-            return Finding(check.name, Status.FAULT, str(fault), check.fix, self._reaction(fault))
-        except OSError as fault:
-            if fault.filename is None:
-                raise
-            return Finding(check.name, Status.FAULT, f"cannot use {fault.filename}: {fault.strerror}", check.fix)
-        if isinstance(said, Advice):
-            return Finding(check.name, Status.OK, said.detail, said.fix)
-        return Finding(check.name, Status.OK, said)
-
-    def _reaction(self, fault: MurmurError) -> Reaction:
+    def reaction(self, fault: MurmurError) -> Reaction:
         """A server that fails may come back; what it says, it says for good. Of buckets, checks tell our own
         themselves; a chain that has answered before is the right one."""
         if isinstance(fault, UpdateNeeded):

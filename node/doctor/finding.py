@@ -1,11 +1,12 @@
 """What a check finds: that something is as it has to be, or what is wrong with it and what to do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from protocol.errors import MurmurError
+from training.memory import Role
 
 
 class Status(StrEnum):
@@ -70,3 +71,43 @@ class Check:
     fix: str
     needs: tuple[str, ...] = ()
     roles: tuple[str, ...] = ("miner", "validator")
+
+
+class Examined:
+    """What is under examination. role: as which the checks are asked."""
+
+    role: Role
+
+    def examine(self, checks: Sequence[Check]) -> Iterator[Finding]:
+        """What each check finds, in their order, one by one."""
+        passed: set[str] = set()
+        for check in checks:
+            if self.role not in check.roles:
+                continue
+            lacking = [name for name in check.needs if name not in passed]
+            if lacking:
+                yield Finding(check.name, Status.SKIP, f"not tried: it needs {' and '.join(lacking)}")
+                continue
+            found = self._found(check)
+            if found.status is Status.OK:
+                passed.add(check.name)
+            yield found
+
+    def _found(self, check: Check) -> Finding:
+        try:
+            said = check.work(self)
+        except Fault as fault:
+            return Finding(check.name, Status.FAULT, str(fault), fault.fix, fault.reaction)
+        except MurmurError as fault:
+            return Finding(check.name, Status.FAULT, str(fault), check.fix, self.reaction(fault))
+        except OSError as fault:
+            if fault.filename is None:
+                raise
+            return Finding(check.name, Status.FAULT, f"cannot use {fault.filename}: {fault.strerror}", check.fix)
+        if isinstance(said, Advice):
+            return Finding(check.name, Status.OK, said.detail, said.fix)
+        return Finding(check.name, Status.OK, said)
+
+    def reaction(self, fault: MurmurError) -> Reaction:
+        """What a node that starts does about a fault that is no Fault."""
+        return Reaction.END

@@ -4,7 +4,9 @@ import os
 import secrets
 import shutil
 from pathlib import Path
+from typing import Any
 
+from node.config import ClusterConfig, NetworkConfig
 from node.config import home as open_home
 from node.data import DATA
 from node.device import choose_device, describe
@@ -13,9 +15,11 @@ from node.doctor.finding import Advice, Fault, Reaction
 from node.given import variable_of
 from node.runfile import folder_of
 from protocol.errors import StorageError
+from protocol.spec import TrainingSpec
 from sparseloco import ops
 from storage.dates import server_time
-from training.memory import disk_parts
+from training.memory import disk_parts, trainer_disk
+from training.sizes import MemberSizes, TrainingSizes
 
 HOME_FIX = f"make room there, mend its permissions, or move it to another folder: --home, {variable_of('home')}"
 CLOCK_SECONDS = 120.0
@@ -50,27 +54,37 @@ def home(case: Case) -> str:
 
 def disk(case: Case) -> str:
     """Room for the most that the run's state and the shards that are fetched take, less what is there of them."""
-    state, data = sum(disk_parts(case.found.first, case.role).values()), _shards(case)
-    there = min(state, _size(folder_of(case.home, case.found.id))) + min(data, _size(case.home / DATA))
-    free = shutil.disk_usage(case.home).free
+    spec, folder = case.found.first, folder_of(case.home, case.found.id)
+    data = _shards(case.config, spec) if case.role == "miner" else 0  # a validator keeps none
+    return room(case.home, folder, sum(disk_parts(spec, case.role).values()), data, case.role)
+
+
+def member_disk(case: Any) -> str:
+    """The same of a cluster's member: one among as many as there are (murmur/cluster_doctor.py)."""
+    state = sum(trainer_disk(MemberSizes(case.spec, case.members)).values())
+    folder = folder_of(case.home, case.token.run_id)
+    return room(case.home, folder, state, _shards(case.config, case.spec), "member")
+
+
+def room(home: Path, folder: Path, state: int, data: int, who: str) -> str:
+    """Whether the disk of `home` has room for so many bytes of state, in `folder`, and of data. Raises Fault."""
+    there = min(state, _size(folder)) + min(data, _size(home / DATA))
+    free = shutil.disk_usage(home).free
     parts = f"{_bytes(state)} of state" + (f" and {_bytes(data)} of the data set" if data else "")
     if free + there < state + data:
         raise Fault(
-            f"the disk of {case.home} has {_bytes(free)} free, but a {case.role} of this run comes to {parts}, of "
+            f"the disk of {home} has {_bytes(free)} free, but a {who} of this run comes to {parts}, of "
             f"which {_bytes(there)} are there: the node would stop when it is full",
             HOME_FIX + (DATA_FIX if data else ""),
         )
     return f"{_bytes(free)} free, {_bytes(there)} in use; this comes to {parts}"
 
 
-def _shards(case: Case) -> int:
-    """Most bytes of shards in the state folder: a validator keeps none, and a folder of the operator's own is not
-    written."""
-    if case.config.data is not None or case.role == "validator":
+def _shards(config: NetworkConfig | ClusterConfig, spec: TrainingSpec) -> int:
+    """Most bytes of shards in the state folder: a folder of the operator's own is not written."""
+    if config.data is not None:
         return 0
-    spec = case.found.first
-    token_bytes = 2 if spec.model.vocabulary <= 1 << 16 else 4
-    return min(int(case.config.data_gigabytes * 1e9), token_bytes * spec.data.num_tokens)
+    return min(int(config.data_gigabytes * 1e9), TrainingSizes(spec).token * spec.data.num_tokens)
 
 
 def device(case: Case) -> str | Advice:
@@ -88,14 +102,14 @@ def device(case: Case) -> str | Advice:
 def clock(case: Case) -> str | Advice:
     """This machine's clock against the store's and the chain's. The store refuses us for a wrong one."""
     try:
-        date = server_time(case.config.bucket.endpoint, timeout_seconds=DATE_SECONDS)
+        date = server_time(case.endpoint, timeout_seconds=DATE_SECONDS)
     except StorageError:
         date = None
     now = case.time.wall()
     off = None if date is None else now - date
     age = now - case.head.time if hasattr(case, "head") else None
     if off is not None and abs(off) > CLOCK_SECONDS:
-        raise Fault(f"{_off(off)} of {case.config.bucket.endpoint}, which refuses what is signed by it", CLOCK_FIX)
+        raise Fault(f"{_off(off)} of {case.endpoint}, which refuses what is signed by it", CLOCK_FIX)
     if off is None and age is not None and age < -CLOCK_SECONDS:
         raise Fault(f"{_off(age)} of the chain's newest final block; a store refuses what is signed by it", CLOCK_FIX)
     if off is None and age is not None and age > BLOCK_AGE_SECONDS:

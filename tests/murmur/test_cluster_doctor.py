@@ -1,0 +1,161 @@
+"""`murmur cluster doctor` on a real S3 server: what it finds, that nothing stays there, and what it says of faults."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localnet.store import read_ready
+from murmur import cluster_doctor
+from murmur.command import main
+from node.group import Token, parse_token
+from node.ledger import Ledger
+from node.shared import Group, find_spec, open_shared
+from protocol import keys
+from protocol.cluster import Contribution, Record
+from protocol.types import PeerId
+from storage.realtime import REAL
+from storage.s3 import S3Bucket
+from tests.murmur.test_cluster import words_for
+from tests.storage.conftest import served
+
+NAMES = [check.name for check in cluster_doctor.CHECKS]
+
+
+@pytest.fixture(scope="module")
+def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Token]:
+    """Of a run on an S3 server."""
+    folder = tmp_path_factory.mktemp("cluster")
+    store = folder / "store"
+    with (
+        served(["-m", "localnet.seaweed", "--folder", str(store), "shared"], store / "ready.json"),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        words = words_for(read_ready(store / "ready.json"), folder, patch)
+        assert main([*words, "--local"]) == 0
+        yield parse_token((folder / "ours.token").read_text())
+
+
+@pytest.fixture
+def words(token: Token, tmp_path: Path) -> list[str]:
+    (tmp_path / "token").write_text(token.encode())
+    words = ["--token-file", str(tmp_path / "token"), "--home", str(tmp_path / "home"), "--device", "cpu"]
+    return ["cluster", "doctor", *words]
+
+
+def examined(capsys: pytest.CaptureFixture[str], words: list[str]) -> tuple[int, dict[str, dict[str, Any]]]:
+    status = main([*words, "--json"])
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert status == any(check["status"] == "fault" for check in checks)
+    return status, {check["name"]: check for check in checks}
+
+
+def test_all_is_well_and_nothing_stays_in_the_bucket(
+    token: Token, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket = open_shared(token)
+    before = bucket.list("", max_keys=1000, timeout_seconds=10)
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert f"all {len(NAMES)} checks passed" in shown
+    for told in ("one wins and the others learn it", "Mb/s to the bucket", "of which", "codec"):
+        assert told in " ".join(shown.split())
+    assert token.secret_key not in shown
+    assert token.secret not in shown
+    assert bucket.list("", max_keys=1000, timeout_seconds=10) == before
+
+
+def test_a_slower_machine_is_told_what_it_will_do(
+    token: Token, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the last records, here one of a machine that needs a millisecond a step."""
+    bucket, run, other = open_shared(token), token.run_id, b"\5" * 32
+    spec, theta, envelope = find_spec(bucket, run), "44" * 32, "55" * 32
+    ledger = Ledger(bucket, run, Group(token.secret), PeerId(other), REAL)
+    update = {"theta": theta, "previous": theta, "envelope": envelope, "key": "66" * 32, "member": other.hex()}
+    contribution = Contribution.model_validate({**update, "steps": spec.inner.steps, "seconds": 1e-3})
+    assert ledger.rounds() == 0
+    assert ledger.create(0, Record(by=other.hex(), theta=theta, previous=theta, updates=(contribution,)))
+    try:
+        assert ledger.rounds() == 1
+        status, found = examined(capsys, words)
+    finally:
+        bucket.delete(keys.record(run, 0), timeout_seconds=10)
+    assert (status, found["run"]["status"]) == (0, "ok")
+    assert "round 1" in found["run"]["detail"]
+    assert f"of {spec.inner.steps}, and nobody waits for it" in found["pace"]["detail"]
+    assert "nothing has to be done" in found["pace"]["fix"]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what measures for seconds."""
+    checks = [check for check in cluster_doctor.CHECKS if check.name not in ("links", "pace", "memory")]
+    monkeypatch.setattr(cluster_doctor, "CHECKS", checks)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_store_that_creates_twice_is_a_fault(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(self: S3Bucket, key: str, data: bytes, *, timeout_seconds: float) -> bool:
+        self.put(key, data, timeout_seconds=timeout_seconds)
+        return True
+
+    monkeypatch.setattr(S3Bucket, "create", create)
+    status, found = examined(capsys, words)
+    assert status == 1
+    assert [name for name, check in found.items() if check["status"] == "fault"] == ["once"]
+    assert "two members could close one round differently" in found["once"]["detail"]
+    assert "SeaweedFS 4.48" in found["once"]["fix"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_a_token_leads_to_is_told(
+    token: Token, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def of(changes: dict[str, str]) -> dict[str, dict[str, Any]]:
+        (tmp_path / "token").write_text(token.model_copy(update=changes).encode())
+        status, found = examined(capsys, words)
+        assert status == 1
+        assert found.keys() <= set(NAMES)
+        return found
+
+    assert "another group" in of({"secret": "99" * 32})["run"]["detail"]
+    assert "holds no run" in of({"run": "99" * 32})["run"]["detail"]
+    refused = of({"secret_key": "wrong"})
+    assert refused["bucket"]["status"] == "fault"
+    assert refused["run"]["status"] == refused["once"]["status"] == "skip"
+    assert of({"endpoint": "http://127.0.0.1:9"})["bucket"]["status"] == "fault"
+    (tmp_path / "token").write_text("murmur1.half")
+    status, found = examined(capsys, words)
+    assert status == 1
+    assert found["token"]["status"] == "fault"
+    assert found["home"]["status"] == "ok"
+    status, found = examined(capsys, ["cluster", "doctor"])
+    assert "token_file" in found["configuration"]["detail"]
+    assert main(["cluster", "doctor"]) == 2
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_full_disk_is_found(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000})())
+    status, found = examined(capsys, words)
+    assert status == 1
+    assert "a member of this run comes to" in found["disk"]["detail"]
+
+
+def test_it_needs_no_bittensor() -> None:
+    program = """
+import sys
+sys.modules["bittensor"] = sys.modules["bittensor_wallet"] = None
+import murmur.cluster_doctor
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
