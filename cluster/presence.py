@@ -32,13 +32,13 @@ class Presence:
     """What one member has seen of all members' beats."""
 
     def __init__(self, rules: ClusterTable) -> None:
-        self._rules = rules
+        self.rules = rules
         self._seen: dict[PeerId, _Seen] = {}
         self._looked: float | None = None
 
     def look(self, beats: Mapping[PeerId, Beat], now: float) -> None:
         """Take in every member's beat, as the store has just shown it. now: seconds of a clock that never goes back."""
-        longest = LONGEST_LOOK_BEATS * self._rules.beat_seconds
+        longest = LONGEST_LOOK_BEATS * self.rules.beat_seconds
         passed = 0.0 if self._looked is None else min(now - self._looked, longest)
         self._looked = now
         for member, beat in beats.items():
@@ -55,7 +55,7 @@ class Presence:
 
     def living(self) -> set[PeerId]:
         """Whoever lives and may still claim: not who leaves, idles, or is on its way to where the run stands."""
-        silence = self._rules.silent_seconds
+        silence = self.rules.silent_seconds
         return {
             member
             for member, seen in self._seen.items()
@@ -67,12 +67,12 @@ class Presence:
 
     def furthest(self) -> int:
         """The round of whoever is furthest of those that are heard: it holds the record of every round before."""
-        silence = self._rules.silent_seconds
+        silence = self.rules.silent_seconds
         return max((seen.beat.round for seen in self._seen.values() if seen.silent < silence), default=0)
 
     def gone(self) -> set[PeerId]:
         """Whoever is not expected back; asked once for each."""
-        found = {m for m, seen in self._seen.items() if seen.silent >= GONE_SILENCES * self._rules.silent_seconds}
+        found = {m for m, seen in self._seen.items() if seen.silent >= GONE_SILENCES * self.rules.silent_seconds}
         for member in found:
             del self._seen[member]
         return found

@@ -2,7 +2,7 @@
 
 import json
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from murmur import owned
@@ -116,17 +116,25 @@ def _fields(options: Namespace) -> dict[str, Any]:
             raise ConfigError(f"{options.file}: {', '.join(sorted(unknown))}: expected from_round and [changes.TABLE]")
     if options.from_round is not None:
         table["from_round"] = options.from_round
-    for change in options.changes:
-        path, equals, text = change.partition("=")
-        name_of, dot, field = path.strip().partition(".")
-        if not (equals and dot and name_of and field):
-            raise ConfigError(f"--set {change}: expected TABLE.FIELD=VALUE, such as inner.peak_lr=1e-4")
-        table["changes"].setdefault(name_of, {})[field] = _value(text.strip())
+    for changed, fields in changes_of(options.changes).items():
+        table["changes"].setdefault(changed, {}).update(fields)
     if "from_round" not in table or not table["changes"]:
         raise ConfigError(
             "an amendment needs --from-round R and at least one --set TABLE.FIELD=VALUE, or a file with both"
         )
     return table
+
+
+def changes_of(words: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Tables of fields from TABLE.FIELD=VALUE. Raises ConfigError."""
+    found: dict[str, dict[str, Any]] = {}
+    for change in words:
+        path, equals, text = change.partition("=")
+        name_of, dot, field = path.strip().partition(".")
+        if not (equals and dot and name_of and field):
+            raise ConfigError(f"--set {change}: expected TABLE.FIELD=VALUE, such as inner.peak_lr=1e-4")
+        found.setdefault(name_of, {})[field] = _value(text.strip())
+    return found
 
 
 def _value(text: str) -> Any:

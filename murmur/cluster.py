@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     status = actions.add_parser("status", help="who is where, and what the last rounds came to")
     status.add_argument("--token-file", type=Path, required=True, help="file with the token")
     status.add_argument("--json", action="store_true", help="as one JSON object")
+    _add_wishes(actions)
     doctor = actions.add_parser("doctor", help="try everything that a member needs, and say what to mend")
     doctor.description = (
         "Try everything that a member needs: its machine, token, bucket and run, its links, disk and pace. What is "
@@ -47,10 +48,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     demo.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
+def _add_wishes(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    drain = actions.add_parser("drain", help="have one member leave after its round")
+    drain.add_argument("name", help="of the member")
+    amend = actions.add_parser("amend", help="change settings from a round on that nobody has begun")
+    amend.add_argument(
+        "--set",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="TABLE.FIELD=VALUE",
+        help="such as inner.peak_lr=1e-4 or cluster.silent_seconds=60; of inner, outer and cluster",
+    )
+    close = actions.add_parser("close", help="end the run: the next record is the last one")
+    close.add_argument("--yes", action="store_true", help="do not ask")
+    for parser in (drain, amend, close):
+        parser.add_argument("--token-file", type=Path, required=True, help="file with the token")
+    rotate = actions.add_parser("rotate", help="write the token anew, with another key of the bucket")
+    rotate.add_argument("name", help="of the run: its token is in NAME.token")
+    rotate.add_argument(
+        "--bucket.access_key", dest="access_key", required=True, help="the new access key id; secret: " + SECRET
+    )
+
+
 def run(options: argparse.Namespace) -> int:
     """Raises ConfigError, StorageError."""
     actions = {"create": _create, "invite": _invite, "status": _status, "doctor": _doctor, "demo": _demo}
-    return actions[options.action](options)
+    return actions.get(options.action, _wish)(options)
 
 
 def _create(options: argparse.Namespace) -> int:
@@ -64,10 +88,7 @@ def _create(options: argparse.Namespace) -> int:
     token_file = Path(f"{options.name}.token")
     if token_file.exists():
         raise ConfigError(f"{token_file} is there already: invite by it, or choose another name")
-    secret = os.environ.get(SECRET)
-    if not secret:
-        raise ConfigError(f"the bucket's secret is missing: export {SECRET}=..; it never stands on a command line")
-    where = place(options.endpoint, options.bucket, options.access_key, secret, local=options.local)
+    where = place(options.endpoint, options.bucket, options.access_key, _secret_key(), local=options.local)
     bucket = open_shared(where)
     data = Shards.open(options.data)
     named = presets.is_preset(options.spec) and options.spec != "tiny"
@@ -109,6 +130,22 @@ def _status(options: argparse.Namespace) -> int:
     found = look(options.token_file)
     sys.stdout.write(json.dumps(found) + "\n" if options.json else "".join(f"{line}\n" for line in lines(found)))
     return 0
+
+
+def _wish(options: argparse.Namespace) -> int:
+    from murmur import cluster_wishes
+
+    if options.action == "rotate":
+        return cluster_wishes.rotate(options, _secret_key())
+    wishes = {"drain": cluster_wishes.drain, "amend": cluster_wishes.amend, "close": cluster_wishes.close}
+    return wishes[options.action](options)
+
+
+def _secret_key() -> str:
+    secret = os.environ.get(SECRET)
+    if not secret:
+        raise ConfigError(f"the bucket's secret is missing: export {SECRET}=..; it never stands on a command line")
+    return secret
 
 
 def _doctor(options: argparse.Namespace) -> int:

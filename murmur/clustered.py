@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from node.amended import Amended
 from node.group import Group, parse_token
 from node.ledger import Ledger
 from node.shared import find_spec, open_shared, read_token
@@ -25,11 +26,12 @@ def look(token_file: Path) -> dict[str, Any]:
     REAL.sleep(1.5 * spec.cluster.beat_seconds)
     beats = ledger.beats()
     names = {member.hex(): beat.name for member, beat in beats.items()}
-    newest = max((beat.round for beat in beats.values()), default=0)
-    records = []
-    for round in range(max(0, newest - LAST), newest + 2):
+    rounds = ledger.rounds()
+    records, now = [], Amended(spec, ledger)
+    for round in range(max(0, rounds - LAST), rounds):
         record = ledger.record(round)
         if record is not None:
+            now = now.at(record.amendments)
             records.append(
                 {
                     "round": round,
@@ -53,15 +55,19 @@ def look(token_file: Path) -> dict[str, Any]:
     return {
         "run": spec.name,
         "id": run.hex(),
-        "steps": spec.inner.steps,
+        "steps": now.spec.inner.steps,
+        "amendments": now.count,
+        "closed": now.closed,
         "members": members,
-        "records": records[-LAST:],
+        "records": records,
     }
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
     """For people."""
     yield f"run {found['run']} ({found['id'][:16]}), {sum(m['alive'] for m in found['members'])} members alive"
+    if found["amendments"]:
+        yield f"amendments: {found['amendments']}" + (", the last one closes the run" if found["closed"] else "")
     for member in found["members"]:
         state = member["phase"] if member["alive"] or member["phase"] == "gone" else "silent"
         yield f"  {member['name']:<16} {state:<6} round {member['round']}, step {member['step']} of {found['steps']}"

@@ -20,15 +20,20 @@ from node.payloads import PayloadSources
 from node.wanted import DOCUMENT_MAX_BYTES, Place, encode_wanted, parse_wanted
 from protocol import keys
 from protocol.cluster import (
+    Amendment,
     Beat,
     Claim,
     Record,
     digest_of,
+    encode_amendment,
     encode_beat,
     encode_claim,
+    encode_drain,
     encode_record,
+    parse_amendment,
     parse_beat,
     parse_claim,
+    parse_drain,
     parse_record,
 )
 from protocol.errors import InvalidMessage, ObjectMissing, ObjectTooLarge, StorageError
@@ -59,6 +64,10 @@ class Ledger:
         """The files of all checkpoints."""
         self._claims: dict[tuple[int, PeerId], Claim] = {}
         self._strange: set[str] = set()
+
+    def part(self, member: PeerId) -> PrefixedBucket:
+        """A place of this member's alone, to try the store."""
+        return PrefixedBucket(self.bucket, keys.member(self.run, member))
 
     # --- payloads ----------------------------------------------------------------------------------------------
 
@@ -138,6 +147,39 @@ class Ledger:
         """Close the round with this, unless somebody has closed it; whether this is what it came to."""
         data = encode_record(record, self.run, round, self.group.signer())
         return self.bucket.create(keys.record(self.run, round), data, timeout_seconds=CALL_SECONDS)
+
+    # --- wishes ------------------------------------------------------------------------------------------------
+
+    def amendment(self, number: int) -> Amendment | None:
+        """None where there is none yet."""
+        return self._read(
+            keys.amendment(self.run, number),
+            CREATE_BYTES,
+            lambda data: parse_amendment(data, self.run, number, self.group.verify),
+        )
+
+    def amend(self, number: int, amendment: Amendment) -> bool:
+        """Create it, unless there is one with this number; whether it is ours."""
+        data = encode_amendment(amendment, self.run, number, self.group.signer())
+        return self.bucket.create(keys.amendment(self.run, number), data, timeout_seconds=CALL_SECONDS)
+
+    def drain(self, member: PeerId) -> None:
+        """Wish that the member leaves after its round."""
+        data = encode_drain(self.run, self.group.signer(member))
+        self.bucket.put(keys.drain(self.run, member), data, timeout_seconds=CALL_SECONDS)
+
+    def drained(self) -> bool:
+        """Whether somebody wishes that we leave."""
+
+        def parse(data: bytes) -> bool:
+            parse_drain(data, self.run, self.me, self.group.verify)
+            return True
+
+        return bool(self._read(keys.drain(self.run, self.me), _BEAT_BYTES, parse))
+
+    def left(self) -> None:
+        """We leave as wished: the next start is a new decision."""
+        self.bucket.delete(keys.drain(self.run, self.me), timeout_seconds=CALL_SECONDS)
 
     # --- claims ------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ class Pulse:
 
     def __init__(self, ledger: Ledger, name: str, beat_seconds: float, process: str = "") -> None:
         """process: 16 hexadecimal digits that no other process of this member has; drawn where none are given."""
-        self._ledger, self._name, self._beat_seconds = ledger, name, beat_seconds
+        self._ledger, self._name, self.beat_seconds = ledger, name, beat_seconds
         self.process = process or secrets.token_hex(8)
         self._lock = ledger.time.condition()
         self._count = 0
@@ -38,7 +38,7 @@ class Pulse:
             began = self._ledger.time.now()
             with suppress(StorageError):  # whoever needs the store tells that it is down
                 self._beat(CALL_SECONDS)
-            self._ledger.time.sleep(max(0.0, began + self._beat_seconds - self._ledger.time.now()))
+            self._ledger.time.sleep(max(0.0, began + self.beat_seconds - self._ledger.time.now()))
 
     def _beat(self, timeout_seconds: float) -> None:
         with self._lock:  # the last one is the one that says that we leave

@@ -10,12 +10,13 @@ from dataclasses import replace
 from loguru import logger
 
 from gauntlet.agreement import Tip
+from node.amended import Amended
 from node.checkpoints import Checkpoint, Shown
 from node.held import Held
 from node.ledger import Ledger
 from node.run import blob_fetcher
 from node.state import Snapshot
-from protocol.cluster import digest_of
+from protocol.cluster import ClusterSpec, digest_of
 from protocol.errors import CheckpointCorrupt, ConfigError, OutOfSync, StorageError
 from protocol.messages import first_link, link_of
 from protocol.types import Digest, PeerId
@@ -73,6 +74,20 @@ def newest_shown(shown: Mapping[PeerId, Shown]) -> list[tuple[PeerId, Checkpoint
     """Every checkpoint that a member shows, the newest first."""
     found = [(member, checkpoint) for member, one in shown.items() for checkpoint in one.checkpoints]
     return sorted(found, key=lambda one: (-one[1].round, one[0]))
+
+
+def is_shown(ledger: Ledger, link: Digest) -> bool:
+    """Whether a member shows the state at this link. Raises StorageError."""
+    return any(checkpoint.link == link for _, checkpoint in newest_shown(ledger.shown()))
+
+
+def last_round(ledger: Ledger, spec: ClusterSpec) -> int | None:
+    """The run's last round, where it is closed and a member shows what came of it; else None. Raises StorageError."""
+    rounds = ledger.rounds()
+    record = ledger.record(rounds - 1) if rounds else None
+    if record is None or not Amended(spec, ledger).at(record.amendments).closed:
+        return None
+    return rounds - 1 if is_shown(ledger, link_of(record.selection(ledger.run, rounds - 1))) else None
 
 
 def link_before(ledger: Ledger, round: int) -> Digest | None:

@@ -7,7 +7,7 @@ record is created once, so the store decides which one a round has.
 from collections.abc import Mapping
 from functools import cached_property
 from hashlib import sha256
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -15,6 +15,7 @@ from protocol.errors import ConfigError, InvalidMessage
 from protocol.layout import DenseLayout, Layout
 from protocol.messages import KEY_BYTES, encode_document, parse_document, parse_json
 from protocol.ports import Signer, Verify
+from protocol.run import changed
 from protocol.spec import (
     Count,
     Decay,
@@ -35,7 +36,13 @@ GROUP = PeerId(bytes(32))
 NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 _NO_ROUND = 0
 """In the head of a document that is of no one round."""
-_RECORD, _CLAIM, _BEAT = "record", "claim", "beat"
+_RECORD, _CLAIM, _BEAT, _AMENDMENT, _DRAIN = "record", "claim", "beat", "amend", "drain"
+AMENDABLE = {
+    "outer": {"alpha", "aggregate"},
+    "cluster": {"beat_seconds", "silent_seconds", "grace", "least_steps", "keep_rounds"},
+}
+"""What of these tables may change in mid-run: nothing that fixes what members hold or send. Of `inner` all but the
+optimizer (protocol/run.py)."""
 
 T = TypeVar("T", bound=Table)
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -133,6 +140,23 @@ def parse_cluster(data: bytes, digest: Digest) -> ClusterSpec:
     return spec
 
 
+class Amendment(Table):
+    """A change of the spec, or the end of the run: the record that names it is of the last round. Who writes one holds
+    the group's secret; members trust each other."""
+
+    changes: dict[Literal["inner", "outer", "cluster"], dict[str, Any]] = Field(default_factory=dict)
+    last: bool = False
+
+
+def amended(spec: ClusterSpec, amendment: Amendment) -> ClusterSpec:
+    """The spec from then on. Raises ConfigError where that is none, or for what cannot change."""
+    for name, fields in amendment.changes.items():
+        if name in AMENDABLE and (fixed := set(fields) - AMENDABLE[name]):
+            raise ConfigError(f"an amendment cannot change {', '.join(f'{name}.{field}' for field in sorted(fixed))}")
+    whole = build_cluster(changed(spec, amendment.changes), "the cluster's spec with this amendment")
+    return spec.model_copy(update={name: getattr(whole, name) for name in amendment.changes})  # the layout stays
+
+
 class Beat(Table):
     """A member's sign of life, written again and again. process: drawn at its start; count: of its beats. round, step,
     phase: where it is; who joins or idles will not claim in the round. leaving: it does not come back by itself."""
@@ -172,9 +196,11 @@ class Contribution(Claim):
 
 
 class Record(Table):
-    """What a round came to: whose updates are applied to `theta`. by: who has closed it, for people."""
+    """What a round came to: whose updates are applied to `theta`. by: who has closed it, for people. amendments: how
+    many hold from the next round on."""
 
     by: HexDigest
+    amendments: Count = 0
     theta: HexDigest
     previous: HexDigest
     updates: Annotated[tuple[Contribution, ...], Field(min_length=1, max_length=MAX_UIDS, strict=False)]
@@ -202,6 +228,26 @@ def encode_record(record: Record, run: Digest, round: int, group: Signer) -> byt
 def parse_record(data: bytes, run: Digest, round: int, verify: Verify) -> Record:
     """Raises InvalidMessage."""
     return _checked(Record, parse_document(data, _RECORD, run, round, GROUP, verify))
+
+
+def encode_amendment(amendment: Amendment, run: Digest, number: int, group: Signer) -> bytes:
+    return encode_document(_AMENDMENT, run, number, amendment.model_dump(mode="json"), group)
+
+
+def parse_amendment(data: bytes, run: Digest, number: int, verify: Verify) -> Amendment:
+    """Raises InvalidMessage."""
+    return _checked(Amendment, parse_document(data, _AMENDMENT, run, number, GROUP, verify))
+
+
+def encode_drain(run: Digest, signer: Signer) -> bytes:
+    """The wish that this member leaves after its round."""
+    return encode_document(_DRAIN, run, _NO_ROUND, {}, signer)
+
+
+def parse_drain(data: bytes, run: Digest, member: PeerId, verify: Verify) -> None:
+    """Raises InvalidMessage for what is no such wish."""
+    if parse_document(data, _DRAIN, run, _NO_ROUND, member, verify):
+        raise InvalidMessage("drain: expected no fields")
 
 
 def encode_claim(claim: Claim, run: Digest, round: int, signer: Signer) -> bytes:

@@ -2,7 +2,7 @@
 
 from protocol.types import Digest, PeerId
 
-_ONCE = {"payload", "reveal", "peer-report", "report", "selection", "mirror", "mirror-reveal", "record"}
+_ONCE = {"payload", "reveal", "peer-report", "report", "selection", "mirror", "mirror-reveal", "record", "amendment"}
 
 
 def _run(run: Digest) -> str:
@@ -87,6 +87,11 @@ def group(run: Digest) -> str:
     return f"{_run(run)}/group"
 
 
+def member(run: Digest, member: PeerId) -> str:
+    """What the keys of a member's own trials of the bucket begin with."""
+    return f"{_run(run)}/member/{member.hex()}/"
+
+
 def beats(run: Digest) -> str:
     """What the keys of all members' beats begin with."""
     return f"{_run(run)}/beat/"
@@ -105,6 +110,16 @@ def claims(run: Digest, round: int) -> str:
 def record(run: Digest, round: int) -> str:
     """What a cluster's round came to: created once, by whoever closes it."""
     return f"{_run(run)}/record/{round:08d}"
+
+
+def amendment(run: Digest, number: int) -> str:
+    """A change of a cluster's spec: created once. The first one is number 1."""
+    return f"{_run(run)}/amendment/{number:08d}"
+
+
+def drain(run: Digest, member: PeerId) -> str:
+    """The wish that this member leaves after its round: it deletes it when it does."""
+    return f"{_run(run)}/drain/{member.hex()}"
 
 
 def blob(digest: Digest) -> str:

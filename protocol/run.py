@@ -1,7 +1,7 @@
 """Run: a first spec and the amendments that its owner published since (docs/protocol.md section 0)."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -14,7 +14,7 @@ from protocol.clock import Clock
 from protocol.errors import ConfigError, InvalidMessage
 from protocol.layout import Layout
 from protocol.messages import parse_json
-from protocol.spec import Count, HexDigest, Positive, Published, RunSpec, build, fault_lines
+from protocol.spec import Count, HexDigest, Positive, Published, RunSpec, TrainingSpec, build, fault_lines
 from protocol.types import Digest
 
 
@@ -136,8 +136,13 @@ def _staged(stages: list[tuple[int, RunSpec]], amendment: Amendment) -> list[tup
 
 
 def _changed(spec: RunSpec, amendment: Amendment) -> RunSpec:
+    return build(changed(spec, amendment.changes), f"the run spec amended from round {amendment.from_round}")
+
+
+def changed(spec: TrainingSpec, changes: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:
+    """The spec's table with these fields of its tables. Raises ConfigError for what no amendment can change."""
     table = spec.model_dump(mode="json")
-    for name, fields in amendment.changes.items():
+    for name, fields in changes.items():
         target = table if name == "protocol" else table[name]
         allowed = {"min_protocol", "max_protocol"} if name == "protocol" else set(target)
         if unknown := set(fields) - allowed:
@@ -148,4 +153,4 @@ def _changed(spec: RunSpec, amendment: Amendment) -> RunSpec:
                 "state of the first one"
             )
         target.update(fields)
-    return build(table, f"the run spec amended from round {amendment.from_round}")
+    return table

@@ -5,6 +5,7 @@ stands in their bucket (node/ledger.py), and who closes a round is whoever creat
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from loguru import logger
 
@@ -13,13 +14,14 @@ from cluster.closing import closing, grace_seconds
 from cluster.pace import ROUNDS, least_steps, planned_steps
 from cluster.presence import LONGEST_LOOK_BEATS, Presence
 from gauntlet.agreement import Agreed
+from node.amended import Amended
 from node.events import round_seconds
 from node.held import Held
 from node.ledger import CALL_SECONDS, Ledger, Patience
 from node.payloads import Lacking, fetch_pinned, open_pinned
 from node.pulse import Pulse
 from node.recordlog import RecordLog
-from node.rejoin import SLOWEST_BYTES, begin, from_checkpoint, from_genesis
+from node.rejoin import SLOWEST_BYTES, begin, from_checkpoint, from_genesis, is_shown
 from node.state import SealedRound
 from protocol.assignment import assigned
 from protocol.cluster import GROUP, Claim, ClusterSpec, Record, digest_of
@@ -51,7 +53,7 @@ class Member:
         self, spec: ClusterSpec, name: str, held: Held, shards: Shards, ledger: Ledger, process: str = ""
     ) -> None:
         """process: as of Pulse."""
-        self.spec, self.held, self.ledger, self.time = spec, held, ledger, ledger.time
+        self.amended, self.held, self.ledger, self.time = Amended(spec, ledger), held, ledger, ledger.time
         self.me = ledger.me
         self.work = Work(
             held,
@@ -80,6 +82,14 @@ class Member:
         """Beats of ours that this process has not written."""
         self.astray, self.astray_in = 0, -1
         """How often, and in which round, we held another theta than the run."""
+        self.drained = False
+        self.ended_at: float | None = None
+        """When we had applied the run's last record."""
+
+    @property
+    def spec(self) -> ClusterSpec:
+        """In force in the round at which we stand."""
+        return self.amended.spec
 
     # --- rounds ------------------------------------------------------------------------------------------------
 
@@ -90,8 +100,12 @@ class Member:
             while not self._patiently(self.begin):
                 pass
             self.upkeep.start()
-            while True:
+            while not (self.amended.closed or self.drained):
                 self._patiently(self.take_part)
+            if self.amended.closed:
+                self.finish()
+            else:
+                self._say_drained()
         finally:
             self.upkeep.end()
             self.pulse.leave()
@@ -99,19 +113,37 @@ class Member:
     def begin(self) -> None:
         """Have a state, and forget uploads that we did not live to finish."""
         begin(self.ledger, self.held)
+        self.recall()
         round = self.held.saved.round
-        latest = [self.ledger.record(number) for number in range(max(0, round - ROUNDS), round)]
-        self.records = [record for record in latest if record is not None]
         try:
             self.ledger.abort_unfinished(round)
         except StorageError as fault:
             logger.warning("unfinished uploads of an earlier start may stay in the bucket: {fault}", fault=str(fault))
         self.held.events.emit("joined", round)
 
+    def recall(self) -> None:
+        """What the last records before our round say: what steps take, and which amendments hold."""
+        round = self.held.saved.round
+        latest = [self.ledger.record(number) for number in range(max(0, round - ROUNDS), round)]
+        self.records = [record for record in latest if record is not None]
+        self.take_up(self.amended.at(self.records[-1].amendments if self.records else 0))
+
+    def take_up(self, amended: Amended) -> None:
+        """Play by these amendments from now on."""
+        if amended.count != self.amended.count:
+            logger.info(
+                "from round {round} on {count} amendments hold", round=self.held.saved.round, count=amended.count
+            )
+        self.amended = amended
+        rules = self.spec.cluster
+        self.presence.rules, self.pulse.beat_seconds, self.upkeep.spec = rules, rules.beat_seconds, self.spec
+
     def take_part(self) -> None:
-        """The next round, from wherever the run stands."""
+        """The next round, from wherever the run stands, unless it is closed."""
         try:
             self.rejoin()
+            if self.amended.closed:
+                return
             round = self.held.saved.round
             others = Others(self, round)
             try:
@@ -120,6 +152,7 @@ class Member:
             finally:
                 others.stop()
             self.checkpoints.look()
+            self.drained = self.ledger.drained()
         except Elsewhere as fault:
             self.start_over(str(fault))
         except Lacking as fault:
@@ -281,6 +314,7 @@ class Member:
             raise Elsewhere(f"most of the claims of round {round} name another theta")
         if self.ledger.record(round + 1) is not None:
             self.require_record(round)
+        record = record.model_copy(update={"amendments": self.amended.coming()})
         ours = self.ledger.create(round, record)
         self.held.events.emit("closed", round, ours=ours, waited_for=[member.hex() for member in sorted(without)])
         for member in self.presence.gone():
@@ -295,6 +329,7 @@ class Member:
         if (selection.theta, selection.previous) != pair:
             raise Elsewhere(f"the record of round {round} is of another state than ours")
         self.log.keep(round, record)
+        amended = self.amended.at(record.amendments)
         contributing = [update.peer for update in record.updates]
         # What every value is sent of leaves nothing to carry over: an update that comes too late is lost.
         mine = None if self.me in contributing or self.spec.exchange == "int8" else held.own_update(round)
@@ -305,6 +340,7 @@ class Member:
             shown = {update.peer: self.ledger.key_of(update) for update in record.updates}
             opened = open_pinned(self.spec, round, selection.contributing, sealed, shown, self.time)
             held.apply(round, self.spec, Agreed(pair, selection, 0), opened, mine)
+        self.take_up(amended)
         self.records = [*self.records, record][-ROUNDS:]
         held.events.emit(
             "applied",
@@ -362,6 +398,7 @@ class Member:
         patience = LOST_SILENCES * self.spec.cluster.silent_seconds
         if self.time.now() < self.lacking[1] + patience or not from_checkpoint(self.ledger, self.held, fault.round):
             raise fault
+        self.recall()
         self.lacking = -1, 0.0
 
     def start_over(self, why: str) -> None:
@@ -376,12 +413,50 @@ class Member:
             logger.error("this machine computes another theta than the run's: look at its memory, its GPU, its release")
             self.time.sleep(min(LONGEST_PAUSE, self.spec.cluster.silent_seconds * 2 ** min(self.astray, 10)))
         if from_checkpoint(self.ledger, self.held, -1):
+            self.recall()
             return
         if round > self.spec.cluster.keep_rounds:
             raise StorageError(
                 "nobody shows a checkpoint, and the payloads since theta_0 are gone: keeping what we hold"
             )
         from_genesis(self.ledger, self.held)
+        self.recall()
+
+    # --- ending ------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """After the run's last record: have the last theta on this disk, and in the bucket, where one puts it."""
+        held = self.held
+        self.ended_at = self.time.now()
+        held.snapshots.begin(held.saved.round, held.saved.link, held.replica.consensus_state())
+        held.snapshots.hold(wait=True)
+        until = self.ended_at + self.checkpoints.shelf.state_seconds()
+        while not (up := self.last_is_up()) and self.time.now() < until:
+            self.time.sleep(self.spec.cluster.beat_seconds)
+        logger.info(
+            "the run is closed: round {round} was its last. theta {theta} is on this disk{there}",
+            round=held.saved.round - 1,
+            theta=held.saved.theta.hex()[:16],
+            there=" and in the bucket, as a checkpoint" if up else ", and nobody has put it into the bucket",
+        )
+
+    def last_is_up(self) -> bool:
+        """Whether somebody shows the last theta; puts it up where that is our turn."""
+        self.checkpoints.look()
+        try:
+            return is_shown(self.ledger, self.held.saved.link)
+        except StorageError as fault:
+            self.patience.failed(fault)
+            return False
+
+    def _say_drained(self) -> None:
+        with suppress(StorageError):
+            self.ledger.left()
+        logger.info(
+            "drained: round {round} was our last one, as somebody wished (murmur cluster drain). Start this member "
+            "again, and it takes part again",
+            round=self.held.saved.round - 1,
+        )
 
     def _patiently(self, do: Callable[[], None]) -> bool:
         """Whether it came to its end; else the store has failed, and the next try is due."""

@@ -28,7 +28,7 @@ MOST_FILES = 100_000
 
 class MemberShelf:
     """A member's checkpoints. One member puts up a state, drawn from its link. The next one in that order does where
-    nobody that lives is at it a round later."""
+    nobody that lives is at it a round later, or, after the run's last record, once it had time to be heard."""
 
     kept = 1
 
@@ -49,8 +49,13 @@ class MemberShelf:
     def is_due(self, snapshot: Snapshot) -> bool:
         if snapshot.link == self._settled:
             return False
-        living, me = self._member.upkeep.living, self._member.me
-        if self.held.saved.round < snapshot.round + turns(snapshot.link, "checkpoint", {*living, me}).index(me):
+        member, living, me = self._member, self._member.upkeep.living, self._member.me
+        place = turns(snapshot.link, "checkpoint", {*living, me}).index(me)
+        if member.ended_at is None:
+            late = self.held.saved.round >= snapshot.round + place
+        else:
+            late = self.time.now() >= member.ended_at + place * member.spec.cluster.silent_seconds
+        if not late:
             return False
         shown = self._ledger.shown()
         if any(checkpoint.round >= snapshot.round for _, checkpoint in newest_shown(shown)):

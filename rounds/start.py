@@ -12,6 +12,7 @@ from node.events import Events
 from node.group import Group, parse_token
 from node.held import Held
 from node.ledger import Ledger
+from node.rejoin import last_round
 from node.shared import find_spec, member_of, open_data, open_shared, read_token, require_group
 from node.state import StateStore
 from rounds.member import Member
@@ -47,6 +48,14 @@ def take_part(config: ClusterConfig, ranks: Ranks) -> None:
     spec, folder, group = find_spec(bucket, run), home(config), Group(token.secret)
     require_group(bucket, run, group)
     me = member_of(folder, run)
+    ledger = Ledger(bucket, run, group, me, REAL)
+    if (last := last_round(ledger, spec)) is not None:
+        logger.info(
+            "the run {run} is closed: round {round} was its last. Nothing is to be trained; its theta is in the bucket",
+            run=spec.name,
+            round=last,
+        )
+        return
     shards = open_data(config, spec, bucket, folder)
     store = StateStore(folder, run)
     replica = Replica(spec, zeros(spec.model.shapes()), ranks=ranks)
@@ -62,7 +71,7 @@ def take_part(config: ClusterConfig, ranks: Ranks) -> None:
         device=describe(ranks.device),
         bucket=f"{token.endpoint}/{token.bucket}",
     )
-    Member(spec, config.name, held, shards, Ledger(bucket, run, group, me, REAL)).run()
+    Member(spec, config.name, held, shards, ledger).run()
 
 
 def play(config: NodeConfig, role: Role, player: Player, ranks: Ranks) -> None:

@@ -29,7 +29,7 @@ class Upkeep:
     """What one member does for all. `living`: who lives, set by whoever plays its rounds."""
 
     def __init__(self, spec: ClusterSpec, held: Held, ledger: Ledger, records: RecordLog) -> None:
-        self._spec, self._held, self._ledger, self._records = spec, held, ledger, records
+        self.spec, self._held, self._ledger, self._records = spec, held, ledger, records
         self.living = frozenset[PeerId]()
         self._ended = False
         self._wants: frozenset[Place] | None = None
@@ -69,7 +69,7 @@ class Upkeep:
             with suppress(StorageError):  # whoever needs the store tells that it is down
                 self._answer()
                 self._clear()
-            self._ledger.time.sleep(self._spec.cluster.silent_seconds)
+            self._ledger.time.sleep(self.spec.cluster.silent_seconds)
 
     # --- what others lack --------------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class Upkeep:
         if file is None:
             return False
         key = self._ledger.payload_key(round, peer, self._ledger.key_of(claims[peer]))
-        seconds = self._spec.cluster.silent_seconds + self._spec.object_bytes / SLOWEST_BYTES
+        seconds = self.spec.cluster.silent_seconds + self.spec.object_bytes / SLOWEST_BYTES
         self._ledger.bucket.put(key, file, timeout_seconds=seconds)
         logger.info("round {round}: what {peer} sent is put back", round=round, peer=peer.hex()[:8])
         return True
@@ -104,7 +104,7 @@ class Upkeep:
 
     def _clear(self) -> None:
         """Once a round, by the one member that is drawn for it, or by that of the next round."""
-        saved, keep = self._held.saved, self._spec.cluster.keep_rounds
+        saved, keep = self._held.saved, self.spec.cluster.keep_rounds
         if saved.round <= max(self._cleared, keep):
             return
         if self._order(saved.link, "clear")[0] == self._ledger.me:

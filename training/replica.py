@@ -182,8 +182,8 @@ class Replica:
         return sent
 
     def give_back(self, update: Update) -> None:
-        """After a void round: the error feedback takes back the Delta_hat that `compress` had sent. The int8 exchange has
-        none, so what was sent is lost."""
+        """After a void round: the error feedback takes back the Delta_hat that `compress` had sent. The int8 exchange
+        has none, so what was sent is lost."""
         if self.spec.exchange == "sparse":
             ops.give_back(self._errors(), update)
             self._has_error = True

@@ -1,0 +1,205 @@
+"""What the holder of a token wishes of a cluster, in modelled time: other settings, a member that leaves, the last
+round; and what kills and strangers make of that."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from node.group import Group
+from node.ledger import Ledger
+from node.rejoin import last_round, shown_by_members
+from protocol import keys
+from protocol.cluster import Amendment, amended
+from protocol.errors import ConfigError
+from protocol.messages import link_of
+from protocol.types import PeerId
+from simulation.cluster import BUCKET, SECRET, STEPS, Cluster
+from simulation.store import Call
+from storage.realtime import REAL
+from tests.simulation.test_cluster import Watched, assert_one_history, has_records
+
+SLOWER = Amendment(changes={"outer": {"alpha": 0.5}, "cluster": {"beat_seconds": 4.0}, "inner": {"steps": STEPS + 5}})
+LAST = Amendment(last=True)
+
+
+def owner(cluster: Cluster, secret: str = SECRET) -> Ledger:
+    return Ledger(cluster.store.bucket(BUCKET), cluster.run, Group(secret), PeerId(bytes(32)), REAL)
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+def counts(watched: Watched) -> list[int]:
+    return [record.amendments for record in watched.records()]
+
+
+def test_an_amendment_holds_from_the_round_after_the_record_that_names_it(watched: Watched) -> None:
+    cluster = watched.cluster
+    cluster.begin()
+    watched.play(has_records(watched, 2))
+    assert owner(cluster).amend(1, SLOWER)
+    assert not owner(cluster).amend(1, LAST)  # somebody was faster
+    watched.play(has_records(watched, 4))
+    cluster.kill(watched.machine(1))
+    cluster.start(watched.machine(1))
+    watched.play(has_records(watched, 7))
+    found = counts(watched)
+    first = found.index(1)
+    assert 1 < first < 4
+    assert found == [0] * first + [1] * (len(found) - first)
+    for machine in cluster.machines:
+        assert machine.program is not None
+        spec = machine.program.spec
+        assert (spec.outer.alpha, spec.inner.steps, machine.program.pulse.beat_seconds) == (0.5, STEPS + 5, 4.0)
+    for number, record in enumerate(watched.records()):
+        assert {update.steps for update in record.updates} <= set(range(1, STEPS + 1 + 5 * (number > first)))
+    assert any(update.steps == STEPS + 5 for record in watched.records()[first + 1 :] for update in record.updates)
+    cluster.close()
+    assert_one_history(watched)
+
+
+@pytest.mark.parametrize("number", range(1, 100, 9))
+def test_a_member_killed_while_an_amendment_comes_follows_it_like_the_others(tmp_path: Path, number: int) -> None:
+    watched = Watched(tmp_path)
+    cluster, victim, calls = watched.cluster, watched.machine(1), 0
+    serve = cluster.store.before
+
+    def before(call: Call) -> None:
+        nonlocal calls
+        if call.reader == victim.name and watched.witness.round == 1 and call.verb != "list":
+            calls += 1
+            if calls == number:
+                cluster.kill(victim)
+                cluster.start_later(victim)
+        serve(call)
+
+    cluster.store.before = before
+    cluster.begin()
+    watched.play(has_records(watched, 1))
+    owner(cluster).amend(1, Amendment(changes={"outer": {"alpha": 0.5}}))
+    watched.play(has_records(watched, 5))
+    assert {machine.program.spec.outer.alpha for machine in cluster.machines if machine.program is not None} == {0.5}
+    cluster.close()
+    assert_one_history(watched)
+    assert counts(watched)[-1] == 1
+
+
+def test_what_is_no_amendment_holds_for_nobody_and_stops_nobody(watched: Watched) -> None:
+    cluster = watched.cluster
+    cluster.begin()
+    watched.play(has_records(watched, 1))
+    cluster.store.bucket(BUCKET).put(keys.amendment(cluster.run, 1), b"junk", timeout_seconds=1)
+    watched.play(has_records(watched, 3))
+    cluster.store.bucket(BUCKET).delete(keys.amendment(cluster.run, 1), timeout_seconds=1)
+    owner(cluster, "99" * 32).amend(1, LAST)
+    watched.play(has_records(watched, 5))
+    cluster.store.bucket(BUCKET).delete(keys.amendment(cluster.run, 1), timeout_seconds=1)
+    owner(cluster).amend(1, Amendment(changes={"cluster": {"keep_rounds": 1}}))  # less than members need to join
+    watched.play(has_records(watched, 7))
+    assert counts(watched) == [0] * len(counts(watched))
+    cluster.close()
+    assert_one_history(watched)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"inner": {"optimizer": "muon"}}, "inner.optimizer"),
+        ({"inner": {"stepps": 1}}, "unknown fields of inner"),
+        ({"outer": {"momentum": 0.9}}, "outer.momentum"),
+        ({"cluster": {"exchange": "int8"}}, "cluster.exchange"),
+        ({"cluster": {"silent_seconds": 1.0}}, "three beats"),
+    ],
+)
+def test_what_cannot_change_is_refused(tmp_path: Path, changes: dict[str, dict[str, object]], why: str) -> None:
+    spec = Watched(tmp_path).cluster.spec
+    with pytest.raises(ConfigError, match=why):
+        amended(spec, Amendment.model_validate({"changes": changes}))
+
+
+def test_a_drained_member_ends_after_its_round_and_may_come_back(watched: Watched) -> None:
+    cluster, leaver = watched.cluster, watched.machine(1)
+    cluster.begin()
+    watched.play(has_records(watched, 2))
+    owner(cluster).drain(leaver.id)
+    watched.play(lambda: not leaver.up)
+    done = len(watched.records())
+    assert done <= 4
+    assert leaver.id in {update.peer for update in watched.records()[done - 1].updates}
+    assert keys.drain(cluster.run, leaver.id) not in cluster.store.buckets[BUCKET]
+    assert owner(cluster).beats()[leaver.id].leaving
+    began = cluster.clock.now
+    watched.play(has_records(watched, done + 2))
+    alone = (cluster.clock.now - began) / 2
+    assert all(len(record.updates) == 2 for record in watched.records()[done:])
+    cluster.start(leaver)
+    began = cluster.clock.now
+    watched.play(lambda: leaver.id in {update.peer for update in watched.records()[-1].updates})
+    assert leaver.up
+    watched.play(has_records(watched, len(watched.records()) + 3))
+    assert len(watched.records()[-1].updates) == 3
+    assert alone < 1.2 * (cluster.clock.now - began)  # nobody has waited for it
+    cluster.close()
+    assert_one_history(watched)
+
+
+def closed(watched: Watched) -> None:
+    """Play until all have ended of themselves, and look at what they leave."""
+    cluster = watched.cluster
+    watched.play(lambda: not any(machine.up or machine.down for machine in cluster.machines))
+    records = watched.records()
+    end = len(records) - 1
+    assert counts(watched) == [0] * end + [1]
+    assert len({machine.program.held.saved.theta for machine in cluster.machines if machine.program is not None}) == 1
+    link = link_of(records[end].selection(cluster.run, end))
+    found = [checkpoint for _, checkpoint in shown_by_members(owner(cluster)) if checkpoint.link == link]
+    assert [checkpoint.round for checkpoint in found] == [end + 1]  # one has put it up
+    assert last_round(owner(cluster), cluster.spec) == end
+    assert_one_history(watched)
+
+
+def test_a_closed_clusters_members_all_end_after_the_same_round_with_its_theta_in_the_bucket(watched: Watched) -> None:
+    cluster = watched.cluster
+    cluster.begin()
+    watched.play(has_records(watched, 2))
+    assert last_round(owner(cluster), cluster.spec) is None
+    owner(cluster).amend(1, LAST)
+    closed(watched)
+    assert not [event for event in watched.events if event[1] == "ended"]  # none by a fault
+    count = len(watched.records())
+    cluster.start(watched.machine(1))  # past the look of rounds/start.py, it ends again
+    watched.play(lambda: not watched.machine(1).up)
+    assert len(watched.records()) == count
+    cluster.close()
+
+
+@pytest.mark.parametrize("number", range(1, 120, 13))
+def test_a_member_killed_while_the_run_closes_ends_with_the_others(tmp_path: Path, number: int) -> None:
+    """At a call after the wish: each is started again until it ends of itself."""
+    watched = Watched(tmp_path)
+    cluster, victim, calls = watched.cluster, watched.machine(1), 0
+    serve = cluster.store.before
+
+    def before(call: Call) -> None:
+        nonlocal calls
+        if call.reader == victim.name and watched.witness.round >= 1 and call.verb != "list":
+            calls += 1
+            if calls == number:
+                cluster.kill(victim)
+                victim.down += 1
+                cluster.clock.at(cluster.clock.now + 20, partial(back, victim))
+        serve(call)
+
+    def back(machine: object) -> None:
+        victim.down -= 1
+        cluster.start(victim)
+
+    cluster.store.before = before
+    cluster.begin()
+    watched.play(has_records(watched, 1))
+    owner(cluster).amend(1, LAST)
+    closed(watched)
+    cluster.close()
