@@ -9,14 +9,13 @@ from pathlib import Path
 import torch
 from loguru import logger
 
-from node.config import NodeConfig
+from node.config import NodeConfig, ToldConfig
 from node.device import choose_device, describe
 from node.doctor.start import ready
 from node.events import Events, See, last_events
 from node.held import Held
 from node.metrics import Metrics
 from node.node import Node
-from protocol.run import Run
 from protocol.types import hotkey
 from sparseloco import ops
 from training import parallel
@@ -35,13 +34,15 @@ class Built:
     shards: Shards
 
 
-def _metrics(config: NodeConfig, role: Role, run: Run, home: Path) -> See:
-    """What sees the node's events besides the file. Raises ConfigError for a port that is not to be had."""
+def serve_metrics(
+    config: ToldConfig, run: str, home: Path, round_seconds: float | None, *, validates: bool = False
+) -> See:
+    """What sees the node's events besides the file. round_seconds: as planned; None where nothing plans them. Raises
+    ConfigError for a port that is not to be had."""
     if config.metrics_port is None:
         return lambda event: None
-    clock = run.first.clock
-    metrics = Metrics(run.first.name, home, clock.round_blocks * clock.block_seconds)
-    metrics.recall(last_events(home / "events.jsonl"), time.time(), validates=role == "validator")
+    metrics = Metrics(run, home, round_seconds)
+    metrics.recall(last_events(home / "events.jsonl"), time.time(), validates=validates)
     metrics.serve(config.metrics_address, config.metrics_port)
     logger.info("metrics at http://{address}:{port}/metrics", address=config.metrics_address, port=config.metrics_port)
     return metrics.see
@@ -76,10 +77,12 @@ def build(config: NodeConfig, role: Role, ranks: Ranks) -> Built:
         network=config.network,
     )
     replica = Replica(run.first, zeros(run.first.model.shapes()), ranks=ranks)
+    clock, validates = run.first.clock, role == "validator"
+    seconds = clock.round_blocks * clock.block_seconds
     events = Events(
         case.home / "events.jsonl",
         f"{config.wallet.name}/{config.wallet.hotkey}",
-        see=_metrics(config, role, run, case.home),
+        see=serve_metrics(config, run.first.name, case.home, seconds, validates=validates),
     )
     return Built(Node(run, doors, Held(run.first, run.id, replica, store, events, doors.time)), case.shards)
 

@@ -135,12 +135,9 @@ class NetworkConfig(_Table):
             raise ValueError("give exactly one of owner (the run owner's hotkey) and spec (a file)")
 
 
-class NodeConfig(NetworkConfig):
-    """Everything that a miner or a validator needs to know before it finds the run."""
+class ToldConfig(_Table):
+    """What a node tells of itself, and where."""
 
-    wallet: WalletConfig
-    bucket: BucketConfig
-    miner: MinerConfig = MinerConfig()
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="least severe log line")] = (
         "INFO"
     )
@@ -150,7 +147,15 @@ class NodeConfig(NetworkConfig):
     metrics_address: Annotated[str, Field(description="address of that port; 0.0.0.0 for everybody's")] = "127.0.0.1"
 
 
-class ClusterConfig(_Table):
+class NodeConfig(ToldConfig, NetworkConfig):
+    """Everything that a miner or a validator needs to know before it finds the run."""
+
+    wallet: WalletConfig
+    bucket: BucketConfig
+    miner: MinerConfig = MinerConfig()
+
+
+class ClusterConfig(ToldConfig):
     """Everything that a cluster's member needs to know before it finds the run: its token says the rest."""
 
     token_file: Annotated[Path, Field(description="file with the cluster's token (murmur cluster invite)")]
@@ -170,9 +175,6 @@ class ClusterConfig(_Table):
         Literal["auto", "native", "reference"],
         Field(description="codec backend; auto: native where it is built (same bytes, dozens of times faster)"),
     ] = "auto"
-    log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="least severe log line")] = (
-        "INFO"
-    )
 
 
 class HotkeyConfig(_Table):

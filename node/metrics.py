@@ -17,7 +17,16 @@ from protocol.errors import ConfigError
 from storage.transport import TRAFFIC
 
 LAST_ERROR_CHARACTERS = 300
-FAULTS = ("broke_off", "passed_over", "damaged", "unobserved", "weights_refused", "weights_not_taken")
+FAULTS = (
+    "broke_off",
+    "passed_over",
+    "damaged",
+    "unobserved",
+    "weights_refused",
+    "weights_not_taken",
+    "given_back",
+    "diverged",
+)
 GUESSES = ("right", "wrong")
 ROUND_TIMESTAMP = "when a decision was last applied; before the first one, when the node began"
 COUNTED_TIMESTAMP = "when it last contributed or judged; before that, when it began"
@@ -37,11 +46,13 @@ class _Moved:
 class Metrics:
     """Those of one node. `see` takes its events, in order."""
 
-    def __init__(self, run: str, home: Path, round_seconds: float) -> None:
+    def __init__(self, run: str, home: Path, round_seconds: float | None) -> None:
+        """round_seconds: as planned; None where nothing plans them."""
         self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
         Info("murmur_run", "the run that is followed", registry=self.registry).info({"name": run})
-        self._gauge("round_planned_seconds", "planned length of a round").set(round_seconds)
+        if round_seconds is not None:
+            self._gauge("round_planned_seconds", "planned length of a round").set(round_seconds)
         free = self._gauge("disk_free_bytes", "room left on the disk of the node's state")
         free.set_function(lambda: disk_usage(home).free)
         self._phases = Gauge("murmur_phase_seconds", "of the last round, by phase", ["phase"], registry=self.registry)
@@ -102,7 +113,8 @@ class Metrics:
             self._gauge("round_timestamp_seconds", ROUND_TIMESTAMP).set(event["time"])
             self._gauge("void", "1 when it was void").set(event["void"])
             self._gauge("selected", "how many contributed to it").set(len(event["contributing"]))
-            self._gauge("decided_blocks", "blocks from its deadline to its decision").set(event["after"])
+            if event["after"] is not None:  # a cluster has no blocks
+                self._gauge("decided_blocks", "blocks from its deadline to its decision").set(event["after"])
         elif kind == "phases":
             self._phases.clear()
             for phase in event["phases"]:
@@ -115,6 +127,11 @@ class Metrics:
                 )
         elif kind == "trained" and event["loss"] is not None:
             self._gauge("loss", "mean training loss of the last round, nats a token").set(event["loss"])
+        elif kind == "claimed":
+            self._gauge("steps", "inner steps that a cluster's member sent last").set(event["steps"])
+        elif kind == "closed":
+            waited = "members for which the last round that this one closed did not wait any longer"
+            self._gauge("given_up", waited).set(len(event["waited_for"]))
         elif kind == "published":
             self._gauge("payload_bytes", "size of the last payload").set(event["payload_bytes"])
         elif kind == "held_out":

@@ -59,7 +59,18 @@ class Snapshots:
                 )
         self._wanted = wait
         task.join()
-        if wait and self._fault is not None:
+        if wait:
+            self._require_whole()
+
+    def finish(self) -> None:
+        """Wait until what was begun is on the disk. Raises ConfigError when the disk did not take it."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.join()
+        self._require_whole()
+
+    def _require_whole(self) -> None:
+        if self._fault is not None:
             raise ConfigError(
                 f"no snapshot of theta can be written to {self.folder} ({self._fault}): make room on the disk and "
                 "start again; nothing is lost"

@@ -429,8 +429,9 @@ class Member:
         held = self.held
         self.ended_at = self.time.now()
         held.snapshots.begin(held.saved.round, held.saved.link, held.replica.consensus_state())
-        held.snapshots.hold(wait=True)
-        until = self.ended_at + self.checkpoints.shelf.state_seconds()
+        held.snapshots.finish()
+        turns = len(self.presence.living()) + 1
+        until = self.ended_at + turns * self.spec.cluster.silent_seconds + 2 * self.checkpoints.shelf.state_seconds()
         while not (up := self.last_is_up()) and self.time.now() < until:
             self.time.sleep(self.spec.cluster.beat_seconds)
         logger.info(

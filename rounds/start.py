@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 from loguru import logger
 
-from node.build import build, on_ranks, zeros
+from node.build import build, on_ranks, serve_metrics, zeros
 from node.config import ClusterConfig, NodeConfig, home
 from node.device import describe
 from node.events import Events
@@ -59,7 +59,8 @@ def take_part(config: ClusterConfig, ranks: Ranks) -> None:
     shards = open_data(config, spec, bucket, folder)
     store = StateStore(folder, run)
     replica = Replica(spec, zeros(spec.model.shapes()), ranks=ranks)
-    held = Held(spec, run, replica, store, Events(folder / "events.jsonl", config.name))
+    see = serve_metrics(config, spec.name, folder, None)
+    held = Held(spec, run, replica, store, Events(folder / "events.jsonl", config.name, see=see))
     logger.info(
         "murmuration {version}, member {name} ({me}) of cluster {run} ({id}), on {ranks} x {device}, bucket {bucket}",
         version=version("murmuration-node"),

@@ -1,4 +1,4 @@
-"""`murmur cluster drain`, `amend`, `close`, `rotate` on a real S3 server; and member processes that follow them."""
+"""`murmur cluster drain`, `amend`, `close`, `rotate` on a real S3 server; and processes that follow them."""
 
 import json
 import os

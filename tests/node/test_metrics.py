@@ -158,3 +158,25 @@ def test_what_a_new_node_has_not_done_yet_counts_from_its_start(metrics: Metrics
     found = samples(metrics)
     assert found["murmur_round_timestamp_seconds"] == found["murmur_counted_timestamp_seconds"] == 1000.0
     assert "murmur_weights_timestamp_seconds" not in found
+
+
+def test_a_clusters_member_is_seen_by_its_own_events(tmp_path: Path) -> None:
+    """No blocks, no guesses, no planned rounds: none of them is exported."""
+    metrics = Metrics("ours", tmp_path, None)
+    member = "07" * 32
+    applied = {"time": 9.0, "void": False, "contributing": [member], "guess": None, "decided": None, "after": None}
+    for kind, fields in (
+        ("trained", {"loss": 3.5}),
+        ("claimed", {"steps": 61}),
+        ("closed", {"ours": True, "waited_for": [member]}),
+        ("applied", applied),
+        ("given_back", {}),
+        ("diverged", {"why": "theta"}),
+    ):
+        metrics.see({"time": 8.0, "event": kind, "round": 4} | fields)
+    found = samples(metrics)
+    assert "murmur_round_planned_seconds" not in found
+    assert "murmur_decided_blocks" not in found
+    for name, value in (("loss", 3.5), ("steps", 61), ("given_up", 1), ("round", 4), ("selected", 1)):
+        assert found[f"murmur_{name}"] == value
+    assert found["murmur_faults_total{given_back}"] == found["murmur_faults_total{diverged}"] == 1
