@@ -146,8 +146,8 @@ def test_a_drained_member_ends_after_its_round_and_may_come_back(watched: Watche
     assert_one_history(watched)
 
 
-def closed(watched: Watched) -> None:
-    """Play until all have ended of themselves, and look at what they leave."""
+def closed(watched: Watched) -> int:
+    """Play until all have ended of themselves, and look at what they leave; how many have put the last theta up."""
     cluster = watched.cluster
     watched.play(lambda: not any(machine.up or machine.down for machine in cluster.machines))
     records = watched.records()
@@ -156,9 +156,10 @@ def closed(watched: Watched) -> None:
     assert len({machine.program.held.saved.theta for machine in cluster.machines if machine.program is not None}) == 1
     link = link_of(records[end].selection(cluster.run, end))
     found = [checkpoint for _, checkpoint in shown_by_members(owner(cluster)) if checkpoint.link == link]
-    assert [checkpoint.round for checkpoint in found] == [end + 1]  # one has put it up
+    assert {checkpoint.round for checkpoint in found} == {end + 1}
     assert last_round(owner(cluster), cluster.spec) == end
     assert_one_history(watched)
+    return len(found)
 
 
 def test_a_closed_clusters_members_all_end_after_the_same_round_with_its_theta_in_the_bucket(watched: Watched) -> None:
@@ -167,7 +168,7 @@ def test_a_closed_clusters_members_all_end_after_the_same_round_with_its_theta_i
     watched.play(has_records(watched, 2))
     assert last_round(owner(cluster), cluster.spec) is None
     owner(cluster).amend(1, LAST)
-    closed(watched)
+    assert closed(watched) == 1
     assert not [event for event in watched.events if event[1] == "ended"]  # none by a fault
     count = len(watched.records())
     cluster.start(watched.machine(1))  # past the look of rounds/start.py, it ends again
@@ -201,5 +202,5 @@ def test_a_member_killed_while_the_run_closes_ends_with_the_others(tmp_path: Pat
     cluster.begin()
     watched.play(has_records(watched, 1))
     owner(cluster).amend(1, LAST)
-    closed(watched)
+    assert closed(watched) in (1, 2)  # who comes back has seen nobody yet, and takes it for its turn
     cluster.close()
