@@ -8,7 +8,7 @@ import pytest
 
 from node.group import Group
 from node.ledger import Ledger
-from node.rejoin import last_round, shown_by_members
+from node.rejoin import last_round, newest_shown
 from protocol import keys
 from protocol.cluster import Amendment, amended
 from protocol.errors import ConfigError
@@ -155,7 +155,7 @@ def closed(watched: Watched) -> int:
     assert counts(watched) == [0] * end + [1]
     assert len({machine.program.held.saved.theta for machine in cluster.machines if machine.program is not None}) == 1
     link = link_of(records[end].selection(cluster.run, end))
-    found = [checkpoint for _, checkpoint in shown_by_members(owner(cluster)) if checkpoint.link == link]
+    found = [checkpoint for _, checkpoint in newest_shown(owner(cluster).shown()) if checkpoint.link == link]
     assert {checkpoint.round for checkpoint in found} == {end + 1}
     assert last_round(owner(cluster), cluster.spec) == end
     assert_one_history(watched)
