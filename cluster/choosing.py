@@ -10,13 +10,20 @@ from protocol.types import Digest, PeerId
 def choose(
     claims: Mapping[PeerId, Claim], living: Collection[PeerId], ours: tuple[Digest, Digest], by: PeerId
 ) -> Record | None:
-    """The record that these claims make after the one with our link: those with the theta that most of the living
+    """The record that these claims make: those that go on from the link, and have the theta, that most of the living
     claim, in PeerId order. Of equally many ours, then the lower digest. Who is dead does not decide: it could hold up
-    those that live. None where no claim goes on from our link. ours: the theta and the link that we hold."""
+    those that live. None where most go on from another link than ours: a store has shown us another record than them.
+    ours: the theta and the link that we hold."""
     held, previous = ours[0].hex(), ours[1].hex()
     # What we claimed from another theta than we hold by now counts no more.
     stale = {member for member, claim in claims.items() if member == by and claim.theta != held}
-    following = {m: claim for m, claim in claims.items() if claim.previous == previous and m not in stale}
+    current = {m: claim for m, claim in claims.items() if m not in stale}
+    links = Counter(claim.previous for m, claim in current.items() if m in living) or Counter(
+        claim.previous for claim in current.values()
+    )
+    if not links or links[previous] < max(links.values()):
+        return None
+    following = {m: claim for m, claim in current.items() if claim.previous == previous}
     counts = Counter(claim.theta for member, claim in following.items() if member in living) or Counter(
         claim.theta for claim in following.values()
     )

@@ -65,10 +65,19 @@ class Presence:
             and seen.beat.phase not in ("join", "idle")
         }
 
+    def heard(self) -> set[PeerId]:
+        """Whoever runs, whatever it is at."""
+        silence = self.rules.silent_seconds
+        return {m for m, seen in self._seen.items() if seen.silent < silence and not seen.beat.leaving}
+
+    def steps(self, round: int, but: PeerId) -> list[int]:
+        """The inner steps that the others which live have done in the round, of those that have begun it."""
+        beats = [self._seen[member].beat for member in self.living() - {but}]
+        return [beat.step for beat in beats if beat.round == round and beat.phase in ("train", "send", "wait")]
+
     def furthest(self) -> int:
         """The round of whoever is furthest of those that are heard: it holds the record of every round before."""
-        silence = self.rules.silent_seconds
-        return max((seen.beat.round for seen in self._seen.values() if seen.silent < silence), default=0)
+        return max((self._seen[member].beat.round for member in self.heard()), default=0)
 
     def gone(self) -> set[PeerId]:
         """Whoever is not expected back; asked once for each."""

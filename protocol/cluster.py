@@ -54,7 +54,8 @@ class ClusterTable(Table):
     A member whose beat has not changed for `silent_seconds` of looks that the store answered is not waited for; beats
     are `beat_seconds` apart. Once more than half of the living have claimed, the others end their inner steps. They
     are waited for as long as a step and sending take, and `grace` of the median training time or two beats. Who has
-    done less than `least_steps` of the inner steps sends nothing. Payloads are kept for `keep_rounds` rounds.
+    done less than `least_steps` of the inner steps that it planned sends nothing. Payloads are kept for `keep_rounds`
+    rounds.
 
     `exchange` is what an update is: SparseLoCo's, or every value in int8 (sparseloco/dense.py), which carries nothing
     over from round to round. It stays for the whole run.

@@ -11,7 +11,7 @@ from loguru import logger
 
 from cluster.choosing import choose
 from cluster.closing import closing, grace_seconds
-from cluster.pace import ROUNDS, least_steps, planned_steps
+from cluster.pace import ROUNDS, least_steps, planned_steps, seconds_left
 from cluster.presence import LONGEST_LOOK_BEATS, Presence
 from gauntlet.agreement import Agreed
 from node.amended import Amended
@@ -73,6 +73,8 @@ class Member:
         """The last ones: what steps take."""
         self.sending = 0.0
         """Seconds from our last inner step to our claim, the last time."""
+        self.step_seconds: float | None = None
+        """What one inner step took, the last time."""
         self._trained_at: float | None = None
         self.skipped, self.claimed = -1, (-1, Digest(b""))
         """The last round to which we send nothing; and what we have claimed, since our start."""
@@ -198,20 +200,27 @@ class Member:
 
     def train(self, round: int, others: "Others") -> SealedRound | None:
         """As many inner steps as are planned, or as there is time for; None where those are too few to send."""
-        inner, pulse = self.spec.inner, self.pulse
-        planned = planned_steps(inner.steps, self.records, self.me)
+        inner, rules, pulse = self.spec.inner, self.spec.cluster, self.pulse
+        planned = planned_steps(inner.steps, self.records, self.me, self.step_seconds)
+        self.look_at_beats()
+        left = seconds_left(inner.steps, self.records, self.me, planned, self.presence.steps(round, self.me))
         pulse.round, pulse.step, pulse.phase = round, 0, "train"
-        training = self.work.training(round, self.pages(round), inner)
+        training, began = self.work.training(round, self.pages(round), inner), self.time.now()
 
         def stopped() -> bool:
             pulse.step += 1
-            return pulse.step >= planned or others.due()
+            # Who begins late ends with the others: not at a step that would last longer than theirs.
+            after_next = (self.time.now() - began) * (pulse.step + 1) / pulse.step
+            return (
+                pulse.step >= planned or others.due() or (left is not None and after_next > left - rules.beat_seconds)
+            )
 
         done = training.go_on(stopped)
+        self.step_seconds = training.seconds / done if done else None
         training.end()
         pulse.phase = "send"
         self._trained_at = self.time.now()
-        if done < least_steps(inner.steps, self.spec.cluster, planned):
+        if done < least_steps(rules, planned if left is None else 1):
             logger.warning("round {round}: {done} steps are too few to send anything", round=round, done=done)
             return None
         try:
@@ -297,7 +306,7 @@ class Member:
                     "the file `member` in the run's folder of its --home: it then takes part as a new member"
                 )
         self.presence.look(beats, self.time.now())
-        self.upkeep.living = frozenset(self.presence.living())
+        self.upkeep.living = frozenset(self.presence.heard())
 
     def require_record(self, round: int) -> None:
         """Raises Lacking where the store does not show a record from which others have gone on."""
@@ -309,7 +318,7 @@ class Member:
         where somebody was faster."""
         record = choose(claims, self.presence.living(), self.held.claim, self.me)
         if record is None:
-            raise Elsewhere("nobody's claim goes on from the link that we hold")
+            raise Elsewhere(f"most of the claims of round {round} go on from another record than ours")
         if digest_of(record.theta) != self.held.claim[0]:
             raise Elsewhere(f"most of the claims of round {round} name another theta")
         if self.ledger.record(round + 1) is not None:
@@ -386,7 +395,7 @@ class Member:
             self.pulse.phase = "join"
             self.apply(held.saved.round, record)
             self.upkeep.have()
-        self.pulse.round = held.saved.round
+        self.pulse.round, self.pulse.step = held.saved.round, 0
 
     def ask(self, fault: Lacking) -> None:
         """Ask other members for what the bucket has lost; begin from a checkpoint where that takes too long. Raises

@@ -26,7 +26,7 @@ AGAIN_LOOKS = 3
 
 
 class Upkeep:
-    """What one member does for all. `living`: who lives, set by whoever plays its rounds."""
+    """What one member does for all. `living`: whose programs run, set by the one that plays its rounds."""
 
     def __init__(self, spec: ClusterSpec, held: Held, ledger: Ledger, records: RecordLog) -> None:
         self.spec, self._held, self._ledger, self._records = spec, held, ledger, records

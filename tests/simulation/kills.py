@@ -21,11 +21,12 @@ FILES = (
 
 class LineKiller:
     """Counts the lines that a member's main thread runs in these files once it is armed, and kills it at one of them.
-    `killed`: where that was."""
+    `killed`: where that was. `once`: whether each line counts only the first time."""
 
-    def __init__(self, cluster: Cluster, victim: Machine) -> None:
-        self.cluster, self.victim = cluster, victim
+    def __init__(self, cluster: Cluster, victim: Machine, once: bool = False) -> None:
+        self.cluster, self.victim, self.once = cluster, victim, once
         self.lines, self._at = 0, -1
+        self._seen = set[tuple[str, int]]()
         self.killed = ""
         self._work: Any = None
 
@@ -33,6 +34,7 @@ class LineKiller:
         """Called by the victim itself: it dies before the line of this number, counted from now. -1: it is counted
         only."""
         self.lines, self._at, self.killed = 0, line, ""
+        self._seen = set()
         self._work = self.cluster.clock.running()
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -47,10 +49,12 @@ class LineKiller:
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         if self._work is None or not frame.f_code.co_filename.endswith(FILES):
             return None
-        if event == "line" and self.cluster.clock._running is self._work:
+        place = frame.f_code.co_filename, frame.f_lineno
+        if event == "line" and self.cluster.clock._running is self._work and not (self.once and place in self._seen):
             self.lines += 1
+            self._seen.add(place)
             if self.lines == self._at:
-                self.killed = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                self.killed = f"{place[0]}:{place[1]}"
                 self._work = None
                 sys.settrace(None)
                 self.cluster.kill(self.victim)

@@ -58,6 +58,6 @@ def test_an_error_of_before_loses_what_was_sent_and_keeps_the_rest(codec: ops.Ch
         ops.use("auto")
     for name in RAGGED:
         sent = update.dense(name) != 0
-        assert sent.any()
+        assert sent.any() or not sent.numel()
         assert (error[name][sent] == 0).all()
         assert torch.equal(error[name][~sent], before[name][~sent])
