@@ -183,7 +183,7 @@ class Replica:
 
     def give_back(self, update: Update) -> None:
         """After a void round: the error feedback takes back the Delta_hat that `compress` had sent. The int8 exchange
-        has none, so what was sent is lost."""
+        has none: what was sent is lost."""
         if self.spec.exchange == "sparse":
             ops.give_back(self._errors(), update)
             self._has_error = True

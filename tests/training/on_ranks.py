@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protocol.cluster import build_cluster
 from protocol.types import Digest, PeerId
 from sparseloco.floats import NonFinite
 from sparseloco.outer import OuterState
@@ -112,7 +113,22 @@ def play(ranks: Ranks) -> dict[str, Any]:
     found["trained"] = replica.inner_round(tokens(5, 15)).losses
     found["after"] = replica.losses(tokens(4, 3))
     found["finite"] = len(replica.compress().records)
-    return found | trained_by_muon(ranks)
+    return found | trained_by_muon(ranks) | {"int8": in_int8(ranks)}
+
+
+def in_int8(ranks: Ranks) -> list[str]:
+    """Digests of two payloads of every value, and of theta after each."""
+    table = SPEC.training.model_dump(mode="json")
+    changes = {"outer": {"alpha": 0.7, "momentum": 0.9}, "cluster": {"exchange": "int8"}}
+    spec = build_cluster(table | changes, "a test")
+    replica = Replica(spec, genesis_theta(spec.model, 1), ranks=ranks)
+    found = []
+    for seed in (3, 4):
+        place(replica, {name: replica.theta[name] - moved for name, moved in drawn(seed, 1e-2).items()})
+        update = replica.compress()
+        replica.outer_step([update, None], alpha=0.7, aggregate="mean")
+        found += [update.digest.hex(), replica.digest().hex()]
+    return found
 
 
 def trained_by_muon(ranks: Ranks) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SAME = (
     *("start", "own", "payload", "error", "refused", "error kept", "restrained", "kept back"),
-    *("theta", "proof", "losses", "probed", "given back"),
+    *("theta", "proof", "losses", "probed", "given back", "int8"),
 )
 
 
