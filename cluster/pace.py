@@ -39,7 +39,9 @@ def seconds_left(
     begins the round after them; None for any other, or where nobody can tell. Times vary, and a step of a slow machine
     may last longer than a round waits for it: so it ends a little before them.
     begun: steps that each of the others has done."""
-    others = [whole_seconds(update, steps) for record in records[-ROUNDS:] for update in record.updates if update.peer != me]
+    others = [
+        whole_seconds(update, steps) for record in records[-ROUNDS:] for update in record.updates if update.peer != me
+    ]
     done = median(begun) / steps if begun else 0.0
     if not others or (done < LATE and planned == steps):
         return None
