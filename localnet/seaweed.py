@@ -39,7 +39,7 @@ SPARE_VOLUMES = 128
 volume takes no room on the disk."""
 FREE_MIB = 512
 """It takes no objects when the disk has less left."""
-MEMORY_MIB = 256
+MEMORY_MIB = 512
 """What it tries to get along with. Left to itself it took 540 with a few megabytes a second going through."""
 VACUUM_SECONDS = 30
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")

@@ -235,7 +235,7 @@ def test_without_sealing_a_copier_sends_what_another_sends_in_the_same_round() -
     assert set(reasons(story(CopycatExact.kind, "published"))) == {"passed"}
 
 
-@pytest.mark.parametrize("kind", ["lying-validator", "withholding-validator"])
+@pytest.mark.parametrize("kind", [pytest.param("lying-validator", marks=pytest.mark.slow), "withholding-validator"])
 def test_one_hostile_validator_of_three_brings_its_friends_in_only_before_the_others_know_them(kind) -> None:
     told = story(kind, validators=3, rounds=8)
     named = [sum(log.players[peer] in told.attackers for peer in log.contributing) for log in told.rounds]

@@ -18,8 +18,8 @@ from tests.localnet.harness import assert_nothing_runs, localnet
 @pytest.mark.parametrize(
     ("moment", "signum"),
     [
-        ("starting the chain", signal.SIGINT),
-        ("registering", signal.SIGTERM),
+        pytest.param("starting the chain", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("registering", signal.SIGTERM, marks=pytest.mark.slow),
         ("starting the nodes", signal.SIGINT),
     ],
 )

@@ -1,12 +1,14 @@
 """The command's table: help is instant, wrong words and wrong paths are one clear message, never a traceback."""
 
 import argparse
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,14 +22,20 @@ HEAVY = ("torch", "boto3", "botocore", "bittensor", "datasets")
 ROOT = Path(__file__).parents[2]
 OWNER = hotkey(PeerId(bytes(32)))
 SCRIPT = """
-import sys
+import json, sys
+from contextlib import redirect_stdout
+from io import StringIO
 from murmur.command import main
-try:
-    main(sys.argv[1:])
-except SystemExit as end:
-    assert not end.code, end.code
-loaded = {name.split(".")[0] for name in sys.modules}
-sys.exit(" ".join(sorted(loaded & {HEAVY})) or 0)
+found = []
+for words in json.load(sys.stdin):
+    with redirect_stdout(StringIO()) as shown:
+        try:
+            code = main(words)
+        except SystemExit as end:
+            code = end.code
+    loaded = {name.split(".")[0] for name in sys.modules} & {HEAVY}
+    found.append((code or 0, sorted(loaded), shown.getvalue()))
+print(json.dumps(found))
 """.replace("{HEAVY}", repr(set(HEAVY)))
 
 
@@ -63,13 +71,27 @@ def assert_refused(done: subprocess.CompletedProcess[str], *expected: str) -> No
         assert words in done.stderr
 
 
-@pytest.mark.parametrize("words", all_helps(), ids=" ".join)
-def test_no_help_loads_anything_heavy(words: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT, *words], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(
-        f"murmuration {version('murmuration-node')}" if "--version" in words else "usage: murmur"
+def ask(commands: list[list[str]]) -> tuple[subprocess.CompletedProcess[str], list[Any]]:
+    """Commands in one new process, one after the other; of each its status, what is loaded after it, what it shows."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], input=json.dumps(commands), cwd=ROOT, capture_output=True, text=True, timeout=120
     )
+    assert done.returncode == 0, done.stderr
+    return done, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, list[Any]]:
+    done, found = ask(all_helps())
+    assert done.stderr == ""
+    return dict(zip(map(" ".join, all_helps()), found, strict=True))
+
+
+@pytest.mark.parametrize("words", all_helps(), ids=" ".join)
+def test_no_help_loads_anything_heavy(words: list[str], helps: dict[str, list[Any]]) -> None:
+    status, heavy, shown = helps[" ".join(words)]
+    assert (status, heavy) == (0, [])
+    assert shown.startswith(f"murmuration {version('murmuration-node')}" if "--version" in words else "usage: murmur")
 
 
 @pytest.mark.parametrize(("name", "program"), [("mine", "miner"), ("validate", "validator")])
@@ -200,7 +222,6 @@ def test_a_reader_that_has_enough_ends_the_command_quietly():
 )
 def test_a_mistyped_name_is_told_at_once_without_torch_and_without_the_chain(words: list[str], said: str) -> None:
     """They took up to 3.5 s of processor time, and a mistyped hotkey was told after the chain had answered."""
-    script = SCRIPT.replace("    main(sys.argv[1:])", "    assert main(sys.argv[1:]) == 2")
-    done = subprocess.run([sys.executable, "-c", script, *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    done, ((status, heavy, _),) = ask([words])
+    assert (status, heavy) == (2, [])
     assert said in done.stderr

@@ -151,7 +151,7 @@ def dying(owner: type, name: str, round: int, *, after: bool) -> Callable[[Node,
     return role
 
 
-@pytest.mark.parametrize("wrong", [False, True])
+@pytest.mark.parametrize("wrong", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     ("owner", "name", "after"),
     [

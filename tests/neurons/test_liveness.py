@@ -65,7 +65,7 @@ def test_dust_that_is_alone_for_a_round_halts_nobody(networks: Networks) -> None
     network.assert_agreement()
 
 
-@pytest.mark.parametrize("lie", ["theta", "previous"])
+@pytest.mark.parametrize("lie", [pytest.param("theta", marks=pytest.mark.slow), "previous"])
 def test_dust_that_is_alone_for_longer_than_a_seat_lasts_halts_nobody_who_comes_back(
     networks: Networks, lie: str
 ) -> None:

@@ -106,7 +106,7 @@ def contributors(network: Network, round: int) -> list[str]:
     return [network.by_hotkey[one].name for one in contributing(network, "miner-1")[round]]
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("count", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_miner_that_serves_one_validator_alone_costs_no_round_and_nobody_else_its_place(
     networks: Made, count: int
 ) -> None:

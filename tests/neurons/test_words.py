@@ -103,7 +103,7 @@ def test_a_peer_that_serves_one_validator_costs_no_round_in_which_nobody_waits_f
     network.assert_agreement()
 
 
-@pytest.mark.parametrize("absent", [0, 100])
+@pytest.mark.parametrize("absent", [pytest.param(0, marks=pytest.mark.slow), 100])
 def test_a_peer_that_a_minority_has_read_loses_its_place_and_no_round(networks: Networks, absent: int) -> None:
     validators = {"first": 100, "second": 100, "third": 100, "absent": absent}
     network = networks(miners=3, validators=validators)

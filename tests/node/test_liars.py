@@ -45,7 +45,7 @@ def named_by(network: FakeNetwork, *names: str) -> set[Pair]:
     return {pair for name in names for pair in pairs_of(network, name)}
 
 
-@pytest.mark.parametrize("stakes", [(140,), (110, 110, 110)])
+@pytest.mark.parametrize("stakes", [pytest.param((140,), marks=pytest.mark.slow), (110, 110, 110)])
 def test_liars_with_more_stake_than_the_only_honest_one_that_speaks_keep_nobody_out(
     networks: Networks, stakes: tuple[int, ...]
 ) -> None:
@@ -92,7 +92,9 @@ def test_who_can_read_a_liars_bucket_only_names_nothing(networks: Networks, forg
     assert forger.pair not in named_by(network, *HONEST)
 
 
-@pytest.mark.parametrize(("stake", "archive"), [(60, True), (100, False), (140, True)])
+@pytest.mark.parametrize(
+    ("stake", "archive"), [pytest.param(60, True, marks=pytest.mark.slow), pytest.param(100, False, marks=pytest.mark.slow), (140, True)]
+)
 def test_nobody_leaves_what_it_holds_for_what_a_liar_has_invented_on_top_of_it(
     networks: Networks, forger: type[Forger], stake: int, archive: bool
 ) -> None:
@@ -113,7 +115,7 @@ def test_nobody_leaves_what_it_holds_for_what_a_liar_has_invented_on_top_of_it(
     assert forger.pair not in named_by(network, *HONEST)
 
 
-@pytest.mark.parametrize("lie", ["genesis", "old"])
+@pytest.mark.parametrize("lie", ["genesis", pytest.param("old", marks=pytest.mark.slow)])
 def test_validators_that_fell_silent_in_different_rounds_go_on_from_one_state(
     networks: Networks, forger: type[Forger], lie: str
 ) -> None:
@@ -142,7 +144,7 @@ def test_validators_that_fell_silent_in_different_rounds_go_on_from_one_state(
     assert went == {held["third"][0].hex()}
 
 
-@pytest.mark.parametrize(("together", "archive"), [(True, False), (False, True)])
+@pytest.mark.parametrize(("together", "archive"), [pytest.param(True, False, marks=pytest.mark.slow), (False, True)])
 def test_the_cheapest_lie_takes_nobody_back_to_the_start(
     networks: Networks, forger: type[Forger], together: bool, archive: bool
 ) -> None:
@@ -191,7 +193,7 @@ def test_who_is_alone_is_not_drawn_back_by_a_liar_that_names_an_old_pair(
     assert network["first"].node.held.saved.link == held
 
 
-@pytest.mark.parametrize("lie", ["old", "invented", "wrong theta"])
+@pytest.mark.parametrize("lie", [pytest.param("old", marks=pytest.mark.slow), "invented", pytest.param("wrong theta", marks=pytest.mark.slow)])
 def test_who_is_away_for_a_while_costs_the_others_no_agreed_round(
     networks: Networks, forger: type[Forger], lie: str
 ) -> None:
@@ -215,7 +217,7 @@ def test_who_is_away_for_a_while_costs_the_others_no_agreed_round(
     assert not returns(network, "first")
 
 
-@pytest.mark.parametrize("archive", [True, False])
+@pytest.mark.parametrize("archive", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_liar_that_agrees_with_one_and_then_repeats_the_others_word_parts_nobody(
     networks: Networks, forger: type[Forger], archive: bool
 ) -> None:
@@ -245,7 +247,7 @@ def test_a_liar_that_agrees_with_one_and_then_repeats_the_others_word_parts_nobo
     agrees_again(network, "first", "second", "miner-1")
 
 
-@pytest.mark.parametrize("archive", [True, False])
+@pytest.mark.parametrize("archive", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_liar_that_repeats_what_one_that_left_said_last_keeps_nobody_out(
     networks: Networks, forger: type[Forger], archive: bool
 ) -> None:
@@ -303,7 +305,9 @@ def test_a_chain_that_fails_for_a_moment_moves_nobody(networks: Networks, forger
     assert network["first"].node.at_tip
 
 
-@pytest.mark.parametrize(("until", "archive"), [(1, False), (3, False), (3, True)])
+@pytest.mark.parametrize(
+    ("until", "archive"), [pytest.param(1, False, marks=pytest.mark.slow), (3, False), pytest.param(3, True, marks=pytest.mark.slow)]
+)
 def test_validators_that_were_away_together_go_on_beside_a_liar(networks: Networks, until: int, archive: bool) -> None:
     """Their chain nodes have pruned the rounds since, and nobody but the liar spoke. What they held they had not said
     yet, and in the first round nobody had said anything but that it is there."""
@@ -324,7 +328,7 @@ def test_validators_that_were_away_together_go_on_beside_a_liar(networks: Networ
     assert held in pairs_of(network, "first")
 
 
-@pytest.mark.parametrize("archive", [True, False])
+@pytest.mark.parametrize("archive", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_run_whose_validators_were_away_from_its_first_round_begins_once_they_are_back(
     networks: Networks, archive: bool
 ) -> None:
@@ -373,7 +377,12 @@ def test_buckets_that_stall_take_no_time_from_who_comes_back(
 
 @pytest.mark.parametrize(
     ("wiped", "archive", "selects"),
-    [((), True, True), (("first",), True, True), (("first", "second"), False, True), (("first",), True, False)],
+    [
+        pytest.param((), True, True, marks=pytest.mark.slow),
+        pytest.param(("first",), True, True, marks=pytest.mark.slow),
+        (("first", "second"), False, True),
+        pytest.param(("first",), True, False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_lone_liar_that_goes_on_from_an_invented_theta_keeps_out_nobody_that_restarts(
     networks: Networks, forger: type[Forger], wiped: tuple[str, ...], archive: bool, selects: bool

@@ -92,7 +92,7 @@ def test_a_validator_that_passed_a_round_over_judges_nobody_before_it_is_back(ne
     assert not any(left <= event["round"] < back for event in network["second"].events("weights"))
 
 
-@pytest.mark.parametrize("name", ["miner-2", "second"])
+@pytest.mark.parametrize("name", [pytest.param("miner-2", marks=pytest.mark.slow), "second"])
 def test_who_comes_back_with_nothing_while_most_are_silent_stands_where_the_chain_says(
     networks: Networks, name: str
 ) -> None:

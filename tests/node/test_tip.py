@@ -116,7 +116,7 @@ def test_a_pair_that_a_minority_names_moves_nobody_where_it_has_most_of_what_is_
 # --- bytes that nobody has -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kept", ["first", "miner-2"])
+@pytest.mark.parametrize("kept", [pytest.param("first", marks=pytest.mark.slow), "miner-2"])
 def test_bytes_that_nobody_gives_any_more_take_everybody_back_by_one_round(networks: Networks, kept: str) -> None:
     """One node has applied them, and is away when the others give up; a third of the stake lies. When that one is back
     it leaves what only it holds."""
@@ -162,7 +162,7 @@ def test_bytes_that_nobody_gives_any_more_take_everybody_back_by_one_round(netwo
 # --- what one node has lost ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["miner-2", "third", "first"])
+@pytest.mark.parametrize("name", ["miner-2", pytest.param("third", marks=pytest.mark.slow), pytest.param("first", marks=pytest.mark.slow)])
 def test_who_holds_another_theta_at_the_runs_link_makes_its_state_again(networks: Networks, name: str) -> None:
     network = networks(miners=2, validators={"first": 150, "second": 100, "third": 60})
     network.start()
@@ -194,7 +194,7 @@ def test_who_holds_another_theta_sees_it_by_rounds_in_which_nobody_contributes(n
     assert network["third"].node.held.claim == network["first"].node.held.claim
 
 
-@pytest.mark.parametrize("names", [("first", "second"), HONEST])
+@pytest.mark.parametrize("names", [pytest.param(("first", "second"), marks=pytest.mark.slow), HONEST])
 def test_validators_that_all_lost_their_disks_go_on_from_what_their_buckets_keep(
     networks: Networks, names: Sequence[str]
 ) -> None:

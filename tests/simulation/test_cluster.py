@@ -93,7 +93,7 @@ def test_a_storm_leaves_one_theta_a_round_and_most_of_the_living_in_it_and_a_see
     assert simulate_cluster(options(*words)).history == result.history
 
 
-@pytest.mark.parametrize("number", range(1, 120, 7))
+@pytest.mark.parametrize("number", range(1, 120, 17))
 def test_a_member_killed_at_any_call_to_the_store_costs_the_others_nothing_but_its_update(
     tmp_path: Path, number: int
 ) -> None:

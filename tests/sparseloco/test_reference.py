@@ -46,7 +46,7 @@ def test_compress_equals_the_naive_twin_bit_for_bit_on(kind):
     assert_equals_twin(kind, 64)
 
 
-@pytest.mark.parametrize("k", [1, 63, 94, 4096])
+@pytest.mark.parametrize("k", [1, 63, 94, 700])
 @pytest.mark.parametrize("kind", ["normal", "tied"])
 def test_compress_equals_the_naive_twin_for_any_k(kind, k):
     assert_equals_twin(kind, k)

@@ -13,7 +13,7 @@ from sparseloco.topk import slabs
 from sparseloco.wire import Submission, encode, parse, parse_submission, plaintext_bytes
 from tests.sparseloco.samples import RAGGED, update_of
 
-FUZZ_CASES = int(os.environ.get("MURMUR_FUZZ_CASES", "2000"))
+FUZZ_CASES = int(os.environ.get("MURMUR_FUZZ_CASES", "500"))
 FUZZ_SHAPES = {"matrix": (70, 67), "scalar": (), "vector": (5,)}
 THETA = Digest(bytes(range(32)))
 

@@ -275,7 +275,7 @@ def test_at_72b_a_miner_holds_five_models_and_hardly_more_at_its_fullest() -> No
     assert held["outer step"] - Sizes(spec).contributors * Sizes(spec).payload == held[COMPUTING]
 
 
-@pytest.mark.parametrize("role", ["miner", "validator"])
+@pytest.mark.parametrize("role", ["miner", pytest.param("validator", marks=pytest.mark.slow)])
 def test_the_host_takes_at_each_moment_what_a_process_was_measured_to_take(role: Role) -> None:
     """Within 5 %, of 21 M parameters on a CPU. Tensors that are gone are given back at once (the threshold): what an
     allocator keeps is not counted. Activations are counted with room to spare."""

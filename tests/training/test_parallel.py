@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +32,36 @@ def torchrun(size: int, *words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+FOUR = pytest.param(4, marks=pytest.mark.slow)
+Played = Callable[[int], dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    results = {}
-    for size in (1, 2, 4):
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """What came out on so many ranks, played once."""
+
+    @cache
+    def play(size: int) -> dict[str, Any]:
         out = tmp_path_factory.mktemp(f"ranks-{size}") / "out.json"
         done = torchrun(size, out)
         assert done.returncode == 0, done.stderr[-4000:]
         assert "timed out" not in done.stderr  # waiting is nothing to report
-        results[size] = json.loads(out.read_text())
-    return results
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+    return play
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, FOUR])
 @pytest.mark.parametrize("what", SAME)
-def test_ranks_agree_bit_for_bit_with_one_process(played: dict[int, dict[str, Any]], size: int, what: str) -> None:
-    assert played[size]["ranks"] == size
-    assert played[size][what] == played[1][what]
+def test_ranks_agree_bit_for_bit_with_one_process(played: Played, size: int, what: str) -> None:
+    assert played(size)["ranks"] == size
+    assert played(size)[what] == played(1)[what]
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_nothing_is_lost_on_the_way(played: dict[int, dict[str, Any]], size: int) -> None:
-    found = played[size]
+@pytest.mark.parametrize("size", [1, 2, FOUR])
+def test_nothing_is_lost_on_the_way(played: Played, size: int) -> None:
+    found = played(size)
     assert found["own"] == [True, 7]
     assert found["error kept"] == found["error"] != found["given back"]
     assert found["restrained"][1]
@@ -62,14 +71,14 @@ def test_nothing_is_lost_on_the_way(played: dict[int, dict[str, Any]], size: int
     assert found["probed"] != found["losses"][:3]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_ranks_train_as_one_process_does(played: dict[int, dict[str, Any]], size: int) -> None:
+@pytest.mark.parametrize("size", [2, FOUR])
+def test_ranks_train_as_one_process_does(played: Played, size: int) -> None:
     # Sums over a batch are made in another order: close, not equal.
-    assert played[size]["trained"] == pytest.approx(played[1]["trained"], rel=1e-4)
-    assert played[size]["after"] == pytest.approx(played[1]["after"], rel=1e-3)
-    assert played[size]["finite"] == played[1]["finite"]
-    assert played[size]["trained by muon"] == pytest.approx(played[1]["trained by muon"], rel=1e-3)
-    assert played[size]["own of muon"] == played[1]["own of muon"] == [True, 3]
+    assert played(size)["trained"] == pytest.approx(played(1)["trained"], rel=1e-4)
+    assert played(size)["after"] == pytest.approx(played(1)["after"], rel=1e-3)
+    assert played(size)["finite"] == played(1)["finite"]
+    assert played(size)["trained by muon"] == pytest.approx(played(1)["trained by muon"], rel=1e-3)
+    assert played(size)["own of muon"] == played(1)["own of muon"] == [True, 3]
 
 
 def launcher(size: int) -> list[str]:
