@@ -72,9 +72,14 @@ def assert_refused(done: subprocess.CompletedProcess[str], *expected: str) -> No
 
 
 def ask(commands: list[list[str]]) -> tuple[subprocess.CompletedProcess[str], list[Any]]:
-    """Commands in one new process, one after the other; of each its status, what is loaded after it, what it shows."""
+    """Run commands in one new process: of each its status, what is loaded after it, and what it shows."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], input=json.dumps(commands), cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", SCRIPT],
+        input=json.dumps(commands),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return done, json.loads(done.stdout)

@@ -13,7 +13,10 @@ from tests.node.lies import words_of
 Networks = Callable[..., FakeNetwork]
 
 
-@pytest.mark.parametrize(("lag", "blind"), [pytest.param(0, False, marks=pytest.mark.slow), pytest.param(0, True, marks=pytest.mark.slow), (3, True)])
+@pytest.mark.parametrize(
+    ("lag", "blind"),
+    [pytest.param(0, False, marks=pytest.mark.slow), pytest.param(0, True, marks=pytest.mark.slow), (3, True)],
+)
 def test_a_validator_killed_at_any_call_of_the_chain_in_a_round_says_nothing_else_after_it(
     networks: Networks, lag: int, blind: bool
 ) -> None:

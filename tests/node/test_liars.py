@@ -93,7 +93,8 @@ def test_who_can_read_a_liars_bucket_only_names_nothing(networks: Networks, forg
 
 
 @pytest.mark.parametrize(
-    ("stake", "archive"), [pytest.param(60, True, marks=pytest.mark.slow), pytest.param(100, False, marks=pytest.mark.slow), (140, True)]
+    ("stake", "archive"),
+    [pytest.param(60, True, marks=pytest.mark.slow), pytest.param(100, False, marks=pytest.mark.slow), (140, True)],
 )
 def test_nobody_leaves_what_it_holds_for_what_a_liar_has_invented_on_top_of_it(
     networks: Networks, forger: type[Forger], stake: int, archive: bool
@@ -193,7 +194,10 @@ def test_who_is_alone_is_not_drawn_back_by_a_liar_that_names_an_old_pair(
     assert network["first"].node.held.saved.link == held
 
 
-@pytest.mark.parametrize("lie", [pytest.param("old", marks=pytest.mark.slow), "invented", pytest.param("wrong theta", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "lie",
+    [pytest.param("old", marks=pytest.mark.slow), "invented", pytest.param("wrong theta", marks=pytest.mark.slow)],
+)
 def test_who_is_away_for_a_while_costs_the_others_no_agreed_round(
     networks: Networks, forger: type[Forger], lie: str
 ) -> None:
@@ -306,7 +310,8 @@ def test_a_chain_that_fails_for_a_moment_moves_nobody(networks: Networks, forger
 
 
 @pytest.mark.parametrize(
-    ("until", "archive"), [pytest.param(1, False, marks=pytest.mark.slow), (3, False), pytest.param(3, True, marks=pytest.mark.slow)]
+    ("until", "archive"),
+    [pytest.param(1, False, marks=pytest.mark.slow), (3, False), pytest.param(3, True, marks=pytest.mark.slow)],
 )
 def test_validators_that_were_away_together_go_on_beside_a_liar(networks: Networks, until: int, archive: bool) -> None:
     """Their chain nodes have pruned the rounds since, and nobody but the liar spoke. What they held they had not said

@@ -162,7 +162,9 @@ def test_bytes_that_nobody_gives_any_more_take_everybody_back_by_one_round(netwo
 # --- what one node has lost ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["miner-2", pytest.param("third", marks=pytest.mark.slow), pytest.param("first", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["miner-2", pytest.param("third", marks=pytest.mark.slow), pytest.param("first", marks=pytest.mark.slow)]
+)
 def test_who_holds_another_theta_at_the_runs_link_makes_its_state_again(networks: Networks, name: str) -> None:
     network = networks(miners=2, validators={"first": 150, "second": 100, "third": 60})
     network.start()

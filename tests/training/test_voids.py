@@ -16,7 +16,10 @@ PEERS = [PeerId(bytes([number]) * 32) for number in (1, 2, 3)]
 VOIDS = range(2, 32)
 
 
-@pytest.mark.parametrize(("steps", "batch"), [(1, 4), pytest.param(4, 4, marks=pytest.mark.slow), pytest.param(20, 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("steps", "batch"),
+    [(1, 4), pytest.param(4, 4, marks=pytest.mark.slow), pytest.param(20, 4, marks=pytest.mark.slow)],
+)
 def test_miners_contribute_again_in_the_first_round_after_thirty_void_ones(
     run_spec: RunSpec, data: Shards, steps: int, batch: int
 ) -> None:
