@@ -29,13 +29,16 @@ def life() -> Iterator[Life]:
 
 
 LONGEST_FIRST = (
-    "tests/localnet/test_network.py",
     "tests/storage/test_faults.py",
+    "tests/localnet/test_network.py",
+    "tests/node/test_liars.py",
     "tests/training/test_parallel.py",
-    "tests/simulation/test_command.py",
-    "tests/arena/test_attacks.py",
-    "tests/neurons/test_audit.py",
+    "tests/node/test_tip.py",
     "tests/training/test_memory.py",
+    "tests/simulation/",
+    "tests/neurons/test_audit.py",
+    "tests/neurons/test_words.py",
+    "tests/arena/test_attacks.py",
     "tests/sparseloco/test_native.py",
     "tests/localnet/",
     "tests/neurons/",

@@ -334,7 +334,14 @@ INSTEAD: dict[str, Callable[[Word], Word | None]] = {
 }
 
 
-@pytest.mark.parametrize("instead", INSTEAD)
+LIKE_ANOTHER_THETA = ("another link", "the round before")
+"""They end like it: as words for a pair that nobody else names, or for no round."""
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in LIKE_ANOTHER_THETA)) for name in INSTEAD],
+)
 def test_what_is_taken_back_shortly_before_x_counts(networks: Networks, instead: str) -> None:
     """A word that is needed, in rounds that stay open until X: a miner without a key might still be named."""
     network = networks(miners=3, validators={"honest": 100, "liar": 100, "absent": 50})
