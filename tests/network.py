@@ -82,7 +82,7 @@ def small_spec(
         "contributors": 3,
         "reserve": 1,
         "evaluations": 4,
-        "sample_sequences": 8,
+        "sample_sequences": 32,
         "references": 1,
         "copy_overlap": 1.0,
         "proof_floor": 0.0,
@@ -103,7 +103,7 @@ def small_spec(
         "compression": {"k": 1024},
         "inner": {
             "steps": 2,
-            "sequences": 8,
+            "sequences": 16,
             "peak_lr": 2e-2,
             "final_lr": 1e-3,
             "warmup_steps": 0,
@@ -112,7 +112,7 @@ def small_spec(
         "data": {
             "index": data.digest.hex(),
             "num_tokens": data.train.num_tokens,
-            "page_sequences": 8,
+            "page_sequences": 16,
             "held_out_sequences": 2,
         },
         "clock": {
