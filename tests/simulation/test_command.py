@@ -46,7 +46,7 @@ def test_twenty_rounds_without_a_fault_are_all_agreed_and_touch_no_real_time(mon
 
 def test_one_seed_is_one_history_in_any_process() -> None:
     """Hash seeds, thread ids and sealing keys differ from process to process."""
-    words = ["simulate", "--rounds", "5", "--validators", "2", "--miners", "3", "--faults-per-hour", "120", "--json"]
+    words = ["simulate", "--rounds", "10", "--validators", "2", "--miners", "3", "--faults-per-hour", "120", "--json"]
     found = []
     for hash_seed in ("1", "2"):
         done = subprocess.run(

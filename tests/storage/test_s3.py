@@ -39,7 +39,7 @@ SLACK = 25.0
 """Seconds by which a busy machine may overshoot a deadline; unbounded servers would take 30 or for ever."""
 WORD = "peer-chosen-word"
 MIB = 1 << 20
-FUZZ_CASES = int(os.environ.get("MURMUR_FUZZ_CASES", "500")) // 12
+FUZZ_CASES = int(os.environ.get("MURMUR_FUZZ_CASES", "2000")) // 50
 
 
 def bucket_at(server: Hostile) -> S3Bucket:
