@@ -40,8 +40,8 @@ volume takes no room on the disk."""
 FREE_MIB = 512
 """It takes no objects when the disk has less left."""
 MEMORY_MIB = 512
-"""The memory that it tries to stay below. With 256 its garbage collector never rests: uploads of a few megabytes a second
-took 27 s of processor time, and 10 s with 512 or with 1024."""
+"""What it tries to stay below. With 256 its garbage collector never rests: the same uploads took 27 s of processor
+time, and 10 s with 512 or with 1024."""
 VACUUM_SECONDS = 30
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _LISTENERS = [f"{server}.port{kind}" for server in ("s3", "filer", "volume", "master") for kind in ("", ".grpc")]
