@@ -306,7 +306,9 @@ def test_what_was_sealed_for_the_round_at_hand_is_still_there_and_what_was_decid
 def test_a_missing_snapshot_has_to_come_from_others(tmp_path: Path) -> None:
     held = start(tmp_path)
     play(held, 7)
-    held.save(sealed=node_held.SealedRound(7, held.store.write(b"sealed"), bytes(32)))
+    ours, key = network()[1][7].objects[0], network()[1][7].opened[0].key
+    assert key is not None
+    held.save(sealed=node_held.SealedRound(7, held.store.write(ours), key))
     stop(held)
     for path in held.store.snapshot.iterdir():
         path.unlink()
