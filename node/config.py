@@ -200,21 +200,18 @@ Part = TypeVar("Part", bound=BaseModel)
 def load(program: str, summary: str, argv: Sequence[str], environment: Mapping[str, str]) -> NodeConfig:
     """The configuration from flags, environment and file. Raises ConfigError that lists every missing or bad value
     with where to get it; exits 0 after --help."""
-    return _load(NodeConfig, program, summary, argv, environment)
+    fields = dict(leaves(NodeConfig))
+    table = values(fields, _flags(NodeConfig, program, summary, argv), environment)
+    try:
+        return NodeConfig.model_validate(table)
+    except ValidationError as fault:
+        raise ConfigError(_explain(program, fault, fields, table)) from None
 
 
 def load_cluster(program: str, summary: str, argv: Sequence[str], environment: Mapping[str, str]) -> ClusterConfig:
-    """The same of a cluster's member."""
-    return _load(ClusterConfig, program, summary, argv, environment)
-
-
-def _load(model: type[Part], program: str, summary: str, argv: Sequence[str], environment: Mapping[str, str]) -> Part:
-    fields = dict(leaves(model))
-    table = values(fields, _flags(model, program, summary, argv), environment)
-    try:
-        return model.model_validate(table)
-    except ValidationError as fault:
-        raise ConfigError(_explain(program, fault, fields, table)) from None
+    """The same of a cluster's member. What a node on a chain, or the owner's commands, would read is passed over: the
+    bucket's secret may be in the environment on the machine that has created the run."""
+    return load_part(ClusterConfig, program, _flags(ClusterConfig, program, summary, argv), environment)
 
 
 def load_network(program: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> NetworkConfig:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from murmur.command import main
-from node.config import NodeConfig, home, load, settings
+from node.config import NodeConfig, home, load, load_cluster, settings
 from protocol.errors import ConfigError
 
 COMPLETE = {
@@ -328,3 +328,11 @@ def test_config_show_prints_all_of_it_and_then_what_is_missing(
 
 def test_a_flag_may_be_written_with_dashes() -> None:
     assert config("--metrics-port", "9100").metrics_port == config("--metrics_port", "9100").metrics_port == 9100
+
+
+def test_a_member_passes_over_what_the_owner_of_its_run_has_in_the_environment(tmp_path: Path) -> None:
+    words = ["--token-file", str(tmp_path / "token"), "--name", "lab-a"]
+    found = load_cluster("", "", words, {"MURMUR_BUCKET__SECRET_KEY": "secret", "MURMUR_DEVICE": "cpu"})
+    assert (found.name, found.device) == ("lab-a", "cpu")
+    with pytest.raises(ConfigError, match="which nothing reads"):
+        load_cluster("", "", words, {"MURMUR_DEVIZE": "cpu"})
