@@ -134,7 +134,7 @@ def test_the_commands_of_a_cluster_run_in_their_order(machine: Machine) -> None:
         action = re.sub(r"^(?:murmur cluster|export) ?", "", command.said).split(" ")[0]
         if command.words[0] == "export":
             continue  # in the environment of all commands here
-        if command is starts:
+        if command == starts:
             machine.start_member(command)
             machine.until(2)
             continue
