@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from owner import presets
+from owner.cluster import draft
 from protocol.cluster import ClusterSpec, build_cluster
 from protocol.errors import CheckpointCorrupt, ConfigError
 from protocol.spec import Exchange, RunSpec
@@ -170,6 +172,13 @@ def test_a_spec_that_could_not_be_is_refused(run_spec: RunSpec) -> None:
     table["outer"]["aggregate"] = "filtered_mean"
     with pytest.raises(ConfigError, match="takes the mean"):
         build_cluster(table, "a test")
+
+
+def test_the_example_is_intellects_outer_step(data: Shards) -> None:
+    table = presets.table(str(presets.FOLDER / "clusters" / "intellect-demo.toml"))
+    spec = draft(table, "example", data, local=True, own_vocabulary=True)
+    assert (spec.exchange, spec.outer.alpha, spec.momentum, spec.outer.aggregate) == ("int8", 0.7, 0.9, "mean")
+    assert spec.inner.optimizer == "adamw"
 
 
 def test_momentum_and_the_missing_error_feedback_are_in_the_plan_of_memory_and_disk(run_spec: RunSpec) -> None:
