@@ -28,10 +28,10 @@ def closing(claimed: Collection[PeerId], living: Collection[PeerId]) -> Closing:
 
 
 def grace_seconds(rules: ClusterTable, claims: Collection[Claim]) -> float:
-    """How long the rest is waited for, by what those that have claimed needed: to end a step and to send, and for
-    claims to be seen, two beats at least."""
+    """How long the rest is waited for, by what those that have claimed needed: two steps, since the rest is slower and
+    in the middle of one; sending; and for claims to be seen, two beats at least."""
     if not claims:
         return 2 * rules.beat_seconds
     trained = median(claim.seconds for claim in claims)
     step = median(claim.seconds / claim.steps for claim in claims)
-    return max(2 * rules.beat_seconds, rules.grace * trained) + step + median(claim.sending for claim in claims)
+    return max(2 * rules.beat_seconds, rules.grace * trained) + 2 * step + median(claim.sending for claim in claims)

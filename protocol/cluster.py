@@ -53,7 +53,7 @@ class ClusterTable(Table):
 
     A member whose beat has not changed for `silent_seconds` of looks that the store answered is not waited for; beats
     are `beat_seconds` apart. Once more than half of the living have claimed, the others end their inner steps. They
-    are waited for as long as a step and sending take, and `grace` of the median training time or two beats. Who has
+    are waited for as long as two steps and sending take, and `grace` of the median training time or two beats. Who has
     done less than `least_steps` of the inner steps that it planned sends nothing. Payloads are kept for `keep_rounds`
     rounds.
 

@@ -117,8 +117,8 @@ def test_a_round_ends_at_once_when_all_that_live_have_claimed_and_after_grace_wh
 
 def test_grace_holds_a_step_what_is_sent_and_two_beats_or_a_share_of_long_training() -> None:
     assert grace_seconds(RULES, []) == 10.0
-    assert grace_seconds(RULES, [claim(steps=10, seconds=100.0)]) == 10.0 + 10.0 + 3.0
-    assert grace_seconds(RULES, [claim(steps=10, seconds=2000.0)]) == pytest.approx(40.0 + 200.0 + 3.0)
+    assert grace_seconds(RULES, [claim(steps=10, seconds=100.0)]) == 10.0 + 20.0 + 3.0
+    assert grace_seconds(RULES, [claim(steps=10, seconds=2000.0)]) == pytest.approx(40.0 + 400.0 + 3.0)
 
 
 # --- choosing ----------------------------------------------------------------------------------------------------

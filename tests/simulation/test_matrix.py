@@ -72,12 +72,14 @@ def assert_killed_at_lines(folder: Path, stride: int) -> Counter[str]:
     return killed
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a generator that is killed in its end
 def test_killed_at_many_lines_of_a_round_a_member_costs_the_others_nothing(tmp_path: Path) -> None:
     killed = assert_killed_at_lines(tmp_path, 11)
     assert sum(killed.values()) > 20
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_killed_at_every_line_of_a_round_a_member_costs_the_others_nothing(tmp_path: Path) -> None:
     killed = assert_killed_at_lines(tmp_path, 1)
     assert sum(killed.values()) > 250
