@@ -52,7 +52,8 @@ class MemberShelf:
         member, living, me = self._member, self._member.upkeep.living, self._member.me
         place = turns(snapshot.link, "checkpoint", {*living, me}).index(me)
         if member.ended_at is None:
-            late = self.held.saved.round >= snapshot.round + place
+            # A snapshot is whole in the round after its own at the earliest, and then the first one begins.
+            late = not place or self.held.saved.round > snapshot.round + place
         else:
             late = self.time.now() >= member.ended_at + place * member.spec.cluster.silent_seconds
         if not late:
