@@ -32,6 +32,12 @@ def caught_up(watched: Watched, machine: Machine) -> bool:
     return (machine.name, "caught_up") in [event[:2] for event in watched.events]
 
 
+def stands_at(machine: Machine) -> int:
+    """The round at which it stands."""
+    assert machine.program is not None
+    return machine.program.held.saved.round
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_payload_that_the_bucket_has_lost_comes_from_a_members_disk(watched: Watched, damaged: bool) -> None:
     cluster, late, owner = watched.cluster, watched.machine(3), watched.machine(1)
@@ -94,6 +100,7 @@ def test_a_record_that_the_store_has_lost_comes_from_a_members_disk(watched: Wat
     watched.witness.fault("away", late, 1e9)
     cluster.kill(late)
     watched.play(has_records(watched, 7))
+    watched.play(lambda: all(stands_at(machine) >= 7 for machine in cluster.machines if machine is not late))
     key = keys.record(cluster.run, 6 if newest else 5)
     lost = objects_of(watched).pop(key).data
     cluster.start(late)
