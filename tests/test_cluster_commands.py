@@ -25,6 +25,7 @@ from tests.test_documents import ROOT
 DOCUMENT = ROOT / "docs/cluster.md"
 ELSEWHERE = {
     "murmur cluster demo --members 4 --kill 2": "tests/murmur/test_cluster.py",
+    "murmur cluster demo --spec configs/clusters/intellect-demo.toml": "tests/murmur/test_cluster.py",
     "murmur plan --spec 150m --members 4": "tests/murmur/test_cluster_plan.py",
 }
 LOCALLY = {

@@ -147,7 +147,7 @@ def test_members_as_processes_follow_what_is_wished(tmp_path: Path, capfd: pytes
         return told
 
     try:
-        token, spec = demo._set_up(tmp_path, processes, 0, lambda line: None)
+        token, spec = demo._set_up(tmp_path, processes, 0, "tiny", lambda line: None)
         ledger = Ledger(open_shared(token), spec.digest, Group(token.secret), PeerId(bytes(32)), REAL)
         ours = ["--token-file", str(tmp_path / "token")]
         start("lab-a")
