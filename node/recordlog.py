@@ -26,7 +26,7 @@ class RecordLog:
             partial = self._path(round).with_suffix(".partial")
             partial.write_bytes(encode_record(record, self._run, round, self._group.signer()))
             os.replace(partial, self._path(round))
-            oldest = self._path(round - self._keep_rounds).name if round >= self._keep_rounds else ""
+            oldest = self._path(max(0, round - self._keep_rounds + 1)).name
             for path in self._folder.iterdir():
                 if path.name < oldest:
                     path.unlink(missing_ok=True)

@@ -376,7 +376,7 @@ def test_buckets_that_stall_take_no_time_from_who_comes_back(
     network.store.before = stall
     back = now(network)
     network.start("second")
-    agrees_again(network, "first", "second")
+    agrees_again(network, "first", "second", rounds=6)
     assert network["second"].events("caught_up")[0]["round"] <= back + 1
 
 
