@@ -1,0 +1,303 @@
+"""Which runs answer which claim, most valuable first, in three sizes: full (hours on two cores), quick (minutes) and gpu.
+
+A `Line` is one thing that a figure shows, with a run for each seed. Rates come first: every method gets equally many
+trials, on the validation part, with a seed of their own; what wins is used wherever the method is run. Lines whose
+rates are not known yet are not in the plan yet.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from benchmarks.evidence.rows import Row
+from benchmarks.evidence.settings import Method, Optimizer, Setting, id_of
+
+TRIAL_SEED = 1000
+Rate = tuple[float, float]
+"""Peak rate of the inner optimizer, and the outer one."""
+INNER: dict[Optimizer, tuple[float, ...]] = {"adamw": (3e-3, 6e-3, 1.2e-2), "muon": (6e-3, 1.2e-2, 2.4e-2)}
+OUTER: dict[Method, tuple[float, float]] = {"diloco": (0.4, 0.7), "sparseloco": (0.7, 1.0)}
+
+
+def trials(method: Method, optimizer: Optimizer) -> list[Rate]:
+    """Six for every method."""
+    if method == "ddp":
+        middle = INNER[optimizer][1]
+        return [(middle * share, 1.0) for share in (0.25, 0.5, 1.0, 1.5, 2.0, 4.0)]
+    return [(inner, outer) for inner in INNER[optimizer] for outer in OUTER[method]]
+
+
+NAMES: dict[Method, str] = {
+    "ddp": "DDP",
+    "diloco": "DiLoCo, fp32",
+    "diloco-int8": "DiLoCo, int8",
+    "sparseloco": "SparseLoCo",
+}
+TUNED: tuple[Method, ...] = ("ddp", "diloco", "sparseloco")
+TUNED_AS: dict[Method, Method] = {"ddp": "ddp", "diloco": "diloco", "diloco-int8": "diloco", "sparseloco": "sparseloco"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """`claim` 1 to 9, 0 for trials. `panel`: which figure of the claim. `x`: where on its axis."""
+
+    claim: int
+    panel: str
+    label: str
+    runs: tuple[Setting, ...]
+    x: float | None = None
+
+
+@dataclass(frozen=True)
+class Command:
+    """A measurement by another program of the project, which prints one JSON object: a row as well."""
+
+    claim: int
+    panel: str
+    label: str
+    words: tuple[str, ...]
+
+    def key(self) -> dict[str, Any]:
+        return {"kind": "command", "words": list(self.words)}
+
+    @cached_property
+    def id(self) -> str:
+        return id_of(self.key())
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a plan is. `base`: what every run departs from."""
+
+    name: str
+    base: Setting
+    seeds: tuple[int, ...]
+    kept: tuple[int, ...]
+    inner_steps: tuple[int, ...]
+    peers: tuple[int, ...]
+    longer: int
+    """Times the base's steps, for runs that show whether a gap closes."""
+    sizes: tuple[tuple[str, int], ...]
+    """Model sizes, and how many seeds of each."""
+    crowd: int
+    colluders: tuple[int, ...]
+    attacked_steps: int
+    muon: bool
+    codec: tuple[str, ...]
+    claims: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+FULL = Scale(
+    "full",
+    Setting("sparseloco"),
+    seeds=(0, 1, 2),
+    kept=(16, 32, 128, 256),
+    inner_steps=(10, 30, 60, 120),
+    peers=(2, 4, 16),
+    longer=4,
+    sizes=(("0.3M", 3), ("0.8M", 3), ("3M", 1), ("10M", 1)),
+    crowd=10,
+    colluders=(0, 1, 2, 3, 4),
+    attacked_steps=150,
+    muon=True,
+    codec=("benchmarks/bench_codec.py", "--params", "16000000", "--rounds", "7", "--json"),
+)
+QUICK = Scale(
+    "quick",
+    Setting("sparseloco", size="quick", peers=4, sequences=4, inner_steps=10, steps=120, evaluated=64, points=4),
+    seeds=(0,),
+    kept=(16, 256),
+    inner_steps=(30,),
+    peers=(2, 8),
+    longer=2,
+    sizes=(("0.1M", 1),),
+    crowd=10,
+    colluders=(0, 3),
+    attacked_steps=40,
+    muon=False,
+    codec=("benchmarks/bench_codec.py", "--params", "2000000", "--rounds", "3", "--json"),
+)
+GPU = Scale(
+    "gpu",
+    Setting("sparseloco", size="150M", sequences=32, inner_steps=15, steps=600, k=64),
+    seeds=(0, 1, 2),
+    kept=(16, 256),
+    inner_steps=(30, 120),
+    peers=(),
+    longer=0,
+    sizes=(),
+    crowd=0,
+    colluders=(),
+    attacked_steps=0,
+    muon=True,
+    codec=("benchmarks/bench_cuda.py", "--json"),
+    claims=(1, 4, 8),
+)
+PRESETS = ("covenant-72b", "covenant-72b-110", "intellect-10b")
+
+
+class Plan:
+    """The lines of a scale on one corpus, as far as `rows` say the rates."""
+
+    def __init__(self, scale: Scale, corpus: str, rows: Mapping[str, Row]) -> None:
+        self.scale, self.rows = scale, rows
+        self.base = scale.base.but(corpus=corpus)
+
+    def lines(self) -> list[Line | Command]:
+        """In the order in which they are run."""
+        found: list[Line | Command] = [self._trials(method, "adamw") for method in TUNED]
+        early = (self._main(), self._parts(), self._longer(1), self._kept(), self._attacked(1), self._peers())
+        late = (self._inner_steps(), self._waiting(), self._muon(), self._attacked(0), self._longer(0), self._sizes())
+        for part in (*early, *late, self._commands()):
+            found += part
+        return [line for line in found if line.claim == 0 or line.claim in self.scale.claims]
+
+    def rate(self, method: Method, optimizer: Optimizer = "adamw") -> Rate | None:
+        """The best trial's; None while one lacks."""
+        found = []
+        for run in self._trials(TUNED_AS[method], optimizer).runs:
+            row = self.rows.get(run.id)
+            if row is None:
+                return None
+            loss = row["points"][-1]["loss"]
+            found.append((float("inf") if loss is None else loss, run.peak_lr, run.outer_lr))
+        _, peak, outer = min(found)
+        return peak, outer
+
+    def _trials(self, method: Method, optimizer: Optimizer) -> Line:
+        fixed = self.base.but(method=method, optimizer=optimizer, seed=TRIAL_SEED, part="validation", points=1)
+        runs = tuple(fixed.but(peak_lr=peak, outer_lr=outer) for peak, outer in trials(method, optimizer))
+        return Line(0, optimizer, NAMES[method], runs)
+
+    def _runs(
+        self, method: Method, seeds: tuple[int, ...] | None = None, optimizer: Optimizer = "adamw", **changes: Any
+    ) -> tuple[Setting, ...]:
+        """One run for each seed at the method's rates; none while these are not known. On a wider model the inner rate
+        falls as 1 / width, for every method alike."""
+        rate = self.rate(method, optimizer)
+        if rate is None:
+            return ()
+        run = self.base.but(method=method, optimizer=optimizer, outer_lr=rate[1], **changes)
+        peak = rate[0] * self.base.model.width / run.model.width
+        return tuple(run.but(peak_lr=peak, seed=seed) for seed in (self.scale.seeds if seeds is None else seeds))
+
+    def _line(self, claim: int, panel: str, label: str, runs: tuple[Setting, ...], x: float | None = None) -> list[Line]:
+        return [Line(claim, panel, label, runs, x)] if runs else []
+
+    def _main(self) -> list[Line]:
+        return [line for m in NAMES for line in self._line(1, "main", NAMES[m], self._runs(m))]
+
+    def _longer(self, num_seeds: int) -> list[Line]:
+        """`num_seeds` first, so that a plan that is cut short has something of everything; 0: all of them."""
+        if not self.scale.longer:
+            return []
+        seeds = self.scale.seeds[: num_seeds or None]
+        steps = self.scale.longer * self.base.steps
+        return [
+            line for m in TUNED for line in self._line(1, "longer", NAMES[m], self._runs(m, seeds, steps=steps))
+        ]
+
+    def _kept(self) -> list[Line]:
+        return [line for k in self.scale.kept for line in self._line(1, "k", "SparseLoCo", self._runs("sparseloco", k=k), k)]
+
+    def _inner_steps(self) -> list[Line]:
+        return [
+            line
+            for steps in self.scale.inner_steps
+            for m in ("sparseloco", "diloco")
+            for line in self._line(1, "H", NAMES[m], self._runs(m, inner_steps=steps), steps)
+        ]
+
+    def _parts(self) -> list[Line]:
+        off: dict[str, dict[str, Any]] = {
+            "without error feedback": {"feedback": False},
+            "kept values not quantised": {"quantise": False},
+            "norms not bounded": {"rule": "unbounded_mean"},
+        }
+        return [line for name, change in off.items() for line in self._line(2, "parts", name, self._runs("sparseloco", **change))]
+
+    def _peers(self) -> list[Line]:
+        """Equal tokens: what all peers together train on in a step stays."""
+        together = self.base.peers * self.base.sequences
+        found = []
+        for peers in self.scale.peers:
+            for m in ("sparseloco", "diloco"):
+                runs = self._runs(m, peers=peers, sequences=together // peers)
+                found += self._line(3, "peers", NAMES[m], runs, peers)
+        for label, change in {
+            "every tenth peer replaced each round": {"leave": 0.1},
+            "paces from 0.5 to 1.5": {"pace": 0.5},
+        }.items():
+            found += self._line(3, "trouble", label, self._runs("sparseloco", **change))
+        return found
+
+    def _muon(self) -> list[Line]:
+        if not self.scale.muon:
+            return []
+        found = [self._trials(method, "muon") for method in TUNED]
+        for m in TUNED:
+            found += self._line(4, "muon", NAMES[m], self._runs(m, optimizer="muon"))
+        return found
+
+    def _sizes(self) -> list[Line]:
+        found = []
+        for size, num_seeds in self.scale.sizes:
+            for m in TUNED:
+                runs = self._runs(m, self.scale.seeds[:num_seeds], size=size)
+                found += self._line(4, "sizes", NAMES[m], runs, runs[0].num_parameters if runs else None)
+        return found
+
+    def _waiting(self) -> list[Line]:
+        cases: dict[str, dict[str, Any]] = {
+            "every guess lacks one update, for a tenth of the steps": {"guess": "lacking", "delay": 0.1},
+            "overlap: from the own update alone, for a tenth": {"guess": "own", "delay": 0.1},
+            "overlap: from the own update alone, for half": {"guess": "own", "delay": 0.5},
+            "every fourth round void": {"void": 4},
+        }
+        return [line for label, c in cases.items() for line in self._line(5, "waiting", label, self._runs("sparseloco", **c))]
+
+    def _attacked(self, num_seeds: int) -> list[Line]:
+        rules = {
+            "mean of whatever comes": "unbounded_mean",
+            "mean, norms bounded by the median": "mean",
+            "filtered mean": "filtered_mean",
+            "trimmed mean": "trimmed_mean",
+            "Krum": "krum",
+        }
+        return [
+            line
+            for count in self.scale.colluders
+            for label, rule in rules.items()
+            for line in self._line(
+                6,
+                "rules",
+                label,
+                self._runs(
+                    "sparseloco",
+                    self.scale.seeds[: num_seeds or None],
+                    peers=self.scale.crowd,
+                    rule=rule,
+                    colluders=count,
+                    attack="perturbed" if count else "none",
+                    inner_steps=self.base.inner_steps if self.base.inner_steps <= 15 else 10,
+                    steps=self.scale.attacked_steps,
+                    points=2,
+                ),
+                count / self.scale.crowd,
+            )
+        ]
+
+    def _commands(self) -> list[Command]:
+        found = [
+            Command(9, "plan", name, ("-m", "murmur.command", "plan", "--spec", name, "--json")) for name in PRESETS
+        ]
+        return [*found, Command(8, "codec", "codec", self.scale.codec)]
+
+
+def runs_of(line: Line | Command) -> Iterator[Setting | Command]:
+    """What a line asks for, run by run."""
+    if isinstance(line, Line):
+        yield from line.runs
+    else:
+        yield line
