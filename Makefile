@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup native demo test lint bench clean
+.PHONY: setup native demo test lint bench evidence clean
 
 setup: .venv/ready
 
@@ -41,6 +41,10 @@ lint: setup
 # The slow half: soaks, long fuzzing, full network runs with every fault.
 bench: setup
 	MURMUR_FUZZ_CASES=20000 $(BIN)/python -m pytest -m 'slow or not slow' --timeout=1800
+
+# The claims of the field, side by side (docs/evidence.md): hours, and it goes on where it stopped. ARGS=--quick: minutes.
+evidence: setup
+	nice $(BIN)/python -m benchmarks.evidence $(ARGS)
 
 clean:
 	rm -rf .venv build sparseloco/murmur_codec.so sparseloco/murmur_cuda.so *.egg-info .pytest_cache .mypy_cache .ruff_cache

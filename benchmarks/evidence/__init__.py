@@ -2,9 +2,9 @@
 
     python -m benchmarks.evidence --quick
 
-A plan of runs (plan.py) fills a file of rows (rows.py), each row one run (runs.py) with all of its settings; figures and
-docs/evidence.md follow from the rows alone. The studies in the folder above import one another by bare names, so it
-belongs to the path.
+A plan of runs (plan.py) fills a file of rows (rows.py), each row one run (runs.py) with all of its settings. Figures
+and docs/evidence.md follow from the rows alone. The studies in the folder above import one another by bare names, so
+that folder is put on the path.
 """
 
 import sys

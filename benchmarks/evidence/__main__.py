@@ -11,7 +11,9 @@ from benchmarks.evidence.rows import ROOT
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evidence", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tiny plan on a small corpus, into runs/evidence-quick")
-    parser.add_argument("--gpu", action="store_true", help="claims 1, 4 and 8 at 150 M parameters on this machine's GPU")
+    parser.add_argument(
+        "--gpu", action="store_true", help="claims 1, 4 and 8 at 150 M parameters on this machine's GPU"
+    )
     parser.add_argument("--processes", type=int, help="at work at once (default: 2; with --gpu 1)")
     parser.add_argument("--minutes", type=float, default=inf, help="begin no run after so many")
     parser.add_argument("--rows", type=Path, help="file of rows to go on with (default: the newest of its kind)")

@@ -110,7 +110,9 @@ class Unquantised:
         updates = [dense(update) for update in sent]
         factors, state = bounds([norms(update, judge.layout) for update in updates], judge.outer)
         step = {
-            tensor.name: mean([update[tensor.name] * factor[index] for update, factor in zip(updates, factors, strict=True)])
+            tensor.name: mean(
+                [update[tensor.name] * factor[index] for update, factor in zip(updates, factors, strict=True)]
+            )
             for index, tensor in enumerate(judge.layout)
         }
         take(judge, step, self.setting.outer_lr, state.averages, state.whole)

@@ -26,7 +26,7 @@ def cells(path: Path, heading: str) -> list[list[str]]:
 
 
 def numbers(cell: str) -> list[float]:
-    """"0.11, 0.07" as numbers; "never" and the like are none."""
+    """ "0.11, 0.07" as numbers; "never" and the like are none."""
     return [float(value) for value in re.findall(r"-?\d+(?:\.\d+)?", cell)]
 
 
@@ -61,9 +61,7 @@ def paid() -> dict[str, list[tuple[float, float]]]:
     found: dict[str, list[tuple[float, float]]] = {}
     for line in PAY.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        pay = {
-            name: sum(turn.get(name, {}).get("pay", 0.0) for turn in row["by_round"]) for name in row["workers"]
-        }
+        pay = {name: sum(turn.get(name, {}).get("pay", 0.0) for turn in row["by_round"]) for name in row["workers"]}
         full = [pay[name] for name, worker in row["workers"].items() if worker["kind"] == "full"]
         usual = sum(full) / len(full)
         for name, worker in row["workers"].items():

@@ -1,4 +1,4 @@
-"""Which runs answer which claim, most valuable first, in three sizes: full (hours on two cores), quick (minutes) and gpu.
+"""Which runs answer which claim, most valuable first, at three scales: full (hours on two cores), quick (minutes), gpu.
 
 A `Line` is one thing that a figure shows, with a run for each seed. Rates come first: every method gets equally many
 trials, on the validation part, with a seed of their own; what wins is used wherever the method is run. Lines whose
@@ -156,7 +156,7 @@ class Plan:
     def rate(self, method: Method, optimizer: Optimizer = "adamw") -> Rate | None:
         """The best trial's; None while one lacks."""
         found = []
-        for run in self._trials(TUNED_AS[method], optimizer).runs:
+        for run in self.trial_runs(method, optimizer):
             row = self.rows.get(run.id)
             if row is None:
                 return None
@@ -164,6 +164,10 @@ class Plan:
             found.append((float("inf") if loss is None else loss, run.peak_lr, run.outer_lr))
         _, peak, outer = min(found)
         return peak, outer
+
+    def trial_runs(self, method: Method, optimizer: Optimizer = "adamw") -> tuple[Setting, ...]:
+        """Those by whose losses the method's rates are chosen."""
+        return self._trials(TUNED_AS[method], optimizer).runs
 
     def _trials(self, method: Method, optimizer: Optimizer) -> Line:
         fixed = self.base.but(method=method, optimizer=optimizer, seed=TRIAL_SEED, part="validation", points=1)
@@ -182,7 +186,9 @@ class Plan:
         peak = rate[0] * self.base.model.width / run.model.width
         return tuple(run.but(peak_lr=peak, seed=seed) for seed in (self.scale.seeds if seeds is None else seeds))
 
-    def _line(self, claim: int, panel: str, label: str, runs: tuple[Setting, ...], x: float | None = None) -> list[Line]:
+    def _line(
+        self, claim: int, panel: str, label: str, runs: tuple[Setting, ...], x: float | None = None
+    ) -> list[Line]:
         return [Line(claim, panel, label, runs, x)] if runs else []
 
     def _main(self) -> list[Line]:
@@ -194,12 +200,12 @@ class Plan:
             return []
         seeds = self.scale.seeds[: num_seeds or None]
         steps = self.scale.longer * self.base.steps
-        return [
-            line for m in TUNED for line in self._line(1, "longer", NAMES[m], self._runs(m, seeds, steps=steps))
-        ]
+        return [line for m in TUNED for line in self._line(1, "longer", NAMES[m], self._runs(m, seeds, steps=steps))]
 
     def _kept(self) -> list[Line]:
-        return [line for k in self.scale.kept for line in self._line(1, "k", "SparseLoCo", self._runs("sparseloco", k=k), k)]
+        return [
+            line for k in self.scale.kept for line in self._line(1, "k", "SparseLoCo", self._runs("sparseloco", k=k), k)
+        ]
 
     def _inner_steps(self) -> list[Line]:
         return [
@@ -215,7 +221,11 @@ class Plan:
             "kept values not quantised": {"quantise": False},
             "norms not bounded": {"rule": "unbounded_mean"},
         }
-        return [line for name, change in off.items() for line in self._line(2, "parts", name, self._runs("sparseloco", **change))]
+        return [
+            line
+            for name, change in off.items()
+            for line in self._line(2, "parts", name, self._runs("sparseloco", **change))
+        ]
 
     def _peers(self) -> list[Line]:
         """Equal tokens: what all peers together train on in a step stays."""
@@ -255,7 +265,11 @@ class Plan:
             "overlap: from the own update alone, for half": {"guess": "own", "delay": 0.5},
             "every fourth round void": {"void": 4},
         }
-        return [line for label, c in cases.items() for line in self._line(5, "waiting", label, self._runs("sparseloco", **c))]
+        return [
+            line
+            for label, c in cases.items()
+            for line in self._line(5, "waiting", label, self._runs("sparseloco", **c))
+        ]
 
     def _attacked(self, num_seeds: int) -> list[Line]:
         rules = {

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import fmean, stdev
 
 from benchmarks.evidence.plan import Command, Line, Plan, Scale
@@ -100,10 +101,12 @@ class View:
 
 
 def told(values: Sequence[float], digits: int = 3, sign: bool = False, unit: str = "") -> str:
-    """"2.341 (2.330 to 2.352, 3 seeds)"."""
+    """ "2.341 (2.330 to 2.352, 3 seeds)"."""
     shown = f"{{:{'+' if sign else ''}.{digits}f}}"
     if not values:
         return "not run yet"
+    if not all(map(isfinite, values)):
+        return f"diverged in {sum(not isfinite(value) for value in values)} of {len(values)} seeds"
     mean = f"{shown.format(fmean(values))}{unit}"
     if len(values) == 1:
         return f"{mean} (1 seed)"
@@ -112,6 +115,8 @@ def told(values: Sequence[float], digits: int = 3, sign: bool = False, unit: str
 
 def verdict(excess: Sequence[float], better: str = "better", worse: str = "worse", same: str = "no different") -> str:
     """By seed-wise differences in per cent: beyond two standard errors, and of one seed never."""
+    if not all(map(isfinite, excess)):
+        return worse
     if len(excess) < 2:
         return f"{worse if fmean(excess) > 0 else better} with one seed"
     error = stdev(excess) / len(excess) ** 0.5

@@ -1,0 +1,155 @@
+"""Claims 7 to 9: from results that other programs of the project have written, and from rows of commands."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median
+
+from benchmarks.evidence import existing, figures
+from benchmarks.evidence.answers import Answer
+from benchmarks.evidence.existing import numbers
+from benchmarks.evidence.view import View
+
+CHEATS = {
+    "half_work": "half the work",
+    "half_batch": "half of every batch",
+    "split_in_two": "one worker as two",
+    "double_steps": "double steps",
+    "double_batch": "double batch",
+    "half_rate": "half the rate",
+    "frozen_layers": "frozen layers",
+    "on_off": "on and off",
+    "copier_39": "copies 39 %",
+    "thin_margin": "thin margin",
+    "split_batch": "two halves of a batch",
+}
+
+
+def gauntlet(view: View) -> Answer:
+    attacks = existing.arena()
+    within = [attack for attack in attacks if not attack["within"].startswith("not")]
+    at_once = [attack["attack"] for attack in attacks if max(attack["out"]) == 0]
+    never = [attack["attack"] for attack in attacks if median(attack["out"]) == float("inf")]
+    missed = [f"{attack['attack']} ({attack['within']})" for attack in attacks if attack not in within]
+    overpaid = [a["attack"] for a in attacks if max(a["pay"]) > 1.0 and min(a["work"]) < 1.0]
+    wrong = existing.wrongly_excluded()
+    found = [
+        f"In the arena {len(within)} of {len(attacks)} attacks stay within what their class allows, with every seed; "
+        f"{len(at_once)} never get in. Those that do not: {', '.join(missed)}.",
+        f"Never out, and paid for what they do: {', '.join(never)}. Paid more than an honest peer for less work: "
+        f"{', '.join(overpaid) or 'none'}.",
+        f"Honest peers are excluded wrongly in {min(wrong)} to {max(wrong)} % of their rounds.",
+    ]
+    pay = existing.paid()
+    shown = ", ".join(
+        f"{name} {fmean(p for _, p in pay[kind]):.2f} ({fmean(w for w, _ in pay[kind]):.2g} of the work)"
+        for kind, name in CHEATS.items()
+        if kind in pay
+    )
+    return [*found, f"Pay of a full worker on the transformer, mean of 3 seeds: {shown}."]
+
+
+def draw_gauntlet(view: View, folder: Path) -> list[str]:
+    attacks = [a for a in existing.arena() if max(a["pay"]) <= 2]
+    pay = existing.paid()
+
+    def draw(axes: Sequence[figures.Axes]) -> None:
+        axes[0].plot([0, 2], [0, 2], color=figures.INK, linewidth=0.8)
+        for attack in attacks:
+            work = fmean(attack["work"])
+            axes[0].plot([work] * len(attack["pay"]), attack["pay"], "o", color=figures.OTHER, alpha=0.6)
+        axes[0].set_title("arena, every attack but swarm-80")
+        for kind, values in pay.items():
+            if max(p for _, p in values) <= 2.2:
+                axes[1].plot(*zip(*values, strict=True), "o", color=figures.colour("SparseLoCo"), alpha=0.6)
+                if kind in CHEATS:
+                    work, paid = max(values, key=lambda value: value[1])
+                    left = work > 1.5
+                    axes[1].annotate(
+                        CHEATS[kind],
+                        (work, paid),
+                        fontsize=6,
+                        xytext=(-5 if left else 5, 4 if kind == "double_batch" else -6 if left else -2),
+                        textcoords="offset points",
+                        ha="right" if left else "left",
+                    )
+        axes[1].plot([0, 2], [0, 2], color=figures.INK, linewidth=0.8)
+        axes[1].set_title("transformer of 0.12 M parameters")
+        for panel in axes:
+            panel.set_xlabel("work, in an honest peer's")
+            panel.set_ylabel("pay, in an honest peer's")
+
+    figures.saved(folder / "claim_7.svg", 2, draw, height=3.6)
+    return ["claim_7.svg"]
+
+
+def codec(view: View) -> Answer:
+    rows = [row for _, row in view.commands(8) if "compress" in row["result"]]
+    if not rows:
+        return []
+    result = rows[0]["result"]
+    compress, aggregate = result["compress"], result["aggregate"]
+    quality = result["quality"]["real"]
+    return [
+        f"A full chunk of 4096 values is {result['bytes_per_chunk']} bytes, {result['ratio_fp32']:.0f} times fewer "
+        f"than fp32.",
+        f"Compression takes {compress['ms']:.1f} ms for {result['params'] / 1e6:.0f} M parameters, "
+        f"{compress['ratio_torch']:.1f} times as fast as torch operators, at {100 * compress['stream_share']:.0f} % of "
+        f"the speed of a memory stream of the same traffic.",
+        f"Aggregation of {aggregate['peers']} payloads from bytes takes {aggregate['ms']:.1f} ms, "
+        f"{aggregate['ratio_torch']:.1f} times as fast, at {100 * aggregate['stream_share']:.0f} % of its stream.",
+        f"Relative error of the kept values on real pseudo-gradients: {quality['kept_error']:.3f}, with the public "
+        f"code's quantiser {quality['public_kept_error']:.3f}.",
+    ]
+
+
+def draw_codec(view: View, folder: Path) -> list[str]:
+    rows = [row for _, row in view.commands(8) if "compress" in row["result"]]
+    if not rows:
+        return []
+    result = rows[0]["result"]
+
+    def draw(axes: Sequence[figures.Axes]) -> None:
+        sides = ("ours", "ms"), ("torch operators", "torch_ms"), ("memory stream", "stream_ms")
+        for panel, part in zip(axes, ("compress", "aggregate"), strict=False):
+            figures.bars(panel, [(name, result[part][key]) for name, key in sides], f"{part}, ms")
+
+    figures.saved(folder / "claim_8.svg", 2, draw, height=1.9)
+    return ["claim_8.svg"]
+
+
+def rounds(view: View) -> Answer:
+    found = []
+    for command, row in view.commands(9):
+        result = row["result"]
+        if "utilization" in result:
+            found.append(
+                f"{command.label}: by plan {100 * result['utilization']:.0f} % of a round of "
+                f"{result['round_seconds'] / 60:.0f} min is compute; {result['payload_bytes'] / 1e9:.2f} GB up in "
+                f"{result['upload_seconds']:.0f} s, {result['download_bytes'] / 1e9:.1f} GB down in "
+                f"{result['download_seconds']:.0f} s."
+            )
+    table = {cells[0]: cells[1:] for cells in existing.links()}
+    whole = [numbers(cell)[0] for cell in table["share of the whole round in compute"]]
+    found.append(
+        f"In a network with that ratio of bytes to compute, {whole[1]} % was planned and "
+        f"{' and '.join(str(value) for value in whole[2:])} % measured, in two runs."
+    )
+    return found
+
+
+def draw_rounds(view: View, folder: Path) -> list[str]:
+    table = {cells[0]: cells[1:] for cells in existing.links()}
+    whole = [numbers(cell)[0] for cell in table["share of the whole round in compute"]]
+    rows = [
+        (f"{command.label}, by plan", 100 * row["result"]["utilization"])
+        for command, row in view.commands(9)
+        if "utilization" in row["result"]
+    ]
+    rows += [("small network, planned", whole[1])]
+    rows += [(f"small network, measured, run {place}", value) for place, value in enumerate(whole[2:], 1)]
+
+    def draw(axes: Sequence[figures.Axes]) -> None:
+        figures.bars(axes[0], rows, "share of a round in compute, %")
+
+    figures.saved(folder / "claim_9.svg", 1, draw, height=0.9 + 0.32 * len(rows))
+    return ["claim_9.svg"]

@@ -1,0 +1,112 @@
+"""docs/evidence.md and its figures, from the rows alone."""
+
+from collections import Counter
+from pathlib import Path
+
+from benchmarks.evidence import rows, sources
+from benchmarks.evidence.claims import CLAIMS, Claim
+from benchmarks.evidence.plan import NAMES, TUNED, Scale
+from benchmarks.evidence.rows import ROOT
+from benchmarks.evidence.settings import WARM_UP, payload_bytes
+from benchmarks.evidence.view import View
+
+NOT_YET = "Not run yet."
+
+
+def write(scale: Scale, path: Path, folder: Path) -> Path:
+    """The document, and its figures in evidence/ beside it, anew."""
+    figures = folder / "evidence"
+    figures.mkdir(parents=True, exist_ok=True)
+    for old in figures.glob("*.svg"):
+        old.unlink()
+    view = View(scale, rows.read([path]))
+    text = "\n".join(
+        [*head(view, path), *(line for claim in CLAIMS for line in section(claim, view, figures)), *tail()]
+    )
+    document = folder / "evidence.md"
+    document.write_text(text.rstrip() + "\n", encoding="utf-8")
+    return document
+
+
+def head(view: View, path: Path) -> list[str]:
+    base = view.scale.base
+    params, tokens = base.num_parameters, base.peers * base.sequences * base.steps * base.model.context
+    machines = Counter(row["machine"] for row in view.rows.values())
+    commits = sorted({row["commit"] for row in view.rows.values()})
+    name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
+    found = ["# Evidence", ""]
+    if view.scale.name == "quick":
+        found += ["**This is the quick plan: tiny models, one seed, a small corpus. It shows that everything runs, and "
+                  "no more.**", ""]  # fmt: skip
+    found += [
+        "The claims of the field, tried in one setting by one program. Everything below is computed from "
+        f"{len(view.rows)} rows in `{name}`; negative results stay. A program writes this file: do not edit it.",
+        "",
+        "    make evidence                     # makes the runs that the rows lack, then this file; hours",
+        "    make evidence ARGS=--quick        # a tiny plan, in minutes, into runs/evidence-quick",
+        "    make evidence ARGS=--report       # this file from the rows",
+        "    make evidence ARGS=--gpu          # claims 1, 4 and 8 at 150 M parameters  # needs a GPU",
+        "",
+        f"**Setting**, unless a claim says otherwise: a byte-level Llama-style decoder of "
+        f"{params / 1e6:.2f} M parameters ({base.model.layers} layers of width {base.model.width}, context "
+        f"{base.model.context}); {base.peers} peers, "
+        f"{base.sequences} sequences each in an inner step, H = {base.inner_steps}, {base.steps} inner steps in "
+        f"{base.rounds} rounds, {tokens / 1e6:.2f} M tokens in all; k = {base.k} of 4096, error feedback {base.decay}; "
+        f"AdamW, {100 * WARM_UP:.0f} % warm-up, cosine to a tenth. Pages are drawn as in the product, and every method "
+        "of a seed trains on the same ones. SparseLoCo is the product's codec and outer step.",
+        "",
+        f"**Loss** is on {base.evaluated} held-out sequences, in nats a byte. In brackets: least to greatest over the "
+        "seeds. *Better* and *worse* are said of seed-wise differences beyond two standard errors; three seeds make "
+        "that a weak test.",
+        "",
+        *tuning(view),
+        f"**Made** in {view.core_hours():.1f} core-hours on {', '.join(f'{m} ({n} rows)' for m, n in machines.items())}"
+        f", at {', '.join(commits[:6])}{' and others' if len(commits) > 6 else ''}. Corpus {view.corpus}.",
+        "",
+    ]
+    return found
+
+
+def tuning(view: View) -> list[str]:
+    """What every method's trials found."""
+    found = [
+        "**Rates**: each method had six trials with a seed of their own, judged on the validation part, never on the "
+        "held-out one. DiLoCo in int8 takes those of fp32.",
+        "",
+        "| method | inner rate | outer rate | sent by a peer each round |",
+        "|---|---|---|---|",
+    ]
+    for method in TUNED:
+        rate = view.plan.rate(method)
+        size = payload_bytes(view.scale.base.but(method=method))
+        edge = ""
+        if rate is not None:
+            tried = sorted({run.peak_lr for run in view.plan.trial_runs(method)})
+            edge = " (at the edge of what was tried)" if rate[0] in (tried[0], tried[-1]) else ""
+        shown = f"{rate[0]:g}{edge} | {'' if method == 'ddp' else f'{rate[1]:g}'}" if rate else "not run yet | "
+        found.append(f"| {NAMES[method]} | {shown} | {size / 1e3:.1f} kB |")
+    return [*found, ""]
+
+
+def section(claim: Claim, view: View, figures: Path) -> list[str]:
+    asked = claim.number in view.scale.claims
+    answer = claim.answer(view) if asked else []
+    names = claim.draw(view, figures) if answer else []
+    found = [f"## {claim.number}. {claim.title}", "", f"*{claim.question}*", ""]
+    for name in names:
+        found += [f"![{claim.title}](evidence/{name})", ""]
+    found += [f"- {sentence}" for sentence in answer] if answer else [NOT_YET]
+    found += ["", f"**Published.** {claim.published}", "", f"**Not shown.** {claim.not_shown}", ""]
+    return [*found, f"    {claim.command}", ""]
+
+
+def tail() -> list[str]:
+    return [
+        "## The corpus",
+        "",
+        "English and code from packages under free licences, at most 6 MB of each, split by document into training, "
+        "validation and held-out text; a document is a file, or 128 KiB of a long one. Nothing that is fetched is run. "
+        "Without apt the pip packages alone make a smaller corpus, whose rows are kept apart by its digest.",
+        "",
+        *sources.table(),
+    ]
