@@ -16,16 +16,33 @@ from benchmarks.evidence.settings import Method, Optimizer, Setting, id_of
 TRIAL_SEED = 1000
 Rate = tuple[float, float]
 """Peak rate of the inner optimizer, and the outer one."""
-INNER: dict[Optimizer, tuple[float, ...]] = {"adamw": (3e-3, 6e-3, 1.2e-2), "muon": (6e-3, 1.2e-2, 2.4e-2)}
-OUTER: dict[Method, tuple[float, float]] = {"diloco": (0.4, 0.7), "sparseloco": (0.7, 1.0)}
+TRIALS = 6
+"""Of every method."""
+START: dict[Optimizer, float] = {"adamw": 6e-3, "muon": 1.2e-2}
+OUTER: dict[Method, tuple[float, ...]] = {"ddp": (1.0,), "diloco": (0.7, 0.4), "sparseloco": (1.0, 0.7)}
 
 
-def trials(method: Method, optimizer: Optimizer) -> list[Rate]:
-    """Six for every method."""
-    if method == "ddp":
-        middle = INNER[optimizer][1]
-        return [(middle * share, 1.0) for share in (0.25, 0.5, 1.0, 1.5, 2.0, 4.0)]
-    return [(inner, outer) for inner in INNER[optimizer] for outer in OUTER[method]]
+def next_trial(method: Method, optimizer: Optimizer, done: Mapping[Rate, float]) -> Rate | None:
+    """The next trial of a method, by one rule for all, from the losses of those that were made. None after TRIALS.
+
+    The inner rate is doubled or halved from START on until the best is between two others; then the other outer rate
+    is tried at the best inner one, and what is left goes to inner rates nearer to the best.
+    """
+    if len(done) == TRIALS:
+        return None
+    first = OUTER[method][0]
+    tried = {peak: loss for (peak, outer), loss in done.items() if outer == first}
+    for peak in (START[optimizer], 2 * START[optimizer]):
+        if peak not in tried:
+            return peak, first
+    best = min(tried, key=lambda peak: tried[peak])
+    if best == max(tried):
+        return round(2 * best, 7), first
+    if best == min(tried):
+        return round(best / 2, 7), first
+    outer = min(done, key=lambda rate: done[rate])[1]
+    nearer = [(round(best * share, 7), outer) for share in (1.5, 0.75, 1.25, 0.6)]
+    return next(rate for rate in [*((best, other) for other in OUTER[method]), *nearer] if rate not in done)
 
 
 NAMES: dict[Method, str] = {
@@ -155,24 +172,29 @@ class Plan:
 
     def rate(self, method: Method, optimizer: Optimizer = "adamw") -> Rate | None:
         """The best trial's; None while one lacks."""
-        found = []
-        for run in self.trial_runs(method, optimizer):
-            row = self.rows.get(run.id)
-            if row is None:
-                return None
-            loss = row["points"][-1]["loss"]
-            found.append((float("inf") if loss is None else loss, run.peak_lr, run.outer_lr))
-        _, peak, outer = min(found)
-        return peak, outer
+        done = self._tried(TUNED_AS[method], optimizer)[1]
+        return min(done, key=lambda rate: done[rate]) if len(done) == TRIALS else None
 
     def trial_runs(self, method: Method, optimizer: Optimizer = "adamw") -> tuple[Setting, ...]:
-        """Those by whose losses the method's rates are chosen."""
-        return self._trials(TUNED_AS[method], optimizer).runs
+        """Those by whose losses the method's rates are chosen, as far as it is known which they are."""
+        return self._tried(TUNED_AS[method], optimizer)[0]
 
     def _trials(self, method: Method, optimizer: Optimizer) -> Line:
+        return Line(0, optimizer, NAMES[method], self.trial_runs(method, optimizer))
+
+    def _tried(self, method: Method, optimizer: Optimizer) -> tuple[tuple[Setting, ...], dict[Rate, float]]:
+        """The trials that were made and the one to make next, and the losses of those that were made."""
         fixed = self.base.but(method=method, optimizer=optimizer, seed=TRIAL_SEED, part="validation", points=1)
-        runs = tuple(fixed.but(peak_lr=peak, outer_lr=outer) for peak, outer in trials(method, optimizer))
-        return Line(0, optimizer, NAMES[method], runs)
+        runs: list[Setting] = []
+        done: dict[Rate, float] = {}
+        while (rate := next_trial(method, optimizer, done)) is not None:
+            runs.append(fixed.but(peak_lr=rate[0], outer_lr=rate[1]))
+            row = self.rows.get(runs[-1].id)
+            if row is None:
+                break
+            loss = row["points"][-1]["loss"]
+            done[rate] = float("inf") if loss is None else loss
+        return tuple(runs), done
 
     def _runs(
         self, method: Method, seeds: tuple[int, ...] | None = None, optimizer: Optimizer = "adamw", **changes: Any

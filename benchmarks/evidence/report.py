@@ -5,7 +5,7 @@ from pathlib import Path
 
 from benchmarks.evidence import rows, sources
 from benchmarks.evidence.claims import CLAIMS, Claim
-from benchmarks.evidence.plan import NAMES, TUNED, Scale
+from benchmarks.evidence.plan import NAMES, TRIALS, TUNED, Scale
 from benchmarks.evidence.rows import ROOT
 from benchmarks.evidence.settings import WARM_UP, payload_bytes
 from benchmarks.evidence.view import View
@@ -70,8 +70,9 @@ def head(view: View, path: Path) -> list[str]:
 def tuning(view: View) -> list[str]:
     """What every method's trials found."""
     found = [
-        "**Rates**: each method had six trials with a seed of their own, judged on the validation part, never on the "
-        "held-out one. DiLoCo in int8 takes those of fp32.",
+        f"**Rates**: each method had {TRIALS} trials with a seed of their own, chosen by one rule (`next_trial` in "
+        "benchmarks/evidence/plan.py) and judged on the validation part, never on the held-out one. DiLoCo in int8 "
+        "takes those of fp32.",
         "",
         "| method | inner rate | outer rate | sent by a peer each round |",
         "|---|---|---|---|",

@@ -5,7 +5,9 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import Future
+from math import log2
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import torch
 
 from benchmarks.evidence import corpus, drive, exchange, report, rows
 from benchmarks.evidence.exchange import errors_of, pseudo_gradient, through_int8
-from benchmarks.evidence.plan import FULL, QUICK, Command, Line, Plan, Scale, runs_of, trials
+from benchmarks.evidence.plan import FULL, OUTER, QUICK, TRIALS, Command, Line, Plan, Rate, Scale, next_trial, runs_of
 from benchmarks.evidence.runs import Run, Texts, key_of, paced, train
 from benchmarks.evidence.settings import SIZES, Setting, payload_bytes
 from benchmarks.evidence.view import verdict
@@ -325,34 +327,58 @@ def test_all_methods_see_equally_many_tokens(texts: Texts) -> None:
 # --- plan ----------------------------------------------------------------------------------------------------
 
 
-def rated(plan: Plan) -> dict[str, rows.Row]:
-    """Rows of all trials, the third of which is best."""
-    found = {}
-    for line in plan.lines():
-        if isinstance(line, Line) and line.claim == 0:
-            for place, run in enumerate(line.runs):
-                loss = 2.0 if place == 2 else 3.0
-                found[run.id] = {"id": run.id, "settings": run.key(), "points": [{"loss": loss}], "seconds": 1}
-    return found
+def valley(method: str, best: Rate) -> dict[Rate, float]:
+    """All trials of a method whose losses grow with the distance from its best rate."""
+    done: dict[Rate, float] = {}
+    while (rate := next_trial(method, "adamw", done)) is not None:
+        assert rate not in done
+        done[rate] = abs(log2(rate[0] / best[0])) + abs(rate[1] - best[1])
+    return done
+
+
+@pytest.mark.parametrize("method", ["ddp", "diloco", "sparseloco"])
+@pytest.mark.parametrize("peak", [1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2])
+def test_every_method_has_equally_many_trials_and_finds_its_valley(method: str, peak: float) -> None:
+    outer = OUTER[method][-1]
+    done = valley(method, (peak, outer))
+    assert len(done) == TRIALS
+    found = min(done, key=lambda rate: done[rate])
+    assert abs(log2(found[0] / peak)) < 0.6
+    if peak > 1.5e-3:
+        assert found[1] == outer
+
+
+def answered(plan: Plan) -> dict[str, rows.Row]:
+    """Rows of the trials that a plan asks for next."""
+    asked = [run for line in plan.lines() if line.claim == 0 for run in runs_of(line) if run.id not in plan.rows]
+    points = [{"loss": 3.0}]
+    return {run.id: {"id": run.id, "settings": run.key(), "points": points, "seconds": 1} for run in asked}
 
 
 @pytest.mark.parametrize("scale", [FULL, QUICK])
-def test_a_plan_tunes_first_and_then_uses_what_won(scale: object) -> None:
-    empty = Plan(scale, "c", {})
-    runs = [run for line in empty.lines() for run in runs_of(line) if isinstance(run, Setting)]
-    assert runs
-    assert {run.part for run in runs} == {"validation"}
-    assert {len(trials(m, o)) for m in ("ddp", "diloco", "sparseloco") for o in ("adamw", "muon")} == {6}
-    rows_ = rated(empty)
-    plan = Plan(scale, "c", rows_)
-    plan = Plan(scale, "c", rows_ | rated(plan))
+def test_a_plan_tunes_first_and_then_uses_what_won(scale: Scale) -> None:
+    known: dict[str, rows.Row] = {}
+    while more := answered(Plan(scale, "c", known)):
+        known |= more
+    trials = [row["settings"] for row in known.values()]
+    assert {run["part"] for run in trials} == {"validation"}
+    counts = Counter((run["method"], run["optimizer"]) for run in trials)
+    assert set(counts.values()) == {TRIALS}
+    plan = Plan(scale, "c", known)
     finals = [run for line in plan.lines() if line.claim for run in runs_of(line) if isinstance(run, Setting)]
     assert {run.part for run in finals} == {"held_out"}
-    assert not {run.seed for run in finals} & {run.seed for run in runs}
-    main = next(line for line in plan.lines() if isinstance(line, Line) and line.panel == "main")
-    assert {(run.peak_lr, run.outer_lr) for run in main.runs} == {trials("ddp", "adamw")[2]}
+    assert not {run.seed for run in finals} & {run["seed"] for run in trials}
+    for line in plan.lines():
+        if isinstance(line, Line) and line.panel == "main":
+            assert {(run.peak_lr, run.outer_lr) for run in line.runs} == {plan.rate(line.runs[0].method)}
     assert {line.claim for line in plan.lines()} >= {0, 1, 2, 3, 5, 6, 8, 9}
     assert all(isinstance(line, Command) for line in plan.lines() if line.claim in (8, 9))
+
+
+def test_nothing_is_judged_on_held_out_text_before_its_rates_are_known() -> None:
+    runs = [run for line in Plan(FULL, "c", {}).lines() for run in runs_of(line) if isinstance(run, Setting)]
+    assert runs
+    assert {run.part for run in runs} == {"validation"}
 
 
 def test_a_drive_makes_what_lacks_and_no_more(texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,8 +405,6 @@ def test_a_drive_makes_what_lacks_and_no_more(texts: Texts, tmp_path: Path, monk
     drive.drive(QUICK, path, drive.Place(True), **wanted)
     assert len(made) == len(set(made)) == len(rows.read([path]))
     assert len(made) > 40
-    trial = rows.read([path])[:18]
-    assert {row["settings"]["part"] for row in trial} == {"validation"}
     once = len(made)
     path.write_bytes(path.read_bytes()[:-5])
     drive.drive(QUICK, path, drive.Place(True), **wanted)
