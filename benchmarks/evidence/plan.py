@@ -113,10 +113,10 @@ FULL = Scale(
     inner_steps=(10, 30, 60, 120),
     peers=(2, 4, 16),
     longer=4,
-    sizes=(("0.3M", 3), ("0.8M", 3), ("3M", 1), ("10M", 1)),
+    sizes=(("0.3M", 3), ("0.8M", 3), ("3M", 3), ("10M", 2)),
     crowd=10,
     colluders=(0, 1, 2, 3, 4),
-    attacked_steps=150,
+    attacked_steps=100,
     muon=True,
     codec=("benchmarks/bench_codec.py", "--params", "16000000", "--rounds", "7", "--json"),
 )
@@ -164,9 +164,10 @@ class Plan:
     def lines(self) -> list[Line | Command]:
         """In the order in which they are run."""
         found: list[Line | Command] = [self._trials(method, "adamw") for method in TUNED]
-        early = (self._main(), self._parts(), self._longer(1), self._kept(), self._attacked(1), self._peers())
-        late = (self._inner_steps(), self._waiting(), self._muon(), self._attacked(0), self._longer(0), self._sizes())
-        for part in (*early, *late, self._commands()):
+        early = (self._main(), self._parts(), self._longer(1), self._peers(1), self._attacked(1), self._kept(1))
+        late = (self._kept(), self._peers(), self._inner_steps(), self._waiting(), self._attacked(), self._longer())
+        slow = (self._muon(), self._sizes())
+        for part in (*early, *late, *slow, self._commands()):
             found += part
         return [line for line in found if line.claim == 0 or line.claim in self.scale.claims]
 
@@ -216,17 +217,19 @@ class Plan:
     def _main(self) -> list[Line]:
         return [line for m in NAMES for line in self._line(1, "main", NAMES[m], self._runs(m))]
 
-    def _longer(self, num_seeds: int) -> list[Line]:
-        """`num_seeds` first, so that a plan that is cut short has something of everything; 0: all of them."""
+    def _longer(self, num_seeds: int | None = None) -> list[Line]:
+        """Few seeds come first, so that a plan that is cut short has something of everything."""
         if not self.scale.longer:
             return []
-        seeds = self.scale.seeds[: num_seeds or None]
+        seeds = self.scale.seeds[:num_seeds]
         steps = self.scale.longer * self.base.steps
         return [line for m in TUNED for line in self._line(1, "longer", NAMES[m], self._runs(m, seeds, steps=steps))]
 
-    def _kept(self) -> list[Line]:
+    def _kept(self, num_seeds: int | None = None) -> list[Line]:
         return [
-            line for k in self.scale.kept for line in self._line(1, "k", "SparseLoCo", self._runs("sparseloco", k=k), k)
+            line
+            for k in self.scale.kept
+            for line in self._line(1, "k", "SparseLoCo", self._runs("sparseloco", self.scale.seeds[:num_seeds], k=k), k)
         ]
 
     def _inner_steps(self) -> list[Line]:
@@ -249,19 +252,20 @@ class Plan:
             for line in self._line(2, "parts", name, self._runs("sparseloco", **change))
         ]
 
-    def _peers(self) -> list[Line]:
+    def _peers(self, num_seeds: int | None = None) -> list[Line]:
         """Equal tokens: what all peers together train on in a step stays."""
         together = self.base.peers * self.base.sequences
         found = []
         for peers in self.scale.peers:
             for m in ("sparseloco", "diloco"):
-                runs = self._runs(m, peers=peers, sequences=together // peers)
+                runs = self._runs(m, self.scale.seeds[:num_seeds], peers=peers, sequences=together // peers)
                 found += self._line(3, "peers", NAMES[m], runs, peers)
         for label, change in {
             "every tenth peer replaced each round": {"leave": 0.1},
             "paces from 0.5 to 1.5": {"pace": 0.5},
         }.items():
-            found += self._line(3, "trouble", label, self._runs("sparseloco", **change))
+            runs = self._runs("sparseloco", self.scale.seeds[:num_seeds], **change)
+            found += self._line(3, "trouble", label, runs)
         return found
 
     def _muon(self) -> list[Line]:
@@ -293,7 +297,7 @@ class Plan:
             for line in self._line(5, "waiting", label, self._runs("sparseloco", **c))
         ]
 
-    def _attacked(self, num_seeds: int) -> list[Line]:
+    def _attacked(self, num_seeds: int | None = None) -> list[Line]:
         rules = {
             "mean of whatever comes": "unbounded_mean",
             "mean, norms bounded by the median": "mean",
@@ -311,12 +315,12 @@ class Plan:
                 label,
                 self._runs(
                     "sparseloco",
-                    self.scale.seeds[: num_seeds or None],
+                    self.scale.seeds[:num_seeds],
                     peers=self.scale.crowd,
                     rule=rule,
                     colluders=count,
                     attack="perturbed" if count else "none",
-                    inner_steps=self.base.inner_steps if self.base.inner_steps <= 15 else 10,
+                    inner_steps=10,
                     steps=self.scale.attacked_steps,
                     points=2,
                 ),
