@@ -16,7 +16,7 @@ from benchmarks.evidence.settings import Method, Optimizer, Setting, id_of
 TRIAL_SEED = 1000
 Rate = tuple[float, float]
 """Peak rate of the inner optimizer, and the outer one."""
-TRIALS = 6
+TRIALS = 5
 """Of every method."""
 START: dict[Optimizer, float] = {"adamw": 6e-3, "muon": 1.2e-2}
 OUTER: dict[Method, tuple[float, ...]] = {"ddp": (1.0,), "diloco": (0.7, 0.4), "sparseloco": (1.0, 0.7)}
@@ -110,7 +110,7 @@ FULL = Scale(
     Setting("sparseloco"),
     seeds=(0, 1, 2),
     kept=(16, 32, 128, 256),
-    inner_steps=(10, 30, 60, 120),
+    inner_steps=(20, 30, 60, 120),
     peers=(2, 4, 16),
     longer=4,
     sizes=(("0.3M", 3), ("0.8M", 3), ("3M", 3), ("10M", 2)),

@@ -69,8 +69,8 @@ class Setting:
     seed: int = 0
     peers: int = 8
     sequences: int = 4
-    inner_steps: int = 15
-    steps: int = 360
+    inner_steps: int = 10
+    steps: int = 240
     k: int = 64
     decay: float = 0.95
     optimizer: Optimizer = "adamw"
