@@ -369,7 +369,7 @@ def _beside(work: Callable[[J], R], jobs: Iterable[J], processes: int) -> Iterat
         yield from map(work, jobs)
         return
     # Not forked: what uses this may have threads.
-    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=_end_with_parent) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=end_with_parent) as pool:
         begun: deque[Future[R]] = deque()
         try:
             for job in jobs:
@@ -383,7 +383,7 @@ def _beside(work: Callable[[J], R], jobs: Iterable[J], processes: int) -> Iterat
                 future.cancel()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """A process of a pool whose parent was killed would wait for work for ever."""
 
     def watch() -> None:

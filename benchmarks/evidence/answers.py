@@ -10,7 +10,7 @@ from statistics import fmean
 
 from benchmarks.evidence import figures
 from benchmarks.evidence.plan import Line
-from benchmarks.evidence.view import View, slope, told, verdict
+from benchmarks.evidence.view import Curve, View, slope, told, verdict
 
 Answer = list[str]
 """Sentences; none while the rows lack."""
@@ -26,27 +26,51 @@ def compared(view: View, line: Line, over: Line, what: str) -> str:
 
 
 def bytes_and_loss(view: View) -> Answer:
-    found = []
     base = view.base
     if base is None:
         return []
+    others = [line for line in view.lines(1, "main") if line is not base and view.excess(base, line)]
+    if not others:
+        return []
+    said = [
+        f"against {other.label} {verdict(view.excess(base, other))}, {told(view.excess(base, other), 1, True, ' %')}, "
+        f"with {view.sent(other) / view.sent(base):.0f} times fewer bytes sent"
+        for other in others
+    ]
+    found = [f"SparseLoCo's loss at equal tokens is {'; '.join(said)}."]
     losses = ", ".join(f"{line.label} {told(view.finals(line))}" for line in view.lines(1, "main"))
-    found.append(f"At equal tokens the held-out loss ends at: {losses}.")
-    for other in view.lines(1, "main"):
-        if other is not base and view.excess(base, other):
-            times = view.sent(other) / view.sent(base)
-            found.append(f"{compared(view, base, other, other.label)}, with {times:.0f} times fewer bytes sent.")
+    found.append(f"Final held-out loss: {losses}.")
+    final = view.curve(base).mean[-1]
+    for other in others:
+        at = reached(view.curve(other), final)
+        if at is not None:
+            found.append(
+                f"{other.label} has SparseLoCo's final loss after {100 * at[0] / view.curve(base).tokens[-1]:.0f} % of "
+                f"the tokens, with {at[1] / view.sent(base):.0f} times the bytes."
+            )
     long_base = view.line(1, "longer", "SparseLoCo")
     for other in view.lines(1, "longer"):
         if long_base is not None and other is not long_base and view.excess(long_base, other):
-            short = view.line(1, "main", other.label)
-            before = told(view.excess(base, short), 1, sign=True, unit=" %")
+            before = told(view.excess(base, view.line(1, "main", other.label)), 1, sign=True, unit=" %")
             after = told(view.excess(long_base, other), 1, sign=True, unit=" %")
             found.append(
                 f"With {view.scale.longer} times the tokens its difference from {other.label} goes from {before} "
                 f"to {after}."
             )
     return found + _kept(view, base) + _inner_steps(view, base)
+
+
+def reached(curve: Curve, loss: float) -> tuple[float, float] | None:
+    """(tokens, bytes sent) at which a curve comes down to this loss, by straight lines between its points."""
+    for place in range(1, len(curve.mean)):
+        above, below = curve.mean[place - 1], curve.mean[place]
+        if above >= loss >= below and above > below:
+            share = (above - loss) / (above - below)
+            tokens, sent = (
+                values[place - 1] + share * (values[place] - values[place - 1]) for values in (curve.tokens, curve.sent)
+            )
+            return tokens, sent
+    return None
 
 
 def _kept(view: View, base: Line) -> Answer:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence import rows
-from benchmarks.evidence.plan import Command, Plan, Scale, runs_of
+from benchmarks.evidence.plan import Command, Plan, Scale
 from benchmarks.evidence.rows import ROOT, Row
 from benchmarks.evidence.settings import Setting
 
@@ -35,8 +35,10 @@ def _open(place: Place) -> None:
     import torch
 
     from benchmarks.evidence.corpus import open_corpus
+    from training.build import end_with_parent
 
     global _texts
+    end_with_parent()
     torch.set_num_threads(1)
     _texts = open_corpus(small=place.small, say=lambda line: None)
 
@@ -80,7 +82,7 @@ def drive(
         under_way: dict[Future[Row], Work] = {}
         while True:
             busy = {work.id for work in under_way.values()}
-            lacking = [work for work in _work(Plan(scale, corpus, known)) if work.id not in known | dict.fromkeys(busy)]
+            lacking = [work for work in Plan(scale, corpus, known).work() if work.id not in known | dict.fromkeys(busy)]
             while lacking and len(under_way) < processes and time.monotonic() < ends:
                 work = lacking.pop(0)
                 under_way[pool.submit(_make, work, place.device)] = work
@@ -93,15 +95,6 @@ def drive(
                 writer.append(row)
                 known[work.id] = row
                 say(f"{len(known)} rows, {len(lacking) + len(under_way)} known to be left: {told(row)}")
-
-
-def _work(plan: Plan) -> list[Work]:
-    """Each run once, in the plan's order."""
-    found: dict[str, Work] = {}
-    for line in plan.lines():
-        for work in runs_of(line):
-            found.setdefault(work.id, work)
-    return list(found.values())
 
 
 def told(row: Row) -> str:

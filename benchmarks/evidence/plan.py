@@ -5,7 +5,7 @@ trials, on the validation part, with a seed of their own; what wins is used wher
 rates are not known yet are not in the plan yet.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -137,10 +137,10 @@ QUICK = Scale(
 )
 GPU = Scale(
     "gpu",
-    Setting("sparseloco", size="150M", sequences=32, inner_steps=15, steps=600, k=64),
+    Setting("sparseloco", size="150M", sequences=16, inner_steps=15, steps=300),
     seeds=(0, 1, 2),
     kept=(16, 256),
-    inner_steps=(30, 120),
+    inner_steps=(30, 60),
     peers=(),
     longer=0,
     sizes=(),
@@ -162,14 +162,37 @@ class Plan:
         self.base = scale.base.but(corpus=corpus)
 
     def lines(self) -> list[Line | Command]:
-        """In the order in which they are run."""
-        found: list[Line | Command] = [self._trials(method, "adamw") for method in TUNED]
-        early = (self._main(), self._parts(), self._longer(1), self._peers(1), self._attacked(1), self._kept(1))
-        late = (self._kept(), self._peers(), self._inner_steps(), self._waiting(), self._attacked(), self._longer())
-        slow = (self._muon(), self._sizes())
-        for part in (*early, *late, *slow, self._commands()):
-            found += part
-        return [line for line in found if line.claim == 0 or line.claim in self.scale.claims]
+        return [line for block in self.blocks() for line in block]
+
+    def blocks(self) -> list[list[Line | Command]]:
+        """In the order in which they are run; within a block each line's first seed comes before any second one."""
+        found: list[list[Line | Command]] = [
+            [self._trials(method, "adamw") for method in TUNED],
+            [*self._main(), *self._parts()],
+            [*self._peers(1)],
+            [*self._attacked(1)],
+            [*self._longer(1)],
+            [*self._kept(1)],
+            [*self._kept(), *self._peers()],
+            [*self._inner_steps(), *self._waiting()],
+            [*self._attacked()],
+            [*self._longer()],
+            [*self._muon()],
+            [*self._sizes()],
+            [*self._commands()],
+        ]
+        asked = (0, *self.scale.claims)
+        return [[line for line in block if line.claim in asked] for block in found]
+
+    def work(self) -> list[Setting | Command]:
+        """What is run, each run once, in this order."""
+        found: dict[str, Setting | Command] = {}
+        for block in self.blocks():
+            for place in range(max((len(runs_of(line)) for line in block), default=0)):
+                for line in block:
+                    for run in runs_of(line)[place : place + 1]:
+                        found.setdefault(run.id, run)
+        return list(found.values())
 
     def rate(self, method: Method, optimizer: Optimizer = "adamw") -> Rate | None:
         """The best trial's; None while one lacks."""
@@ -335,9 +358,6 @@ class Plan:
         return [*found, Command(8, "codec", "codec", self.scale.codec)]
 
 
-def runs_of(line: Line | Command) -> Iterator[Setting | Command]:
+def runs_of(line: Line | Command) -> tuple[Setting | Command, ...]:
     """What a line asks for, run by run."""
-    if isinstance(line, Line):
-        yield from line.runs
-    else:
-        yield line
+    return line.runs if isinstance(line, Line) else (line,)

@@ -96,7 +96,8 @@ def section(claim: Claim, view: View, figures: Path) -> list[str]:
     found = [f"## {claim.number}. {claim.title}", "", f"*{claim.question}*", ""]
     for name in names:
         found += [f"![{claim.title}](evidence/{name})", ""]
-    found += [f"- {sentence}" for sentence in answer] if answer else [NOT_YET]
+    found += [f"**Answer.** {answer[0]}", ""] if answer else [NOT_YET]
+    found += [f"- {sentence}" for sentence in answer[1:]]
     found += ["", f"**Published.** {claim.published}", "", f"**Not shown.** {claim.not_shown}", ""]
     return [*found, f"    {claim.command}", ""]
 
