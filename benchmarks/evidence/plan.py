@@ -167,6 +167,7 @@ class Plan:
     def blocks(self) -> list[list[Line | Command]]:
         """In the order in which they are run; within a block each line's first seed comes before any second one."""
         found: list[list[Line | Command]] = [
+            [Command(9, "plan", name, ("-m", "murmur.command", "plan", "--spec", name, "--json")) for name in PRESETS],
             [self._trials(method, "adamw") for method in TUNED],
             [*self._main(), *self._parts()],
             [*self._peers(1)],
@@ -179,7 +180,7 @@ class Plan:
             [*self._longer()],
             [*self._muon()],
             [*self._sizes()],
-            [*self._commands()],
+            [Command(8, "codec", "codec", self.scale.codec)],
         ]
         asked = (0, *self.scale.claims)
         return [[line for line in block if line.claim in asked] for block in found]
@@ -196,12 +197,16 @@ class Plan:
 
     def rate(self, method: Method, optimizer: Optimizer = "adamw") -> Rate | None:
         """The best trial's; None while one lacks."""
-        done = self._tried(TUNED_AS[method], optimizer)[1]
+        done = self.trial_losses(method, optimizer)
         return min(done, key=lambda rate: done[rate]) if len(done) == TRIALS else None
 
     def trial_runs(self, method: Method, optimizer: Optimizer = "adamw") -> tuple[Setting, ...]:
         """Those by whose losses the method's rates are chosen, as far as it is known which they are."""
         return self._tried(TUNED_AS[method], optimizer)[0]
+
+    def trial_losses(self, method: Method, optimizer: Optimizer = "adamw") -> dict[Rate, float]:
+        """Validation losses of the trials that were made."""
+        return self._tried(TUNED_AS[method], optimizer)[1]
 
     def _trials(self, method: Method, optimizer: Optimizer) -> Line:
         return Line(0, optimizer, NAMES[method], self.trial_runs(method, optimizer))
@@ -350,12 +355,6 @@ class Plan:
                 count / self.scale.crowd,
             )
         ]
-
-    def _commands(self) -> list[Command]:
-        found = [
-            Command(9, "plan", name, ("-m", "murmur.command", "plan", "--spec", name, "--json")) for name in PRESETS
-        ]
-        return [*found, Command(8, "codec", "codec", self.scale.codec)]
 
 
 def runs_of(line: Line | Command) -> tuple[Setting | Command, ...]:

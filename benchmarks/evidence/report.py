@@ -74,17 +74,19 @@ def tuning(view: View) -> list[str]:
         "benchmarks/evidence/plan.py) and judged on the validation part, never on the held-out one. DiLoCo in int8 "
         "takes those of fp32.",
         "",
-        "| method | inner rate | outer rate | sent by a peer each round |",
-        "|---|---|---|---|",
+        "| method | trials made | inner rate | outer rate | its validation loss | sent by a peer each round |",
+        "|" + "---|" * 6,
     ]
     for method in TUNED:
-        rate = view.plan.rate(method)
+        done = view.plan.trial_losses(method)
         size = payload_bytes(view.scale.base.but(method=method))
-        edge = ""
-        if rate is not None:
-            tried = sorted({run.peak_lr for run in view.plan.trial_runs(method)})
-            edge = " (at the edge of what was tried)" if rate[0] in (tried[0], tried[-1]) else ""
-        shown = f"{rate[0]:g}{edge} | {'' if method == 'ddp' else f'{rate[1]:g}'}" if rate else "not run yet | "
+        shown = f"{len(done)} of {TRIALS} | | | "
+        if done:
+            peak, outer = best = min(done, key=lambda rate: done[rate])
+            tried = {rate[0] for rate in done}
+            edge = " (at the edge of what was tried)" if peak in (min(tried), max(tried)) else ""
+            rates = f"{peak:g}{edge} | " + ("" if method == "ddp" else f"{outer:g}")
+            shown = f"{len(done)} of {TRIALS} | {rates} | {done[best]:.3f}"
         found.append(f"| {NAMES[method]} | {shown} | {size / 1e3:.1f} kB |")
     return [*found, ""]
 
