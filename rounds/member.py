@@ -124,9 +124,13 @@ class Member:
         self.held.events.emit("joined", round)
 
     def recall(self) -> None:
-        """What the last records before our round say: what steps take, and which amendments hold."""
+        """What the last records before our round say: what steps take, and which amendments hold. Raises Lacking."""
         round = self.held.saved.round
-        latest = [self.ledger.record(number) for number in range(max(0, round - ROUNDS), round)]
+        latest = [self.ledger.record(one) or self.log.find(one) for one in range(max(0, round - ROUNDS), round)]
+        if round and latest[-1] is None:
+            raise Lacking(
+                round - 1, [GROUP], f"the store has lost the record of round {round - 1}, and we have no copy"
+            )
         self.records = [record for record in latest if record is not None]
         self.take_up(self.amended.at(self.records[-1].amendments if self.records else 0))
 

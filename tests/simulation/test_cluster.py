@@ -41,6 +41,21 @@ class Watched:
             assert clock.now < end, "nothing goes on"
             clock.run(clock.now + 30.0)
 
+    def kill_at_call(self, victim: Machine, round: int, number: int) -> None:
+        """Kill it at its so many-th call to the store in the round, listings aside, and start it again later."""
+        cluster, serve, calls = self.cluster, self.cluster.store.before, 0
+
+        def before(call: Call) -> None:
+            nonlocal calls
+            if call.reader == victim.name and self.witness.round == round and call.verb != "list":
+                calls += 1
+                if calls == number:
+                    cluster.kill(victim)
+                    cluster.start_later(victim)
+            serve(call)
+
+        cluster.store.before = before
+
     def records(self) -> list[Record]:
         cluster, found = self.cluster, []
         objects = cluster.store.buckets[BUCKET]
@@ -99,19 +114,8 @@ def test_a_member_killed_at_any_call_to_the_store_costs_the_others_nothing_but_i
     tmp_path: Path, number: int
 ) -> None:
     watched = Watched(tmp_path)
-    cluster, victim, calls = watched.cluster, watched.machine(1), 0
-    serve = cluster.store.before
-
-    def before(call: Call) -> None:
-        nonlocal calls
-        if call.reader == victim.name and watched.witness.round == 1 and call.verb != "list":
-            calls += 1
-            if calls == number:
-                cluster.kill(victim)
-                cluster.start_later(victim)
-        serve(call)
-
-    cluster.store.before = before
+    cluster, victim = watched.cluster, watched.machine(1)
+    watched.kill_at_call(victim, 1, number)
     cluster.begin()
     watched.play(has_records(watched, 5))
     cluster.close()

@@ -9,7 +9,6 @@ from protocol.cluster import ClusterOuter, ClusterSpec
 from protocol.types import Digest
 from simulation import cluster as simulated
 from simulation.cluster import BUCKET, play
-from simulation.store import Call
 from tests.simulation.test_cluster import Watched, assert_one_history, has_records
 from training.replica import VELOCITY
 
@@ -40,19 +39,8 @@ def test_a_member_killed_at_any_call_to_the_store_comes_back_to_the_same_theta_a
     tmp_path: Path, number: int
 ) -> None:
     watched = Watched(tmp_path)
-    cluster, victim, calls = watched.cluster, watched.machine(1), 0
-    serve = cluster.store.before
-
-    def before(call: Call) -> None:
-        nonlocal calls
-        if call.reader == victim.name and watched.witness.round == 2 and call.verb != "list":
-            calls += 1
-            if calls == number:
-                cluster.kill(victim)
-                cluster.start_later(victim)
-        serve(call)
-
-    cluster.store.before = before
+    cluster, victim = watched.cluster, watched.machine(1)
+    watched.kill_at_call(victim, 2, number)
     cluster.begin()
     watched.play(has_records(watched, 6))
     cluster.close()

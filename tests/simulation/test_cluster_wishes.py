@@ -64,19 +64,8 @@ def test_an_amendment_holds_from_the_round_after_the_record_that_names_it(watche
 @pytest.mark.parametrize("number", range(1, 100, 9))
 def test_a_member_killed_while_an_amendment_comes_follows_it_like_the_others(tmp_path: Path, number: int) -> None:
     watched = Watched(tmp_path)
-    cluster, victim, calls = watched.cluster, watched.machine(1), 0
-    serve = cluster.store.before
-
-    def before(call: Call) -> None:
-        nonlocal calls
-        if call.reader == victim.name and watched.witness.round == 1 and call.verb != "list":
-            calls += 1
-            if calls == number:
-                cluster.kill(victim)
-                cluster.start_later(victim)
-        serve(call)
-
-    cluster.store.before = before
+    cluster = watched.cluster
+    watched.kill_at_call(watched.machine(1), 1, number)
     cluster.begin()
     watched.play(has_records(watched, 1))
     owner(cluster).amend(1, Amendment(changes={"outer": {"alpha": 0.5}}))
