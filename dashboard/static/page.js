@@ -2,7 +2,7 @@
 import { Matrix, STATES, stateOf } from "./matrix.js";
 import { Plot, series, view, zoom } from "./charts.js";
 import { begin, drawPeers, order } from "./peers.js";
-import { drawRound, explain, repaintPhases, voidText } from "./round.js";
+import { drawRound, explain, explainAgain, repaintPhases, voidText } from "./round.js";
 import { $, SETTLED, byName, bytes, called, codeOf, codes, keyEntry, named, paragraph, payOf, percent, short, span, store, tableOf, take, times } from "./store.js";
 
 const POLL_MS = 2000;
@@ -52,6 +52,7 @@ async function ask() {
       const changed = told.rounds.length > 0 || JSON.stringify(told.names) !== JSON.stringify(store.facts.names);
       store.peers.push(...told.peers);
       for (const round of told.rounds) take(round);
+      explainAgain(told.rounds.map((round) => round.round));
       store.version = told.version;
       delete told.rounds;
       store.facts = told;

@@ -17,24 +17,38 @@ const NUMBERS = [["weight", "pay", percent], ["peer_score", "PeerScore"], ["mu",
   ["progress", "progress of the round before"], ["presence", "presence: share of rounds"], ["evaluations", "evaluations"],
   ["contributed", "rounds contributed"], ["faults", "faults"], ["penalty", "penalty"]];
 
+let explained = null; // [peer, the round's number], while it is shown
+
 export async function explain(peer, round) {
+  explained = [peer, round.round];
+  await fill(peer, round);
+  $("why").focus();
+  $("why").scrollIntoView({ block: "nearest" });
+}
+
+// What is said of a round goes on coming: what is shown of it follows.
+export function explainAgain(numbers) {
+  if (explained !== null && numbers.includes(explained[1])) fill(explained[0], store.byNumber.get(explained[1]));
+}
+
+async function fill(peer, round) {
   const hotkey = store.peers[peer];
   $("h-why").textContent = `${called(peer)} in round ${round.round}: ${STATES[stateOf(codeOf(round, peer))].text}`;
-  const body = $("why-body");
   $("why").hidden = false;
   $("why-void").textContent = voidText(round);
+  const asked = explained;
+  let blocks;
   try {
     const told = await detail(round.round);
     const said = told.peers[hotkey] ?? {};
-    const blocks = Object.entries(said).map(([validator, row]) => account(nodeName(validator), row));
+    blocks = Object.entries(said).map(([validator, row]) => account(nodeName(validator), row));
     for (const [validator, code] of Object.entries(told.unread)) blocks.push(paragraph(`${nodeName(validator)}: ${UNREAD[code] ?? code}`));
-    body.replaceChildren(...(blocks.length ? blocks : [paragraph("No validator has reported on this hotkey in this round (yet).")]));
+    if (!blocks.length) blocks.push(paragraph("No validator has reported on this hotkey in this round (yet)."));
   } catch (fault) {
-    body.replaceChildren(paragraph(`Why is not to be had: ${fault.message}`));
+    blocks = [paragraph(`Why is not to be had: ${fault.message}`)];
   }
-  body.append(element("a", `all rounds of ${hotkey}`, { href: `#peer=${hotkey}` }));
-  $("why").focus();
-  $("why").scrollIntoView({ block: "nearest" });
+  if (explained !== asked) return; // closed meanwhile, or another one is asked for
+  $("why-body").replaceChildren(...blocks, element("a", `all rounds of ${hotkey}`, { href: `#peer=${hotkey}` }));
 }
 
 export const voidText = (round) => (round?.void ? `Round ${round.round} is void. ${round.why_void}` : "");
@@ -72,7 +86,7 @@ const UNREAD = {
   NOT_KEPT: "its report was read and is not kept here: murmur explain and murmur audit say more",
 };
 
-$("close-why").addEventListener("click", () => { $("why").hidden = true; $("matrix").focus(); });
+$("close-why").addEventListener("click", () => { explained = null; $("why").hidden = true; $("matrix").focus(); });
 $("why").addEventListener("keydown", (event) => { if (event.key === "Escape") $("close-why").click(); });
 
 // --- the validators side by side ---------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_nothing_sticks_out_and_hostile_text_stays_text(
 
 
 def test_a_click_in_the_matrix_shows_why(tmp_path: Path, serve: Serve, tab: Tab) -> None:
-    written = synthetic.Folder(tmp_path)
+    written = synthetic.Folder(tmp_path, ("miner-1", "miner-2", "garbage-1", "validator-1", "validator-2"))
     for number in range(3):
         written.round(number, detail="the records end early")
     tab.open(serve(tmp_path).url)
@@ -86,6 +86,10 @@ def test_a_click_in_the_matrix_shows_why(tmp_path: Path, serve: Serve, tab: Tab)
     gutter = tab.until("Math.min(150, Math.round(document.getElementById('matrix').clientWidth * 0.14))")
     tab.click(box[0] + gutter + 5, box[1] + 25)
     tab.until(f"{TEXT.format('why-body')}.includes('the records end early')")
+    # What another validator says of the shown round comes later.
+    row = {"uid": 3, "weight": 0.0, "rejected": "MISSING", "detail": "it left nothing"}
+    written.write("validator-2", "reported", 0, peers={synthetic.key("garbage-1"): row})
+    tab.until(f"{TEXT.format('why-body')}.includes('it left nothing')")
     assert tab.value(TEXT.format("h-why")) == "garbage-1 in round 0: rejected"
 
 
