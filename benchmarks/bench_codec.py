@@ -71,7 +71,7 @@ def real(rounds: int) -> tuple[Tensors, Layout]:
     """beta * e + Delta of a miner of the local network's model after some rounds alone."""
     from proof_power import spec_with, word
 
-    from localnet.text import text_data
+    from localnet.training_text import text_data
     from protocol.assignment import assigned
     from protocol.types import PeerId
     from training.loader import sequences

@@ -43,7 +43,7 @@ from pay_trainers import Rule
 from proof_power import Changes, word
 from torch import Tensor
 
-from localnet.text import text_data
+from localnet.training_text import text_data
 from protocol.assignment import assigned
 from protocol.spec import RunSpec
 from protocol.types import PeerId

@@ -39,7 +39,7 @@ from pay_network import MODELS, NETWORKS, Line, Plan, play
 from pay_trainers import Rule
 from proof_power import Changes
 
-from localnet.text import text_data
+from localnet.training_text import text_data
 from training.shards import Shards
 
 SETTLED = 5

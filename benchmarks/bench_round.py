@@ -34,9 +34,9 @@ import torch
 from torch import Tensor
 
 from murmur import presets
-from node.payloads import open_threads
-from node.redo import RedoLog
-from node.state import Payload, Step
+from node.fetch.payloads import open_threads
+from node.state.redo_log import RedoLog
+from node.state.store import Payload, Step
 from protocol.spec import RunSpec
 from protocol.types import Digest
 from simulation.world import HashSigner

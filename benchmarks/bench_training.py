@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from murmur import presets
 from protocol.spec import ModelSpec, RunSpec
+from training.batch_trial import Fit, fit_cpu, fit_tried, step_on_gpu
 from training.inner import inner_round
 from training.loader import batches
 from training.memory import memory_total
@@ -34,7 +35,6 @@ from training.meter import memory_bytes, peak_flops
 from training.model import Transformer, initialise, rotary_table, rotate
 from training.optimizer import make_optimizer
 from training.sizes import Recompute, flops_per_token
-from training.trial import Fit, fit_cpu, fit_tried, step_on_gpu
 
 
 class PlainLayer(nn.Module):

@@ -16,7 +16,7 @@ import torch
 from proof_power import spec_with, word
 from torch import Tensor
 
-from localnet.text import text_data
+from localnet.training_text import text_data
 from protocol.assignment import assigned
 from protocol.spec import RunSpec
 from protocol.types import PeerId

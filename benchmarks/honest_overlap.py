@@ -21,7 +21,7 @@ from proof_power import spec_with, word
 
 from arena.game import Game, Scenario
 from arena.policies import Ours
-from localnet.text import text_data
+from localnet.training_text import text_data
 from protocol.assignment import assigned
 from protocol.types import PeerId
 from sparseloco.update import Update

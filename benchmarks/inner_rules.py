@@ -17,7 +17,7 @@ from pay_network import MODELS, Plan
 from pay_trainers import Rule, ruled
 from proof_power import word
 
-from localnet.text import text_data
+from localnet.training_text import text_data
 from protocol.assignment import assigned
 from protocol.types import PeerId
 from training.evaluate import held_out_loss

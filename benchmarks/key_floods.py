@@ -3,7 +3,7 @@ so that its peak memory is that window's alone. Started by benchmarks/bench_keys
 
     python benchmarks/key_floods.py KIND HOSTILE WINDOW LATENCY
 
-The collection is a validator's own (node/payloads.py collect_keys) over its own transport. Prints a JSON line.
+The collection is a validator's own (node/fetch/payloads.py collect_keys) over its own transport. Prints a JSON line.
 """
 
 import json
@@ -20,8 +20,8 @@ from typing import Any
 
 from key_servers import ROUND, RUN, named, payload, verify
 
-from node.payloads import collect_keys, collect_pinned
-from node.sources import Sources
+from node.fetch.payloads import collect_keys, collect_pinned
+from node.fetch.sources import Sources
 from protocol.messages import ENVELOPE_BYTES
 from protocol.types import Digest, Peer, Pointer, Slot, Uid
 from storage.s3 import open_pointer

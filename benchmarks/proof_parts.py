@@ -28,7 +28,7 @@ from proof_power import pages_of, spec_with, word
 
 from gauntlet.loss import bounded
 from gauntlet.proof import gap, leads
-from localnet.text import text_data
+from localnet.training_text import text_data
 from protocol.assignment import Draw, assigned, page_at
 from protocol.spec import RunSpec
 from protocol.types import Page, PeerId

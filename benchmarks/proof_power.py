@@ -20,7 +20,7 @@ from gauntlet.checks import Checked
 from gauntlet.loss import bounded, evaluate
 from gauntlet.sampling import Seed, references, samples
 from gauntlet.selection import standing
-from localnet.text import text_data
+from localnet.training_text import text_data
 from owner import presets
 from protocol.assignment import Draw, assigned, page_at
 from protocol.spec import RunSpec

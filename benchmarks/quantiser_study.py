@@ -26,7 +26,7 @@ import torch_ops
 from proof_power import spec_with, word
 from torch import Tensor
 
-from localnet.text import text_data
+from localnet.training_text import text_data
 from protocol.assignment import assigned
 from protocol.layout import CHUNK, Layout, TensorLayout, index_bits
 from protocol.spec import RunSpec

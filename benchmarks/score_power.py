@@ -122,7 +122,7 @@ def on_arena(seed: int, rounds: int, each: int, changes: Changes) -> Iterator[Ro
 
 def on_tiny(seed: int, rounds: int, each: int, changes: Changes) -> Iterator[Round]:
     from benchmarks.proof_power import spec_with
-    from localnet.text import text_data
+    from localnet.training_text import text_data
     from training.loader import sequences
     from training.probe import Prober
     from training.replica import Replica, genesis_theta

@@ -1,6 +1,6 @@
 """A run's rounds, put together from its nodes' events (docs/events.md) as these come in; of a network whose nodes are
-not on this machine, from what murmur/watch.py has read of chain and buckets: `agreed` in place of `applied` and
-`checked`, `reported` with the validator's `stake` and `set_in`, `said` with its `theta`, `peers` and `stake`, and
+not on this machine, from what murmur/dashboard/watcher.py has read of chain and buckets: `agreed` in place of `applied`
+and `checked`, `reported` with the validator's `stake` and `set_in`, `said` with its `theta`, `peers` and `stake`, and
 `unread`.
 
 Events are what other programs wrote: one that is not as documented is passed over, and nothing of them is trusted to be

@@ -1,5 +1,5 @@
 """What the page is made of, wherever it comes from: a run folder (dashboard/folder.py), or a network that is read from
-outside (murmur/watch.py)."""
+outside (murmur/dashboard/watcher.py)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from dashboard.rounds import Round
 
 DECLARED, NO_STATE, NOBODY = "declared", "no_state", "nobody"
-"""What final states show (node/history.py): the owner has declared it; no model, or no peer, has most of the stake."""
+"""What final states show (node/observe/history.py): the owner has declared it; no model, or no peer, has most of the
+stake."""
 
 _BY_CHAIN = {
     DECLARED: "the run's owner has declared it void",

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from localnet.ground import wait_for
+from localnet.infrastructure import wait_for
 from localnet.processes import Processes
 from localnet.store import read_ready
-from localnet.text import text_data
-from node.events import read_events
-from node.group import Group, Token
-from node.ledger import Ledger
-from node.shared import open_shared
+from localnet.training_text import text_data
+from node.cluster.bootstrap import open_shared
+from node.cluster.group_keys import Group, Token
+from node.cluster.ledger import Ledger
+from node.telemetry.events import read_events
 from owner import presets
 from owner.cluster import draft, make_token, place, put_up, require_store
 from protocol.cluster import ClusterSpec

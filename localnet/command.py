@@ -7,7 +7,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from localnet.kinds import FAULTS
+from localnet.fault_kinds import FAULTS
 from localnet.plan import PRESETS, TINY, Link, Plan
 from protocol.errors import ConfigError, MurmurError
 from storage.folder import new_folder
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     folder = new_folder(options.folder)
     stop = Stop()
     page = _open_page(folder, options.port, options.host)  # before the imports of seconds that follow
-    from localnet.play import play
+    from localnet.session import play
 
     if page is not None:
         page.begin()

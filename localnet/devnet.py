@@ -48,8 +48,8 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
-    from localnet.ground import SERVERS, open_ground, prepare
-    from localnet.ground import stop as stop_all
+    from localnet.infrastructure import SERVERS, open_ground, prepare
+    from localnet.infrastructure import stop as stop_all
     from localnet.members import configured, configured_owner, tell_metrics
     from localnet.plan import Plan
     from localnet.record import Recorder

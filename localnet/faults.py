@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from neurons.miner import SUMMARY
-from node.build import on_ranks
-from node.config import load
+from node.config.settings import load
+from node.fetch.payloads import gather_pinned
 from node.node import Node
-from node.payloads import gather_pinned
-from node.program import log_to_stderr, run_program
-from node.state import SealedRound
+from node.program.assemble import on_ranks
+from node.program.process import log_to_stderr, run_program
+from node.state.store import SealedRound
 from protocol.assignment import Draw, page_at
 from protocol.errors import ConfigError, StorageError
 from protocol.messages import ENVELOPE_BYTES

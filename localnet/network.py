@@ -13,19 +13,19 @@ from typing import Any
 
 from chain.devnet.launch import Devnet
 from localnet import calibration
-from localnet.ground import DEVNET, START_SECONDS, Say, open_ground, prepare, stop, stop_nodes, wait_for
-from localnet.inject import Injector
+from localnet.chaos_injector import Injector
+from localnet.infrastructure import DEVNET, START_SECONDS, Say, open_ground, prepare, stop, stop_nodes, wait_for
 from localnet.links import Links
 from localnet.members import Member, configured, first_program, program, tell_metrics
 from localnet.plan import NEWCOMER, PRESETS, Plan
 from localnet.processes import Processes
 from localnet.record import Recorder
 from localnet.spec import drafted, open_owner, seal
-from localnet.standing import Standing
 from localnet.store import StoreReady
 from localnet.subnet import await_permits, end_epoch
-from localnet.text import text_data
-from node.events import read_events
+from localnet.training_text import text_data
+from localnet.weights_check import Standing
+from node.telemetry.events import read_events
 from owner.folder import to_toml
 from protocol.errors import ChainError
 from protocol.spec import RunSpec

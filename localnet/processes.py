@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from chain.devnet.launch import end_with_parent
-from node.program import EXIT_CONFIG, EXIT_UPDATE
+from node.program.process import EXIT_CONFIG, EXIT_UPDATE
 
 STOP_SECONDS = 10.0
 FIRST_PAUSE_SECONDS = 1.0

@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 from chain.adapter import open_chain
-from localnet.aftermath import Aftermath
+from localnet.chaos_report import Aftermath
 from localnet.members import Member, address
 from localnet.network import FP32_BYTES, Network
 from localnet.plan import CALL_SECONDS, NETUID

@@ -11,9 +11,9 @@ from chain.keys import verify
 from localnet import calibration
 from localnet.plan import CALL_SECONDS, NETUID, Plan
 from localnet.store import StoreReady
-from node.adapters import Doors, Line, open_doors, own_chain, own_wallet, signer_of
-from node.config import BucketConfig, OwnerConfig, WalletConfig
-from node.published import require_read_only
+from node.config.adapters import Doors, Line, open_doors, own_chain, own_wallet, signer_of
+from node.config.settings import BucketConfig, OwnerConfig, WalletConfig
+from node.doctor.bucket_trial import require_read_only
 from owner.draft import Place, draft, sealed, weight_rounds
 from owner.publish import announce, theta_blobs, upload
 from owner.theta import make_theta

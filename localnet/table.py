@@ -15,8 +15,8 @@ from rich.status import Status
 from rich.table import Table as Grid
 from rich.text import Text
 
-from localnet.aftermath import survived
 from localnet.chaos import done
+from localnet.chaos_report import survived
 from localnet.members import Member, address
 from localnet.network import Network
 from localnet.processes import Child

@@ -24,15 +24,15 @@ import torch
 
 from gauntlet.sketch import Sample, Sketch
 from localnet.faults import KINDS
-from node import adapters
-from node.adapters import Doors, connect, open_doors
-from node.build import on_ranks
-from node.config import NodeConfig, load
-from node.events import Stopwatch
-from node.payloads import MAX_THREADS
-from node.program import log_to_stderr, run_program
-from node.published import require_read_only
-from node.sources import Sources
+from node.config import adapters
+from node.config.adapters import Doors, connect, open_doors
+from node.config.settings import NodeConfig, load
+from node.doctor.bucket_trial import require_read_only
+from node.fetch.payloads import MAX_THREADS
+from node.fetch.sources import Sources
+from node.program.assemble import on_ranks
+from node.program.process import log_to_stderr, run_program
+from node.telemetry.events import Stopwatch
 from protocol.assignment import page_at
 from protocol.messages import REVEAL_BYTES, encode_slot, parse_envelope
 from protocol.spec import RunSpec, parse_text

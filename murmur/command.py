@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 
-from node.program import run_program
+from node.program.process import run_program
 from protocol.errors import ConfigError, MurmurError
 
 OPERATORS_FAULTS = {
@@ -38,19 +38,19 @@ class Subcommand:
 
 SUBCOMMANDS = (
     Subcommand("arena", "play every known attack against the judging, and show the table", "arena.command"),
-    Subcommand("audit", "judge a validator's round again, from public objects", "murmur.audit"),
-    Subcommand("cluster", "a run among friends, over one bucket", "murmur.cluster"),
-    Subcommand("config", "a node's settings, and where each comes from", "murmur.settings"),
-    Subcommand("dashboard", "a read-only page over a run, live or ended", "murmur.dashboard"),
+    Subcommand("audit", "judge a validator's round again, from public objects", "murmur.audit.command"),
+    Subcommand("cluster", "a run among friends, over one bucket", "murmur.cluster.command"),
+    Subcommand("config", "a node's settings, and where each comes from", "murmur.config_show"),
+    Subcommand("dashboard", "a read-only page over a run, live or ended", "murmur.dashboard.command"),
     Subcommand("devnet", "a chain and an S3 server, for nodes started by hand", "localnet.devnet"),
-    Subcommand("doctor", "try everything that a node needs, and say what to mend", "murmur.doctor"),
-    Subcommand("evaluate", "what an export achieves on tasks, by lm-eval", "murmur.evaluate"),
-    Subcommand("explain", "how a hotkey stands, why, and what to do next", "murmur.explain"),
-    Subcommand("export", "a run's model for everybody's tools, and the proof", "murmur.export"),
+    Subcommand("doctor", "try everything that a node needs, and say what to mend", "murmur.doctor.command"),
+    Subcommand("evaluate", "what an export achieves on tasks, by lm-eval", "murmur.evaluate.command"),
+    Subcommand("explain", "how a hotkey stands, why, and what to do next", "murmur.explain.command"),
+    Subcommand("export", "a run's model for everybody's tools, and the proof", "murmur.export.command"),
     Subcommand("localnet", "run a whole network on this machine", "localnet.command"),
     Subcommand("mine", "train in a run: neurons/miner.py", "neurons.miner"),
-    Subcommand("plan", "what a run asks of a miner: memory, compute, bytes, time", "murmur.plan"),
-    Subcommand("run", "a run of your own: create, publish, amend, show, void", "murmur.run"),
+    Subcommand("plan", "what a run asks of a miner: memory, compute, bytes, time", "murmur.plan.command"),
+    Subcommand("run", "a run of your own: create, publish, amend, show, void", "murmur.run.command"),
     Subcommand("sft", "fine-tune an export on chats, in stages", "murmur.sft"),
     Subcommand("shards", "build tokenised training data", "murmur.shards"),
     Subcommand("simulate", "run whole networks in modelled time, with faults", "simulation.command"),

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from murmur import folder, where
-from node import program, reader
-from node.adapters import Doors
-from node.config import NetworkConfig, home, load_network
+from murmur import peer_options, run_folder
+from node.config.adapters import Doors
+from node.config.settings import NetworkConfig, home, load_network
+from node.observe import reader
+from node.program import process
 from protocol.errors import ConfigError
 from protocol.run import Run
 from protocol.types import PeerId, hotkey
@@ -38,7 +39,7 @@ class Opened:
             if name == text:
                 return peer
         try:
-            return where.named_peer(text, what)
+            return peer_options.named_peer(text, what)
         except ConfigError:
             if not self.names:
                 raise
@@ -53,16 +54,16 @@ class Opened:
 
 def named(name: str, options: argparse.Namespace) -> NetworkConfig:
     """Where the network is that the options name, if it is no run folder. Raises ConfigError."""
-    return load_network(name, where.flags_of(options), os.environ)
+    return load_network(name, peer_options.flags_of(options), os.environ)
 
 
 def open_network(name: str, options: argparse.Namespace) -> Opened:
     """The network that the options name. Raises ConfigError for what the operator has to fix, ChainError when the
     chain does not answer."""
-    program.log_to_stderr("WARNING")
+    process.log_to_stderr("WARNING")
     if options.run is None:
         config = named(name, options)
         at = home(config)
         return Opened(config, at, *reader.open_run(config, at))
-    config = load_network(name, where.flags_of(options) | {"config": str(folder.node_file(options.run))}, {})
-    return Opened(config, options.run, *folder.open_folder(options.run, config), folder.names(options.run))
+    config = load_network(name, peer_options.flags_of(options) | {"config": str(run_folder.node_file(options.run))}, {})
+    return Opened(config, options.run, *run_folder.open_folder(options.run, config), run_folder.names(options.run))

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Tune, and print what became of it. Raises ConfigError for what the operator has to fix."""
-    from murmur.exported import tell
+    from murmur.export.exports import tell
     from post.recipes import recipe
     from protocol.errors import ConfigError
 

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _join(options: argparse.Namespace) -> Digest:
-    from training.join import join
+    from training.concatenation import join
 
     return join(options.folders, options.out)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from node.diary import Diary
+    from node.telemetry.event_tail import Diary
 
 _INDENT = "  "
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """The exit status is 0 when nothing is wrong, or, with --check, when the node is healthy, else 1. Raises
     ConfigError where there is no node."""
-    from node.diary import read_diary
+    from node.telemetry.event_tail import read_diary
 
     # Of a network that has ended nobody expects to hear any more.
     ended = options.run is not None and (options.run / "report.json").exists()
@@ -57,7 +57,7 @@ def _evaluated(folder: Path) -> list[str]:
 
 def _homes(options: argparse.Namespace) -> list[Path]:
     if options.run is None:
-        from node.config import load_home
+        from node.config.settings import load_home
 
         if options.names:
             raise ConfigError("names of nodes go with --run")
@@ -77,7 +77,7 @@ def _homes(options: argparse.Namespace) -> list[Path]:
 
 def _table(found: "list[tuple[Diary, list[str]]]", ended: bool) -> list[str]:
     """A row for each node, and below what is wrong with whom; one node by its name tells all."""
-    from node.told import outcome
+    from node.telemetry.round_line import outcome
 
     rows = [("node", "round", "last told", "became of it", "weights next", "")]
     for diary, wrong in found:
@@ -104,7 +104,7 @@ def _heard(when: float, ended: bool) -> str:
 
 
 def _lines(home: Path, diary: "Diary", wrong: list[str], ended: bool) -> list[str]:
-    from node.told import line
+    from node.telemetry.round_line import line
 
     run = f"run {diary.run.first.name}" if diary.run is not None else "no run yet"
     lines = [f"{diary.name} in {home}, {run}"]

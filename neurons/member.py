@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from node.config import load_cluster
-from node.program import log_to_stderr, run_program
+from node.config.settings import load_cluster
+from node.program.process import log_to_stderr, run_program
 
 SUMMARY = "Train in a cluster over one bucket: inner steps, compressed pseudo-gradient, a claim, the outer step."
 

@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from node.config import load
-from node.program import log_to_stderr, run_program
+from node.config.settings import load
+from node.program.process import log_to_stderr, run_program
 
 SUMMARY = "Train in a Murmuration run: inner steps, compressed pseudo-gradient, sealed upload, outer step."
 

@@ -1,8 +1,9 @@
-"""A node: what holds the state of a run (node/held.py) moved along by what follows its chain (node/follower.py).
+"""A node: what holds the state of a run (node/state/node_state.py) moved along by what follows its chain
+(node/chain/follower.py).
 
 A node's state always stands at the start of one round. `advance` reads the agreed selection of that round from
 finalised chain state, gathers exactly those submissions, applies them and saves: all or nothing, in that order. Where
-the run stands elsewhere than we, we go there (node/catchup.py), and lend nobody our word meanwhile.
+the run stands elsewhere than we, we go there (node/sync/catchup.py), and lend nobody our word meanwhile.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,19 +15,19 @@ from loguru import logger
 
 from gauntlet.agreement import Agreed, Pair, Tip, moved
 from gauntlet.commitment import commitment
-from node import run as runs
-from node.adapters import Doors
-from node.amendments import adopted, follow, settle
-from node.catchup import Followed, catch_up, join
-from node.events import round_seconds
-from node.expected import likely
-from node.follower import Follower
-from node.held import Held
-from node.payloads import Lacking, Opened, gather_pinned, prefetch
-from node.records import Records
-from node.setbacks import Setbacks
-from node.terms import Terms
-from node.wanted import say_wanted, take_back_wanted
+from node.chain.follower import Follower
+from node.chain.subnet_terms import Terms
+from node.config.adapters import Doors
+from node.fetch.payloads import Lacking, Opened, gather_pinned, prefetch
+from node.state.node_state import Held
+from node.sync import run_discovery as runs
+from node.sync.amendments import adopted, follow, settle
+from node.sync.backoff import Setbacks
+from node.sync.catchup import Followed, catch_up, join
+from node.sync.expected_selection import likely
+from node.sync.repair_requests import say_wanted, take_back_wanted
+from node.sync.selection_chain import Records
+from node.telemetry.events import round_seconds
 from protocol.errors import STATE_PRUNED, ChainError, MurmurError, OutOfSync, StorageError
 from protocol.messages import first_link
 from protocol.ports import Time

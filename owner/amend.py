@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from node.adapters import Doors
-from node.amendments import MAX_AMENDMENTS, Reader, owner_slot
-from node.sources import sources_as_of
+from node.config.adapters import Doors
+from node.fetch.sources import sources_as_of
+from node.sync.amendments import MAX_AMENDMENTS, Reader, owner_slot
 from owner.records import records, stated
 from protocol.errors import ConfigError, InvalidMessage, StorageError
 from protocol.run import Amendment, Run

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from node.group import Token, new_secret
+from node.cluster.group_keys import Token, new_secret
 from owner.draft import NOBODYS_THETA, require_turns
 from owner.presets import without_chain
 from owner.publish import Tell, blobs_of, data_blobs, theta_blobs, upload

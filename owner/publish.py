@@ -11,8 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 
-from node.adapters import Doors
-from node.amendments import owner_slot
+from node.config.adapters import Doors
+from node.sync.amendments import owner_slot
 from protocol import keys
 from protocol.errors import AccessDenied, ConfigError, ObjectMissing, StorageError
 from protocol.messages import encode_slot

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gauntlet.agreement import MEMORY_ROUNDS, last_wrote, pairs_named, votes
-from node.adapters import Doors
-from node.agreement import Agreement
-from node.records import Records, Tell
-from node.sources import sources_as_of
+from node.chain.agreement import Agreement
+from node.config.adapters import Doors
+from node.fetch.sources import sources_as_of
+from node.sync.selection_chain import Records, Tell
 from protocol.errors import STATE_PRUNED, ChainError, OutOfSync, StorageError
 from protocol.run import Run
 from protocol.types import Digest, Selection
@@ -49,8 +49,8 @@ def stated(run: Run, doors: Doors, block: int) -> Stated | None:
 def records(
     run: Run, doors: Doors, block: int, link: Digest, tell: Tell | None = None
 ) -> Iterator[tuple[Digest, Selection]]:
-    """Every agreed selection with its link, from the one at `link` back to the first (node/records.py). Raises
-    StorageError where nobody has the next one."""
+    """Every agreed selection with its link, from the one at `link` back to the first (node/sync/selection_chain.py).
+    Raises StorageError where nobody has the next one."""
     sources = sources_as_of(run, block, doors.chain.peers(block), doors.open_pointer)
     below = run.clock.round_at(block) + 1
     try:

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
-from node import reader
-from node.adapters import Doors
-from node.config import NetworkConfig
-from node.data import Copies, open_data
-from node.sources import Sources
+from node.config.adapters import Doors
+from node.config.settings import NetworkConfig
+from node.fetch.sources import Sources
+from node.observe import reader
+from node.sync.dataset import Copies, open_data
 from protocol import keys
 from protocol.errors import CheckpointCorrupt, ConfigError, StorageError
 from protocol.run import Run

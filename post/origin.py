@@ -15,7 +15,7 @@ from protocol.types import DIGEST_BYTES, Digest
 from sparseloco.outer import OuterState
 from training.index import TOKENIZER, TOKENIZER_CONFIG
 from training.replica import parse_outer
-from training.tokens import BYTES
+from training.tokenizer import BYTES
 
 ORIGIN, CARD = "murmur.json", "README.md"
 CONFIG, GENERATION = "config.json", "generation_config.json"

@@ -1,5 +1,6 @@
-"""A run's theta at the start of any round, from the chain and public objects, as a joiner gets it (node/catchup.py),
-but without a node: no state is kept, theta lies in files, and memory holds what one round's payloads take.
+"""A run's theta at the start of any round, from the chain and public objects, as a joiner gets it
+(node/sync/catchup.py), but without a node: no state is kept, theta lies in files, and memory holds what one round's
+payloads take.
 
 The chain decides what is right: it says where the run stands, every agreed selection names the theta and the link
 before it, and what was rebuilt has to hash to the name.
@@ -14,16 +15,16 @@ from shutil import rmtree
 from torch import Tensor
 
 from gauntlet.agreement import Pair, Tip
-from node.adapters import Doors
-from node.amendments import adopted
-from node.catchup import ASK_SECONDS, DOWNLOADS_TRIED, at_commit, holders_of_genesis
-from node.checkpoints import Start, counted_stakes, fetcher, published_starts, shown_by_all
-from node.events import Timeline
-from node.follower import Follower
-from node.payloads import gather_pinned
-from node.records import Records
-from node.sources import Sources
-from node.state import Snapshot
+from node.chain.follower import Follower
+from node.config.adapters import Doors
+from node.fetch.payloads import gather_pinned
+from node.fetch.sources import Sources
+from node.state.store import Snapshot
+from node.sync.amendments import adopted
+from node.sync.catchup import ASK_SECONDS, DOWNLOADS_TRIED, at_commit, holders_of_genesis
+from node.sync.checkpoints import Start, counted_stakes, fetcher, published_starts, shown_by_all
+from node.sync.selection_chain import Records
+from node.telemetry.events import Timeline
 from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, OutOfSync, StorageError
 from protocol.layout import Layout
 from protocol.messages import first_link

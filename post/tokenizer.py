@@ -12,7 +12,7 @@ from typing import Any
 
 from protocol.errors import ConfigError
 from training.index import TOKENIZER, TOKENIZER_CONFIG
-from training.tokens import BYTES, END, RESERVED, byte_tokenizer, open_tokenizer
+from training.tokenizer import BYTES, END, RESERVED, byte_tokenizer, open_tokenizer
 
 MAX_BYTES = 64 << 20
 

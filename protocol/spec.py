@@ -1,7 +1,7 @@
 """RunSpec: every constant of a run that all nodes must agree on.
 
-A field that only concerns one node (wallet, device, paths) belongs in node/config.py; a field in the wrong one of the
-two is a fault. The spec is written as TOML (configs/*.toml) and hashed as canonical JSON; the digest of a run's
+A field that only concerns one node (wallet, device, paths) belongs in node/config/settings.py; a field in the wrong one
+of the two is a fault. The spec is written as TOML (configs/*.toml) and hashed as canonical JSON; the digest of a run's
 first spec is its run id (docs/protocol.md section 0). All code asks `Run.spec_at(r)` (protocol/run.py).
 """
 

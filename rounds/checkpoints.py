@@ -1,5 +1,5 @@
 """A node's own checkpoints: published in the background, so that no upload holds up a round (docs/protocol.md
-section 8). What others make of them: node/checkpoints.py, node/catchup.py.
+section 8). What others make of them: node/sync/checkpoints.py, node/sync/catchup.py.
 """
 
 import os
@@ -11,7 +11,10 @@ from typing import Protocol
 
 from loguru import logger
 
-from node.checkpoints import (
+from node.node import Node
+from node.state.node_state import Held
+from node.state.store import Snapshot
+from node.sync.checkpoints import (
     CHECKPOINTS_KEPT,
     DOCUMENT_MAX_BYTES,
     FETCH_SECONDS,
@@ -22,9 +25,6 @@ from node.checkpoints import (
     parse_shown,
     state_bytes,
 )
-from node.held import Held
-from node.node import Node
-from node.state import Snapshot
 from protocol import keys
 from protocol.errors import ChainError, CheckpointCorrupt, InvalidMessage, MurmurError, ObjectMissing, StorageError
 from protocol.ports import Signer, Task, Time, Verify

@@ -8,9 +8,9 @@ from gauntlet.checks import Gathered
 from gauntlet.commitment import commitment, is_late
 from gauntlet.observed import Looked
 from gauntlet.selection import in_order
-from node.events import round_seconds
+from node.fetch.payloads import collect_keys, collect_pinned
 from node.node import Node
-from node.payloads import collect_keys, collect_pinned
+from node.telemetry.events import round_seconds
 from protocol.types import Peer
 from storage.exchange import Fault
 

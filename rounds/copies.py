@@ -2,7 +2,7 @@
 
 Nobody waits for a copy: whoever names a peer holds what it left. What a validator puts up are the payloads for which
 it is drawn, of those that it names first or that are agreed, and whatever else it holds and somebody says that it
-lacks, which no draw of mirrors and no server's answer can prevent. What a miner puts up: rounds/answers.py.
+lacks, which no draw of mirrors and no server's answer can prevent. What a miner puts up: rounds/repair_answers.py.
 """
 
 from abc import ABC, abstractmethod
@@ -14,11 +14,11 @@ from loguru import logger
 from gauntlet.agreement import COPIES, mirror_order
 from gauntlet.checks import Gathered
 from gauntlet.commitment import commitment
-from node.events import round_seconds
+from node.fetch.sources import Sources
 from node.node import Node
-from node.sources import Sources
-from node.state import Payload
-from node.wanted import Place, hear_wanted
+from node.state.store import Payload
+from node.sync.repair_requests import Place, hear_wanted
+from node.telemetry.events import round_seconds
 from protocol.errors import StorageError
 from protocol.messages import Reveal
 from protocol.ports import Task

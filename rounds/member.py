@@ -1,7 +1,7 @@
 """A cluster member's rounds: train, seal, publish, claim, and follow the record that the store holds of each.
 
 One round reads top to bottom in `Member.play`. Nobody is asked and nobody listens: all that members know of each other
-stands in their bucket (node/ledger.py), and who closes a round is whoever creates its record.
+stands in their bucket (node/cluster/ledger.py), and who closes a round is whoever creates its record.
 """
 
 from collections.abc import Callable
@@ -14,24 +14,24 @@ from cluster.closing import closing, grace_seconds
 from cluster.pace import ROUNDS, least_steps, planned_steps, seconds_left
 from cluster.presence import LONGEST_LOOK_BEATS, Presence
 from gauntlet.agreement import Agreed
-from node.amended import Amended
-from node.events import round_seconds
-from node.held import Held
-from node.ledger import CALL_SECONDS, Ledger, Patience
-from node.payloads import Lacking, fetch_pinned, open_pinned
-from node.pulse import Pulse
-from node.recordlog import RecordLog
-from node.rejoin import SLOWEST_BYTES, begin, from_checkpoint, from_genesis, is_shown
-from node.state import SealedRound
+from node.cluster.amendments import Amended
+from node.cluster.heartbeat import Pulse
+from node.cluster.ledger import CALL_SECONDS, Ledger, Patience
+from node.cluster.record_log import RecordLog
+from node.cluster.rejoin import SLOWEST_BYTES, begin, from_checkpoint, from_genesis, is_shown
+from node.fetch.payloads import Lacking, fetch_pinned, open_pinned
+from node.state.node_state import Held
+from node.state.store import SealedRound
+from node.telemetry.events import round_seconds
 from protocol.assignment import assigned
 from protocol.cluster import GROUP, Claim, ClusterSpec, Record, digest_of
 from protocol.errors import ConfigError, OutOfSync, StorageError
 from protocol.types import Digest, Page, PeerId
+from rounds.checkpoint_turns import MemberShelf
 from rounds.checkpoints import Checkpoints
-from rounds.others import Others
-from rounds.shelf import MemberShelf
+from rounds.contribution import Diverged, Work
+from rounds.other_members import Others
 from rounds.upkeep import Upkeep
-from rounds.work import Diverged, Work
 from storage.exchange import Data, Fault
 from training.shards import Shards
 

@@ -10,19 +10,19 @@ from functools import partial
 from loguru import logger
 
 from gauntlet.commitment import commitment
-from node.checkpoints import kept_from, published_by_most
-from node.follower import RETURN_BLOCKS
+from node.chain.follower import RETURN_BLOCKS
 from node.node import Node
-from node.state import SealedRound
+from node.state.store import SealedRound
+from node.sync.checkpoints import kept_from, published_by_most
 from protocol import keys
 from protocol.assignment import assigned
 from protocol.errors import ChainError, MurmurError, StorageError
 from protocol.messages import Reveal, encode_document
 from protocol.ports import Task
 from protocol.types import Commitment, Page
-from rounds.answers import Answers
-from rounds.stood import Stood
-from rounds.work import Diverged, Work
+from rounds.contribution import Diverged, Work
+from rounds.outcome import Stood
+from rounds.repair_answers import Answers
 from sparseloco.update import Update
 from storage.exchange import publish
 from storage.mirror import Mirror

@@ -14,10 +14,10 @@ from gauntlet.facts import Row
 from gauntlet.report import Paid
 from gauntlet.selection import Ranking
 from gauntlet.weights import differing, is_due, lasting, weights
-from node.follower import RETURN_BLOCKS
+from node.chain.follower import RETURN_BLOCKS
+from node.chain.weights_status import Unseen, row_of
 from node.node import Node
-from node.standing import Unseen, row_of
-from node.state import SentWeights
+from node.state.store import SentWeights
 from protocol.errors import STATE_PRUNED, ChainError
 from protocol.types import Uid
 

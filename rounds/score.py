@@ -20,11 +20,11 @@ from gauntlet.report import Paid, round_report
 from gauntlet.sampling import Seed, pick, references, samples
 from gauntlet.selection import Ranking, standing
 from gauntlet.sketch import Sample
-from node.beside import beside
-from node.events import round_seconds
-from node.memory import Memory
+from node.fetch.concurrency import beside
+from node.fetch.payloads import open_threads
 from node.node import Node
-from node.payloads import open_threads
+from node.state.payload_history import Memory
+from node.telemetry.events import round_seconds
 from protocol import keys
 from protocol.errors import ConfigError, InvalidMessage, StorageError
 from protocol.messages import encode_document

@@ -5,16 +5,16 @@ from importlib.metadata import version
 
 from loguru import logger
 
-from node.build import build, on_ranks, serve_metrics, zeros
-from node.config import ClusterConfig, NodeConfig, home
-from node.device import describe
-from node.events import Events
-from node.group import Group, parse_token
-from node.held import Held
-from node.ledger import Ledger
-from node.rejoin import last_round
-from node.shared import find_spec, member_of, open_data, open_shared, read_token, require_group
-from node.state import StateStore
+from node.cluster.bootstrap import find_spec, member_of, open_data, open_shared, read_token, require_group
+from node.cluster.group_keys import Group, parse_token
+from node.cluster.ledger import Ledger
+from node.cluster.rejoin import last_round
+from node.config.device import describe
+from node.config.settings import ClusterConfig, NodeConfig, home
+from node.program.assemble import build, on_ranks, serve_metrics, zeros
+from node.state.node_state import Held
+from node.state.store import StateStore
+from node.telemetry.events import Events
 from rounds.member import Member
 from rounds.miner import Miner
 from rounds.validator import Validator

@@ -12,11 +12,11 @@ from hashlib import sha256
 from loguru import logger
 
 from cluster.turns import turns
-from node.held import Held
-from node.ledger import Ledger
-from node.recordlog import RecordLog
-from node.rejoin import SLOWEST_BYTES
-from node.wanted import Place
+from node.cluster.ledger import Ledger
+from node.cluster.record_log import RecordLog
+from node.cluster.rejoin import SLOWEST_BYTES
+from node.state.node_state import Held
+from node.sync.repair_requests import Place
 from protocol.cluster import GROUP, ClusterSpec, digest_of
 from protocol.errors import StorageError
 from protocol.types import Digest, PeerId

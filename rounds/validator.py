@@ -12,13 +12,13 @@ from gauntlet.checks import Checked
 from gauntlet.observed import Unobserved
 from gauntlet.report import Paid
 from gauntlet.weights import due_from
-from node import told
 from node.node import Node
+from node.telemetry import round_line
 from protocol.errors import ChainError, StorageError
 from rounds.collect import Collector
 from rounds.copies import Copies
-from rounds.keep import Keeper
 from rounds.pay import Pay
+from rounds.retention import Keeper
 from rounds.score import Scores
 from rounds.words import Words
 from storage.mirror import Mirror
@@ -129,4 +129,4 @@ class Validator:
             "next_set": due_from(node.run, round + 1, me.last_update) if me is not None else None,
         }
         node.held.events.emit("judged", round, **event)
-        logger.info("{line}", line=told.line({"event": "judged", "round": round, **event}))
+        logger.info("{line}", line=round_line.line({"event": "judged", "round": round, **event}))

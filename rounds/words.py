@@ -11,9 +11,9 @@ from gauntlet.agreement import Log, Order, Pair, abstention, named, said, word_f
 from gauntlet.checks import Checked, Gathered
 from gauntlet.commitment import who_committed
 from gauntlet.selection import Ranking, in_order, standing
+from node.fetch.payloads import MAX_THREADS
 from node.node import Node
-from node.payloads import MAX_THREADS
-from node.wanted import say_wanted
+from node.sync.repair_requests import say_wanted
 from protocol import keys
 from protocol.errors import ChainError
 from protocol.messages import REVEAL_BYTES

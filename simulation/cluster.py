@@ -14,10 +14,10 @@ from shutil import rmtree
 from statistics import fmean
 from typing import IO, Any
 
-from node.group import Group
-from node.held import Held
-from node.ledger import Ledger
-from node.state import Saved, StateStore
+from node.cluster.group_keys import Group
+from node.cluster.ledger import Ledger
+from node.state.node_state import Held
+from node.state.store import Saved, StateStore
 from protocol import keys
 from protocol.cluster import ClusterSpec, ClusterTable, parse_record
 from protocol.errors import ConfigError, MurmurError, StorageError

@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import IO, Any
 
 from gauntlet.agreement import electorate
-from node.checkpoints import kept_from, parse_shown
+from node.sync.checkpoints import kept_from, parse_shown
 from protocol import keys
 from protocol.types import hotkey
 from simulation.chain import BLOCK_SECONDS

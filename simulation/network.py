@@ -9,12 +9,12 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from node.adapters import Doors
-from node.amendments import settled
-from node.events import Events
-from node.held import Held
+from node.config.adapters import Doors
 from node.node import Node
-from node.state import Saved, StateStore
+from node.state.node_state import Held
+from node.state.store import Saved, StateStore
+from node.sync.amendments import settled
+from node.telemetry.events import Events
 from protocol import keys
 from protocol.errors import ConfigError, MurmurError
 from protocol.messages import encode_slot

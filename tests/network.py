@@ -14,14 +14,15 @@ import pytest
 import torch
 
 from gauntlet.agreement import abstention
-from node import follower, patient, setbacks
-from node.adapters import Doors
-from node.amendments import settled
-from node.events import Events, read_events
-from node.held import Held
+from node.chain import follower, retrying_chain
+from node.chain.subnet_terms import require_fit
+from node.config.adapters import Doors
 from node.node import Node
-from node.state import Saved, StateStore
-from node.terms import require_fit
+from node.state.node_state import Held
+from node.state.store import Saved, StateStore
+from node.sync import backoff
+from node.sync.amendments import settled
+from node.telemetry.events import Events, read_events
 from protocol import keys
 from protocol.errors import ConfigError
 from protocol.messages import encode_slot
@@ -29,9 +30,9 @@ from protocol.run import Amendment, Run
 from protocol.spec import RunSpec
 from protocol.types import Digest, Header, Peer, PeerId, Pointer, Uid, hotkey
 from rounds.collect import Collector
-from rounds.keep import Keeper
 from rounds.miner import Miner
 from rounds.pay import Pay
+from rounds.retention import Keeper
 from rounds.score import Scores
 from rounds.validator import Validator
 from rounds.words import Words
@@ -493,9 +494,9 @@ def networks(
 ) -> Iterator[Callable[..., FakeNetwork]]:
     """networks(**options): a FakeNetwork that is stopped after the test."""
     # Pauses that spare a real network; here everything answers at once.
-    monkeypatch.setattr(setbacks, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(backoff, "PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(follower, "STALL_SECONDS", 0.02)
-    monkeypatch.setattr(patient, "PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(retrying_chain, "PAUSE_SECONDS", 0.02)
     made: list[FakeNetwork] = []
 
     def make(**options: Any) -> FakeNetwork:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from localnet.store import read_ready
-from localnet.text import text_data
-from node.group import Group, Token, parse_token
-from node.ledger import Ledger
-from node.shared import open_shared
+from localnet.training_text import text_data
+from node.cluster.bootstrap import open_shared
+from node.cluster.group_keys import Group, Token, parse_token
+from node.cluster.ledger import Ledger
 from protocol.types import PeerId
 from storage.realtime import REAL
 from tests.storage.conftest import served

@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from murmur import thorough
 from murmur.command import parse
-from node import config, told
+from murmur.doctor import slow_checks
+from node.config import settings
+from node.config.settings_sources import leaves, variable_of
 from node.doctor.start import CHECKS
-from node.given import leaves, variable_of
+from node.telemetry import round_line
 from tests.localnet.harness import Run
 from tests.test_documents import MARKDOWN, PACKAGES, ROOT, relative
 
@@ -138,12 +139,12 @@ def test_a_command_of_a_document_parses(command: Command) -> None:
 
 
 def node_fields() -> dict[str, str]:
-    return dict(leaves(config.NodeConfig))
+    return dict(leaves(settings.NodeConfig))
 
 
 def parse_node(script: str, words: list[str]) -> None:
     parser = argparse.ArgumentParser(script, allow_abbrev=False)
-    config.add_flags(parser, config.ClusterConfig if script == "neurons/member.py" else config.NodeConfig)
+    settings.add_flags(parser, settings.ClusterConfig if script == "neurons/member.py" else settings.NodeConfig)
     ends_well(parser.parse_args, words)
 
 
@@ -184,7 +185,7 @@ def test_a_configuration_that_a_document_shows_is_complete_but_for_the_secrets(d
             secrets = {"MURMUR_BUCKET__SECRET_KEY": "a", "MURMUR_BUCKET__READ_SECRET_KEY": "b"}
             shown = text.replace('read_access_key = "..."', 'read_access_key = "other"')  # all dots are one value
             (tmp_path / "node.toml").write_text(shown)
-            config.load("", "", ["--config", str(tmp_path / "node.toml")], secrets)
+            settings.load("", "", ["--config", str(tmp_path / "node.toml")], secrets)
 
 
 def test_the_demo_of_the_makefile_is_the_one_that_is_described() -> None:
@@ -213,7 +214,9 @@ def test_the_settings_are_all_there() -> None:
 
 def test_every_check_of_the_doctor_is_explained_in_its_order() -> None:
     table = (ROOT / "docs/troubleshooting.md").read_text().partition("## The checks")[2]
-    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [check.name for check in (*CHECKS, *thorough.CHECKS)]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [
+        check.name for check in (*CHECKS, *slow_checks.CHECKS)
+    ]
 
 
 @cache
@@ -276,7 +279,7 @@ JUDGED = {
 
 @pytest.mark.parametrize(("name", "event"), [("run-a-miner", STOOD), ("run-a-validator", JUDGED)])
 def test_the_line_of_a_round_that_is_shown_is_one_that_a_node_tells(name: str, event: dict[str, object]) -> None:
-    assert told.line(event) in (ROOT / f"docs/{name}.md").read_text().splitlines()
+    assert round_line.line(event) in (ROOT / f"docs/{name}.md").read_text().splitlines()
 
 
 def test_every_outcome_of_a_round_is_explained() -> None:

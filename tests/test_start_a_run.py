@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from murmur.command import parse
-from node.events import read_events
+from node.telemetry.events import read_events
 from tests.localnet.harness import assert_nothing_runs
 
 ROOT = Path(__file__).parent.parent

@@ -1,9 +1,10 @@
 """Building a data set: text from several sources, tokenised by several processes, shuffled, and cut into shards.
 
-The result follows from the text and the options alone. First all text becomes sorted runs (training/runs.py); then it
-is counted where in the order which document stands; then every shard picks its own out of the runs. Each step leaves
-whole files, so a build that was cut short goes on where it was when the same command is given again. Memory holds a run
-for each process, or a shard, however long the text is; the disk holds the tokens twice until the build is done.
+The result follows from the text and the options alone. First all text becomes sorted runs (training/sorted_runs.py);
+then it is counted where in the order which document stands; then every shard picks its own out of the runs. Each step
+leaves whole files, so a build that was cut short goes on where it was when the same command is given again. Memory
+holds a run for each process, or a shard, however long the text is; the disk holds the tokens twice until the build is
+done.
 """
 
 import json
@@ -27,9 +28,19 @@ from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
 from protocol.types import Digest
-from training import runs
+from training import sorted_runs
 from training.index import INDEX, SHARD_TOKENS, TOKENIZER, TOKENIZER_CONFIG, Index, ShardEntry, list_leaves, npy_header
-from training.runs import DRAWS, Batch, Table, batches, digest_of, read_documents, read_table, write_run, write_whole
+from training.sorted_runs import (
+    DRAWS,
+    Batch,
+    Table,
+    batches,
+    digest_of,
+    read_documents,
+    read_table,
+    write_run,
+    write_whole,
+)
 from training.sources import documents
 
 J = TypeVar("J")
@@ -80,7 +91,7 @@ def build(
         if not work.exists():
             raise ConfigError(f"{out} already holds a data set; choose another folder or delete it")
         return _tidied(out)  # it was cut short behind its last step
-    codec = runs.tokenizer_of(tokenizer)
+    codec = sorted_runs.tokenizer_of(tokenizer)
     texts = [documents(name) for name in sources]
     options = {
         "sources": list(sources.items()),
@@ -171,7 +182,7 @@ def _tokenise(
     def missing() -> Iterator[Batch]:
         nonlocal num_bytes
         for source, stream in enumerate(texts):
-            for first, size, lot in batches(_limited(stream, limit_bytes), runs.RUN_BYTES):
+            for first, size, lot in batches(_limited(stream, limit_bytes), sorted_runs.RUN_BYTES):
                 name = f"{source:03d}-{first:012d}-{digest_of(lot)[:32]}.run"
                 found.append((source, name))
                 if not (work / name).exists():

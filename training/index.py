@@ -51,7 +51,7 @@ class ShardEntry(BaseModel):
 
 class Index(BaseModel):
     """index.json. `tokenizer` is "bytes" or the sha256 of tokenizer.json, `tokenizer_config` the sha256 of
-    tokenizer_config.json, in which the chat template stands (training/tokens.py): None in data sets of earlier
+    tokenizer_config.json, in which the chat template stands (training/tokenizer.py): None in data sets of earlier
     releases, whose vocabulary has no ids for turns. Every token is below `vocabulary`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.spec import ModelSpec, RunSpec, TrainingSpec
-from training.dealing import muon_bytes
+from training.muon_assignment import muon_bytes
 from training.sizes import (
     BF16,
     FP32,
@@ -42,7 +42,7 @@ PLACE_BYTES = 8
 """Where a value stands, on its way to a GPU (sparseloco/outer.py moves)."""
 
 RECENT_ROUNDS = 4
-"""Rounds whose payloads stay on a disk for others after a snapshot has made them needless (node/redo.py)."""
+"""Rounds whose payloads stay on a disk for others after a snapshot has made them needless (node/state/redo_log.py)."""
 
 CPU_BYTES = 4 << 30
 """Activations and logits that a CPU may hold at once."""

@@ -1,9 +1,10 @@
 """Muon for matrices that are whole, or sharded by rows: each is orthogonalised whole, by one rank, and so in the same
 way on any number of ranks.
 
-A rank keeps momentum and weights of its own rows. In each turn (training/dealing.py) it sends what its rows want to the
-ranks that orthogonalise these matrices, does so with those dealt to itself, and sends their rows back, all in bf16.
-Sources: Muon (kellerjordan.github.io/posts/muon); scaled for AdamW's learning rate and weight decay (arXiv 2502.16982).
+A rank keeps momentum and weights of its own rows. In each turn (training/muon_assignment.py) it sends what its rows
+want to the ranks that orthogonalise these matrices, does so with those dealt to itself, and sends their rows back, all
+in bf16. Sources: Muon (kellerjordan.github.io/posts/muon); scaled for AdamW's learning rate and weight decay (arXiv
+2502.16982).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from training.dealing import ITERATIONS, deal
+from training.muon_assignment import ITERATIONS, deal
 from training.parallel import Ranks, local
 
 MOMENTUM = 0.95

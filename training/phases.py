@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from protocol.spec import ClockSpec, RunSpec, TrainingSpec
-from training.dealing import muon_flops
 from training.memory import PLACE_BYTES, Role, Trainer
+from training.muon_assignment import muon_flops
 from training.sizes import FP32, Sizes, flops_per_token
 
 PART_BYTES = 16 << 20
@@ -21,8 +21,8 @@ PART_BYTES = 16 << 20
 FILE_BYTES = 1 << 30
 """Saved state is in files of about so many bytes, written and read beside each other (training/checkpoint.py)."""
 FETCH_THREADS, OPEN_THREADS, PREFETCH_THREADS, PART_THREADS = 16, 8, 3, 64
-"""Objects that are fetched, and hashed, and opened beside each other (node/payloads.py), and parts of shards
-(node/data.py)."""
+"""Objects that are fetched, and hashed, and opened beside each other (node/fetch/payloads.py), and parts of shards
+(node/sync/dataset.py)."""
 COPIES = 2
 """Validators that copy a payload unasked (gauntlet/agreement.py)."""
 VALIDATORS = 3
@@ -43,7 +43,8 @@ Opening = Literal["uploaded", "commit", "reveal", "decided"]
 block."""
 MARGIN = 0.02
 """Share of the compute that is kept free beside it, since the time that inner steps take differs: at least this, and
-the spread of its own trial where the machine is measured (murmur/measure.py). Assumed: nobody measured it on GPUs."""
+the spread of its own trial where the machine is measured (murmur/plan/measure.py). Assumed: nobody measured it on
+GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +203,12 @@ class TrainerSetting(ABC):
 
     @property
     def openers(self) -> int:
-        """Payloads that are opened, and sections of one that are sealed, beside each other (node/payloads.py)."""
+        """Payloads that are opened, and sections of one that are sealed, beside each other (node/fetch/payloads.py)."""
         return min(self.threads, OPEN_THREADS) if self.sizes.payload > PART_BYTES else 1
 
     def fetched(self) -> tuple[Work, ...]:
-        """training/shards.py hold, by node/data.py: whole files of the data set, hashed when they come and when they
-        are opened."""
+        """training/shards.py hold, by node/sync/dataset.py: whole files of the data set, hashed when they come and when
+        they are opened."""
         if self.has_data:
             return ()
         total = self.sizes.trained_shards * self.sizes.shard
@@ -219,7 +220,8 @@ class TrainerSetting(ABC):
         return Work(sequences * model.context * flops_per_token(model) / 3, "compute", self.gpus)
 
     def applied(self) -> tuple[Phase, ...]:
-        """node/held.py apply: the agreed payloads applied, and theta hashed. Saved is which payloads they were."""
+        """node/state/node_state.py apply: the agreed payloads applied, and theta hashed. Saved is which payloads they
+        were."""
         return (*self.stepped(), Phase("theta digest", (self.hashed(self.sizes.model),)))
 
     def stepped(self) -> tuple[Phase, ...]:
@@ -232,7 +234,7 @@ class TrainerSetting(ABC):
         )
 
     def snapshot(self) -> Phase:
-        """node/snapshot.py: theta to the disk beside the rounds, from when it is hashed."""
+        """node/state/snapshots.py: theta to the disk beside the rounds, from when it is hashed."""
         written = self.saved(self.sizes.model)
         return Phase("snapshot", written, ("theta digest",), every=self.spec.checkpoint_rounds)
 
@@ -256,7 +258,8 @@ class TrainerSetting(ABC):
         return (Work(others, "down"),), (Work(others, "write"), Work(others, "hash", PREFETCH_THREADS))
 
     def sent(self) -> tuple[Phase, ...]:
-        """rounds/work.py: what was compressed sealed, all but a part of it uploaded meanwhile, and its object saved."""
+        """rounds/contribution.py: what was compressed sealed, all but a part of it uploaded meanwhile, and its object
+        saved."""
         payload = self.sizes.payload
         return (
             Phase("seal", self.sealed()),
@@ -285,7 +288,7 @@ class Setting(TrainerSetting):
     @property
     def gathered_first(self) -> int:
         """Payloads that a validator has read when it has all contributors', the book's best first: those that travel
-        beside each other share the link, and are whole together (node/payloads.py)."""
+        beside each other share the link, and are whole together (node/fetch/payloads.py)."""
         rows = -(-self.sizes.contributors // FETCH_THREADS)
         return min(self.sizes.gathered, rows * -(-self.sizes.contributors // rows))
 
@@ -387,9 +390,9 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
 
 
 def restart_phases(setting: TrainerSetting, role: Role) -> tuple[Phase, ...]:
-    """node/build.py build and node/held.py resume: each rank builds the whole model and gives its GPU all of it; the
-    snapshot, and the payloads of as many rounds as there are at most until the next one is whole. A joiner gets the
-    checkpoint before."""
+    """node/program/assemble.py build and node/state/node_state.py resume: each rank builds the whole model and gives
+    its GPU all of it; the snapshot, and the payloads of as many rounds as there are at most until the next one is
+    whole. A joiner gets the checkpoint before."""
     sizes, rounds = setting.sizes, setting.spec.checkpoint_rounds
     build = Work((setting.gpus + 1) * sizes.model, "device", setting.gpus)
     own = Phase("load own state", (*setting.loaded(sizes.own), setting.to_device(sizes.optimizer)))

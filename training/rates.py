@@ -1,4 +1,5 @@
-"""What a machine does a second: stated for a server, or measured by `murmur plan --measure` (murmur/measure.py)."""
+"""What a machine does a second: stated for a server, or measured by `murmur plan --measure`
+(murmur/plan/measure.py)."""
 
 from dataclasses import dataclass
 from math import inf

@@ -2,8 +2,8 @@
 
 A data set is a folder of one-dimensional .npy files and an index.json (training/index.py), built by training/build.py.
 Everybody trains on the same tokens at the same positions. Files are memory-mapped, never unpickled. What is not in the
-folder may come from strangers (training/remote.py): ranges in memory for whoever looks at a few sequences, whole files
-for who trains on their pages; each is verified before its first token is used.
+folder may come from strangers (training/remote_files.py): ranges in memory for whoever looks at a few sequences, whole
+files for who trains on their pages; each is verified before its first token is used.
 """
 
 from bisect import bisect_right
@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from protocol.errors import ConfigError
 from protocol.spec import TrainingSpec, fault_lines
 from protocol.types import Digest, Page
+from training.disk_room import make_room, use
 from training.index import (
     BLOCK_BYTES,
     INDEX,
@@ -33,8 +34,7 @@ from training.index import (
     leaves_bytes,
     npy_header,
 )
-from training.remote import File, Part, Remote
-from training.room import make_room, use
+from training.remote_files import File, Part, Remote
 
 Fetch = Callable[[Digest, int, Path], None]
 """fetch(digest, max_bytes, path): store the blob with that sha256 at `path`, refusing more than `max_bytes` unread.
@@ -89,7 +89,7 @@ class Split:
 
         The first touch of a shard in the folder verifies all of it. Of others only the blocks of these tokens are had,
         all beside each other: ask for many runs at once. Raises ConfigError for a bad shard, ValueError outside the
-        split, and what training/remote.py raises.
+        split, and what training/remote_files.py raises.
         """
         spans = [list(self._spans(first, count)) for first, count in runs]
         flat = [span for run in spans for span in run]
@@ -118,8 +118,8 @@ class Split:
 
     def hold(self, pages: Sequence[Page]) -> None:
         """Have in the folder all shards with these pages, and with the token after each, which the loader reads too.
-        Where they come from others, those that were needed longest ago make room for them (training/room.py). Raises
-        what training/remote.py raises."""
+        Where they come from others, those that were needed longest ago make room for them (training/disk_room.py).
+        Raises what training/remote_files.py raises."""
         if self._remote is None:
             return
         files = [self._file(number) for number in self._numbers(pages)]

@@ -18,13 +18,13 @@ from sparseloco import ops
 from sparseloco.floats import NonFinite
 from sparseloco.kernels import tensor_over
 from sparseloco.update import Update
+from training.batch_trial import Fit, fit
 from training.host import Area, copy, model_bytes, model_tensors
 from training.inner import InnerReport, OnStep, Stopped, autocast, inner_round, never
 from training.loader import ahead, batches
 from training.model import Transformer
 from training.optimizer import load_adam_state, make_optimizer, state_shapes, store_adam_state
 from training.parallel import Ranks, local, together
-from training.trial import Fit, fit
 
 EVALUATION_TOKENS = 1024
 """Positions evaluated at once. Evaluation always runs batches of this one size, so that a sequence's loss does not

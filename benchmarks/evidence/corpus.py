@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.evidence.runs import Texts
 from benchmarks.evidence.sources import SOURCES, Source
-from localnet.text import cache_folder
+from localnet.training_text import cache_folder
 from murmur.command import main as murmur
 from training.shards import Shards
 

@@ -1,12 +1,12 @@
 """The bucket: that we can open it, that our key writes it, and that what is published of it only reads it."""
 
 from chain.keys import verify
-from node.adapters import Line, open_doors
+from node.config.adapters import Line, open_doors
+from node.config.settings_sources import variable_of
+from node.doctor.bucket_trial import try_own
 from node.doctor.case import Case
 from node.doctor.finding import Fault
 from node.doctor.reach import reaction
-from node.given import variable_of
-from node.published import try_own
 from protocol.errors import StorageError
 
 TRY_SECONDS = 8.0

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chain.adapter import SubtensorChain
-from node.adapters import Doors, is_local
-from node.config import NodeConfig
+from node.config.adapters import Doors, is_local
+from node.config.settings import NodeConfig
 from node.doctor.finding import Examined, Reaction
-from node.state import StateStore
+from node.state.store import StateStore
 from protocol.errors import ChainError, MurmurError, StorageError, UpdateNeeded
 from protocol.ports import Signer, Time
 from protocol.run import Run

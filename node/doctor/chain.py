@@ -1,11 +1,11 @@
 """The chain and this node's place on it: wallet, subnet, registration, permit, money, weights."""
 
-from node import adapters
+from node.chain.subnet_terms import LOW_BALANCE_RAO, RAO_PER_TAO
+from node.config import adapters
+from node.config.settings_sources import variable_of
 from node.doctor.case import Case
 from node.doctor.finding import Advice, Fault
 from node.doctor.reach import reaction
-from node.given import variable_of
-from node.terms import LOW_BALANCE_RAO, RAO_PER_TAO
 from protocol.errors import STATE_PRUNED, ChainError
 from protocol.types import hotkey
 

@@ -6,14 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from node.config import ClusterConfig, NetworkConfig
-from node.config import home as open_home
-from node.data import DATA
-from node.device import choose_device, describe
+from node.config.device import choose_device, describe
+from node.config.run_file import folder_of
+from node.config.settings import ClusterConfig, NetworkConfig
+from node.config.settings import home as open_home
+from node.config.settings_sources import variable_of
 from node.doctor.case import Case
 from node.doctor.finding import Advice, Fault, Reaction
-from node.given import variable_of
-from node.runfile import folder_of
+from node.sync.dataset import DATA
 from protocol.errors import StorageError
 from protocol.spec import TrainingSpec
 from sparseloco import ops
@@ -60,7 +60,7 @@ def disk(case: Case) -> str:
 
 
 def member_disk(case: Any) -> str:
-    """The same of a cluster's member: one among as many as there are (murmur/cluster_doctor.py)."""
+    """The same of a cluster's member: one among as many as there are (murmur/cluster/doctor.py)."""
     state = sum(trainer_disk(MemberSizes(case.spec, case.members)).values())
     folder = folder_of(case.home, case.token.run_id)
     return room(case.home, folder, state, _shards(case.config, case.spec), "member")

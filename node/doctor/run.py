@@ -1,14 +1,14 @@
 """The run: its spec, this node's state of it, what it asks of chain and release, its data."""
 
-from node import run as runs
-from node import terms
-from node.adapters import owner_opener
-from node.amendments import settled
-from node.data import open_data
+from node.chain import subnet_terms
+from node.config.adapters import owner_opener
+from node.config.settings_sources import variable_of
 from node.doctor.case import Case
 from node.doctor.finding import Fault
-from node.given import variable_of
-from node.state import InUse, StateStore
+from node.state.store import InUse, StateStore
+from node.sync import run_discovery as runs
+from node.sync.amendments import settled
+from node.sync.dataset import open_data
 from protocol.errors import ConfigError
 from protocol.types import Digest
 
@@ -60,7 +60,7 @@ def run(case: Case) -> str:
     case.run = settled(case.found, case.undecided, case.doors, case.read)
     case.round = max(0, case.run.clock.round_at(case.head.block))
     runs.require_protocol(case.run, case.round)
-    terms.require_fit(case.run, case.round, case.subnet)
+    subnet_terms.require_fit(case.run, case.round, case.subnet)
     return f"round {case.round}, {len(case.run.amendments)} amendments; the subnet's settings fit its clock"
 
 

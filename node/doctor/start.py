@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from loguru import logger
 
-from node.config import NodeConfig
+from node.config.settings import NodeConfig
 from node.doctor import bucket, chain, machine, run
 from node.doctor.case import Case
 from node.doctor.finding import Check, Finding, Reaction, Status

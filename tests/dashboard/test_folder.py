@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dashboard.folder import Folder
-from node.runfile import RunFile
+from node.config.run_file import RunFile
 from protocol.run import Run
 from tests.dashboard import synthetic
 from tests.specs import toy_spec, toy_table

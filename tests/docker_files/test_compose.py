@@ -13,8 +13,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from node import config, given
-from node.events import Events
+from node.config import settings, settings_sources
+from node.telemetry.events import Events
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -200,7 +200,7 @@ def test_prometheus_asks_where_the_nodes_answer_and_grafana_asks_prometheus() ->
     (found,) = job["dns_sd_configs"]
     assert sorted(found["names"]) == NODES
     for name in NODES:
-        config.load("miner", "", [], required() | services[name]["environment"])
+        settings.load("miner", "", [], required() | services[name]["environment"])
         assert services[name]["environment"] == {
             "MURMUR_METRICS_PORT": str(found["port"]),
             "MURMUR_METRICS_ADDRESS": "0.0.0.0",
@@ -238,8 +238,8 @@ def example() -> dict[str, str]:
 
 def readable() -> dict[str, str]:
     """Variables that a node reads and the field that each sets."""
-    fields = {config.variable_of(name): name for name, _ in given.leaves(config.NodeConfig)}
-    return fields | dict(given.BTCLI) | {"MURMUR_CONFIG": "config"}
+    fields = {settings.variable_of(name): name for name, _ in settings_sources.leaves(settings.NodeConfig)}
+    return fields | dict(settings_sources.BTCLI) | {"MURMUR_CONFIG": "config"}
 
 
 def interpolated() -> dict[str, str]:
@@ -296,10 +296,10 @@ def test_the_defaults_that_the_example_shows_are_those_of_the_node() -> None:
     values = {
         variable: value
         for variable, value in example().items()
-        if value and variable.startswith(config.PREFIX) and variable != "MURMUR_WALLET__HOTKEY"
+        if value and variable.startswith(settings.PREFIX) and variable != "MURMUR_WALLET__HOTKEY"
     }
     assert values
-    assert config.load("miner", "", [], required() | values) == config.load("miner", "", [], required())
+    assert settings.load("miner", "", [], required() | values) == settings.load("miner", "", [], required())
 
 
 def test_the_example_as_it_stands_names_what_is_missing() -> None:
@@ -308,7 +308,7 @@ def test_the_example_as_it_stands_names_what_is_missing() -> None:
     from protocol.errors import ConfigError
 
     with pytest.raises(ConfigError) as refusal:
-        config.load("miner", "", [], variables)
+        settings.load("miner", "", [], variables)
     for field in ("wallet.name", "netuid", "owner", "bucket.endpoint", "bucket.secret_key"):
         assert field in str(refusal.value)
 

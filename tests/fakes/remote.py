@@ -1,4 +1,4 @@
-"""A folder in place of everybody's buckets (training/remote.py, Remote)."""
+"""A folder in place of everybody's buckets (training/remote_files.py, Remote)."""
 
 import shutil
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from protocol.errors import ObjectMissing
-from training.remote import File, Part
+from training.remote_files import File, Part
 
 
 @dataclass

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from localnet.store import read_ready
-from node.state import StateStore
+from node.state.store import StateStore
 from protocol.types import Digest
 
 ROW = re.compile(r"^ {1,4}(\d+) +(?:\d+\.\d+|-) ", re.MULTILINE)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from chain.devnet import launch
-from localnet.aftermath import Aftermath, Blame, survived
 from localnet.chaos import KINDS, QUIET_END, QUIET_START, Injection, draw
-from localnet.inject import KEPT, Injected, Injector
+from localnet.chaos_injector import KEPT, Injected, Injector
+from localnet.chaos_report import Aftermath, Blame, survived
 from localnet.links import Links
 from localnet.plan import Plan
 from localnet.processes import Processes

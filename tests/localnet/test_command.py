@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from localnet import command, play, report
-from localnet.ground import SERVERS
+from localnet import command, report, session
+from localnet.infrastructure import SERVERS
 from localnet.plan import Plan
 from localnet.table import Table
 from protocol.errors import ConfigError
@@ -35,7 +35,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Synthetic:
     run = Synthetic(tmp_path / "network")
     run.round(0)
     run.round(1)
-    monkeypatch.setattr(play, "open_network", lambda plan, say: run.network)
+    monkeypatch.setattr(session, "open_network", lambda plan, say: run.network)
     monkeypatch.setattr(report, "_weights", lambda network: {})
     return run
 
@@ -128,6 +128,6 @@ def test_a_request_to_stop_that_is_lost_while_the_network_starts_is_heard_at_the
         say("next step")
         steps.append("went on again")
 
-    monkeypatch.setattr(play, "open_network", opening)
+    monkeypatch.setattr(session, "open_network", opening)
     assert start(ran) == 130
     assert steps == ["went on"]

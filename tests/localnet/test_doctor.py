@@ -18,13 +18,13 @@ import pytest
 
 from chain import operator
 from chain.keys import create_wallet
-from localnet.ground import open_ground, prepare, stop
+from localnet.infrastructure import open_ground, prepare, stop
 from localnet.members import Member, configured
 from localnet.plan import Plan
 from localnet.spec import drafted, open_owner, seal
 from localnet.store import StoreReady
 from localnet.subnet import TAO, await_permits, open_subnet
-from localnet.text import text_data
+from localnet.training_text import text_data
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 240.0

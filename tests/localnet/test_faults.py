@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from localnet import faults
+from localnet.fault_kinds import FAULTS
 from localnet.faults import KINDS, Lazy, Noise
-from localnet.kinds import FAULTS
 from protocol.assignment import assigned
 from protocol.errors import ConfigError
 from protocol.types import Page, Reason, hotkey

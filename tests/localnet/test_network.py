@@ -22,7 +22,7 @@ import pytest
 from chain.devnet import launch
 from chain.keys import open_wallet
 from chain.operator import upgrade_runtime
-from localnet.kinds import FAULTS
+from localnet.fault_kinds import FAULTS
 from localnet.members import address
 from localnet.network import open_network
 from localnet.plan import Plan
@@ -30,7 +30,7 @@ from localnet.report import build_report
 from localnet.store import read_ready
 from localnet.subnet import open_subnet
 from localnet.table import Table
-from node.events import read_events
+from node.telemetry.events import read_events
 from protocol.types import Reason
 from storage.s3 import open_pointer
 from tests.localnet.harness import Run, assert_nothing_runs, localnet, secrets_of, told

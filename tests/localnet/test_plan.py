@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from localnet import command, worker
-from localnet.kinds import FAULTS
+from localnet.fault_kinds import FAULTS
 from localnet.plan import NEWCOMER, Link, Plan
 from localnet.seaweed import _NAME
-from node import adapters
+from node.config import adapters
 from owner import presets
 from owner.folder import to_toml
 from protocol.errors import ConfigError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localnet.ground import wait_for
+from localnet.infrastructure import wait_for
 from localnet.processes import Processes
 from protocol.errors import ConfigError
 from tests.localnet.harness import assert_nothing_runs, localnet

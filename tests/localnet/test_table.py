@@ -11,8 +11,8 @@ from typing import cast
 import pytest
 
 from chain.devnet.launch import Devnet
-from localnet.ground import SERVERS
-from localnet.inject import Injected, Injector
+from localnet.chaos_injector import Injected, Injector
+from localnet.infrastructure import SERVERS
 from localnet.links import Links
 from localnet.network import Network
 from localnet.report import PHASES, build_report

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from localnet.faults import Garbage
-from node import follower, patient, setbacks
+from node.chain import follower, retrying_chain
+from node.sync import backoff
 from tests.network import FakeNetwork, data_folder, networks
 
 __all__ = ["data_folder", "networks"]
@@ -17,9 +18,9 @@ def played(tmp_path_factory: pytest.TempPathFactory, data_folder: Path) -> FakeN
     anything of it put it back."""
     with pytest.MonkeyPatch.context() as patch:
         for module, pause in (
-            (setbacks, "PAUSE_SECONDS"),
+            (backoff, "PAUSE_SECONDS"),
             (follower, "STALL_SECONDS"),
-            (patient, "PAUSE_SECONDS"),
+            (retrying_chain, "PAUSE_SECONDS"),
         ):
             patch.setattr(module, pause, 0.02)
         found = FakeNetwork(

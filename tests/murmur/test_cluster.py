@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from localnet.store import StoreReady, read_ready
-from localnet.text import text_data
+from localnet.training_text import text_data
 from murmur.command import main
-from node.group import parse_token
-from node.ledger import Ledger
-from node.pulse import Pulse
-from node.shared import Group, find_spec, open_shared, require_group
+from node.cluster.bootstrap import Group, find_spec, open_shared, require_group
+from node.cluster.group_keys import parse_token
+from node.cluster.heartbeat import Pulse
+from node.cluster.ledger import Ledger
 from protocol.errors import ConfigError
 from protocol.types import PeerId
 from storage.realtime import REAL

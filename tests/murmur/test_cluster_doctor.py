@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from localnet.store import read_ready
-from murmur import cluster_doctor
+from murmur.cluster import doctor
 from murmur.command import main
-from node.group import Token, parse_token
-from node.ledger import Ledger
-from node.shared import Group, find_spec, open_shared
+from node.cluster.bootstrap import Group, find_spec, open_shared
+from node.cluster.group_keys import Token, parse_token
+from node.cluster.ledger import Ledger
 from protocol import keys
 from protocol.cluster import Contribution, Record
 from protocol.types import PeerId
@@ -23,7 +23,7 @@ from storage.s3 import S3Bucket
 from tests.murmur.test_cluster import words_for
 from tests.storage.conftest import served
 
-NAMES = [check.name for check in cluster_doctor.CHECKS]
+NAMES = [check.name for check in doctor.CHECKS]
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +94,8 @@ def test_a_slower_machine_is_told_what_it_will_do(
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without what measures for seconds."""
-    checks = [check for check in cluster_doctor.CHECKS if check.name not in ("links", "pace", "memory")]
-    monkeypatch.setattr(cluster_doctor, "CHECKS", checks)
+    checks = [check for check in doctor.CHECKS if check.name not in ("links", "pace", "memory")]
+    monkeypatch.setattr(doctor, "CHECKS", checks)
 
 
 @pytest.mark.usefixtures("quick")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from localnet.kinds import FAULTS
+from localnet.fault_kinds import FAULTS
 from murmur import command
 from murmur.command import PROGRAMS, SUBCOMMANDS, Subcommand, main
 from protocol.errors import ChainError

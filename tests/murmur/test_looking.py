@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from gauntlet.account import ADVICE
-from murmur import account, audit, explain, network, where
+from murmur import network, peer_options
+from murmur.audit import command as audit
 from murmur.command import main
-from node.config import NetworkConfig
-from node.reader import reading
+from murmur.explain import account
+from murmur.explain import command as explain
+from node.config.settings import NetworkConfig
+from node.observe.reader import reading
 from protocol import keys
 from protocol.errors import ConfigError
 from protocol.messages import encode_document, parse_document
@@ -150,17 +153,18 @@ def test_a_hotkey_that_nobody_knows_is_refused_with_what_to_check(murmur: Murmur
 
 def options(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    where.add_arguments(parser)
+    peer_options.add_arguments(parser)
     return parser.parse_args(words)
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The configurations with which networks were opened; no chain is asked."""
-    from node import program, reader
+    from node.observe import reader
+    from node.program import process
 
     configs: list[Any] = []
-    monkeypatch.setattr(program, "log_to_stderr", lambda level: None)
+    monkeypatch.setattr(process, "log_to_stderr", lambda level: None)
     monkeypatch.setattr(reader, "open_run", lambda config, home: (configs.append(config), None))
     return configs
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from murmur import measure, pace, presets
+from murmur import presets
 from murmur.command import main
+from murmur.plan import measure, training_speed
 from training.phases import MARGIN
 from training.rates import Rates
 from training.sizes import Sizes
@@ -23,8 +24,8 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Small samples, a home that does not exist yet, no GPU."""
     for name, value in (("SAMPLE_BYTES", 8 << 20), ("SLOW_BYTES", 4 << 20), ("PIECE_BYTES", 1 << 20)):
         monkeypatch.setattr(measure, name, value)
-    monkeypatch.setattr(pace, "TRIAL_SECONDS", 0.0)
-    monkeypatch.setattr(pace, "TRIAL_PARAMETERS", 1_000_000)
+    monkeypatch.setattr(training_speed, "TRIAL_SECONDS", 0.0)
+    monkeypatch.setattr(training_speed, "TRIAL_PARAMETERS", 1_000_000)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("MURMUR_HOME", str(tmp_path / "not" / "yet"))
     return tmp_path
@@ -70,12 +71,12 @@ def test_the_disk_is_the_homes_and_nothing_stays_on_it(quick: Path, capsys: pyte
 def test_the_spread_of_the_trial_is_kept_free(
     slow: int, margin: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure_all = pace._all_seconds
+    measure_all = training_speed._all_seconds
 
     def seconds(work: Callable[[], object], runs: int) -> list[float]:
-        return [1.25] * slow + [1.0] * (runs - slow) if runs == pace.TRIALS else measure_all(work, runs)
+        return [1.25] * slow + [1.0] * (runs - slow) if runs == training_speed.TRIALS else measure_all(work, runs)
 
-    monkeypatch.setattr(pace, "_all_seconds", seconds)
+    monkeypatch.setattr(training_speed, "_all_seconds", seconds)
     found, _ = measured(capsys, "--spec", "tiny")
     taken = {phase["name"]: phase["seconds"] for phase in found["phases"] if phase["role"] == "miner"}
     assert found["margin"] == pytest.approx(margin)
@@ -103,12 +104,12 @@ def test_a_trial_has_as_many_whole_layers_as_fit_and_less_of_the_vocabulary_befo
         return sum(torch.Size(shape).numel() for shape in cut.shapes().values())
 
     for fitting in (200_000_000, 100_000_000, 20_000_000):
-        cut = pace.cut(model, fitting)
+        cut = training_speed.cut(model, fitting)
         assert cut is not None
         assert size(cut) <= fitting
         assert cut.layers == model.layers or size(cut.model_copy(update={"layers": cut.layers + 1})) > fitting
-    assert pace.cut(model, 200_000_000) == model
-    assert pace.cut(model, 10_000_000) is None
+    assert training_speed.cut(model, 200_000_000) == model
+    assert training_speed.cut(model, 10_000_000) is None
 
 
 def test_the_rates_are_named_as_they_are_measured() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from node.program import run_program
+from node.program.process import run_program
 from protocol.errors import ChainError, CheckpointCorrupt, ConfigError, UpdateNeeded
 
 ROOT = Path(__file__).parents[2]

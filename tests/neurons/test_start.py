@@ -20,9 +20,9 @@ from chain.devnet import launch
 from chain.devnet.genesis import Genesis
 from chain.keys import create_wallet
 from localnet.store import StoreReady, StoreUser, read_ready
-from murmur import measure, pace
 from murmur.command import main
-from node.config import load
+from murmur.plan import measure, training_speed
+from node.config.settings import load
 from node.doctor.start import ready
 from protocol.errors import ConfigError
 from protocol.types import PeerId, peer_id
@@ -316,7 +316,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     for name, value in (("SAMPLE_BYTES", 8 << 20), ("SLOW_BYTES", 4 << 20), ("PIECE_BYTES", 1 << 20)):
         monkeypatch.setattr(measure, name, value)
-    monkeypatch.setattr(pace, "TRIAL_SECONDS", 0.0)
+    monkeypatch.setattr(training_speed, "TRIAL_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("quick")

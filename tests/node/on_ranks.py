@@ -16,12 +16,12 @@ from urllib.request import urlopen
 
 import torch
 
-from node.adapters import Doors
-from node.events import Timeline
-from node.follower import Follower
-from node.metrics import Metrics
-from node.program import run_program
-from node.snapshot import Snapshots
+from node.chain.follower import Follower
+from node.config.adapters import Doors
+from node.program.process import run_program
+from node.state.snapshots import Snapshots
+from node.telemetry.events import Timeline
+from node.telemetry.metrics import Metrics
 from protocol.run import Run
 from protocol.types import Digest
 from simulation.store import Store

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from chain.adapter import open_chain
-from node.adapters import Doors, Line, open_doors, opener, owner_opener
-from node.config import NetworkConfig, NodeConfig
+from node.config.adapters import Doors, Line, open_doors, opener, owner_opener
+from node.config.settings import NetworkConfig, NodeConfig
 from protocol.errors import ConfigError
 from protocol.types import Pointer, PublicPointer
 from tests.fakes.chain import FakeSigner, fake_verify

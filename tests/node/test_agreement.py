@@ -20,7 +20,7 @@ from gauntlet.agreement import (
     start,
     word_for,
 )
-from node.agreement import Agreement
+from node.chain.agreement import Agreement
 from protocol.errors import STATE_PRUNED, ChainError
 from protocol.messages import encode_slot, first_link, link_of
 from protocol.run import Amendment, Run

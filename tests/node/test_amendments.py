@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from gauntlet.agreement import abstention
-from node.adapters import Doors
-from node.amendments import FETCHES_A_LOOK, LOOK_SECONDS, adopted, settled
-from node.config import NetworkConfig
-from node.run import find_run
+from node.config.adapters import Doors
+from node.config.settings import NetworkConfig
+from node.sync.amendments import FETCHES_A_LOOK, LOOK_SECONDS, adopted, settled
+from node.sync.run_discovery import find_run
 from protocol import keys
 from protocol.errors import ChainError, OutOfSync, StorageError
 from protocol.messages import encode_slot

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gauntlet.agreement import Tip, mirrors
-from node import catchup
-from node.checkpoints import Checkpoint, Shown, encode_shown, parse_shown
+from node.sync import catchup
+from node.sync.checkpoints import Checkpoint, Shown, encode_shown, parse_shown
 from protocol import keys
 from protocol.errors import ChainError, InvalidMessage, StorageError
 from protocol.messages import encode_document, encode_selection, encode_slot

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loguru import logger
 
-from node import catchup
-from node.checkpoints import (
+from node.node import Node
+from node.state.store import Snapshot
+from node.sync import catchup
+from node.sync.checkpoints import (
     RETAINED_INTERVALS,
     RETAINED_ROUNDS,
     Checkpoint,
@@ -20,13 +22,11 @@ from node.checkpoints import (
     parse_shown,
     published_by_most,
 )
-from node.node import Node
-from node.state import Snapshot
 from protocol import keys
 from protocol.errors import AccessDenied
 from protocol.types import Digest
 from rounds.checkpoints import Checkpoints, ValidatorShelf
-from rounds.keep import Keeper
+from rounds.retention import Keeper
 from tests.fakes.bucket import Call, FakeBucket, Faults
 from tests.fakes.chain import FakeSigner, fake_verify
 from tests.network import FakeNetwork, with_parts

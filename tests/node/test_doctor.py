@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from node import adapters, published
-from node.adapters import Doors, opener
-from node.config import NodeConfig
-from node.doctor import bucket, chain, machine, start
+from node.config import adapters
+from node.config.adapters import Doors, opener
+from node.config.settings import NodeConfig
+from node.doctor import bucket, bucket_trial, chain, machine, start
 from node.doctor.case import Case
 from node.doctor.finding import Finding, Reaction, Status
 from node.doctor.start import ANSWERED, CHECKS, ready
@@ -175,7 +175,7 @@ def world(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(adapters, "own_chain", lambda config, wallet: made.chain)
     monkeypatch.setattr(bucket, "open_doors", open_doors)
     monkeypatch.setattr(
-        published,
+        bucket_trial,
         "open_published",
         lambda pointer, local: store.bucket(pointer.bucket, read_only=not made.writable, reader="published"),
     )

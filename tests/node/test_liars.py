@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from gauntlet.agreement import SEAT_ROUNDS, Pair
-from node import catchup, records
 from node.node import VAIN_ROUNDS
+from node.sync import catchup, selection_chain
 from protocol import keys
 from protocol.errors import ChainError, StorageError
 from protocol.messages import first_link
@@ -357,7 +357,7 @@ def test_buckets_that_stall_take_no_time_from_who_comes_back(
     """Thirty hotkeys with dust and a liar with a third of the stake. Times to ask are as in a run with rounds of
     fifteen minutes."""
     for name, seconds in (("ASK_SECONDS", 0.12), ("LINK_SECONDS", 0.004), ("QUIET_SECONDS", 0.008)):
-        monkeypatch.setattr(records, name, seconds)
+        monkeypatch.setattr(selection_chain, name, seconds)
     monkeypatch.setattr(catchup, "ASK_SECONDS", 0.04)
     liars = {f"dust-{number}": 1 for number in range(30)} | {"liar": 950}
     network = networks(miners=2, validators={"first": 1000, "second": 1000} | liars)

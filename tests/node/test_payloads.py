@@ -4,8 +4,8 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-from node.payloads import collect_keys, fetch_keys
-from node.sources import Sources
+from node.fetch.payloads import collect_keys, fetch_keys
+from node.fetch.sources import Sources
 from protocol import keys
 from protocol.messages import Envelope, Reveal
 from protocol.types import Digest, Peer, PeerId, Slot, Uid

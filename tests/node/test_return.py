@@ -6,10 +6,10 @@ from shutil import rmtree
 
 import pytest
 
-from node.events import Events
-from node.held import Held
 from node.node import VAIN_ROUNDS
-from node.state import Consensus, Snapshot
+from node.state.node_state import Held
+from node.state.store import Consensus, Snapshot
+from node.telemetry.events import Events
 from protocol.errors import ChainError, StorageError
 from protocol.types import Digest, Selection
 from storage.realtime import REAL

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-import murmur.amend
-import murmur.publish
+import murmur.run.amend
+import murmur.run.publish
 import owner.publish
 from chain import operator
 from chain.adapter import SubtensorChain, open_chain
@@ -25,9 +25,9 @@ from chain.devnet import launch
 from chain.devnet.genesis import Genesis
 from chain.keys import create_wallet
 from localnet.store import StoreReady, StoreUser, read_ready
-from murmur import owned
 from murmur.command import main
-from node.config import load
+from murmur.run import questions
+from node.config.settings import load
 from node.doctor.start import ready
 from owner.folder import open_folder
 from protocol import keys
@@ -242,7 +242,7 @@ def test_at_a_terminal_what_is_missing_is_asked_for(
 ) -> None:
     wallets, spec = str(world.folder / "wallets"), world.file("spec.toml", TABLE)
     answers = ["1", "owner", world.store.endpoint, "owner", "id", "read-id", str(spec), str(world.folder / "data")]
-    monkeypatch.setattr(owned, "somebody_is_there", lambda: True)
+    monkeypatch.setattr(questions, "somebody_is_there", lambda: True)
     monkeypatch.setattr(sys, "stdin", StringIO("".join(f"{answer}\n" for answer in answers)))
     words = ["--network", world.url, "--wallet.path", wallets, "--local", "--device", "cpu"]
     assert main(["run", "create", str(tmp_path / "run"), *words]) == 0
@@ -252,7 +252,7 @@ def test_at_a_terminal_what_is_missing_is_asked_for(
         assert answer in kept
     assert (tmp_path / "run/owner.toml").stat().st_mode & 0o077 == 0
     # What was said is not asked again, and the secrets come from the environment.
-    monkeypatch.setattr(owned, "somebody_is_there", lambda: False)
+    monkeypatch.setattr(questions, "somebody_is_there", lambda: False)
     assert main(["run", "publish", str(tmp_path / "run")]) == 2
     told = capsys.readouterr().err
     assert "MURMUR_BUCKET__SECRET_KEY" in told
@@ -487,7 +487,7 @@ def test_an_amendment_is_shown_settled_and_followed(
     assert world.named() == slot, "nothing of this was published"
     wanted = clock.round_at(world.chain.finalized().block) + 4
     words = ["--from-round", str(wanted), *changes]
-    monkeypatch.setattr(owned, "somebody_is_there", lambda: True)
+    monkeypatch.setattr(questions, "somebody_is_there", lambda: True)
     monkeypatch.setattr(sys, "stdin", StringIO("no\nyes\n"))
     assert world.run("amend", running, *words) == 0
     assert "nothing was published" in capsys.readouterr().out
@@ -530,7 +530,7 @@ def test_whoever_thinks_until_an_amendment_is_settled_does_not_take_it_back_nor_
         return True
 
     with monkeypatch.context() as patch:
-        patch.setattr(owned, "agreed_to", slowly)
+        patch.setattr(questions, "agreed_to", slowly)
         assert world.run("void", running, "--pending") == 2
         assert "one is settled by now" in capsys.readouterr().err
         assert world.named() == named

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from murmur.create import _blocks
+from murmur.run.create import _blocks
 from owner.draft import Place, look
 from protocol.errors import ConfigError
 from protocol.ports import Chain

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gauntlet.agreement import abstention, word_for
-from node import reader
-from node.adapters import Doors
-from node.amendments import settled
+from node.config.adapters import Doors
+from node.observe import reader
+from node.sync.amendments import settled
 from owner.amend import POST_BLOCKS, changes, earliest_round, proposed, same, standing
 from owner.records import records, stated, was_agreed
 from protocol.errors import STATE_PRUNED, ChainError, ConfigError, StorageError

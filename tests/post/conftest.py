@@ -17,7 +17,7 @@ from sparseloco.outer import OuterState
 from tests.network import data_folder
 from tests.specs import toy_spec
 from training.replica import genesis_theta
-from training.tokens import BYTES
+from training.tokenizer import BYTES
 
 __all__ = ["data_folder"]
 

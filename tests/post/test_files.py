@@ -17,7 +17,7 @@ from protocol.spec import ModelSpec
 from tests.post.conftest import Made, state_of
 from tests.specs import toy_spec
 from training.index import TOKENIZER, TOKENIZER_CONFIG
-from training.tokens import BYTE_VOCABULARY, BYTES, END, RESERVED, byte_tokenizer
+from training.tokenizer import BYTE_VOCABULARY, BYTES, END, RESERVED, byte_tokenizer
 
 TOY_SHARD = 20_000
 

@@ -11,7 +11,7 @@ from tests.post.conftest import Made, state_of
 from tests.specs import toy_spec
 from training.index import TOKENIZER, TOKENIZER_CONFIG
 from training.model import Transformer
-from training.tokens import BYTE_VOCABULARY, BYTES, byte_tokenizer
+from training.tokenizer import BYTE_VOCABULARY, BYTES, byte_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="the extra `post` is not installed")
 

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from dashboard.evaluations import in_home
-from murmur import evaluating, network
+from murmur import network
 from murmur.command import main
-from node import follower, patient, setbacks
-from node.config import NetworkConfig
-from node.reader import reading
+from murmur.evaluate import checkpoints
+from node.chain import follower, retrying_chain
+from node.config.settings import NetworkConfig
+from node.observe.reader import reading
+from node.sync import backoff
 from post import follow, states
 from post.export import beside
 from post.origin import Origin
@@ -37,9 +39,9 @@ def played(tmp_path_factory: pytest.TempPathFactory, data_folder: Path) -> FakeN
     """Rounds of one validator and two miners. Tests that change anything of it put it back."""
     with pytest.MonkeyPatch.context() as patch:
         for module, pause in (
-            (setbacks, "PAUSE_SECONDS"),
+            (backoff, "PAUSE_SECONDS"),
             (follower, "STALL_SECONDS"),
-            (patient, "PAUSE_SECONDS"),
+            (retrying_chain, "PAUSE_SECONDS"),
         ):
             patch.setattr(module, pause, 0.02)
         found = FakeNetwork(tmp_path_factory.mktemp("network"), data_folder, miners=2)
@@ -320,7 +322,7 @@ def test_tasks_are_asked_of_an_export_of_each_checkpoint(
         metrics = {"acc,none": 0.5, "acc_stderr,none": 0.1}
         return {"results": {"toy": {"shots": 2, "metrics": metrics}}}
 
-    monkeypatch.setattr(evaluating, "require", quiet)
+    monkeypatch.setattr(checkpoints, "require", quiet)
     monkeypatch.setattr(follow, "evaluate", evaluate)
     status, text = murmur("evaluate", run, "--tasks", "toy:2", "--limit", 3)
     assert (status, asked) == (0, [ROUNDS, 4, 2])
@@ -339,7 +341,7 @@ def test_a_run_that_is_followed_has_its_checkpoints_evaluated_until_one_interrup
         if len(looks) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluating.time, "sleep", sleep)
+    monkeypatch.setattr(checkpoints.time, "sleep", sleep)
     assert murmur("evaluate", run, "--follow")[0] == 130
     assert [row["round"] for row in rows(played, tmp_path)] == [2, 4]
     assert murmur("evaluate", tmp_path / "nothing", "--follow")[0] == 2

@@ -16,7 +16,7 @@ from protocol.errors import ConfigError
 from protocol.spec import build
 from protocol.types import Digest
 from tests.post.conftest import Made, quiet
-from training.tokens import BYTES, byte_tokenizer
+from training.tokenizer import BYTES, byte_tokenizer
 
 Damage = Callable[[Path], None]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.group import Group
+from node.cluster.group_keys import Group
 from protocol.cluster import (
     GROUP,
     ClusterSpec,

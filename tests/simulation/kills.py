@@ -9,13 +9,13 @@ from simulation.cluster import Cluster, Machine
 
 FILES = (
     "rounds/member.py",
-    "rounds/work.py",
-    "node/held.py",
-    "node/own.py",
-    "node/redo.py",
-    "node/ledger.py",
-    "node/state.py",
-    "node/recordlog.py",
+    "rounds/contribution.py",
+    "node/state/node_state.py",
+    "node/state/inner_state.py",
+    "node/state/redo_log.py",
+    "node/cluster/ledger.py",
+    "node/state/store.py",
+    "node/cluster/record_log.py",
 )
 
 

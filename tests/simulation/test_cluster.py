@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from node.held import Held
+from node.state.node_state import Held
 from protocol import keys
 from protocol.cluster import Record, parse_record
-from rounds.work import Diverged, Work
+from rounds.contribution import Diverged, Work
 from simulation import cluster as simulated
 from simulation.cluster import BUCKET, SECRET, Cluster, ClusterWitness, Group, Machine
 from simulation.command import simulate_cluster

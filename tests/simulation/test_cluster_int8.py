@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from node.held import Held
+from node.state.node_state import Held
 from protocol.cluster import ClusterOuter, ClusterSpec
 from protocol.types import Digest
 from simulation import cluster as simulated

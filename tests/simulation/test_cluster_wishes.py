@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from node.group import Group
-from node.ledger import Ledger
-from node.rejoin import last_round, newest_shown
+from node.cluster.group_keys import Group
+from node.cluster.ledger import Ledger
+from node.cluster.rejoin import last_round, newest_shown
 from protocol import keys
 from protocol.cluster import Amendment, amended
 from protocol.errors import ConfigError

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gauntlet.agreement import Log, posts_in
-from node.agreement import Agreement
+from node.chain.agreement import Agreement
 from protocol.errors import ConfigError
 from protocol.run import Run
 from simulation import command, hostile

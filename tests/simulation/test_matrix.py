@@ -83,7 +83,7 @@ def test_killed_at_many_lines_of_a_round_a_member_costs_the_others_nothing(tmp_p
 def test_killed_at_every_line_of_a_round_a_member_costs_the_others_nothing(tmp_path: Path) -> None:
     killed = assert_killed_at_lines(tmp_path, 1)
     assert sum(killed.values()) > 250
-    assert {"member.py", "work.py", "held.py", "ledger.py", "state.py", "redo.py"} <= killed.keys()
+    assert {"member.py", "contribution.py", "node_state.py", "ledger.py", "store.py", "redo_log.py"} <= killed.keys()
 
 
 def test_a_member_of_a_fifth_of_the_speed_is_in_every_record_and_nobody_waits_for_it(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from gauntlet.book import eligible
 from gauntlet.checks import Checked
 from gauntlet.selection import Ranking
 from murmur.command import main
-from node.held import Held
-from node.payloads import Opened
+from node.fetch.payloads import Opened
+from node.state.node_state import Held
 from protocol.types import Digest, Peer, PeerId
 from rounds.score import Scores
 from rounds.words import Words

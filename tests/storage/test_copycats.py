@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from localnet.store import StoreReady
-from node.payloads import collect_keys, collect_pinned
-from node.sources import Sources
+from node.fetch.payloads import collect_keys, collect_pinned
+from node.fetch.sources import Sources
 from protocol import keys
 from protocol.messages import ENVELOPE_BYTES, Reveal
 from protocol.types import Digest, Peer, PeerId, Pointer, Slot, Uid

@@ -17,11 +17,11 @@ import pytest
 from protocol.errors import ConfigError
 from tests.network import Killed
 from training import build as building
-from training import runs
+from training import sorted_runs
 from training.build import BUILDING, build
 from training.index import INDEX
-from training.runs import draw
 from training.shards import Shards
+from training.sorted_runs import draw
 from training.sources import documents
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ def test_the_order_is_that_of_sorting_all_documents_by_their_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = text_folder(tmp_path)
-    monkeypatch.setattr(runs, "RUN_BYTES", 700)
+    monkeypatch.setattr(sorted_runs, "RUN_BYTES", 700)
     build(str(source), tmp_path / "out", shard_tokens=100, seed=7)
     data = Shards.open(tmp_path / "out")
     texts = [text.encode() for text in documents(str(source))]
@@ -145,7 +145,7 @@ OPTIONS: dict[str, Any] = {"shard_tokens": 2500, "held_out_fraction": 0.2, "seed
 def dying(monkeypatch: pytest.MonkeyPatch, at: int, after: bool) -> Callable[[], int]:
     """The build dies before, or `after`, its write number `at`. Returns a counter of writes."""
     count = 0
-    real = runs.write_whole
+    real = sorted_runs.write_whole
 
     def write(path: Path, parts: Iterable[Any]) -> None:
         nonlocal count
@@ -157,7 +157,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, at: int, after: bool) -> Callable[[],
         if count == at:
             raise Killed
 
-    for module in (runs, building):
+    for module in (sorted_runs, building):
         monkeypatch.setattr(module, "write_whole", write)
     return lambda: count
 
@@ -167,7 +167,7 @@ def test_a_build_that_is_killed_at_any_write_goes_on_to_the_same_bytes(
     after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = text_folder(tmp_path)
-    monkeypatch.setattr(runs, "RUN_BYTES", 2000)
+    monkeypatch.setattr(sorted_runs, "RUN_BYTES", 2000)
     with monkeypatch.context() as patch:
         writes = dying(patch, -1, after)
         build(str(source), tmp_path / "whole", **OPTIONS)
@@ -188,7 +188,7 @@ def test_a_build_that_is_killed_at_any_write_goes_on_to_the_same_bytes(
 
 def test_text_that_has_changed_meanwhile_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = text_folder(tmp_path)
-    monkeypatch.setattr(runs, "RUN_BYTES", 2000)
+    monkeypatch.setattr(sorted_runs, "RUN_BYTES", 2000)
     with monkeypatch.context() as patch:
         dying(patch, 4, True)
         with pytest.raises(Killed):
@@ -246,7 +246,7 @@ def test_processes_that_are_killed_leave_a_build_that_goes_on(
     child.send_signal(signal.SIGKILL)
     child.wait()
     # Whether it was quick enough to be done is not the question here: the test before this one kills at every write.
-    monkeypatch.setattr(runs, "RUN_BYTES", 20_000)
+    monkeypatch.setattr(sorted_runs, "RUN_BYTES", 20_000)
     if not (out / INDEX).exists() or (out / BUILDING).exists():
         build(source, out, shard_tokens=20_000)
     build(source, tmp_path / "whole", shard_tokens=20_000)
@@ -255,7 +255,7 @@ def test_processes_that_are_killed_leave_a_build_that_goes_on(
 
 def test_two_processes_make_the_same_bytes_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = text_folder(tmp_path)
-    monkeypatch.setattr(runs, "RUN_BYTES", 3000)
+    monkeypatch.setattr(sorted_runs, "RUN_BYTES", 3000)
     build(str(source), tmp_path / "one", **OPTIONS)
     build(str(source), tmp_path / "two", **OPTIONS, processes=2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
@@ -283,7 +283,7 @@ def grown(tmp_path: Path, small: int, large: int, **options: Any) -> float:
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "RUN_BYTES", 100_000)
+    monkeypatch.setattr(sorted_runs, "RUN_BYTES", 100_000)
     assert grown(tmp_path, 10_000, 80_000, shard_tokens=100_000) < 1.3
 
 

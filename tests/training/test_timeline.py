@@ -6,7 +6,8 @@ import pytest
 
 from gauntlet import agreement
 from murmur import presets
-from node import data, payloads
+from node.fetch import payloads
+from node.sync import dataset
 from protocol import merkle
 from protocol.spec import WINDOW_MARGIN_BLOCKS
 from storage import s3
@@ -248,7 +249,7 @@ def test_what_stands_in_other_modules_is_the_same_here() -> None:
     assert FILE_BYTES == checkpoint.FILE_BYTES
     assert (PART_BYTES, PART_BYTES) == (s3.PART_BYTES, merkle.SECTION_BYTES)
     assert (FETCH_THREADS, PREFETCH_THREADS) == (payloads.MAX_THREADS, payloads.PREFETCH_THREADS)
-    assert PART_THREADS == data.PART_THREADS
+    assert PART_THREADS == dataset.PART_THREADS
     spec = presets.read("8b").first
     for contributors in range(1, 257):
         rules = spec.gauntlet.model_copy(update={"contributors": contributors, "reserve": 40})

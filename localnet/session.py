@@ -1,0 +1,64 @@
+"""A local network from the first process to the report: build it, show its rounds as they happen, stop it."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from localnet.chaos_report import survived
+from localnet.network import Network, open_network
+from localnet.plan import Plan
+from localnet.report import build_report
+from localnet.table import Table
+
+STALL_ROUNDS = 3.0
+"""A network that has not moved for this many rounds' length is stuck: stop, and say where to look."""
+CHAOS_STALL_ROUNDS = 10.0
+"""The same where nodes are kept away on purpose: a round's row waits for every honest node."""
+
+
+def play(plan: Plan, go_on: Callable[[], None]) -> int:
+    """The exit status: 0 when all rounds were played, every replica agrees, the chain has refused no weights and chaos
+    did no lasting harm, 130 when it was stopped on request.
+    `go_on` is called between the steps of the start, and raises KeyboardInterrupt where there is to be no next one."""
+    began = time.monotonic()
+    table = Table(sys.stderr)
+
+    def say(line: str) -> None:
+        go_on()
+        table.say(line)
+
+    try:
+        with table.status("starting"):
+            network = open_network(plan, say)
+        try:
+            table.follow(network, STALL_ROUNDS if plan.chaos is None else CHAOS_STALL_ROUNDS)
+            table.await_words(network)
+            table.await_reveals(network)
+            report = _write_report(network, time.monotonic() - began)
+        except BaseException as fault:
+            if isinstance(fault, KeyboardInterrupt):
+                table.say("stopping")
+            # Whatever the report of a broken run stumbles over must not hide why the run broke.
+            with suppress(Exception):
+                _write_report(network, time.monotonic() - began)
+                table.say(f"the report as far as it goes: {plan.folder / 'report.json'}")
+            raise
+        finally:
+            network.close()
+    except KeyboardInterrupt:
+        table.say("stopped")
+        return 130
+    table.close(report, plan.folder)
+    whole = len(report["rounds"]) == plan.rounds
+    sound = report["chaos"] is None or survived(report["chaos"])
+    summary = report["summary"]
+    return 0 if whole and sound and summary["replicas_identical"] and not summary["weights_refused"] else 1
+
+
+def _write_report(network: Network, wall_seconds: float) -> dict[str, Any]:
+    report = build_report(network, wall_seconds)
+    (network.plan.folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    return report

@@ -1,0 +1,1 @@
+"""`murmur audit`: a validator's rounds, judged again."""

@@ -1,0 +1,31 @@
+"""`murmur audit --round N`: judge validators' rounds again from public objects, without a key (docs/audit.md)."""
+
+import argparse
+
+from murmur import peer_options
+
+LAST = "last"
+
+
+def _round(text: str) -> int | None:
+    """None stands for the last one."""
+    if text == LAST:
+        return None
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number or {LAST!r}, not {text[:40]!r}")
+    return int(text)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--round", type=_round, required=True, metavar="N", help=f"the round to judge, or {LAST!r}")
+    parser.add_argument("--validator", metavar="WHO", help="one validator, by hotkey or name (default: all that count)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    peer_options.add_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status is 0 when nothing differs, 1 when something does. Raises ConfigError when there is nothing that
+    could be audited."""
+    from murmur.audit.verdicts import show
+
+    return show(options.validator, options)

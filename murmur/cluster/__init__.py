@@ -1,0 +1,1 @@
+"""`murmur cluster`: a run among people who trust each other, over one bucket."""

@@ -1,0 +1,165 @@
+"""`murmur cluster`: a run among people who trust each other, over one bucket."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from node.config.settings import ClusterConfig, add_flags
+from protocol.errors import ConfigError
+
+SECRET = "MURMUR_BUCKET__SECRET_KEY"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    create = actions.add_parser("create", help="put a run into a bucket, and write the token that makes members")
+    create.add_argument("name", help="of the run: a-z, 0-9 and '-'; the token goes to NAME.token")
+    create.add_argument("--spec", default="tiny", help="a preset, or a file (default %(default)s)")
+    create.add_argument("--data", type=Path, required=True, help="folder of tokenised shards (murmur shards build)")
+    create.add_argument("--bucket.endpoint", dest="endpoint", required=True, help="S3 endpoint of the shared bucket")
+    create.add_argument("--bucket.name", dest="bucket", required=True, help="its name")
+    create.add_argument(
+        "--bucket.access_key", dest="access_key", required=True, help="access key id; secret: " + SECRET
+    )
+    create.add_argument("--local", action="store_true", help="the store is on this machine, without https")
+    create.add_argument("--seed", type=int, default=0, help="of theta_0 (default %(default)s)")
+    invite = actions.add_parser("invite", help="show the token: whoever holds it is a member")
+    invite.add_argument("name", help="of the run")
+    status = actions.add_parser("status", help="who is where, and what the last rounds came to")
+    status.add_argument("--token-file", type=Path, required=True, help="file with the token")
+    status.add_argument("--json", action="store_true", help="as one JSON object")
+    _add_wishes(actions)
+    doctor = actions.add_parser("doctor", help="try everything that a member needs, and say what to mend")
+    doctor.description = (
+        "Try everything that a member needs: its machine, token, bucket and run, its links, disk and pace. What is "
+        "written to the bucket is deleted again. The exit status is 1 when a check fails."
+    )
+    add_flags(doctor, ClusterConfig)
+    doctor.add_argument("--json", action="store_true", help='print one JSON object: {"checks": [..]}')
+    demo = actions.add_parser("demo", help="all of it on this machine: a store, members, and kills")
+    demo.add_argument("--members", type=int, default=4, help="members (default %(default)s)")
+    demo.add_argument("--kill", type=int, default=2, help="kill -9 of members, at drawn moments (default %(default)s)")
+    demo.add_argument("--spec", default="tiny", help="a preset, or a file (default %(default)s)")
+    demo.add_argument("--rounds", type=int, default=12, help="rounds (default %(default)s)")
+    demo.add_argument("--seed", type=int, default=0, help="of theta_0 and of the kills (default %(default)s)")
+    demo.add_argument("--folder", type=Path, help="run folder (default runs/<time>)")
+    demo.add_argument("--json", action="store_true", help="print the result as one JSON object")
+
+
+def _add_wishes(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    drain = actions.add_parser("drain", help="have one member leave after its round")
+    drain.add_argument("name", help="of the member")
+    amend = actions.add_parser("amend", help="change settings from a round on that nobody has begun")
+    amend.add_argument(
+        "--set",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="TABLE.FIELD=VALUE",
+        help="such as inner.peak_lr=1e-4 or cluster.silent_seconds=60; of inner, outer and cluster",
+    )
+    close = actions.add_parser("close", help="end the run: the next record is the last one")
+    close.add_argument("--yes", action="store_true", help="do not ask")
+    for parser in (drain, amend, close):
+        parser.add_argument("--token-file", type=Path, required=True, help="file with the token")
+    rotate = actions.add_parser("rotate", help="write the token anew, with another key of the bucket")
+    rotate.add_argument("name", help="of the run: its token is in NAME.token")
+    rotate.add_argument(
+        "--bucket.access_key", dest="access_key", required=True, help="the new access key id; secret: " + SECRET
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Raises ConfigError, StorageError."""
+    actions = {"create": _create, "invite": _invite, "status": _status, "doctor": _doctor, "demo": _demo}
+    return actions.get(options.action, _wish)(options)
+
+
+def _create(options: argparse.Namespace) -> int:
+    from murmur.run.questions import progress, say
+    from node.cluster.bootstrap import open_shared, require_group
+    from node.cluster.group_keys import Group
+    from owner import presets
+    from owner.cluster import draft, make_token, place, put_up, require_store
+    from training.shards import Shards
+
+    token_file = Path(f"{options.name}.token")
+    if token_file.exists():
+        raise ConfigError(f"{token_file} is there already: invite by it, or choose another name")
+    where = place(options.endpoint, options.bucket, options.access_key, _secret_key(), local=options.local)
+    bucket = open_shared(where)
+    data = Shards.open(options.data)
+    named = presets.is_preset(options.spec) and options.spec != "tiny"
+    spec = draft(presets.table(options.spec), options.name, data, local=options.local, own_vocabulary=named)
+    require_store(bucket)
+    say("bucket: it creates an object only where there is none, so it can decide rounds")
+    folder = Path(options.name)
+    folder.mkdir(exist_ok=True)
+    with progress("putting up") as tell:
+        sealed = put_up(folder, bucket, spec, options.data, data, options.seed, tell)
+    token = make_token(sealed, where)
+    require_group(bucket, sealed.digest, Group(token.secret))
+    write_token(token_file, token.encode())
+    say(f"run {sealed.name} ({sealed.digest.hex()[:16]}) is in the bucket; whoever holds {token_file} is a member")
+    say(f"each machine: python neurons/member.py --token-file {token_file} --name lab-a")
+    return 0
+
+
+def write_token(path: Path, line: str) -> None:
+    """For its owner's eyes only."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(line + "\n")
+
+
+def _invite(options: argparse.Namespace) -> int:
+    from node.cluster.bootstrap import read_token
+    from node.cluster.group_keys import parse_token
+
+    line = read_token(Path(f"{options.name}.token")).strip()
+    parse_token(line)
+    sys.stdout.write(line + "\n")
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from murmur.cluster.status import lines, look
+
+    found = look(options.token_file)
+    sys.stdout.write(json.dumps(found) + "\n" if options.json else "".join(f"{line}\n" for line in lines(found)))
+    return 0
+
+
+def _wish(options: argparse.Namespace) -> int:
+    from murmur.cluster import requests
+
+    if options.action == "rotate":
+        return requests.rotate(options, _secret_key())
+    wishes = {"drain": requests.drain, "amend": requests.amend, "close": requests.close}
+    return wishes[options.action](options)
+
+
+def _secret_key() -> str:
+    secret = os.environ.get(SECRET)
+    if not secret:
+        raise ConfigError(f"the bucket's secret is missing: export {SECRET}=..; it never stands on a command line")
+    return secret
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from murmur.cluster.doctor import examine
+
+    return examine(options)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from localnet.cluster import play
+    from storage.folder import new_folder
+
+    folder, quiet = new_folder(options.folder), options.json
+    result = play(folder, options.members, options.kill, options.rounds, options.seed, options.spec, quiet=quiet)
+    if options.json:
+        sys.stdout.write(json.dumps(result) + "\n")
+    return 0 if result["identical"] and result["rounds"] >= options.rounds else 1

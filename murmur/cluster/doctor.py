@@ -1,0 +1,203 @@
+"""`murmur cluster doctor`: everything that a member needs, tried before it is started. Nothing of it stays in the
+bucket: what is tried there lies for a moment in this machine's own part."""
+
+import os
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+from cluster.pace import ROUNDS, SPREAD, whole_seconds
+from murmur.doctor.examination import as_json, show
+from murmur.doctor.slow_checks import (
+    BUSY,
+    NOTHING_GIVEN,
+    STORE_SECONDS,
+    gpus_here,
+    in_memory,
+    measure_links,
+    on_gpu,
+    parts,
+    tried_words,
+    versions,
+)
+from murmur.plan.cluster import refusals
+from murmur.plan.command import tell
+from murmur.plan.measure import measure
+from murmur.plan.timetable import duration
+from node.cluster.bootstrap import find_spec, member_of, open_data, open_shared, read_token, wrong_group
+from node.cluster.group_keys import Group, Token, parse_token
+from node.cluster.ledger import CALL_SECONDS, Ledger
+from node.config.settings import ClusterConfig, flags_in, load_part
+from node.doctor import machine
+from node.doctor.finding import Advice, Check, Examined, Fault, Finding, Status
+from node.program import process
+from protocol.cluster import ClusterSpec
+from protocol.errors import ConfigError
+from protocol.ports import Time
+from protocol.types import PeerId
+from storage.behaviour import creates_once
+from storage.prefixed import PrefixedBucket
+from storage.realtime import REAL
+from storage.s3 import RangedBucket
+from training.cluster import ClusterPlan
+from training.memory import Role
+from training.rates import Rates
+
+TOKEN_FIX = "ask for the token again (murmur cluster invite), and put it into the file of --token-file"
+STORE_FIX = "take a store that does: AWS S3, Cloudflare R2, SeaweedFS 4.48 or later, MinIO"
+BUCKET_FIX = "check that this machine reaches the bucket's address, and that the token's key is still valid there"
+DATA_FIX = "point --data at a copy of the run's data, or leave it out: then it is fetched from the bucket"
+
+
+class MemberCase(Examined):
+    """One member under examination, and what its checks have opened so far."""
+
+    role: Role = "miner"
+    home: Path
+    token: Token
+    bucket: RangedBucket
+    ledger: Ledger
+    spec: ClusterSpec
+    me: PeerId
+    members: int
+    """This one, and those that have beaten."""
+    links: Rates
+
+    def __init__(self, config: ClusterConfig, say: Callable[[str], None], time: Time = REAL) -> None:
+        self.config, self.tell, self.time = config, say, time
+
+    @property
+    def endpoint(self) -> str:
+        return self.token.endpoint
+
+    @property
+    def own(self) -> PrefixedBucket:
+        """Our own part of the bucket."""
+        return self.ledger.part(self.me)
+
+    reader = own
+    """Members read with the key with which they write."""
+
+
+def examine(options: Namespace) -> int:
+    """The exit status: 1 when a check has failed. Raises ConfigError."""
+    flags = {"name": "doctor"} | flags_in(options, ClusterConfig)  # nobody sees the name
+    try:
+        config = load_part(ClusterConfig, "murmur cluster doctor", flags, os.environ)
+    except ConfigError as fault:
+        if not options.json:
+            raise
+        print(as_json([Finding("configuration", Status.FAULT, str(fault), "give what is missing or wrong")]), end="")  # noqa: T201
+        return 1
+    process.log_to_stderr("ERROR")
+    return show(MemberCase(config, tell), CHECKS, json=options.json)
+
+
+def token(case: MemberCase) -> str:
+    """The token is whole, and leads to a bucket."""
+    case.token = parse_token(read_token(case.config.token_file))
+    case.bucket, case.me = open_shared(case.token), member_of(case.home, case.token.run_id)
+    case.ledger = Ledger(case.bucket, case.token.run_id, Group(case.token.secret), case.me, case.time)
+    return f"run {case.token.run[:16]} in {case.token.endpoint}/{case.token.bucket}"
+
+
+def bucket(case: MemberCase) -> str:
+    """The token's key lists and reads."""
+    case.bucket.list("", max_keys=1, timeout_seconds=CALL_SECONDS)
+    return "the token's key opens it"
+
+
+def run(case: MemberCase) -> str:
+    """The run is there, of this token's group, and this release can take part."""
+    case.spec = find_spec(case.bucket, case.token.run_id)
+    if wrong_group(case.bucket, case.token.run_id, case.ledger.group):
+        raise Fault("the run in this bucket is of another group than this token", TOKEN_FIX)
+    beats = case.ledger.beats()
+    case.members = len({*beats, case.me})
+    alive = sum(not beat.leaving for beat in beats.values())
+    return f"{case.spec.name}, round {case.ledger.rounds()}; {alive} members have said where they are"
+
+
+def once(case: MemberCase) -> str:
+    """The store decides rounds: it creates an object only where there is none."""
+    if not creates_once(case.own, timeout_seconds=STORE_SECONDS):
+        raise Fault(
+            "this store does not create an object only where there is none (If-None-Match: *): two members could close "
+            "one round differently",
+            STORE_FIX,
+        )
+    return "of several that create one object, one wins and the others learn it (If-None-Match: *)"
+
+
+def data(case: MemberCase) -> str:
+    """The data set is the run's."""
+    shards = open_data(case.config, case.spec, case.bucket, case.home)
+    return f"index {case.spec.data.index[:16]}, {shards.train.num_tokens:,} tokens"
+
+
+def links(case: MemberCase) -> str:
+    """The links to the bucket and back."""
+    return measure_links(case)[2]
+
+
+def memory(case: MemberCase) -> str:
+    """The model trains in the GPUs' memory."""
+    return in_memory(case.spec, on_gpu(case.config.device))
+
+
+def pace(case: MemberCase) -> str | Advice:
+    """What a round comes to on this machine, and whether others are faster."""
+    with_gpus = on_gpu(case.config.device)
+    gpus, gpu_bytes = gpus_here() if with_gpus else (1, 0)
+    plan = ClusterPlan(case.spec, gpus, gpu_bytes, case.links, on_gpu=with_gpus, members=case.members)
+    measured = measure(plan, NOTHING_GIVEN, case.tell, home=case.home)
+    plan, tried = measured.plan, tried_words(measured)
+    if found := refusals(plan):
+        raise Fault("; ".join([*found, tried]), f"take a faster machine, store or link. {BUSY}")
+    said = (
+        f"among {case.members} members with this machine a round takes {duration(plan.round_seconds)}, of which "
+        f"{plan.utilization:.0%} is compute; {tried}"
+    )
+    theirs = others_seconds(case)
+    if theirs is None or plan.compute_seconds <= SPREAD * theirs:
+        return said
+    steps = case.spec.inner.steps
+    ours = max(1, int(steps * theirs / plan.compute_seconds))
+    return Advice(
+        f"{said}. The others do all inner steps in {duration(theirs)}: this machine plans about {ours} of {steps}, and "
+        "nobody waits for it",
+        f"nothing has to be done; a faster machine contributes more. {BUSY}",
+    )
+
+
+def others_seconds(case: MemberCase) -> float | None:
+    """Seconds in which the others do all inner steps, by the last records; None where there are none."""
+    newest = case.ledger.rounds()
+    records = [case.ledger.record(number) for number in range(max(0, newest - ROUNDS), newest)]
+    found = [
+        whole_seconds(update, case.spec.inner.steps)
+        for record in records
+        if record is not None
+        for update in record.updates
+        if update.peer != case.me
+    ]
+    return median(found) if found else None
+
+
+CHECKS: Sequence[Check] = (
+    Check("home", machine.home, machine.HOME_FIX),
+    Check("device", machine.device, "choose another --device or --codec"),
+    Check("token", token, TOKEN_FIX, ("home",)),
+    Check("clock", machine.clock, machine.CLOCK_FIX, ("token",)),
+    Check("bucket", bucket, BUCKET_FIX, ("token", "clock")),
+    Check("run", run, TOKEN_FIX, ("bucket",)),
+    Check("once", once, BUCKET_FIX, ("bucket",)),
+    Check("parts", parts, BUCKET_FIX, ("bucket",)),
+    Check("versions", versions, BUCKET_FIX, ("bucket",)),
+    Check("disk", machine.member_disk, machine.HOME_FIX, ("run",)),
+    Check("data", data, DATA_FIX, ("run",)),
+    Check("links", links, BUCKET_FIX, ("bucket",)),
+    Check("memory", memory, "take GPUs with more memory", ("device", "run")),
+    Check("pace", pace, "take a faster machine", ("home", "device", "run", "links")),
+)

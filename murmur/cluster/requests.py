@@ -1,0 +1,127 @@
+"""`murmur cluster drain`, `amend`, `close` and `rotate`: what somebody who holds the token wishes of a run."""
+
+import os
+import secrets
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from murmur.run.amend import changes_of
+from murmur.run.questions import agreed_to, say
+from node.cluster.amendments import Amended
+from node.cluster.bootstrap import find_spec, open_shared, read_token, wrong_group
+from node.cluster.group_keys import Group, Token, parse_token
+from node.cluster.ledger import Ledger
+from owner.cluster import require_store
+from protocol.cluster import GROUP, Amendment, ClusterSpec, amended
+from protocol.errors import ConfigError
+from protocol.types import DIGEST_BYTES, PeerId
+from storage.realtime import REAL
+
+
+def drain(options: Namespace) -> int:
+    """Wish that one member leaves after its round."""
+    ledger, spec = opened(parse_token(read_token(options.token_file)))
+    beats = ledger.beats()
+    here = {member: beat for member, beat in beats.items() if beat.name == options.name and not beat.leaving}
+    if not here:
+        names = ", ".join(sorted(beat.name for beat in beats.values() if not beat.leaving)) or "nobody"
+        raise ConfigError(f"no member {options.name} takes part in {spec.name}: there is {names}")
+    if len(here) > 1:
+        raise ConfigError(f"{len(here)} members are called {options.name}: stop the one that is meant by Ctrl-C")
+    ((member, beat),) = here.items()
+    ledger.drain(member)
+    say(f"{options.name} is in round {beat.round} and leaves after the round that it takes part in. Its process ends")
+    return 0
+
+
+def amend(options: Namespace) -> int:
+    """Change settings of the run from a round on that nobody has begun."""
+    changes = changes_of(options.changes)
+    if not changes:
+        raise ConfigError("an amendment needs at least one --set TABLE.FIELD=VALUE, such as inner.peak_lr=1e-4")
+    ledger, spec = opened(parse_token(read_token(options.token_file)))
+    before = standing(ledger, spec).spec
+    amendment = _amendment(changes)
+    after = amended(before, amendment)
+    for table, fields in changes.items():
+        for field in fields:
+            old, new = (getattr(getattr(one, table), field) for one in (before, after))
+            say(f"{table}.{field}: {old} -> {new}")
+    _create(ledger, spec, amendment)
+    say("it holds from the round after the next record on, for everybody alike")
+    return 0
+
+
+def close(options: Namespace) -> int:
+    """Make the next record the last one."""
+    ledger, spec = opened(parse_token(read_token(options.token_file)))
+    standing(ledger, spec)
+    if not agreed_to(f"end {spec.name} for good? No member goes on after the next record", yes=options.yes):
+        say("nothing was written")
+        return 0
+    _create(ledger, spec, Amendment(last=True))
+    say("the round under way is the last, or the one after it. All members end, and one puts the last theta up")
+    return 0
+
+
+def rotate(options: Namespace, secret_key: str) -> int:
+    """Write a token with another key of the bucket in place of the one in the owner's folder."""
+    path = Path(f"{options.name}.token")
+    old = parse_token(read_token(path))
+    token = old.model_copy(update={"access_key": options.access_key, "secret_key": secret_key})
+    if token == old:
+        raise ConfigError("this is the key that the token has: make a new one at the store first")
+    ledger, _ = opened(token)
+    require_store(ledger.part(PeerId(secrets.token_bytes(DIGEST_BYTES))))  # it writes as well
+    replace_token(path, token.encode())
+    say(f"{path} has the new key. Give it to all members, and start each again with it: nobody waits for it meanwhile")
+    say("when all are back (murmur cluster status), revoke the old key at the store: until then the old token works")
+    return 0
+
+
+def opened(token: Token) -> tuple[Ledger, ClusterSpec]:
+    """The run to which the token leads. Raises ConfigError, StorageError."""
+    bucket, run, group = open_shared(token), token.run_id, Group(token.secret)
+    spec = find_spec(bucket, run)
+    if wrong_group(bucket, run, group):
+        raise ConfigError("the run in this bucket is of another group than this token: ask for the token again")
+    return Ledger(bucket, run, group, GROUP, REAL), spec
+
+
+def standing(ledger: Ledger, spec: ClusterSpec) -> Amended:
+    """With all amendments that there are, in force or to come. Raises ConfigError where the run is closed."""
+    now = Amended(spec, ledger)
+    now = now.at(now.coming())
+    if now.closed:
+        raise ConfigError(f"{spec.name} is closed: nothing of it changes any more")
+    return now
+
+
+def _create(ledger: Ledger, spec: ClusterSpec, amendment: Amendment) -> None:
+    number = standing(ledger, spec).count + 1
+    if not ledger.amend(number, amendment):
+        raise ConfigError(
+            f"there is an amendment {number} already: somebody else has amended the run meanwhile. Nothing was "
+            "written: look at what holds now (murmur cluster status), and try again"
+        )
+
+
+def _amendment(changes: Mapping[str, Mapping[str, Any]]) -> Amendment:
+    if unknown := set(changes) - {"inner", "outer", "cluster"}:
+        raise ConfigError(f"an amendment changes inner, outer and cluster, not {', '.join(sorted(unknown))}")
+    return Amendment.model_validate({"changes": changes})
+
+
+def replace_token(path: Path, line: str) -> None:
+    """Whole or not at all, for its owner's eyes only."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,78 @@
+"""What `murmur cluster status` shows: read from the bucket by whoever holds the token."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from node.cluster.amendments import Amended
+from node.cluster.bootstrap import find_spec, open_shared, read_token
+from node.cluster.group_keys import Group, parse_token
+from node.cluster.ledger import Ledger
+from protocol.types import PeerId
+from storage.realtime import REAL
+
+LAST = 5
+_NOBODY = PeerId(bytes(32))
+
+
+def look(token_file: Path) -> dict[str, Any]:
+    """Members by their last beat, and the last records. Twice, a beat apart: who has not moved is silent. Raises
+    ConfigError, StorageError."""
+    token = parse_token(read_token(token_file))
+    bucket, run = open_shared(token), token.run_id
+    spec = find_spec(bucket, run)
+    ledger = Ledger(bucket, run, Group(token.secret), _NOBODY, REAL)
+    before = ledger.beats()
+    REAL.sleep(1.5 * spec.cluster.beat_seconds)
+    beats = ledger.beats()
+    names = {member.hex(): beat.name for member, beat in beats.items()}
+    rounds = ledger.rounds()
+    records, now = [], Amended(spec, ledger)
+    for round in range(max(0, rounds - LAST), rounds):
+        record = ledger.record(round)
+        if record is not None:
+            now = now.at(record.amendments)
+            records.append(
+                {
+                    "round": round,
+                    "members": [names.get(update.member, update.member[:8]) for update in record.updates],
+                    "steps": sum(update.steps for update in record.updates),
+                    "theta": record.theta,
+                    "by": names.get(record.by, record.by[:8]),
+                }
+            )
+    members = [
+        {
+            "name": beat.name,
+            "member": member.hex(),
+            "round": beat.round,
+            "step": beat.step,
+            "phase": "gone" if beat.leaving else beat.phase,
+            "alive": not beat.leaving and before.get(member) != beat,
+        }
+        for member, beat in sorted(beats.items(), key=lambda one: one[1].name)
+    ]
+    return {
+        "run": spec.name,
+        "id": run.hex(),
+        "steps": now.spec.inner.steps,
+        "amendments": now.count,
+        "closed": now.closed,
+        "members": members,
+        "records": records,
+    }
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """For people."""
+    yield f"run {found['run']} ({found['id'][:16]}), {sum(m['alive'] for m in found['members'])} members alive"
+    if found["amendments"]:
+        yield f"amendments: {found['amendments']}" + (", the last one closes the run" if found["closed"] else "")
+    for member in found["members"]:
+        state = member["phase"] if member["alive"] or member["phase"] == "gone" else "silent"
+        yield f"  {member['name']:<16} {state:<6} round {member['round']}, step {member['step']} of {found['steps']}"
+    for record in found["records"]:
+        yield (
+            f"round {record['round']}: {len(record['members'])} contributed, {record['steps']} steps, closed by "
+            f"{record['by']}: {', '.join(record['members'])}"
+        )

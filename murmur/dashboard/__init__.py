@@ -1,0 +1,1 @@
+"""`murmur dashboard`: a read-only page over a run."""

@@ -1,0 +1,90 @@
+"""`murmur dashboard`: a read-only page over a run, on this machine or anywhere, while it goes on or after its end. No
+keys are needed."""
+
+import argparse
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from murmur import peer_options
+from protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dashboard.source import Source
+
+DEFAULT_PORT = 8790
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="run folder of a local network, or a network (finney, test or a ws(s):// URL) with --netuid and --owner",
+    )
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help="port on this machine, 0 for any free one (default %(default)s)"
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address of this machine to listen at, for whoever reaches that (default %(default)s)",
+    )
+    peer_options.add_network_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve the page until it is stopped. Raises ConfigError for a run that is none, or a port that is taken."""
+    if not 0 <= options.port < 1 << 16:
+        raise ConfigError(f"--port is {options.port}, expected 0 to 65535")
+    try:
+        from dashboard.server import Page
+    except ModuleNotFoundError as fault:
+        raise ConfigError(f"the page needs {fault.name}: pip install -c constraints.txt -e '.[dashboard]'") from None
+    source = _source(options)
+    page = Page(source, options.port, options.host).begin()
+    sys.stdout.write(f"the page is at {page.url} (Ctrl-C ends it)\n")
+    sys.stdout.flush()
+    try:
+        page.wait()
+    finally:
+        page.close()
+    return 0
+
+
+def _source(options: argparse.Namespace) -> "Source":
+    from dashboard.folder import Folder
+
+    if options.run is not None and _is_path(options.run):
+        folder = Path(options.run)
+        if not (folder / "nodes").is_dir():
+            raise ConfigError(f"{folder} is no run folder of a local network: it has no nodes/")
+        if any(getattr(options, name) is not None for name in peer_options.NAMES):
+            raise ConfigError("a run folder says everything about its network: leave out the other flags")
+        sys.stderr.write(f"reading {folder}\n")
+        return Folder(folder)
+    return _network(options)
+
+
+def _is_path(text: str) -> bool:
+    """Whether a folder is meant, not a network."""
+    return "://" not in text and (Path(text).exists() or "/" in text)
+
+
+def _network(options: argparse.Namespace) -> "Source":
+    from murmur import network
+    from murmur.dashboard.watcher import Network
+    from protocol.errors import ChainError, StorageError
+
+    if options.run is not None:
+        if options.network is not None:
+            raise ConfigError("the network is named twice: leave out --network, or the word before it")
+        options.network = options.run
+    options.run = None
+    found = network.named("murmur dashboard", options)
+    sys.stderr.write(f"reading subnet {found.netuid} of {found.network}\n")
+    source = Network(found.network, lambda: network.open_network("murmur dashboard", options))
+    with suppress(ChainError, StorageError):  # the page says it, and it is tried again
+        source.open()
+    return source.follow()

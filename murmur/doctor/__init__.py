@@ -1,0 +1,1 @@
+"""`murmur doctor`: everything that a node needs, tried."""

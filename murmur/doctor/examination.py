@@ -1,0 +1,85 @@
+"""A node's checks, run one by one and shown as they end: a table for people, one object for programs."""
+
+import json
+import os
+import sys
+import textwrap
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from shutil import get_terminal_size
+
+from murmur.doctor import slow_checks
+from murmur.doctor.slow_checks import Thorough
+from murmur.plan.command import tell
+from node.config.settings import load
+from node.doctor.finding import Check, Examined, Finding, Status
+from node.doctor.start import CHECKS
+from node.program import process
+from protocol.errors import ConfigError
+
+NAME_WIDTH = 11
+MARKS = {Status.OK: "ok", Status.FAULT: "FAULT", Status.SKIP: "skip"}
+MARK_WIDTH = 6
+MOST_COLUMNS = 100
+
+
+def examine(options: Namespace) -> int:
+    """The exit status: 1 when a check has failed."""
+    try:
+        config = load("murmur doctor", "", ["--config", options.config] if options.config else [], os.environ)
+    except ConfigError as fault:
+        if not options.json:
+            raise
+        sys.stdout.write(as_json([Finding("configuration", Status.FAULT, str(fault), "give what is missing or wrong")]))
+        return 1
+    process.log_to_stderr("ERROR")
+    case = Thorough(config, options.role, keeps=False)
+    case.tell = tell
+    try:
+        return show(case, CHECKS if options.fast else [*CHECKS, *slow_checks.CHECKS], json=options.json)
+    finally:
+        case.close()
+
+
+def show(case: Examined, checks: Sequence[Check], *, json: bool) -> int:
+    """Make these checks and show what they find, each at once, or as one JSON object; the exit status."""
+    found = []
+    for finding in case.examine(checks):
+        found.append(finding)
+        if not json:
+            sys.stdout.writelines(f"{line}\n" for line in lines(finding, width()))
+            sys.stdout.flush()
+    sys.stdout.write(as_json(found) if json else "\n" + verdict(found) + "\n")
+    return 1 if any(finding.status is Status.FAULT for finding in found) else 0
+
+
+def as_json(found: list[Finding]) -> str:
+    """For programs."""
+    checks = [{name: value for name, value in asdict(finding).items() if name != "reaction"} for finding in found]
+    return json.dumps({"checks": checks}, indent=2) + "\n"
+
+
+def lines(finding: Finding, columns: int) -> Iterator[str]:
+    """A finding for people, at most so many columns wide."""
+    head = f"{finding.name:<{NAME_WIDTH}} {MARKS[finding.status]:<{MARK_WIDTH}}"
+    room = columns - len(head)
+    for number, line in enumerate(textwrap.wrap(finding.detail, room, break_on_hyphens=False)):
+        yield (head if number == 0 else " " * len(head)) + line
+    if finding.fix:
+        lead = "fix: " if finding.status is Status.FAULT else "better: "
+        for number, line in enumerate(textwrap.wrap(finding.fix, room - len(lead), break_on_hyphens=False)):
+            yield " " * len(head) + (lead if number == 0 else " " * len(lead)) + line
+
+
+def verdict(found: list[Finding]) -> str:
+    faults = [finding.name for finding in found if finding.status is Status.FAULT]
+    skipped = sum(finding.status is Status.SKIP for finding in found)
+    left = f"; {skipped} not tried" if skipped else ""
+    if not faults:
+        return f"all {len(found) - skipped} checks passed{left}"
+    return f"{len(faults)} of {len(found)} checks failed: {', '.join(faults)}{left}"
+
+
+def width() -> int:
+    return min(get_terminal_size().columns, MOST_COLUMNS)

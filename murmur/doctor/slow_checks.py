@@ -1,0 +1,221 @@
+"""The checks that cost time, of `murmur doctor` alone: what the store does with large objects, how strangers see this
+node's bucket, and whether this machine and its links keep up with the run's clock."""
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from murmur.plan.command import refusals
+from murmur.plan.measure import Measured, Planned, measure
+from murmur.plan.timetable import duration
+from murmur.plan.training_speed import trial
+from node.doctor.bucket import ENDPOINT, POINTER_FIX
+from node.doctor.case import Case
+from node.doctor.finding import Advice, Check, Fault
+from protocol.errors import ConfigError
+from protocol.messages import encode_slot, parse_slot
+from protocol.spec import TrainingSpec
+from storage.behaviour import speed, takes_parts_in_any_order, tells_versions_apart
+from storage.s3 import RangedBucket, open_published
+from training.batch_trial import fit_planned, too_big
+from training.plan import Plan
+from training.rates import Rate, Rates
+
+STORE_SECONDS = 60.0
+SPEED_BYTES = 16 << 20
+"""Sent and read once: half a minute on the slowest links with which anybody could take part."""
+BUSY = "What else runs here may have slowed this down: try once more"
+ONE_THREAD = "start the node with OMP_NUM_THREADS=1, as local networks do: other work on this machine takes its cores"
+
+
+class Thorough(Case):
+    """A case of which the links are measured."""
+
+    links: Rates
+    tell: Callable[[str], None]
+
+    @property
+    def own(self) -> RangedBucket:
+        return self.doors.bucket
+
+    @property
+    def reader(self) -> RangedBucket:
+        """As others read it."""
+        return open_published(self.doors.pointer, local=self.local)
+
+
+class Links(Protocol):
+    """What is tried of links and of the store, whoever's it is. own: where this machine writes; reader: as others read
+    that."""
+
+    links: Rates
+    tell: Callable[[str], None]
+
+    @property
+    def own(self) -> RangedBucket: ...
+
+    @property
+    def reader(self) -> RangedBucket: ...
+
+
+def parts(case: Links) -> str | Advice:
+    """Parts of a large object may travel in any order."""
+    case.tell("parts out of order")
+    if takes_parts_in_any_order(case.own, timeout_seconds=STORE_SECONDS):
+        return "parts of a large object are taken in any order"
+    return Advice(
+        "the store takes parts in order only, so a payload begins to travel when all of it is sealed",
+        "nothing has to be done; another store saves that time in every round",
+    )
+
+
+def versions(case: Links) -> str:
+    """A download that is resumed is of one version."""
+    if not tells_versions_apart(case.own, case.reader, timeout_seconds=STORE_SECONDS):
+        raise Fault(
+            "the store gives bytes of a new version where the old one was asked for (If-Match): who resumes a download "
+            "from this node gets a mixture, and books that as this node's fault",
+            f"take another store: {ENDPOINT}",
+        )
+    return "a replaced object is told from the one before (If-Match)"
+
+
+def strangers(case: Thorough) -> str:
+    """Whoever reads the pointer on chain gets to the bucket."""
+    pointer = case.doors.pointer
+    slot = parse_slot(0, encode_slot(pointer))
+    if slot.pointer != pointer:
+        raise Fault("the pointer does not come back from its form on chain as it was", POINTER_FIX)
+    try:
+        case.doors.open_pointer(pointer).list("", max_keys=1, timeout_seconds=STORE_SECONDS)
+    except ConfigError as fault:
+        raise Fault(f"peers would refuse this bucket: {fault}", POINTER_FIX) from None
+    return "the pointer in its form on chain leads peers to this bucket"
+
+
+def links(case: Thorough) -> str | Advice:
+    """The links to the store and back."""
+    up, down, told = measure_links(case)
+    clock = case.run.first.clock
+    if up < clock.upload_mbps or down < clock.download_mbps:
+        return Advice(
+            f"{told}; the run's clock was planned for {clock.upload_mbps:,.0f} and {clock.download_mbps:,.0f}",
+            "the check 'pace' says whether that suffices; a nearer store or another link is faster",
+        )
+    return told
+
+
+def measure_links(case: Links) -> tuple[float, float, str]:
+    """Mb/s up and down, and both in words; `case.links` has them from now on."""
+    case.tell("the links to the bucket")
+    seen = speed(case.own, case.reader, SPEED_BYTES, timeout_seconds=STORE_SECONDS)
+    case.links = Rates(up=Rate(seen.up, seen.up), down=Rate(seen.down, seen.down))
+    up, down = 8e-6 * seen.up, 8e-6 * seen.down
+    return up, down, f"{up:,.0f} Mb/s to the bucket, {down:,.0f} Mb/s from it"
+
+
+def memory(case: Thorough) -> str:
+    """The model trains in the GPUs' memory."""
+    return in_memory(case.run.spec_at(case.round), on_gpu(case.config.device))
+
+
+def in_memory(spec: TrainingSpec, with_gpus: bool) -> str:
+    """How it trains on this machine. Raises Fault where it does not fit."""
+    if not with_gpus:
+        return "trains on the CPU, with as many sequences at once as 4 GiB hold"
+    gpus, gpu_bytes = gpus_here()
+    found = fit_planned(spec, gpus, gpu_bytes, -(-spec.inner.sequences // gpus))
+    if found is None:
+        raise Fault(too_big(spec, gpus, gpu_bytes), "as said; `murmur plan` has the arithmetic")
+    return f"{found.micro_sequences} sequences at once on each of {gpus} GPUs, {found.recompute} layers computed again"
+
+
+def pace(case: Thorough) -> str | Advice:
+    """This machine and its links keep up with the clock.
+
+    A fault is what even the quickest pass of the trial leaves late: the slower ones may be another program's doing.
+    """
+    spec = case.run.spec_at(case.round)
+    with_gpus = on_gpu(case.config.device)
+    gpus, gpu_bytes = gpus_here() if with_gpus else (1, 0)
+    plan = Plan(spec, gpus, gpu_bytes, case.links, on_gpu=with_gpus)
+    measured = measure(plan, NOTHING_GIVEN, case.tell, home=case.home)
+    plan, tried = measured.plan, tried_words(measured)
+    found = refusals(plan, [case.role])
+    if found and (single := _by_one_thread(measured, case)) is not None:
+        return Advice(f"{'; '.join(found)}; {tried}. In time with one thread: {tried_words(single)}", ONE_THREAD)
+    if found and refusals(_quickest(measured), [case.role]):
+        raise Fault("; ".join([*found, tried]), f"take a faster machine, store or link. {BUSY}")
+    if found:
+        return Advice(
+            f"a {case.role} here is in time when the machine is free, and was not while this was tried; {tried}", BUSY
+        )
+    deadline, ends, by = plan.tightest(case.role)
+    margin = f"{duration(by - ends)} before {deadline.when}"
+    return f"a {case.role} here {deadline.does} {margin}: it takes {duration(ends)} of {duration(by)}; {tried}"
+
+
+def _by_one_thread(measured: Measured[Plan], case: Thorough) -> Measured[Plan] | None:
+    """The same with one thread where that is in time: several threads that share cores with other work mostly wait for
+    each other."""
+    before = torch.get_num_threads()
+    if measured.plan.on_gpu or before == 1:
+        return None
+    torch.set_num_threads(1)
+    try:
+        found = trial(measured.plan.spec, torch.device("cpu"), case.tell)
+    finally:
+        torch.set_num_threads(before)
+    if found is None:
+        return None
+    rates = replace(measured.plan.rates, compute=Rate(found.flops))
+    single = Measured(replace(measured.plan, rates=rates).with_spread(found.spread), found)
+    return None if refusals(_quickest(single), [case.role]) else single
+
+
+def _quickest(measured: Measured[Planned]) -> Planned:
+    """The plan as the quickest pass of the trial has it, without more spread than any plan has."""
+    plan, trial = measured.plan, measured.trial
+    if trial is None:
+        return plan
+    return replace(plan, rates=replace(plan.rates, compute=Rate(trial.quickest_flops))).with_spread(0.0)
+
+
+def tried_words(measured: Measured[Planned]) -> str:
+    """The inner steps of a round by the trial, with their spread."""
+    plan, trial = measured.plan, measured.trial
+    seconds = duration(plan.compute_seconds)
+    if trial is None:
+        return f"inner steps take {seconds} at the stated rate"
+    where = f"{plan.gpus} GPUs" if plan.on_gpu else f"{trial.threads} thread{'s' * (trial.threads != 1)}"
+    return (
+        f"inner steps take {seconds} on {where}, at best {duration(_quickest(measured).compute_seconds)}, and a slow "
+        f"quarter takes {trial.spread:.0%} longer"
+    )
+
+
+def on_gpu(device: str) -> bool:
+    """Whether GPUs train: `device` as in a node's settings."""
+    return device != "cpu" and torch.cuda.is_available()
+
+
+def gpus_here() -> tuple[int, int]:
+    """Their number, and bytes of the smallest."""
+    count = torch.cuda.device_count()
+    return count, min(torch.cuda.get_device_properties(index).total_memory for index in range(count))
+
+
+NOTHING_GIVEN = Namespace(gpus=None, gpu_memory=None, gpu_tflops=None)
+"""All that `murmur plan --measure` could be given is measured."""
+
+CHECKS: Sequence[Check] = (
+    Check("parts", parts, POINTER_FIX, ("bucket",)),
+    Check("versions", versions, POINTER_FIX, ("bucket",)),
+    Check("strangers", strangers, POINTER_FIX, ("bucket", "spec")),
+    Check("links", links, POINTER_FIX, ("bucket", "run")),
+    Check("memory", memory, "take GPUs with more memory", ("device", "run")),
+    Check("pace", pace, "take a faster machine", ("home", "device", "run", "links")),
+)

@@ -1,0 +1,1 @@
+"""`murmur evaluate`: a model, or a run's checkpoints, on tasks."""

@@ -1,0 +1,84 @@
+"""A run's checkpoints evaluated, now or as they come (post/follow.py)."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dashboard.evaluations import in_folder, in_home
+from murmur import network
+from murmur.export.exports import data_of, open_source, tell
+from post.evaluate import parse_tasks, require
+from post.follow import Evaluation
+from post.rows import described
+from post.states import States
+from post.tokenizer import run_tokenizer
+from protocol.errors import ChainError, StorageError
+from training.evaluate import held_out_sequences
+
+LOOKS_A_ROUND = 4
+SHORTEST_LOOK_SECONDS = 2.0
+
+
+def evaluate_run(options: argparse.Namespace, evaluator: Mapping[str, Any]) -> int:
+    """Evaluate the checkpoints that there are, or follow the run until its end or an interrupt. `evaluator`: options
+    of lm-eval. Raises ConfigError, StorageError, ChainError."""
+    tasks = parse_tasks(options.tasks) if options.tasks is not None else {}
+    if tasks:
+        require()
+    there = open_source(options, options.source, options.netuid)
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    spec = there.run.first
+    with data_of(there, options) as (shards, folder):
+        evaluation = Evaluation(
+            rows_of(there),
+            held_out_sequences(shards, spec.data.held_out_sequences, spec.model.context),
+            run_tokenizer(shards.index.tokenizer, shards.index.tokenizer_config, folder),
+            device,
+            tasks,
+            evaluator,
+        )
+        evaluation.rows.parent.mkdir(parents=True, exist_ok=True)
+        if not options.follow:
+            found = evaluation.look(States(there.run, there.doors, tell), tell, newest=True)
+        else:
+            found = []
+            for row in _followed(there, evaluation):
+                _say(row, options)
+        for row in sorted(found, key=lambda row: row["round"]):
+            _say(row, options)
+    sys.stdout.write(f"{evaluation.rows} has the rows; murmur dashboard and murmur run show show them\n")
+    return 0
+
+
+def rows_of(there: network.Opened) -> Path:
+    """The file of a run's evaluations: in its run folder, or in the home of whoever evaluates."""
+    return in_folder(there.home) if there.recorded else in_home(there.home, there.run.id)
+
+
+def _say(row: dict[str, object], options: argparse.Namespace) -> None:
+    sys.stdout.write((json.dumps(row) if options.json else described(row)) + "\n")
+    sys.stdout.flush()
+
+
+def _followed(there: network.Opened, evaluation: Evaluation) -> Iterator[dict[str, object]]:
+    """Rows as they come. A local network's end is seen; of others nobody knows."""
+    clock = there.run.first.clock
+    pause = max(SHORTEST_LOOK_SECONDS, clock.round_blocks * clock.block_seconds / LOOKS_A_ROUND)
+    tell(f"following run {there.run.first.name}: every {there.run.first.checkpoint_rounds} rounds")
+    while True:
+        ended = there.recorded and (there.home / "report.json").exists()
+        try:
+            yield from evaluation.look(States(there.run, there.doors, tell), tell, newest=ended)
+        except (ChainError, StorageError) as fault:
+            if ended:
+                raise
+            tell(f"{fault}; trying again in {pause:.0f} s")
+        if ended:
+            return
+        time.sleep(pause)

@@ -1,0 +1,71 @@
+"""`murmur evaluate DIR|RUN`: what a model achieves on tasks, by lm-eval's evaluator (extra `post`); and a run's
+checkpoints: their held-out loss, which needs no extra, and tasks."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Of an export, or of what murmur sft has made: tasks. Of a run: the held-out loss of every checkpoint that has "
+        "none yet and of the newest state, and tasks where --tasks names some, as lines of a file that the page shows."
+    )
+    parser.add_argument(
+        "source",
+        metavar="DIR|RUN",
+        help="an export or fine-tuned model; or a local network's run folder, a node's TOML file, or the SS58 hotkey "
+        "of a run's owner",
+    )
+    parser.add_argument(
+        "--tasks",
+        metavar="LIST",
+        help="small or base (zero shots), chat (few shots), or lm-eval's names with commas, NAME or NAME:SHOTS",
+    )
+    parser.add_argument("--include", type=Path, metavar="DIR", help="a folder with tasks of your own")
+    parser.add_argument("--limit", type=int, metavar="N", help="only so many documents of each task, to try it out")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="sequences at once (default %(default)s)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, .. (default: a GPU where there is one)")
+    parser.add_argument("--chat", action="store_true", help="ask with the tokenizer's chat template")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table or lines")
+    run = parser.add_argument_group("of a run")
+    run.add_argument("--follow", action="store_true", help="go on with every new checkpoint, until the run ends")
+    run.add_argument("--network", help="finney, test, local or a ws(s):// URL")
+    run.add_argument("--netuid", help="the subnet of the run")
+    run.add_argument("--data", help="the run's data set (default: fetched)")
+    run.add_argument("--home", help="folder of what is known of runs (default ~/.murmur)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the results. Raises ConfigError for a folder that is no export, unknown tasks, and without the extra."""
+    from post.origin import ORIGIN
+    from post.tuned import is_tuned, read_tuned
+    from post.verify import Differs, read_files
+    from protocol.errors import ConfigError
+
+    folder = Path(options.source)
+    tuned = is_tuned(folder)
+    if not tuned and not (folder / ORIGIN).is_file() and (not folder.is_dir() or (folder / "nodes").is_dir()):
+        from murmur.evaluate.checkpoints import evaluate_run
+
+        return evaluate_run(options, evaluator_options(options))
+    if options.follow:
+        raise ConfigError("--follow goes with a run: an export does not change")
+    try:
+        origin = read_tuned(folder).setting.origin if tuned else read_files(folder).origin
+    except Differs as fault:
+        raise ConfigError(f"{folder} is not the export that it says it is: {fault}") from None
+    if options.tasks is None:
+        raise ConfigError("--tasks says which: small, base, chat, or lm-eval's names (murmur evaluate --help)")
+    from post.evaluate import evaluate, parse_tasks, table
+
+    found = evaluate(folder, origin, parse_tasks(options.tasks), **evaluator_options(options))
+    sys.stdout.write(json.dumps(found | {"tuned": tuned}, indent=2) + "\n" if options.json else table(found))
+    return 0
+
+
+def evaluator_options(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that lm-eval takes."""
+    return {name: getattr(options, name) for name in ("include", "limit", "batch", "device", "chat")}

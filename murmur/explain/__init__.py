@@ -1,0 +1,1 @@
+"""`murmur explain`: why a miner counts or not."""

@@ -1,0 +1,18 @@
+"""`murmur explain MINER`: how a miner stands with the validators, why, how sure that is, what changed it and what to do
+next."""
+
+import argparse
+
+from murmur import peer_options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("miner", metavar="MINER", help="its SS58 hotkey, or, with --run, its name")
+    peer_options.add_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the account. Raises ConfigError when no validator says anything of this hotkey."""
+    from murmur.explain.account import show
+
+    return show(options.miner, options)

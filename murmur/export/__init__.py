@@ -1,0 +1,1 @@
+"""`murmur export`: a run's model for everybody's tools, and the proof."""

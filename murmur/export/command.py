@@ -1,0 +1,55 @@
+"""`murmur export`: a run's model in a folder that transformers opens, and the proof that it is the run's."""
+
+import argparse
+from pathlib import Path
+
+from protocol.types import DIGEST_BYTES, Digest
+
+
+def _digest(text: str) -> Digest:
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        found = b""
+    if len(found) != DIGEST_BYTES:
+        raise argparse.ArgumentTypeError(f"expected a theta digest as {2 * DIGEST_BYTES} hex digits, not {text[:80]!r}")
+    return Digest(found)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Write the model of a run as safetensors with config, tokenizer and card, or prove that such a folder is the "
+        "run's. An fp32 export proves itself: its tensors hash to the theta digest that validators name on chain. A "
+        "bf16 export has lost bits: its proof gets the fp32 theta from the run's public objects, while these are "
+        "kept, or from an fp32 export of the same state, and rounds it again. Keep an fp32 export of a run that ends."
+    )
+    parser.add_argument(
+        "source",
+        nargs="?",
+        metavar="RUN",
+        help="a local network's run folder, a node's TOML file, or the SS58 hotkey of the run's owner; with --verify, "
+        "by default the owner that the export names, or an fp32 export of the same state",
+    )
+    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="where to write; not there yet, or empty")
+    parser.add_argument("--verify", type=Path, metavar="DIR", help="prove this export instead of writing one")
+    parser.add_argument(
+        "--round", type=int, metavar="R", help="the state at the start of round R (default: the newest)"
+    )
+    parser.add_argument(
+        "--fp32", action="store_true", help="theta itself, twice the size of bf16, which is the default"
+    )
+    parser.add_argument("--theta", type=_digest, metavar="HEX", help="with --verify: a theta digest that you trust")
+    parser.add_argument(
+        "--network", help="finney, test, local or a ws(s):// URL; older rounds may need an archive node"
+    )
+    parser.add_argument("--netuid", help="the subnet of the run")
+    parser.add_argument("--data", help="the run's data set, whose index names the tokenizer (default: fetched)")
+    parser.add_argument("--home", help="folder of what is known of runs (default ~/.murmur)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status: 0 when it is written, or proved; 1 when --verify finds something else. Raises ConfigError for
+    what cannot be done."""
+    from murmur.export.exports import prove, write
+
+    return write(options) if options.verify is None else prove(options)

@@ -1,0 +1,1 @@
+"""`murmur plan`: what a run asks of a machine, stated or measured."""

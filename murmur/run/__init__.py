@@ -1,0 +1,1 @@
+"""`murmur run`: create, publish, amend, void and show a run of one's own."""

@@ -1,0 +1,275 @@
+"""`murmur run amend` and `murmur run void`: what an owner changes, or takes back, of a run that is published."""
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from murmur.plan.command import planned, refusals
+from murmur.plan.timetable import duration
+from murmur.run import questions
+from murmur.run.questions import say
+from node.chain import subnet_terms
+from node.config.adapters import Doors
+from node.config.run_file import RunFile, folder_of
+from node.config.settings import OwnerConfig
+from node.observe import reader
+from owner.amend import POST_BLOCKS, Standing, changes, earliest_round, proposed, require_in_time, same, standing
+from owner.folder import RunFolder, open_folder
+from owner.publish import announce, await_named, name
+from owner.records import records, stated, was_agreed
+from protocol.errors import ChainError, ConfigError, StorageError
+from protocol.run import Amendment, Run
+from protocol.spec import parse_table
+from protocol.types import Digest
+
+
+def amend(options: Namespace) -> int:
+    """Raises ConfigError for an amendment that nobody would follow, or that breaks the run."""
+    fields = _fields(options)
+    folder, settings, doors, now = _open(options)
+    if (posted := same(now, fields)) is not None:
+        say("this amendment stands in the owner's slot already")
+        return _confirm(settings, folder, doors, posted)
+    amendment = proposed(now, fields)
+    before, after = now.planned, now.planned.amended([amendment])
+    changed = list(changes(before, after, amendment.from_round))
+    if not changed:
+        raise ConfigError("it changes nothing: the spec of that round says all of this already")
+    _require(options, before, after, amendment, doors)
+    say(f"from round {amendment.from_round} on:")
+    width = max(len(field) for field, _, _ in changed)
+    for field, old, new in changed:
+        say(f"  {field:<{width}}  {json.dumps(old)} -> {json.dumps(new)}")
+    return _post(options, settings, folder, doors, now, amendment)
+
+
+def void(options: Namespace) -> int:
+    """Raises ConfigError for what cannot be taken back any more."""
+    folder, settings, doors, now = _open(options)
+    if options.pending:
+        return _take_back(options, settings, folder, doors, now)
+    number: int = options.round
+    run = now.run
+    for amendment in now.planned.amendments:
+        if amendment.void_round == number:
+            say(f"round {number} is declared void already, from block {amendment.void_from_block} on")
+            return _confirm(settings, folder, doors, amendment)
+    if not 0 <= number <= run.clock.decided_before(now.block):
+        raise ConfigError(
+            f"round {number} is not decided yet: only what was agreed can be void. Now is round "
+            f"{run.clock.round_at(now.block)}"
+        )
+    _require_left_behind(run, doors, now, number)
+    try:
+        if not was_agreed(run, doors, number):
+            raise ConfigError(f"nothing was agreed in round {number}: it is void already, and nothing waits for it")
+    except ChainError as fault:
+        say(f"whether anything was agreed in round {number} is not known here: {fault}")
+    earliest = earliest_round(run, now.block)
+    height = run.clock.start(earliest)
+    fields = {"from_round": earliest, "void_round": number, "void_from_block": height}
+    amendment = proposed(now, fields)
+    say(
+        f"round {number} is void for everybody who looks from block {height} on (round {earliest}): the "
+        "run goes on from the state before it, and its miners take their updates back"
+    )
+    return _post(options, settings, folder, doors, now, amendment)
+
+
+# --- what the commands share -------------------------------------------------------------------------------------
+
+
+def _open(options: Namespace) -> tuple[RunFolder, OwnerConfig, Doors, Standing]:
+    """The folder, its owner's settings and doors, and the run as it stands. What is settled by now is kept in the
+    folder: a chain node forgets what decided it."""
+    folder = open_folder(options.folder)
+    settings = questions.owner_settings(OwnerConfig, options, folder.path)
+    doors = questions.doors(settings, folder)
+    return folder, settings, doors, _look(settings, folder)
+
+
+def _look(settings: OwnerConfig, folder: RunFolder) -> Standing:
+    """As a stranger sees it."""
+    spec = folder.spec
+    if spec is None:
+        raise ConfigError(f"the run in {folder.path} is not published yet: until then change it by creating it anew")
+    doors, run = reader.open_run(questions.as_strangers(settings, spec.owner, folder.path), folder.path)
+    if run.id != spec.digest:
+        raise ConfigError(
+            f"the owner's slot names run {run.first.name} ({run.id.hex()[:16]}), not the one in {folder.path}: "
+            f"publish it (murmur run publish {folder.path}), or name that run's folder"
+        )
+    now = standing(run, doors)
+    RunFile(folder_of(folder.path, run.id)).save(now.run)
+    return now
+
+
+def _fields(options: Namespace) -> dict[str, Any]:
+    """from_round and changes, as the file and the flags say them together."""
+    table: dict[str, Any] = {"changes": {}}
+    if options.file is not None:
+        try:
+            table |= parse_table(options.file.read_text(encoding="utf-8"), str(options.file))
+        except UnicodeDecodeError as fault:
+            raise ConfigError(f"{options.file} is neither TOML nor JSON: {fault}") from None
+        if unknown := set(table) - {"from_round", "changes"}:
+            raise ConfigError(f"{options.file}: {', '.join(sorted(unknown))}: expected from_round and [changes.TABLE]")
+    if options.from_round is not None:
+        table["from_round"] = options.from_round
+    for changed, fields in changes_of(options.changes).items():
+        table["changes"].setdefault(changed, {}).update(fields)
+    if "from_round" not in table or not table["changes"]:
+        raise ConfigError(
+            "an amendment needs --from-round R and at least one --set TABLE.FIELD=VALUE, or a file with both"
+        )
+    return table
+
+
+def changes_of(words: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Tables of fields from TABLE.FIELD=VALUE. Raises ConfigError."""
+    found: dict[str, dict[str, Any]] = {}
+    for change in words:
+        path, equals, text = change.partition("=")
+        name_of, dot, field = path.strip().partition(".")
+        if not (equals and dot and name_of and field):
+            raise ConfigError(f"--set {change}: expected TABLE.FIELD=VALUE, such as inner.peak_lr=1e-4")
+        found.setdefault(name_of, {})[field] = _value(text.strip())
+    return found
+
+
+def _value(text: str) -> Any:
+    """A number, true or false, or else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _require(options: Namespace, before: Run, after: Run, amendment: Amendment, doors: Doors) -> None:
+    """Raise ConfigError when the run could not go on with it, though it does without."""
+    number = amendment.from_round
+    subnet = doors.chain.subnet(doors.chain.finalized().block)
+    faults = [*subnet_terms.misfits(after, number, subnet), *refusals(planned(after.spec_at(number), options))]
+    known = {*subnet_terms.misfits(before, number, subnet), *refusals(planned(before.spec_at(number), options))}
+    if fresh := [fault for fault in faults if fault not in known]:
+        raise ConfigError("the run could not go on with this, and nothing was published:\n  " + "\n  ".join(fresh))
+
+
+def _post(
+    options: Namespace, settings: OwnerConfig, folder: RunFolder, doors: Doors, now: Standing, amendment: Amendment
+) -> int:
+    if now.refused is not None:
+        say(f"it takes the place of what the slot names, which nobody follows: {now.refused}")
+    if not questions.agreed_to("publish it?", yes=options.yes):
+        say("nothing was published")
+        return 0
+    then = _look(settings, folder)
+    _require_unchanged(_heads(now), _heads(then))
+    require_in_time(then, amendment)
+    block = announce(doors, amendment.to_bytes())
+    await_named(doors, amendment.digest, block)
+    return _confirm(settings, folder, doors, amendment)
+
+
+def _confirm(settings: OwnerConfig, folder: RunFolder, doors: Doors, amendment: Amendment) -> int:
+    """Read it back as everybody does, and say when it is settled."""
+    now = _look(settings, folder)
+    if amendment in now.run.amendments:
+        say(f"it is settled: everybody follows it from round {amendment.from_round} on")
+        return 0
+    if amendment not in now.pending:
+        raise ConfigError(f"it is not what everybody reads: {now.refused}. Publish it again for a later round")
+    say(when_settled(now, amendment))
+    say(f"until then it can be taken back: murmur run void {folder.path} --pending")
+    return 0
+
+
+def when_settled(now: Standing, amendment: Amendment) -> str:
+    """A pending amendment's last word, for people."""
+    block = now.run.settled_by(amendment)
+    seconds = max(0, block - now.block) * now.run.first.clock.block_seconds
+    return f"pending; settled as of block {block}, in about {duration(seconds)}, if the slot still names it then"
+
+
+def _heads(now: Standing) -> tuple[Digest, Digest | None]:
+    """What the next amendment builds on, and what the slot names."""
+    return now.planned.head, now.slot.amendment if now.slot is not None else None
+
+
+def _require_unchanged(before: object, now: object) -> None:
+    """Raise ConfigError when time has passed over what was asked: whoever was asked may have thought for hours, and an
+    owner that leaves a settled amendment out is followed by nobody who knows it."""
+    if before != now:
+        raise ConfigError(
+            "the amendments have changed meanwhile: one is settled by now, or another machine has posted. "
+            "Nothing was published: run the same command again"
+        )
+
+
+def _staying(now: Standing) -> tuple[Amendment, ...]:
+    """Of the pending amendments those that are settled before another post could be final."""
+    by = now.block + now.run.first.clock.finality_blocks + POST_BLOCKS
+    return tuple(amendment for amendment in now.pending if now.run.settled_by(amendment) <= by)
+
+
+def _take_back(options: Namespace, settings: OwnerConfig, folder: RunFolder, doors: Doors, now: Standing) -> int:
+    """Name what stands before the first pending amendment that can still be taken back."""
+    stays = _staying(now)
+    leaves = now.pending[len(stays) :]
+    if not leaves and now.refused is None:
+        late = ": the last one is settled before another post could be final" if stays else ""
+        raise ConfigError(f"no amendment is pending that could be taken back{late}")
+    for amendment in leaves:
+        say(f"taken back: {described(amendment)}")
+    if now.refused is not None:
+        say(f"taken back: what nobody follows ({now.refused})")
+    if not questions.agreed_to("take it back?", yes=options.yes):
+        say("nothing was published")
+        return 0
+    then = _look(settings, folder)
+    _require_unchanged((*_heads(now), now.run.head, stays), (*_heads(then), then.run.head, _staying(then)))
+    head = stays[-1].digest if stays else now.run.head
+    block = name(doors, head)
+    await_named(doors, head, block)
+    say(f"the owner's slot names {head.hex()[:16]} again, since block {block}")
+    return 0
+
+
+def described(amendment: Amendment) -> str:
+    """What an amendment says, in one line."""
+    said = list(_said(amendment.changes))
+    if amendment.void_round is not None:
+        said.append(f"round {amendment.void_round} is void from block {amendment.void_from_block} on")
+    return f"from round {amendment.from_round}: " + ", ".join(said)
+
+
+def _said(tables: Mapping[Any, Mapping[str, Any]]) -> Iterator[str]:
+    for table, fields in tables.items():
+        for field, value in fields.items():
+            yield ascii(f"{table}.{field} = {json.dumps(value)}")[1:-1]
+
+
+def _require_left_behind(run: Run, doors: Doors, now: Standing, number: int) -> None:
+    """Raise ConfigError when the run has gone on from what the round agreed: whoever looks later would part from those
+    who have applied it."""
+    newest = stated(run, doors, now.block)
+    if newest is None:
+        return
+    try:
+        with questions.steps("reading the agreed selections back") as tell:
+            way = records(
+                run, doors, now.block, newest.link, lambda at, _: tell(newest.round - at, newest.round - number)
+            )
+            gone_on = next((selection for _, selection in way if selection.round <= number), None)
+    except StorageError as fault:
+        raise ConfigError(
+            f"whether the run has gone on from round {number} cannot be known: {fault}. Try again when validators' "
+            "buckets answer"
+        ) from None
+    if gone_on is not None and gone_on.round == number:
+        raise ConfigError(
+            f"the run has gone on from round {number}: validators with {newest.share:.0%} of the stake hold a state "
+            "that it is part of, and everybody has its bytes from them. To void it now would part those who have "
+            "applied it from those who come later"
+        )

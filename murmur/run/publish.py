@@ -1,0 +1,185 @@
+"""`murmur run publish`: everything up, one digest on chain, and the proof that a stranger can join."""
+
+from argparse import Namespace
+from math import ceil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from murmur.plan.timetable import duration
+from murmur.run import questions
+from murmur.run.questions import say
+from node.chain import subnet_terms
+from node.config.adapters import Doors
+from node.config.settings import OwnerConfig
+from node.doctor.bucket_trial import require_read_only
+from node.observe import reader
+from owner.draft import sealed
+from owner.folder import DRAFT, THETA, RunFolder, open_folder
+from owner.publish import announce, await_named, blobs_of, data_blobs, name, own_slot, theta_blobs, upload
+from owner.stranger import read_back
+from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, StorageError
+from protocol.run import Run
+from protocol.spec import RunSpec
+from protocol.types import Digest
+from training import checkpoint
+from training.shards import Shards
+
+FEWEST_BLOCKS = 20
+"""From the publication to round 0: for the posting, and for a node that waits for it."""
+LATEST_BLOCKS = 4
+"""From the newest block to round 0, at least, when the spec is posted: a post takes up to two of them."""
+START_SECONDS = 600.0
+
+
+def publish(options: Namespace) -> int:
+    """Raises ConfigError for what the owner has to mend, StorageError and ChainError when the same command has to go on
+    later."""
+    folder = open_folder(options.folder)
+    settings = questions.owner_settings(OwnerConfig, options, folder.path)
+    doors = questions.doors(settings, folder)
+    stood = _in_slot(doors)
+    with TemporaryDirectory() as home:
+        named = _named(doors, settings, folder, Path(home), replace=options.replace)
+    lead = _lead(folder, options.start_in)
+    data = Shards.open(folder.data, index_digest=Digest(bytes.fromhex(folder.table["data"]["index"])))
+    whole = not options.without_data
+    if whole:
+        for split, what in ((data.train, "training"), (data.held_out, "held-out")):
+            with questions.steps(f"hashing the {what} split's shards") as tell:
+                split.verify(tell)
+        say("data: every shard is what the index says")
+    _require_theta(folder)
+    require_read_only(doors.bucket, doors.pointer, local=folder.table["local"])
+    say("bucket: our key writes it; the published one reads it, and is refused all else")
+    blobs = blobs_of(theta_blobs(folder.path / THETA, folder.theta), data_blobs(folder.data, data, whole=whole))
+    with questions.progress("putting up") as tell:
+        upload(doors.bucket, blobs, tell)
+    say(f"bucket: {len(blobs)} objects, {sum(path.stat().st_size for _, path in blobs):,} bytes")
+    if _in_slot(doors) != stood:
+        raise ConfigError(
+            "the owner's slot names something else than when this command began: another one, on another machine, "
+            "has published meanwhile. Nothing was posted. Look at it (murmur run show), or run the same command again"
+        )
+    if named is None:
+        spec = _seal(doors, folder, lead)
+        block = announce(doors, spec.to_bytes(), lambda: _require_time(doors, spec))
+        named = spec.digest
+    else:
+        spec = _known(folder)
+        slot = own_slot(doors)
+        block = name(doors, named) if slot is None or slot.pointer != doors.pointer else slot.block
+    await_named(doors, named, block)
+    say(f"chain: the owner's slot names run {spec.name} ({spec.digest.hex()[:16]}) since block {block}")
+    with TemporaryDirectory() as home, questions.progress("reading back") as tell:
+        stranger = questions.as_strangers(settings, spec.owner, Path(home))
+        for line in read_back(stranger, spec.digest, Path(home), tell, with_data=whole):
+            say(f"read back: {line}")
+    _say_next(doors, settings, spec, options)
+    return 0
+
+
+def _known(folder: RunFolder) -> RunSpec:
+    spec = folder.spec
+    if spec is None:
+        raise ConfigError(f"{folder.path} has no spec.json, yet its run is on chain: restore that file")
+    return spec
+
+
+def _require_theta(folder: RunFolder) -> None:
+    """Raise ConfigError for a theta_0 that is not what the draft says, or of another model: nobody could start."""
+    spec = sealed(folder.table, folder.theta, start_block=1)
+    try:
+        checkpoint.load(folder.path / THETA, folder.theta, spec.model.shapes())
+    except CheckpointCorrupt as fault:
+        raise ConfigError(
+            f"theta_0 in {folder.path / THETA} is damaged, or {DRAFT} was changed since it was made ({fault}), and "
+            "nothing was published: create the run again in another folder"
+        ) from None
+
+
+def _in_slot(doors: Doors) -> Digest | None:
+    slot = own_slot(doors)
+    return slot.amendment if slot is not None else None
+
+
+def _named(doors: Doors, settings: OwnerConfig, folder: RunFolder, home: Path, *, replace: bool) -> Digest | None:
+    """What the owner's slot names when that is this run already, or one of its amendments; None when it is to be named.
+    Raises ConfigError when the slot names another run, unless it is to be replaced."""
+    slot, spec = own_slot(doors), folder.spec
+    if slot is None or slot.amendment is None:
+        return None
+    if spec is not None and slot.amendment == spec.digest:
+        return slot.amendment
+    try:
+        _, found = reader.open_run(questions.as_strangers(settings, folder.table["owner"], home), home)
+        if spec is not None and found.id == spec.digest:
+            return slot.amendment
+        known = f"run {found.first.name} ({found.id.hex()[:16]})"
+    except StorageError:
+        if spec is not None and not replace:
+            raise  # it may be this run, amended: whoever cannot read that must not be told to replace it
+        known = f"a run whose bucket does not answer ({slot.amendment.hex()[:16]})"
+    except (ConfigError, InvalidMessage):
+        known = f"a run that cannot be read any more ({slot.amendment.hex()[:16]})"
+    if replace:
+        return None
+    raise ConfigError(
+        f"this hotkey's slot names {known}: whoever joins that run, or starts again with an empty home, would no "
+        "longer find it. Publish with another hotkey, or give that run up: --replace"
+    )
+
+
+def _lead(folder: RunFolder, wanted: int | None) -> int:
+    clock = folder.table["clock"]
+    if wanted is None:
+        return max(int(clock["round_blocks"]), ceil(START_SECONDS / float(clock["block_seconds"])))
+    if not FEWEST_BLOCKS <= wanted < 1 << 20:
+        raise ConfigError(
+            f"--start-in is {wanted}, expected at least {FEWEST_BLOCKS} blocks: nodes have to find the run"
+        )
+    return wanted
+
+
+def _seal(doors: Doors, folder: RunFolder, lead: int) -> RunSpec:
+    """The spec with its first block: the one that an earlier start has sealed, if there is time left, since it may be
+    on its way to the chain."""
+    final = doors.chain.finalized().block
+    spec = folder.spec
+    if spec is None or spec.clock.start_block < final + FEWEST_BLOCKS or not _is_of(spec, folder):
+        spec = sealed(folder.table, folder.theta, final + lead)
+        subnet_terms.require_fit(Run(spec), 0, doors.chain.subnet(final))
+        folder.seal(spec)
+    return spec
+
+
+def _require_time(doors: Doors, spec: RunSpec) -> None:
+    """Raise ConfigError when the run would have begun before anybody could find it."""
+    left = spec.clock.start_block - doors.chain.finalized().block - spec.clock.finality_blocks
+    if left < LATEST_BLOCKS:
+        raise ConfigError(
+            f"the bucket took so long for the spec that round 0 (block {spec.clock.start_block}) would "
+            f"{f'begin in {left} blocks' if left > 0 else 'have begun'} before nodes find the run: nothing was posted. "
+            "Run the same command again, which chooses another first block; a larger --start-in leaves more time"
+        )
+
+
+def _is_of(spec: RunSpec, folder: RunFolder) -> bool:
+    return sealed(folder.table, folder.theta, spec.clock.start_block) == spec
+
+
+def _say_next(doors: Doors, settings: OwnerConfig, spec: RunSpec, options: Namespace) -> None:
+    blocks = spec.clock.start_block - doors.chain.finalized().block
+    say()
+    if blocks > 0:
+        say(
+            f"round 0 begins with block {spec.clock.start_block}, in {blocks} blocks "
+            f"({duration(blocks * spec.clock.block_seconds)}). A run needs validators from its first round on."
+        )
+    say("whoever takes part configures")
+    say(f'  network = "{settings.network}"')
+    say(f"  netuid = {settings.netuid}")
+    say(f'  owner = "{spec.owner}"')
+    say(
+        "and starts python neurons/miner.py or neurons/validator.py. What becomes of it: murmur run show "
+        f"{options.folder}"
+    )

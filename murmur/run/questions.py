@@ -1,0 +1,164 @@
+"""What the commands of a run's owner share: settings, asked for where there is somebody to ask, and progress."""
+
+import os
+import sys
+import tomllib
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from getpass import getpass
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from node.config import settings
+from node.config.adapters import Doors, connect, open_doors
+from node.config.settings import HotkeyConfig, NetworkConfig, OwnerConfig
+from node.config.settings_sources import flat, is_secret
+from owner.folder import OWNER, RunFolder
+from owner.publish import Tell
+from protocol.errors import ConfigError
+from protocol.types import hotkey
+
+Settings = TypeVar("Settings", bound=HotkeyConfig)
+
+
+def say(line: str = "") -> None:
+    """A line of what was done."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def somebody_is_there() -> bool:
+    """Whether a question would be answered."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def ask(question: str, default: str = "", *, secret: bool = False) -> str:
+    """An answer, not empty. Only where somebody is there."""
+    prompt = f"{question} [{default}]: " if default else f"{question}: "
+    while True:
+        if secret:
+            answer = getpass(prompt)
+        else:
+            sys.stderr.write(prompt)
+            sys.stderr.flush()
+            line = sys.stdin.readline()
+            if not line:
+                raise ConfigError(f"no answer to: {question}")
+            answer = line
+        if answer.strip() or default:
+            return answer.strip() or default
+
+
+def agreed_to(question: str, *, yes: bool) -> bool:
+    """Whether to go on: by --yes, or by an answer. Raises ConfigError where nobody can be asked."""
+    if yes:
+        return True
+    if not somebody_is_there():
+        raise ConfigError(f"nothing was published: there is no terminal to ask at ({question}). Say so with --yes")
+    return ask(f"{question} (yes/no)", "no").lower() in ("y", "yes")
+
+
+def owner_settings(model: type[Settings], options: Namespace, folder: Path, *, ahead: bool = False) -> Settings:
+    """The owner's settings: flags, environment, the file of --config, then the folder's owner.toml, then whoever sits
+    at the terminal. `ahead`: ask for the bucket too, which is needed later, but for no secret. Raises ConfigError."""
+    known = settings.given(settings.flags_in(options, OwnerConfig), os.environ)
+    for name, value in _kept(folder / OWNER).items():
+        if name not in known:
+            setattr(options, name, value)
+    known = settings.given(settings.flags_in(options, OwnerConfig), os.environ)
+    if somebody_is_there():
+        for name, description in settings.required(OwnerConfig if ahead else model).items():
+            instead = "bucket.public_url" in known and name.startswith("bucket.read_")
+            if name not in known and not instead and not (ahead and is_secret(name)):
+                setattr(options, name, ask(f"{name} ({description})", secret=is_secret(name)))
+    return settings.load_part(
+        model, f"murmur run {options.action}", settings.flags_in(options, OwnerConfig), os.environ
+    )
+
+
+def keep(options: Namespace, answered: HotkeyConfig) -> dict[str, str]:
+    """What of the settings is worth keeping in the folder: everything that was said, but no secrets."""
+    found = settings.given(settings.flags_in(options, OwnerConfig), os.environ)
+    names = dict.fromkeys(settings.required(OwnerConfig)) | dict.fromkeys(
+        ("network", "wallet.hotkey", "wallet.path", "bucket.public_url")
+    )
+    said = {name: str(found[name]) for name in names if name in found and not is_secret(name)}
+    return said | {
+        "network": answered.network,
+        "netuid": str(answered.netuid),
+        "wallet.name": answered.wallet.name,
+        "wallet.hotkey": answered.wallet.hotkey,
+        "wallet.path": str(answered.wallet.path.expanduser().absolute()),
+    }
+
+
+def doors(settings: OwnerConfig, folder: RunFolder) -> Doors:
+    """Wallet, chain and bucket of the owner whose run it is. Raises ConfigError for another one, or another chain."""
+    found = open_doors(settings, connect(settings), local=folder.table["local"])
+    owner = hotkey(found.signer.peer)
+    if owner != folder.table["owner"]:
+        raise ConfigError(
+            f"the run in {folder.path} is hotkey {folder.table['owner']}'s, and this wallet's is {owner}: name the "
+            "wallet that it was created with (--wallet.name, --wallet.hotkey)"
+        )
+    genesis = found.chain.genesis().hex()
+    if genesis != folder.table["chain"] or settings.netuid != folder.table["netuid"]:
+        raise ConfigError(
+            f"the run in {folder.path} is for subnet {folder.table['netuid']} of the chain "
+            f"{folder.table['chain'][:16]}.., but this is subnet {settings.netuid} of {genesis[:16]}..: correct "
+            "--network and --netuid, or create the run again for this subnet"
+        )
+    return found
+
+
+def as_strangers(settings: HotkeyConfig, owner: str, home: Path) -> NetworkConfig:
+    """The configuration of somebody who knows the owner's address, and nothing else."""
+    return NetworkConfig(
+        network=settings.network,
+        netuid=settings.netuid,
+        owner=owner,
+        home=home,
+        archives=settings.archives,
+        call_timeout_seconds=settings.call_timeout_seconds,
+    )
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Tell]:
+    """A bar with bytes, rate and the time left, while there is a terminal to show it on."""
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def steps(what: str) -> Iterator[Tell]:
+    """A bar of steps: tell(done, in all)."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _kept(path: Path) -> dict[str, str]:
+    """Settings by their dotted names; none when there is no such file. Raises ConfigError."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as fault:
+        raise ConfigError(f"{path} cannot be read ({fault}): mend or delete it") from None
+    return {name: str(value) for name, value in flat(table)}

@@ -1,0 +1,155 @@
+"""What a cluster's member takes from the bucket that all share before it can play: its spec, the data set, and itself:
+who it is, which its home says."""
+
+import os
+import secrets
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from node.cluster.group_keys import Group, Token
+from node.cluster.ledger import CALL_SECONDS
+from node.config.settings import ClusterConfig
+from node.sync.amendments import fetch_blob
+from node.sync.run_discovery import SPEC_MAX_BYTES
+from protocol import keys
+from protocol.cluster import ClusterSpec, digest_of, parse_cluster
+from protocol.errors import ConfigError, ObjectMissing, ObjectTooLarge, StorageError
+from protocol.types import DIGEST_BYTES, Digest, PeerId
+from storage.resume import download_to
+from storage.s3 import RangedBucket, open_bucket
+from training.remote_files import File, Part
+from training.shards import Shards
+
+_MEMBER = "member"
+FILE_SECONDS = 24 * 3600.0
+"""Of a file of the data set: one that comes slowly is better than none."""
+
+
+def read_token(path: Path) -> str:
+    """The token in this file. Raises ConfigError."""
+    try:
+        return path.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        why = fault.strerror if isinstance(fault, OSError) else "it is not text"
+        raise ConfigError(f"cannot read the token file {path}: {why}") from None
+
+
+def data_folder(home: Path, index: Digest) -> Path:
+    """Where the data set is fetched into."""
+    folder = home / "data" / index.hex()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def open_shared(token: Token) -> RangedBucket:
+    """The bucket that the token leads to. Raises ConfigError for what could not be one."""
+    return open_bucket(token.endpoint, token.bucket, token.access_key, token.secret_key, local=token.local)
+
+
+def find_spec(bucket: RangedBucket, run: Digest) -> ClusterSpec:
+    """The run's spec, under its own digest. Raises ConfigError, StorageError."""
+    try:
+        return parse_cluster(fetch_blob(bucket, run, SPEC_MAX_BYTES, CALL_SECONDS), run)
+    except ObjectMissing:
+        raise ConfigError(
+            f"the bucket holds no run {run.hex()[:16]}: the token is of another bucket, or the run was deleted"
+        ) from None
+
+
+def require_group(bucket: RangedBucket, run: Digest, group: Group) -> None:
+    """Raise ConfigError where this run is another group's: one could not read the other's claims and records."""
+    if not bucket.create(keys.group(run), group.mark, timeout_seconds=CALL_SECONDS):
+        raise ConfigError(
+            f"the run {run.hex()[:16]} in this bucket is of another group than this token: ask for the token again "
+            "(murmur cluster invite)"
+        )
+
+
+def wrong_group(bucket: RangedBucket, run: Digest, group: Group) -> bool:
+    """Whether this run is another group's, or nobody's yet. Writes nothing. Raises StorageError."""
+    try:
+        mark = bucket.get(keys.group(run), max_bytes=len(group.mark), timeout_seconds=CALL_SECONDS)
+    except (ObjectMissing, ObjectTooLarge):
+        return True
+    return mark != group.mark
+
+
+def open_data(config: ClusterConfig, spec: ClusterSpec, bucket: RangedBucket, home: Path) -> Shards:
+    """The run's data set: the folder that is configured, or what is fetched into the home from the bucket. Raises
+    ConfigError, StorageError."""
+    index = digest_of(spec.data.index)
+    shards = (
+        Shards.open(config.data.expanduser(), index_digest=index)
+        if config.data is not None
+        else Shards.open(
+            data_folder(home, index),
+            index_digest=index,
+            remote=SharedData(bucket),
+            max_bytes=int(config.data_gigabytes * 1e9),
+        )
+    )
+    shards.check(spec)
+    return shards
+
+
+def member_of(home: Path, run: Digest) -> PeerId:
+    """Who we are in this run: 32 random bytes, drawn at the first start and kept in the home."""
+    folder = home / run.hex()[:16]
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / _MEMBER
+    if not path.exists():
+        partial = path.with_name(f"{_MEMBER}.{os.getpid()}.partial")
+        partial.write_text(secrets.token_bytes(DIGEST_BYTES).hex())
+        os.replace(partial, path)
+    try:
+        member = bytes.fromhex(path.read_text())
+    except ValueError:
+        member = b""
+    if len(member) != DIGEST_BYTES:
+        raise ConfigError(f"{path} is damaged: delete it, and this machine takes part as a new member")
+    return PeerId(member)
+
+
+class SharedData:
+    """The data set's files in the cluster's bucket (training/remote_files.py, Remote)."""
+
+    def __init__(self, bucket: RangedBucket) -> None:
+        self._bucket = bucket
+
+    def read(self, parts: Sequence[Part]) -> list[bytes]:
+        """See Remote."""
+        return [self._part(part) for part in parts]
+
+    def fetch(self, files: Sequence[File]) -> None:
+        """See Remote."""
+        for file in files:
+            self._file(file)
+
+    def _part(self, part: Part) -> bytes:
+        key = keys.blob(part.blob)
+        facts = self._bucket.head(key, timeout_seconds=CALL_SECONDS)
+        if facts is None:
+            raise StorageError(f"the data set's file {part.blob.hex()[:16]} is not in the bucket")
+        data = self._bucket.get_range(
+            key, first=part.first, num_bytes=part.num_bytes, etag=facts.etag, timeout_seconds=FILE_SECONDS
+        )
+        if not part.accept(data):
+            raise StorageError(f"the data set's file {part.blob.hex()[:16]} is damaged in the bucket")
+        return data
+
+    def _file(self, file: File) -> None:
+        key = keys.blob(file.blob)
+        facts = self._bucket.head(key, timeout_seconds=CALL_SECONDS)
+        if facts is None or facts.size_bytes > file.num_bytes or (file.exact and facts.size_bytes != file.num_bytes):
+            raise StorageError(f"the data set's file {file.blob.hex()[:16]} is not in the bucket, or of another size")
+        coming = file.path.with_name(f"{file.path.name}.coming")
+        download_to(self._bucket, key, coming, facts.size_bytes, timeout_seconds=FILE_SECONDS)
+        digest = sha256()
+        with coming.open("rb") as opened:
+            while block := opened.read(1 << 20):
+                digest.update(block)
+        if digest.digest() != file.blob:
+            coming.unlink()
+            raise StorageError(f"the data set's file {file.blob.hex()[:16]} is damaged in the bucket")
+        os.replace(coming, file.path)

@@ -1,0 +1,126 @@
+"""How a member comes to where its cluster's run stands: its own disk, theta_0, or a checkpoint that a member shows.
+
+A checkpoint is taken where its link is that of the record before its round, and its theta the one that the next record
+names; the records since then are applied as in any round.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from loguru import logger
+
+from gauntlet.agreement import Tip
+from node.cluster.amendments import Amended
+from node.cluster.ledger import Ledger
+from node.state.node_state import Held
+from node.state.store import Snapshot
+from node.sync.checkpoints import Checkpoint, Shown
+from node.sync.run_discovery import blob_fetcher
+from protocol.cluster import ClusterSpec, digest_of
+from protocol.errors import CheckpointCorrupt, ConfigError, OutOfSync, StorageError
+from protocol.messages import first_link, link_of
+from protocol.types import Digest, PeerId
+from sparseloco.update import Update
+from storage.s3 import RangedBucket
+from training.cluster import SLOWEST_BYTES as SLOWEST_BYTES
+from training.shards import Fetch
+
+
+def begin(ledger: Ledger, held: Held) -> None:
+    """Take up the state of this folder; give a fresh one theta_0. Raises StorageError, or ConfigError where theta_0 is
+    nowhere."""
+    if not held.resume():
+        _load_genesis(ledger, held)
+        held.begin()
+
+
+def from_genesis(ledger: Ledger, held: Held) -> None:
+    """Stand at theta_0 again, whatever we hold: the records lead on from there."""
+    _load_genesis(ledger, held)
+    link = first_link(held.run_id)
+    held.stand(link, Tip(0, link))
+    held.save(sealed=None)
+
+
+def _load_genesis(ledger: Ledger, held: Held) -> None:
+    digest = Digest(bytes.fromhex(held.first.genesis_checkpoint))
+    try:
+        held.load_consensus(Snapshot(0, first_link(held.run_id), digest), _fetcher(ledger.bucket))
+    except CheckpointCorrupt as fault:
+        raise ConfigError(f"theta_0 in the cluster's bucket is damaged ({fault}): put it up again") from None
+
+
+def from_checkpoint(ledger: Ledger, held: Held, later_than: int) -> bool:
+    """Stand at the newest checkpoint of a round after this one, whoever shows it; whether there was one. Our own state
+    stays where none can be had. Raises StorageError."""
+    for member, found in newest_shown(ledger.shown()):
+        if found.round <= later_than or found.link != link_before(ledger, found.round):
+            continue
+        try:
+            _stand_at(ledger, held, found)
+        except (StorageError, CheckpointCorrupt, OutOfSync) as fault:
+            told = "the checkpoint of round {round} that {member} shows is of no use: {fault}"
+            logger.warning(told, round=found.round, member=member.hex()[:8], fault=str(fault))
+            held.restore()
+            held.store.commit(held.saved)  # and sweeps what the refused one left on the disk
+            continue
+        origin, theta = f"the checkpoint of round {found.round}", held.replica.digest().hex()
+        held.events.emit("caught_up", found.round, origin=origin, applied=0, theta=theta)
+        return True
+    return False
+
+
+def newest_shown(shown: Mapping[PeerId, Shown]) -> list[tuple[PeerId, Checkpoint]]:
+    """Every checkpoint that a member shows, the newest first."""
+    found = [(member, checkpoint) for member, one in shown.items() for checkpoint in one.checkpoints]
+    return sorted(found, key=lambda one: (-one[1].round, one[0]))
+
+
+def is_shown(ledger: Ledger, link: Digest) -> bool:
+    """Whether a member shows the state at this link. Raises StorageError."""
+    return any(checkpoint.link == link for _, checkpoint in newest_shown(ledger.shown()))
+
+
+def last_round(ledger: Ledger, spec: ClusterSpec) -> int | None:
+    """The run's last round, where it is closed and a member shows what came of it; else None. Raises StorageError."""
+    rounds = ledger.rounds()
+    record = ledger.record(rounds - 1) if rounds else None
+    if record is None or not Amended(spec, ledger).at(record.amendments).closed:
+        return None
+    return rounds - 1 if is_shown(ledger, link_of(record.selection(ledger.run, rounds - 1))) else None
+
+
+def link_before(ledger: Ledger, round: int) -> Digest | None:
+    """The link with which the round begins; None where the record before it is not there."""
+    if round == 0:
+        return first_link(ledger.run)
+    record = ledger.record(round - 1)
+    return link_of(record.selection(ledger.run, round - 1)) if record is not None else None
+
+
+def _stand_at(ledger: Ledger, held: Held, found: Checkpoint) -> None:
+    """Raises StorageError, CheckpointCorrupt, or OutOfSync for another theta than the record of its round names."""
+    fetch = _fetcher(ledger.states)
+    held.load_consensus(Snapshot(found.round, found.link, found.state), fetch)
+    record = ledger.record(found.round)
+    if record is not None and digest_of(record.theta) != held.replica.digest():
+        raise OutOfSync("its theta is another than the run's")
+    mine = _left_out(ledger, held)
+    sealed = replace(held.saved.sealed, returned=True) if held.saved.sealed is not None and mine is not None else None
+    held.stand(found.link, Tip(found.round, found.link), sealed=sealed)
+    if mine is not None:
+        held.give_back(mine)
+
+
+def _left_out(ledger: Ledger, held: Held) -> Update | None:
+    """The update that we sealed in the round at whose start we stand, where that has ended without it. None for one
+    that was made from another theta than the run's."""
+    round, theta = held.saved.round, held.saved.theta
+    record = ledger.record(round)
+    if record is None or digest_of(record.theta) != theta or ledger.me in {update.peer for update in record.updates}:
+        return None
+    return held.own_update(round)
+
+
+def _fetcher(bucket: RangedBucket) -> Fetch:
+    return blob_fetcher(bucket, SLOWEST_BYTES)

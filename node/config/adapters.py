@@ -1,0 +1,113 @@
+"""From configuration to the two doors and the keys: the only place that chooses implementations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from chain.adapter import SubtensorChain, open_chain
+from chain.keys import HotkeySigner, open_wallet, verify
+from node.config.settings import BucketConfig, HotkeyConfig, NetworkConfig, NodeConfig, OwnerConfig
+from protocol.errors import ConfigError
+from protocol.messages import encode_pointer
+from protocol.ports import Chain, Signer, Time, Verify
+from protocol.types import Pointer, PublicPointer
+from storage.realtime import REAL
+from storage.s3 import RangedBucket, open_bucket, open_pointer
+
+if TYPE_CHECKING:
+    from chain.keys import Wallet
+
+Opener = Callable[[Pointer | PublicPointer], RangedBucket]
+
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A node's connection to the chain: what it needs to find its run."""
+
+    chain: SubtensorChain
+    signer: Signer
+    verify: Verify
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """All connections of a node in a run. `pointer` is what the node publishes of its own bucket; `open_pointer` opens
+    a peer's bucket by what that peer published; `time` is the only clock that it knows."""
+
+    chain: Chain
+    signer: Signer
+    verify: Verify
+    bucket: RangedBucket
+    pointer: Pointer | PublicPointer
+    open_pointer: Opener
+    time: Time = REAL
+
+
+def is_local(network: str) -> bool:
+    """True for a chain on this machine. It may be a node of a public chain all the same: whether a run is local, and
+    strangers' buckets may be on private addresses, its spec says."""
+    return network == "local" or urlsplit(network).hostname in LOCAL_HOSTS
+
+
+def opener(*, local: bool) -> Opener:
+    """Opens buckets by their pointers, on private addresses only when `local`. Opening a client costs tens of
+    milliseconds of CPU, and pointers seldom change, so opened ones are kept."""
+    return lru_cache(maxsize=512)(lambda pointer: open_pointer(pointer, local=local))
+
+
+def owner_opener(config: NetworkConfig) -> Opener:
+    """Opens the owner's bucket while its run is not known yet. The operator named the owner, and what is read has to
+    hash to what stands on chain; so on a chain on this machine the bucket may be on it too."""
+    return opener(local=is_local(config.network))
+
+
+def own_wallet(config: NodeConfig | HotkeyConfig) -> "Wallet":
+    """The wallet with its hotkey. Raises ConfigError."""
+    return open_wallet(config.wallet.name, config.wallet.hotkey, str(config.wallet.path.expanduser()))
+
+
+def own_chain(config: NetworkConfig | HotkeyConfig, wallet: "Wallet | None") -> SubtensorChain:
+    """The chain, which is connected to by the first call; without a wallet to read only."""
+    return open_chain(
+        config.network,
+        config.netuid,
+        wallet,
+        archives=config.archives,
+        call_timeout_seconds=config.call_timeout_seconds,
+    )
+
+
+def signer_of(wallet: "Wallet") -> Signer:
+    """Signs with the wallet's hotkey. Raises ConfigError for a key of another kind than peers verify."""
+    return HotkeySigner(wallet.hotkey)
+
+
+def connect(config: NodeConfig | OwnerConfig) -> Line:
+    """Open wallet and chain. Raises ConfigError for what the operator has to fix."""
+    wallet = own_wallet(config)
+    return Line(own_chain(config, wallet), signer_of(wallet), verify)
+
+
+def published(own: BucketConfig) -> Pointer | PublicPointer:
+    """What everybody may know of a node's own bucket."""
+    if own.public_url is not None:
+        return PublicPointer(own.public_url)
+    assert own.read_access_key is not None
+    assert own.read_secret_key is not None
+    return Pointer(own.endpoint, own.name, own.read_access_key, own.read_secret_key.get_secret_value())
+
+
+def open_doors(config: NodeConfig | OwnerConfig, line: Line, *, local: bool) -> Doors:
+    """Open the bucket beside its chain, for a run that is `local` or not. Raises ConfigError."""
+    own, pointer = config.bucket, published(config.bucket)
+    if not local and urlsplit(pointer.endpoint).scheme != "https":
+        name = "bucket.public_url" if isinstance(pointer, PublicPointer) else "bucket.endpoint"
+        raise ConfigError(f"{name} must be an https URL in a run that is not local: peers refuse all others")
+    bucket = open_bucket(own.endpoint, own.name, own.access_key, own.secret_key.get_secret_value(), local=local)
+    encode_pointer(pointer)  # what cannot be published is found out now, not in the first round
+    chain = line.chain.as_local() if local else line.chain
+    return Doors(chain, line.signer, line.verify, bucket, pointer, opener(local=local))

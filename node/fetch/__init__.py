@@ -1,0 +1,1 @@
+"""Getting objects from buckets: where a copy may be, sealed payloads, validators' reports."""

@@ -1,0 +1,92 @@
+"""A whole node from its configuration, of what the checks at its start have opened (node/doctor/)."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from loguru import logger
+
+from node.config.device import choose_device, describe
+from node.config.settings import NodeConfig, ToldConfig
+from node.doctor.start import ready
+from node.node import Node
+from node.state.node_state import Held
+from node.telemetry.events import Events, See, last_events
+from node.telemetry.metrics import Metrics
+from protocol.types import hotkey
+from sparseloco import ops
+from training import parallel
+from training.memory import Role
+from training.parallel import Ranks
+from training.replica import Replica
+from training.shards import Shards
+from training.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a program works with."""
+
+    node: Node
+    shards: Shards
+
+
+def serve_metrics(
+    config: ToldConfig, run: str, home: Path, round_seconds: float | None, *, validates: bool = False
+) -> See:
+    """What sees the node's events besides the file. round_seconds: as planned; None where nothing plans them. Raises
+    ConfigError for a port that is not to be had."""
+    if config.metrics_port is None:
+        return lambda event: None
+    metrics = Metrics(run, home, round_seconds)
+    metrics.recall(last_events(home / "events.jsonl"), time.time(), validates=validates)
+    metrics.serve(config.metrics_address, config.metrics_port)
+    logger.info("metrics at http://{address}:{port}/metrics", address=config.metrics_address, port=config.metrics_port)
+    return metrics.see
+
+
+def on_ranks(codec: ops.Choice, device: str, program: Callable[[Ranks], None]) -> None:
+    """Run a node's program in this process, or, under torchrun, in the first of its processes with the others' help."""
+    ops.use(codec)
+    parallel.run(program, Trainer, choose_device(device))
+
+
+def build(config: NodeConfig, role: Role, ranks: Ranks) -> Built:
+    """A node whose checks have all passed. Raises ConfigError with the next step for the operator."""
+    case = ready(config, role)
+    run, doors, store = case.run, case.doors, case.store
+    store.run.read.update(case.read)
+    store.run.save(run)
+    logger.info(
+        "murmuration {version}, {name} of run {run} ({id}), round {round}, on {ranks} x {device}, "
+        "codec {codec} ({reason}), hotkey {hotkey}, bucket {bucket}, chain {network}",
+        version=version("murmuration-node"),
+        name=role,
+        run=run.first.name,
+        id=run.id.hex()[:16],
+        round=case.round,
+        ranks=ranks.size,
+        device=describe(ranks.device),
+        codec=ops.backend(),
+        reason=ops.reason(),
+        hotkey=hotkey(doors.signer.peer),
+        bucket=f"{config.bucket.endpoint}/{config.bucket.name}",
+        network=config.network,
+    )
+    replica = Replica(run.first, zeros(run.first.model.shapes()), ranks=ranks)
+    clock, validates = run.first.clock, role == "validator"
+    seconds = clock.round_blocks * clock.block_seconds
+    events = Events(
+        case.home / "events.jsonl",
+        f"{config.wallet.name}/{config.wallet.hotkey}",
+        see=serve_metrics(config, run.first.name, case.home, seconds, validates=validates),
+    )
+    return Built(Node(run, doors, Held(run.first, run.id, replica, store, events, doors.time)), case.shards)
+
+
+def zeros(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    """A model of these shapes before its first state is loaded."""
+    return {name: torch.zeros(shape) for name, shape in shapes.items()}

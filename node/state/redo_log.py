@@ -1,0 +1,129 @@
+"""The redo log's payloads: sealed objects that were applied since the last snapshot of theta, as files by their
+envelope's digest (docs/protocol.md section 8).
+
+They came as downloads and only get another name. Nothing is trusted for lying here: a replay opens the very bytes that
+the chain pinned, or says that it cannot. What is lost, others have.
+"""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from shutil import rmtree
+
+from loguru import logger
+
+from node.fetch.concurrency import beside
+from node.fetch.payloads import Opened, downloads, open_payload
+from node.state.store import Payload, Step
+from protocol.errors import InvalidSubmission
+from protocol.layout import Layout
+from protocol.messages import ENVELOPE_BYTES
+from protocol.ports import Time
+from protocol.types import Digest, PeerId
+from sparseloco.update import Update
+from storage.exchange import cached
+from storage.resume import mapped
+from storage.seal import matches
+from training.checkpoint import Damaged
+from training.memory import RECENT_ROUNDS
+
+
+class Lost(Damaged):
+    """The payload at `path` is not there, or not as it was."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is lost or damaged")
+        self.path = path
+
+
+class RedoLog:
+    """The files in `folder`, of the run `run`."""
+
+    def __init__(self, folder: Path, run: Digest, layout: Layout) -> None:
+        self.folder, self._run, self._layout = folder, run, layout
+        self._given = folder.with_name("given")
+        self.recent: dict[int, tuple[Payload, ...]] = {}
+        """What was applied in the newest rounds, since this process began."""
+
+    def keep(self, cache: Path, round: int, opened: Iterable[Opened]) -> tuple[Payload, ...]:
+        """Keep what is about to be applied; the cache has it until the step is saved. A disk that refuses costs
+        downloads after a restart."""
+        payloads = tuple(Payload(each.peer, each.envelope, each.key) for each in opened)
+        for payload in payloads:
+            if payload.key is not None and not self._keep(cache, round, payload):
+                logger.warning(
+                    "round {round}: a payload is not kept on this disk; a restart may have to fetch it again",
+                    round=round,
+                )
+        self._keep_recent(round, payloads)
+        return payloads
+
+    def _keep_recent(self, round: int, payloads: tuple[Payload, ...]) -> None:
+        """Under another name, which no snapshot takes away: what was applied just before one leaves the log at once,
+        and whoever lacks it has had no time to ask."""
+        first, folder = round - RECENT_ROUNDS + 1, self._given / f"{round:08d}"
+        self.recent = {one: kept for one, kept in self.recent.items() if one >= first} | {round: payloads}
+        with suppress(OSError):  # this disk is full, or knows no links: others have them too
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in self._given.iterdir():
+                if old.name < f"{first:08d}":
+                    rmtree(old, ignore_errors=True)
+            for payload in payloads:
+                if payload.key is not None:
+                    (folder / payload.envelope.hex()).unlink(missing_ok=True)
+                    os.link(self._path(payload), folder / payload.envelope.hex())
+
+    def find(self, cache: Path, round: int, peer: PeerId, envelope: Digest) -> Path | None:
+        """The file with the sealed object that this digest pins, applied or still in the cache, whole as it was; None
+        when this disk does not have it. Any thread may ask: files are renamed and deleted as wholes."""
+        applied = (folder / envelope.hex() for folder in (self.folder, self._given / f"{round:08d}"))
+        for path in (*applied, *self._downloads(cache, round, peer)):
+            data = mapped(path)
+            if data is not None and matches(envelope)(data):
+                return path
+        return None
+
+    def _downloads(self, cache: Path, round: int, peer: PeerId) -> list[Path]:
+        return [cached(cache, peer, name) for name in downloads(self._run, round)(peer)]
+
+    def _keep(self, cache: Path, round: int, payload: Payload) -> bool:
+        for path in self._downloads(cache, round, payload.peer):
+            with suppress(OSError):
+                if _envelope_digest(path) == payload.envelope:
+                    _link(path, self._path(payload))
+                    return True
+        return self._path(payload).exists()
+
+    def updates(self, step: Step, threads: int, time: Time) -> list[Update | None]:
+        """What was applied in this step, as it was, opened by so many threads. Raises Lost."""
+        return beside(lambda payload: self._update(step.round, payload), step.payloads, threads, time)
+
+    def _update(self, round: int, payload: Payload) -> Update | None:
+        if payload.key is None:
+            return None
+        data = mapped(self._path(payload))
+        if data is None or not matches(payload.envelope)(data):
+            raise Lost(self._path(payload))
+        try:
+            return open_payload(self._layout, payload.peer, round, payload.key, data)
+        except InvalidSubmission:
+            raise Lost(self._path(payload)) from None
+
+    def _path(self, payload: Payload) -> Path:
+        return self.folder / payload.envelope.hex()
+
+
+def _link(path: Path, to: Path) -> None:
+    """As a second name: a process killed before the step is saved finds the first one. Where the disk knows no such
+    names, or has something there already, which may be damaged, in its place."""
+    try:
+        os.link(path, to)
+    except OSError:
+        os.replace(path, to)
+
+
+def _envelope_digest(path: Path) -> Digest:
+    with path.open("rb") as file:
+        return Digest(sha256(file.read(ENVELOPE_BYTES)).digest())

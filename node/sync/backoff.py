@@ -1,0 +1,87 @@
+"""Rounds that broke off, and a bucket of our own that refuses us: at first a pause and a warning, at last an end.
+
+A token that was revoked, or has expired, makes every round worthless while the node goes on for days. One refusal
+proves nothing: a store may fail so for minutes.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from loguru import logger
+
+from node.config.settings import WRITE_KEY
+from node.config.settings_sources import variable_of
+from protocol import keys
+from protocol.errors import AccessDenied, BucketMissing, ChainError, ConfigError, StorageError
+from protocol.ports import Bucket, Time
+
+PAUSE_SECONDS = 1.0
+"""After a round that broke off: what refuses at once must not be asked without end."""
+LONGEST_PAUSE = 0.05
+"""Of a round, between two tries of a bucket that refuses."""
+ROUNDS = 3
+"""On end in which our own bucket has refused us: then somebody has to mend it."""
+_TRY_SECONDS = 10.0
+_REFUSALS = (AccessDenied, BucketMissing)
+
+
+class Setbacks:
+    """What has gone wrong in a node's rounds. `bucket`: its own; `round_seconds`: a round by plan; `now`: the round
+    that the chain is in, where the state may stand still. It may raise ChainError."""
+
+    def __init__(self, bucket: Bucket, round_seconds: float, now: Callable[[], int], time: Time) -> None:
+        self._bucket, self._now, self._time = bucket, now, time
+        self._longest = max(PAUSE_SECONDS, LONGEST_PAUSE * round_seconds)
+        self._pause = PAUSE_SECONDS
+        self._refused: list[int] = []
+        """Rounds on end in which our bucket has refused us."""
+
+    def broke_off(self, round: int, fault: ChainError | StorageError) -> None:
+        """Tell it and pause before the next try: longer and longer, and told once a round, where our own bucket refuses
+        us. Raises ConfigError once it has done so in ROUNDS rounds on end."""
+        before = self._refused[-1:]
+        if self.refused(fault):
+            same = before == self._refused[-1:]
+            self._pause = min(2 * self._pause, self._longest) if same else PAUSE_SECONDS
+        else:
+            self._pause = PAUSE_SECONDS
+            logger.warning("round {round} broke off: {fault}", round=round, fault=str(fault))
+        self._time.sleep(self._pause)
+
+    def refused(self, fault: ChainError | StorageError) -> bool:
+        """Whether `fault` is that our own bucket refuses us; told once a round. Raises ConfigError as above."""
+        if not isinstance(fault, _REFUSALS) or not self._refuses_us():
+            return False
+        try:
+            round = self._now()
+        except ChainError:
+            return True
+        if round in self._refused[-1:]:
+            return True
+        self._refused = [*self._refused, round] if round - 1 in self._refused[-1:] else [round]
+        if len(self._refused) >= ROUNDS:
+            raise ConfigError(
+                f"our own bucket has refused us in {ROUNDS} rounds on end ({fault}): nothing that this node makes "
+                f"reaches anybody. Its token was revoked, or has expired, or the bucket is gone: check {WRITE_KEY} and "
+                f"{variable_of('bucket.name')}; `murmur doctor` tries them. What is saved here stays"
+            )
+        logger.error(
+            "round {round}: our own bucket refuses us ({fault}), so this round is lost; after {rounds} such rounds on "
+            "end this node ends. Check its token: murmur doctor",
+            round=round,
+            fault=str(fault),
+            rounds=ROUNDS,
+        )
+        return True
+
+    def _refuses_us(self) -> bool:
+        """The refusal may have been a stranger's bucket's."""
+        try:
+            self._bucket.put(keys.trial(), bytes(32), timeout_seconds=_TRY_SECONDS)
+        except _REFUSALS:
+            return True
+        except StorageError:
+            return False
+        with suppress(StorageError):
+            self._bucket.delete(keys.trial(), timeout_seconds=_TRY_SECONDS)
+        return False

@@ -1,0 +1,231 @@
+"""The run's data set: opened from the operator's folder, or had from strangers' buckets as it is needed.
+
+The run's owner has all of it; validators may keep copies, under the same names. Which bytes are right follows from the
+index that the run spec names (training/index.py), so whoever is quick enough is asked, and several beside each other.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from shutil import rmtree
+
+from loguru import logger
+
+from node.config.adapters import Doors
+from node.config.settings import NetworkConfig
+from node.fetch.payloads import MAX_THREADS
+from node.fetch.sources import sources_as_of
+from node.sync.amendments import owner_slot
+from protocol import keys
+from protocol.errors import ConfigError, StorageError
+from protocol.run import Run
+from protocol.types import Digest, PeerId, hotkey
+from storage.collect import gather
+from storage.exchange import Data, Fault, Source, Wanted, cached
+from storage.resume import keep
+from storage.s3 import RangedBucket
+from training.index import INDEX
+from training.remote_files import File, Part
+from training.shards import Shards
+
+FETCH_SECONDS = 60.0
+LOOK_SECONDS = 10.0
+PART_THREADS = 64
+"""Many: a part is small, and takes as long as two answers."""
+_SHOWN_BYTES = 256
+"""So much of the index a validator has to show to be asked for shards."""
+_COMING = "coming"
+DATA = "data"
+"""Below the state folder: what is fetched of data sets."""
+
+
+def open_data(config: NetworkConfig, run: Run, doors: Doors, home: Path) -> Shards:
+    """The run's shards: the configured folder, or `home`/data, filled from others' buckets as pages are needed.
+
+    Raises ConfigError, StorageError when nobody has the index, ChainError.
+    """
+    spec = run.first
+    index = Digest(bytes.fromhex(spec.data.index))
+    if config.data is not None:
+        shards = Shards.open(config.data.expanduser(), index_digest=index)
+    else:
+        folder = home / DATA / spec.data.index[:16]
+        slot = owner_slot(spec.owner_id, doors.chain.peers(doors.chain.finalized().block))
+        if slot is None or slot.pointer is None:
+            raise ConfigError(
+                f"the run's owner {hotkey(spec.owner_id)} has published no bucket on this subnet: check --owner and "
+                "--netuid, or use --spec and --data"
+            )
+        max_bytes = int(config.data_gigabytes * 1e9)
+        remote = Copies(run, doors, folder / INDEX)
+        shards = Shards.open(folder, index_digest=index, remote=remote, max_bytes=max_bytes)
+        needed = shards.train.most_bytes(spec.pages_per_round, spec.page_tokens)
+        if needed > max_bytes:
+            raise ConfigError(
+                f"data_gigabytes is {config.data_gigabytes:g}, but one round's pages may lie in {needed / 1e9:.1f} GB "
+                "of shards: set --data_gigabytes at least so high"
+            )
+    shards.check(spec)
+    return shards
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    peer: PeerId
+    open: Callable[[], RangedBucket]
+
+
+class Copies:
+    """Everybody's copies of the data set (training/remote_files.py, Remote). Those that fail are asked after the
+    others. May be used by several threads."""
+
+    def __init__(self, run: Run, doors: Doors, index: Path) -> None:
+        """index: where the index is stored, once it is had."""
+        self._run, self._doors, self._index = run, doors, index
+        self._slowest = run.first.clock.download_mbps * 1e6 / 8 / 4
+        """Bytes a second: a quarter of the planned link's."""
+        self._holders: tuple[_Holder, ...] = ()
+        self._faults: Counter[PeerId] = Counter()
+
+    def read(self, parts: Sequence[Part]) -> list[bytes]:
+        """See Remote."""
+        holders = self._in_order()
+        names = [_name(part.blob, part.first, part.num_bytes) for part in parts]
+        wanted = {
+            name: self._wanted(
+                holders(number), name, part.blob, part.blob_bytes, part.accept, part=(part.first, part.num_bytes)
+            )
+            for number, (name, part) in enumerate(zip(names, parts, strict=True))
+        }
+        found = self._gather(list(wanted.values()), sum(part.num_bytes for part in parts), PART_THREADS)
+        return [bytes(found[name]) for name in names]
+
+    def fetch(self, files: Sequence[File]) -> None:
+        """See Remote. A download that was cut short goes on where it was."""
+        for folder in sorted({file.path.parent for file in files}):
+            self._fetch(folder, [file for file in files if file.path.parent == folder])
+
+    def _fetch(self, folder: Path, files: Sequence[File]) -> None:
+        coming = folder / _COMING
+        coming.mkdir(exist_ok=True)
+        names = {cached(coming, PeerId(file.blob), keys.blob(file.blob)).name for file in files}
+        for left in coming.iterdir():  # of a process that was killed; what is wanted goes on where it was
+            if left.name.split(".")[0] not in names:
+                left.unlink()
+        holders = self._in_order()
+        wanted = [
+            self._wanted(
+                holders(number), PeerId(file.blob), file.blob, file.num_bytes, _hashes_to(file.blob), exact=file.exact
+            )
+            for number, file in enumerate(files)
+        ]
+        found = self._gather(wanted, sum(file.num_bytes for file in files), MAX_THREADS, coming)
+        for file in files:
+            place = cached(coming, PeerId(file.blob), keys.blob(file.blob))
+            if not place.exists():  # it came another way than through the disk
+                keep(place, bytes(found[PeerId(file.blob)]))
+            os.replace(place, file.path)
+        rmtree(coming, ignore_errors=True)
+
+    def _wanted(
+        self,
+        holders: Sequence[_Holder],
+        name: PeerId,
+        blob: Digest,
+        num_bytes: int,
+        accept: Callable[[Data], bool],
+        *,
+        exact: bool = True,
+        part: tuple[int, int] | None = None,
+    ) -> Wanted:
+        """A collection brings one object of every peer; here an object's own name stands in for one."""
+
+        def failed(index: int, fault: Fault) -> None:
+            holder = holders[index].peer
+            self._faults[holder] += 1
+            logger.warning(
+                "the data set: {holder} has not given {blob}: {reason} ({detail}); others are asked first from now on",
+                holder=hotkey(holder),
+                blob=blob.hex()[:16],
+                reason=fault.kind,
+                detail=fault.detail,
+            )
+
+        sources = tuple(Source(holder.open, keys.blob(blob)) for holder in holders)
+        return Wanted(name, sources, num_bytes, accept, exact, part, failed=failed)
+
+    def _gather(
+        self, wanted: Sequence[Wanted], num_bytes: int, threads: int, cache: Path | None = None
+    ) -> dict[PeerId, Data]:
+        """All of it, or StorageError."""
+        seconds = FETCH_SECONDS + num_bytes / self._slowest
+        outcome = gather(wanted, timeout_seconds=seconds, max_threads=threads, cache=cache, time=self._doors.time)
+        found = {name: data for name, data in outcome.items() if not isinstance(data, Fault)}
+        faults = [fault.detail for fault in outcome.values() if isinstance(fault, Fault)]
+        if faults:
+            self._holders = ()  # others may have it by the next time
+            raise StorageError(
+                f"{len(faults)} of {len(wanted)} pieces of the run's data set are not to be had ({faults[0]})"
+            )
+        return found
+
+    # --- holders -----------------------------------------------------------------------------------------------
+
+    def _in_order(self) -> Callable[[int], Sequence[_Holder]]:
+        """In which order to ask for the i-th of several objects: those that have failed least first, and each of those
+        first for as many objects."""
+        if not self._holders:
+            self._holders = self._look()
+        order = sorted(self._holders, key=lambda holder: self._faults[holder.peer])
+        best = [holder for holder in order if self._faults[holder.peer] == self._faults[order[0].peer]]
+
+        def turned(number: int) -> Sequence[_Holder]:
+            at = number % max(1, len(best))
+            return *best[at:], *best[:at], *order[len(best) :]
+
+        return turned
+
+    def _look(self) -> tuple[_Holder, ...]:
+        """The owner, and the validators that show the run's index; all validators while we have none ourselves."""
+        chain, run = self._doors.chain, self._run
+        block = chain.finalized().block
+        peers = chain.peers(block)
+        sources = sources_as_of(run, block, peers, self._doors.open_pointer)
+        owner = run.first.owner_id
+        others = [peer for peer in sources.validators() if peer not in (owner, self._doors.signer.peer)]
+        if self._index.exists():
+            others = self._showing(others, sources.bucket_of)
+        return tuple(
+            _Holder(peer, opener) for peer in (owner, *others) if (opener := sources.bucket_of(peer)) is not None
+        )
+
+    def _showing(
+        self, peers: Sequence[PeerId], bucket_of: Callable[[PeerId], Callable[[], RangedBucket] | None]
+    ) -> list[PeerId]:
+        """Those of the peers in whose bucket the index lies, by its size and its first bytes: what somebody has shown
+        for nothing proves nothing, but spares asking those who keep no copy."""
+        size = self._index.stat().st_size
+        with self._index.open("rb") as file:
+            begin = file.read(_SHOWN_BYTES)
+        key = keys.blob(Digest(bytes.fromhex(self._run.first.data.index)))
+        wanted = [
+            Wanted(peer, (Source(opener, key),), size, lambda data: data == begin, part=(0, len(begin)))
+            for peer in peers
+            if (opener := bucket_of(peer)) is not None
+        ]
+        shown = gather(wanted, timeout_seconds=LOOK_SECONDS, max_threads=MAX_THREADS, time=self._doors.time)
+        return [peer for peer in peers if not isinstance(shown.get(peer, _NONE), Fault)]
+
+
+_NONE = Fault("missing", "no bucket")
+
+
+def _name(blob: Digest, first: int, num_bytes: int) -> PeerId:
+    return PeerId(sha256(blob + first.to_bytes(8, "little") + num_bytes.to_bytes(8, "little")).digest())
+
+
+def _hashes_to(blob: Digest) -> Callable[[Data], bool]:
+    return lambda data: sha256(data).digest() == blob

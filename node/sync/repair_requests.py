@@ -1,0 +1,123 @@
+"""Payloads that somebody lacks: a signed list in its own bucket, so that whoever holds one copies it (docs/protocol.md
+section 6). What it says is a claim, and costs whoever believes it one upload of bytes that it holds.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+
+from loguru import logger
+
+from node.chain.follower import Follower
+from node.fetch.sources import Sources
+from protocol import keys
+from protocol.errors import InvalidMessage, ObjectMissing, StorageError
+from protocol.messages import encode_document, parse_document
+from protocol.ports import Signer, Time, Verify
+from protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, PeerId
+from storage.collect import gather
+from storage.exchange import Data, Wanted
+
+Place = tuple[int, PeerId]
+"""Whose payload, of which round."""
+
+MOST_WANTED = MAX_UIDS
+"""As many as a selection can name."""
+DOCUMENT_MAX_BYTES = 1 << 15
+_DOCUMENT = "wanted"
+_NO_ROUND = 0
+"""In the head of a document that is of no one round."""
+_THREADS = 64
+
+
+def encode_wanted(wanted: Collection[Place], run: Digest, signer: Signer) -> bytes:
+    """The signed list."""
+    body = {"payloads": [[round, peer.hex()] for round, peer in sorted(wanted)[:MOST_WANTED]]}
+    return encode_document(_DOCUMENT, run, _NO_ROUND, body, signer)
+
+
+def parse_wanted(data: bytes, run: Digest, peer: PeerId, verify: Verify) -> frozenset[Place]:
+    """Inverse of `encode_wanted`, of a list that `peer` signed. Raises InvalidMessage."""
+    body = parse_document(data, _DOCUMENT, run, _NO_ROUND, peer, verify)
+    try:
+        found = frozenset((_round(round), _peer(lacked)) for round, lacked in body["payloads"])
+    except (KeyError, TypeError, ValueError):
+        raise InvalidMessage("a list of wanted payloads without rounds or hotkeys") from None
+    if len(found) > MOST_WANTED:
+        raise InvalidMessage("a list of more payloads than a selection can name")
+    return found
+
+
+def _round(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 32:
+        raise ValueError("no round")
+    return value
+
+
+def _peer(text: str) -> PeerId:
+    peer = bytes.fromhex(text)
+    if len(peer) != DIGEST_BYTES:
+        raise ValueError("no hotkey")
+    return PeerId(peer)
+
+
+def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> bool:
+    """Say that we lack what these peers left in `round`. Whether our bucket has taken it."""
+    doors, run = follower.doors, follower.run
+    logger.info(
+        "round {round}: {count} payloads are in no bucket that we can read: asking for copies",
+        round=round,
+        count=len(peers),
+    )
+    follower.may_want = True
+    said = encode_wanted([(round, peer) for peer in peers], run.id, doors.signer)
+    try:
+        # Once: whoever says this has other things to do, and a word to say in time.
+        doors.bucket.put(keys.wanted(run.id), said, timeout_seconds=run.first.clock.block_seconds)
+    except StorageError as fault:
+        logger.warning("round {round}: what we lack cannot be said: {fault}", round=round, fault=str(fault))
+        return False
+    return True
+
+
+def take_back_wanted(follower: Follower) -> None:
+    """We have what we lacked: a list that stands in our bucket, from before a restart too, is emptied. Else all who
+    hold what it names would copy it in turn."""
+    if not follower.may_want:
+        return
+    doors, run, key = follower.doors, follower.run, keys.wanted(follower.run.id)
+    seconds = run.first.clock.block_seconds
+    try:
+        said = doors.bucket.get(key, max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=seconds)
+        if parse_wanted(said, run.id, follower.me, doors.verify):
+            doors.bucket.put(key, encode_wanted((), run.id, doors.signer), timeout_seconds=seconds)
+        follower.may_want = False
+    except ObjectMissing:
+        follower.may_want = False  # we never lacked anything
+    except (InvalidMessage, StorageError) as fault:
+        logger.warning("what we said to lack is not taken back: {fault}", fault=str(fault))
+
+
+def hear_wanted(
+    run: Digest, peers: Collection[PeerId], sources: Sources, verify: Verify, seconds: float, time: Time
+) -> Mapping[PeerId, frozenset[Place]]:
+    """What each of these peers says that it lacks, of those whose list can be read within `seconds`."""
+    found: dict[PeerId, frozenset[Place]] = {}
+
+    def accept(peer: PeerId) -> Callable[[Data], bool]:
+        def check(data: Data) -> bool:
+            with suppress(InvalidMessage):
+                found[peer] = parse_wanted(bytes(data), run, peer, verify)
+            return peer in found
+
+        return check
+
+    gather(
+        [
+            Wanted(peer, sources.own(peer, keys.wanted(run)), DOCUMENT_MAX_BYTES, accept(peer), exact=False)
+            for peer in peers
+        ],
+        timeout_seconds=seconds,
+        max_threads=_THREADS,
+        time=time,
+    )
+    return dict(found)

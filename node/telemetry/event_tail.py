@@ -1,0 +1,105 @@
+"""A node's last rounds, read back from its own events: where it is, what became of what it did, what is wrong.
+
+Read from the end of the file, which grows with the run. Nothing else is looked at but the disk: it says the same with
+the network down.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import disk_usage
+from typing import Any
+
+from node.config.run_file import saved_runs
+from node.telemetry.events import last_events
+from protocol.run import Run
+
+Event = Mapping[str, Any]
+
+LATELY_ROUNDS = 5
+"""In one of its last so many rounds a healthy node has contributed or judged."""
+SILENT_ROUNDS = 3.0
+"""A healthy node tells of a round within so many rounds' planned time."""
+FALLBACK_SECONDS = 3600.0
+"""Length of a round where the run is not known."""
+FREE_BYTES = 2 << 30
+TOLD = ("stood", "judged")
+_FAULTS = {
+    "broke_off": "round {round} broke off: {fault}",
+    "passed_over": "round {round} could not be followed and was passed over: {reason}",
+    "damaged": "the disk has changed what was saved for round {round}: {lost}",
+    "unobserved": "round {round} was not observed ({why})",
+    "weights_not_taken": "the chain refused the weights of round {round}: {code}",
+    "weights_refused": "the weights of round {round} do not stand on chain as they were set",
+    "commitment_dropped": "a fork dropped the commitment of round {round}",
+}
+"""Events that something went wrong, in words."""
+
+
+@dataclass(frozen=True)
+class Diary:
+    """What is known of one node. `rounds`: the last ones that were told, oldest first; `faults`: what went wrong since
+    the oldest of them, newest last; `seconds`: planned length of a round."""
+
+    name: str
+    run: Run | None
+    newest: Event | None
+    rounds: tuple[Event, ...]
+    faults: tuple[str, ...]
+    seconds: float
+    free_bytes: int
+
+    @property
+    def counted(self) -> bool:
+        """Whether it contributed or judged in one of its last rounds."""
+        return any(_counts(event) for event in self.rounds)
+
+    def unwell(self, now: float) -> Iterator[str]:
+        """Why it is not healthy as of `now` (Unix seconds): it neither contributes nor judges, or says nothing more."""
+        if self.newest is None:
+            yield "it has not done anything yet: look at its log"
+            return
+        # While a node trains for the first time it has told nothing: then any event is a sign of life.
+        last = self.rounds[-1] if self.rounds else self.newest
+        silent = now - last["time"]
+        if silent > SILENT_ROUNDS * self.seconds:
+            yield f"no round was told for {silent / 60:.0f} minutes, one takes {self.seconds / 60:.1f}: does it run?"
+        if len(self.rounds) == LATELY_ROUNDS and not self.counted:
+            outcomes = ", ".join(sorted({str(event.get("outcome", "not observed")) for event in self.rounds}))
+            yield f"nothing counted in its last {LATELY_ROUNDS} rounds: {outcomes}"
+
+    def wrong(self, now: float) -> Iterator[str]:
+        """All that is wrong as of `now`, a line each."""
+        yield from self.unwell(now)
+        if self.free_bytes < FREE_BYTES:
+            yield f"its disk has {self.free_bytes / 1e9:.1f} GB left"
+        yield from self.faults
+
+
+def read_diary(home: Path) -> Diary:
+    """Of the node that lives in `home`."""
+    runs = saved_runs(home)
+    run = runs[0] if runs else None
+    events = list(last_events(home / "events.jsonl"))
+    rounds = {event["round"]: event for event in events if event["event"] in TOLD}
+    told = [rounds[round] for round in sorted(rounds)[-LATELY_ROUNDS:]]
+    since = told[0]["round"] if told else -1
+    faults = {
+        (event["event"], event["round"]): _FAULTS[event["event"]].format(**event)
+        for event in events
+        if event["event"] in _FAULTS and event["round"] >= since
+    }
+    clock = run.first.clock if run is not None else None
+    return Diary(
+        str(events[-1]["node"]) if events else home.name,
+        run,
+        events[-1] if events else None,
+        tuple(told),
+        tuple(faults.values()),
+        clock.round_blocks * clock.block_seconds if clock is not None else FALLBACK_SECONDS,
+        disk_usage(home).free,
+    )
+
+
+def _counts(event: Event) -> bool:
+    return event["unobserved"] is None if event["event"] == "judged" else event["outcome"] == "contributing"

@@ -1,0 +1,100 @@
+"""Where a cluster's members put up their checkpoints, whose turn it is, and which of them stay (rounds/checkpoints.py).
+
+All files lie in one place under their digests, so a state that two members put up is there once.
+"""
+
+from collections.abc import Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from cluster.turns import turns
+from node.cluster.ledger import CALL_SECONDS
+from node.cluster.rejoin import SLOWEST_BYTES, newest_shown
+from node.state.store import Snapshot
+from protocol import keys
+from protocol.errors import StorageError
+from protocol.types import DIGEST_BYTES, Digest
+from storage.s3 import RangedBucket
+
+if TYPE_CHECKING:
+    from rounds.member import Member
+
+ROUNDS_KEPT = 2
+"""The files of the newest checkpoints stay, those of so many rounds: the newest may be of a member that computes
+wrongly."""
+MOST_FILES = 100_000
+"""Of a listing: a hundred terabytes."""
+
+
+class MemberShelf:
+    """A member's checkpoints. One member puts up a state, drawn from its link. The next one in that order does where
+    nobody that lives is at it a round later, or, after the run's last record, once it had time to be heard."""
+
+    kept = 1
+
+    def __init__(self, member: "Member") -> None:
+        self._member = member
+        ledger = self._ledger = member.ledger
+        self.held, self.run, self.time = member.held, ledger.run, ledger.time
+        self.bucket: RangedBucket = ledger.bucket
+        self.files: RangedBucket = ledger.states
+        self.document_key = keys.members_checkpoints(ledger.run) + ledger.me.hex()
+        self.signer, self.verify = ledger.group.signer(ledger.me), ledger.group.verify
+        self._settled: Digest | None = None
+        """The link of the newest state that need not be put up by us: somebody has."""
+
+    def may_show(self) -> bool:
+        return True  # whoever stands elsewhere has not applied the last record
+
+    def is_due(self, snapshot: Snapshot) -> bool:
+        if snapshot.link == self._settled:
+            return False
+        member, living, me = self._member, self._member.upkeep.living, self._member.me
+        place = turns(snapshot.link, "checkpoint", {*living, me}).index(me)
+        if member.ended_at is None:
+            # A snapshot is whole in the round after its own at the earliest, and then the first one begins.
+            late = not place or self.held.saved.round > snapshot.round + place
+        else:
+            late = self.time.now() >= member.ended_at + place * member.spec.cluster.silent_seconds
+        if not late:
+            return False
+        shown = self._ledger.shown()
+        if any(checkpoint.round >= snapshot.round for _, checkpoint in newest_shown(shown)):
+            self._settled = snapshot.link
+            return False
+        # Every state has a manifest of its own, so who puts up this one names that.
+        return not any(snapshot.state in shown[other].loose for other in shown.keys() & living - {me})
+
+    def left_over(self, loose: Collection[Digest]) -> Collection[Digest]:
+        """None: what we were putting up when we died is not protected any more. Whoever clears up next deletes it."""
+        for file in loose:
+            with suppress(StorageError):
+                self.files.abort_unfinished(keys.blob(file), timeout_seconds=CALL_SECONDS)
+        return ()
+
+    def unneeded(self, loose: Collection[Digest]) -> Collection[Digest]:
+        """What belongs to no state of the newest rounds, and to none that somebody is putting up, whoever sent it.
+        Documents of those that are gone and show nothing else are removed."""
+        ledger, prefix = self._ledger, keys.blob(Digest(b""))
+        shown, living = ledger.shown(), {*self._member.upkeep.living, self._member.me}
+        rounds = sorted({checkpoint.round for _, checkpoint in newest_shown(shown)}, reverse=True)[:ROUNDS_KEPT]
+        needed = set[Digest]()
+        for member, one in shown.items():
+            newest = [checkpoint for checkpoint in one.checkpoints if checkpoint.round in rounds]
+            if newest or member in living:
+                needed |= {*one.loose, *(file for checkpoint in newest for file in checkpoint.files)}
+            else:
+                self.left_over(one.loose)
+                key = keys.members_checkpoints(self.run) + member.hex()
+                self.bucket.delete(key, timeout_seconds=CALL_SECONDS)
+        listed = self.files.list(prefix, max_keys=MOST_FILES, timeout_seconds=CALL_SECONDS)
+        found = (
+            bytes.fromhex(key.removeprefix(prefix)) for key in listed if len(key) == len(prefix) + 2 * DIGEST_BYTES
+        )
+        return [Digest(file) for file in found if file not in needed]
+
+    def document_seconds(self) -> float:
+        return CALL_SECONDS
+
+    def state_seconds(self) -> float:
+        return CALL_SECONDS + self.held.first.consensus_bytes / SLOWEST_BYTES

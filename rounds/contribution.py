@@ -1,0 +1,248 @@
+"""The work of one round, whoever decides it: text, inner steps, an update, its sealed object, and that in a bucket."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from math import isfinite
+from typing import Any
+
+from loguru import logger
+
+from node.fetch.concurrency import beside
+from node.fetch.payloads import open_threads
+from node.state.node_state import Held
+from node.state.store import SealedRound
+from node.telemetry.events import Phase, round_seconds
+from protocol import keys
+from protocol.errors import MurmurError, StorageError
+from protocol.messages import ENVELOPE_BYTES
+from protocol.ports import Signer, Task, Time
+from protocol.spec import InnerSpec
+from protocol.types import Digest, Page
+from sparseloco import wire
+from sparseloco.floats import NonFinite
+from sparseloco.update import Update
+from storage.exchange import publish
+from storage.s3 import RangedBucket
+from storage.seal import Sealing
+from storage.upload import Upload, goes_ahead
+from training.inner import InnerReport, Stopped
+from training.loader import sequences
+from training.meter import Reading
+from training.shards import Shards
+
+PayloadKey = Callable[[int, bytes], str]
+"""Where the object of a round that this sealing key opens comes to lie in the bucket."""
+SecondsLeft = Callable[[], float]
+"""Until what is being sent could not count any more. May raise: where nobody answers."""
+
+
+class Diverged(MurmurError):
+    """Inner training left finite numbers: nothing can be sent this round; the next one starts from theta again."""
+
+
+@dataclass
+class _Ahead:
+    """An upload that was begun before its object was saved. `object`: the saved file that it is of, None until then."""
+
+    upload: Upload
+    phase: Phase
+    object: Digest | None = None
+
+
+class Work:
+    """What one node trains and sends. `bucket`: where others look for it, under `payload_key`; `signer`: who it is
+    there."""
+
+    def __init__(
+        self,
+        held: Held,
+        shards: Shards,
+        bucket: RangedBucket,
+        signer: Signer,
+        time: Time,
+        payload_key: PayloadKey | None = None,
+    ) -> None:
+        """payload_key: None in a bucket of our own, where a round has one object."""
+        self.held, self.shards, self.bucket, self.signer, self.time = held, shards, bucket, signer, time
+        self._key = payload_key or (lambda round, key: keys.payload(held.run_id, round))
+        self.claims: dict[str, Any] = {}
+        """What was measured in the last training: its inner steps took .."""
+        self.steps, self.seconds = 0, 0.0
+        self._ahead: _Ahead | None = None
+        """The upload of what we have sealed, begun before it was saved."""
+        self._fetching: Task | None = None
+        """Brings text of the next round."""
+
+    # --- text and training -------------------------------------------------------------------------------------
+
+    def fetch_ahead(self, pages: Callable[[], Sequence[Page]]) -> None:
+        """Begin to fetch the text of pages beside what goes before they are trained on."""
+        if self._fetching is not None and self._fetching.is_alive():
+            return  # after a round that broke off
+        if self.shards.train.is_fetched:
+            self._fetching = self.time.start(partial(self._fetch, pages()), "data")
+
+    def _fetch(self, pages: Sequence[Page]) -> None:
+        try:
+            self.shards.train.hold(pages)
+        except MurmurError as fault:
+            logger.warning("text of the next round is not here yet: {fault}; trying again then", fault=str(fault))
+
+    def hold(self, pages: Sequence[Page]) -> None:
+        """Have the text of these pages, as far as `fetch_ahead` has not brought it."""
+        if not self.shards.train.is_fetched:
+            return
+        with self.held.timeline.begin("data"):
+            if self._fetching is not None:
+                self._fetching.join()
+                self._fetching = None
+            self.shards.train.hold(pages)
+
+    def training(self, round: int, pages: Sequence[Page], inner: InnerSpec) -> "Training":
+        """The round's inner steps on these pages, whose text is brought first."""
+        self.hold(pages)
+        return Training(self, round, pages, inner)
+
+    def compress(self) -> Update:
+        """Error feedback, Top-k, 2-bit: the update that we send; the error feedback keeps the rest."""
+        self.held.own.hold()
+        try:
+            with self.held.timeline.begin("compress"):
+                return self.held.replica.compress()
+        except NonFinite as fault:
+            raise Diverged(f"training has diverged ({fault})") from None
+
+    # --- sealing and sending -----------------------------------------------------------------------------------
+
+    def seal(self, round: int, update: Update, left: SecondsLeft) -> SealedRound:
+        """Encrypt, sign and save object and key: the one commit point of the round. A restart publishes these very
+        bytes.
+
+        What is sealed travels at once, but for the part with the envelope and the completion. Those are left to
+        `publish`, so nobody can see anything that is not saved. What we carry over is written later, beside the rounds.
+        """
+        held = self.held
+        with held.timeline.begin("seal"):
+            plaintext = memoryview(wire.encode(held.replica.digest(), update))
+            sealing = Sealing(plaintext, run=held.run_id, round=round, signer=self.signer)
+            upload = self._begin_upload(self._key(round, sealing.key), sealing.object, left)
+
+            def add(section: int) -> None:
+                end = sealing.add(section)
+                if upload is not None:
+                    upload.ready(end)
+
+            beside(add, sealing.sections, open_threads(held.first), self.time)
+            sealing.finish()
+        with held.timeline.begin("save"):
+            saved = SealedRound(round, held.store.write(sealing.object), sealing.key, self.steps, self.seconds)
+            held.save_sealed(saved)
+        if self._ahead is not None:
+            self._ahead.object = saved.object
+        return saved
+
+    def publish(self, round: int, sealed: SealedRound, left: SecondsLeft) -> None:
+        """Make the sealed bytes visible while that counts: finish the upload that was begun, or, when that is not of
+        these bytes or has failed, upload them whole."""
+        if self._ahead is not None and self._ahead.object != sealed.object:
+            self.abandon_upload()
+        deadline = left()
+        if deadline <= 0:
+            self.abandon_upload()
+            return  # it went up before we committed, or it is worthless
+        phase = self._ahead.phase if self._ahead is not None else self.held.timeline.begin("upload")
+        with phase:
+            if not self._finish_upload(round, deadline):
+                data = self.held.store.read(sealed.object)
+                key, deadline = self._key(round, sealed.key), max(1.0, left())
+                publish(self.bucket, key, data, timeout_seconds=deadline, time=self.time)
+        self.held.events.emit(
+            "published",
+            round,
+            payload_bytes=self.held.store.path(sealed.object).stat().st_size,
+            seconds={"upload": round_seconds(phase.seconds)},
+        )
+
+    def envelope_digest(self, sealed: SealedRound) -> Digest:
+        """sha256 of the sealed object's envelope: what pins it."""
+        return Digest(sha256(self.held.store.read_head(sealed.object, ENVELOPE_BYTES)).digest())
+
+    def abandon_upload(self) -> None:
+        """What was sent ahead is not what we publish, or comes too late."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.upload.abandon()
+            ahead.phase.end()
+
+    def _begin_upload(self, key: str, data: bytearray, left: SecondsLeft) -> Upload | None:
+        """Begin to upload an object in the making; None where that gains nothing or cannot be."""
+        self.abandon_upload()
+        try:
+            deadline = left()
+        except MurmurError:
+            return None  # not a reason to lose work that is not saved yet
+        if not goes_ahead(self.bucket, len(data)) or deadline <= 0:
+            return None
+        upload = Upload(self.bucket, key, data, timeout_seconds=deadline, time=self.time)
+        self._ahead = _Ahead(upload, self.held.timeline.begin("upload"))
+        return upload
+
+    def _finish_upload(self, round: int, deadline: float) -> bool:
+        """Whether the upload that was begun is now visible, whole."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return False
+        try:
+            ahead.upload.finish(timeout_seconds=deadline)
+        except StorageError as fault:
+            logger.warning(
+                "round {round}: the upload that was begun early failed ({fault}); starting it again",
+                round=round,
+                fault=str(fault),
+            )
+            return False
+        return True
+
+
+class Training:
+    """The inner steps of one round, which may be stopped and gone on with."""
+
+    def __init__(self, work: Work, round: int, pages: Sequence[Page], inner: InnerSpec) -> None:
+        self._work, self._inner, self.round = work, inner, round
+        self._batch = sequences(work.shards.train, pages, work.held.first.model.context)
+        self._meter = work.held.replica.meter(inner, self._show)
+        self.report = InnerReport((), 0, 0)
+        self.seconds = 0.0
+
+    def go_on(self, stopped: Stopped) -> int:
+        """Go on until `stopped`, asked after each step, or until all is done; how many steps are done."""
+        held = self._work.held
+        with held.timeline.begin("compute") as watch:
+            self.report = held.replica.inner_round(
+                self._batch,
+                inner=self._inner,
+                on_step=self._meter,
+                stopped=stopped,
+                resume=bool(self.report.steps),
+            )
+        self.seconds += watch.seconds
+        return self.report.steps
+
+    def end(self) -> dict[str, Any]:
+        """What was measured, told; `Work.claims` from now on."""
+        loss = self.report.mean_loss
+        self._work.steps, self._work.seconds = self.report.steps, self.seconds
+        self._work.claims = {
+            "loss": loss if isfinite(loss) else None,
+            "tokens": self.report.num_tokens,
+            "seconds": {"compute": round_seconds(self.seconds)},
+        }
+        self._work.held.events.emit("trained", self.round, **self._work.claims)
+        return self._work.claims
+
+    def _show(self, reading: Reading) -> None:
+        """How training goes, of long rounds: what the last reading says stands in the round's line."""
+        last = reading.step == self._inner.steps - 1
+        logger.log("DEBUG" if last else "INFO", "{reading}", reading=str(reading))

@@ -1,0 +1,109 @@
+"""How a miner stood in a round: whether it counted, or why not and by which number, told when the validators' reports
+are in. For people: nothing is decided on it, and what can't be read is left out.
+"""
+
+from collections.abc import Sequence
+
+from loguru import logger
+
+from gauntlet.account import briefly, sureness
+from gauntlet.agreement import mirrors
+from gauntlet.commitment import who_committed
+from gauntlet.report import Report
+from gauntlet.weights import due_from
+from node.fetch.reports import Reports
+from node.node import Applied, Node
+from node.telemetry import round_line
+from protocol.errors import ChainError, StorageError
+from protocol.types import Peer, PeerId
+
+ASKED = 5
+"""Validators whose reports are read, those with the most stake."""
+MOST_UNTOLD = 5
+
+
+class Stood:
+    """What one miner knows of its last rounds until they are told."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.losses: dict[int, float | None] = {}
+        """Training loss of our rounds, nats a token."""
+        self.margins: dict[int, int] = {}
+        """Blocks from our commitment to the deadline."""
+        self.decided: dict[int, tuple[PeerId, ...]] = {}
+        """Who contributed to rounds that are not told yet; nobody to a void one."""
+
+    def follow(self, applied: Sequence[Applied]) -> None:
+        """Rounds that were decided."""
+        for one in applied:
+            selection = one.agreed.selection
+            self.decided[one.round] = tuple(peer for peer, _ in selection.contributing) if selection else ()
+        for old in sorted(self.decided)[:-MOST_UNTOLD]:
+            self._forget(old)
+
+    def tell(self, seconds: float) -> None:
+        """Tell every round that was decided, and is not told yet, within about `seconds`."""
+        decided, self.decided = self.decided, {}  # `follow` goes on beside this
+        for round, contributed in sorted(decided.items()):
+            try:
+                self._tell(round, contributed, seconds / len(decided))
+            except (ChainError, StorageError) as fault:
+                logger.debug("round {round}: how we stood is not known: {fault}", round=round, fault=str(fault))
+            self._forget(round)
+
+    def _forget(self, round: int) -> None:
+        for facts in (self.decided, self.losses, self.margins):
+            facts.pop(round, None)
+
+    def _tell(self, round: int, contributed: Sequence[PeerId], seconds: float) -> None:
+        node, run = self.node, self.node.run
+        last, head = node.clock.commit_by(round), node.head()
+        at_commit, peers = node.doors.chain.peers(last), node.doors.chain.peers(head)
+        active = who_committed(at_commit, round, last)
+        asked = mirrors(run, head, peers)[:ASKED]
+        found = Reports(run, node.doors, node.sources(head)).of(round, asked, seconds)
+        found = {one: report for one, report in found.items() if node.me in report.rows}
+        outcome, why = self._outcome(round, active, contributed, found)
+        spec = run.spec_at(round).gauntlet
+        by_id = {peer.id: peer for peer in peers}
+        first = next(iter(found), None)
+        event = {
+            "outcome": outcome,
+            "why": why,
+            "selected": len(contributed),
+            "active": len(active),
+            "loss": self.losses.get(round),
+            "pay": _share(node.me, found, by_id),
+            "sure": sureness(found[first].after.peers.get(node.me), spec) if first is not None else None,
+            "next_set": due_from(run, round + 1, by_id[first].last_update) if first is not None else None,
+            "margin": self.margins.get(round),
+        }
+        node.held.events.emit("stood", round, **event)
+        logger.info("{line}", line=round_line.line({"event": "stood", "round": round, **event}))
+
+    def _outcome(
+        self, round: int, active: set[PeerId], contributed: Sequence[PeerId], found: dict[PeerId, Report]
+    ) -> tuple[str, str]:
+        """How we stood, and the number that decided, by the validator with the most stake that has reported."""
+        me = self.node.me
+        if me in contributed:
+            return "contributing", ""
+        if me not in active:
+            return "absent", "nothing of ours stood on chain at the deadline"
+        row, report = next(((report.rows[me], report) for report in found.values()), (None, None))
+        if row is None or report is None:
+            return "not contributing", "no validator has reported why yet"
+        code = row.rejected or row.standing
+        if code is None:
+            return "not contributing", "others were selected" if contributed else ""
+        return str(code), briefly(me, report, self.node.run.spec_at(round).gauntlet)
+
+
+def _share(me: PeerId, found: dict[PeerId, Report], peers: dict[PeerId, Peer]) -> float | None:
+    """Our share of the pay that validators have computed, weighed by their stake; None when nobody has reported."""
+    stakes = {one: peers[one].stake for one in found}
+    total = sum(stakes.values())
+    if not total:
+        return None
+    return sum(stakes[one] * report.rows[me].weight for one, report in found.items()) / total

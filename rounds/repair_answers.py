@@ -1,0 +1,124 @@
+"""A miner's copies for whoever says that it lacks something (docs/protocol.md section 6): of what was applied since the
+last snapshot or shortly before, which every node that follows the run has on its disk.
+
+They are the last resort: validators give theirs first, and miners go one after the other, in an order drawn for each
+payload. May not cost a miner its round: copies go up while it would only wait, and few on anybody's word.
+"""
+
+from collections.abc import Collection, Iterable
+from hashlib import sha256
+
+from loguru import logger
+
+from node.fetch.payloads import ASK_SECONDS, who_shows
+from node.fetch.sources import Sources
+from node.node import Node
+from node.sync.repair_requests import Place
+from protocol.errors import ChainError
+from protocol.types import PeerId
+from rounds.copies import Copier, Held
+from storage.mirror import Mirror
+
+LOOKS = 2
+"""So often in a round everybody is asked what it lacks."""
+STANDS = 2
+"""The look in which the first one's turn comes: what validators give is up by then. With every further look, of this
+round or the next ones, it is the turn of .."""
+GROWTH = 4
+""".. so many times as many, with the sixth look of 256."""
+
+
+class Answers(Copier):
+    """One miner's copies."""
+
+    def __init__(self, node: Node, mirror: Mirror) -> None:
+        super().__init__(node, mirror)
+        self._stood: dict[Place, int] = {}
+        """In how many looks in a row somebody lacked it."""
+        self._before: dict[Place, tuple[PeerId, ...]] = {}
+        """The miners whose turn comes before ours."""
+        self._put_off: set[Place] = set()
+        """Somebody before us has put it up in this round."""
+        self._shown: dict[Place, set[PeerId]] = {}
+        """Who had it up when our turn came: where somebody lacks it a round later, they give it to nobody."""
+        self._favours = 0
+        """Copies in this round."""
+
+    def answer(self, round: int) -> None:
+        """Our part in `round` is done, and nothing of the next one goes up before X: copy meanwhile what somebody
+        lacks. Returns at once."""
+        node, clock = self.node, self.node.clock
+        try:
+            sources, seconds = node.sources(clock.commit_by(round)), node.seconds_until(clock.words_by(round))
+        except ChainError as fault:
+            logger.debug("round {round}: nobody is asked what it lacks: {fault}", round=round, fault=str(fault))
+            return
+        if self._copied:
+            self.tell()
+        with self._changed:
+            self._turn_to(round, sources, self._applied())
+            self._pause = seconds / LOOKS
+            self._before, self._put_off, self._favours = {}, set(), 0
+            self._shown = {place: shown for place, shown in self._shown.items() if place in self._held}
+        self._go_on(seconds)
+
+    def _ask(self, sources: Sources) -> Iterable[PeerId]:
+        return sources.published()
+
+    def _hear(self, seconds: float) -> None:
+        super()._hear(seconds)
+        with self._changed:
+            self._stood = {place: self._stood.get(place, 0) + 1 for place in self._asked & self._held.keys()}
+
+    def _due(self) -> list[Place]:
+        """Whose turn it is, in order: first what validators lack, who have spoken for it; then where we come first, so
+        that miners who are asked for everything do not all begin with the same."""
+        by_validators = self._asked_by_validators
+        due = []
+        for place, stood in self._stood.items():
+            rank = len(self._miners_before(place))
+            if stood >= STANDS and rank < GROWTH ** (stood - STANDS) and place not in self._put_off:
+                due.append((place not in by_validators, rank, place))
+        return [place for *_, place in sorted(due)]
+
+    def _miners_before(self, place: Place) -> tuple[PeerId, ...]:
+        if place not in self._before:
+            assert self._sources is not None
+            label = b"answer" + self.node.run.id + place[0].to_bytes(4, "little") + place[1]
+            drawn = sorted((sha256(label + one).digest(), one) for one in (*self._sources.others(), self.node.me))
+            order = [one for _, one in drawn]
+            self._before[place] = tuple(order[: order.index(self.node.me)])
+        return self._before[place]
+
+    def _keys_due(self) -> Iterable[Place]:
+        return self._due()
+
+    def _next(self, tried: Collection[Place]) -> tuple[Place, Held] | None:
+        with self._changed:
+            due = [place for place in self._due() if place not in self._up and place not in tried]
+            return (due[0], self._held[due[0]]) if due and self._favours < self._share else None
+
+    def _copy(self, place: Place, held: Held) -> None:
+        if not self._is_up_elsewhere(place, held):
+            super()._copy(place, held)
+
+    def _is_up_elsewhere(self, place: Place, held: Held) -> bool:
+        """Whether one that comes before us shows a copy that it did not show a round ago. Then we wait for the next
+        round: whoever asked has it by then, or was shown something else."""
+        node, sources, shown = self.node, self._sources, self._shown.setdefault(place, set())
+        assert sources is not None
+        first = [one for one in (*sources.validators(), *self._miners_before(place)) if one not in shown]
+        size = node.run.first.object_bytes
+        found = who_shows(node.run.id, *place, held.envelope, size, first, sources, ASK_SECONDS, node.time)
+        shown.update(found)
+        with self._changed:
+            if found:
+                self._put_off.add(place)
+        return bool(found)
+
+    def _upload_seconds(self) -> float:
+        """No longer than until our own next payload may want the line."""
+        return min(super()._upload_seconds(), self._until - self.node.time.now())
+
+    def _count(self, place: Place, held: Held) -> None:
+        self._favours += 1

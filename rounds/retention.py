@@ -1,0 +1,59 @@
+"""Keeping: what joiners need of a validator, and for how long (docs/protocol.md section 8)."""
+
+from loguru import logger
+from torch import Tensor
+
+from node.node import Node
+from node.sync.checkpoints import kept_from
+from protocol import keys
+from protocol.errors import StorageError
+from protocol.messages import encode_selection, link_of
+from protocol.types import Selection
+from rounds.checkpoints import Checkpoints, ValidatorShelf
+from storage.mirror import Mirror
+from training.evaluate import held_out_sequences
+from training.shards import Shards
+
+
+class Keeper:
+    """One validator's public objects but for its reports."""
+
+    def __init__(self, node: Node, shards: Shards, mirror: Mirror) -> None:
+        self.node, self.shards, self.mirror = node, shards, mirror
+        self.checkpoints = Checkpoints(ValidatorShelf(node))
+        self._held_out: Tensor | None = None
+
+    def publish_link(self, selection: Selection | None) -> None:
+        """The agreed selection under its link, for joiners; before our state moves past it, or a crash would tear a
+        hole into the chain that they follow. This comes in every round that we follow, however late: so checkpoints
+        do."""
+        node = self.node
+        self.checkpoints.look()
+        if selection is not None:
+            key, data = keys.selection(node.run.id, link_of(selection)), encode_selection(selection)
+            node.doors.bucket.put(key, data, timeout_seconds=node.transfer_seconds(1))
+
+    def keep(self, round: int) -> float | None:
+        """What joiners need from us: checkpoints and mirrors of recent rounds. Then the held-out loss (nats a token),
+        for people; None when its data can't be read."""
+        node, spec = self.node, self.node.run.spec_at(round)
+        self.checkpoints.look()
+        before = kept_from(spec.checkpoint_rounds, round, self.checkpoints.published)
+        try:
+            self.mirror.prune(before, timeout_seconds=node.transfer_seconds(1))
+        except StorageError as fault:
+            logger.warning("copies before round {round} are not deleted yet: {fault}", round=before, fault=str(fault))
+        try:
+            loss = node.held.replica.loss(self.held_out())
+        except StorageError as fault:
+            logger.warning("round {round}: no held-out loss: {fault}", round=round, fault=str(fault))
+            return None
+        node.held.events.emit("held_out", round, val_loss=loss)
+        return loss
+
+    def held_out(self) -> Tensor:
+        """The held-out sequences: the same in every round, so they are read once."""
+        if self._held_out is None:
+            spec = self.node.run.first
+            self._held_out = held_out_sequences(self.shards, spec.data.held_out_sequences, spec.model.context)
+        return self._held_out

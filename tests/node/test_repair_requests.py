@@ -1,0 +1,59 @@
+"""What somebody says that it lacks is a stranger's list: parsed whole, or refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.sync.repair_requests import DOCUMENT_MAX_BYTES, MOST_WANTED, encode_wanted, parse_wanted
+from protocol.errors import InvalidMessage
+from protocol.messages import encode_document
+from protocol.types import Digest, PeerId
+from simulation.world import HashSigner, hash_verify
+
+RUN = Digest(bytes(range(32)))
+SIGNER = HashSigner("somebody")
+PLACES = st.tuples(st.integers(0, 2**32 - 1), st.binary(min_size=32, max_size=32).map(PeerId))
+
+
+@given(st.frozensets(PLACES, max_size=20))
+def test_a_list_is_read_as_it_was_said(wanted: frozenset[tuple[int, PeerId]]) -> None:
+    said = encode_wanted(wanted, RUN, SIGNER)
+    assert parse_wanted(said, RUN, SIGNER.peer, hash_verify) == wanted
+
+
+def test_the_longest_list_fits_and_no_longer_one_is_said() -> None:
+    wanted = {(2**32 - 1, PeerId(number.to_bytes(32, "big"))) for number in range(MOST_WANTED + 5)}
+    said = encode_wanted(wanted, RUN, SIGNER)
+    assert len(said) <= DOCUMENT_MAX_BYTES
+    assert parse_wanted(said, RUN, SIGNER.peer, hash_verify) == frozenset(sorted(wanted)[:MOST_WANTED])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"payloads": 1},
+        {"payloads": {"1": "2"}},
+        {"payloads": [1]},
+        {"payloads": [[1]]},
+        {"payloads": [["1", "00" * 32]]},
+        {"payloads": [[True, "00" * 32]]},
+        {"payloads": [[-1, "00" * 32]]},
+        {"payloads": [[1 << 32, "00" * 32]]},
+        {"payloads": [[1, "00" * 31]]},
+        {"payloads": [[1, "zz" * 32]]},
+        {"payloads": [[1, 7]]},
+        {"payloads": [[1, "00" * 32, 3]]},
+        {"payloads": [[number, "00" * 32] for number in range(MOST_WANTED + 1)]},
+    ],
+)
+def test_other_lists_are_refused(body: dict[str, object]) -> None:
+    with pytest.raises(InvalidMessage):
+        parse_wanted(encode_document("wanted", RUN, 0, body, SIGNER), RUN, SIGNER.peer, hash_verify)
+
+
+def test_nobody_speaks_for_somebody_else() -> None:
+    said = encode_wanted([(1, SIGNER.peer)], RUN, SIGNER)
+    for run, peer in ((Digest(bytes(32)), SIGNER.peer), (RUN, HashSigner("another").peer)):
+        with pytest.raises(InvalidMessage):
+            parse_wanted(said, run, peer, hash_verify)

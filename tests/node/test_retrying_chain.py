@@ -1,0 +1,93 @@
+"""A node's chain against one that fails: what is still worth asking is asked again, nothing else."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from node.chain.retrying_chain import PAUSE_SECONDS, PatientChain
+from protocol.clock import Clock
+from protocol.errors import STATE_PRUNED, ChainError
+from storage.realtime import RealTime
+from tests.fakes.chain import FakeChain, FakeSigner, FakeWorld
+
+CLOCK = Clock(start_block=6, round_blocks=60, commit=10, reveal=16, words=50)
+BLOCK_SECONDS = 12.0
+PEER = FakeSigner("one").peer
+
+
+@dataclass
+class Paused(RealTime):
+    """Time that passes only in pauses, each told to `pauses`."""
+
+    pauses: list[float] = field(default_factory=list)
+
+    def now(self) -> float:
+        return sum(self.pauses)
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+
+CALLS: dict[str, Callable[[PatientChain], Any]] = {
+    "finalized": lambda chain: chain.finalized(),
+    "header": lambda chain: chain.header(25),
+    "peers": lambda chain: chain.peers(25),
+    "weights": lambda chain: chain.weights(25, 0),  # type: ignore[arg-type]
+    "publish": lambda chain: chain.publish((b"a",)),
+    "set_weights": lambda chain: chain.set_weights({0: 1.0}),  # type: ignore[dict-item]
+}
+
+
+def patient(**options: Any) -> tuple[FakeWorld, Paused, PatientChain]:
+    world, time = FakeWorld(**options), Paused()
+    world.register(PEER, stake=1, validates=True)
+    world.step(30)
+    chain = PatientChain(FakeChain(world, PEER), CLOCK, BLOCK_SECONDS, time)
+    chain.finalized()
+    return world, time, chain
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_fails_is_made_again_until_its_window_has_ended(name: str) -> None:
+    world, time, chain = patient(weights_rate_limit=1)
+    world.fail(PEER, 3)
+    CALLS[name](chain)
+    assert time.pauses == [PAUSE_SECONDS] * 3
+    window = (CLOCK.words_by(0) - world.final + 1) * BLOCK_SECONDS
+    world.fail(PEER, 10**6)
+    with pytest.raises(ChainError):
+        CALLS[name](chain)
+    assert window - 2 * BLOCK_SECONDS <= time.now() <= window + 2 * BLOCK_SECONDS
+
+
+def test_a_call_shortly_before_its_window_ends_has_a_reveal_window_more() -> None:
+    world, time, chain = patient()
+    world.step(CLOCK.words_by(0) - 1 - world.final)
+    chain.finalized()
+    world.fail(PEER, 10**6)
+    with pytest.raises(ChainError):
+        chain.finalized()
+    window = (CLOCK.reveal - CLOCK.commit) * BLOCK_SECONDS
+    assert window <= time.now() <= window + BLOCK_SECONDS
+
+
+def test_what_the_chain_refuses_is_not_asked_again() -> None:
+    world, time, chain = patient(keep_blocks=10, max_space_bytes=100)
+    chain.publish((b"a",))
+    for call, code in ((CALLS["publish"], "SpaceLimitExceeded"), (lambda chain: chain.peers(1), STATE_PRUNED)):
+        with pytest.raises(ChainError) as caught:
+            call(chain)
+        assert caught.value.code == code
+    with pytest.raises(ChainError, match="not final"):
+        chain.header(world.final + 1)
+    assert time.pauses == []
+
+
+def test_before_it_has_answered_at_all_a_chain_that_is_down_is_told_at_once() -> None:
+    world, time = FakeWorld(), Paused()
+    world.down = True
+    with pytest.raises(ChainError):
+        PatientChain(FakeChain(world, PEER), CLOCK, BLOCK_SECONDS, time).finalized()
+    assert time.pauses == []
