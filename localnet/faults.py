@@ -98,17 +98,17 @@ class Desynced(Miner):
         super().__init__(node, shards, speculates=False)
 
     def train(self, round: int, pages: Sequence[Page]) -> None:
-        replica = self.node.held.replica
+        replica = self.node.state.replica
         state = replica.consensus_state()
         generator = torch.Generator().manual_seed(1)
         moved = {n: t + 1e-3 * torch.randn(t.shape, generator=generator) for n, t in state.tensors.items()}
-        self.node.held.snapshots.drop()  # which reads the memory that is overwritten
+        self.node.state.snapshots.drop()  # which reads the memory that is overwritten
         replica.load_consensus(replace(state, tensors=moved))
         super().train(round, pages)
 
     def reveal(self, round: int, sealed: SealedRound) -> None:
         super().reveal(round, sealed)
-        self.node.held.restore()
+        self.node.state.restore()
 
 
 class Copycat(Miner):
@@ -120,7 +120,7 @@ class Copycat(Miner):
 
     def _stolen(self) -> Update | None:
         node = self.node
-        round = node.held.saved.round - 1
+        round = node.state.saved.round - 1
         if round < 0:
             return None
         chain = node.doors.chain
@@ -146,7 +146,7 @@ class Noise(Miner):
 
     def compress(self) -> Update:
         honest = super().compress()
-        replica = self.node.held.replica
+        replica = self.node.state.replica
         generator = torch.Generator().manual_seed(secrets.randbits(62))
         moved = {}
         for tensor in replica.layout:
@@ -191,8 +191,8 @@ def _with_signature(data: bytes, signature: bytes) -> bytes:
 
 def _resealed(miner: Miner, sealed: SealedRound, change: Any) -> SealedRound:
     node = miner.node
-    changed = replace(sealed, object=node.held.store.write(change(node.held.store.read(sealed.object))))
-    node.held.save(sealed=changed)
+    changed = replace(sealed, object=node.state.store.write(change(node.state.store.read(sealed.object))))
+    node.state.save(sealed=changed)
     return changed
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from node.telemetry.event_tail import Diary
+    from node.telemetry.event_tail import EventTail
 
 _INDENT = "  "
 
@@ -75,7 +75,7 @@ def _homes(options: argparse.Namespace) -> list[Path]:
     return [known[name] for name in options.names or known]
 
 
-def _table(found: "list[tuple[Diary, list[str]]]", ended: bool) -> list[str]:
+def _table(found: "list[tuple[EventTail, list[str]]]", ended: bool) -> list[str]:
     """A row for each node, and below what is wrong with whom; one node by its name tells all."""
     from node.telemetry.round_line import outcome
 
@@ -103,7 +103,7 @@ def _heard(when: float, ended: bool) -> str:
     return "ended" if ended else f"{_span(max(0.0, time.time() - when))} ago"
 
 
-def _lines(home: Path, diary: "Diary", wrong: list[str], ended: bool) -> list[str]:
+def _lines(home: Path, diary: "EventTail", wrong: list[str], ended: bool) -> list[str]:
     from node.telemetry.round_line import line
 
     run = f"run {diary.run.first.name}" if diary.run is not None else "no run yet"

@@ -16,17 +16,17 @@ from loguru import logger
 from gauntlet.agreement import Agreed, Pair, Tip, moved
 from gauntlet.commitment import commitment
 from node.chain.follower import Follower
-from node.chain.subnet_terms import Terms
+from node.chain.subnet_terms import SubnetTerms
 from node.config.adapters import Doors
 from node.fetch.payloads import Lacking, Opened, gather_pinned, prefetch
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from node.sync import run_discovery as runs
 from node.sync.amendments import adopted, follow, settle
-from node.sync.backoff import Setbacks
+from node.sync.backoff import Backoff
 from node.sync.catchup import Followed, catch_up, join
 from node.sync.expected_selection import likely
 from node.sync.repair_requests import say_wanted, take_back_wanted
-from node.sync.selection_chain import Records
+from node.sync.selection_chain import SelectionChain
 from node.telemetry.events import round_seconds
 from protocol.errors import STATE_PRUNED, ChainError, MurmurError, OutOfSync, StorageError
 from protocol.messages import first_link
@@ -81,12 +81,12 @@ class _Decision:
 class Node(Follower):
     """One node of a run. Not thread-safe."""
 
-    def __init__(self, run: Run, doors: Doors, held: Held) -> None:
-        super().__init__(run, doors, held.timeline)
-        self.held = held
-        self._terms = Terms(held.events)
+    def __init__(self, run: Run, doors: Doors, state: NodeState) -> None:
+        super().__init__(run, doors, state.timeline)
+        self.state = state
+        self._terms = SubnetTerms(state.events)
         round_seconds = run.first.clock.round_blocks * run.first.clock.block_seconds
-        self.setbacks = Setbacks(doors.bucket, round_seconds, lambda: self.clock.round_at(self.head()), doors.time)
+        self.setbacks = Backoff(doors.bucket, round_seconds, lambda: self.clock.round_at(self.head()), doors.time)
         self._likely: frozenset[PeerId] = frozenset()
         """Who was selected last."""
         self._decision: _Decision | None = None
@@ -97,26 +97,26 @@ class Node(Follower):
         """What became of our last try to catch up."""
         self._tried = -2
         """The newest round that was decided when we last tried to catch up."""
-        join(self, held)
+        join(self, state)
 
     @property
     def at_tip(self) -> bool:
         """Whether we hold where the run stands at the start of our round."""
-        return self.held.saved.at_tip
+        return self.state.saved.at_tip
 
     @property
     def pair(self) -> Pair | None:
         """What our word names; None while we abstain."""
-        saved = self.held.saved
+        saved = self.state.saved
         in_vain = saved.vain_from is not None and saved.round >= saved.vain_from + VAIN_ROUNDS
         back = in_vain and self._followed is Followed.ON_THE_WAY
-        return self.held.claim if self.at_tip or back else None
+        return self.state.claim if self.at_tip or back else None
 
     def next_round(self, last: Callable[[int], int]) -> int:
         """The first round whose block `last(round)` is still ahead, at least the round that our state stands at."""
         head = self.head()
         round = max(0, self.clock.round_at(head))
-        return max(round + (head >= last(round)), self.held.saved.round)
+        return max(round + (head >= last(round)), self.state.saved.round)
 
     def look_at_terms(self, round: int) -> None:
         """Tell what has changed of what the chain demands."""
@@ -140,10 +140,10 @@ class Node(Follower):
         applied: list[Applied] = []
         if not self.at_tip and self.agreement.newest_decided(self.run) > self._tried:
             self._catch_up()
-        while (current := self.held.saved.round) < round:
+        while (current := self.state.saved.round) < round:
             if self.head() < self.clock.commit_by(current):
                 self.wait_for(self.clock.commit_by(current), f"the end of round {current}'s commit window")
-            settle(self, self.held)
+            settle(self, self.state)
             runs.require_protocol(self.run, current + 1)
             try:
                 if self.at_tip and (decision := self._agreed_in(current)) is not None:
@@ -170,11 +170,11 @@ class Node(Follower):
         Whoever committed and shows no key is waited for until V. Where the decision comes first it is not guessed;
         where nobody committed, or shows a key, the round will be void.
         """
-        held, last = self.held, self.clock.commit_by(round)
-        if held.expected is not None:
-            return held.expected.round == round  # what came after it broke off
+        state, last = self.state, self.clock.commit_by(round)
+        if state.expected is not None:
+            return state.expected.round == round  # what came after it broke off
         try:
-            if not self.at_tip or held.saved.round != round or self.head() < last:
+            if not self.at_tip or state.saved.round != round or self.head() < last:
                 return False
             self.stop_prefetch()
             with self.timeline.begin("download") as download:
@@ -186,7 +186,7 @@ class Node(Follower):
             return False
         with self.timeline.begin("apply") as apply:
             contributing = tuple((each.peer, each.envelope) for each in opened)
-            held.expect(round, self.run.spec_at(round).outer, contributing, opened)
+            state.expect(round, self.run.spec_at(round).outer, contributing, opened)
         self._guess_seconds = {"download": round_seconds(download.seconds), "apply": round_seconds(apply.seconds)}
         self._decision = _Decision(partial(self._decide_beside, round), self.time)
         self.prefetch(round)
@@ -195,7 +195,7 @@ class Node(Follower):
     @property
     def expects(self) -> bool:
         """Whether theta is one that nobody has agreed on yet."""
-        return self.held.expected is not None
+        return self.state.expected is not None
 
     def is_decided(self) -> bool:
         """Whether the decision that we expect is known: right or wrong. Never waits."""
@@ -203,7 +203,7 @@ class Node(Follower):
 
     def _decide_beside(self, round: int) -> Agreed:
         """In a thread of its own."""
-        self.held.replica.digest()  # for the moment in which it is confirmed
+        self.state.replica.digest()  # for the moment in which it is confirmed
         return self._decided(round)
 
     def _gather_likely(self, round: int) -> list[Opened] | None:
@@ -225,7 +225,7 @@ class Node(Follower):
 
     def _gather_now(self, round: int, contributing: Sequence[tuple[PeerId, Digest]], head: int) -> list[Opened]:
         """These submissions, from their owners and mirrors. Raises Lacking."""
-        self.held.lay_out_own(self.me, round)
+        self.state.lay_out_own(self.me, round)
         spec, clock = self.run.spec_at(round), self.run.first.clock
         left = max(LOOK_BLOCKS, self.clock.reveal_by(round) - head) * clock.block_seconds
         return gather_pinned(
@@ -236,7 +236,7 @@ class Node(Follower):
             self.sources(),
             self.doors.verify,
             left,
-            self.held.cache,
+            self.state.cache,
             self.time,
             from_all=False,
         )
@@ -249,7 +249,7 @@ class Node(Follower):
         beside, self._decision = self._decision, None
         with self.timeline.begin("wait"):
             decision = beside.take() if beside is not None else self._decided(round)
-        (theta, link), tip = self.held.claim, self.held.saved.tip
+        (theta, link), tip = self.state.claim, self.state.saved.tip
         assert tip is not None
         if decision.pair in (None, (theta, link)):
             return decision
@@ -261,21 +261,21 @@ class Node(Follower):
     def _catch_up(self, why: str = "") -> None:
         """Go where the run stands after the newest decided round. Where nobody lets us, stand there with the state that
         we have: what we sent is not taken back, others may well have applied it. why: we did not stay there."""
-        held, newest = self.held, self.agreement.newest_decided(self.run)
+        state, newest = self.state, self.agreement.newest_decided(self.run)
         if why:
-            logger.warning("round {round} cannot be followed directly: {why}", round=held.saved.round, why=why)
+            logger.warning("round {round} cannot be followed directly: {why}", round=state.saved.round, why=why)
         self._tried = newest
         self.stop_prefetch()
-        held.take_back()
-        settle(self, held)
-        since, link, before = held.saved.vain_from, held.saved.link, held.saved.tip
+        state.take_back()
+        settle(self, state)
+        since, link, before = state.saved.vain_from, state.saved.link, state.saved.tip
         tip = before
         self._followed = Followed.LOST
         try:
             named, tip = self.agreement.tips(self.run, before)
             if self._learns(named):
                 _, tip = self.agreement.tips(self.run, before)
-            self._followed = catch_up(self, held, tip)
+            self._followed = catch_up(self, state, tip)
         except ChainError as fault:
             if fault.code != STATE_PRUNED:
                 raise
@@ -286,19 +286,19 @@ class Node(Follower):
             take_back_wanted(self)
         else:
             stands_still = (
-                held.saved.link == link and before is not None and tip is not None and tip.link == before.link
+                state.saved.link == link and before is not None and tip is not None and tip.link == before.link
             )
             if self._followed is Followed.ON_THE_WAY and not (since is not None and stands_still):
                 since = newest + 1
-            held.save(round=max(newest + 1, held.saved.round), tip=tip, vain_from=since)
+            state.save(round=max(newest + 1, state.saved.round), tip=tip, vain_from=since)
             self._show_what_was_agreed()
-            held.events.emit("passed_over", newest, reason=why or self._followed.value)
-        held.clear_cache()
+            state.events.emit("passed_over", newest, reason=why or self._followed.value)
+        state.clear_cache()
 
     def _show_what_was_agreed(self) -> None:
         """Publish the selections on the run's way that we cannot apply: who restarts when no chain node has their words
         any more, as we may, can else not tell that what it holds is on that way."""
-        tip, link = self.held.saved.tip, self.held.saved.link
+        tip, link = self.state.saved.tip, self.state.saved.link
         at = tip.link if tip is not None else link
         while at != link and (selection := self.agreement.selections.get(at)) is not None:
             try:
@@ -311,12 +311,12 @@ class Node(Follower):
     def _learns(self, named: Tip) -> bool:
         """Take up the amendments that the newest selection tells of which words stand on; whether we did not know them.
         What we take for agreed since then follows from what we know."""
-        records = Records(self.run.id, self.sources(), named.link, named.round, self.time)
+        records = SelectionChain(self.run.id, self.sources(), named.link, named.round, self.time)
         head = self.run.head
         try:
             for _, newest in islice(records.back(), 1):
                 told = [(newest.round, newest.head)]
-                follow(self, self.held, adopted(self.run, told, self.doors, self.held.store.run.read, self.time))
+                follow(self, self.state, adopted(self.run, told, self.doors, self.state.store.run.read, self.time))
         except (StorageError, OutOfSync) as fault:
             logger.debug("which amendments hold is not told: {fault}", fault=str(fault))
         return self.run.head != head
@@ -325,41 +325,41 @@ class Node(Follower):
         self.stop_prefetch()
         self.before_apply(decision.selection)
         spec, guessed = self.run.spec_at(round), self.expects
-        opened = self.held.expected_by(round, spec, decision)
+        opened = self.state.expected_by(round, spec, decision)
         right = opened is not None
         if decision.selection is not None:
             self._likely = frozenset(peer for peer, _ in decision.selection.contributing)
         if opened is not None:
             seconds = self._guess_seconds
-            self.held.apply(round, spec, decision, opened)
+            self.state.apply(round, spec, decision, opened)
         else:
-            self.held.take_back()
+            self.state.take_back()
             with self.timeline.begin("download") as download:
                 opened = self.gather(decision) if decision.selection else []
             with self.timeline.begin("apply") as apply:
-                self.held.apply(round, spec, decision, opened)
+                self.state.apply(round, spec, decision, opened)
             seconds = {"download": round_seconds(download.seconds), "apply": round_seconds(apply.seconds)}
-        self.held.events.emit(
+        self.state.events.emit(
             "applied",
             round,
             void=decision.selection is None,
             contributing=[hotkey(peer) for peer, _ in decision.selection.contributing] if decision.selection else [],
-            theta=self.held.replica.digest().hex(),
+            theta=self.state.replica.digest().hex(),
             decided=decision.block,
             after=decision.block - self.clock.commit_by(round),
             guess=("right" if right else "wrong") if guessed else None,
             seconds={"download": seconds["download"], "apply": seconds["apply"]},
         )
-        self.held.events.emit("phases", round, phases=self.timeline.take())
+        self.state.events.emit("phases", round, phases=self.timeline.take())
         take_back_wanted(self)
-        return Applied(round, decision, self.held.replica.digest())
+        return Applied(round, decision, self.state.replica.digest())
 
     def gather(self, decision: Agreed) -> list[Opened]:
         """Every selected submission of an agreed selection, opened. Waits and repairs from any source; gives up with
         OutOfSync after a whole round, when only a checkpoint can help."""
         selection = decision.selection
         assert selection is not None
-        self.held.lay_out_own(self.me, selection.round)
+        self.state.lay_out_own(self.me, selection.round)
         spec = self.run.spec_at(selection.round)
         give_up = self.time.now() + spec.clock.round_blocks * spec.clock.block_seconds
         pause, said = 0.2, frozenset[PeerId]()
@@ -374,7 +374,7 @@ class Node(Follower):
                     sources,
                     self.doors.verify,
                     self.transfer_seconds(len(selection.contributing)),
-                    self.held.cache,
+                    self.state.cache,
                     self.time,
                 )
             except Lacking as fault:
@@ -404,7 +404,7 @@ class Node(Follower):
             peer.id: commitment(peer, round, last)
             for peer in sorted(peers, key=lambda peer: (peer.id not in again, peer.uid))
         }
-        here = {peer for peer, _ in self.held.expected.contributing} if self.held.expected is not None else set()
+        here = {peer for peer, _ in self.state.expected.contributing} if self.state.expected is not None else set()
         promised = {
             peer: promise.envelope if promise is not None else None
             for peer, promise in promises.items()
@@ -421,7 +421,7 @@ class Node(Follower):
                 self.sources(min(last, head)),
                 self.doors.verify,
                 timeout,
-                self.held.cache,
+                self.state.cache,
                 self.timeline.begin("prefetch").end,
                 self.time,
             )

@@ -8,7 +8,7 @@ from gauntlet.agreement import MEMORY_ROUNDS, last_wrote, pairs_named, votes
 from node.chain.agreement import Agreement
 from node.config.adapters import Doors
 from node.fetch.sources import sources_as_of
-from node.sync.selection_chain import Records, Tell
+from node.sync.selection_chain import SelectionChain, Tell
 from protocol.errors import STATE_PRUNED, ChainError, OutOfSync, StorageError
 from protocol.run import Run
 from protocol.types import Digest, Selection
@@ -54,7 +54,7 @@ def records(
     sources = sources_as_of(run, block, doors.chain.peers(block), doors.open_pointer)
     below = run.clock.round_at(block) + 1
     try:
-        yield from Records(run.id, sources, link, below, doors.time, tell).back()
+        yield from SelectionChain(run.id, sources, link, below, doors.time, tell).back()
     except OutOfSync as fault:
         raise StorageError(str(fault)) from None
 

@@ -23,7 +23,7 @@ from node.state.store import Snapshot
 from node.sync.amendments import adopted
 from node.sync.catchup import ASK_SECONDS, DOWNLOADS_TRIED, at_commit, holders_of_genesis
 from node.sync.checkpoints import Start, counted_stakes, fetcher, published_starts, shown_by_all
-from node.sync.selection_chain import Records
+from node.sync.selection_chain import SelectionChain
 from node.telemetry.events import Timeline
 from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, OutOfSync, StorageError
 from protocol.layout import Layout
@@ -98,10 +98,10 @@ class States:
             )
         return found
 
-    def _records(self, link: Digest, below: int) -> Records:
+    def _records(self, link: Digest, below: int) -> SelectionChain:
         follower = self._follower
         known = follower.agreement.selections
-        return Records(self.run.id, follower.sources(), link, below, follower.time, known=known)
+        return SelectionChain(self.run.id, follower.sources(), link, below, follower.time, known=known)
 
     # --- rebuilding ------------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ class MemberShelf:
     def __init__(self, member: "Member") -> None:
         self._member = member
         ledger = self._ledger = member.ledger
-        self.held, self.run, self.time = member.held, ledger.run, ledger.time
+        self.state, self.run, self.time = member.state, ledger.run, ledger.time
         self.bucket: RangedBucket = ledger.bucket
         self.files: RangedBucket = ledger.states
         self.document_key = keys.members_checkpoints(ledger.run) + ledger.me.hex()
@@ -53,7 +53,7 @@ class MemberShelf:
         place = turns(snapshot.link, "checkpoint", {*living, me}).index(me)
         if member.ended_at is None:
             # A snapshot is whole in the round after its own at the earliest, and then the first one begins.
-            late = not place or self.held.saved.round > snapshot.round + place
+            late = not place or self.state.saved.round > snapshot.round + place
         else:
             late = self.time.now() >= member.ended_at + place * member.spec.cluster.silent_seconds
         if not late:
@@ -97,4 +97,4 @@ class MemberShelf:
         return CALL_SECONDS
 
     def state_seconds(self) -> float:
-        return CALL_SECONDS + self.held.first.consensus_bytes / SLOWEST_BYTES
+        return CALL_SECONDS + self.state.first.consensus_bytes / SLOWEST_BYTES

@@ -12,7 +12,7 @@ from typing import Protocol
 from loguru import logger
 
 from node.node import Node
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from node.state.store import Snapshot
 from node.sync.checkpoints import (
     CHECKPOINTS_KEPT,
@@ -40,7 +40,7 @@ States = tuple[tuple[Digest, Digest], ...]
 class Shelf(Protocol):
     """Where one node puts up its checkpoints, and when."""
 
-    held: Held
+    node_state: NodeState
     run: Digest
     bucket: RangedBucket
     document_key: str
@@ -86,7 +86,7 @@ class ValidatorShelf:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.held, self.run, self.time = node.held, node.run.id, node.time
+        self.state, self.run, self.time = node.state, node.run.id, node.time
         self.bucket, self.signer, self.verify = node.doors.bucket, node.doors.signer, node.doors.verify
         self.files, self.document_key = self.bucket, keys.checkpoints(node.run.id)
 
@@ -97,7 +97,7 @@ class ValidatorShelf:
         validators = sorted(self._node.sources().validators())
         place = validators.index(self._node.me) if self._node.me in validators else 0
         every = self._node.run.first.checkpoint_rounds
-        return self.held.saved.round >= snapshot.round + place * every // max(1, len(validators))
+        return self.state.saved.round >= snapshot.round + place * every // max(1, len(validators))
 
     def left_over(self, loose: Collection[Digest]) -> Collection[Digest]:
         return loose  # nobody else deletes it
@@ -124,7 +124,7 @@ class Checkpoints:
         self.shelf = shelf
         self.shown: Shown | None = None
         """What our bucket shows; None until it has been read back."""
-        self.folder = shelf.held.store.folder / "checkpoint"
+        self.folder = shelf.state.store.folder / "checkpoint"
         """Links to the files that are being put up: the state moves on meanwhile, and removes its own."""
         self._pinned: Checkpoint | None = None
         self._stood: States = ()
@@ -140,11 +140,11 @@ class Checkpoints:
 
     def look(self) -> None:
         """Begin what is due now that our state stands at the start of a round; returns at once. Raises ConfigError."""
-        held = self.shelf.held
-        held.take_snapshot()
+        node_state = self.shelf.state
+        node_state.take_snapshot()
         if not self.shelf.may_show():
             return
-        snapshot = held.saved.consensus.snapshot
+        snapshot = node_state.saved.consensus.snapshot
         self._stood = _latest([*self._stood, (snapshot.link, snapshot.state)])
         if self._task is not None and self._task.is_alive():
             return
@@ -170,20 +170,20 @@ class Checkpoints:
 
     def _due(self) -> bool:
         """Whether our newest snapshot is to go up."""
-        snapshot = self.shelf.held.saved.consensus.snapshot
-        if snapshot.state.hex() == self.shelf.held.first.genesis_checkpoint or snapshot.round <= self.published:
+        snapshot = self.shelf.state.saved.consensus.snapshot
+        if snapshot.state.hex() == self.shelf.state.first.genesis_checkpoint or snapshot.round <= self.published:
             return False  # it is up from the beginning, or by us
         return self.shelf.is_due(snapshot)
 
     def _pin(self) -> None:
         """Keep the files of our snapshot until they are up. What was pinned and did not get up stays while it is the
         newest: what is up of it already need not be sent again."""
-        held, snapshot = self.shelf.held, self.shelf.held.saved.consensus.snapshot
+        node_state, snapshot = self.shelf.state, self.shelf.state.saved.consensus.snapshot
         if self._pinned is not None and (self._pinned.link, self._pinned.state) == (snapshot.link, snapshot.state):
             return
         rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(mode=0o700)
-        files = checkpoint.blobs(held.store.snapshot, snapshot.state)
+        files = checkpoint.blobs(node_state.store.snapshot, snapshot.state)
         for digest, path in files:
             try:
                 os.link(path, self.folder / digest.hex())

@@ -59,7 +59,7 @@ class Collector:
         def seconds_left() -> float:
             return node.seconds_until(reveal_by)
 
-        with node.held.timeline.begin("gather") as watch:
+        with node.state.timeline.begin("gather") as watch:
             fetching = collect_pinned(
                 node.run.spec_at(round),
                 run,
@@ -68,7 +68,7 @@ class Collector:
                 sources,
                 node.doors.verify,
                 seconds_left=seconds_left,
-                cache=node.held.cache,  # what is selected is not fetched again
+                cache=node.state.cache,  # what is selected is not fetched again
                 time=node.time,
             )
             try:
@@ -79,7 +79,7 @@ class Collector:
                     sources,
                     node.doors.verify,
                     seconds_left=seconds_left,
-                    cache=node.held.cache,
+                    cache=node.state.cache,
                     time=node.time,
                 )
                 sealed = fetching.outcome()
@@ -101,7 +101,7 @@ class Collector:
                     late=is_late(peer, at_reveal.get(peer.id), round, last, reveal_by),
                 )
             )
-        node.held.events.emit(
+        node.state.events.emit(
             "gathered",
             round,
             committed=len(promised),

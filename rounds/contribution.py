@@ -11,7 +11,7 @@ from loguru import logger
 
 from node.fetch.concurrency import beside
 from node.fetch.payloads import open_threads
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from node.state.store import SealedRound
 from node.telemetry.events import Phase, round_seconds
 from protocol import keys
@@ -57,7 +57,7 @@ class Work:
 
     def __init__(
         self,
-        held: Held,
+        held: NodeState,
         shards: Shards,
         bucket: RangedBucket,
         signer: Signer,
@@ -65,7 +65,7 @@ class Work:
         payload_key: PayloadKey | None = None,
     ) -> None:
         """payload_key: None in a bucket of our own, where a round has one object."""
-        self.held, self.shards, self.bucket, self.signer, self.time = held, shards, bucket, signer, time
+        self.state, self.shards, self.bucket, self.signer, self.time = held, shards, bucket, signer, time
         self._key = payload_key or (lambda round, key: keys.payload(held.run_id, round))
         self.claims: dict[str, Any] = {}
         """What was measured in the last training: its inner steps took .."""
@@ -94,7 +94,7 @@ class Work:
         """Have the text of these pages, as far as `fetch_ahead` has not brought it."""
         if not self.shards.train.is_fetched:
             return
-        with self.held.timeline.begin("data"):
+        with self.state.timeline.begin("data"):
             if self._fetching is not None:
                 self._fetching.join()
                 self._fetching = None
@@ -107,10 +107,10 @@ class Work:
 
     def compress(self) -> Update:
         """Error feedback, Top-k, 2-bit: the update that we send; the error feedback keeps the rest."""
-        self.held.own.hold()
+        self.state.own.hold()
         try:
-            with self.held.timeline.begin("compress"):
-                return self.held.replica.compress()
+            with self.state.timeline.begin("compress"):
+                return self.state.replica.compress()
         except NonFinite as fault:
             raise Diverged(f"training has diverged ({fault})") from None
 
@@ -123,7 +123,7 @@ class Work:
         What is sealed travels at once, but for the part with the envelope and the completion. Those are left to
         `publish`, so nobody can see anything that is not saved. What we carry over is written later, beside the rounds.
         """
-        held = self.held
+        held = self.state
         with held.timeline.begin("seal"):
             plaintext = memoryview(wire.encode(held.replica.digest(), update))
             sealing = Sealing(plaintext, run=held.run_id, round=round, signer=self.signer)
@@ -152,22 +152,22 @@ class Work:
         if deadline <= 0:
             self.abandon_upload()
             return  # it went up before we committed, or it is worthless
-        phase = self._ahead.phase if self._ahead is not None else self.held.timeline.begin("upload")
+        phase = self._ahead.phase if self._ahead is not None else self.state.timeline.begin("upload")
         with phase:
             if not self._finish_upload(round, deadline):
-                data = self.held.store.read(sealed.object)
+                data = self.state.store.read(sealed.object)
                 key, deadline = self._key(round, sealed.key), max(1.0, left())
                 publish(self.bucket, key, data, timeout_seconds=deadline, time=self.time)
-        self.held.events.emit(
+        self.state.events.emit(
             "published",
             round,
-            payload_bytes=self.held.store.path(sealed.object).stat().st_size,
+            payload_bytes=self.state.store.path(sealed.object).stat().st_size,
             seconds={"upload": round_seconds(phase.seconds)},
         )
 
     def envelope_digest(self, sealed: SealedRound) -> Digest:
         """sha256 of the sealed object's envelope: what pins it."""
-        return Digest(sha256(self.held.store.read_head(sealed.object, ENVELOPE_BYTES)).digest())
+        return Digest(sha256(self.state.store.read_head(sealed.object, ENVELOPE_BYTES)).digest())
 
     def abandon_upload(self) -> None:
         """What was sent ahead is not what we publish, or comes too late."""
@@ -186,7 +186,7 @@ class Work:
         if not goes_ahead(self.bucket, len(data)) or deadline <= 0:
             return None
         upload = Upload(self.bucket, key, data, timeout_seconds=deadline, time=self.time)
-        self._ahead = _Ahead(upload, self.held.timeline.begin("upload"))
+        self._ahead = _Ahead(upload, self.state.timeline.begin("upload"))
         return upload
 
     def _finish_upload(self, round: int, deadline: float) -> bool:
@@ -211,14 +211,14 @@ class Training:
 
     def __init__(self, work: Work, round: int, pages: Sequence[Page], inner: InnerSpec) -> None:
         self._work, self._inner, self.round = work, inner, round
-        self._batch = sequences(work.shards.train, pages, work.held.first.model.context)
-        self._meter = work.held.replica.meter(inner, self._show)
+        self._batch = sequences(work.shards.train, pages, work.state.first.model.context)
+        self._meter = work.state.replica.meter(inner, self._show)
         self.report = InnerReport((), 0, 0)
         self.seconds = 0.0
 
     def go_on(self, stopped: Stopped) -> int:
         """Go on until `stopped`, asked after each step, or until all is done; how many steps are done."""
-        held = self._work.held
+        held = self._work.state
         with held.timeline.begin("compute") as watch:
             self.report = held.replica.inner_round(
                 self._batch,
@@ -239,7 +239,7 @@ class Training:
             "tokens": self.report.num_tokens,
             "seconds": {"compute": round_seconds(self.seconds)},
         }
-        self._work.held.events.emit("trained", self.round, **self._work.claims)
+        self._work.state.events.emit("trained", self.round, **self._work.claims)
         return self._work.claims
 
     def _show(self, reading: Reading) -> None:

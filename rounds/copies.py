@@ -36,7 +36,7 @@ ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldPayload:
     """A sealed object that is on our disk. envelope: the digest that pins it. reveal: as its owner published it, or
     with its key alone; None where there is none. rank: our place among those who copy it, None when we are not drawn,
     or where that is not known any more. named: whether we name it among the first, or it is agreed."""
@@ -59,7 +59,7 @@ class Copier(ABC):
     def __init__(self, node: Node, mirror: Mirror) -> None:
         self.node, self.mirror = node, mirror
         self._changed = node.time.condition()
-        self._held: Mapping[Place, Held] = {}
+        self._held: Mapping[Place, HeldPayload] = {}
         self._wanted: dict[PeerId, frozenset[Place]] = {}
         """What everybody said last."""
         self._up: set[Place] = set()
@@ -78,19 +78,19 @@ class Copier(ABC):
         """What was copied since the round's copies were begun."""
         with self._changed:
             copied, seconds = self._copied, self._seconds
-        self.node.held.events.emit("mirrored", self._round, copies=copied, seconds={"mirror": round_seconds(seconds)})
+        self.node.state.events.emit("mirrored", self._round, copies=copied, seconds={"mirror": round_seconds(seconds)})
 
-    def _applied(self) -> dict[Place, Held]:
+    def _applied(self) -> dict[Place, HeldPayload]:
         """What was applied since our last snapshot, or shortly before."""
-        held = self.node.held
+        held = self.node.state
         rounds = held.redo.recent | {step.round: step.payloads for step in held.saved.consensus.log}
         return {
-            (round, payload.peer): Held(payload.envelope, _key_alone(self.node.run.id, round, payload))
+            (round, payload.peer): HeldPayload(payload.envelope, _key_alone(self.node.run.id, round, payload))
             for round, payloads in rounds.items()
             for payload in payloads
         }
 
-    def _turn_to(self, round: int, sources: Sources, held: Mapping[Place, Held]) -> None:
+    def _turn_to(self, round: int, sources: Sources, held: Mapping[Place, HeldPayload]) -> None:
         """From now on this is the round, and what we hold. To be called with the lock."""
         self._round, self._sources, self._held = round, sources, held
         self._up &= held.keys()
@@ -164,13 +164,13 @@ class Copier(ABC):
             with self._changed:
                 self._keys_up.add(place)
 
-    def _copy(self, place: Place, held: Held) -> None:
+    def _copy(self, place: Place, held: HeldPayload) -> None:
         node, mirror = self.node, self.mirror
         if not mirror.has(*place, node.run.first.object_bytes, timeout_seconds=self._upload_seconds()):
-            path = node.held.sealed_file(*place, held.envelope)
+            path = node.state.sealed_file(*place, held.envelope)
             if path is None:
                 return  # not fetched yet, or this disk has lost it
-            with node.held.timeline.begin("mirror") as watch:
+            with node.state.timeline.begin("mirror") as watch:
                 try:
                     mirror.copy(*place, path, timeout_seconds=self._upload_seconds())
                 except OSError as fault:  # moved on from there, or unreadable: no reason to copy nothing else
@@ -198,11 +198,11 @@ class Copier(ABC):
         """Of what we hold, whose keys are to go up, the first to go first; those that are up may be among them."""
 
     @abstractmethod
-    def _next(self, tried: Collection[Place]) -> tuple[Place, Held] | None:
+    def _next(self, tried: Collection[Place]) -> tuple[Place, HeldPayload] | None:
         """The payload to copy next, none of those that were tried in this look."""
 
     @abstractmethod
-    def _count(self, place: Place, held: Held) -> None:
+    def _count(self, place: Place, held: HeldPayload) -> None:
         """A copy is up. Called with the lock."""
 
 
@@ -211,7 +211,7 @@ class Copies(Copier):
 
     def __init__(self, node: Node, mirror: Mirror) -> None:
         super().__init__(node, mirror)
-        self._held: dict[Place, Held] = {}
+        self._held: dict[Place, HeldPayload] = {}
         self._at_commit, self._hash = tuple[Peer, ...](), Digest(bytes(DIGEST_BYTES))
         self._favours = {True: 0, False: 0}
         """Copies in this round that only somebody's word asked for: of payloads of this round, and of older ones."""
@@ -237,7 +237,9 @@ class Copies(Copier):
             for item in items:
                 promise = commitment(item.peer, round, last)
                 if promise is not None:
-                    self._held[round, item.peer.id] = Held(promise.envelope, item.reveal, ranks.get(item.peer.id))
+                    self._held[round, item.peer.id] = HeldPayload(
+                        promise.envelope, item.reveal, ranks.get(item.peer.id)
+                    )
             self._changed.notify_all()
 
     def name(self, round: int, pairs: Collection[tuple[PeerId, Digest]]) -> None:
@@ -247,7 +249,7 @@ class Copies(Copier):
         ranks = self._ranks([peer for peer, _ in pairs])
         with self._changed:
             for peer, envelope in pairs:
-                held = self._held.get((round, peer), Held(envelope, None, ranks.get(peer)))
+                held = self._held.get((round, peer), HeldPayload(envelope, None, ranks.get(peer)))
                 self._held[round, peer] = replace(held, named=True)
             self._changed.notify_all()
 
@@ -266,7 +268,7 @@ class Copies(Copier):
         due = [(not held.named, -place[0], place) for place, held in self._held.items() if held.named or place in asked]
         return [place for *_, place in sorted(due)]
 
-    def _next(self, tried: Collection[Place]) -> tuple[Place, Held] | None:
+    def _next(self, tried: Collection[Place]) -> tuple[Place, HeldPayload] | None:
         """What to copy next. First what somebody lacks: of that what is named in this round, which is a selection or
         two; then what else validators lack of it; then what was applied, the newest first. Then our share. Where we
         were drawn first comes first, so that validators who are asked for the same do not all begin with the same."""
@@ -281,7 +283,7 @@ class Copies(Copier):
                     due.append((not favour, -place[0], not held.named, rank, place, held))
         return min(due, key=lambda one: one[:5])[4:] if due else None
 
-    def _is_standing(self, place: Place, held: Held) -> bool:
+    def _is_standing(self, place: Place, held: HeldPayload) -> bool:
         """Whether it is named in this round."""
         return held.named and place[0] == self._round
 
@@ -292,12 +294,12 @@ class Copies(Copier):
         now = place[0] == self._round
         return self._favours[now] < self._share and (not now or place in early)
 
-    def _count(self, place: Place, held: Held) -> None:
+    def _count(self, place: Place, held: HeldPayload) -> None:
         if not (held.is_ours or self._is_standing(place, held)):
             self._favours[place[0] == self._round] += 1
 
 
-def _both(known: Held | None, logged: Held) -> Held:
+def _both(known: HeldPayload | None, logged: HeldPayload) -> HeldPayload:
     """What we know of what was applied: it may have been named before we had it, and without its key."""
     return logged if known is None else replace(known, reveal=known.reveal or logged.reveal)
 

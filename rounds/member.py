@@ -14,13 +14,13 @@ from cluster.closing import closing, grace_seconds
 from cluster.pace import ROUNDS, least_steps, planned_steps, seconds_left
 from cluster.presence import LONGEST_LOOK_BEATS, Presence
 from gauntlet.agreement import Agreed
-from node.cluster.amendments import Amended
-from node.cluster.heartbeat import Pulse
+from node.cluster.amendments import AmendedSpec
+from node.cluster.heartbeat import Heartbeat
 from node.cluster.ledger import CALL_SECONDS, Ledger, Patience
 from node.cluster.record_log import RecordLog
 from node.cluster.rejoin import SLOWEST_BYTES, begin, from_checkpoint, from_genesis, is_shown
 from node.fetch.payloads import Lacking, fetch_pinned, open_pinned
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from node.state.store import SealedRound
 from node.telemetry.events import round_seconds
 from protocol.assignment import assigned
@@ -30,7 +30,7 @@ from protocol.types import Digest, Page, PeerId
 from rounds.checkpoint_turns import MemberShelf
 from rounds.checkpoints import Checkpoints
 from rounds.contribution import Diverged, Work
-from rounds.other_members import Others
+from rounds.other_members import OtherMembers
 from rounds.upkeep import Upkeep
 from storage.exchange import Data, Fault
 from training.shards import Shards
@@ -42,7 +42,7 @@ LOST_SILENCES = 6.0
 """We ask other members so many times `silent_seconds` for what the bucket has lost, before we look for a checkpoint."""
 
 
-class Elsewhere(OutOfSync):
+class RunElsewhere(OutOfSync):
     """The run stands at another theta than we."""
 
 
@@ -50,25 +50,25 @@ class Member:
     """One member's rounds. `name`: for people."""
 
     def __init__(
-        self, spec: ClusterSpec, name: str, held: Held, shards: Shards, ledger: Ledger, process: str = ""
+        self, spec: ClusterSpec, name: str, state: NodeState, shards: Shards, ledger: Ledger, process: str = ""
     ) -> None:
         """process: as of Pulse."""
-        self.amended, self.held, self.ledger, self.time = Amended(spec, ledger), held, ledger, ledger.time
+        self.amended, self.state, self.ledger, self.time = AmendedSpec(spec, ledger), state, ledger, ledger.time
         self.me = ledger.me
         self.work = Work(
-            held,
+            state,
             shards,
             ledger.bucket,
             ledger.group.signer(self.me),
             ledger.time,
             lambda round, key: ledger.payload_key(round, ledger.me, key),
         )
-        self.pulse = Pulse(ledger, name, spec.cluster.beat_seconds, process)
+        self.pulse = Heartbeat(ledger, name, spec.cluster.beat_seconds, process)
         self.presence = Presence(spec.cluster)
         self.patience = Patience(ledger.time, spec.cluster.beat_seconds)
         self.checkpoints = Checkpoints(MemberShelf(self))
-        self.log = RecordLog(held.store.folder / "records", ledger.run, ledger.group, spec.cluster.keep_rounds)
-        self.upkeep = Upkeep(spec, held, ledger, self.log)
+        self.log = RecordLog(state.store.folder / "records", ledger.run, ledger.group, spec.cluster.keep_rounds)
+        self.upkeep = Upkeep(spec, state, ledger, self.log)
         self.records: list[Record] = []
         """The last ones: what steps take."""
         self.sending = 0.0
@@ -114,18 +114,18 @@ class Member:
 
     def begin(self) -> None:
         """Have a state, and forget uploads that we did not live to finish."""
-        begin(self.ledger, self.held)
+        begin(self.ledger, self.state)
         self.recall()
-        round = self.held.saved.round
+        round = self.state.saved.round
         try:
             self.ledger.abort_unfinished(round)
         except StorageError as fault:
             logger.warning("unfinished uploads of an earlier start may stay in the bucket: {fault}", fault=str(fault))
-        self.held.events.emit("joined", round)
+        self.state.events.emit("joined", round)
 
     def recall(self) -> None:
         """What the last records before our round say: what steps take, and which amendments hold. Raises Lacking."""
-        round = self.held.saved.round
+        round = self.state.saved.round
         latest = [self.ledger.record(one) or self.log.find(one) for one in range(max(0, round - ROUNDS), round)]
         if round and latest[-1] is None:
             raise Lacking(
@@ -134,11 +134,11 @@ class Member:
         self.records = [record for record in latest if record is not None]
         self.take_up(self.amended.at(self.records[-1].amendments if self.records else 0))
 
-    def take_up(self, amended: Amended) -> None:
+    def take_up(self, amended: AmendedSpec) -> None:
         """Play by these amendments from now on."""
         if amended.count != self.amended.count:
             logger.info(
-                "from round {round} on {count} amendments hold", round=self.held.saved.round, count=amended.count
+                "from round {round} on {count} amendments hold", round=self.state.saved.round, count=amended.count
             )
         self.amended = amended
         rules = self.spec.cluster
@@ -150,8 +150,8 @@ class Member:
             self.rejoin()
             if self.amended.closed:
                 return
-            round = self.held.saved.round
-            others = Others(self, round)
+            round = self.state.saved.round
+            others = OtherMembers(self, round)
             try:
                 self.play(round, others)
                 self.follow(round, others)
@@ -159,14 +159,14 @@ class Member:
                 others.stop()
             self.checkpoints.look()
             self.drained = self.ledger.drained()
-        except Elsewhere as fault:
+        except RunElsewhere as fault:
             self.start_over(str(fault))
         except Lacking as fault:
             self.ask(fault)
 
-    def play(self, round: int, others: "Others") -> None:
+    def play(self, round: int, others: "OtherMembers") -> None:
         """Our own part of a round. What was sealed before a crash is sent as it is, and what was claimed stays."""
-        sealed = self.held.saved.sealed
+        sealed = self.state.saved.sealed
         with others.watched():
             if sealed is None or sealed.round != round:
                 # What we claimed and have lost stays as it is claimed: others may be about to apply it.
@@ -178,12 +178,12 @@ class Member:
                 self.publish(round, sealed)
                 self.claim(round, sealed)
                 self.claimed = round, sealed.object
-                self.held.save_own()
+                self.state.save_own()
                 self.pulse.phase = "wait"
 
-    def follow(self, round: int, others: "Others") -> None:
+    def follow(self, round: int, others: "OtherMembers") -> None:
         """Wait for the round's record, or close it, and apply what stands there."""
-        with self.held.timeline.begin("wait"):
+        with self.state.timeline.begin("wait"):
             record = self.close(round, others)
             others.wait()
         self.pulse.phase = "apply"
@@ -194,7 +194,7 @@ class Member:
         spec = self.spec
         return assigned(
             self.ledger.run,
-            self.held.saved.link,
+            self.state.saved.link,
             self.me,
             num_pages=spec.num_pages,
             page_tokens=spec.page_tokens,
@@ -202,7 +202,7 @@ class Member:
             first_page=spec.inner.first_page,
         )
 
-    def train(self, round: int, others: "Others") -> SealedRound | None:
+    def train(self, round: int, others: "OtherMembers") -> SealedRound | None:
         """As many inner steps as are planned, or as there is time for; None where those are too few to send."""
         inner, rules, pulse = self.spec.inner, self.spec.cluster, self.pulse
         planned = planned_steps(inner.steps, self.records, self.me, self.step_seconds)
@@ -231,7 +231,7 @@ class Member:
             return self.work.seal(round, self.work.compress(), self.seconds_to_send)
         except Diverged as fault:
             logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
-            self.held.events.emit("broke_off", round, fault=str(fault))
+            self.state.events.emit("broke_off", round, fault=str(fault))
             return None
 
     def publish(self, round: int, sealed: SealedRound) -> None:
@@ -240,7 +240,7 @@ class Member:
 
     def claim(self, round: int, sealed: SealedRound) -> None:
         """Say that our update is there, with what opens it."""
-        theta, link = self.held.claim
+        theta, link = self.state.claim
         envelope = self.work.envelope_digest(sealed)
         claim = Claim(
             theta=theta.hex(),
@@ -254,7 +254,7 @@ class Member:
         self.ledger.claim(round, claim)
         if self._trained_at is not None:
             self.sending, self._trained_at = self.time.now() - self._trained_at, None
-        self.held.events.emit("claimed", round, steps=sealed.steps)
+        self.state.events.emit("claimed", round, steps=sealed.steps)
 
     def seconds_to_send(self) -> float:
         """Time-out of one try to send a payload."""
@@ -262,7 +262,7 @@ class Member:
 
     # --- what a round comes to -----------------------------------------------------------------------------------
 
-    def close(self, round: int, others: "Others") -> Record:
+    def close(self, round: int, others: "OtherMembers") -> Record:
         """The round's record: somebody's, or ours. Raises Elsewhere where most claims name another theta than we
         hold."""
         enough_for, looked, rules = 0.0, self.time.now(), self.spec.cluster
@@ -320,16 +320,16 @@ class Member:
     def create(self, round: int, claims: dict[PeerId, Claim], without: frozenset[PeerId]) -> bool:
         """Close the round with what these claims make, and take away the beats of those that are gone for good. False
         where somebody was faster."""
-        record = choose(claims, self.presence.living(), self.held.claim, self.me)
+        record = choose(claims, self.presence.living(), self.state.claim, self.me)
         if record is None:
-            raise Elsewhere(f"most of the claims of round {round} go on from another record than ours")
-        if digest_of(record.theta) != self.held.claim[0]:
-            raise Elsewhere(f"most of the claims of round {round} name another theta")
+            raise RunElsewhere(f"most of the claims of round {round} go on from another record than ours")
+        if digest_of(record.theta) != self.state.claim[0]:
+            raise RunElsewhere(f"most of the claims of round {round} name another theta")
         if self.ledger.record(round + 1) is not None:
             self.require_record(round)
         record = record.model_copy(update={"amendments": self.amended.coming()})
         ours = self.ledger.create(round, record)
-        self.held.events.emit("closed", round, ours=ours, waited_for=[member.hex() for member in sorted(without)])
+        self.state.events.emit("closed", round, ours=ours, waited_for=[member.hex() for member in sorted(without)])
         for member in self.presence.gone():
             self.ledger.clear(member)
         return ours
@@ -337,25 +337,25 @@ class Member:
     def apply(self, round: int, record: Record) -> None:
         """The outer step of this record. Raises Elsewhere where it is of another state than ours, Lacking, or
         StorageError."""
-        held, pair = self.held, self.held.claim
+        state, pair = self.state, self.state.claim
         selection = record.selection(self.ledger.run, round)
         if (selection.theta, selection.previous) != pair:
-            raise Elsewhere(f"the record of round {round} is of another state than ours")
+            raise RunElsewhere(f"the record of round {round} is of another state than ours")
         self.log.keep(round, record)
         amended = self.amended.at(record.amendments)
         contributing = [update.peer for update in record.updates]
         # What every value is sent of leaves nothing to carry over: an update that comes too late is lost.
-        mine = None if self.me in contributing or self.spec.exchange == "int8" else held.own_update(round)
-        held.lay_out_own(self.me, round)
-        with held.timeline.begin("download") as download:
+        mine = None if self.me in contributing or self.spec.exchange == "int8" else state.own_update(round)
+        state.lay_out_own(self.me, round)
+        with state.timeline.begin("download") as download:
             sealed = self.gather(round, record)
-        with held.timeline.begin("apply") as apply:
+        with state.timeline.begin("apply") as apply:
             shown = {update.peer: self.ledger.key_of(update) for update in record.updates}
             opened = open_pinned(self.spec, round, selection.contributing, sealed, shown, self.time)
-            held.apply(round, self.spec, Agreed(pair, selection, 0), opened, mine)
+            state.apply(round, self.spec, Agreed(pair, selection, 0), opened, mine)
         self.take_up(amended)
         self.records = [*self.records, record][-ROUNDS:]
-        held.events.emit(
+        state.events.emit(
             "applied",
             round,
             void=False,
@@ -367,11 +367,11 @@ class Member:
             seconds={"download": round_seconds(download.seconds), "apply": round_seconds(apply.seconds)},
         )
         if mine is not None:
-            held.events.emit("given_back", round)
+            state.events.emit("given_back", round)
         if mine is not None or self.skipped == round:
-            held.save_own()  # else it is on the disk, or on its way there, since we claimed
-        held.take_snapshot()
-        held.events.emit("phases", round, phases=held.timeline.take())
+            state.save_own()  # else it is on the disk, or on its way there, since we claimed
+        state.take_snapshot()
+        state.events.emit("phases", round, phases=state.timeline.take())
         logger.info(
             "round {round}: {count} contributed, {ours}",
             round=round,
@@ -382,7 +382,7 @@ class Member:
     def gather(self, round: int, record: Record) -> dict[PeerId, Data]:
         """The sealed objects that the record names: all of them, or Lacking is raised."""
         pairs = record.selection(self.ledger.run, round).contributing
-        seconds, cache = len(pairs) * self.seconds_to_send(), self.held.cache
+        seconds, cache = len(pairs) * self.seconds_to_send(), self.state.cache
         sources = self.ledger.payloads({update.peer: update for update in record.updates})
         found = fetch_pinned(self.spec, self.ledger.run, round, pairs, sources, seconds, cache, self.time)
         lacking = [peer for peer, data in found.items() if isinstance(data, Fault)]
@@ -394,12 +394,12 @@ class Member:
 
     def rejoin(self) -> None:
         """Stand where the run stands: apply all records that there are. Raises Elsewhere, Lacking."""
-        held = self.held
-        while (record := self.ledger.record(held.saved.round)) is not None:
+        state = self.state
+        while (record := self.ledger.record(state.saved.round)) is not None:
             self.pulse.phase = "join"
-            self.apply(held.saved.round, record)
+            self.apply(state.saved.round, record)
             self.upkeep.have()
-        self.pulse.round, self.pulse.step = held.saved.round, 0
+        self.pulse.round, self.pulse.step = state.saved.round, 0
 
     def ask(self, fault: Lacking) -> None:
         """Ask other members for what the bucket has lost; begin from a checkpoint where that takes too long. Raises
@@ -409,7 +409,7 @@ class Member:
         self.pulse.phase = "join"
         self.upkeep.ask(fault.round, fault.peers)
         patience = LOST_SILENCES * self.spec.cluster.silent_seconds
-        if self.time.now() < self.lacking[1] + patience or not from_checkpoint(self.ledger, self.held, fault.round):
+        if self.time.now() < self.lacking[1] + patience or not from_checkpoint(self.ledger, self.state, fault.round):
             raise fault
         self.recall()
         self.lacking = -1, 0.0
@@ -417,40 +417,40 @@ class Member:
     def start_over(self, why: str) -> None:
         """Our theta is not the run's: take a checkpoint, whatever we hold. Where that leads to the same theta again,
         another one is to come first."""
-        self.pulse.phase, round = "join", self.held.saved.round
+        self.pulse.phase, round = "join", self.state.saved.round
         self.astray = self.astray + 1 if self.astray_in == round else 0
         self.astray_in = round
         logger.warning("{why}: starting again from a checkpoint", why=why)
-        self.held.events.emit("diverged", round, why=why)
+        self.state.events.emit("diverged", round, why=why)
         if self.astray:
             logger.error("this machine computes another theta than the run's: look at its memory, its GPU, its release")
             self.time.sleep(min(LONGEST_PAUSE, self.spec.cluster.silent_seconds * 2 ** min(self.astray, 10)))
-        if from_checkpoint(self.ledger, self.held, -1):
+        if from_checkpoint(self.ledger, self.state, -1):
             self.recall()
             return
         if round > self.spec.cluster.keep_rounds:
             raise StorageError(
                 "nobody shows a checkpoint, and the payloads since theta_0 are gone: keeping what we hold"
             )
-        from_genesis(self.ledger, self.held)
+        from_genesis(self.ledger, self.state)
         self.recall()
 
     # --- ending ------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """After the run's last record: have the last theta on this disk, and in the bucket, where one puts it."""
-        held = self.held
+        state = self.state
         self.ended_at = self.time.now()
-        held.snapshots.begin(held.saved.round, held.saved.link, held.replica.consensus_state())
-        held.snapshots.finish()
+        state.snapshots.begin(state.saved.round, state.saved.link, state.replica.consensus_state())
+        state.snapshots.finish()
         turns = len(self.presence.living()) + 1
         until = self.ended_at + turns * self.spec.cluster.silent_seconds + 2 * self.checkpoints.shelf.state_seconds()
         while not (up := self.last_is_up()) and self.time.now() < until:
             self.time.sleep(self.spec.cluster.beat_seconds)
         logger.info(
             "the run is closed: round {round} was its last. theta {theta} is on this disk{there}",
-            round=held.saved.round - 1,
-            theta=held.saved.theta.hex()[:16],
+            round=state.saved.round - 1,
+            theta=state.saved.theta.hex()[:16],
             there=" and in the bucket, as a checkpoint" if up else ", and nobody has put it into the bucket",
         )
 
@@ -458,7 +458,7 @@ class Member:
         """Whether somebody shows the last theta; puts it up where that is our turn."""
         self.checkpoints.look()
         try:
-            return is_shown(self.ledger, self.held.saved.link)
+            return is_shown(self.ledger, self.state.saved.link)
         except StorageError as fault:
             self.patience.failed(fault)
             return False
@@ -469,7 +469,7 @@ class Member:
         logger.info(
             "drained: round {round} was our last one, as somebody wished (murmur cluster drain). Start this member "
             "again, and it takes part again",
-            round=self.held.saved.round - 1,
+            round=self.state.saved.round - 1,
         )
 
     def _patiently(self, do: Callable[[], None]) -> bool:
@@ -477,7 +477,7 @@ class Member:
         try:
             do()
         except StorageError as fault:
-            self.held.events.emit("broke_off", self.pulse.round, fault=str(fault))
+            self.state.events.emit("broke_off", self.pulse.round, fault=str(fault))
             self.patience.failed(fault)
             return False
         self.patience.answered()

@@ -21,8 +21,8 @@ from protocol.messages import Reveal, encode_document
 from protocol.ports import Task
 from protocol.types import Commitment, Page
 from rounds.contribution import Diverged, Work
-from rounds.outcome import Stood
-from rounds.repair_answers import Answers
+from rounds.outcome import Outcomes
+from rounds.repair_answers import RepairAnswers
 from sparseloco.update import Update
 from storage.exchange import publish
 from storage.mirror import Mirror
@@ -30,7 +30,7 @@ from storage.realtime import seconds_until
 from training.shards import Shards
 
 
-class Over(MurmurError):
+class RoundOver(MurmurError):
     """The round is over: the run went further than that while we caught up with it."""
 
 
@@ -45,9 +45,9 @@ class Miner:
 
     def __init__(self, node: Node, shards: Shards, *, speculates: bool = True) -> None:
         self.node, self.speculates = node, speculates
-        self.work = Work(node.held, shards, node.doors.bucket, node.doors.signer, node.time)
-        self.stood = Stood(node)
-        self.answers = Answers(node, Mirror(node.doors.bucket, node.run.id, node.time))
+        self.work = Work(node.state, shards, node.doors.bucket, node.doors.signer, node.time)
+        self.stood = Outcomes(node)
+        self.answers = RepairAnswers(node, Mirror(node.doors.bucket, node.run.id, node.time))
         self.finished = -1
         """The last round that we have nothing more to say in."""
         self.aside: Task | None = None
@@ -58,20 +58,20 @@ class Miner:
 
         self.node.abort_unfinished()
         while True:
-            round = self.node.held.saved.round
+            round = self.node.state.saved.round
             try:
                 self.announce()
                 round = self.open_round()
                 self.play(round)
-            except Over:
+            except RoundOver:
                 continue
             except (Diverged, Late) as fault:
                 logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
-                self.node.held.events.emit("broke_off", round, fault=str(fault))
+                self.node.state.events.emit("broke_off", round, fault=str(fault))
                 self.node.wait_for(self.node.clock.commit_by(round), "the round to pass")
             except (ChainError, StorageError) as fault:
                 # Saved and sealed work is not lost: the next pass takes it up if the round is still open.
-                self.node.held.events.emit("broke_off", round, fault=str(fault))
+                self.node.state.events.emit("broke_off", round, fault=str(fault))
                 self.node.setbacks.broke_off(round, fault)
 
     def announce(self) -> None:
@@ -84,10 +84,10 @@ class Miner:
     def open_round(self) -> int:
         """The round to play: the one that we have sealed for while its key may still be published, else the first whose
         commit window is open."""
-        node, sealed = self.node, self.node.held.saved.sealed
-        unfinished = sealed is not None and self.finished < sealed.round == node.held.saved.round
-        if unfinished and node.head() < node.clock.reveal_by(node.held.saved.round):
-            return node.held.saved.round
+        node, sealed = self.node, self.node.state.saved.sealed
+        unfinished = sealed is not None and self.finished < sealed.round == node.state.saved.round
+        if unfinished and node.head() < node.clock.reveal_by(node.state.saved.round):
+            return node.state.saved.round
         return node.next_round(node.clock.commit_by)
 
     def play(self, round: int) -> None:
@@ -95,7 +95,7 @@ class Miner:
         node = self.node
         if not (self.speculates and node.expect(round - 1)):
             self.follow(round)
-        sealed = node.held.saved.sealed
+        sealed = node.state.saved.sealed
         if sealed is None or sealed.round != round:
             self.train(round, self.pages(round))
             sealed = self.seal(round, self.compress())
@@ -106,15 +106,15 @@ class Miner:
             self.reveal(round, sealed)
         self.finished = round
         node.prefetch(round)
-        node.held.save_own()
+        node.state.save_own()
         self.set_aside(round, counts)
         self.work.fetch_ahead(partial(self.pages, round + 1))
 
     def follow(self, round: int) -> None:
         """Hold what the run agreed on for the start of `round`. Raises Over when catch-up went further."""
         self.stood.follow(self.node.advance(round))
-        if self.node.held.saved.round != round:
-            raise Over
+        if self.node.state.saved.round != round:
+            raise RoundOver
         self.node.look_at_terms(round)
 
     def set_aside(self, round: int, counts: bool) -> None:
@@ -232,12 +232,12 @@ class Miner:
                 then = "it is too late to commit again, so we are not selected" if late else "committing again"
                 told = "round {round}: a fork dropped our commitment of block {block}: {then}"
                 logger.warning(told, round=round, block=block, then=then)
-                node.held.events.emit("commitment_dropped", round, block=block, again=not late)
+                node.state.events.emit("commitment_dropped", round, block=block, again=not late)
             elif late:
                 logger.warning("round {round}: finished after block {last}, too late to commit", round=round, last=last)
             if late:
                 return
-            with node.held.timeline.begin("commit"):
+            with node.state.timeline.begin("commit"):
                 block = node.post(statement)
             self.stood.margins[round] = last - block
             logger.debug(
@@ -246,7 +246,7 @@ class Miner:
                 block=block,
                 margin=last - block,
             )
-            node.held.events.emit("committed", round, block=block, in_time=block <= last)
+            node.state.events.emit("committed", round, block=block, in_time=block <= last)
             settled = max(block, min(block + RETURN_BLOCKS, last - 1))
             node.wait_for(settled, f"our commitment for round {round} to be final")
 
@@ -273,8 +273,8 @@ class Miner:
 
         node = self.node
         last = node.clock.commit_by(round)
-        with node.held.timeline.begin("reveal"):
-            proof = node.held.replica.sync_proof(node.doors.chain.header(last).hash, node.me)
+        with node.state.timeline.begin("reveal"):
+            proof = node.state.replica.sync_proof(node.doors.chain.header(last).hash, node.me)
             unsigned = Reveal(node.run.id, round, node.me, sealed.key, proof)
             reveal = replace(unsigned, signature=node.doors.signer.sign(unsigned.signed_part))
             deadline = max(1.0, node.seconds_until(node.clock.reveal_by(round)))
@@ -285,7 +285,7 @@ class Miner:
                 timeout_seconds=deadline,
                 time=node.time,
             )
-        node.held.events.emit("revealed", round)
+        node.state.events.emit("revealed", round)
 
     def report(self, round: int) -> None:
         """Our signed claims about the round, in our bucket: shown to people, decided on never."""

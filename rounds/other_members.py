@@ -19,7 +19,7 @@ ENDING = 4
 """In the last one of so many parts of our inner steps we look at who lives, though nobody has claimed yet."""
 
 
-class Others:
+class OtherMembers:
     """What the other members of a round do: their payloads are fetched as they come. Looked at in a thread of its own
     while we train and send, and by `Member.close` after that."""
 
@@ -50,7 +50,7 @@ class Others:
 
     def fetch(self, claims: Mapping[PeerId, Claim]) -> None:
         """Begin to fetch what has been claimed since the last call, and goes on from where we stand."""
-        member, link = self._member, self._member.held.saved.link.hex()
+        member, link = self._member, self._member.state.saved.link.hex()
         new = [peer for peer, claim in claims.items() if peer not in self._wanted and claim.previous == link]
         self._wanted |= set(new)
         sources = member.ledger.payloads(claims)
@@ -71,7 +71,7 @@ class Others:
             wanted,
             seconds_left=lambda: max(0.0, until - member.time.now()),
             max_threads=len(wanted),
-            cache=member.held.cache,
+            cache=member.state.cache,
             time=member.time,
         )
         self._fetching.append(collection.start())

@@ -22,7 +22,7 @@ ASKED = 5
 MOST_UNTOLD = 5
 
 
-class Stood:
+class Outcomes:
     """What one miner knows of its last rounds until they are told."""
 
     def __init__(self, node: Node) -> None:
@@ -79,7 +79,7 @@ class Stood:
             "next_set": due_from(run, round + 1, by_id[first].last_update) if first is not None else None,
             "margin": self.margins.get(round),
         }
-        node.held.events.emit("stood", round, **event)
+        node.state.events.emit("stood", round, **event)
         logger.info("{line}", line=round_line.line({"event": "stood", "round": round, **event}))
 
     def _outcome(

@@ -50,11 +50,11 @@ class Pay:
         except ChainError as fault:
             logger.warning("round {round}: weights were not set: {fault}", round=round, fault=str(fault))
             if fault.code is not None:
-                node.held.events.emit("weights_not_taken", round, code=fault.code)
+                node.state.events.emit("weights_not_taken", round, code=fault.code)
             return Paid(head, None, shares)
-        node.held.events.emit("weights", round, block=block, weights={str(uid): w for uid, w in by_uid.items()})
-        unread = (*node.held.saved.unread, SentWeights(round, block, by_uid))
-        node.held.save(unread=unread[-UNREAD_KEPT:])
+        node.state.events.emit("weights", round, block=block, weights={str(uid): w for uid, w in by_uid.items()})
+        unread = (*node.state.saved.unread, SentWeights(round, block, by_uid))
+        node.state.save(unread=unread[-UNREAD_KEPT:])
         return Paid(head, block, shares)
 
     def _set(self, by_uid: Mapping[Uid, float], before: int) -> int:
@@ -88,7 +88,7 @@ class Pay:
 
     def read_back(self) -> None:
         """Look what became of the rows that were sent, of those that stand by now or never will."""
-        held, waiting = self.node.held, list[SentWeights]()
+        held, waiting = self.node.state, list[SentWeights]()
         for sent in held.saved.unread:
             try:
                 row = row_of(self.node.doors.chain, self.node.me, sent.set_in)
@@ -109,7 +109,7 @@ class Pay:
         node, block = self.node, row.block
         wrong = differing(sent.shares, row.now)
         if not wrong:
-            node.held.events.emit("weights_standing", sent.round, set_in=sent.set_in, block=block)
+            node.state.events.emit("weights_standing", sent.round, set_in=sent.set_in, block=block)
             return
         me = next((peer for peer in node.doors.chain.peers(block) if peer.id == node.me), None)
         if me is not None and not me.validates:
@@ -128,6 +128,6 @@ class Pay:
             count=len(wrong),
             why=why,
         )
-        node.held.events.emit(
+        node.state.events.emit(
             "weights_refused", sent.round, set_in=sent.set_in, block=block, uids=[int(uid) for uid in wrong]
         )

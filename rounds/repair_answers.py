@@ -16,7 +16,7 @@ from node.node import Node
 from node.sync.repair_requests import Place
 from protocol.errors import ChainError
 from protocol.types import PeerId
-from rounds.copies import Copier, Held
+from rounds.copies import Copier, HeldPayload
 from storage.mirror import Mirror
 
 LOOKS = 2
@@ -28,7 +28,7 @@ GROWTH = 4
 """.. so many times as many, with the sixth look of 256."""
 
 
-class Answers(Copier):
+class RepairAnswers(Copier):
     """One miner's copies."""
 
     def __init__(self, node: Node, mirror: Mirror) -> None:
@@ -93,16 +93,16 @@ class Answers(Copier):
     def _keys_due(self) -> Iterable[Place]:
         return self._due()
 
-    def _next(self, tried: Collection[Place]) -> tuple[Place, Held] | None:
+    def _next(self, tried: Collection[Place]) -> tuple[Place, HeldPayload] | None:
         with self._changed:
             due = [place for place in self._due() if place not in self._up and place not in tried]
             return (due[0], self._held[due[0]]) if due and self._favours < self._share else None
 
-    def _copy(self, place: Place, held: Held) -> None:
+    def _copy(self, place: Place, held: HeldPayload) -> None:
         if not self._is_up_elsewhere(place, held):
             super()._copy(place, held)
 
-    def _is_up_elsewhere(self, place: Place, held: Held) -> bool:
+    def _is_up_elsewhere(self, place: Place, held: HeldPayload) -> bool:
         """Whether one that comes before us shows a copy that it did not show a round ago. Then we wait for the next
         round: whoever asked has it by then, or was shown something else."""
         node, sources, shown = self.node, self._sources, self._shown.setdefault(place, set())
@@ -120,5 +120,5 @@ class Answers(Copier):
         """No longer than until our own next payload may want the line."""
         return min(super()._upload_seconds(), self._until - self.node.time.now())
 
-    def _count(self, place: Place, held: Held) -> None:
+    def _count(self, place: Place, held: HeldPayload) -> None:
         self._favours += 1

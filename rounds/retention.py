@@ -15,7 +15,7 @@ from training.evaluate import held_out_sequences
 from training.shards import Shards
 
 
-class Keeper:
+class Retention:
     """One validator's public objects but for its reports."""
 
     def __init__(self, node: Node, shards: Shards, mirror: Mirror) -> None:
@@ -44,11 +44,11 @@ class Keeper:
         except StorageError as fault:
             logger.warning("copies before round {round} are not deleted yet: {fault}", round=before, fault=str(fault))
         try:
-            loss = node.held.replica.loss(self.held_out())
+            loss = node.state.replica.loss(self.held_out())
         except StorageError as fault:
             logger.warning("round {round}: no held-out loss: {fault}", round=round, fault=str(fault))
             return None
-        node.held.events.emit("held_out", round, val_loss=loss)
+        node.state.events.emit("held_out", round, val_loss=loss)
         return loss
 
     def held_out(self) -> Tensor:

@@ -23,7 +23,7 @@ from gauntlet.sketch import Sample
 from node.fetch.concurrency import beside
 from node.fetch.payloads import open_threads
 from node.node import Node
-from node.state.payload_history import Memory
+from node.state.payload_history import PayloadHistory
 from node.telemetry.events import round_seconds
 from protocol import keys
 from protocol.errors import ConfigError, InvalidMessage, StorageError
@@ -41,7 +41,7 @@ class Scores:
 
     def __init__(self, node: Node, shards: Shards) -> None:
         self.node, self.shards = node, shards
-        store, saved = node.held.store, node.held.saved.book
+        store, saved = node.state.store, node.state.saved.book
         try:
             self.book = book.from_json(store.read(saved)) if saved is not None else ScoreBook()
         except InvalidMessage as fault:
@@ -49,12 +49,14 @@ class Scores:
                 f"the ratings saved in {store.folder} cannot be used ({fault}): run the release that wrote them, "
                 "or remove this folder and start again: the node catches up, and every rating starts afresh"
             ) from None
-        self.memory = Memory(store.folder / "payloads", node.run.first.layout.records_bytes, self.book.remembered)
+        self.memory = PayloadHistory(
+            store.folder / "payloads", node.run.first.layout.records_bytes, self.book.remembered
+        )
 
     def check(self, round: int, gathered: Sequence[Gathered]) -> Checked:
         """The fast checks (docs/protocol.md section 5), told to the log."""
         node = self.node
-        with node.held.timeline.begin("check") as watch:
+        with node.state.timeline.begin("check") as watch:
             checked = self.judge(round, gathered)
         rejected = {hotkey(peer): str(rejection.reason) for peer, rejection in checked.rejected.items()}
         for peer, rejection in checked.rejected.items():
@@ -74,7 +76,7 @@ class Scores:
                 where=where,
                 key=keys.payload(node.run.id, round),
             )
-        node.held.events.emit(
+        node.state.events.emit(
             "checked",
             round,
             active=len(checked.committed),
@@ -93,7 +95,7 @@ class Scores:
             spec,
             node.run.id,
             round,
-            node.held.replica.digest(),
+            node.state.replica.digest(),
             candidates,
             doors=Doors(
                 node.doors.verify,
@@ -101,8 +103,8 @@ class Scores:
                 lambda judge, items: beside(judge, items, open_threads(spec), node.time),
             ),
             clock=node.clock,
-            expected_proof=lambda peer: node.held.replica.sync_proof(commit_hash, peer),
-            outer_state=node.held.replica.outer,
+            expected_proof=lambda peer: node.state.replica.sync_proof(commit_hash, peer),
+            outer_state=node.state.replica.outer,
             commit_hash=commit_hash,
             history=self.memory.sketches(
                 compared(self.book.remembered, round, spec.gauntlet.copy_rounds), Sample(spec.layout, commit_hash)
@@ -126,7 +128,7 @@ class Scores:
         if why is not None:
             told = "round {round}: not observed ({why}): nobody is rated or paid for it; is our link or store down, or "
             logger.warning(told + "our theta another?", round=round, why=str(why))
-            node.held.events.emit("unobserved", round, why=str(why))
+            node.state.events.emit("unobserved", round, why=str(why))
         return why
 
     def rank(self, round: int, checked: Checked) -> Ranking:
@@ -135,7 +137,7 @@ class Scores:
         commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
         rules = node.run.spec_at(round).gauntlet
         ranking = standing(self.book, checked.passed, rules, round, commit_hash, checked.twins)
-        node.held.events.emit(
+        node.state.events.emit(
             "ranked",
             round,
             contributing=[hotkey(peer) for peer in ranking.contributing],
@@ -158,16 +160,16 @@ class Scores:
         picked = pick(self.book, passed, contributing, spec.gauntlet, seed, checked.twins)
         miners = {peer.id for peer in at_commit if is_judged(peer, spec.owner_id)}
         sampled = samples(spec, page_hash, picked, miners, seed)
-        prober = Prober(node.held.replica, self.shards.train, spec.gauntlet.probe_step)
-        with node.held.timeline.begin("evaluate") as watch, prober:
+        prober = Prober(node.state.replica, self.shards.train, spec.gauntlet.probe_step)
+        with node.state.timeline.begin("evaluate") as watch, prober:
             evaluations = evaluate(
                 prober.losses,
                 checked.passed,
-                bounded(checked.passed, node.held.replica.outer),
+                bounded(checked.passed, node.state.replica.outer),
                 sampled,
                 references(picked, passed, contributing, spec.gauntlet, seed, checked.twins),
             )
-        node.held.events.emit(
+        node.state.events.emit(
             "evaluated", round, peers=len(evaluations), seconds={"evaluate": round_seconds(watch.seconds)}
         )
         return evaluations
@@ -181,7 +183,7 @@ class Scores:
         good = trusted(self.book, [peer.id for peer in at_commit], spec.gauntlet)
         leading = guides(ranking.contributing, good, checked.twins)
         named = looked_at(self.book.remembered, round, good, leading)
-        with node.held.timeline.begin("progress"):
+        with node.state.timeline.begin("progress"):
             sample = Sample(spec.layout, commit_hash, MEASURED_VALUES)
             past = list(self.memory.sketches(named, sample))
             return progress(sample, shown(sample, leading, checked.passed), past, named)
@@ -209,13 +211,13 @@ class Scores:
         )
         self.memory.keep(round, checked.remember)
         self.book = fold(self.book, outcome, node.run.spec_at(round).gauntlet)
-        node.held.save(book=node.held.store.write(book.to_json(self.book)), scored=round)
+        node.state.save(book=node.state.store.write(book.to_json(self.book)), scored=round)
         self.memory.prune(self.book.remembered)
 
     def pass_over(self, why: Unobserved) -> None:
         """The round was not observed: the ratings stay as they are."""
         self.book = pass_over(self.book, why)
-        self.node.held.save(book=self.node.held.store.write(book.to_json(self.book)))
+        self.node.state.save(book=self.node.state.store.write(book.to_json(self.book)))
 
     def report(
         self,
@@ -248,4 +250,4 @@ class Scores:
         except StorageError as fault:
             node.setbacks.refused(fault)
             logger.warning("round {round}: no report: {fault}", round=round, fault=str(fault))
-        node.held.events.emit("reported", round, peers=report.named(spec.gauntlet))
+        node.state.events.emit("reported", round, peers=report.named(spec.gauntlet))

@@ -12,7 +12,7 @@ from node.cluster.rejoin import last_round
 from node.config.device import describe
 from node.config.settings import ClusterConfig, NodeConfig, home
 from node.program.assemble import build, on_ranks, serve_metrics, zeros
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from node.state.store import StateStore
 from node.telemetry.events import Events
 from rounds.member import Member
@@ -60,7 +60,7 @@ def take_part(config: ClusterConfig, ranks: Ranks) -> None:
     store = StateStore(folder, run)
     replica = Replica(spec, zeros(spec.model.shapes()), ranks=ranks)
     see = serve_metrics(config, spec.name, folder, None)
-    held = Held(spec, run, replica, store, Events(folder / "events.jsonl", config.name, see=see))
+    state = NodeState(spec, run, replica, store, Events(folder / "events.jsonl", config.name, see=see))
     logger.info(
         "murmuration {version}, member {name} ({me}) of cluster {run} ({id}), on {ranks} x {device}, bucket {bucket}",
         version=version("murmuration-node"),
@@ -72,7 +72,7 @@ def take_part(config: ClusterConfig, ranks: Ranks) -> None:
         device=describe(ranks.device),
         bucket=f"{token.endpoint}/{token.bucket}",
     )
-    Member(spec, config.name, held, shards, ledger).run()
+    Member(spec, config.name, state, shards, ledger).run()
 
 
 def play(config: NodeConfig, role: Role, player: Player, ranks: Ranks) -> None:

@@ -18,7 +18,7 @@ from protocol.errors import ChainError, StorageError
 from rounds.collect import Collector
 from rounds.copies import Copies
 from rounds.pay import Pay
-from rounds.retention import Keeper
+from rounds.retention import Retention
 from rounds.score import Scores
 from rounds.words import Words
 from storage.mirror import Mirror
@@ -32,7 +32,7 @@ class Validator:
     scoring: type[Scores] = Scores
     speaking: type[Words] = Words
     paying: type[Pay] = Pay
-    keeping: type[Keeper] = Keeper
+    keeping: type[Retention] = Retention
 
     def __init__(self, node: Node, shards: Shards) -> None:
         self.node = node
@@ -54,8 +54,8 @@ class Validator:
                 self.announce()
                 self.play(self.node.next_round(self.node.clock.words_by))
             except (ChainError, StorageError) as fault:
-                self.node.held.events.emit("broke_off", self.node.held.saved.round, fault=str(fault))
-                self.node.setbacks.broke_off(self.node.held.saved.round, fault)
+                self.node.state.events.emit("broke_off", self.node.state.saved.round, fault=str(fault))
+                self.node.setbacks.broke_off(self.node.state.saved.round, fault)
 
     def announce(self) -> None:
         """Publish our bucket on chain; and, by block D of the run's first round, that we are there for it: who has not
@@ -74,7 +74,7 @@ class Validator:
         if not node.at_tip:
             words.keep_seat()  # catching up may take longer than a round
         node.advance(round)
-        if node.held.saved.round != round:
+        if node.state.saved.round != round:
             return  # catch-up went further: `round` is over
         node.look_at_terms(round)
         seen = self.collector.look(round, scores.book)
@@ -125,8 +125,8 @@ class Validator:
             "unobserved": unobserved,
             "loss": loss,
             "set_in": paid.set_in if paid is not None else None,
-            "unrevealed": sum(sent.round != round for sent in node.held.saved.unread),
+            "unrevealed": sum(sent.round != round for sent in node.state.saved.unread),
             "next_set": due_from(node.run, round + 1, me.last_update) if me is not None else None,
         }
-        node.held.events.emit("judged", round, **event)
+        node.state.events.emit("judged", round, **event)
         logger.info("{line}", line=round_line.line({"event": "judged", "round": round, **event}))

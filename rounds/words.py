@@ -152,7 +152,7 @@ class Words:
             if self.seen[peer].payload is None
         ]
         payloads = gather(
-            wanted, timeout_seconds=seconds / 2, max_threads=MAX_THREADS, cache=node.held.cache, time=node.time
+            wanted, timeout_seconds=seconds / 2, max_threads=MAX_THREADS, cache=node.state.cache, time=node.time
         )
         self.want(round, {peer for peer, found in payloads.items() if isinstance(found, Fault)})
         wanted = [
@@ -196,12 +196,12 @@ class Words:
             return
         block = self.send(round, word)
         if block is not None:
-            node.held.events.emit("said", round, block=block, named=len(named(word)), abstains=word.pair is None)
+            node.state.events.emit("said", round, block=block, named=len(named(word)), abstains=word.pair is None)
 
     def send(self, round: int, word: Word) -> int | None:
         """Put the word on chain; its block. A refusal costs our word, never the round's scores."""
         try:
-            with self.node.held.timeline.begin("post"):
+            with self.node.state.timeline.begin("post"):
                 return self.node.post(word)
         except ChainError as fault:
             logger.warning("round {round}: our word is not on chain: {fault}", round=round, fault=str(fault))

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from node.cluster.group_keys import Group
 from node.cluster.ledger import Ledger
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from node.state.store import Saved, StateStore
 from protocol import keys
 from protocol.cluster import ClusterSpec, ClusterTable, parse_record
@@ -232,7 +232,7 @@ class Cluster:
         ledger = Ledger(bucket, self.run, Group(SECRET), machine.id, life)
         learner = Learner(self.spec, self.problem, life, Costs(INNER_SECONDS * machine.pace), draw)
         events = Recorder(partial(self.tell, machine))
-        held = Held(self.spec, self.run, learner, disk, events, life)
+        held = NodeState(self.spec, self.run, learner, disk, events, life)
         process = sha256(f"{machine.name} {machine.lives}".encode()).hexdigest()[:16]
         return Member(self.spec, machine.name, held, NoText(), ledger, process)
 

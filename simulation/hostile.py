@@ -177,7 +177,7 @@ class TwoFacedMiner(Miner):
         self.faces, self.name = faces, name
 
     def train(self, round: int, pages: Sequence[Page]) -> None:
-        learner = self.node.held.replica
+        learner = self.node.state.replica
         assert isinstance(learner, Learner)
         honest = learner.problem
         learner.problem = Contrary(honest) if self.faces.harms(self.name, round) else honest

@@ -11,7 +11,7 @@ from typing import Any
 
 from node.config.adapters import Doors
 from node.node import Node
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from node.state.store import Saved, StateStore
 from node.sync.amendments import settled
 from node.telemetry.events import Events
@@ -141,7 +141,7 @@ class Member:
     @property
     def round(self) -> int:
         """The round at whose start its state stands; -1 while it starts."""
-        return self.program.node.held.saved.round if self.up and self.program is not None else -1
+        return self.program.node.state.saved.round if self.up and self.program is not None else -1
 
 
 class Judges(Mapping[str, Validator | None]):
@@ -312,7 +312,7 @@ class Network:
         disk.run.save(run)
         learner = Learner(self.spec, self.problem, life, Costs(INNER_SECONDS * member.pace), draw)
         events = Recorder(partial(self._told, member))
-        node = Node(run, doors, Held(self.spec, self.run.id, learner, disk, events, life))
+        node = Node(run, doors, NodeState(self.spec, self.run.id, learner, disk, events, life))
         if not member.validates:
             if member.hostile:
                 return TwoFacedMiner(node, NoText(), self.faces, member.name)

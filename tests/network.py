@@ -18,7 +18,7 @@ from node.chain import follower, retrying_chain
 from node.chain.subnet_terms import require_fit
 from node.config.adapters import Doors
 from node.node import Node
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from node.state.store import Saved, StateStore
 from node.sync import backoff
 from node.sync.amendments import settled
@@ -32,7 +32,7 @@ from protocol.types import Digest, Header, Peer, PeerId, Pointer, Uid, hotkey
 from rounds.collect import Collector
 from rounds.miner import Miner
 from rounds.pay import Pay
-from rounds.retention import Keeper
+from rounds.retention import Retention
 from rounds.score import Scores
 from rounds.validator import Validator
 from rounds.words import Words
@@ -59,7 +59,7 @@ waiting = partial(Miner, speculates=False)
 
 def with_parts(*parts: type) -> type[Validator]:
     """A validator some of whose five parts are these."""
-    names = {Collector: "collecting", Scores: "scoring", Words: "speaking", Pay: "paying", Keeper: "keeping"}
+    names = {Collector: "collecting", Scores: "scoring", Words: "speaking", Pay: "paying", Retention: "keeping"}
     own = {name: part for part in parts for kind, name in names.items() if issubclass(part, kind)}
     return type("Dishonest", (Validator,), own)
 
@@ -218,7 +218,7 @@ class Member:
     @property
     def round(self) -> int:
         """The round at whose start its saved state stands; -1 while it starts."""
-        return -1 if self.program is None else self.program.node.held.saved.round
+        return -1 if self.program is None else self.program.node.state.saved.round
 
     @property
     def alive(self) -> bool:
@@ -393,7 +393,7 @@ class FakeNetwork:
         zeros = {name: torch.zeros(shape) for name, shape in first.first.model.shapes().items()}
         replica = Learner(first.first, zeros, life)
         events = Events(member.home / "events.jsonl", member.name)
-        return Node(run, doors, Held(first.first, run.id, replica, store, events, life))
+        return Node(run, doors, NodeState(first.first, run.id, replica, store, events, life))
 
     def shards(self, member: Member, node: Node) -> Shards:
         """The data set as a node has it: all of it in its folder."""

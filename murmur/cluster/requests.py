@@ -9,7 +9,7 @@ from typing import Any
 
 from murmur.run.amend import changes_of
 from murmur.run.questions import agreed_to, say
-from node.cluster.amendments import Amended
+from node.cluster.amendments import AmendedSpec
 from node.cluster.bootstrap import find_spec, open_shared, read_token, wrong_group
 from node.cluster.group_keys import Group, Token, parse_token
 from node.cluster.ledger import Ledger
@@ -90,9 +90,9 @@ def opened(token: Token) -> tuple[Ledger, ClusterSpec]:
     return Ledger(bucket, run, group, GROUP, REAL), spec
 
 
-def standing(ledger: Ledger, spec: ClusterSpec) -> Amended:
+def standing(ledger: Ledger, spec: ClusterSpec) -> AmendedSpec:
     """With all amendments that there are, in force or to come. Raises ConfigError where the run is closed."""
-    now = Amended(spec, ledger)
+    now = AmendedSpec(spec, ledger)
     now = now.at(now.coming())
     if now.closed:
         raise ConfigError(f"{spec.name} is closed: nothing of it changes any more")

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from node.cluster.amendments import Amended
+from node.cluster.amendments import AmendedSpec
 from node.cluster.bootstrap import find_spec, open_shared, read_token
 from node.cluster.group_keys import Group, parse_token
 from node.cluster.ledger import Ledger
@@ -27,7 +27,7 @@ def look(token_file: Path) -> dict[str, Any]:
     beats = ledger.beats()
     names = {member.hex(): beat.name for member, beat in beats.items()}
     rounds = ledger.rounds()
-    records, now = [], Amended(spec, ledger)
+    records, now = [], AmendedSpec(spec, ledger)
     for round in range(max(0, rounds - LAST), rounds):
         record = ledger.record(round)
         if record is not None:

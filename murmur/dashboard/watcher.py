@@ -15,7 +15,7 @@ from dashboard.evaluations import Evaluations, in_home
 from dashboard.rounds import Rounds
 from dashboard.source import PORTION_BYTES, Stage
 from murmur.network import Opened
-from node.observe.history import HISTORY_ROUNDS, History, Told
+from node.observe.history import HISTORY_ROUNDS, History, HistoryEvent
 from protocol.errors import MurmurError
 from protocol.spec import RunSpec
 from protocol.types import hotkey
@@ -39,7 +39,7 @@ class Network:
         self._there: Opened | None = None
         self._history: History | None = None
         self._evaluations: Evaluations | None = None
-        self._told: Queue[Told] = Queue(QUEUED)
+        self._told: Queue[HistoryEvent] = Queue(QUEUED)
         self._rows: OrderedDict[tuple[int, str], bytes] = OrderedDict()
         self._rows_bytes = 0
         self._trouble: str | None = None
@@ -170,7 +170,7 @@ class Network:
         if history.head is not None and history.head.block > self._head:
             self._head, self._grew = history.head.block, time.monotonic()
 
-    def _put(self, told: Told) -> None:
+    def _put(self, told: HistoryEvent) -> None:
         while not self._ending.is_set():
             try:
                 return self._told.put(told, timeout=1.0)

@@ -10,7 +10,7 @@ from loguru import logger
 
 from gauntlet.agreement import Agreed
 from node.chain.agreement import Agreement
-from node.chain.retrying_chain import PatientChain
+from node.chain.retrying_chain import RetryingChain
 from node.config.adapters import Doors
 from node.fetch.sources import Sources, sources_as_of
 from node.telemetry.events import Timeline
@@ -38,7 +38,7 @@ class Follower:
     def __init__(self, run: Run, doors: Doors, timeline: Timeline) -> None:
         self.run, self.timeline = run, timeline
         self.clock = run.clock
-        patient = PatientChain(doors.chain, run.clock, run.first.clock.block_seconds, doors.time)
+        patient = RetryingChain(doors.chain, run.clock, run.first.clock.block_seconds, doors.time)
         self.doors = replace(doors, chain=patient)
         self.me = doors.signer.peer
         self.time = doors.time

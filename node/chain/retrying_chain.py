@@ -19,7 +19,7 @@ PAUSE_SECONDS = 1.0
 T = TypeVar("T")
 
 
-class PatientChain:
+class RetryingChain:
     """Chain over a chain, for one run. Raises ChainError only for a verdict, or once the window of the round in which
     the call was first made has ended by plan, counted from the newest final block seen."""
 

@@ -65,7 +65,7 @@ def require_fit(run: Run, round: int, subnet: Subnet) -> None:
         )
 
 
-class Terms:
+class SubnetTerms:
     """What the chain asked for when a running node last looked."""
 
     def __init__(self, events: Events) -> None:

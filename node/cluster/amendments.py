@@ -11,7 +11,7 @@ from protocol.cluster import Amendment, ClusterSpec, amended
 from protocol.errors import ConfigError, StorageError
 
 
-class Amended:
+class AmendedSpec:
     """A cluster's spec as its records' amendments leave it. count: of those that hold. closed: the run has had its last
     round."""
 
@@ -20,12 +20,12 @@ class Amended:
         self.count, self.spec, self.closed = 0, first, False
         self._refused = 0
 
-    def at(self, count: int) -> "Amended":
+    def at(self, count: int) -> "AmendedSpec":
         """With so many amendments. Raises StorageError where one is not to be had, ConfigError for one that this
         release cannot follow."""
         if count == self.count:
             return self
-        found = self if count > self.count else Amended(self._first, self._ledger)
+        found = self if count > self.count else AmendedSpec(self._first, self._ledger)
         while found.count < count:
             amendment = self._ledger.amendment(found.count + 1)
             if amendment is None:
@@ -33,9 +33,9 @@ class Amended:
             found = found.next(amendment)
         return found
 
-    def next(self, amendment: Amendment) -> "Amended":
+    def next(self, amendment: Amendment) -> "AmendedSpec":
         """With one more. Raises ConfigError where it makes no valid spec."""
-        following = Amended(self._first, self._ledger)
+        following = AmendedSpec(self._first, self._ledger)
         following.count, following.spec = self.count + 1, amended(self.spec, amendment)
         following.closed = amendment.last
         return following

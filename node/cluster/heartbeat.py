@@ -11,7 +11,7 @@ LEAVE_SECONDS = 2.0
 """A process that ends says so, and does not wait for it longer."""
 
 
-class Pulse:
+class Heartbeat:
     """Where one member is, said again and again. `round`, `step` and `phase` are set by whoever plays its rounds."""
 
     def __init__(self, ledger: Ledger, name: str, beat_seconds: float, process: str = "") -> None:

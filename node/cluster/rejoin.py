@@ -10,9 +10,9 @@ from dataclasses import replace
 from loguru import logger
 
 from gauntlet.agreement import Tip
-from node.cluster.amendments import Amended
+from node.cluster.amendments import AmendedSpec
 from node.cluster.ledger import Ledger
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from node.state.store import Snapshot
 from node.sync.checkpoints import Checkpoint, Shown
 from node.sync.run_discovery import blob_fetcher
@@ -26,46 +26,46 @@ from training.cluster import SLOWEST_BYTES as SLOWEST_BYTES
 from training.shards import Fetch
 
 
-def begin(ledger: Ledger, held: Held) -> None:
+def begin(ledger: Ledger, state: NodeState) -> None:
     """Take up the state of this folder; give a fresh one theta_0. Raises StorageError, or ConfigError where theta_0 is
     nowhere."""
-    if not held.resume():
-        _load_genesis(ledger, held)
-        held.begin()
+    if not state.resume():
+        _load_genesis(ledger, state)
+        state.begin()
 
 
-def from_genesis(ledger: Ledger, held: Held) -> None:
+def from_genesis(ledger: Ledger, state: NodeState) -> None:
     """Stand at theta_0 again, whatever we hold: the records lead on from there."""
-    _load_genesis(ledger, held)
-    link = first_link(held.run_id)
-    held.stand(link, Tip(0, link))
-    held.save(sealed=None)
+    _load_genesis(ledger, state)
+    link = first_link(state.run_id)
+    state.stand(link, Tip(0, link))
+    state.save(sealed=None)
 
 
-def _load_genesis(ledger: Ledger, held: Held) -> None:
-    digest = Digest(bytes.fromhex(held.first.genesis_checkpoint))
+def _load_genesis(ledger: Ledger, state: NodeState) -> None:
+    digest = Digest(bytes.fromhex(state.first.genesis_checkpoint))
     try:
-        held.load_consensus(Snapshot(0, first_link(held.run_id), digest), _fetcher(ledger.bucket))
+        state.load_consensus(Snapshot(0, first_link(state.run_id), digest), _fetcher(ledger.bucket))
     except CheckpointCorrupt as fault:
         raise ConfigError(f"theta_0 in the cluster's bucket is damaged ({fault}): put it up again") from None
 
 
-def from_checkpoint(ledger: Ledger, held: Held, later_than: int) -> bool:
+def from_checkpoint(ledger: Ledger, state: NodeState, later_than: int) -> bool:
     """Stand at the newest checkpoint of a round after this one, whoever shows it; whether there was one. Our own state
     stays where none can be had. Raises StorageError."""
     for member, found in newest_shown(ledger.shown()):
         if found.round <= later_than or found.link != link_before(ledger, found.round):
             continue
         try:
-            _stand_at(ledger, held, found)
+            _stand_at(ledger, state, found)
         except (StorageError, CheckpointCorrupt, OutOfSync) as fault:
             told = "the checkpoint of round {round} that {member} shows is of no use: {fault}"
             logger.warning(told, round=found.round, member=member.hex()[:8], fault=str(fault))
-            held.restore()
-            held.store.commit(held.saved)  # and sweeps what the refused one left on the disk
+            state.restore()
+            state.store.commit(state.saved)  # and sweeps what the refused one left on the disk
             continue
-        origin, theta = f"the checkpoint of round {found.round}", held.replica.digest().hex()
-        held.events.emit("caught_up", found.round, origin=origin, applied=0, theta=theta)
+        origin, theta = f"the checkpoint of round {found.round}", state.replica.digest().hex()
+        state.events.emit("caught_up", found.round, origin=origin, applied=0, theta=theta)
         return True
     return False
 
@@ -85,7 +85,7 @@ def last_round(ledger: Ledger, spec: ClusterSpec) -> int | None:
     """The run's last round, where it is closed and a member shows what came of it; else None. Raises StorageError."""
     rounds = ledger.rounds()
     record = ledger.record(rounds - 1) if rounds else None
-    if record is None or not Amended(spec, ledger).at(record.amendments).closed:
+    if record is None or not AmendedSpec(spec, ledger).at(record.amendments).closed:
         return None
     return rounds - 1 if is_shown(ledger, link_of(record.selection(ledger.run, rounds - 1))) else None
 
@@ -98,28 +98,28 @@ def link_before(ledger: Ledger, round: int) -> Digest | None:
     return link_of(record.selection(ledger.run, round - 1)) if record is not None else None
 
 
-def _stand_at(ledger: Ledger, held: Held, found: Checkpoint) -> None:
+def _stand_at(ledger: Ledger, state: NodeState, found: Checkpoint) -> None:
     """Raises StorageError, CheckpointCorrupt, or OutOfSync for another theta than the record of its round names."""
     fetch = _fetcher(ledger.states)
-    held.load_consensus(Snapshot(found.round, found.link, found.state), fetch)
+    state.load_consensus(Snapshot(found.round, found.link, found.state), fetch)
     record = ledger.record(found.round)
-    if record is not None and digest_of(record.theta) != held.replica.digest():
+    if record is not None and digest_of(record.theta) != state.replica.digest():
         raise OutOfSync("its theta is another than the run's")
-    mine = _left_out(ledger, held)
-    sealed = replace(held.saved.sealed, returned=True) if held.saved.sealed is not None and mine is not None else None
-    held.stand(found.link, Tip(found.round, found.link), sealed=sealed)
+    mine = _left_out(ledger, state)
+    sealed = replace(state.saved.sealed, returned=True) if state.saved.sealed is not None and mine is not None else None
+    state.stand(found.link, Tip(found.round, found.link), sealed=sealed)
     if mine is not None:
-        held.give_back(mine)
+        state.give_back(mine)
 
 
-def _left_out(ledger: Ledger, held: Held) -> Update | None:
+def _left_out(ledger: Ledger, state: NodeState) -> Update | None:
     """The update that we sealed in the round at whose start we stand, where that has ended without it. None for one
     that was made from another theta than the run's."""
-    round, theta = held.saved.round, held.saved.theta
+    round, theta = state.saved.round, state.saved.theta
     record = ledger.record(round)
     if record is None or digest_of(record.theta) != theta or ledger.me in {update.peer for update in record.updates}:
         return None
-    return held.own_update(round)
+    return state.own_update(round)
 
 
 def _fetcher(bucket: RangedBucket) -> Fetch:

@@ -135,7 +135,7 @@ class NetworkConfig(_Table):
             raise ValueError("give exactly one of owner (the run owner's hotkey) and spec (a file)")
 
 
-class ToldConfig(_Table):
+class TelemetryConfig(_Table):
     """What a node tells of itself, and where."""
 
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="least severe log line")] = (
@@ -147,7 +147,7 @@ class ToldConfig(_Table):
     metrics_address: Annotated[str, Field(description="address of that port; 0.0.0.0 for everybody's")] = "127.0.0.1"
 
 
-class NodeConfig(ToldConfig, NetworkConfig):
+class NodeConfig(TelemetryConfig, NetworkConfig):
     """Everything that a miner or a validator needs to know before it finds the run."""
 
     wallet: WalletConfig
@@ -155,7 +155,7 @@ class NodeConfig(ToldConfig, NetworkConfig):
     miner: MinerConfig = MinerConfig()
 
 
-class ClusterConfig(ToldConfig):
+class ClusterConfig(TelemetryConfig):
     """Everything that a cluster's member needs to know before it finds the run: its token says the rest."""
 
     token_file: Annotated[Path, Field(description="file with the cluster's token (murmur cluster invite)")]

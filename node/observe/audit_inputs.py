@@ -28,7 +28,7 @@ from node.fetch.reports import FETCH_SECONDS, LOOK_BACK_ROUNDS, Found, Reports
 from node.fetch.sources import Sources
 from node.node import Node
 from node.observe.reader import AsOf
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from node.state.store import StateStore
 from node.sync.catchup import Followed, catch_up
 from node.telemetry.events import Events
@@ -264,7 +264,7 @@ def _facts(
             )
             return
         try:
-            replica = node.held.replica
+            replica = node.state.replica
             state = State(lambda peer: replica.sync_proof(log.commit_hash, peer), replica.outer, None)
             if shards is None:
                 yield replace(facts, state=state), archive
@@ -272,7 +272,7 @@ def _facts(
             with Prober(replica, shards.train, spec.gauntlet.probe_step) as prober:
                 yield replace(facts, state=replace(state, losses=prober.losses)), archive
         finally:
-            node.held.store.close()
+            node.state.store.close()
 
 
 def _node(run: Run, doors: Doors, tip: Tip, folder: Path, device: torch.device) -> Node:
@@ -282,8 +282,8 @@ def _node(run: Run, doors: Doors, tip: Tip, folder: Path, device: torch.device) 
     store = StateStore(folder, run.id)
     try:
         replica = Replica(run.first, zeros, ranks=Ranks(device=device))
-        node = Node(run, then, Held(run.first, run.id, replica, store, Events(folder / "events.jsonl", "audit")))
-        if catch_up(node, node.held, tip) is not Followed.YES:
+        node = Node(run, then, NodeState(run.first, run.id, replica, store, Events(folder / "events.jsonl", "audit")))
+        if catch_up(node, node.state, tip) is not Followed.YES:
             raise OutOfSync("the selections, or the payloads, that it follows from are not to be had")
         return node
     except BaseException:

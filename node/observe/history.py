@@ -20,7 +20,7 @@ from node.config.adapters import Doors
 from node.fetch.reports import SILENT, Reports, Unread
 from node.fetch.sources import Sources
 from node.sync.amendments import settled
-from node.sync.selection_chain import Records
+from node.sync.selection_chain import SelectionChain
 from protocol import keys
 from protocol.errors import STATE_PRUNED, ChainError, InvalidMessage
 from protocol.messages import first_link, parse_document
@@ -53,7 +53,7 @@ MAX_HOTKEYS = 16 * MAX_UIDS
 """Hotkeys that are ever told of: of those that are not registered now anybody could invent more."""
 
 
-class Told(NamedTuple):
+class HistoryEvent(NamedTuple):
     """An event of a node, which is called by its hotkey."""
 
     node: str
@@ -91,7 +91,7 @@ class History:
         """Whether older rounds are still to be read."""
         return self._walk is not None
 
-    def look(self) -> Iterator[Told]:
+    def look(self) -> Iterator[HistoryEvent]:
         """What is to be told since the last look; a portion of it, where it is long. Raises ChainError."""
         self.head = self.doors.chain.finalized()
         newest = self.run.clock.decided_before(self.head.block + 1)
@@ -104,7 +104,7 @@ class History:
         if self._walk is not None:
             yield from self._older(*self._walk)
 
-    def _new(self, newest: int, head: Header) -> Iterator[Told]:
+    def _new(self, newest: int, head: Header) -> Iterator[HistoryEvent]:
         peers = self.doors.chain.peers(head.block)
         self.run = settled(self.run, self._newest + 1, self.doors, self._blobs)
         validators = mirrors(self.run, head.block, peers)
@@ -124,7 +124,7 @@ class History:
 
     # --- what was agreed ---------------------------------------------------------------------------------------
 
-    def _decided(self, round: int, head: Header) -> Iterator[Told]:
+    def _decided(self, round: int, head: Header) -> Iterator[HistoryEvent]:
         """The round as the chain has it; nothing where its node has pruned that."""
         run, chain, clock = self.run, self.doors.chain, self.run.clock
         last = clock.commit_by(round)
@@ -144,7 +144,7 @@ class History:
         yield from self._said(round, log, when)
         yield from self._trained(round, contributing, Sources(at_words, self.doors.open_pointer), when)
 
-    def _stated(self, round: int, log: Log, when: float) -> Iterator[Told]:
+    def _stated(self, round: int, log: Log, when: float) -> Iterator[HistoryEvent]:
         """Who names which model after the round before: those with a large stake, if they do not agree."""
         theta = next((theta for theta, _ in pairs_named(self.run, round, log)), None)
         stakes = electorate(self.run, round, log.commit)
@@ -153,7 +153,7 @@ class History:
         thetas = {peer: word.theta for peer, word in words.items() if word is not None and word.pair is not None}
         if round and set(thetas.values()) - {theta}:
             for peer, named in thetas.items():
-                yield Told(hotkey(peer), _event("stated", round - 1, when, theta=named.hex()))
+                yield HistoryEvent(hotkey(peer), _event("stated", round - 1, when, theta=named.hex()))
 
     def _cause(self, round: int, found: Agreed, head: Header) -> str | None:
         """Why the round is void: declared so by the owner, no model with most of the stake behind it, or nobody."""
@@ -163,7 +163,7 @@ class History:
             return "declared"
         return "no_state" if found.pair is None else "nobody"
 
-    def _said(self, round: int, log: Log, when: float) -> Iterator[Told]:
+    def _said(self, round: int, log: Log, when: float) -> Iterator[HistoryEvent]:
         """What the validators with the most counted stake have said, word for word."""
         stakes, hotkeys = votes(self.run, round, log.commit), {peer.uid: peer.id for peer in log.commit}
         total, blocks = sum(stakes.values()), {post.peer: post.block for post in log.posts}
@@ -173,7 +173,9 @@ class History:
             names = [hotkey(hotkeys[uid]) for uid in named(word) if uid in hotkeys]
             theta = word.theta.hex() if word.pair is not None else None
             fields = {"block": blocks[peer], "named": len(names), "abstains": word.pair is None, "theta": theta}
-            yield Told(hotkey(peer), _event("said", round, when, **fields, peers=names, stake=stakes[peer] / total))
+            yield HistoryEvent(
+                hotkey(peer), _event("said", round, when, **fields, peers=names, stake=stakes[peer] / total)
+            )
 
     def _agreed(
         self,
@@ -183,14 +185,14 @@ class History:
         committed: Collection[PeerId] | None,
         decided: int | None = None,
         cause: str | None = None,
-    ) -> Told:
+    ) -> HistoryEvent:
         """`committed`, `decided`, the block in which it was, and `cause` of a void round: None where that is not known
         (any more)."""
         self._hotkeys |= {*contributing}
         told = [hotkey(peer) for peer in contributing]
         here = None if committed is None else [hotkey(peer) for peer in committed]
         fields = {"void": not told, "contributing": told, "committed": here, "decided": decided, "cause": cause}
-        return Told(CHAIN, _event("agreed", round, when, **fields))
+        return HistoryEvent(CHAIN, _event("agreed", round, when, **fields))
 
     def _newest_link(self, peers: Sequence[Peer]) -> tuple[Digest, int] | None:
         """Where the run stands, and the round at whose start it does; what most name now where that cannot be read."""
@@ -208,12 +210,12 @@ class History:
                 backing[named] = backing.get(named, 0.0) + self._stakes.get(peer.id, 0.0)
         return max(backing, key=lambda named: backing[named], default=None)
 
-    def _older(self, link: Digest, below: int) -> Iterator[Told]:
+    def _older(self, link: Digest, below: int) -> Iterator[HistoryEvent]:
         """Some rounds before `below`, the newest first."""
         oldest, place = max(0, self._newest - HISTORY_ROUNDS + 1), (link, below)
         read = 0
         known = self._agreement.selections
-        for at, after in Records(self.run.id, self._sources, link, below, self.doors.time, known=known).links():
+        for at, after in SelectionChain(self.run.id, self._sources, link, below, self.doors.time, known=known).links():
             if after:
                 selection, read = after[0], len(after)
                 for void in range(below - 1, max(oldest - 1, selection.round), -1):
@@ -231,7 +233,7 @@ class History:
         self._walk = None if ended or read < PORTION_ROUNDS else place
         self._stuck = None if ended or read == PORTION_ROUNDS else place
 
-    def _old(self, round: int, contributing: Collection[PeerId]) -> Iterator[Told]:
+    def _old(self, round: int, contributing: Collection[PeerId]) -> Iterator[HistoryEvent]:
         """One round that the chain need not know any more."""
         if round in self._seen:
             return
@@ -247,7 +249,7 @@ class History:
 
     # --- claims ------------------------------------------------------------------------------------------------
 
-    def _reported(self, round: int, validators: Sequence[PeerId]) -> Iterator[Told]:
+    def _reported(self, round: int, validators: Sequence[PeerId]) -> Iterator[HistoryEvent]:
         """What these validators say of the round, as far as that is new."""
         spec, when = self.run.spec_at(round).gauntlet, self._when(round)
         asked = [one for one in validators if one not in self._silent]
@@ -258,14 +260,14 @@ class History:
                 known.pop(validator, None)
                 rows = self._bounded(found).named(spec)
                 fields = {"stake": self._stakes.get(validator, 0.0), "set_in": found.paid.set_in}
-                yield Told(name, _event("reported", round, when, peers=rows, **fields))
+                yield HistoryEvent(name, _event("reported", round, when, peers=rows, **fields))
                 if found.unobserved is not None:
-                    yield Told(name, _event("unobserved", round, when, why=str(found.unobserved)))
+                    yield HistoryEvent(name, _event("unobserved", round, when, why=str(found.unobserved)))
                 continue
             if found in SILENT:
                 self._silent.add(validator)
             if known.get(validator) != found:
-                yield Told(name, _event("unread", round, when, why=str(found)))
+                yield HistoryEvent(name, _event("unread", round, when, why=str(found)))
             if validator in known:
                 known[validator] = found
 
@@ -275,7 +277,9 @@ class History:
         self._hotkeys |= {*islice((peer for peer in report.rows if peer not in self._hotkeys), room)}
         return replace(report, rows={peer: row for peer, row in report.rows.items() if peer in self._hotkeys})
 
-    def _trained(self, round: int, contributing: Sequence[PeerId], sources: Sources, when: float) -> Iterator[Told]:
+    def _trained(
+        self, round: int, contributing: Sequence[PeerId], sources: Sources, when: float
+    ) -> Iterator[HistoryEvent]:
         """Losses in training and seconds of it, by some contributors' own claims."""
         run, verify = self.run.id, self.doors.verify
 
@@ -300,7 +304,7 @@ class History:
             body = claimed(peer, data) if isinstance(data, bytes | memoryview) else None
             if body is not None:
                 told = {"loss": body.get("loss"), "seconds": body.get("seconds", {})}
-                yield Told(hotkey(peer), _event("trained", round, when, **told))
+                yield HistoryEvent(hotkey(peer), _event("trained", round, when, **told))
 
 
 def _event(kind: str, round: int, when: float, **fields: Any) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import torch
 from loguru import logger
 
 from node.config.device import choose_device, describe
-from node.config.settings import NodeConfig, ToldConfig
+from node.config.settings import NodeConfig, TelemetryConfig
 from node.doctor.start import ready
 from node.node import Node
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from node.telemetry.events import Events, See, last_events
 from node.telemetry.metrics import Metrics
 from protocol.types import hotkey
@@ -27,7 +27,7 @@ from training.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class AssembledNode:
     """What a program works with."""
 
     node: Node
@@ -35,7 +35,7 @@ class Built:
 
 
 def serve_metrics(
-    config: ToldConfig, run: str, home: Path, round_seconds: float | None, *, validates: bool = False
+    config: TelemetryConfig, run: str, home: Path, round_seconds: float | None, *, validates: bool = False
 ) -> See:
     """What sees the node's events besides the file. round_seconds: as planned; None where nothing plans them. Raises
     ConfigError for a port that is not to be had."""
@@ -54,7 +54,7 @@ def on_ranks(codec: ops.Choice, device: str, program: Callable[[Ranks], None]) -
     parallel.run(program, Trainer, choose_device(device))
 
 
-def build(config: NodeConfig, role: Role, ranks: Ranks) -> Built:
+def build(config: NodeConfig, role: Role, ranks: Ranks) -> AssembledNode:
     """A node whose checks have all passed. Raises ConfigError with the next step for the operator."""
     case = ready(config, role)
     run, doors, store = case.run, case.doors, case.store
@@ -84,7 +84,9 @@ def build(config: NodeConfig, role: Role, ranks: Ranks) -> Built:
         f"{config.wallet.name}/{config.wallet.hotkey}",
         see=serve_metrics(config, run.first.name, case.home, seconds, validates=validates),
     )
-    return Built(Node(run, doors, Held(run.first, run.id, replica, store, events, doors.time)), case.shards)
+    return AssembledNode(
+        Node(run, doors, NodeState(run.first, run.id, replica, store, events, doors.time)), case.shards
+    )
 
 
 def zeros(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:

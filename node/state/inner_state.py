@@ -22,7 +22,7 @@ _LATEST = "latest"
 line."""
 
 
-class OwnState:
+class InnerState:
     """One miner's own state and its folder. Its methods belong to one thread; the writing has its own."""
 
     def __init__(self, folder: Path, replica: Replica, time: Time) -> None:

@@ -13,7 +13,7 @@ from loguru import logger
 
 from gauntlet.agreement import Agreed, Pair, Tip
 from node.fetch.payloads import Opened, open_threads
-from node.state.inner_state import OwnState
+from node.state.inner_state import InnerState
 from node.state.redo_log import Lost, RedoLog
 from node.state.snapshots import Snapshots
 from node.state.store import Consensus, Saved, SealedRound, Snapshot, StateStore, Step
@@ -58,7 +58,7 @@ LOG_INTERVALS = 2
 """After so many intervals of checkpoints without a snapshot the next one is waited for: a disk is not endless."""
 
 
-class Held:
+class NodeState:
     """The state of one node. Not thread-safe. `first`: the run's first spec. `saved` is None on a fresh folder, until
     `begin` or `resume`."""
 
@@ -73,7 +73,7 @@ class Held:
         self.replica, self.store, self.events, self._time = replica, store, events, time
         self.timeline = Timeline(time)
         """What the time since the last applied round went into."""
-        self.own = OwnState(store.own, replica, time)
+        self.own = InnerState(store.own, replica, time)
         self.snapshots = Snapshots(store.snapshot, store.folder / "writing", time)
         self.redo = RedoLog(store.log, run, first.layout)
         self.expected: Expected | None = None

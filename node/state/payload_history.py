@@ -19,7 +19,7 @@ from sparseloco.records import Bytes
 from sparseloco.update import Records
 
 
-class Memory:
+class PayloadHistory:
     """The files in `folder`, of payloads of `size` bytes. `named`: those that the saved book names, which may be a part
     of what a file holds; they are read and checked once."""
 

@@ -24,7 +24,7 @@ from storage.realtime import REAL
 
 if TYPE_CHECKING:
     from node.chain.follower import Follower
-    from node.state.node_state import Held
+    from node.state.node_state import NodeState
 
 AMENDMENT_MAX_BYTES = 1 << 16
 MAX_AMENDMENTS = 256
@@ -170,16 +170,16 @@ def adopted(
     return told
 
 
-def settle(follower: "Follower", held: "Held") -> None:
+def settle(follower: "Follower", state: "NodeState") -> None:
     """Take up what is settled by now."""
-    read = held.store.run.read
-    follow(follower, held, settled(follower.run, held.saved.round, follower.doors, read, follower.time))
+    read = state.store.run.read
+    follow(follower, state, settled(follower.run, state.saved.round, follower.doors, read, follower.time))
 
 
-def follow(follower: "Follower", held: "Held", run: Run) -> None:
+def follow(follower: "Follower", state: "NodeState", run: Run) -> None:
     """Take up what `settled` or `adopted` gave: saved first, so that a restart follows it too."""
     if run.head != follower.run.head:
-        held.store.run.save(run)
+        state.store.run.save(run)
     follower.run = run
 
 

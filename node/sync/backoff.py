@@ -25,7 +25,7 @@ _TRY_SECONDS = 10.0
 _REFUSALS = (AccessDenied, BucketMissing)
 
 
-class Setbacks:
+class Backoff:
     """What has gone wrong in a node's rounds. `bucket`: its own; `round_seconds`: a round by plan; `now`: the round
     that the chain is in, where the state may stand still. It may raise ChainError."""
 

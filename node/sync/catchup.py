@@ -17,12 +17,12 @@ from gauntlet.agreement import Tip
 from node.chain.follower import Follower
 from node.fetch.payloads import MAX_THREADS, Lacking, gather_pinned
 from node.fetch.sources import Sources
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from node.state.store import Saved, Snapshot
 from node.sync.amendments import adopted, follow
 from node.sync.checkpoints import FETCH_SECONDS, Offer, Start, counted_stakes, fetcher, published_starts, shown_by_all
 from node.sync.repair_requests import say_wanted
-from node.sync.selection_chain import Records
+from node.sync.selection_chain import SelectionChain
 from protocol import keys
 from protocol.errors import (
     ChainError,
@@ -56,36 +56,38 @@ class Followed(Enum):
     LOST = "nothing that leads there is to be had"
 
 
-def join(follower: Follower, held: Held) -> None:
+def join(follower: Follower, state: NodeState) -> None:
     """Take up the state of this folder; give a fresh one theta_0."""
-    if not held.resume():
-        _genesis(follower, held)
-        held.begin()
+    if not state.resume():
+        _genesis(follower, state)
+        state.begin()
 
 
-def catch_up(follower: Follower, held: Held, tip: Tip) -> Followed:
+def catch_up(follower: Follower, state: NodeState, tip: Tip) -> Followed:
     """Bring our state to where the run stands: back along its selections to a state that we hold or can have, and
     forward from there, one state after the other, as far as payloads are to be had."""
     sources = follower.sources()
     stakes = counted_stakes(follower, tip.round, at_commit(follower, tip.round))
-    records = Records(follower.run.id, sources, tip.link, tip.round, follower.time, known=follower.agreement.selections)
-    for begin, steps in _starts(follower, held, records, stakes, sources):
+    records = SelectionChain(
+        follower.run.id, sources, tip.link, tip.round, follower.time, known=follower.agreement.selections
+    )
+    for begin, steps in _starts(follower, state, records, stakes, sources):
         try:
-            _replay(follower, held, begin, steps, tip, sources)
+            _replay(follower, state, begin, steps, tip, sources)
             return Followed.YES
         except (StorageError, OutOfSync, InvalidMessage, CheckpointCorrupt) as fault:
-            held.restore()
-            held.store.commit(held.saved)  # and sweeps what the refused start left on the disk
+            state.restore()
+            state.store.commit(state.saved)  # and sweeps what the refused start left on the disk
             logger.warning("catch-up from {origin} failed: {fault}", origin=begin.origin, fault=str(fault))
         except ChainError:
-            held.restore()
+            state.restore()
             raise
-    outcome = Followed.ON_THE_WAY if _is_on_the_way(follower, held.saved, records) else Followed.LOST
+    outcome = Followed.ON_THE_WAY if _is_on_the_way(follower, state.saved, records) else Followed.LOST
     logger.warning("the run stands elsewhere than we: {why}; trying again in every round", why=outcome.value)
     return outcome
 
 
-def _is_on_the_way(follower: Follower, saved: Saved, records: Records) -> bool:
+def _is_on_the_way(follower: Follower, saved: Saved, records: SelectionChain) -> bool:
     """Whether the run went through the link that we hold, with whatever theta others name there: ours is what came of
     it here. Never theta_0 in a run that has checkpoints by now: who has lost all would else take everybody back to the
     beginning."""
@@ -101,7 +103,7 @@ def at_commit(follower: Follower, round: int) -> Sequence[Peer]:
     return follower.doors.chain.peers(min(follower.clock.commit_by(round), follower.head()))
 
 
-def _genesis(follower: Follower, held: Held) -> Start:
+def _genesis(follower: Follower, state: NodeState) -> Start:
     """theta_0 from the owner's bucket or a validator's. Its digest stands in the spec, so any source will do."""
     spec = follower.run.first
     digest = Digest(bytes.fromhex(spec.genesis_checkpoint))
@@ -113,7 +115,7 @@ def _genesis(follower: Follower, held: Held) -> Start:
             continue
         try:
             snapshot = Snapshot(0, first_link(follower.run.id), digest)
-            held.load_consensus(snapshot, fetcher(follower, [opener]))
+            state.load_consensus(snapshot, fetcher(follower, [opener]))
             return Start(0, snapshot.link, snapshot, "genesis")
         except (StorageError, CheckpointCorrupt, ConfigError) as fault:
             faults.append(str(fault))
@@ -145,7 +147,7 @@ def _hashes_to(digest: Digest) -> Callable[[Data], bool]:
 
 
 def _starts(
-    follower: Follower, held: Held, records: Records, stakes: Mapping[PeerId, int], sources: Sources
+    follower: Follower, state: NodeState, records: SelectionChain, stakes: Mapping[PeerId, int], sources: Sources
 ) -> Iterator[tuple[Start, list[Selection]]]:
     """States from which the agreed selections lead on, with those, the oldest first; the best state first, each
     only when those before it have failed.
@@ -157,7 +159,7 @@ def _starts(
     ours too. Ours stands at a link and not at a round: rounds that we passed over have not moved it.
     """
     genesis = first_link(follower.run.id)
-    own = {start.link: start for start in _own_starts(held.saved)}
+    own = {start.link: start for start in _own_starts(state.saved)}
     for link, steps in islice(records.links(), follower.run.first.checkpoint_rounds + 1):
         if link in own:
             yield own[link], steps
@@ -180,11 +182,11 @@ def _starts(
             sought.discard(link)
             if not sought:
                 break
-    if held.saved.link != genesis:
+    if state.saved.link != genesis:
         for link, steps in records.links():
             if link == genesis:
                 try:
-                    yield _genesis(follower, held), steps
+                    yield _genesis(follower, state), steps
                 except ConfigError as fault:
                     logger.warning("{fault}", fault=str(fault))
 
@@ -206,29 +208,29 @@ def _own_starts(saved: Saved) -> Iterator[Start]:
 
 
 def _replay(
-    follower: Follower, held: Held, begin: Start, steps: Sequence[Selection], tip: Tip, sources: Sources
+    follower: Follower, state: NodeState, begin: Start, steps: Sequence[Selection], tip: Tip, sources: Sources
 ) -> None:
     """Apply these selections to `begin`, and stand at the tip. Where a payload is lacking, or another theta is
     named than what comes of the selections before, we stand before that: the run went through what was reproduced."""
     heads = [(step.round, step.head) for step in steps]
-    run = adopted(follower.run, heads, follower.doors, held.store.run.read, follower.time)
+    run = adopted(follower.run, heads, follower.doors, state.store.run.read, follower.time)
     began = follower.time.now()
     if begin.fetch is not None:
         logger.info("catching up from {origin}, and {count} rounds", origin=begin.origin, count=len(steps))
     if begin.snapshot is not None:
-        held.load_consensus(begin.snapshot, begin.fetch)
-    elif begin.link != held.saved.link:
-        if begin.link not in held.saved.consensus.links:
+        state.load_consensus(begin.snapshot, begin.fetch)
+    elif begin.link != state.saved.link:
+        if begin.link not in state.saved.consensus.links:
             raise OutOfSync("this disk has lost it meanwhile")
-        held.step_back(begin.link)
+        state.step_back(begin.link)
     links = [begin.link, *(step.previous for step in steps[1:]), tip.link] if steps else [tip.link]
     done = 0
     try:
         for step, link in zip(steps, links[1:], strict=True):
-            _require(held, step.theta)
+            _require(state, step.theta)
             if link in follower.agreement.selections:
                 follower.before_apply(step)
-            _apply(follower, held, run.spec_at(step.round), step, link, sources)
+            _apply(follower, state, run.spec_at(step.round), step, link, sources)
             done += 1
             left = (follower.time.now() - began) / done * (len(steps) - done)
             logger.info(
@@ -238,36 +240,40 @@ def _replay(
                 total=len(steps),
                 left=int(left),
             )
-        _require(held, tip.theta)
+        _require(state, tip.theta)
     except (Lacking, OutOfSync) as fault:
         # What we began with may be anybody's until a selection has named its theta.
         named = done > 0 or isinstance(fault, Lacking)
-        if named and links[done] not in (held.saved.link, first_link(run.id)):
-            _stand(follower, held, run, begin, steps[:done], links[done], tip)
+        if named and links[done] not in (state.saved.link, first_link(run.id)):
+            _stand(follower, state, run, begin, steps[:done], links[done], tip)
         raise
-    _stand(follower, held, run, begin, steps, tip.link, tip)
-    held.events.emit("caught_up", tip.round, origin=begin.origin, applied=len(steps), theta=held.replica.digest().hex())
+    _stand(follower, state, run, begin, steps, tip.link, tip)
+    state.events.emit(
+        "caught_up", tip.round, origin=begin.origin, applied=len(steps), theta=state.replica.digest().hex()
+    )
 
 
-def _require(held: Held, theta: Digest | None) -> None:
+def _require(state: NodeState, theta: Digest | None) -> None:
     """Raises OutOfSync for another theta than is named there."""
-    if theta is not None and held.replica.digest() != theta:
+    if theta is not None and state.replica.digest() != theta:
         raise OutOfSync("its theta is another than the run's")
 
 
 def _stand(
-    follower: Follower, held: Held, run: Run, begin: Start, steps: Sequence[Selection], link: Digest, tip: Tip
+    follower: Follower, state: NodeState, run: Run, begin: Start, steps: Sequence[Selection], link: Digest, tip: Tip
 ) -> None:
     """Save what was reproduced."""
-    follow(follower, held, run)
+    follow(follower, state, run)
     # Of rounds before a checkpoint's nobody tells us which were void. What may have been applied is not sent twice.
-    given_back = _give_back(held, tip.round, {*range(begin.round), *(step.round for step in steps)})
-    held.stand(link, tip)
+    given_back = _give_back(state, tip.round, {*range(begin.round), *(step.round for step in steps)})
+    state.stand(link, tip)
     if given_back:
-        held.save_own()
+        state.save_own()
 
 
-def _apply(follower: Follower, held: Held, spec: RunSpec, step: Selection, link: Digest, sources: Sources) -> None:
+def _apply(
+    follower: Follower, state: NodeState, spec: RunSpec, step: Selection, link: Digest, sources: Sources
+) -> None:
     """One round's outer step, whose selection has this link. Its payloads lie on the disk until they are opened: a pass
     that breaks off before leaves the next one those that it has."""
     try:
@@ -279,22 +285,22 @@ def _apply(follower: Follower, held: Held, spec: RunSpec, step: Selection, link:
             sources,
             follower.doors.verify,
             follower.transfer_seconds(len(step.contributing)),
-            held.cache,
+            state.cache,
             follower.time,
         )
     except Lacking as fault:
         say_wanted(follower, fault.round, fault.peers)
         raise
-    held.step(step.round, spec.outer, step.theta, link, opened)
-    held.write_snapshot(step.round + 1, link)
+    state.step(step.round, spec.outer, step.theta, link, opened)
+    state.write_snapshot(step.round + 1, link)
 
 
-def _give_back(held: Held, round: int, decided: Collection[int]) -> bool:
+def _give_back(state: NodeState, round: int, decided: Collection[int]) -> bool:
     """After the rounds before this one: where the one that we sealed for was void, take back what we sent; whether."""
-    sealed = held.saved.sealed
-    if sealed is None or not held.saved.round <= sealed.round < round or sealed.round in decided:
+    sealed = state.saved.sealed
+    if sealed is None or not state.saved.round <= sealed.round < round or sealed.round in decided:
         return False
-    mine = held.own_update(sealed.round)
+    mine = state.own_update(sealed.round)
     if mine is not None:
-        held.give_back(mine)
+        state.give_back(mine)
     return mine is not None

@@ -23,7 +23,7 @@ Tell = Callable[[int, int], None]
 """tell(round of the selection that was read, how many were read so far)."""
 
 
-class Records:
+class SelectionChain:
     """The agreed selections of a run, back from `link`, which is `previous` of whatever is agreed in round `below`;
     read as far as anybody asks. Each is authenticated by the one after it, so whoever has one will do: all validators
     are asked beside each other, but for those of `known`, by link. `tell`: of each that was read; without it the log

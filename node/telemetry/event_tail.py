@@ -37,7 +37,7 @@ _FAULTS = {
 
 
 @dataclass(frozen=True)
-class Diary:
+class EventTail:
     """What is known of one node. `rounds`: the last ones that were told, oldest first; `faults`: what went wrong since
     the oldest of them, newest last; `seconds`: planned length of a round."""
 
@@ -76,7 +76,7 @@ class Diary:
         yield from self.faults
 
 
-def read_diary(home: Path) -> Diary:
+def read_diary(home: Path) -> EventTail:
     """Of the node that lives in `home`."""
     runs = saved_runs(home)
     run = runs[0] if runs else None
@@ -90,7 +90,7 @@ def read_diary(home: Path) -> Diary:
         if event["event"] in _FAULTS and event["round"] >= since
     }
     clock = run.first.clock if run is not None else None
-    return Diary(
+    return EventTail(
         str(events[-1]["node"]) if events else home.name,
         run,
         events[-1] if events else None,

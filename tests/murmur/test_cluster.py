@@ -15,7 +15,7 @@ from localnet.training_text import text_data
 from murmur.command import main
 from node.cluster.bootstrap import Group, find_spec, open_shared, require_group
 from node.cluster.group_keys import parse_token
-from node.cluster.heartbeat import Pulse
+from node.cluster.heartbeat import Heartbeat
 from node.cluster.ledger import Ledger
 from protocol.errors import ConfigError
 from protocol.types import PeerId
@@ -58,7 +58,7 @@ def test_a_run_is_created_once_and_who_holds_the_token_sees_it(
         require_group(bucket, run, Group("99" * 32))
 
     ledger = Ledger(bucket, run, Group(token.secret), PeerId(b"\7" * 32), REAL)
-    Pulse(ledger, "lab-a", spec.cluster.beat_seconds).leave()
+    Heartbeat(ledger, "lab-a", spec.cluster.beat_seconds).leave()
     assert main(["cluster", "status", "--token-file", "ours.token", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [(member["name"], member["phase"], member["alive"]) for member in found["members"]] == [

@@ -17,7 +17,7 @@ from localnet.store import StoreReady, read_ready
 from murmur.command import main
 from node.cluster.bootstrap import open_shared
 from node.cluster.group_keys import Group, Token, parse_token
-from node.cluster.heartbeat import Pulse
+from node.cluster.heartbeat import Heartbeat
 from node.cluster.ledger import Ledger
 from protocol.types import PeerId
 from storage.realtime import REAL
@@ -60,14 +60,14 @@ def test_a_member_is_drained_by_its_name(token: Token, capsys: pytest.CaptureFix
     ledger = Ledger(open_shared(token), token.run_id, Group(token.secret), me, REAL)
     status, told = said(capsys, "drain", "lab-a", *OURS)
     assert (status, "no member lab-a takes part" in told) == (2, True)
-    Pulse(ledger, "lab-a", 5.0)._beat(10.0)
+    Heartbeat(ledger, "lab-a", 5.0)._beat(10.0)
     assert not ledger.drained()
     status, told = said(capsys, "drain", "lab-a", *OURS)
     assert (status, "leaves after the round" in told) == (0, True)
     assert ledger.drained()
     ledger.left()
     assert not ledger.drained()
-    Pulse(ledger, "lab-a", 5.0).leave()
+    Heartbeat(ledger, "lab-a", 5.0).leave()
     assert said(capsys, "drain", "lab-a", *OURS)[0] == 2
 
 

@@ -52,7 +52,7 @@ def forger() -> type[Forger]:
 def forge(network: FakeNetwork, on: str, round: int | None = None) -> Pair:
     """The pair after an invented selection of that round (default: the one it stands at) on top of what this node
     holds. Everybody can follow it: the liar's bucket has the selection, and its only payload, which is garbage."""
-    held = network[on].node.held
+    held = network[on].node.state
     round = held.saved.round if round is None else round
     garbage = b"g" * network.spec.object_bytes
     envelope = Digest(sha256(garbage[:ENVELOPE_BYTES]).digest())
@@ -117,7 +117,7 @@ def returns(network: FakeNetwork, name: str) -> list[dict[str, Any]]:
 
 def depth(network: FakeNetwork, name: str) -> int:
     """Agreed rounds in what this node holds."""
-    return network[name].node.held.replica.outer.rounds
+    return network[name].node.state.replica.outer.rounds
 
 
 def now(network: FakeNetwork) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from loguru import logger
 
-from node.sync.backoff import PAUSE_SECONDS, ROUNDS, Setbacks
+from node.sync.backoff import PAUSE_SECONDS, ROUNDS, Backoff
 from protocol.errors import AccessDenied, BucketMissing, ChainError, ConfigError, StorageError
 from simulation.store import Faults
 from storage.realtime import RealTime
@@ -39,7 +39,7 @@ class Node:
         self.store, self.time, self.round = FakeStore(), Paused(), 0
         own = self.store.bucket("own")
         self.store.faults["own"] = Faults(denied=denied)
-        self.setbacks = Setbacks(own, 100.0, lambda: self.round, self.time)
+        self.setbacks = Backoff(own, 100.0, lambda: self.round, self.time)
 
     def fails(self, round: int, fault: ChainError | StorageError) -> None:
         """Its state stands at round 0 for ever."""

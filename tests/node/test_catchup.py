@@ -118,7 +118,7 @@ def test_without_checkpoints_a_joiner_replays_the_run_from_its_first_round(netwo
 def test_a_forged_checkpoint_is_refused_and_the_true_one_of_the_next_validator_is_used(networks: Networks) -> None:
     network = run_four_rounds(networks, validators=FORGER)
     state, files = put_up(network, "forger", 7)
-    true, nowhere = network["miner-1"].node.held.saved.link, Digest(bytes(32))
+    true, nowhere = network["miner-1"].node.state.saved.link, Digest(bytes(32))
     show(network, "forger", Checkpoint(6, true, state, files), Checkpoint(2, nowhere, state, files))
     speak(network)
     assert join(network).startswith("the checkpoint of round")
@@ -132,7 +132,7 @@ def test_whoever_shows_a_checkpoint_does_not_say_of_which_round_it_is(networks: 
     show(network, "forger", *(replace(entry, round=10**6) for entry in true))
     speak(network)
     assert join(network) in {f"the checkpoint of round {round}" for round in range(1, 6)}
-    assert network["miner-2"].node.held.saved.consensus.snapshot.round <= 5
+    assert network["miner-2"].node.state.saved.consensus.snapshot.round <= 5
 
 
 def test_malformed_documents_of_states_harm_no_joiner(networks: Networks) -> None:

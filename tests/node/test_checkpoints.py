@@ -26,7 +26,7 @@ from protocol import keys
 from protocol.errors import AccessDenied
 from protocol.types import Digest
 from rounds.checkpoints import Checkpoints, ValidatorShelf
-from rounds.retention import Keeper
+from rounds.retention import Retention
 from tests.fakes.bucket import Call, FakeBucket, Faults
 from tests.fakes.chain import FakeSigner, fake_verify
 from tests.network import FakeNetwork, with_parts
@@ -72,7 +72,7 @@ def test_what_a_validator_shows_is_read_as_it_was_written(
 # --- due by age --------------------------------------------------------------------------------------------------
 
 
-class MissesEveryRound(Keeper):
+class MissesEveryRound(Retention):
     """Never completes a round after which the old rule would have made a checkpoint."""
 
     def keep(self, round: int) -> None:
@@ -237,7 +237,7 @@ def test_what_a_joiner_applies_to_the_newest_checkpoint_is_kept_within_the_cap(
     assert kept <= max(0, round - every - RETAINED_ROUNDS)
 
 
-class NoCheckpoints(Keeper):
+class NoCheckpoints(Retention):
     """Its uploads never succeed."""
 
     def __init__(self, *parts: object) -> None:
@@ -283,7 +283,7 @@ def test_no_model_is_downloaded_that_more_counted_stake_contradicts(networks: Ne
     network.start("validator", "miner-1")
     network.run_until(5)
     network.wait_for(lambda: shown(network, "validator").newest == 4)
-    steps = network["miner-1"].node.held.saved.consensus.log
+    steps = network["miner-1"].node.state.saved.consensus.log
     states = dict(shown(network, "validator").states)
     # Of the newest round, of which the validator has put nothing up, and of what it has.
     links = [steps[-1].link, *states]

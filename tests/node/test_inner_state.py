@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from node.state.inner_state import OwnState
+from node.state.inner_state import InnerState
 from protocol.errors import CheckpointCorrupt
 from storage.realtime import REAL
 from training import checkpoint
@@ -40,9 +40,9 @@ class Carrier:
             tensor.fill_(value)
 
 
-def opened(folder: Path) -> tuple[OwnState, Carrier]:
+def opened(folder: Path) -> tuple[InnerState, Carrier]:
     carrier: Any = Carrier()
-    return OwnState(folder, carrier, REAL), carrier
+    return InnerState(folder, carrier, REAL), carrier
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
         allowed.release()
 
 
-def settled(own: OwnState) -> None:
+def settled(own: InnerState) -> None:
     task = own._task
     assert task is not None
     task.join(5.0)

@@ -125,15 +125,15 @@ def test_validators_that_fell_silent_in_different_rounds_go_on_from_one_state(
     network = networks(miners=2, keep_blocks=45, validators=dict.fromkeys(HONEST, 100) | {"liar": 140})
     begin(network, forger, *HONEST)
     network.wait_for(lambda: network["third"].program is not None)
-    start = network["third"].node.held.claim
+    start = network["third"].node.state.claim
     network.run_until(4, "third")
-    old = network["third"].node.held.claim
+    old = network["third"].node.state.claim
     for number, name in enumerate(HONEST):
         network.run_until(6 + 2 * number, "third")
         network.kill(name)
     forger.pair = start if lie == "genesis" else old
     rounds_more(network, SEAT_ROUNDS)
-    held = {name: network[name].node.held.claim for name in HONEST}
+    held = {name: network[name].node.state.claim for name in HONEST}
     assert len(set(held.values())) == len(HONEST)
     network.start(*HONEST)
     back = rounds_more(network, VAIN_ROUNDS + 2) - VAIN_ROUNDS - 2
@@ -155,7 +155,7 @@ def test_the_cheapest_lie_takes_nobody_back_to_the_start(
     network = networks(miners=2, keep_blocks=45, archive=archive, validators=stakes)
     begin(network, forger, *HONEST)
     network.wait_for(lambda: network["third"].program is not None)
-    start = network["third"].node.held.claim
+    start = network["third"].node.state.claim
     assert start[1] == first_link(network.run.id)
     network.run_until(4, "third")
     network.kill("second")
@@ -185,13 +185,13 @@ def test_who_is_alone_is_not_drawn_back_by_a_liar_that_names_an_old_pair(
     network = networks(miners=2, validators={"first": 100, "second": 100, "liar": 100})
     begin(network, forger, "first", "second")
     network.run_until(3, "first")
-    forger.pair = network["first"].node.held.claim
+    forger.pair = network["first"].node.state.claim
     network.run_until(7, "first", "second")
     network.kill("second")
-    held = network["first"].node.held.saved.link
+    held = network["first"].node.state.saved.link
     end = rounds_more(network, 2 * SEAT_ROUNDS)
     assert {*range(end - 4, end - 1)} <= set(network["first"].voids())
-    assert network["first"].node.held.saved.link == held
+    assert network["first"].node.state.saved.link == held
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_who_is_away_for_a_while_costs_the_others_no_agreed_round(
     network.run_blocks(lambda: word_of(network, "second").round == 4)
     network.kill("second")
     network.run_until(5, "first")
-    before, held = depth(network, "first"), network["first"].node.held.claim
+    before, held = depth(network, "first"), network["first"].node.state.claim
     old, invented = word_of(network, "second").pair, forge(network, "first")
     assert old != held
     forger.pair = {"old": old, "invented": invented, "wrong theta": (Digest(b"w" * 32), held[1])}[lie]
@@ -234,11 +234,11 @@ def test_a_liar_that_agrees_with_one_and_then_repeats_the_others_word_parts_nobo
     begin(network, forger, "first", "second")
     network.run_until(3)
     network.kill("second")
-    old = network["second"].node.held.claim
+    old = network["second"].node.state.claim
     network.run_until(6, "first")
     assert not set(network["first"].voids())
     network.kill("first")
-    held = network["first"].node.held.claim
+    held = network["first"].node.state.claim
     forger.pair = old
     network.run_to_block(network.world.final + 70)
     network.start("second")
@@ -301,11 +301,11 @@ def test_a_chain_that_fails_for_a_moment_moves_nobody(networks: Networks, forger
     network.kill("second")
     network.run_until(network["first"].round + 1, "first")
     forger.pair = forge(network, "first")
-    claim, at = network["first"].node.held.claim, network["first"].round
+    claim, at = network["first"].node.state.claim, network["first"].round
     failed = fail_once(network, "first", at)
     network.run_until(at + 3, "first")
     assert failed
-    assert network["first"].node.held.claim == claim
+    assert network["first"].node.state.claim == claim
     assert network["first"].node.at_tip
 
 
@@ -322,7 +322,7 @@ def test_validators_that_were_away_together_go_on_beside_a_liar(networks: Networ
     network.start("liar", role=with_parts(liar()))
     network.run_until(until, "first", "second")
     network.kill("first", "second")
-    held = network["first"].node.held.claim
+    held = network["first"].node.state.claim
     assert word_of(network, "first").pair != held
     network.run_to_block(network.world.final + 130)
     network.start("first", "second")
@@ -399,10 +399,10 @@ def test_a_lone_liar_that_goes_on_from_an_invented_theta_keeps_out_nobody_that_r
     begin(network, forger, "first", "second")
     network.run_until(6)
     network.kill("first", "second")
-    forger.pair = Digest(b"nobody has this theta".ljust(32)), network["first"].node.held.claim[1]
+    forger.pair = Digest(b"nobody has this theta".ljust(32)), network["first"].node.state.claim[1]
     forger.selects = selects
     rounds_more(network, SEAT_ROUNDS + 1)
-    network.run_blocks(lambda: (network["liar"].node.held.saved.tip.link != forger.pair[1]) == selects)
+    network.run_blocks(lambda: (network["liar"].node.state.saved.tip.link != forger.pair[1]) == selects)
     network.start("first", "second")
     rounds_more(network, 2)
     network.kill("first", "second")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from gauntlet.remembered import Remembered
 from gauntlet.sketch import Sample, Sketch
-from node.state.payload_history import Memory
+from node.state.payload_history import PayloadHistory
 from tests.gauntlet.world import COMMIT_HASH, SPEC, make_update, peer_id
 
 SAMPLE = Sample(SPEC.layout, COMMIT_HASH)
@@ -20,18 +20,18 @@ def expected(found: dict[Remembered, bytes]) -> list[Sketch]:
     return [Sketch(p.peer, p.round, p.payload, SAMPLE.excerpt(found[p])) for p in sorted(found)]
 
 
-def sketched(memory: Memory, found: dict[Remembered, bytes]) -> list[Sketch]:
+def sketched(memory: PayloadHistory, found: dict[Remembered, bytes]) -> list[Sketch]:
     return list(memory.sketches(sorted(found), SAMPLE))
 
 
 def test_payloads_are_remembered_until_nothing_names_them_and_over_a_restart(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "payloads", SIZE, ())
+    memory = PayloadHistory(tmp_path / "payloads", SIZE, ())
     first, second = payloads(0), payloads(1)
     memory.keep(0, first)
     memory.keep(1, second)
     both = first | second
     assert sketched(memory, both) == expected(both)
-    assert sketched(Memory(tmp_path / "payloads", SIZE, both), both) == expected(both)
+    assert sketched(PayloadHistory(tmp_path / "payloads", SIZE, both), both) == expected(both)
     memory.prune(second)
     assert sketched(memory, both) == expected(second)
     assert [path.name for path in (tmp_path / "payloads").iterdir()] == ["1"]
@@ -41,27 +41,27 @@ def test_payloads_are_remembered_until_nothing_names_them_and_over_a_restart(tmp
 
 def test_a_part_of_a_round_is_found_again_after_a_restart(tmp_path: Path) -> None:
     """Of an older round only the payloads of eligible hotkeys are named; the file still has all of them."""
-    memory, found = Memory(tmp_path, SIZE, ()), payloads(3, 5)
+    memory, found = PayloadHistory(tmp_path, SIZE, ()), payloads(3, 5)
     memory.keep(3, found)
     some = {past: found[past] for past in sorted(found)[1::2]}
     memory.prune(some)
     assert sketched(memory, found) == expected(some)
-    assert sketched(Memory(tmp_path, SIZE, some), found) == expected(some)
+    assert sketched(PayloadHistory(tmp_path, SIZE, some), found) == expected(some)
 
 
 def test_a_round_that_was_checked_twice_is_remembered_as_the_book_names_it(tmp_path: Path) -> None:
     """Killed between the file and the book that names it, a validator checks the round again, and may see another."""
-    memory = Memory(tmp_path, SIZE, ())
+    memory = PayloadHistory(tmp_path, SIZE, ())
     memory.keep(3, payloads(3, 2))
     again = payloads(3, 3)
-    memory = Memory(tmp_path, SIZE, ())
+    memory = PayloadHistory(tmp_path, SIZE, ())
     memory.keep(3, again)
     assert sketched(memory, again) == expected(again)
-    assert sketched(Memory(tmp_path, SIZE, again), again) == expected(again)
+    assert sketched(PayloadHistory(tmp_path, SIZE, again), again) == expected(again)
 
 
 def test_what_the_disk_lost_or_changed_is_passed_over_and_the_rest_is_found(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, SIZE, ())
+    memory = PayloadHistory(tmp_path, SIZE, ())
     first, second, third = payloads(0), payloads(1), payloads(2)
     for round, found in enumerate((first, second, third)):
         memory.keep(round, found)
@@ -72,11 +72,11 @@ def test_what_the_disk_lost_or_changed_is_passed_over_and_the_rest_is_found(tmp_
     (tmp_path / "2").write_bytes(b"short")
     everything = first | second | third
     left = dict(sorted(second.items())[1:])
-    assert sketched(Memory(tmp_path, SIZE, everything), everything) == expected(left)
+    assert sketched(PayloadHistory(tmp_path, SIZE, everything), everything) == expected(left)
 
 
 def test_a_disk_that_takes_nothing_costs_comparisons_only(tmp_path: Path) -> None:
-    memory = Memory(tmp_path / "payloads", SIZE, ())
+    memory = PayloadHistory(tmp_path / "payloads", SIZE, ())
     (tmp_path / "payloads").rmdir()
     memory.keep(0, payloads(0))
     assert sketched(memory, payloads(0)) == []

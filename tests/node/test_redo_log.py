@@ -20,7 +20,7 @@ from gauntlet.agreement import Tip
 from node.fetch.payloads import Opened, fetch_pinned
 from node.fetch.sources import Sources
 from node.state import node_state as node_held
-from node.state.node_state import LOG_INTERVALS, Held
+from node.state.node_state import LOG_INTERVALS, NodeState
 from node.state.redo_log import RedoLog
 from node.state.store import Payload, Snapshot, StateStore, Step
 from node.telemetry.events import Events, read_events
@@ -106,10 +106,10 @@ def other() -> Replica:
     return Replica(SPEC, genesis_theta(SPEC.model, 2))
 
 
-def start(home: Path, clock: Any = None) -> Held:
+def start(home: Path, clock: Any = None) -> NodeState:
     """A process on this home, at the start of the round that it had come to."""
     store = StateStore(home, RUN)
-    held = Held(SPEC, RUN, other(), store, Events(home / "events.jsonl", "node"), clock or AtOnce())
+    held = NodeState(SPEC, RUN, other(), store, Events(home / "events.jsonl", "node"), clock or AtOnce())
     if not held.resume():
         theta_0 = Replica(SPEC, genesis_theta(SPEC.model, 1))
         state = checkpoint.save(store.snapshot, theta_0.consensus_state())
@@ -118,12 +118,12 @@ def start(home: Path, clock: Any = None) -> Held:
     return held
 
 
-def stop(held: Held) -> None:
+def stop(held: NodeState) -> None:
     held.snapshots.hold()
     held.store.close()
 
 
-def lay_out(held: Held, number: int) -> None:
+def lay_out(held: NodeState, number: int) -> None:
     """The downloads of a round: from owners, and from mirrors."""
     held.cache.mkdir(exist_ok=True)
     for place, (opened, data) in enumerate(zip(network()[1][number].opened, network()[1][number].objects, strict=True)):
@@ -131,7 +131,7 @@ def lay_out(held: Held, number: int) -> None:
         cached(held.cache, opened.peer, key).write_bytes(data)
 
 
-def play(held: Held, until: int = ROUNDS) -> None:
+def play(held: NodeState, until: int = ROUNDS) -> None:
     while (number := held.saved.round) < until:
         lay_out(held, number)
         agreed = network()[1][number]
@@ -143,7 +143,7 @@ def play(held: Held, until: int = ROUNDS) -> None:
         stands(held)
 
 
-def stands(held: Held) -> None:
+def stands(held: NodeState) -> None:
     """Where the network stood at the start of this round."""
     number = held.saved.round
     expected = network()[1][number - 1].theta if number else None
@@ -232,7 +232,7 @@ def _play_and_die(home: Path, left: int) -> None:
         for number in (3, 4, 5):
             lay_out(held, number)  # what the network brings is none of our writes
         sys.addaudithook(die)
-        node_held.Held.clear_cache = lambda self: None  # type: ignore[method-assign]
+        node_held.NodeState.clear_cache = lambda self: None  # type: ignore[method-assign]
         for number in (3, 4, 5):
             agreed = network()[1][number]
             decision: Any = SimpleNamespace(selection=object(), link=agreed.link(number))

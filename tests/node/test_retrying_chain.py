@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.chain.retrying_chain import PAUSE_SECONDS, PatientChain
+from node.chain.retrying_chain import PAUSE_SECONDS, RetryingChain
 from protocol.clock import Clock
 from protocol.errors import STATE_PRUNED, ChainError
 from storage.realtime import RealTime
@@ -30,7 +30,7 @@ class Paused(RealTime):
         self.pauses.append(seconds)
 
 
-CALLS: dict[str, Callable[[PatientChain], Any]] = {
+CALLS: dict[str, Callable[[RetryingChain], Any]] = {
     "finalized": lambda chain: chain.finalized(),
     "header": lambda chain: chain.header(25),
     "peers": lambda chain: chain.peers(25),
@@ -40,11 +40,11 @@ CALLS: dict[str, Callable[[PatientChain], Any]] = {
 }
 
 
-def patient(**options: Any) -> tuple[FakeWorld, Paused, PatientChain]:
+def patient(**options: Any) -> tuple[FakeWorld, Paused, RetryingChain]:
     world, time = FakeWorld(**options), Paused()
     world.register(PEER, stake=1, validates=True)
     world.step(30)
-    chain = PatientChain(FakeChain(world, PEER), CLOCK, BLOCK_SECONDS, time)
+    chain = RetryingChain(FakeChain(world, PEER), CLOCK, BLOCK_SECONDS, time)
     chain.finalized()
     return world, time, chain
 
@@ -89,5 +89,5 @@ def test_before_it_has_answered_at_all_a_chain_that_is_down_is_told_at_once() ->
     world, time = FakeWorld(), Paused()
     world.down = True
     with pytest.raises(ChainError):
-        PatientChain(FakeChain(world, PEER), CLOCK, BLOCK_SECONDS, time).finalized()
+        RetryingChain(FakeChain(world, PEER), CLOCK, BLOCK_SECONDS, time).finalized()
     assert time.pauses == []

@@ -7,7 +7,7 @@ from shutil import rmtree
 import pytest
 
 from node.node import VAIN_ROUNDS
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from node.state.store import Consensus, Snapshot
 from node.telemetry.events import Events
 from protocol.errors import ChainError, StorageError
@@ -106,7 +106,7 @@ def test_who_comes_back_with_nothing_while_most_are_silent_stands_where_the_chai
     network.start(name)
     network.run_blocks(lambda: bool(network[name].events("caught_up")))
     assert network[name].node.at_tip
-    assert network[name].node.held.claim == network["third"].node.held.claim
+    assert network[name].node.state.claim == network["third"].node.state.claim
     network.start(*{"first", "second"} - {name})
     back = network["third"].round
     network.run_until(back + 4)
@@ -149,7 +149,7 @@ def test_a_node_that_followed_a_minority_steps_back_by_what_it_has_itself(networ
     (last,) = saved.consensus.log
     assert (before, last.round) == (4, 4)
     other = Replica(network.spec, genesis_theta(network.spec.model, 9))
-    held = Held(network.spec, network.run.id, other, store, Events(network.folder / "events", "miner-2"))
+    held = NodeState(network.spec, network.run.id, other, store, Events(network.folder / "events", "miner-2"))
     held.load_consensus(saved.consensus.snapshot)
     other.outer_step(held.redo.updates(last, 1, REAL), alpha=last.alpha / 2, aggregate=last.aggregate)
     forked = replace(last, alpha=last.alpha / 2, link=Digest(b"\1" * 32))
@@ -184,9 +184,9 @@ def test_when_nobody_can_have_an_agreed_rounds_bytes_the_run_goes_on_from_before
             raise StorageError("no connection")
 
     network.store.before = cut
-    before = validator.node.held.claim
+    before = validator.node.state.claim
     for member in network.members.values():
-        member.node.before_apply = lambda _, member=member: member.node.held.clear_cache()  # type: ignore[misc]
+        member.node.before_apply = lambda _, member=member: member.node.state.clear_cache()  # type: ignore[misc]
     network.run_blocks(lambda: bool(validator.events("passed_over")))
     lost = validator.events("passed_over")[0]["round"]
     network.run_until(lost + VAIN_ROUNDS + 4)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from murmur.command import main
-from node.config import NodeConfig, home, load, load_cluster, settings
+from node.config.settings import NodeConfig, home, load, load_cluster, settings
 from protocol.errors import ConfigError
 
 COMPLETE = {

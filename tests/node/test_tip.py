@@ -44,7 +44,7 @@ def test_a_majority_that_returns_takes_up_what_a_minority_went_on_with_alone(net
     network.kill("first", "second")
     at = network["third"].round
     rounds_more(network, SEAT_ROUNDS + 4)
-    alone = network["third"].node.held.claim
+    alone = network["third"].node.state.claim
     assert depth(network, "third") > at
     assert len(network["third"].voids()) >= SEAT_ROUNDS - 1
     network.start("first", "second")
@@ -75,7 +75,7 @@ def test_a_majority_that_returns_goes_back_before_what_a_liar_agreed_on_alone_an
     network.start("liar", role=with_parts(hermit))
     network.run_until(3)
     network.kill("first", "second")
-    held = network["first"].node.held.claim
+    held = network["first"].node.state.claim
     ghost = network["miner-3"]
     hermit.ghost = next(peer.uid for peer in network.world.pending_peers if peer.id == ghost.peer)
     for _ in range(SEAT_ROUNDS + 4):
@@ -83,7 +83,7 @@ def test_a_majority_that_returns_goes_back_before_what_a_liar_agreed_on_alone_an
         network.run_to_block(network.clock.start(promise.round) + 1)
         network.world.publish(ghost.peer, encode_slot(network.store.pointer(ghost.name), promise))
         network.run_to_block(network.clock.words_by(promise.round) + 1)
-    assert network["miner-1"].node.held.claim == held
+    assert network["miner-1"].node.state.claim == held
     assert not network["miner-1"].node.at_tip
     network.start("first", "second")
     back = rounds_more(network, VAIN_ROUNDS + 2) - VAIN_ROUNDS - 2
@@ -102,11 +102,11 @@ def test_a_pair_that_a_minority_names_moves_nobody_where_it_has_most_of_what_is_
     network.run_until(3)
     network.kill("first", "second")
     network.run_until(network["third"].round + 1, "third")
-    held, at = network["third"].node.held.claim, network["third"].round
+    held, at = network["third"].node.state.claim, network["third"].round
     end = rounds_more(network, SEAT_ROUNDS + 3)
     assert set(range(at, end - 1)) <= set(network["third"].voids())
     for name in ("third", "miner-1"):
-        assert network[name].node.held.claim == held
+        assert network[name].node.state.claim == held
         assert not returns(network, name)
     network.start("first", "second")
     agrees_again(network, *HONEST, "miner-1")
@@ -126,7 +126,7 @@ def test_bytes_that_nobody_gives_any_more_take_everybody_back_by_one_round(netwo
     network.start("liar", role=with_parts(liar()))
     network.run_until(2)
     network.run_blocks(lambda: all(word_of(network, name).round == 2 for name in HONEST))
-    held = network["first"].node.held.claim
+    held = network["first"].node.state.claim
 
     def cut(call: Call) -> None:
         if call.reader != kept and "/00000002" in call.key and "report" not in call.key:
@@ -134,7 +134,7 @@ def test_bytes_that_nobody_gives_any_more_take_everybody_back_by_one_round(netwo
 
     network.store.before = cut
     for name in {*HONEST, "miner-1", "miner-2"} - {kept}:
-        network[name].node.before_apply = lambda _, name=name: network[name].node.held.clear_cache()  # type: ignore[misc]
+        network[name].node.before_apply = lambda _, name=name: network[name].node.state.clear_cache()  # type: ignore[misc]
     network.run_until(3, kept)
     network.kill(kept)
     for bucket in network.store.buckets.values():
@@ -193,7 +193,7 @@ def test_who_holds_another_theta_sees_it_by_rounds_in_which_nobody_contributes(n
     end = rounds_more(network, 3)
     assert {end - 2, end - 1} <= set(network["first"].voids())
     assert network["third"].node.at_tip
-    assert network["third"].node.held.claim == network["first"].node.held.claim
+    assert network["third"].node.state.claim == network["first"].node.state.claim
 
 
 @pytest.mark.parametrize("names", [pytest.param(("first", "second"), marks=pytest.mark.slow), HONEST])
@@ -241,7 +241,7 @@ def test_who_lost_everything_and_can_have_the_first_round_only_draws_nobody_back
     network.start("liar", role=with_parts(liar()))
     network.run_until(5, "first", "second")
     network.kill("second", "miner-1", "miner-2")
-    held, before = network["second"].node.held.claim, pairs_of(network, "first")
+    held, before = network["second"].node.state.claim, pairs_of(network, "first")
     wipe(network, "first")
     buckets = {name: bucket for name, bucket in network.store.buckets.items() if name != "owner"}
     for name, bucket in buckets.items():
@@ -249,7 +249,7 @@ def test_who_lost_everything_and_can_have_the_first_round_only_draws_nobody_back
         network.store.buckets[name] = {key: found for key, found in bucket.items() if key in kept or "select" in key}
     network.start("first")
     rounds_more(network, VAIN_ROUNDS + 3)
-    assert network["first"].node.held.saved.link != held[1]
+    assert network["first"].node.state.saved.link != held[1]
     assert not network["first"].node.at_tip
     assert pairs_of(network, "first") <= before
     for name, bucket in buckets.items():

@@ -11,10 +11,10 @@ from node.state.store import SealedRound
 from protocol import keys
 from protocol.types import PeerId, Word
 from rounds.miner import Miner
-from rounds.retention import Keeper
+from rounds.retention import Retention
 from rounds.words import Words
 from tests.network import FakeNetwork, with_parts
-from tests.neurons.test_rounds import names
+from tests.rounds.test_rounds import names
 
 Networks = Callable[..., FakeNetwork]
 
@@ -35,7 +35,7 @@ class NamesTheMute(Words):
         super().speak(round, replace(ranking, order=(self.mute,)), at_commit, checked)
 
 
-class KeepsNothing(Keeper):
+class KeepsNothing(Retention):
     def keep(self, round: int) -> None:
         pass
 
@@ -94,7 +94,7 @@ def test_bytes_that_two_have_named_outlive_their_owners_bucket_where_one_of_the_
         if name.startswith("miner"):
             del bucket[keys.payload(run.id, 2)], bucket[keys.reveal(run.id, 2)]
             network[name].node.stop_prefetch()
-            network[name].node.held.clear_cache()
+            network[name].node.state.clear_cache()
     network.run_until(4)
     others = [name for name in ("miner-1", "miner-2", "miner-3") if network[name].peer != peer]
     for name in others:

@@ -153,7 +153,7 @@ def test_a_validator_killed_in_a_round_keeps_every_rating_and_folds_no_round_twi
     for record in program.scores.book.peers.values():
         assert record.evaluations == record.contributed == len(known)
     # The selection of the round that broke off is there for joiners.
-    links = [keys.selection(network.run.id, network["miner-1"].node.held.saved.link)]
+    links = [keys.selection(network.run.id, network["miner-1"].node.state.saved.link)]
     assert all(link in network.store.buckets["validator"] for link in links)
     stored = [key for key in network.store.buckets["validator"] if "/selection/" in key]
     assert len(stored) == 3

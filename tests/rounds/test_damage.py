@@ -92,7 +92,7 @@ def test_what_was_sealed_and_damaged_before_a_void_round_gives_it_back_is_lost_a
     network.run_until(2)
     network.kill("validator")
 
-    held = network["miner-1"].node.held
+    held = network["miner-1"].node.state
     network.run_blocks(lambda: network["miner-1"].events("revealed")[-1]["round"] == held.saved.round)
     found = held.saved.sealed
     assert found is not None

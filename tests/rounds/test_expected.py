@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from node.node import Node
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from protocol import keys
 from protocol.errors import ObjectMissing
 from rounds.miner import Miner
@@ -109,9 +109,9 @@ def test_where_nobody_committed_the_round_will_be_void_and_the_next_begins_at_on
 
 
 def test_nothing_of_a_guess_is_saved_before_the_decision(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, seen = Held.save, list[bool]()
+    real, seen = NodeState.save, list[bool]()
 
-    def save(self: Held, **changes: Any) -> None:
+    def save(self: NodeState, **changes: Any) -> None:
         seen.append(self.expected is None or self.saved.theta != self.replica.digest())
         before = self.saved
         real(self, **changes)
@@ -122,7 +122,7 @@ def test_nothing_of_a_guess_is_saved_before_the_decision(networks: Networks, mon
                 before.consensus,
             )
 
-    monkeypatch.setattr(Held, "save", save)
+    monkeypatch.setattr(NodeState, "save", save)
     network = networks(miners=2)
     network.start()
     network.run_until(4)
@@ -134,7 +134,7 @@ def dying(owner: type, name: str, round: int, *, after: bool) -> Callable[[Node,
     """A miner that is killed before, or after, a step of `round`, of its node or of what that holds."""
 
     def role(node: Node, shards: Shards) -> Miner:
-        part = node if owner is Node else node.held
+        part = node if owner is Node else node.state
         original, victim = getattr(part, name), Miner(node, shards)
 
         def deadly(at: int, *rest: Any) -> Any:
@@ -155,11 +155,11 @@ def dying(owner: type, name: str, round: int, *, after: bool) -> Callable[[Node,
 @pytest.mark.parametrize(
     ("owner", "name", "after"),
     [
-        (Held, "expect", True),
+        (NodeState, "expect", True),
         (Node, "_apply", False),
-        (Held, "step", False),
-        (Held, "step", True),
-        (Held, "apply", True),
+        (NodeState, "step", False),
+        (NodeState, "step", True),
+        (NodeState, "apply", True),
     ],
 )
 def test_killed_around_a_guess_a_miner_comes_back_to_what_is_agreed(
@@ -194,17 +194,17 @@ def test_fifty_kills_around_guesses(networks: Networks) -> None:
         network.kill(victim)
 
         def role(node: Node, shards: Shards, name: str = name, after: bool = after) -> Miner:
-            original = getattr(node.held, name)
+            original = getattr(node.state, name)
 
             def deadly(*said: Any) -> Any:
-                if not after and node.held.expected is not None:
+                if not after and node.state.expected is not None:
                     raise Killed
                 result = original(*said)
                 if after:
                     raise Killed
                 return result
 
-            setattr(node.held, name, deadly)
+            setattr(node.state, name, deadly)
             return Miner(node, shards)
 
         network.start(victim, role=role)
@@ -231,7 +231,7 @@ def test_weights_are_finite_after_many_corrections(networks: Networks) -> None:
     network.run_until(12)
     network.assert_agreement()
     assert "wrong" in guesses(network, "miner-1").values()
-    replica = network["miner-1"].node.held.replica
+    replica = network["miner-1"].node.state.replica
     assert all(bool(torch.isfinite(tensor).all()) for tensor in replica.theta.values())
 
 
@@ -251,11 +251,11 @@ def test_who_puts_up_one_payload_and_commits_to_another_is_fetched_again(network
             super().promise(round, sealed)
 
         def reveal(self, round: int, sealed: Any) -> None:
-            saved = self.node.held.saved.sealed
+            saved = self.node.state.saved.sealed
             super().reveal(round, saved)
 
         def counts(self, round: int, sealed: Any) -> bool:
-            return super().counts(round, self.node.held.saved.sealed)
+            return super().counts(round, self.node.state.saved.sealed)
 
     network = networks(miners=3)
     network.start("validator", "miner-1", "miner-2")

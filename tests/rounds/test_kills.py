@@ -109,8 +109,8 @@ def test_killed_at_fifty_random_moments_everybody_reaches_the_networks_digest(ne
         assert victim.up
         assert victim.round > before, f"{victim.name} did not come back: {victim.round} of {newest()}"
         restarted += 1
-        others = {m.program.node.held.saved.theta for m in network.members.values() if m.round == victim.round}  # type: ignore[union-attr]
-        assert others == {victim.program.node.held.saved.theta}  # type: ignore[union-attr]
+        others = {m.program.node.state.saved.theta for m in network.members.values() if m.round == victim.round}  # type: ignore[union-attr]
+        assert others == {victim.program.node.state.saved.theta}  # type: ignore[union-attr]
     assert restarted == KILLS
     assert waited < KILLS
     assert len(executioner.killed_at) + waited == KILLS

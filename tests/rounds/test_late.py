@@ -13,11 +13,11 @@ from gauntlet.book import from_json, to_json
 from protocol.types import hotkey
 from rounds.collect import Collector
 from rounds.miner import Late, Miner
-from rounds.retention import Keeper
+from rounds.retention import Retention
 from rounds.score import Scores
 from rounds.validator import Validator
 from tests.network import FakeNetwork, Killed, with_parts
-from tests.neurons.test_audit import audits
+from tests.rounds.test_audit import audits
 from training.inner import InnerReport
 
 Networks = Callable[..., FakeNetwork]
@@ -50,7 +50,7 @@ def test_a_validator_that_comes_back_after_block_d_still_judges_the_round(networ
     network.assert_agreement()
 
 
-class Overruns(Keeper):
+class Overruns(Retention):
     """Each round's work lasts until block D of the next one has passed."""
 
     def keep(self, round: int) -> None:
@@ -72,7 +72,7 @@ class Stalls(Miner):
     """Its first inner step of round 1 lasts until block D has passed."""
 
     def train(self, round: int, pages: Any) -> None:
-        replica, node = self.node.held.replica, self.node
+        replica, node = self.node.state.replica, self.node
         errors = {name: error.clone() for name, error in replica._errors().items()}
         made = replica.inner_round
 

@@ -12,11 +12,11 @@ from node.node import VAIN_ROUNDS
 from protocol import keys
 from protocol.types import Digest, PeerId, Word
 from rounds.miner import Miner
-from rounds.retention import Keeper
+from rounds.retention import Retention
 from rounds.words import Words
 from tests.fakes.bucket import Faults
 from tests.network import FakeNetwork, with_parts
-from tests.neurons.test_rounds import names
+from tests.rounds.test_rounds import names
 
 Networks = Callable[..., FakeNetwork]
 
@@ -106,7 +106,7 @@ class NamesTheMute(Words):
         super().speak(round, replace(ranking, order=(self.mute,)), at_commit, checked)
 
 
-class KeepsNothing(Keeper):
+class KeepsNothing(Retention):
     def keep(self, round: int) -> None:
         pass
 

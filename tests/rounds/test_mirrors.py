@@ -16,7 +16,7 @@ from node.node import Node
 from node.sync.repair_requests import Place, encode_wanted, parse_wanted
 from protocol import keys
 from protocol.messages import encode_slot, parse_reveal
-from rounds.copies import Copies, Held
+from rounds.copies import Copies, NodeState
 from rounds.miner import Miner
 from rounds.validator import Validator
 from simulation.network import Network, Programs
@@ -175,7 +175,7 @@ def test_what_hostile_mirrors_and_a_hostile_miner_hide_an_honest_holder_gives(ne
     network.store.buckets["miner-1"].pop(keys.reveal(run, round), None)
     for name in ("miner-2", "miner-3"):
         network.members[name].program.node.stop_prefetch()  # type: ignore[union-attr]
-        network.members[name].program.node.held.clear_cache()  # type: ignore[union-attr]
+        network.members[name].program.node.state.clear_cache()  # type: ignore[union-attr]
     until(network, lambda: all(network.members[f"miner-{number}"].round > round for number in (2, 3)))
     assert miner.name in contributors(network, round)
     assert "validator-3" in copied(network, round, "miner-1")
@@ -211,7 +211,7 @@ def test_whoever_asks_for_everything_keeps_nobody_from_what_is_agreed(networks: 
         network.store.buckets[miner.name].pop(keys.payload(run, round))
         network.store.buckets[miner.name].pop(keys.reveal(run, round))
         miner.program.node.stop_prefetch()  # type: ignore[union-attr]
-        miner.program.node.held.clear_cache()  # type: ignore[union-attr]
+        miner.program.node.state.clear_cache()  # type: ignore[union-attr]
     until(network, lambda: network.world.final >= clock.commit_by(round + 1))
     assert all(miner.round > round for miner in miners)
     chosen = contributors(network, round)
@@ -263,10 +263,10 @@ def test_what_was_named_before_we_had_it_is_given_with_its_key_once_it_is_applie
     until(network, lambda: network.members["validator-1"].round >= 2)
     program = network.members["validator-1"].program
     assert isinstance(program, Validator)
-    step = program.node.held.saved.consensus.log[-1]
+    step = program.node.state.saved.consensus.log[-1]
     payload, copies = step.payloads[0], program.copies
     place = step.round, payload.peer
-    copies._held[place] = Held(payload.envelope, None, 0, named=True)
+    copies._held[place] = NodeState(payload.envelope, None, 0, named=True)
     copies.hold(step.round, copies._at_commit, [])
     held = copies._held[place]
     assert held.reveal is not None

@@ -11,7 +11,7 @@ from protocol.errors import ChainError
 from protocol.run import Run
 from protocol.types import PeerId, Uid
 from tests.network import FakeNetwork
-from tests.neurons.test_audit import audits
+from tests.rounds.test_audit import audits
 from tests.specs import toy_spec
 
 Networks = Callable[..., FakeNetwork]

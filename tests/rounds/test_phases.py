@@ -17,8 +17,8 @@ from storage import exchange, upload
 from storage.exchange import cached
 from tests.fakes.bucket import Call, Faults
 from tests.network import FakeNetwork, Killed, saved_state, waiting
-from tests.neurons.test_crashes import dead, die
-from tests.neurons.test_rounds import SilentInRoundOne
+from tests.rounds.test_crashes import dead, die
+from tests.rounds.test_rounds import SilentInRoundOne
 from training.shards import Shards
 
 Networks = Callable[..., FakeNetwork]
@@ -89,7 +89,7 @@ def test_sections_travel_while_the_object_is_saved_the_envelope_after_it_and_own
     class Watched(Miner):
         def __init__(self, node: Node, shards: Shards) -> None:
             super().__init__(node, shards)
-            own_state, save = node.held.replica.own_state, node.held.save
+            own_state, save = node.state.replica.own_state, node.state.save
 
             def watched_state() -> Any:
                 order.append("swap")
@@ -105,8 +105,8 @@ def test_sections_travel_while_the_object_is_saved_the_envelope_after_it_and_own
                     order.append("saved")
                     saved = True
 
-            vars(node.held.replica)["own_state"] = watched_state
-            vars(node.held)["save"] = watched_save
+            vars(node.state.replica)["own_state"] = watched_state
+            vars(node.state)["save"] = watched_save
 
         def seal(self, round: int, update: Any) -> Any:
             if round == 1:
@@ -240,7 +240,7 @@ def test_a_miner_killed_while_it_saves_seals_anew_and_what_travelled_is_never_se
         travelled = travelled or (call.verb, call.key) == ("part 2", payload)
 
     def dies(node: Node, shards: Shards) -> Miner:
-        save = node.held.save
+        save = node.state.save
 
         def deadly(**changes: Any) -> None:
             sealed = changes.get("sealed")
@@ -250,7 +250,7 @@ def test_a_miner_killed_while_it_saves_seals_anew_and_what_travelled_is_never_se
                 raise Killed
             save(**changes)
 
-        node.held.save = deadly  # type: ignore[method-assign]
+        node.state.save = deadly  # type: ignore[method-assign]
         return Miner(node, shards)
 
     network.store.before = seen
@@ -267,7 +267,7 @@ def test_a_miner_killed_while_it_saves_seals_anew_and_what_travelled_is_never_se
     network.start("miner-1")
     network.run_until(2)
     assert unfinished(network, "miner-1", 1) == 0
-    sealed = network["miner-1"].node.held.saved.sealed
+    sealed = network["miner-1"].node.state.saved.sealed
     assert sealed is not None
     if sealed.round == 1:
         assert sealed.key != first_key[0]
@@ -289,7 +289,7 @@ def test_likely_contributors_are_fetched_before_the_selection_and_only_once(netw
     network.start("miner-1", "miner-2", "miner-3", role=waiting)
     network.run_until(1)
     network.run_to_block(network.clock.commit_by(1) + 1)
-    cache = network["miner-1"].node.held.cache
+    cache = network["miner-1"].node.state.cache
     others = [cached(cache, network[name].peer, keys.payload(run, 1)) for name in ("miner-2", "miner-3")]
     network.wait_for(lambda: all(path.exists() for path in others))
     network.run_until(2)
@@ -319,7 +319,7 @@ def test_whoever_may_fill_a_place_is_fetched_before_the_selection_too(networks: 
     network.start("miner-1", role=waiting)
     network.start("validator", "miner-2", "miner-3", "miner-4")
     network.run_to_block(network.clock.commit_by(0) + 1)
-    cache = network["miner-1"].node.held.cache
+    cache = network["miner-1"].node.state.cache
     others = [cached(cache, network[name].peer, keys.payload(run, 0)) for name in ("miner-2", "miner-3")]
     network.wait_for(lambda: all(path.exists() for path in others))
     assert sorted(asked) == ["miner-2", "miner-3"]
@@ -358,7 +358,7 @@ def test_a_bucket_that_stalls_a_prefetch_does_not_delay_the_round(networks: Netw
     run = network.run.id
     network.start()
     network.run_until(1)
-    cache = network["miner-1"].node.held.cache
+    cache = network["miner-1"].node.state.cache
     good = cached(cache, network["miner-3"].peer, keys.payload(run, 1))
     network.run_to_block(network.clock.commit_by(1))
     network.store.faults["miner-2"] = Faults(stalls=True)

@@ -15,12 +15,12 @@ from node.sync.repair_requests import parse_wanted
 from protocol import keys
 from protocol.messages import ENVELOPE_BYTES
 from rounds.miner import Miner
-from rounds.repair_answers import Answers
+from rounds.repair_answers import RepairAnswers
 from rounds.validator import Validator
 from simulation.network import Member, Network, Programs
 from simulation.store import Call
 from simulation.world import hash_verify
-from tests.neurons.test_mirrors import CopiesNothing, contributing, copied, events, liar, until
+from tests.rounds.test_mirrors import CopiesNothing, contributing, copied, events, liar, until
 from training.memory import RECENT_ROUNDS
 
 Made = Callable[..., Network]
@@ -67,7 +67,7 @@ def lose(network: Network, name: str, round: int) -> None:
     network.store.buckets[name].pop(keys.reveal(network.run.id, round))
 
 
-def answers(network: Network, name: str) -> Answers:
+def answers(network: Network, name: str) -> RepairAnswers:
     program = network.members[name].program
     assert isinstance(program, Miner)
     return program.answers
@@ -76,7 +76,7 @@ def answers(network: Network, name: str) -> Answers:
 def follows(network: Network, member: Member) -> bool:
     """Whether it stands where all others do."""
     both = [one.program for one in (member, network.members["miner-2"]) if one.up and one.program is not None]
-    return len(both) == 2 and member.round >= 0 and len({program.node.held.claim for program in both}) == 1
+    return len(both) == 2 and member.round >= 0 and len({program.node.state.claim for program in both}) == 1
 
 
 def end_of(network: Network, round: int) -> None:
@@ -229,10 +229,10 @@ def test_what_was_applied_just_before_a_snapshot_is_still_there(networks: Made) 
     every = network.spec.checkpoint_rounds
     until(network, lambda: network.members["miner-2"].round >= every + 1)
     node, copier = network.members["miner-2"].program.node, answers(network, "miner-2")  # type: ignore[union-attr]
-    until(network, lambda: all(step.round >= every for step in node.held.saved.consensus.log))
+    until(network, lambda: all(step.round >= every for step in node.state.saved.consensus.log))
     held = {place: one for place, one in copier._applied().items() if place[0] == every - 1}
     assert len(held) == 3
-    assert all(one.reveal and node.held.sealed_file(*place, one.envelope) for place, one in held.items())
+    assert all(one.reveal and node.state.sealed_file(*place, one.envelope) for place, one in held.items())
     until(network, lambda: network.members["miner-2"].round >= every + RECENT_ROUNDS)
     assert not any(place[0] < every for place in copier._applied())
-    assert not any(node.held.sealed_file(*place, one.envelope) for place, one in held.items())
+    assert not any(node.state.sealed_file(*place, one.envelope) for place, one in held.items())

@@ -89,11 +89,11 @@ def test_honest_nodes_hold_the_same_theta_and_the_chain_pays_them(networks: Netw
     assert "round 1" in told
     secrets = [network.store.pointer("validator").secret_key]
     for name in miners:
-        sealed = network[name].node.held.saved.sealed
+        sealed = network[name].node.state.saved.sealed
         assert sealed is not None
         assert sealed.round == 2, "its key is public"
         secrets += [sealed.key.hex(), repr(sealed.key)]
-        told += repr(network[name].node.held.saved) + repr(network[name].node.doors)
+        told += repr(network[name].node.state.saved) + repr(network[name].node.doors)
     assert not [secret for secret in secrets if secret in told]
 
 
@@ -107,11 +107,11 @@ def test_a_void_round_loses_nothing(networks: Networks) -> None:
 
     class Watched(Miner):
         def pages(self, round: int) -> Any:
-            began[round] = copied(self.node.held.replica.own_state()), self.node.held.replica.outer.rounds
+            began[round] = copied(self.node.state.replica.own_state()), self.node.state.replica.outer.rounds
             return super().pages(round)
 
         def seal(self, round: int, update: Update) -> Any:
-            sent[round] = update, copied(self.node.held.replica.own_state())
+            sent[round] = update, copied(self.node.state.replica.own_state())
             return super().seal(round, update)
 
     network = networks()

@@ -22,8 +22,8 @@ from rounds.validator import Validator
 from rounds.words import Words
 from tests.fakes.bucket import Faults
 from tests.network import FakeNetwork, Killed, with_parts
-from tests.neurons.test_crashes import dead
-from tests.neurons.test_rounds import names
+from tests.rounds.test_crashes import dead
+from tests.rounds.test_rounds import names
 from training.shards import Shards
 
 Networks = Callable[..., FakeNetwork]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from protocol import keys
 from protocol.cluster import Record, parse_record
 from rounds.contribution import Diverged, Work
@@ -198,9 +198,9 @@ def test_a_member_whose_theta_differs_is_not_chosen_and_comes_back(watched: Watc
 
     def bend(machine: Machine, event: str, round: int) -> None:
         if machine is victim and (event, round) == ("applied", 5) and machine.program is not None:
-            machine.program.held.replica.theta["vector"][0] += 1.0
-            machine.program.held.replica._moved()
-            machine.program.held.save(theta=machine.program.held.replica.digest())
+            machine.program.state.replica.theta["vector"][0] += 1.0
+            machine.program.state.replica._moved()
+            machine.program.state.save(theta=machine.program.state.replica.digest())
 
     watched.hook = bend
     cluster.begin()
@@ -216,7 +216,7 @@ def test_a_member_whose_theta_differs_is_not_chosen_and_comes_back(watched: Watc
 def test_a_checkpoint_takes_the_place_of_payloads_that_nobody_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Held, "sealed_file", lambda self, round, peer, envelope: None)
+    monkeypatch.setattr(NodeState, "sealed_file", lambda self, round, peer, envelope: None)
     watched = Watched(tmp_path)
     cluster, late = watched.cluster, watched.machine(3)
     for machine in cluster.machines[:2]:
@@ -271,7 +271,7 @@ def test_a_member_that_will_not_claim_holds_up_nobody(tmp_path: Path, monkeypatc
     compress = Work.compress
 
     def diverges(work: Work) -> Any:
-        if work.signer.peer == victim.id and work.held.saved.round in (1, 2):
+        if work.signer.peer == victim.id and work.state.saved.round in (1, 2):
             raise Diverged("a NaN")
         return compress(work)
 
@@ -291,7 +291,7 @@ def test_a_member_that_beats_and_does_nothing_is_not_waited_for_for_ever(tmp_pat
     watched.play(has_records(watched, 1))
     program = victim.program
     assert program is not None
-    program.held.replica.inner_round = lambda *_, **__: program.time.sleep(1e9)  # type: ignore[method-assign]
+    program.state.replica.inner_round = lambda *_, **__: program.time.sleep(1e9)  # type: ignore[method-assign]
     watched.witness.fault("hangs", victim, 1e9)
     watched.play(has_records(watched, 5), hours=3)
     cluster.close()

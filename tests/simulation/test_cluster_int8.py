@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from protocol.cluster import ClusterOuter, ClusterSpec
 from protocol.types import Digest
 from simulation import cluster as simulated
@@ -51,7 +51,7 @@ def test_a_member_killed_at_any_call_to_the_store_comes_back_to_the_same_theta_a
 def test_who_joins_late_takes_momentum_from_a_checkpoint_and_is_in_the_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Held, "sealed_file", lambda self, round, peer, envelope: None)  # nobody puts them back
+    monkeypatch.setattr(NodeState, "sealed_file", lambda self, round, peer, envelope: None)  # nobody puts them back
     watched = Watched(tmp_path)
     cluster, late = watched.cluster, watched.machine(3)
     for machine in cluster.machines[:2]:
@@ -64,7 +64,7 @@ def test_who_joins_late_takes_momentum_from_a_checkpoint_and_is_in_the_records(
     watched.play(has_records(watched, 14))
     program = late.program
     assert program is not None
-    assert any(name.startswith(VELOCITY) for name in program.held.replica.consensus_state().tensors)
+    assert any(name.startswith(VELOCITY) for name in program.state.replica.consensus_state().tensors)
     cluster.close()
     assert_one_history(watched)
     assert late.id.hex() in {update.member for update in watched.records()[13].updates}

@@ -44,14 +44,14 @@ class Run:
             self.lines = max(self.lines, self.killer.lines)
             self.killer.disarm()
             self.after = self._errors(machine)
-            held = machine.program.held
+            held = machine.program.state
             if (mine := held.own_update(ROUND)) is not None and held.saved.sealed is not None:
                 self.sealed = held.saved.sealed.object.hex()
                 self.update = _flat(mine.dense(index) for index in range(len(mine.layout.tensors)))
 
     def _errors(self, machine: Machine) -> Values:
         assert machine.program is not None
-        return _flat(machine.program.held.replica._errors().values())
+        return _flat(machine.program.state.replica._errors().values())
 
     def play(self) -> "Run":
         cluster = self.watched.cluster

@@ -13,7 +13,7 @@ from gauntlet.checks import Checked
 from gauntlet.selection import Ranking
 from murmur.command import main
 from node.fetch.payloads import Opened
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from protocol.types import Digest, Peer, PeerId
 from rounds.score import Scores
 from rounds.words import Words
@@ -57,13 +57,13 @@ def veto() -> Iterator[None]:
 @contextmanager
 def skipped() -> Iterator[None]:
     """One validator leaves a payload out when there are four."""
-    real = Held.step
+    real = NodeState.step
 
-    def step(self: Held, round: int, outer: Any, theta: Digest, link: Digest, opened: Sequence[Opened]) -> None:
+    def step(self: NodeState, round: int, outer: Any, theta: Digest, link: Digest, opened: Sequence[Opened]) -> None:
         ours = self.store.folder.parts
         real(self, round, outer, theta, link, opened[1:] if "validator-1" in ours and len(opened) > 3 else opened)
 
-    with patch.object(Held, "step", step):
+    with patch.object(NodeState, "step", step):
         yield
 
 

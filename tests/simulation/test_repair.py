@@ -35,7 +35,7 @@ def caught_up(watched: Watched, machine: Machine) -> bool:
 def stands_at(machine: Machine) -> int:
     """The round at which it stands."""
     assert machine.program is not None
-    return machine.program.held.saved.round
+    return machine.program.state.saved.round
 
 
 @pytest.mark.parametrize("damaged", [False, True])
@@ -74,10 +74,10 @@ def test_what_was_claimed_is_never_replaced_by_its_owner(tmp_path: Path) -> None
             key = keys.claims(cluster.run, 1) + owner.id.hex()
             claimed.append(objects.pop(key).data)
             assert owner.program is not None
-            sealed = owner.program.held.saved.sealed
+            sealed = owner.program.state.saved.sealed
             assert sealed is not None
             cluster.kill(owner)
-            (owner.program.held.store.files / sealed.object.hex()).write_bytes(b"damaged")
+            (owner.program.state.store.files / sealed.object.hex()).write_bytes(b"damaged")
             cluster.start_later(owner)
 
     watched.hook = forget
