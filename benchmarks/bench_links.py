@@ -8,9 +8,10 @@ more before D, and before V. (The clock leaves a miner 2 % of its compute, and a
 payloads. Inner steps vary by more where nodes share two processors, and what a request takes does not shrink with the
 round; who comes late does not count.) What differs is how long it takes: `--compute` seconds of inner steps stand for
 20 minutes, and blocks and links shrink alike. So each miner's uplink needs as large a part of the round for its payload
-as a 72B miner's for 1.4 GB, and its downlink for the others' payloads; a validator's likewise. Every value of a small
-model is sent, so that payloads are large beside the headers of their requests. Each node has an uplink and a downlink
-of its own: proxies, through which everything passes that it exchanges with buckets (localnet/links.py).
+as a 72B miner's for 1.4 GB, and its downlink for the others' payloads; a validator's likewise. The model's payload has
+1.2 MB: large beside the headers of its requests, and resumed like a large one (storage/exchange.py, RESUMED_BYTES).
+Each node has an uplink and a downlink of its own: proxies, through which everything passes that it exchanges with buckets
+(localnet/links.py).
 
 Compared are the share of the time that miners compute, from the end of one round to that of the next; the same beside
 their transfers only; how long before block D they have committed; and the phases. The machine's rates are those of
@@ -45,6 +46,7 @@ from murmur import presets
 from owner.folder import to_toml
 from owner.presets import table as preset_table
 from protocol.spec import RunSpec
+from storage.exchange import RESUMED_BYTES
 from training.plan import ROLES, Plan, link
 from training.rates import Rate, Rates
 
@@ -56,10 +58,10 @@ SMALL: Mapping[str, Any] = {
     "model": {
         "vocabulary": 264,
         "layers": 4,
-        "width": 256,
+        "width": 320,
         "heads": 4,
         "kv_heads": 4,
-        "ffn": 1024,
+        "ffn": 1280,
         "context": 128,
         "tie_embeddings": True,
     },
@@ -266,6 +268,8 @@ def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     one_step = Plan(presets.read(str(path)).first, 1, 0, rates, on_gpu=False).compute_seconds
     path.write_text(to_toml(small(options.miners, max(1, round(options.compute / one_step)), options.spare)))
     spec = presets.read(str(path)).first
+    if spec.object_bytes <= RESUMED_BYTES:
+        raise SystemExit(f"a payload of {spec.object_bytes} bytes is not resumed: over {RESUMED_BYTES} are needed")
     large = Plan(presets.read(MODEL).first, 8, 0)
     compute = Plan(spec, 1, 0, rates, on_gpu=False).compute_seconds
     scaled = Scaled(large, options.miners, spec.object_bytes, compute / large.compute_seconds)
