@@ -10,8 +10,8 @@ round; who comes late does not count.) What differs is how long it takes: `--com
 20 minutes, and blocks and links shrink alike. So each miner's uplink needs as large a part of the round for its payload
 as a 72B miner's for 1.4 GB, and its downlink for the others' payloads; a validator's likewise. The model's payload has
 1.2 MB: large beside the headers of its requests, and resumed like a large one (storage/exchange.py, RESUMED_BYTES).
-Each node has an uplink and a downlink of its own: proxies, through which everything passes that it exchanges with buckets
-(localnet/links.py).
+Each node has an uplink and a downlink of its own: proxies (localnet/links.py), through which everything passes that it
+exchanges with buckets.
 
 Compared are the share of the time that miners compute, from the end of one round to that of the next; the same beside
 their transfers only; how long before block D they have committed; and the phases. The machine's rates are those of

@@ -40,7 +40,7 @@ States = tuple[tuple[Digest, Digest], ...]
 class Shelf(Protocol):
     """Where one node puts up its checkpoints, and when."""
 
-    node_state: NodeState
+    state: NodeState
     run: Digest
     bucket: RangedBucket
     document_key: str

@@ -57,7 +57,7 @@ class Work:
 
     def __init__(
         self,
-        held: NodeState,
+        state: NodeState,
         shards: Shards,
         bucket: RangedBucket,
         signer: Signer,
@@ -65,8 +65,8 @@ class Work:
         payload_key: PayloadKey | None = None,
     ) -> None:
         """payload_key: None in a bucket of our own, where a round has one object."""
-        self.state, self.shards, self.bucket, self.signer, self.time = held, shards, bucket, signer, time
-        self._key = payload_key or (lambda round, key: keys.payload(held.run_id, round))
+        self.state, self.shards, self.bucket, self.signer, self.time = state, shards, bucket, signer, time
+        self._key = payload_key or (lambda round, key: keys.payload(state.run_id, round))
         self.claims: dict[str, Any] = {}
         """What was measured in the last training: its inner steps took .."""
         self.steps, self.seconds = 0, 0.0
@@ -123,10 +123,10 @@ class Work:
         What is sealed travels at once, but for the part with the envelope and the completion. Those are left to
         `publish`, so nobody can see anything that is not saved. What we carry over is written later, beside the rounds.
         """
-        held = self.state
-        with held.timeline.begin("seal"):
-            plaintext = memoryview(wire.encode(held.replica.digest(), update))
-            sealing = Sealing(plaintext, run=held.run_id, round=round, signer=self.signer)
+        state = self.state
+        with state.timeline.begin("seal"):
+            plaintext = memoryview(wire.encode(state.replica.digest(), update))
+            sealing = Sealing(plaintext, run=state.run_id, round=round, signer=self.signer)
             upload = self._begin_upload(self._key(round, sealing.key), sealing.object, left)
 
             def add(section: int) -> None:
@@ -134,11 +134,11 @@ class Work:
                 if upload is not None:
                     upload.ready(end)
 
-            beside(add, sealing.sections, open_threads(held.first), self.time)
+            beside(add, sealing.sections, open_threads(state.first), self.time)
             sealing.finish()
-        with held.timeline.begin("save"):
-            saved = SealedRound(round, held.store.write(sealing.object), sealing.key, self.steps, self.seconds)
-            held.save_sealed(saved)
+        with state.timeline.begin("save"):
+            saved = SealedRound(round, state.store.write(sealing.object), sealing.key, self.steps, self.seconds)
+            state.save_sealed(saved)
         if self._ahead is not None:
             self._ahead.object = saved.object
         return saved
@@ -218,9 +218,9 @@ class Training:
 
     def go_on(self, stopped: Stopped) -> int:
         """Go on until `stopped`, asked after each step, or until all is done; how many steps are done."""
-        held = self._work.state
-        with held.timeline.begin("compute") as watch:
-            self.report = held.replica.inner_round(
+        state = self._work.state
+        with state.timeline.begin("compute") as watch:
+            self.report = state.replica.inner_round(
                 self._batch,
                 inner=self._inner,
                 on_step=self._meter,

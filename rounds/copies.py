@@ -82,8 +82,8 @@ class Copier(ABC):
 
     def _applied(self) -> dict[Place, HeldPayload]:
         """What was applied since our last snapshot, or shortly before."""
-        held = self.node.state
-        rounds = held.redo.recent | {step.round: step.payloads for step in held.saved.consensus.log}
+        state = self.node.state
+        rounds = state.redo.recent | {step.round: step.payloads for step in state.saved.consensus.log}
         return {
             (round, payload.peer): HeldPayload(payload.envelope, _key_alone(self.node.run.id, round, payload))
             for round, payloads in rounds.items()

@@ -15,7 +15,7 @@ from cluster.turns import turns
 from node.cluster.ledger import Ledger
 from node.cluster.record_log import RecordLog
 from node.cluster.rejoin import SLOWEST_BYTES
-from node.state.node_state import Held
+from node.state.node_state import NodeState
 from node.sync.repair_requests import Place
 from protocol.cluster import GROUP, ClusterSpec, digest_of
 from protocol.errors import StorageError
@@ -28,8 +28,8 @@ AGAIN_LOOKS = 3
 class Upkeep:
     """What one member does for all. `living`: whose programs run, set by the one that plays its rounds."""
 
-    def __init__(self, spec: ClusterSpec, held: Held, ledger: Ledger, records: RecordLog) -> None:
-        self.spec, self._held, self._ledger, self._records = spec, held, ledger, records
+    def __init__(self, spec: ClusterSpec, state: NodeState, ledger: Ledger, records: RecordLog) -> None:
+        self.spec, self._state, self._ledger, self._records = spec, state, ledger, records
         self.living = frozenset[PeerId]()
         self._ended = False
         self._wants: frozenset[Place] | None = None
@@ -91,7 +91,7 @@ class Upkeep:
         claims = {update.peer: update for update in record.updates} if record is not None else {}
         if peer not in claims:
             return False
-        file = self._held.sealed_file(round, peer, digest_of(claims[peer].envelope))
+        file = self._state.sealed_file(round, peer, digest_of(claims[peer].envelope))
         if file is None:
             return False
         key = self._ledger.payload_key(round, peer, self._ledger.key_of(claims[peer]))
@@ -104,7 +104,7 @@ class Upkeep:
 
     def _clear(self) -> None:
         """Once a round, by the one member that is drawn for it, or by that of the next round."""
-        saved, keep = self._held.saved, self.spec.cluster.keep_rounds
+        saved, keep = self._state.saved, self.spec.cluster.keep_rounds
         if saved.round <= max(self._cleared, keep):
             return
         if self._order(saved.link, "clear")[0] == self._ledger.me:
