@@ -1,7 +1,7 @@
 """A run's rounds, put together from its nodes' events (docs/events.md) as these come in; of a network whose nodes are
 not on this machine, from what murmur/dashboard/watcher.py has read of chain and buckets: `agreed` in place of `applied`
-and `checked`, `reported` with the validator's `stake` and `set_in`, `said` with its `theta`, `peers` and `stake`, and
-`unread`.
+and `checked`, `reported` with the validator's `stake` and `set_in`, `word_posted` with its `theta`, `peers` and
+`stake`, and `unread`.
 
 Events are what other programs wrote: one that is not as documented is passed over, and nothing of them is trusted to be
 short, printable or true.
@@ -30,8 +30,26 @@ NOT_AGREED = "NOT_AGREED"
 NOT_HERE = ("MISSING", "LATE")
 """Reasons of peers that had not committed by the deadline."""
 PHASES = ("compute", "upload", "download", "apply")
-NODE_KINDS = {"trained", "published", "committed", "applied", "phases", "broke_off", "passed_over", "weights_not_taken"}
-VALIDATOR_KINDS = {"checked", "ranked", "said", "reported", "held_out", "unobserved", "weights_refused", "weights"}
+NODE_KINDS = {
+    "trained",
+    "published",
+    "committed",
+    "applied",
+    "phases",
+    "interrupted",
+    "not_followed",
+    "weights_not_taken",
+}
+VALIDATOR_KINDS = {
+    "checked",
+    "ranked",
+    "word_posted",
+    "reported",
+    "held_out",
+    "unobserved",
+    "weights_refused",
+    "weights",
+}
 KINDS = NODE_KINDS | VALIDATOR_KINDS | {"agreed", "stated", "unread", "tested"}
 EVALUATIONS = "evaluations"
 """The node whose word are evaluations of checkpoints (dashboard/evaluations.py); no member is called so."""
@@ -217,7 +235,7 @@ class Rounds:
         self.version += 1
         one.version = self.version
         one.encoded.clear()
-        if kind in ("said", "reported"):
+        if kind in ("word_posted", "reported"):
             self.last_seen[node] = max((number, _number(event["time"])), self.last_seen.get(node, (0, 0.0)))
         self._rounds[number] = one
         self._by_change.pop(number, None)
@@ -300,7 +318,7 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
                 one.passed[node] = tuple(_text(peer) for peer in committed)
                 one.active[node] = len(one.passed[node])
             one.contributing[node], one.void[node], one.cause = contributing, void, cause
-        case "said":
+        case "word_posted":
             one.said[node] = _said(event)
         case "stated":
             one.theta[node] = _text(event["theta"])
@@ -324,9 +342,9 @@ def _fold(one: Round, node: str, kind: str, event: Event) -> None:
             one.unread.pop(node, None)
         case "unobserved":
             one.unobserved[node] = _text(event["why"])
-        case "broke_off":
+        case "interrupted":
             one.faults[node] = f"broke off: {_text(event['fault'])}"
-        case "passed_over":
+        case "not_followed":
             one.faults[node] = f"could not follow the round: {_text(event['reason'])}"
         case "weights":
             one.set_in[node] = _count(event["block"])

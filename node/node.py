@@ -292,7 +292,7 @@ class Node(Follower):
                 since = newest + 1
             state.save(round=max(newest + 1, state.saved.round), tip=tip, vain_from=since)
             self._show_what_was_agreed()
-            state.events.emit("passed_over", newest, reason=why or self._followed.value)
+            state.events.emit("not_followed", newest, reason=why or self._followed.value)
         state.clear_cache()
 
     def _show_what_was_agreed(self) -> None:

@@ -231,7 +231,7 @@ class Member:
             return self.work.seal(round, self.work.compress(), self.seconds_to_send)
         except Diverged as fault:
             logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
-            self.state.events.emit("broke_off", round, fault=str(fault))
+            self.state.events.emit("interrupted", round, fault=str(fault))
             return None
 
     def publish(self, round: int, sealed: SealedRound) -> None:
@@ -367,7 +367,7 @@ class Member:
             seconds={"download": round_seconds(download.seconds), "apply": round_seconds(apply.seconds)},
         )
         if mine is not None:
-            state.events.emit("given_back", round)
+            state.events.emit("update_returned", round)
         if mine is not None or self.skipped == round:
             state.save_own()  # else it is on the disk, or on its way there, since we claimed
         state.take_snapshot()
@@ -477,7 +477,7 @@ class Member:
         try:
             do()
         except StorageError as fault:
-            self.state.events.emit("broke_off", self.pulse.round, fault=str(fault))
+            self.state.events.emit("interrupted", self.pulse.round, fault=str(fault))
             self.patience.failed(fault)
             return False
         self.patience.answered()

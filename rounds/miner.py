@@ -67,11 +67,11 @@ class Miner:
                 continue
             except (Diverged, Late) as fault:
                 logger.error("round {round}: {fault}; sending nothing", round=round, fault=str(fault))
-                self.node.state.events.emit("broke_off", round, fault=str(fault))
+                self.node.state.events.emit("interrupted", round, fault=str(fault))
                 self.node.wait_for(self.node.clock.commit_by(round), "the round to pass")
             except (ChainError, StorageError) as fault:
                 # Saved and sealed work is not lost: the next pass takes it up if the round is still open.
-                self.node.state.events.emit("broke_off", round, fault=str(fault))
+                self.node.state.events.emit("interrupted", round, fault=str(fault))
                 self.node.setbacks.broke_off(round, fault)
 
     def announce(self) -> None:

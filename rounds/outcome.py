@@ -79,8 +79,8 @@ class Outcomes:
             "next_set": due_from(run, round + 1, by_id[first].last_update) if first is not None else None,
             "margin": self.margins.get(round),
         }
-        node.state.events.emit("stood", round, **event)
-        logger.info("{line}", line=round_line.line({"event": "stood", "round": round, **event}))
+        node.state.events.emit("round_outcome", round, **event)
+        logger.info("{line}", line=round_line.line({"event": "round_outcome", "round": round, **event}))
 
     def _outcome(
         self, round: int, active: set[PeerId], contributed: Sequence[PeerId], found: dict[PeerId, Report]

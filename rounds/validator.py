@@ -54,7 +54,7 @@ class Validator:
                 self.announce()
                 self.play(self.node.next_round(self.node.clock.words_by))
             except (ChainError, StorageError) as fault:
-                self.node.state.events.emit("broke_off", self.node.state.saved.round, fault=str(fault))
+                self.node.state.events.emit("interrupted", self.node.state.saved.round, fault=str(fault))
                 self.node.setbacks.broke_off(self.node.state.saved.round, fault)
 
     def announce(self) -> None:

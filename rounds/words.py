@@ -196,7 +196,9 @@ class Words:
             return
         block = self.send(round, word)
         if block is not None:
-            node.state.events.emit("said", round, block=block, named=len(named(word)), abstains=word.pair is None)
+            node.state.events.emit(
+                "word_posted", round, block=block, named=len(named(word)), abstains=word.pair is None
+            )
 
     def send(self, round: int, word: Word) -> int | None:
         """Put the word on chain; its block. A refusal costs our word, never the round's scores."""

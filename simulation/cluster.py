@@ -326,7 +326,7 @@ class ClusterWitness:
             self._up_since.pop(machine.name, None)
         elif event == "claimed":
             self._first_claim.setdefault(round, now)
-        elif event == "given_back":
+        elif event == "update_returned":
             self.result.given_back += 1
         elif event == "applied" and self._theta.setdefault(round, fields["theta"]) != fields["theta"]:
             self.result.disagreements += 1

@@ -147,7 +147,7 @@ class Witness:
             seen.started = self._now
         elif event == "applied":
             self._decided(member, round, fields)
-        elif event == "passed_over":
+        elif event == "not_followed":
             seen.apart = True
         elif event == "caught_up":
             seen.apart = False

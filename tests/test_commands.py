@@ -42,7 +42,7 @@ HANDBOOK = [
     ),
 ]
 """Written for people who run it: every command is run here, or says what it needs."""
-HISTORY = [ROOT / "CHANGELOG.md", ROOT / "docs/changes-0.2.md", *(ROOT / "docs/decisions").glob("*.md")]
+HISTORY = [ROOT / "CHANGELOG.md", *(ROOT / "docs/decisions").rglob("*.md")]
 """What was true once."""
 ELSEWHERE = {
     "make setup": "how else would this run",
@@ -250,7 +250,7 @@ def test_what_troubleshooting_quotes_is_what_the_programs_say() -> None:
 
 
 STOOD = {
-    "event": "stood",
+    "event": "round_outcome",
     "round": 2,
     "outcome": "contributing",
     "why": "",

@@ -133,7 +133,8 @@ def opening(clock: ClockSpec, block: str) -> float:
 
 
 def decided(clock: ClockSpec, said: float) -> float:
-    """Seconds from D until the round is decided, where every validator's word is in a block after `said` seconds."""
+    """Seconds from D until the round is decided, where every validator's word is in a block after `said`
+    seconds."""
     return min(said + seconds(clock, clock.finality_blocks), opening(clock, "words"))
 
 

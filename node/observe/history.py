@@ -174,7 +174,7 @@ class History:
             theta = word.theta.hex() if word.pair is not None else None
             fields = {"block": blocks[peer], "named": len(names), "abstains": word.pair is None, "theta": theta}
             yield HistoryEvent(
-                hotkey(peer), _event("said", round, when, **fields, peers=names, stake=stakes[peer] / total)
+                hotkey(peer), _event("word_posted", round, when, **fields, peers=names, stake=stakes[peer] / total)
             )
 
     def _agreed(

@@ -23,10 +23,10 @@ SILENT_ROUNDS = 3.0
 FALLBACK_SECONDS = 3600.0
 """Length of a round where the run is not known."""
 FREE_BYTES = 2 << 30
-TOLD = ("stood", "judged")
+TOLD = ("round_outcome", "judged")
 _FAULTS = {
-    "broke_off": "round {round} broke off: {fault}",
-    "passed_over": "round {round} could not be followed and was passed over: {reason}",
+    "interrupted": "round {round} broke off: {fault}",
+    "not_followed": "round {round} could not be followed and was passed over: {reason}",
     "damaged": "the disk has changed what was saved for round {round}: {lost}",
     "unobserved": "round {round} was not observed ({why})",
     "weights_not_taken": "the chain refused the weights of round {round}: {code}",

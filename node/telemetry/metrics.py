@@ -18,13 +18,13 @@ from storage.transport import TRAFFIC
 
 LAST_ERROR_CHARACTERS = 300
 FAULTS = (
-    "broke_off",
-    "passed_over",
+    "interrupted",
+    "not_followed",
     "damaged",
     "unobserved",
     "weights_refused",
     "weights_not_taken",
-    "given_back",
+    "update_returned",
     "diverged",
 )
 GUESSES = ("right", "wrong")
@@ -106,7 +106,7 @@ class Metrics:
 
     def _show(self, event: Mapping[str, Any]) -> None:
         kind, round = event["event"], event["round"]
-        if kind in ("stood", "judged"):
+        if kind in ("round_outcome", "judged"):
             self._told(event)
         elif kind == "applied":
             self._gauge("round", "the last round whose decision was applied").set(round)
@@ -144,7 +144,7 @@ class Metrics:
 
     def _told(self, event: Mapping[str, Any]) -> None:
         """A round as the node told it in one line."""
-        miner = event["event"] == "stood"
+        miner = event["event"] == "round_outcome"
         counted = event["outcome"] == "contributing" if miner else event["unobserved"] is None
         self._missed = 0 if counted else self._missed + 1
         self._gauge("told_round", "the last round that the node has told in one line").set(event["round"])

@@ -315,7 +315,7 @@ def test_why_a_round_was_void_is_said_wherever_the_round_is_shown(tmp_path: Path
     written.round(0)
     passed = [synthetic.key("miner-1")]
     written.write("validator-1", "checked", 1, active=1, passed=passed, rejected={}, seconds={})
-    written.write("validator-1", "said", 1, block=80, named=0, abstains=True)
+    written.write("validator-1", "word_posted", 1, block=80, named=0, abstains=True)
     written.write("validator-1", "applied", 1, void=True, contributing=[], theta="00", seconds={})
     tab.open(f"{serve(tmp_path).url}#peer=miner-1")
     tab.until(f"{TEXT.format('n-contributing')} === 'void'")
@@ -336,13 +336,13 @@ def test_the_validators_of_a_round_stand_side_by_side(tmp_path: Path, serve: Ser
     written = synthetic.Folder(tmp_path, ("miner-1", "miner-2", "garbage-1", "validator-1", "validator-2"))
     for number in range(2):
         written.round(number)
-        written.write("validator-1", "said", number, block=70 + number, named=2, abstains=False)
+        written.write("validator-1", "word_posted", number, block=70 + number, named=2, abstains=False)
     written.write("validator-1", "weights", 1, block=99, weights={})
-    written.write("validator-2", "said", 1, block=75, named=0, abstains=True)
+    written.write("validator-2", "word_posted", 1, block=75, named=0, abstains=True)
     written.write("validator-1", "ranked", 0, contributing=[synthetic.key("miner-1")], standing={})
-    written.write("validator-1", "said", 0, block=70, named=1, abstains=False)
+    written.write("validator-1", "word_posted", 0, block=70, named=1, abstains=False)
     written.write("validator-2", "ranked", 0, contributing=[synthetic.key("miner-2")], standing={})
-    written.write("validator-2", "said", 0, block=70, named=1, abstains=False)
+    written.write("validator-2", "word_posted", 0, block=70, named=1, abstains=False)
     tab.open(serve(tmp_path).url)
     cells = (
         "[...document.querySelectorAll('#validators tbody tr')].map((row) => [...row.cells].map((c) => c.textContent))"

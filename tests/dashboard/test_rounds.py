@@ -256,7 +256,7 @@ def void(folder: Path, cause: str | None = None, /, **nodes: str) -> Any:
         checked = {"active": 1, "passed": [key("miner-1")], "rejected": {}, "seconds": {"check": 1.0}}
         written.write(node, "checked", 0, **checked)
         if did != "silent":
-            written.write(node, "said", 0, block=31, named=int(did == "names"), abstains=did == "abstains")
+            written.write(node, "word_posted", 0, block=31, named=int(did == "names"), abstains=did == "abstains")
         written.write(node, "applied", 0, void=True, contributing=[], theta="00", seconds={})
     read.read()
     if cause is not None:
@@ -308,7 +308,7 @@ def test_a_round_to_which_nobody_brought_anything_good_is_void_by_that(tmp_path:
     written.write("validator-1", "checked", 0, active=3, passed=[], rejected=bad, seconds={})
     written.write("validator-1", "checked", 1, active=0, passed=[], rejected={}, seconds={})
     for number in (0, 1):
-        written.write("validator-1", "said", number, block=31, named=0, abstains=False)
+        written.write("validator-1", "word_posted", number, block=31, named=0, abstains=False)
         written.write("validator-1", "applied", number, void=True, contributing=[], theta="00", seconds={})
     written.round(2)
     folder = Folder(tmp_path)

@@ -18,9 +18,9 @@ def test_a_row_says_what_the_validators_own_events_say(tmp_path: Path) -> None:
     written = synthetic.Folder(tmp_path, ("miner-1", "miner-2", "garbage-1", "validator-1", "validator-2"))
     for number in range(3):
         written.round(number)
-        written.write("validator-1", "said", number, block=70 + number, named=2, abstains=False)
+        written.write("validator-1", "word_posted", number, block=70 + number, named=2, abstains=False)
     written.write("validator-1", "weights", 2, block=99, weights={"1": 0.5})
-    written.write("validator-2", "said", 1, block=71, named=0, abstains=True)
+    written.write("validator-2", "word_posted", 1, block=71, named=0, abstains=True)
     folder = Folder(tmp_path)
     folder.read()
     one = by_name(folder.rounds, 2)["validator-1"]
@@ -53,7 +53,7 @@ def test_weights_that_do_not_stand_are_said_with_the_reason(tmp_path: Path) -> N
 
 def test_from_the_chain_come_the_state_the_names_and_the_stake() -> None:
     rounds = Rounds()
-    word = {"event": "said", "round": 5, "time": 1.0, "block": 8, "named": 1, "abstains": False, "theta": "ab"}
+    word = {"event": "word_posted", "round": 5, "time": 1.0, "block": 8, "named": 1, "abstains": False, "theta": "ab"}
     rounds.take("5Small", word | {"peers": ["5Peer"], "stake": 0.25})
     rounds.take("5Large", word | {"peers": ["5Peer"], "stake": 0.75})
     rounds.take("5Gone", {"event": "unread", "round": 5, "time": 1.0, "why": "MISSING"})

@@ -69,11 +69,11 @@ def event(kind: str, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("alert", "kind"),
-    [("MurmurOutOfSync", "passed_over"), ("MurmurOutOfSync", "damaged"), ("MurmurWeightsRefused", "weights_refused")],
+    [("MurmurOutOfSync", "not_followed"), ("MurmurOutOfSync", "damaged"), ("MurmurWeightsRefused", "weights_refused")],
 )
 def test_the_first_fault_of_a_process_is_told(alert: str, kind: str, metrics: Metrics, tmp_path: Path) -> None:
     assert fires(tmp_path, alert, metrics, 5, lambda: metrics.see(event(kind)))
-    assert not fires(tmp_path, alert, metrics, 5, lambda: metrics.see(event("broke_off")))
+    assert not fires(tmp_path, alert, metrics, 5, lambda: metrics.see(event("interrupted")))
 
 
 def test_a_node_that_has_never_finished_a_round_is_told_of(metrics: Metrics, tmp_path: Path) -> None:

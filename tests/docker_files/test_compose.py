@@ -404,7 +404,7 @@ def test_a_node_is_healthy_while_it_counts(outcome: str | None, healthy: bool, t
     if outcome is not None:
         events = Events(home / "events.jsonl", "w/default")
         for round in range(5):
-            events.emit("stood", round, outcome=outcome, next_set=None)
+            events.emit("round_outcome", round, outcome=outcome, next_set=None)
     for environment in ({"HOME": str(tmp_path)}, {"HOME": "/nowhere", "MURMUR_HOME": str(home)}):
         command = [sys.executable, "-m", "murmur.command", *words[1:]]
         result = subprocess.run(command, cwd=ROOT, env=environment, timeout=120)

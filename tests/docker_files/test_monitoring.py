@@ -17,7 +17,7 @@ def exported(folder: Path) -> set[str]:
     """Names of all samples of a node that has lived through every kind of event."""
     metrics = Metrics("run", folder, 60.0)
     told: dict[str, Any] = {"time": 1.0, "round": 1, "active": 1, "selected": 1, "loss": 1.0, "next_set": 1}
-    stood = {"event": "stood", "outcome": "contributing", "pay": 0.5, "margin": 3}
+    stood = {"event": "round_outcome", "outcome": "contributing", "pay": 0.5, "margin": 3}
     judged = {"event": "judged", "rejected": {"LATE": 1}, "unobserved": None, "evaluated": 1, "unrevealed": 0}
     for event in (
         stood,
@@ -28,7 +28,7 @@ def exported(folder: Path) -> set[str]:
         {"event": "published", "payload_bytes": 1},
         {"event": "held_out", "val_loss": 1.0},
         {"event": "weights", "block": 1},
-        {"event": "broke_off", "fault": "x"},
+        {"event": "interrupted", "fault": "x"},
     ):
         metrics.see(told | event)
     return set(re.findall(r"^(murmur_\w+)", generate_latest(metrics.registry).decode(), re.MULTILINE))

@@ -121,8 +121,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @dataclass(frozen=True)
 class Fault:
-    """`changes` to a node's environment, given the world and its member; what is `said`; how it is `mended`, where that
-    is another thing than to take the changes back."""
+    """`changes` to a node's environment, given the world and its member; what is `said`; how it is `mended`,
+    where that is another thing than to take the changes back."""
 
     changes: Callable[[World, str], dict[str, str]]
     said: str

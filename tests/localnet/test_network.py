@@ -241,7 +241,7 @@ def test_killing_one_of_two_validators_that_has_said_its_word_costs_at_most_one_
     """Each of them is half of the stake: alone neither decides anything. What the one that dies has said stays."""
     with localnet(tmp_path / "run", "--rounds", "5", "--miners", "2", "--validators", "2") as run:
         run.wait_for_round(1)
-        spoke = next(name for name in ("validator-1", "validator-2") if "said" in events(run, name, 1))
+        spoke = next(name for name in ("validator-1", "validator-2") if "word_posted" in events(run, name, 1))
         run.kill(spoke)
         report = assert_sound(run, rounds=5)
     assert report["summary"]["void_rounds"] <= 1

@@ -109,7 +109,7 @@ def test_the_validators_words_and_weights_are_those_that_they_tell_of_themselves
     rows = validators(source.rounds, 2)
     assert [row["stake"] for row in rows] == [0.75, 0.25]
     for row, name in zip(rows, ("one", "two"), strict=True):
-        [said] = [event for event in played[name].events("said") if event["round"] == 2]
+        [said] = [event for event in played[name].events("word_posted") if event["round"] == 2]
         assert row["validator"] == hotkey(played[name].peer)
         assert (row["said_in"], row["named"], len(row["peers"])) == (said["block"], said["named"], said["named"])
         [state] = [event["theta"] for event in played[name].events("applied") if event["round"] == 1]
@@ -308,7 +308,7 @@ def test_a_round_is_told_when_it_is_decided_and_its_reports_when_they_come(playe
         now = [told.event for told in history.look()]
         assert [event["event"] for event in now if event["round"] == 2] == [
             "agreed",
-            *(2 * ["said"] + 2 * ["trained"] + 2 * ["unread"]),
+            *(2 * ["word_posted"] + 2 * ["trained"] + 2 * ["unread"]),
         ]
         assert [event for event in history.look() if event.event["round"] == 2] == []
     finally:

@@ -16,7 +16,7 @@ NOW = 1_800_000_000.0
 
 def stood(round: int, outcome: str = "contributing", **fields: Any) -> dict[str, Any]:
     event = {"outcome": outcome, "why": "", "selected": 2, "active": 4, "loss": 4.5, "pay": 0.5, "sure": "learning"}
-    return {"event": "stood", "round": round, **event, "next_set": 100 + round, "margin": 11, **fields}
+    return {"event": "round_outcome", "round": round, **event, "next_set": 100 + round, "margin": 11, **fields}
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def test_a_round_that_was_told_twice_is_told_as_it_was_told_last(home: Callable[
         ([{"event": "trained", "round": 0}], 0.0, []),
         ([stood(round, "LOW_SCORE") for round in range(LATELY_ROUNDS)], 0.0, ["nothing counted in its last 5 rounds"]),
         ([stood(round, "LOW_SCORE") for round in range(LATELY_ROUNDS - 1)], 0.0, []),
-        ([stood(1), {"event": "broke_off", "round": 2, "fault": "(403)"}], 0.0, ["round 2 broke off: (403)"]),
-        ([{"event": "passed_over", "round": 0, "reason": "x"}, *map(stood, range(1, 7))], 0.0, []),
+        ([stood(1), {"event": "interrupted", "round": 2, "fault": "(403)"}], 0.0, ["round 2 broke off: (403)"]),
+        ([{"event": "not_followed", "round": 0, "reason": "x"}, *map(stood, range(1, 7))], 0.0, []),
         ([stood(1), {"event": "weights_refused", "round": 1}], 0.0, ["the weights of round 1 do not stand"]),
     ],
 )
@@ -78,7 +78,7 @@ def test_status_prints_it_and_its_exit_status_is_a_health_check(
     events = Events(tmp_path / "events.jsonl", "w/default")
     for round in (7, 8):
         fields = {name: value for name, value in stood(round).items() if name not in ("event", "round")}
-        events.emit("stood", round, **fields)
+        events.emit("round_outcome", round, **fields)
     assert main([*words, "--check"]) == 0
     assert capsys.readouterr().out == ""
     assert main(words) == 0
@@ -90,12 +90,12 @@ def test_status_prints_it_and_its_exit_status_is_a_health_check(
         "committed 11 blocks before the deadline"
     )
     assert told[4:] == ["  weights are set next about block 108", "  nothing is wrong"]
-    events.emit("broke_off", 8, fault="the bucket refuses (403)")
+    events.emit("interrupted", 8, fault="the bucket refuses (403)")
     assert main(words) == 1
     assert "  WRONG: round 8 broke off: the bucket refuses (403)" in capsys.readouterr().out
     assert main([*words, "--check"]) == 0, "a round that broke off is no illness"
     for round in range(9, 14):
-        events.emit("stood", round, **{**fields, "outcome": "LOW_SCORE", "pay": 0.0})
+        events.emit("round_outcome", round, **{**fields, "outcome": "LOW_SCORE", "pay": 0.0})
     assert main([*words, "--check"]) == 1
     assert capsys.readouterr().out == "nothing counted in its last 5 rounds: LOW_SCORE\n"
 

@@ -55,11 +55,11 @@ def test_what_a_miner_tells_is_what_is_scraped(metrics: Metrics, tmp_path: Path)
     phases = [("wait", 0.0, 1.0), ("compute", 0.0, 2.0), ("wait", 2.0, 3.0)]
     events.emit("phases", 3, phases=[{"phase": p, "began": b, "seconds": s} for p, b, s in phases])
     told = {"why": "", "selected": 2, "active": 4, "loss": 4.5, "sure": "learning", "next_set": 540}
-    events.emit("stood", 2, outcome="LOW_SCORE", pay=None, margin=None, **told)
+    events.emit("round_outcome", 2, outcome="LOW_SCORE", pay=None, margin=None, **told)
     assert samples(metrics)["murmur_rounds_missed"] == 1
     assert "murmur_pay_share" not in samples(metrics)
-    events.emit("stood", 3, outcome="contributing", pay=0.078, margin=11, **told)
-    events.emit("broke_off", 4, fault="no connection")
+    events.emit("round_outcome", 3, outcome="contributing", pay=0.078, margin=11, **told)
+    events.emit("interrupted", 4, fault="no connection")
     found = samples(metrics)
     expected = {
         "murmur_round": 3,
@@ -78,7 +78,7 @@ def test_what_a_miner_tells_is_what_is_scraped(metrics: Metrics, tmp_path: Path)
         "murmur_phase_seconds{compute}": 2,
         "murmur_deadline_margin_blocks": 11,
         "murmur_pay_share": 0.078,
-        "murmur_faults_total{broke_off}": 1,
+        "murmur_faults_total{interrupted}": 1,
     }
     assert expected.items() <= found.items()
     assert found["murmur_counted_timestamp_seconds"] >= found["murmur_round_timestamp_seconds"]
@@ -135,9 +135,9 @@ def test_a_restart_goes_on_where_the_node_was_and_counts_no_fault_twice(metrics:
     events = Events(path, "w/default", see=metrics.see)
     told = {"why": "", "selected": 2, "active": 4, "loss": 4.5, "sure": "learning", "next_set": 540}
     for round in range(3):
-        events.emit("stood", round, outcome="LATE", pay=None, margin=None, **told)
+        events.emit("round_outcome", round, outcome="LATE", pay=None, margin=None, **told)
         events.emit("applied", round, void=False, contributing=["a"], theta="", after=9, guess="right", seconds={})
-        events.emit("broke_off", round, fault="no connection")
+        events.emit("interrupted", round, fault="no connection")
     with path.open("a") as file:
         file.write('{"event": "applied", "round": 2, "of": "an earlier version"}\n{"torn')
     before = samples(metrics)
@@ -170,7 +170,7 @@ def test_a_clusters_member_is_seen_by_its_own_events(tmp_path: Path) -> None:
         ("claimed", {"steps": 61}),
         ("closed", {"ours": True, "waited_for": [member]}),
         ("applied", applied),
-        ("given_back", {}),
+        ("update_returned", {}),
         ("diverged", {"why": "theta"}),
     ):
         metrics.see({"time": 8.0, "event": kind, "round": 4} | fields)
@@ -179,4 +179,4 @@ def test_a_clusters_member_is_seen_by_its_own_events(tmp_path: Path) -> None:
     assert "murmur_decided_blocks" not in found
     for name, value in (("loss", 3.5), ("steps", 61), ("given_up", 1), ("round", 4), ("selected", 1)):
         assert found[f"murmur_{name}"] == value
-    assert found["murmur_faults_total{given_back}"] == found["murmur_faults_total{diverged}"] == 1
+    assert found["murmur_faults_total{update_returned}"] == found["murmur_faults_total{diverged}"] == 1

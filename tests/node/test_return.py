@@ -56,7 +56,7 @@ def test_a_node_that_could_not_have_a_rounds_bytes_is_back_within_two_rounds_onc
             raise StorageError("no connection")
 
     network.store.before = cut
-    network.run_blocks(lambda: bool(network["miner-2"].events("passed_over")))
+    network.run_blocks(lambda: bool(network["miner-2"].events("not_followed")))
     assert not returns(network, "miner-2")
     network.store.before = lambda call: None
     can = network["validator"].round
@@ -80,11 +80,11 @@ def test_a_validator_that_passed_a_round_over_judges_nobody_before_it_is_back(ne
             raise StorageError("no connection")
 
     network.store.before = cut
-    network.run_blocks(lambda: bool(network["second"].events("passed_over")))
+    network.run_blocks(lambda: bool(network["second"].events("not_followed")))
     network.run_blocks(lambda: any(event["why"] == "apart" for event in network["second"].events("unobserved")))
     network.store.before = lambda call: None
     network.run_blocks(lambda: bool(returns(network, "second")))
-    left, back = network["second"].events("passed_over")[0]["round"], returns(network, "second")[0]["round"]
+    left, back = network["second"].events("not_followed")[0]["round"], returns(network, "second")[0]["round"]
     network.run_until(back + 2)
     judged = {event["round"]: event["unobserved"] for event in network["second"].events("judged")}
     assert {why for round, why in judged.items() if left < round < back} <= {"apart", "late"}
@@ -177,7 +177,7 @@ def test_when_nobody_can_have_an_agreed_rounds_bytes_the_run_goes_on_from_before
     network.start()
     network.run_until(2)
     validator = network["validator"]
-    network.run_blocks(lambda: any(event["round"] == 2 for event in validator.events("said")))
+    network.run_blocks(lambda: any(event["round"] == 2 for event in validator.events("word_posted")))
 
     def cut(call: Call) -> None:
         if "/00000002" in call.key and "report" not in call.key:
@@ -187,8 +187,8 @@ def test_when_nobody_can_have_an_agreed_rounds_bytes_the_run_goes_on_from_before
     before = validator.node.state.claim
     for member in network.members.values():
         member.node.before_apply = lambda _, member=member: member.node.state.clear_cache()  # type: ignore[misc]
-    network.run_blocks(lambda: bool(validator.events("passed_over")))
-    lost = validator.events("passed_over")[0]["round"]
+    network.run_blocks(lambda: bool(validator.events("not_followed")))
+    lost = validator.events("not_followed")[0]["round"]
     network.run_until(lost + VAIN_ROUNDS + 4)
     assert 2 not in validator.thetas()
     rounds = range(lost + 1, lost + VAIN_ROUNDS + 3)

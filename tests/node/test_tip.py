@@ -110,7 +110,7 @@ def test_a_pair_that_a_minority_names_moves_nobody_where_it_has_most_of_what_is_
         assert not returns(network, name)
     network.start("first", "second")
     agrees_again(network, *HONEST, "miner-1")
-    assert not network["third"].events("passed_over")
+    assert not network["third"].events("not_followed")
 
 
 # --- bytes that nobody has -----------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_just_under_half_that_names_a_peer_without_a_key_brings_it_in_in_no_roun
     NamesTheMute.mute = network["miner-3"].peer
     network.start("a", "b", role=with_parts(NamesTheMute, KeepsNothing))
     network.run_until(6)
-    assert network["a"].events("said")[-1]["named"] == 1
+    assert network["a"].events("word_posted")[-1]["named"] == 1
     for round in range(6):
         assert sorted(network["miner-1"].contributing(round)) == names(network, "miner-1", "miner-2")
     network.assert_agreement()

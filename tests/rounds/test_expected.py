@@ -61,7 +61,7 @@ def test_a_wrong_guess_is_moved_to_what_was_agreed_and_nobody_is_late(networks: 
     assert {found[round] for round in (0, 1, 5, 6)} == {"right"}
     assert len(network["miner-1"].contributing(2)) == 2
     for name in ("miner-1", "miner-2", "miner-3"):
-        assert network[name].voids() == network[name].events("broke_off") == []
+        assert network[name].voids() == network[name].events("interrupted") == []
         assert len(network[name].events("committed")) >= 8
 
 
@@ -78,7 +78,7 @@ def test_a_void_round_takes_the_guess_back_and_the_error_feedback_gets_its_own_a
     assert network["miner-2"].voids() == [2]
     assert digests[1] == digests[2] != digests[3]
     assert guesses(network, "miner-2")[2] == "wrong"
-    assert network["miner-2"].events("broke_off") == []
+    assert network["miner-2"].events("interrupted") == []
 
 
 def test_who_shows_no_key_is_waited_for_until_v_and_not_expected_then(networks: Networks) -> None:

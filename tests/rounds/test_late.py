@@ -102,7 +102,7 @@ def test_a_miner_whose_training_lasts_beyond_block_d_breaks_it_off_and_is_in_tim
     network.start("miner-2", role=Stalls)
     network.run_until(3)
     late = network["miner-2"]
-    assert [(event["round"], event["fault"][:41]) for event in late.events("broke_off")] == [
+    assert [(event["round"], event["fault"][:41]) for event in late.events("interrupted")] == [
         (1, "too late to commit after inner step 1 of ")
     ]
     assert [event["round"] for event in late.events("committed")][:2] == [0, 2]

@@ -118,7 +118,7 @@ def test_a_miner_that_serves_one_validator_alone_costs_no_round_and_nobody_else_
     network.begin()
     until(network, lambda: all(member.round >= 6 for member in network.members.values()))
     found = contributing(network, "miner-2")
-    said = dict(events(network, "validator-1", "said"))
+    said = dict(events(network, "validator-1", "word_posted"))
     for round in range(6):
         assert {network.by_hotkey[one].name for one in found[round]} >= {"miner-2", "miner-3"}
         assert said[round]["named"] == 3
@@ -179,7 +179,7 @@ def test_what_hostile_mirrors_and_a_hostile_miner_hide_an_honest_holder_gives(ne
     until(network, lambda: all(network.members[f"miner-{number}"].round > round for number in (2, 3)))
     assert miner.name in contributors(network, round)
     assert "validator-3" in copied(network, round, "miner-1")
-    assert not events(network, "miner-2", "passed_over")
+    assert not events(network, "miner-2", "not_followed")
     assert {network.members[name].round for name in ("miner-2", "validator-1")} == {round + 1}
 
 

@@ -43,7 +43,7 @@ def test_every_round_of_a_node_is_one_line_that_says_whether_it_counted(
         assert (judged["active"], judged["rejected"], judged["selected"]) == (3, {"MALFORMED": 1}, 1)
         assert line(judged) in info
         for name in ("miner-1", "miner-2", "miner-3"):
-            (stood,) = [e for e in network[name].events("stood") if e["round"] == round]
+            (stood,) = [e for e in network[name].events("round_outcome") if e["round"] == round]
             row = report.rows[network[name].peer]
             # Who contributes the chain says: the validator's own order is what it pays by.
             outcome = str(row.rejected or row.standing or "not contributing")
@@ -77,7 +77,7 @@ def test_every_round_of_a_node_is_one_line_that_says_whether_it_counted(
 )
 def test_a_miners_line_says_what_is_known_and_nothing_else(changes: dict[str, object], told: str) -> None:
     event = {
-        "event": "stood",
+        "event": "round_outcome",
         "round": 2,
         "outcome": "contributing",
         "why": "",

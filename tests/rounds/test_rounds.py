@@ -175,7 +175,7 @@ def test_what_a_contributor_hides_from_others_is_repaired_from_the_mirror(networ
     size = network.spec.object_bytes
     network.store.faults["miner-1"] = Faults(answers={"miner-2": bytes(size), "miner-3": b"\1" * size})
     network.start()
-    network.run_blocks(lambda: bool(network["validator"].events("said")))
+    network.run_blocks(lambda: bool(network["validator"].events("word_posted")))
     del network.store.buckets["miner-2"][keys.payload(network.run.id, 0)]
     del network.store.buckets["miner-2"][keys.reveal(network.run.id, 0)]
     network.run_until(1)

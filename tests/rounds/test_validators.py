@@ -52,7 +52,7 @@ def test_strangers_with_permits_count_for_nothing_cost_no_round_and_are_asked_fo
     network.start()
     network.run_until(3)
     assert network["validator"].voids() == []
-    assert [event["round"] for event in network["validator"].events("said")] == [0, 1, 2]
+    assert [event["round"] for event in network["validator"].events("word_posted")] == [0, 1, 2]
     for member in network.members.values():
         assert member.node.sources().validators() == [network["validator"].peer]
 
@@ -100,7 +100,7 @@ def test_a_third_that_lies_in_every_round_voids_none_and_moves_nobody_apart(netw
     network.start("liar", role=with_parts(Liar))
     network.run_until(LIES)
     assert_one_branch(network, LIES - 1)
-    told = {event["round"] for event in network["liar"].events("said")}
+    told = {event["round"] for event in network["liar"].events("word_posted")}
     assert told >= set(range(LIES - 1))
     for name in ("honest", "other", "miner-1"):
         assert network[name].voids() == []

@@ -41,7 +41,7 @@ def show_only(network: FakeNetwork, miner: str, reader: str) -> None:
 
 def named(network: FakeNetwork, name: str, round: int) -> list[int]:
     """How many peers each of the validator's words for the round names."""
-    return [event["named"] for event in network[name].events("said") if event["round"] == round]
+    return [event["named"] for event in network[name].events("word_posted") if event["round"] == round]
 
 
 def statement(network: FakeNetwork, name: str, block: int) -> object:
@@ -234,9 +234,9 @@ def test_a_word_that_the_chain_refuses_is_missed_by_nobody(networks: Networks, m
     refuse(network, monkeypatch, "third", range(1, 4))
     network.start()
     network.run_until(5)
-    assert [event["round"] for event in network["third"].events("said")] == [0, 4]
+    assert [event["round"] for event in network["third"].events("word_posted")] == [0, 4]
     assert network["third"].voids() == []
-    assert network["third"].events("broke_off") == []
+    assert network["third"].events("interrupted") == []
     assert [event["round"] for event in network["third"].events("weights")] == list(range(5))
     network.assert_agreement()
 
@@ -252,7 +252,7 @@ def test_a_word_that_the_chain_refuses_the_only_validator_costs_the_update_and_n
     assert validator.voids() == network["miner-1"].voids() == [1, 2]
     for event in ("reported", "weights", "held_out"):
         assert [told["round"] for told in validator.events(event)] == list(range(5)), event
-    assert validator.events("broke_off") == []
+    assert validator.events("interrupted") == []
     network.assert_agreement()
 
 
@@ -279,7 +279,7 @@ def test_a_late_validator_still_says_its_word_as_long_as_it_counts(
     network.start("late", role=with_parts(TakesItsTime))
     rounds = 3
     network.run_until(rounds)
-    said = {event["round"]: event["block"] for event in network["late"].events("said")}
+    said = {event["round"]: event["block"] for event in network["late"].events("word_posted")}
     if in_time:
         assert said == {round: network.clock.words_by(round) - 1 for round in range(rounds)}
     assert bool(said) == in_time

@@ -95,7 +95,7 @@ def test_in_a_calm_everybody_is_in_every_record_and_nobody_waits_long(watched: W
     watched.cluster.close()
     assert_one_history(watched)
     assert [len(record.updates) for record in watched.records()[:6]] == [3] * 6
-    assert not [event for event in watched.events if event[1] in ("broke_off", "diverged", "given_back")]
+    assert not [event for event in watched.events if event[1] in ("interrupted", "diverged", "update_returned")]
 
 
 def test_a_storm_leaves_one_theta_a_round_and_most_of_the_living_in_it_and_a_seed_is_one_history() -> None:
@@ -172,7 +172,7 @@ def test_a_frozen_member_wakes_to_a_record_without_it_and_takes_its_update_back(
     without, after = watched.records()[1], watched.records()[3]
     assert victim.id.hex() not in {update.member for update in without.updates}
     assert victim.id.hex() in {update.member for update in after.updates}
-    assert (victim.name, "given_back", 1) in [event[:3] for event in watched.events]
+    assert (victim.name, "update_returned", 1) in [event[:3] for event in watched.events]
 
 
 def test_who_leaves_is_not_waited_for_and_who_comes_new_is_in_the_next_record(watched: Watched) -> None:

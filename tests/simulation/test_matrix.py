@@ -67,7 +67,7 @@ def assert_killed_at_lines(folder: Path, stride: int) -> Counter[str]:
     survivors = [event for event in watched.events if event[0] != victim.name]
     trained = Counter((name, round) for name, event, round, _ in survivors if event == "trained")
     assert max(trained.values()) == 1
-    assert not [event for event in survivors if event[1] in ("given_back", "diverged", "broke_off")]
+    assert not [event for event in survivors if event[1] in ("update_returned", "diverged", "interrupted")]
     assert all(len(record.updates) >= 2 for record in watched.records())
     return killed
 
