@@ -40,7 +40,7 @@ class Standing:
 
 
 def standing(run: Run, doors: Doors) -> Standing:
-    """`run`: with all that is settled by now (node.amendments.settled). Raises ChainError."""
+    """`run`: with all that is settled by now (node.sync.amendments.settled). Raises ChainError."""
     clock, block = run.clock, doors.chain.finalized().block
     peers = doors.chain.peers(block)
     slot = owner_slot(run.first.owner_id, peers)

@@ -112,7 +112,7 @@ def test_of_three_validators_each_begins_to_upload_in_another_third_of_the_inter
         me=sorted(validators)[place],
         run=SimpleNamespace(id=Digest(bytes(32)), first=first),
         sources=lambda: SimpleNamespace(validators=lambda: validators),
-        held=SimpleNamespace(saved=saved, first=first, store=SimpleNamespace(folder=Path())),
+        state=SimpleNamespace(saved=saved, first=first, store=SimpleNamespace(folder=Path())),
         doors=SimpleNamespace(bucket=None, signer=None, verify=None),
         time=None,
     )
@@ -126,7 +126,7 @@ def test_of_three_validators_each_begins_to_upload_in_another_third_of_the_inter
 
 
 def test_a_bucket_that_goes_on_refusing_is_told_of_less_and_less_often() -> None:
-    shelf = SimpleNamespace(held=SimpleNamespace(store=SimpleNamespace(folder=Path())))
+    shelf = SimpleNamespace(state=SimpleNamespace(store=SimpleNamespace(folder=Path())))
     checkpoints = Checkpoints(shelf)  # type: ignore[arg-type]
 
     def fail() -> None:

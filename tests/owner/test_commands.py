@@ -324,7 +324,7 @@ def test_a_publication_that_was_cut_short_goes_on(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(murmur.publish, step, die)
+        patch.setattr(murmur.run.publish, step, die)
         with pytest.raises(Killed):
             world.publish(folder, "--replace")
     sealed = open_folder(folder).spec
@@ -437,11 +437,11 @@ def test_what_another_machine_has_published_meanwhile_is_not_written_over(
 
     def slowly(*words: Any) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(murmur.publish, "upload", upload)
+            patch.setattr(murmur.run.publish, "upload", upload)
             assert world.publish(other, "--replace") == 0
         upload(*words)
 
-    monkeypatch.setattr(murmur.publish, "upload", slowly)
+    monkeypatch.setattr(murmur.run.publish, "upload", slowly)
     assert world.publish(folder, "--replace") == 2
     assert "has published meanwhile" in capsys.readouterr().err
     spec = open_folder(other).spec
@@ -559,7 +559,7 @@ def test_what_is_pending_is_taken_back_and_a_round_that_is_lost_is_declared_void
     assert world.run("void", running, "--round", "0", "--yes") == 2
     assert "nothing was agreed in round 0" in capsys.readouterr().err
     # Whether anything was agreed is the subject of test_records.py; here there is no node that said a word.
-    monkeypatch.setattr(murmur.amend, "was_agreed", lambda *_: True)
+    monkeypatch.setattr(murmur.run.amend, "was_agreed", lambda *_: True)
     void = "void", running, "--round", "0", "--yes"
     if world.run(*void) != 0:  # the chain goes on: a round has begun between the choice and the check
         assert "it is too late for round" in capsys.readouterr().err
