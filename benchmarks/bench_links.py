@@ -14,9 +14,11 @@ Each node has an uplink and a downlink of its own: proxies (localnet/links.py), 
 exchanges with buckets.
 
 Compared are the share of the time that miners compute, from the end of one round to that of the next; the same beside
-their transfers only; how long before block D they have committed; and the phases. The machine's rates are those of
-`murmur plan --measure`, run by as many processes at once as there are miners, because the nodes share the processors
-as well: a miner's own machine has no other one beside it. What an exchange with the chain takes is measured on the
+their transfers only; how long before block D they have committed; and the phases. The plan's rates are those of
+`murmur plan --measure`, run by as many processes at once as there are miners, because the nodes share the processors:
+a miner's own machine has no other one on it. A first measurement fits the round to this machine. A second one, while
+the network waits for round 0, is what the plan is compared by: chain, store and proxies take their part of the
+processors then as they do in a round. What an exchange with the chain takes is measured on the
 network. The first round does not count: nodes are still busy with their start. The exit status is 1 when the shares are
 more than 3 points apart, or a miner did not contribute to a round that counts.
 """
@@ -286,7 +288,8 @@ def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     table = Table(sys.stderr)
     network = open_network(setup, table.say)
     try:
-        rates = replace(rates, call=call_rate(network))
+        say("measuring it again, beside the network that waits for round 0")
+        rates = replace(measured_rates(path, options.miners), call=call_rate(network))
         table.follow(network, STALL_ROUNDS)
         rounds = [one for member in network.miners for one in rounds_of(network, member)]
     finally:
