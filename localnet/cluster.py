@@ -17,6 +17,7 @@ from node.cluster.ledger import Ledger
 from node.telemetry.events import read_events
 from owner import presets
 from owner.cluster import draft, make_token, place, put_up, require_store
+from owner.theta import make_theta
 from protocol.cluster import ClusterSpec
 from protocol.errors import ConfigError, StorageError
 from protocol.types import PeerId
@@ -86,7 +87,9 @@ def _set_up(
     table = presets.table(source)
     fast = {"beat_seconds": BEAT_SECONDS, "silent_seconds": SILENT_SECONDS, "keep_rounds": 64}
     table["cluster"] = dict(table.get("cluster") or {}) | fast
-    spec = put_up(folder, bucket, draft(table, "demo", data, local=True, own_vocabulary=True), data_from, data, seed)
+    drafted = draft(table, "demo", data, local=True, own_vocabulary=True)
+    theta = make_theta(folder / "theta", drafted, seed, data)
+    spec = put_up(folder, bucket, drafted, data_from, data, theta)
     token = make_token(spec, where)
     path = folder / "token"
     path.touch(mode=0o600)

@@ -8,7 +8,6 @@ from node.cluster.group_keys import Token, new_secret
 from owner.draft import NOBODYS_THETA, require_turns
 from owner.presets import without_chain
 from owner.publish import Tell, blobs_of, data_blobs, theta_blobs, upload
-from owner.theta import make_theta
 from protocol.cluster import ClusterSpec, build_cluster
 from protocol.errors import ConfigError
 from protocol.types import Digest
@@ -53,12 +52,11 @@ def put_up(
     spec: ClusterSpec,
     data_from: Path,
     data: Shards,
-    seed: int,
+    theta: Digest,
     tell: Tell = lambda done, total: None,
 ) -> ClusterSpec:
-    """Make theta_0 in `folder`, and put all of the run into the bucket, the spec last: then the run exists. Returns the
-    sealed spec."""
-    theta = make_theta(folder / "theta", spec, seed, data)
+    """Upload the whole run, the spec last: then the run exists. `theta`: digest of theta_0, which lies in
+    `folder`/theta. Return the sealed spec."""
     sealed = build_cluster(spec.model_dump(mode="json") | {"genesis_checkpoint": theta.hex()}, "the cluster's spec")
     path = folder / "spec.json"
     path.write_bytes(sealed.to_bytes())

@@ -25,6 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     create.add_argument("--local", action="store_true", help="the store is on this machine, without https")
     create.add_argument("--seed", type=int, default=0, help="of theta_0 (default %(default)s)")
+    create.add_argument(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="where theta_0's honest round is trained; torchrun gives it several GPUs (default %(default)s)",
+    )
     invite = actions.add_parser("invite", help="show the token: whoever holds it is a member")
     invite.add_argument("name", help="of the run")
     status = actions.add_parser("status", help="who is where, and what the last rounds came to")
@@ -78,40 +84,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _create(options: argparse.Namespace) -> int:
-    from murmur.run.questions import progress, say
-    from node.cluster.bootstrap import open_shared, require_group
-    from node.cluster.group_keys import Group
-    from owner import presets
-    from owner.cluster import draft, make_token, place, put_up, require_store
-    from training.shards import Shards
+    from murmur.cluster.create import create
+    from node.program.assemble import on_ranks
 
     token_file = Path(f"{options.name}.token")
     if token_file.exists():
         raise ConfigError(f"{token_file} is there already: invite by it, or choose another name")
-    where = place(options.endpoint, options.bucket, options.access_key, _secret_key(), local=options.local)
-    bucket = open_shared(where)
-    data = Shards.open(options.data)
-    named = presets.is_preset(options.spec) and options.spec != "tiny"
-    spec = draft(presets.table(options.spec), options.name, data, local=options.local, own_vocabulary=named)
-    require_store(bucket)
-    say("bucket: it creates an object only where there is none, so it can decide rounds")
-    folder = Path(options.name)
-    folder.mkdir(exist_ok=True)
-    with progress("putting up") as tell:
-        sealed = put_up(folder, bucket, spec, options.data, data, options.seed, tell)
-    token = make_token(sealed, where)
-    require_group(bucket, sealed.digest, Group(token.secret))
-    write_token(token_file, token.encode())
-    say(f"run {sealed.name} ({sealed.digest.hex()[:16]}) is in the bucket; whoever holds {token_file} is a member")
-    say(f"each machine: python neurons/member.py --token-file {token_file} --name lab-a")
+    secret = _secret_key()
+    on_ranks("auto", options.device, lambda ranks: create(options, secret, token_file, ranks))
     return 0
-
-
-def write_token(path: Path, line: str) -> None:
-    """For its owner's eyes only."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(line + "\n")
 
 
 def _invite(options: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
-"""What makes a cluster's members a group: one token, whose secret tags what they write and wraps the keys of what they
-seal. It never goes to the store: a store that lies can hold a run up, and neither read nor forge anything.
+"""What makes a cluster's members a group: one token. Its secret tags the documents that members write and wraps the
+keys of their updates. It never goes to the store. A store that lies can delay the run. It can forge nothing and read no
+update; theta_0, checkpoints and the data set lie there in clear.
 """
 
 import base64
