@@ -30,7 +30,7 @@ def amend(options: Namespace) -> int:
     folder, settings, doors, now = _open(options)
     if (posted := same(now, fields)) is not None:
         say("this amendment stands in the owner's slot already")
-        return _confirm(settings, folder, doors, posted)
+        return _confirm(options, settings, folder, doors, posted)
     amendment = proposed(now, fields)
     before, after = now.planned, now.planned.amended([amendment])
     changed = list(changes(before, after, amendment.from_round))
@@ -54,7 +54,7 @@ def void(options: Namespace) -> int:
     for amendment in now.planned.amendments:
         if amendment.void_round == number:
             say(f"round {number} is declared void already, from block {amendment.void_from_block} on")
-            return _confirm(settings, folder, doors, amendment)
+            return _confirm(options, settings, folder, doors, amendment)
     if not 0 <= number <= run.clock.decided_before(now.block):
         raise ConfigError(
             f"round {number} is not decided yet: only what was agreed can be void. Now is round "
@@ -169,10 +169,10 @@ def _post(
     require_in_time(then, amendment)
     block = announce(doors, amendment.to_bytes())
     await_named(doors, amendment.digest, block)
-    return _confirm(settings, folder, doors, amendment)
+    return _confirm(options, settings, folder, doors, amendment)
 
 
-def _confirm(settings: OwnerConfig, folder: RunFolder, doors: Doors, amendment: Amendment) -> int:
+def _confirm(options: Namespace, settings: OwnerConfig, folder: RunFolder, doors: Doors, amendment: Amendment) -> int:
     """Read it back as everybody does, and say when it is settled."""
     now = _look(settings, folder)
     if amendment in now.run.amendments:
@@ -181,7 +181,8 @@ def _confirm(settings: OwnerConfig, folder: RunFolder, doors: Doors, amendment: 
     if amendment not in now.pending:
         raise ConfigError(f"it is not what everybody reads: {now.refused}. Publish it again for a later round")
     say(when_settled(now, amendment))
-    say(f"until then it can be taken back: murmur run void {folder.path} --pending")
+    void = questions.command(f"murmur run void {folder.path} --pending", options)
+    say(f"until then it can be taken back: {void}")
     return 0
 
 

@@ -88,7 +88,7 @@ def _create(options: Namespace, folder: Path, ranks: Ranks) -> int:
     for number, fields in enumerate(amendments, 1):
         write(folder / AMENDMENTS / f"{number}.json", (json.dumps(fields, indent=2) + "\n").encode())
     finish(folder, {**drafted, "genesis_checkpoint": theta.hex()}, at)
-    _say_next(folder, spec, amendments)
+    _say_next(options, folder, spec, amendments)
     return 0
 
 
@@ -191,12 +191,11 @@ def _nested(dotted: Mapping[str, str]) -> dict[str, Any]:
     return table
 
 
-def _say_next(folder: Path, spec: RunSpec, amendments: Sequence[Mapping[str, Any]]) -> None:
+def _say_next(options: Namespace, folder: Path, spec: RunSpec, amendments: Sequence[Mapping[str, Any]]) -> None:
     say()
     say(f"the run {spec.name} is in {folder}; nothing is published yet")
     say(f"  look at it:     murmur run show {folder}")
-    say(f"  publish it:     murmur run publish {folder}")
+    say("  publish it:     " + questions.command(f"murmur run publish {folder}", options))
     for number, fields in enumerate(amendments, 1):
-        say(
-            f"  by round {fields['from_round'] - 2}: murmur run amend {folder} {folder / AMENDMENTS / f'{number}.json'}"
-        )
+        amend = questions.command(f"murmur run amend {folder} {folder / AMENDMENTS / f'{number}.json'}", options)
+        say(f"  by round {fields['from_round'] - 2}: {amend}")

@@ -13,6 +13,7 @@ from node.config.adapters import Doors
 from node.config.settings import OwnerConfig
 from node.doctor.bucket_trial import require_read_only
 from node.observe import reader
+from node.program import process
 from owner.draft import sealed
 from owner.folder import DRAFT, THETA, RunFolder, open_folder
 from owner.publish import announce, await_named, blobs_of, data_blobs, name, own_slot, theta_blobs, upload
@@ -34,6 +35,7 @@ START_SECONDS = 600.0
 def publish(options: Namespace) -> int:
     """Raises ConfigError for what the owner has to mend, StorageError and ChainError when the same command has to go on
     later."""
+    process.log_to_stderr("ERROR")  # that a validator lacks a copy of the data is no concern of the owner's
     folder = open_folder(options.folder)
     settings = questions.owner_settings(OwnerConfig, options, folder.path)
     doors = questions.doors(settings, folder)
@@ -69,7 +71,9 @@ def publish(options: Namespace) -> int:
         slot = own_slot(doors)
         block = name(doors, named) if slot is None or slot.pointer != doors.pointer else slot.block
     await_named(doors, named, block)
-    say(f"chain: the owner's slot names run {spec.name} ({spec.digest.hex()[:16]}) since block {block}")
+    say(
+        f"chain: the owner's slot names run {spec.name} ({spec.digest.hex()[:16]}); it was last written in block {block}"
+    )
     with TemporaryDirectory() as home, questions.progress("reading back") as tell:
         stranger = questions.as_strangers(settings, spec.owner, Path(home))
         for line in read_back(stranger, spec.digest, Path(home), tell, with_data=whole):

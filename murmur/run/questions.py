@@ -39,6 +39,11 @@ def say(line: str = "") -> None:
     sys.stdout.flush()
 
 
+def command(words: str, options: Namespace) -> str:
+    """A command that the owner may copy: with the same --config as this one."""
+    return f"{words} --config {options.config}" if getattr(options, "config", None) else words
+
+
 def somebody_is_there() -> bool:
     """Whether a question would be answered."""
     return sys.stdin.isatty() and sys.stderr.isatty()
@@ -49,7 +54,10 @@ def ask(question: str, default: str = "", *, secret: bool = False) -> str:
     prompt = f"{question} [{default}]: " if default else f"{question}: "
     while True:
         if secret:
-            answer = getpass(prompt)
+            try:
+                answer = getpass(prompt)
+            except EOFError:
+                raise ConfigError(f"no answer to: {question}") from None
         else:
             sys.stderr.write(prompt)
             sys.stderr.flush()
