@@ -71,9 +71,7 @@ def publish(options: Namespace) -> int:
         slot = own_slot(doors)
         block = name(doors, named) if slot is None or slot.pointer != doors.pointer else slot.block
     await_named(doors, named, block)
-    say(
-        f"chain: the owner's slot names run {spec.name} ({spec.digest.hex()[:16]}); it was last written in block {block}"
-    )
+    say(f"chain: the owner's slot, last written in block {block}, names run {spec.name} ({spec.digest.hex()[:16]})")
     with TemporaryDirectory() as home, questions.progress("reading back") as tell:
         stranger = questions.as_strangers(settings, spec.owner, Path(home))
         for line in read_back(stranger, spec.digest, Path(home), tell, with_data=whole):
