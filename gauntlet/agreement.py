@@ -375,8 +375,8 @@ def start(run: Run) -> Tip:
 
 
 def moved(tip: Tip, round: int, found: Outcome) -> Tip:
-    """Return the tip after `round`, given the tip before. It moves to a strong round's pair, or stays at the tip if
-    most name that, and then to what was agreed from there. A minority that is alone for longer than SEAT_ROUNDS may
+    """Return the tip after `round`, given the tip before. If the round is strong, or its pair is the tip's, the tip
+    becomes that pair, or the round's selection if it has one. A minority that is alone for longer than SEAT_ROUNDS may
     continue from the tip; the others' return decides. No other round changes the tip."""
     pair, selection = found.agreed.pair, found.agreed.selection
     goes_on = pair is not None and pair[1] == tip.link and tip.theta in (None, pair[0])

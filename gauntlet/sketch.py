@@ -224,9 +224,8 @@ def find_copies(
     D: only the peers' own pages can show which of them did the work.
 
     A peer's earlier payloads are its own: after a void round, and if more was learned than may be sent at once, the
-    same values come again. So a peer's payload is compared with its own earlier ones not at all, except that equal
-    bytes of others count. Of two payloads, only values count that are in no earlier payload of a peer that the
-    comparison may put in doubt.
+    same values come again. So a peer's payload is compared with its own earlier ones for equality only. Of two
+    payloads, only values count that are in no earlier payload of a peer that the comparison may put in doubt.
     """
     mine = [current[peer] for peer in sorted(current)]
     first_round = mine[0].round - spec.copy_rounds if mine else 0

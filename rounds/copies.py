@@ -65,7 +65,7 @@ class Copier(ABC):
         self._wanted: dict[PeerId, frozenset[Place]] = {}
         """The last wanted list of each peer."""
         self._up: set[Place] = set()
-        """Payloads in our bucket."""
+        """Payloads in our bucket, and below their keys."""
         self._keys_up: set[Place] = set()
         self._round = -1
         self._sources: Sources | None = None

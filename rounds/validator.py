@@ -26,8 +26,8 @@ from training.shards import Shards
 
 
 class Validator:
-    """One validator's rounds on a node. The five parts are class attributes, so that a dishonest validator (in tests
-    and simulations) can replace one."""
+    """One validator's rounds on a node. The five parts are class attributes, so that a dishonest validator can replace
+    one."""
 
     collecting: type[Collector] = Collector
     scoring: type[Scores] = Scores
