@@ -1,5 +1,4 @@
-"""A hotkey's account of a round in words: its result, the reason, how certain that is, what changed it and what to do
-next.
+"""A hotkey's account of a round in words: its result, the reason, how certain that is, its changes and advice.
 
 It comes from one validator's report alone: the validator's own claims, which an audit checks.
 """
@@ -94,7 +93,7 @@ def worth_error(record: PeerRecord, spec: GauntletSpec) -> float:
 
 
 def advice(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> str:
-    """Return what the hotkey should do next. `record`: after the round."""
+    """Return the advice to a hotkey. `record`: after the round."""
     code = row.rejected or row.standing
     if code is not None:
         return ADVICE[code]
@@ -114,8 +113,7 @@ def advice(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> str:
 
 
 def account(peer: PeerId, report: Report, earlier: Report | None, spec: GauntletSpec) -> Iterator[str]:
-    """Yield outcome, reason, what changed it, and what to do next, a line each. `earlier`: the validator's report
-    before."""
+    """Yield outcome, reasons, changes and advice, a line each. `earlier`: the validator's report before."""
     row, judged_by, now = report.rows[peer], report.before.peers.get(peer), report.after.peers.get(peer)
     told = outcome(row, now, spec)
     yield told
@@ -143,7 +141,7 @@ def reasons(peer: PeerId, report: Report, spec: GauntletSpec) -> Iterator[str]:
 
 
 def shortfalls(record: PeerRecord, spec: GauntletSpec) -> Iterator[str]:
-    """Yield what keeps an evaluated hotkey from being eligible, each with the number needed."""
+    """Yield the reasons why an evaluated hotkey is not eligible, each with the number needed."""
     needed, least = least_score(record, spec), least_gap(record, spec)
     if record.scores.value <= needed:
         yield f"its LossScore on unassigned data averages {record.scores.value:.4f}, needed is over {needed:.4f}"

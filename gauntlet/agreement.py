@@ -271,7 +271,7 @@ class _Tally:
         return 2 * sum(self.stakes[peer] for peer in peers) > sum(self.stakes.values())
 
 
-# --- what they come to -------------------------------------------------------------------------------------------
+# --- decisions ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

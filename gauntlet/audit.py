@@ -1,5 +1,5 @@
-"""Audit a validator's round from public objects: compare the statements of its signed report with what follows from the
-chain, the payloads and the model (docs/protocol.md section 9; docs/audit.md for people).
+"""Audit a validator's round from public objects: compare the statements of its signed report with our own results from
+the chain, the payloads and the model (docs/protocol.md section 9; docs/audit.md for people).
 
 Every step is judged by the report's own statements of the steps before it: checks from the bytes, ranking from the book
 before, the sample from the ranking, scores from the model, the book after from the scores, pay from the book after. So

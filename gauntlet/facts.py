@@ -78,7 +78,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """One validator's statements, and what belongs to them.
+    """One validator's statements, and the data to check them.
 
     `shown`: the table of hotkeys in the document. `earlier`: its report of the round after which its book before was
     made, None if unavailable. `skipped`: a later round before this one that it reported nevertheless. `sketches`: by

@@ -79,7 +79,7 @@ def proof(gaps: Average, units: Average) -> float | None:
 
 
 def floor(units: Average, evaluations: int, spec: GauntletSpec) -> float:
-    """Return what the averaged gap has to exceed after so many evaluations: `proof_floor` of the honest one, less an
+    """Return the floor of the averaged gap after so many evaluations: `proof_floor` of the honest one, less an
     allowance for the wider spread of an average of few evaluations.
 
     `proof_allowance` is about one and a half standard deviations of one honest gap. Ranks spread alike however much
@@ -90,8 +90,8 @@ def floor(units: Average, evaluations: int, spec: GauntletSpec) -> float:
 
 
 def score_floor(usual: Average, variances: Average, evaluations: int, spec: GauntletSpec) -> float:
-    """Return what the averaged unassigned LossScore has to exceed, in nats a token: the share `score_floor` of the
-    honest one, or `score_allowance` standard errors below the honest one if that is less.
+    """Return the floor of the averaged unassigned LossScore, in nats a token: the share `score_floor` of the honest
+    one, or `score_allowance` standard errors below the honest one if that is less.
 
     The longer a run learns, the less a round's update changes the loss, while honest scores continue to differ
     (docs/decisions/0017-doubt-in-standard-errors.md).

@@ -98,8 +98,8 @@ class Report:
 
     `rows`: every hotkey registered at D. `before`, `after`: the book by which the round was judged and the one after
     its fold; of these hotkeys only, and without `remembered`. `gone`: how many hotkeys of the book that were ever
-    evaluated are not registered any more. `history`: what the book before remembered. `unobserved`: why nothing was
-    evaluated, folded and paid, None in an observed round.
+    evaluated are not registered any more. `history`: the payloads that the book before remembered. `unobserved`: why
+    nothing was evaluated, folded and paid, None in an observed round.
     """
 
     round: int
@@ -134,7 +134,7 @@ class Report:
 
     def named(self, spec: GauntletSpec) -> dict[str, Any]:
         """Return the table for people: hotkey -> uid, outcome and numbers after the round. Losses in nats a token, the
-        proof in units of the honest gap; what was not finite or not measured is null."""
+        proof in units of the honest gap; values not finite or not measured are null."""
         return {
             hotkey(peer): _row_body(row, self.before.peers.get(peer), self.after.peers.get(peer), spec)
             for peer, row in self.rows.items()

@@ -59,9 +59,9 @@ class Sketch:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Drawn chunks of one size. `offsets` int64 [chunks]: begin of their records among all records of a payload.
-    `start`: begin of their records in an excerpt. `first`: number of the first chunk's first element, counted over all
-    drawn chunks."""
+    """Drawn chunks of one size. `offsets` int64 [chunks]: first bytes of their records among all records of a payload.
+    `start`: first byte of their records in an excerpt. `first`: number of the first chunk's first element, counted over
+    all drawn chunks."""
 
     n: int
     k: int
@@ -180,7 +180,7 @@ class Sample:
 
 
 def _located(layout: Layout, chunk: int) -> tuple[Region, int]:
-    """Return the region of chunk number `chunk`, and the begin of its record."""
+    """Return the region of chunk number `chunk`, and the first byte of its record."""
     tensor = layout.tensors[bisect_right(layout.tensors, chunk, key=lambda tensor: tensor.first_chunk) - 1]
     for region in tensor.regions:
         row, column = divmod(chunk - tensor.first_chunk - region.first, region.chunk_stride)

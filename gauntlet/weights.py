@@ -4,7 +4,7 @@ a fixed 0.
 Convex: one peer's work split among several hotkeys earns less than undivided. Anchored at 0 and not at the worst peer:
 an attacker can supply a worst peer. By its size and not by its rank (docs/decisions/0048-honest-work-pays.md): ranks
 pay equal peers unequally, and favour peers that were lucky first. By progress and not by the LossScore, which only
-decides eligibility: late in a run half of the work scores as much as all of it
+decides eligibility: late in a run half of the work scores as much as all the work
 (docs/decisions/0056-pay-by-progress.md).
 """
 
@@ -19,7 +19,7 @@ from protocol.types import Peer, PeerId, Uid
 
 U16_MAX = 65_535
 WEIGHT_STEPS = 1.5
-"""Of U16_MAX: by so much a weight on chain may be rounded."""
+"""A weight on chain may differ by so many steps of 1 / U16_MAX, through rounding."""
 RESERVE_SHARE = 0.5
 """Share of pay of a peer in the reserve for the same merit: its work was ready, but was not applied."""
 CONVEXITY = 2

@@ -161,7 +161,7 @@ class Node(Follower):
             self._catch_up(why)
         return applied
 
-    # --- what is expected ------------------------------------------------------------------------------------
+    # --- expected selections ---------------------------------------------------------------------------------
 
     def expect(self, round: int) -> bool:
         """Apply the round's probable selection to theta, in memory only. Return whether theta is now the expected one.
@@ -241,7 +241,7 @@ class Node(Follower):
             from_all=False,
         )
 
-    # --- what is agreed --------------------------------------------------------------------------------------
+    # --- agreed selections -----------------------------------------------------------------------------------
 
     def _agreed_in(self, round: int) -> Agreed | None:
         """Return the round's decision if it builds on our state; None if the run continues from another. If others name
@@ -260,7 +260,7 @@ class Node(Follower):
 
     def _catch_up(self, why: str = "") -> None:
         """Move to the run's state after the newest decided round. If we cannot, move to that round with the state that
-        we have. What we sent is not taken back: others may well have applied it. why: the reason that we could not
+        we have. We do not take back our own update: others may well have applied it. why: the reason that we could not
         follow directly."""
         state, newest = self.state, self.agreement.newest_decided(self.run)
         if why:
@@ -298,7 +298,7 @@ class Node(Follower):
 
     def _show_what_was_agreed(self) -> None:
         """Publish the agreed selections that we cannot apply. No chain node may have their words at our next start, or
-        another node's. Without the selections a node could not tell that its state is on the run's way."""
+        another node's. Without the selections a node could not know that its state is on the run's way."""
         tip, link = self.state.saved.tip, self.state.saved.link
         at = tip.link if tip is not None else link
         while at != link and (selection := self.agreement.selections.get(at)) is not None:

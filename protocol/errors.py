@@ -71,7 +71,7 @@ class ObjectReplaced(StorageError):
 
 
 class ObjectTooLarge(StorageError):
-    """The object's size is not the one allowed; it was refused unread. `size_bytes` is what the server claims."""
+    """The object's size is not the one allowed; it was refused unread. `size_bytes` is the server's claim."""
 
     def __init__(self, message: str, size_bytes: int) -> None:
         super().__init__(message)

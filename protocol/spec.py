@@ -31,7 +31,7 @@ WINDOW_MARGIN_BLOCKS = 2
 far behind as planned."""
 
 _U32 = 2**32 - 1
-"""Bound of every integer of a spec: what messages and arithmetic can carry."""
+"""Bound of every integer of a spec, so that messages and arithmetic can carry it."""
 Positive = Annotated[int, Field(gt=0, le=_U32)]
 Count = Annotated[int, Field(ge=0, le=_U32)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -198,8 +198,8 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class LossScore:
-    """Fall of the loss (nats a token) that a peer's bounded update causes, on the data assigned to it and on data
-    assigned to nobody. Positive is good (Gauntlet, Eq. 2)."""
+    """Fall of the loss (nats a token) that a peer's bounded update causes, on the data assigned to it and on unassigned
+    data. Positive is good (Gauntlet, Eq. 2)."""
 
     assigned: float
     unassigned: float

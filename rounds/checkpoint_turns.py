@@ -76,8 +76,8 @@ class MemberShelf:
         return ()
 
     def unneeded(self, loose: Collection[Digest]) -> Collection[Digest]:
-        """Return the files that belong to no checkpoint of the newest rounds and that no member is publishing, whoever
-        sent them. Deletes documents of members that are gone and show nothing else."""
+        """Return the files that belong to no checkpoint of the newest rounds and that no member is publishing, from any
+        sender. Deletes documents of members that are gone and show nothing else."""
         ledger, prefix = self._ledger, keys.blob(Digest(b""))
         shown, living = ledger.shown(), {*self._member.upkeep.living, self._member.me}
         rounds = sorted({checkpoint.round for _, checkpoint in newest_shown(shown)}, reverse=True)[:ROUNDS_KEPT]

@@ -139,7 +139,7 @@ class Checkpoints:
         return self.shown.newest if self.shown is not None else 0
 
     def look(self) -> None:
-        """Start what is due now that our state is at the start of a round; returns at once. Raises ConfigError."""
+        """Start the next task if one is due, at the start of a round; returns at once. Raises ConfigError."""
         node_state = self.shelf.state
         node_state.take_snapshot()
         if not self.shelf.may_show():
@@ -191,7 +191,7 @@ class Checkpoints:
                 copyfile(path, self.folder / digest.hex())
         self._pinned = Checkpoint(snapshot.round, snapshot.link, snapshot.state, tuple(digest for digest, _ in files))
 
-    # --- beside the rounds -------------------------------------------------------------------------------------
+    # --- background tasks --------------------------------------------------------------------------------------
 
     def _beside(self, work: Callable[[], None]) -> None:
         try:

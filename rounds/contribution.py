@@ -91,7 +91,7 @@ class Work:
             logger.warning("text of the next round is not here yet: {fault}; trying again then", fault=str(fault))
 
     def hold(self, pages: Sequence[Page]) -> None:
-        """Wait for the text of these pages; fetch what `fetch_ahead` has not."""
+        """Wait for the text of these pages; fetch the part that `fetch_ahead` has not."""
         if not self.shards.train.is_fetched:
             return
         with self.state.timeline.begin("data"):

@@ -55,8 +55,8 @@ class HeldPayload:
 
 
 class Copier(ABC):
-    """Copies payloads during a node's rounds. Its sources are on its disk: after a restart, too, it copies what was
-    applied since the last snapshot for nodes that lack it."""
+    """Copies payloads during a node's rounds. Its sources are on its disk: after a restart, too, it copies payloads
+    applied since the last snapshot for nodes that lack them."""
 
     def __init__(self, node: Node, mirror: Mirror) -> None:
         self.node, self.mirror = node, mirror
@@ -115,7 +115,7 @@ class Copier(ABC):
         assert self._sources is not None
         return set().union(*(self._wanted.get(one, ()) for one in self._sources.validators()))
 
-    # --- beside the rounds -------------------------------------------------------------------------------------
+    # --- background tasks --------------------------------------------------------------------------------------
 
     def _go_on(self, seconds: float) -> None:
         """Copy for so long."""
@@ -134,7 +134,7 @@ class Copier(ABC):
                     self._changed.wait(left)
 
     def _hear(self, seconds: float) -> None:
-        """Read what other nodes list as wanted."""
+        """Read other nodes' wanted lists."""
         node, sources = self.node, self._sources
         assert sources is not None
         asked = [peer for peer in self._ask(sources) if peer != node.me]
@@ -190,7 +190,7 @@ class Copier(ABC):
         """Return the time-out of one upload."""
         return self.node.transfer_seconds(1)
 
-    # --- what and for whom -------------------------------------------------------------------------------------
+    # --- choice of copies --------------------------------------------------------------------------------------
 
     @abstractmethod
     def _ask(self, sources: Sources) -> Iterable[PeerId]:
@@ -262,7 +262,7 @@ class Copies(Copier):
         drawn = mirror_order(self.node.run, self._round, self._hash, self._at_commit, peers)
         return {peer: order.index(self.node.me) for peer, order in drawn.items() if self.node.me in order}
 
-    # --- what and for whom -------------------------------------------------------------------------------------
+    # --- choice of copies --------------------------------------------------------------------------------------
 
     def _ask(self, sources: Sources) -> Iterable[PeerId]:
         return sources.published() if self._looks % EVERYBODY_LOOKS == 0 else sources.validators()
@@ -306,7 +306,7 @@ class Copies(Copier):
 
 
 def _both(known: HeldPayload | None, logged: HeldPayload) -> HeldPayload:
-    """Merge what we know of an applied payload: it may have been named before we had it, and without its key."""
+    """Merge two entries of an applied payload: it may have been named before we had it, and without its key."""
     return logged if known is None else replace(known, reveal=known.reveal or logged.reveal)
 
 

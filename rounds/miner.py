@@ -1,4 +1,4 @@
-"""A miner's rounds: train on the assigned pages, compress, seal and publish the update, follow what is agreed.
+"""A miner's rounds: train on the assigned pages, compress, seal and publish the update, follow the agreed selections.
 
 `Miner.play` is one round from top to bottom; its parts are in docs/protocol.md section 2.
 """
@@ -118,7 +118,7 @@ class Miner:
         self.node.look_at_terms(round)
 
     def set_aside(self, round: int, counts: bool) -> None:
-        """Run in the background what the next round does not need."""
+        """Run tasks in the background that the next round does not need."""
         if self.aside is not None:
             self.aside.join()  # its time is up since X
 
@@ -221,7 +221,7 @@ class Miner:
 
     def commit(self, round: int, sealed: SealedRound) -> None:
         """Put the digest of our envelope on chain by block D; if a fork drops it, retry while there is time. If the
-        commitment is lost, we are not selected in this round, and what we sent stays out of the error feedback."""
+        commitment is lost, we are not selected in this round, and our update stays out of the error feedback."""
 
         node = self.node
         last = node.clock.commit_by(round)

@@ -1,5 +1,5 @@
 """A miner's result in a round: whether it contributed, or why not and by which number. It is logged when the
-validators' reports are in. It is for people: no decision uses it, and what cannot be read is left out."""
+validators' reports are in. It is for people: no decision uses it, and unreadable values are left out."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,5 @@
-"""Keep what joiners need from a validator, for as long as they need it (docs/protocol.md section 8)."""
+"""Retention: a validator keeps the objects that joiners need, as long as they need them (docs/protocol.md section
+8)."""
 
 from loguru import logger
 from torch import Tensor
@@ -34,8 +35,8 @@ class Retention:
             node.doors.bucket.put(key, data, timeout_seconds=node.transfer_seconds(1))
 
     def keep(self, round: int) -> float | None:
-        """Keep what joiners need from us: checkpoints and mirrors of recent rounds. Then return the held-out loss (nats
-        a token), for people; None if its data cannot be read."""
+        """Keep our objects for joiners: checkpoints and mirrors of recent rounds. Then return the held-out loss (nats a
+        token), for people; None if its data cannot be read."""
         node, spec = self.node, self.node.run.spec_at(round)
         self.checkpoints.look()
         before = kept_from(spec.checkpoint_rounds, round, self.checkpoints.published)

@@ -233,8 +233,8 @@ class Scores:
         paid: Paid,
         unobserved: Unobserved | None,
     ) -> None:
-        """Publish the signed report in our bucket: the result of every hotkey, and what an audit of our judgement
-        needs. If that fails, the round continues without it."""
+        """Publish the signed report in our bucket: the result of every hotkey, and the data for an audit of our
+        judgement. If that fails, the round continues without it."""
         node, spec = self.node, self.node.run.spec_at(round)
         report = round_report(
             round, at_commit, gathered, checked, ranking, evaluations, found, before, self.book, paid, unobserved

@@ -1,5 +1,5 @@
-"""A member's upkeep of its cluster's bucket during its rounds: it restores from its disk what the bucket has lost, and
-deletes what no member needs any more.
+"""A member's upkeep of its cluster's bucket during its rounds: it restores lost objects from its disk, and deletes
+objects that no member needs any more.
 
 A payload's key never changes (protocol/keys.py), so any member that holds it restores the identical bytes; readers
 check them by digest. A record is created only if there is none, so no member can replace one.
@@ -73,7 +73,7 @@ class Upkeep:
                 self._clear()
             self._ledger.time.sleep(self.spec.cluster.silent_seconds)
 
-    # --- what others lack --------------------------------------------------------------------------------------
+    # --- repair ------------------------------------------------------------------------------------------------
 
     def _answer(self) -> None:
         """Restore objects that a member lacks and we hold, one member after the other, in an order drawn for each
@@ -103,7 +103,7 @@ class Upkeep:
         logger.info("round {round}: what {peer} sent is put back", round=round, peer=peer.hex()[:8])
         return True
 
-    # --- what nobody needs -------------------------------------------------------------------------------------
+    # --- deletion ----------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
         """Delete old objects, once a round, by the member drawn for the round; if it does not, the next round's member

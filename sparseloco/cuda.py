@@ -82,7 +82,7 @@ def _pointers(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64).to(device)
 
 
-# --- the operators' kernels: as in operators.py, all tensors on one device; `threads` and `isa` say nothing -----------
+# --- the operators' kernels: as in operators.py, all tensors on one device; `threads` and `isa` are unused -----------
 
 
 def _compress(
@@ -135,7 +135,7 @@ operators.validate_operator.register_kernel("cuda", _validate)
 operators.aggregate_operator.register_kernel("cuda", _aggregate)
 
 
-# --- what ops.py calls -------------------------------------------------------------------------------------------
+# --- interface for ops.py ----------------------------------------------------------------------------------------
 
 
 def _uploaded(update: Update, device: torch.device) -> Tensor:

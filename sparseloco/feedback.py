@@ -1,4 +1,4 @@
-"""Error feedback: a peer adds what it could not send this round to its next update (SparseLoCo, Algorithm 1).
+"""Error feedback: a peer adds the unsent part of this round to its next update (SparseLoCo, Algorithm 1).
 
 acc = beta * e + delta and e' = acc - Delta_hat. Every multiply, add and subtract is rounded to fp32 separately: torch's
 `add(alpha=)`, `addcmul` and the like fuse on some machines and are not used here.

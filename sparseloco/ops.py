@@ -63,7 +63,7 @@ def backend() -> str:
 
 
 def reason() -> str:
-    """Return why this backend is used. If the reference is only a fallback: what is missing and the next step. On a
+    """Return why this backend is used. If the reference is only a fallback: the missing part and the next step. On a
     machine with a GPU also the backend for tensors there."""
     if _chosen.choice == "reference" or not torch.cuda.is_available():
         return _chosen.reason
@@ -106,7 +106,7 @@ def _require_apart(out: Mapping[str, Tensor] | None, *inputs: Mapping[str, Tenso
         return
     spans: list[tuple[int, int, str | None]] = [(*_span(value), name) for name, value in out.items()]
     spans += [(*_span(value), None) for group in inputs if group is not None for value in group.values()]
-    written = read = 0  # ends of the tensors so far; spans in order of their begins
+    written = read = 0  # ends of the tensors so far; spans in order of their beginnings
     for begin, end, name in sorted((span for span in spans if span[0] < span[1]), key=lambda span: span[:2]):
         if begin < written or (name is not None and begin < read):
             raise ValueError(

@@ -1,7 +1,7 @@
 """Restrain a payload to the norms that the run applies (docs/protocol.md section 2): the excess stays with its peer.
 
-The outer step cuts a larger update anyway, and one far larger is refused (NORM). So sending more only loses what was
-learned. Levels are lowered by whole codes, 8 of which halve a level: places and signs of the values stay, and the
+The outer step cuts a larger update anyway, and one far larger is refused (NORM). So sending more only loses learned
+values. Levels are lowered by whole codes, 8 of which halve a level: places and signs of the values stay, and the
 records stay canonical. An update within the norms is left as it is, byte for byte.
 """
 

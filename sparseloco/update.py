@@ -1,4 +1,4 @@
-"""A peer's compressed pseudo-gradient: valid records and what follows from them.
+"""A peer's compressed pseudo-gradient: valid records and their derived values.
 
 An `Update` is made by the decoder (wire.parse) or by compress, never from unchecked bytes; nothing downstream validates
 again. It keeps the records as bytes (1.3 bytes a kept value) and decodes a tensor on request.

@@ -78,9 +78,10 @@ class Agreement:
         return max(-1, run.clock.decided_before(self.chain.finalized().block + 1))
 
     def tips(self, run: Run, known: Tip | None = None) -> tuple[Tip, Tip]:
-        """Return two tips: the one that words name, and the same moved by what was agreed since. Reads back from the
-        newest decided round to one that settles the tip. That is the newest strong round, or the round of a tip that we
-        read before (`known`). Agreed selections depend on the amendments that we know, so the second tip does too."""
+        """Return two tips: the one that words name, and the same moved by the selections agreed since. Reads back from
+        the newest decided round to one that settles the tip. That is the newest strong round, or the round of a tip
+        that we read before (`known`). Agreed selections depend on the amendments that we know, so the second tip does
+        too."""
         newest = self.newest_decided(run)
         if known is not None and (known.round > newest + 1 or _may_be_void(run, known)):
             known = None

@@ -8,7 +8,7 @@ from protocol.cluster import Beat
 from protocol.errors import StorageError
 
 LEAVE_SECONDS = 2.0
-"""Time-out of the last beat, so that a process does not end late because of it."""
+"""Time-out of the last beat, so that it does not delay the end of the process."""
 
 
 class Heartbeat:

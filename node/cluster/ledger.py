@@ -72,7 +72,7 @@ class Ledger:
     # --- payloads ----------------------------------------------------------------------------------------------
 
     def payload_key(self, round: int, member: PeerId, key: bytes) -> str:
-        """Return where a member's object of this round lies that `key` opens."""
+        """Return the bucket's key of a member's object of this round that the sealing key `key` opens."""
         return keys.members_payload(self.run, round, member, sha256(key).digest())
 
     def abort_unfinished(self, round: int) -> None:
@@ -148,7 +148,7 @@ class Ledger:
         data = encode_record(record, self.run, round, self.group.signer())
         return self.bucket.create(keys.record(self.run, round), data, timeout_seconds=CALL_SECONDS)
 
-    # --- wishes ------------------------------------------------------------------------------------------------
+    # --- amendments and drains ---------------------------------------------------------------------------------
 
     def amendment(self, number: int) -> Amendment | None:
         """Return the amendment; None if there is none yet."""

@@ -189,7 +189,7 @@ class HotkeyConfig(_Table):
 
 
 class OwnerConfig(HotkeyConfig):
-    """What the owner of a run needs to publish it."""
+    """Settings with which the owner of a run publishes it."""
 
     bucket: BucketConfig
 

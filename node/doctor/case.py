@@ -1,4 +1,5 @@
-"""One node under examination: its configuration, and what the checks have opened so far. A node is built from it."""
+"""One node under examination: its configuration, and everything that the checks have opened so far. A node is built
+from it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Findings of checks: a check has passed, or what is wrong and how to fix it."""
+"""Findings of checks: a check has passed, or a fault and its fix."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Reaction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`detail`: what was seen, and why it matters. `fix`: what to do, naming the variable or flag; with OK it is
+    """`detail`: the observation, and why it matters. `fix`: the remedy, naming the variable or flag; with OK it is
     advice. `reaction` applies to faults only."""
 
     name: str
@@ -62,9 +62,9 @@ class Advice:
 class Check:
     """One check of a node (node/doctor/case.py).
 
-    `work` returns what it saw, or raises Fault. For other errors of protocol/errors.py their message is shown, with
-    `fix`. `work` stores in the case what it has opened. `needs`: names of the checks that must have passed before, so
-    that what they open is there. `roles`: the roles that it applies to.
+    `work` returns its observation, or raises Fault. For other errors of protocol/errors.py their message is shown, with
+    `fix`. `work` stores everything that it opens in the case. `needs`: names of the checks that must have passed
+    before, since this one uses their results. `roles`: the roles that it applies to.
     """
 
     name: str

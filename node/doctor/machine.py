@@ -53,7 +53,7 @@ def home(case: Case) -> str:
 
 
 def disk(case: Case) -> str:
-    """Check that the disk has room for the most that the run's state and the fetched shards take, less what is there
+    """Check that the disk has room for the most that the run's state and the fetched shards take, less the bytes there
     already."""
     spec, folder = case.found.first, folder_of(case.home, case.found.id)
     data = _shards(case.config, spec) if case.role == "miner" else 0  # a validator keeps none

@@ -1,4 +1,4 @@
-"""Checks of the run: its spec, this node's saved state, what it asks of chain and release, its data."""
+"""Checks of the run: its spec, this node's saved state, its requirements for chain and release, its data."""
 
 from node.chain import subnet_terms
 from node.config.adapters import owner_opener

@@ -56,8 +56,8 @@ CHECKS: Sequence[Check] = (
 
 
 def ready(config: NodeConfig, role: Role, time: Time = REAL) -> Case:
-    """Return everything that a node is built of, once all checks have passed. Raises ConfigError for what the operator
-    has to fix, UpdateNeeded if this release is too old. Nothing is published before it returns."""
+    """Return everything that a node is built of, once all checks have passed. Raises ConfigError for faults that the
+    operator has to fix, UpdateNeeded if this release is too old. Nothing is published before it returns."""
     until = time.now() + HANG_SECONDS
     while True:
         case = Case(config, role, keeps=True, time=time)

@@ -3,7 +3,7 @@ chain and public objects; it signs, writes and decides nothing.
 
 Agreed selections come from the chain while its node has the round's blocks, and from the links of selections before
 that. Peers' results come from the signed reports of the validators with the most stake; training losses from some
-contributors' signed claims. All but the agreed selections are claims by strangers: they are bounded in number, size and
+contributors' signed claims. All but the agreed selections are unverified claims: they are bounded in number, size and
 time, and become one of our events or a code.
 """
 
@@ -123,7 +123,7 @@ class History:
         self._newest = newest
         self._seen = {round for round in self._seen if round > newest - HISTORY_ROUNDS}
 
-    # --- what was agreed ---------------------------------------------------------------------------------------
+    # --- agreed selections -------------------------------------------------------------------------------------
 
     def _decided(self, round: int, head: Header) -> Iterator[HistoryEvent]:
         """Yield the round's events from the chain; none if its node has pruned the round."""
@@ -198,7 +198,8 @@ class History:
         return HistoryEvent(CHAIN, _event("agreed", round, when, **fields))
 
     def _newest_link(self, peers: Sequence[Peer]) -> tuple[Digest, int] | None:
-        """Return the run's tip: its link and round. If that cannot be read, return what most stake names now."""
+        """Return the run's tip: its link and round. If that cannot be read, return the link and round that most stake
+        names now."""
         try:
             tip = self._agreement.tip(self.run)
             return tip.link, tip.round

@@ -1,4 +1,4 @@
-"""Assemble a whole node from its configuration and what the start checks have opened (node/doctor/)."""
+"""Assemble a whole node from its configuration and the results of the start checks (node/doctor/)."""
 
 import time
 from collections.abc import Callable

@@ -31,7 +31,7 @@ class InnerState:
         self._replica, self._time = replica, time
         self.sealed, self.returned = "", False
         """The file name of the sealed object whose update was last taken out of the error feedback, and whether it was
-        given back since. Saved with the rest, so that a restart can find out what the disk lacks
+        given back since. Saved with the rest, so that a restart can tell which updates the disk lacks
         (node/state/node_state.py)."""
         self._task: Task | None = None
         self._wanted = False
@@ -62,7 +62,8 @@ class InnerState:
         self._task = self._time.start(lambda: self._write(saved), "own state")
 
     def hold(self) -> None:
-        """Cancel a write that is still running; what was written stays. Call it before the error feedback changes."""
+        """Cancel a write that is still running; the last complete state stays. Call it before the error feedback
+        changes."""
         self._wanted = False
         task, self._task = self._task, None
         if task is not None:

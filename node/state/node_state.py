@@ -1,5 +1,5 @@
 """A node's state: its model at the start of one round, a miner's sealed work, and the files and the database row that
-persist them. It does not know the chain (node/chain/follower.py): its caller decides what is applied."""
+persist them. It does not know the chain (node/chain/follower.py): its caller decides which updates are applied."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -39,12 +39,12 @@ _PARTS = {
     "sealed": "what was sealed last, which is lost",
     "book": "all ratings, which begin anew",
 }
-"""The parts of a saved state, and what happens to a damaged one."""
+"""The parts of a saved state, and the result of damage to each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A selection that is not agreed yet, applied to the model in memory: nothing of it is saved or published. `opened`
+    """A selection that is not agreed yet, applied to the model in memory: it is neither saved nor published. `opened`
     lacks the updates, since they are applied."""
 
     round: int
@@ -77,7 +77,7 @@ class NodeState:
         self.snapshots = Snapshots(store.snapshot, store.folder / "writing", time)
         self.redo = RedoLog(store.log, run, first.layout)
         self.expected: Expected | None = None
-        """The expected selection in theta in memory, in addition to what is saved."""
+        """The expected selection in theta in memory, on top of the saved state."""
         self._kept: Saved | None = None
         """The rest of a state whose theta is damaged."""
         self.cache = store.folder / "cache"
@@ -198,7 +198,7 @@ class NodeState:
         return True
 
     def begin(self) -> None:
-        """Start at round 0 with theta_0, which must be loaded, and with what `resume` could keep."""
+        """Start at round 0 with theta_0, which must be loaded, and with the parts that `resume` could keep."""
         theta, link = self.replica.digest(), self.consensus.snapshot.link
         self.saved = (
             Saved(0, self.consensus, theta, link)
@@ -234,7 +234,7 @@ class NodeState:
             self.replica.take_back()
 
     def expected_by(self, round: int, spec: TrainingSpec, decision: Agreed) -> list[Opened] | None:
-        """Return what is already applied, if we expected exactly this decision of the round; else None."""
+        """Return the applied payloads, if we expected exactly this decision of the round; else None."""
         found, selection = self.expected, decision.selection
         if found is None:
             return None
@@ -275,8 +275,8 @@ class NodeState:
 
     def step(self, round: int, outer: OuterSpec, theta: Digest, link: Digest, opened: Sequence[Opened]) -> None:
         """Make the outer step of `round`, unless it was expected and made, from the state with this theta digest. Keep
-        what a restart needs to make it again. link: of the round's selection. Not part of the saved state until
-        `stand`."""
+        its payloads, so that a restart can make it again. link: of the round's selection. Not part of the saved state
+        until `stand`."""
         self.snapshots.hold(wait=len(self.consensus.log) >= LOG_INTERVALS * self.first.checkpoint_rounds)
         payloads = self.redo.keep(self.cache, round, opened)
         if self.expected is None:

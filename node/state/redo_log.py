@@ -2,7 +2,7 @@
 (docs/protocol.md section 8).
 
 They are downloads that got another name. The disk is not trusted: a replay opens exactly the bytes that the chain
-pinned, or raises Lost. Other nodes have what is lost.
+pinned, or raises Lost. Lost payloads can be fetched from other nodes.
 """
 
 import os

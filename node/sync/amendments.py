@@ -45,7 +45,7 @@ def fetch_blob(bucket: Bucket, digest: Digest, max_bytes: int, timeout_seconds: 
 
 class Reader:
     """Reads small blobs of the owner, from its bucket or the first sources of `sources`: a limited number, within one
-    deadline for all. What was read stays in `read`, so the next reader continues from there."""
+    deadline for all. Blobs that were read stay in `read`, so the next reader continues from there."""
 
     def __init__(self, owner: PeerId, sources: Sources, read: dict[Digest, bytes], fetches: int, time: Time) -> None:
         openers = (sources.bucket_of(peer) for peer in (owner, *sources.validators()[:MIRRORS_ASKED]))
@@ -206,7 +206,7 @@ def _refusal(
 
 def _stood(run: Run, amendment: Amendment, reader: Reader, peers: Sequence[Peer], chain: Chain) -> bool | None:
     """Whether the owner's slot, as of the deciding block, named the amendment or one that builds on it. None if this
-    chain node has pruned that block, or if what was named cannot be read."""
+    chain node has pruned that block, or if the named amendment cannot be read."""
     try:
         named = _named(run.first.owner_id, run.settled_by(amendment), peers, chain)
         return named is not None and reader.chain(named, [amendment.digest, run.id])[0] == amendment.digest

@@ -88,9 +88,9 @@ def catch_up(follower: Follower, state: NodeState, tip: Tip) -> Followed:
 
 
 def _is_on_the_way(follower: Follower, saved: Saved, records: SelectionChain) -> bool:
-    """Whether the run went through our link, whatever theta others name there: our theta is our own result of it. Never
-    for theta_0 in a run that has checkpoints by now: a node that has lost everything would otherwise vote to take all
-    nodes back to the beginning."""
+    """Whether the run went through our link, whatever theta others name there: our theta is our own result of that
+    link. Never for theta_0 in a run that has checkpoints by now: a node that has lost everything would otherwise vote
+    to take all nodes back to the beginning."""
     young = follower.run.first.checkpoint_rounds
     for link, steps in records.links():
         if link == saved.link:
@@ -164,7 +164,7 @@ def _starts(
     for link, steps in islice(records.links(), follower.run.first.checkpoint_rounds + 1):
         if link in own:
             yield own[link], steps
-            own.clear()  # older states need more of what this one lacked
+            own.clear()  # older states need even more of the missing payloads
     logger.info("catching up: asking {count} validators for checkpoints", count=len(sources.validators()))
     published = published_starts(follower, stakes, sources, shown_by_all(follower, sources, ASK_SECONDS))
     if not any(published):

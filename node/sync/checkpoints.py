@@ -1,7 +1,7 @@
 """Checkpoints of the run's state in validators' buckets: the starts of joiners (docs/protocol.md section 8).
 
 Every validator keeps one signed document under a fixed key. It lists the last states that it put up completely, with
-their files (training/checkpoint.py) as blobs, and its state in many more rounds. All of it is a claim until the theta
+their files (training/checkpoint.py) as blobs, and its state in many more rounds. This is all a claim until the theta
 that follows from a state has been compared with the chain's (node/sync/catchup.py). May not publish anything:
 rounds/checkpoints.py does.
 """
@@ -206,7 +206,7 @@ def published_starts(
 
 def fetcher(follower: Follower, buckets: Sequence[Callable[[], RangedBucket]]) -> Fetch:
     """Return a fetch hook for the files of a checkpoint in these buckets. All files together have a deadline: about
-    four times what the spec's slowest planned link needs for the model."""
+    four times the need of the spec's slowest planned link for the model."""
     spec, time = follower.run.first, follower.time
     seconds = FETCH_SECONDS + 4 * state_bytes(follower) * 8e-6 / spec.clock.download_mbps
     began: list[float] = []
@@ -240,8 +240,8 @@ def state_bytes(follower: Follower) -> int:
 
 def kept_from(every: int, round: int, published: int) -> int:
     """Return the first round whose payloads, keys, claims and mirrors are kept in `round`. `published` is the round of
-    the newest checkpoint and `every` their interval. What a joiner applies to that checkpoint is kept, unless it is
-    older than RETAINED_INTERVALS."""
+    the newest checkpoint and `every` their interval. The rounds that a joiner applies to that checkpoint are kept,
+    unless they are older than RETAINED_INTERVALS."""
     wanted = min(published, round - every) - RETAINED_ROUNDS
     return max(0, wanted, round - RETAINED_INTERVALS * every - RETAINED_ROUNDS)
 

@@ -79,8 +79,8 @@ def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> boo
 
 
 def take_back_wanted(follower: Follower) -> None:
-    """Empty the list in our bucket, even one from before a restart: we have what we lacked. Otherwise all nodes that
-    hold its payloads would copy them in turn."""
+    """Empty the list in our bucket, even one from before a restart: we lack nothing now. Otherwise all nodes that hold
+    its payloads would copy them in turn."""
     if not follower.may_want:
         return
     doors, run, key = follower.doors, follower.run, keys.wanted(follower.run.id)
@@ -99,7 +99,7 @@ def take_back_wanted(follower: Follower) -> None:
 def hear_wanted(
     run: Digest, peers: Collection[PeerId], sources: Sources, verify: Verify, seconds: float, time: Time
 ) -> Mapping[PeerId, frozenset[Place]]:
-    """Return what each of these peers lists as wanted, for the lists that can be read within `seconds`."""
+    """Return each peer's wanted list, as far as the lists can be read within `seconds`."""
     found: dict[PeerId, frozenset[Place]] = {}
 
     def accept(peer: PeerId) -> Callable[[Data], bool]:
