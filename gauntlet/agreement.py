@@ -315,11 +315,11 @@ def order_of(run: Run, round: int, log: Log) -> Order:
 def agreed(run: Run, round: int, log: Log, final: int, height: int) -> Agreed | None:
     """Return the decision of `round`, by the words of `log`, which reaches up to block `final`; None while it is open.
 
-    A pair must be named by more than half of the counted stake. The round is decided in the first state in which, in
-    addition, every counting validator has spoken, or the first G of the order that committed are all named by more than
-    half: then no later word can change it. Otherwise it is decided at X. It is void only if no pair has more than half
-    by X, or no peer is named by more than half, or the owner has declared it void as seen from `height` on, a final
-    block.
+    A round is decided early in the first state that meets two conditions. First, more than half of the counted stake
+    names a pair. Second, every counting validator has spoken, or more than half names each of the first G of the order
+    that committed. Then no later word can change the result. Otherwise the round is decided at X. It is void only if no
+    pair has more than half by X, or no peer is named by more than half. It is also void if the owner has declared it
+    void as seen from `height` on, a final block.
     """
     order, tally = order_of(run, round, log), _Tally(votes(run, round, log.commit))
     last = run.clock.words_by(round)

@@ -1,8 +1,8 @@
 """Decide whether a validator saw enough of a round to judge its peers by it (docs/protocol.md section 9).
 
-Bytes or a key that cannot be read are only the reader's own observation. A validator that was stopped, whose link or
-store was down, or that could not follow the rounds before, sees the same as if all peers were at fault. Such a round
-says nothing about the peers, so nothing is folded and the weights on chain stay. A peer must not be able to cause that
+Bytes or a key that cannot be read are only the reader's own observation. After a stop, with its link or store down, or
+if it could not follow the rounds before, a validator sees the same as if all peers were at fault. Such a round says
+nothing about the peers, so nothing is folded and the weights on chain stay. A peer must not be able to cause that
 (docs/decisions/0026-not-observed.md).
 """
 

@@ -59,8 +59,8 @@ def standing(
 ) -> Ranking:
     """Rank the passing peers of `round`. Equal scores are ordered by SHAKE(hash of block D, hotkey).
 
-    During the first `opening_rounds` rounds, and while fewer than three or less than half of the passing peers were
-    ever evaluated, peers not evaluated come after the eligible ones instead of being left out.
+    Normally peers that were not evaluated are left out. They come after the eligible ones during the first
+    `opening_rounds` rounds, and while fewer than three or less than half of the passing peers were ever evaluated.
     """
     records = {peer: book.peers.get(peer) for peer in passed}
     rated = _rated(book, passed)

@@ -53,9 +53,9 @@ class ClusterTable(Table):
 
     A member whose beat has not changed for `silent_seconds` of looks that the store answered is not waited for; beats
     are `beat_seconds` apart. Once more than half of the living members have claimed, the others end their inner steps.
-    The round waits for them for two steps and the time to send, and in addition for `grace` of the median training
-    time, or two beats if that is longer. A member that has done less than `least_steps` of its planned inner steps
-    sends nothing. Payloads are kept for `keep_rounds` rounds.
+    The round then waits for two steps and the time to send, plus `grace` of the median training time, or two beats if
+    that is longer. A member that has done less than `least_steps` of its planned inner steps sends nothing. Payloads
+    are kept for `keep_rounds` rounds.
 
     `exchange` is the kind of update: SparseLoCo's, or every value in int8 (sparseloco/dense.py), which carries nothing
     over from round to round. It is fixed for the whole run.

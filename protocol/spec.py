@@ -120,8 +120,8 @@ class InnerSpec(Table):
     learning rate and weight decay. It is fixed for the whole run.
 
     The schedule counts inner steps of non-void rounds, from `start_step` on: an amendment that sets it begins another
-    schedule. At its own step `flat_from` the learning rate stays constant for `flat_steps`; if `flat_from` is
-    `warmup_steps`, it is a warm-up-stable-decay schedule.
+    schedule. At its own step `flat_from` the schedule pauses for `flat_steps`, with a constant learning rate; if
+    `flat_from` is `warmup_steps`, it is a warm-up-stable-decay schedule.
 
     Pages are drawn from `num_pages` of the training split from `first_page` on (0: all that follow). Amendments can
     train in stages on a data set that holds one mix after the other: annealing has its own pages.

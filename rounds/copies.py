@@ -158,8 +158,8 @@ class Copier(ABC):
             logger.warning("a copy does not get up, and is tried again: {fault}", fault=str(fault))
 
     def _put_up_keys(self) -> None:
-        """Publish keys that are due, at most as many as a selection has, so that a peer that asks for all our keys does
-        not delay a payload for long."""
+        """Publish keys that are due, at most as many as a selection has: a peer that asks for all our keys must not
+        delay a payload for long."""
         with self._changed:
             due = [(place, self._held[place].reveal) for place in self._keys_due() if place not in self._keys_up]
         for place, reveal in [(place, reveal) for place, reveal in due if reveal is not None][: self._share]:

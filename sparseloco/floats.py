@@ -1,7 +1,7 @@
 """Requirements of the consensus arithmetic: IEEE fp32 with denormals, finite inputs, constants rounded once.
 
-Every rule of this package is stated in fp32 operations that are rounded one by one (no fused multiply-add) or in
-integers, so that a result has the same bits for any thread count, vector width and device.
+Every rule of this package is stated in integers, or in fp32 operations that are rounded one by one (no fused
+multiply-add). So a result has the same bits for any thread count, vector width and device.
 """
 
 from collections.abc import Mapping

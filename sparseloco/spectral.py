@@ -108,7 +108,7 @@ def trust(products: Matrix) -> tuple[float, ...]:
     """Return the weight of each of R contributors, from the Gram matrix of their bounded updates: 0 to 1.5; 1 on
     average, or less if more than a third has lost its weight.
 
-    While the variance along the widest direction is unusual, every weight w loses w * (d / largest d)^2, where d is the
+    While the variance along the widest direction is unusual, every weight w loses w * (d / largest d)^2. Here d is the
     distance from the median along that direction: the farthest contributor loses all. At most ceil(R / 3) times.
     """
     count = len(products)

@@ -31,8 +31,8 @@ def find_run(
 
     With an owner: the run that its slot on chain names, from `home` if it is known there, so that a restart needs no
     bucket. `open_pointer` opens the owner's bucket; blobs read before it failed are kept in `read`. Raises ConfigError
-    if there is no run or if it belongs to another chain or subnet or its protocol version is unknown, StorageError if
-    the owner's bucket does not answer and the home has nothing, ChainError.
+    if there is no run, if it belongs to another chain or subnet, or if it is local and the chain is not. Raises
+    StorageError if the owner's bucket does not answer and the home has nothing; ChainError.
     """
     if config.spec is not None:
         try:
