@@ -8,7 +8,7 @@ from protocol.cluster import ClusterTable, Contribution, Record
 from protocol.types import PeerId
 
 ROUNDS = 4
-"""The durations of steps are taken from so many last rounds."""
+"""Number of last rounds from which the durations of steps are taken."""
 SPREAD = 1.1
 """A member at most this many times slower than the others plans all steps: its speed varies from day to day."""
 

@@ -7,12 +7,12 @@ from protocol.cluster import Beat, ClusterTable
 from protocol.types import PeerId
 
 GONE_SILENCES = 180.0
-"""After so many times `silent_seconds` (an hour) a member is gone for good, and its beat deleted."""
+"""After this many times `silent_seconds` (an hour) a member is gone for good, and its beat deleted."""
 STUCK_SILENCES = 15.0
-"""After so many times `silent_seconds` (5 minutes) at one step of one phase the others stop waiting for a member,
+"""After this many times `silent_seconds` (5 minutes) at one step of one phase the others stop waiting for a member,
 though it beats: its GPU hangs, or its link is blocked."""
 LONGEST_LOOK_BEATS = 2.0
-"""The time between two looks counts as silence for at most so many beats: if the store did not answer, or we slept,
+"""The time between two looks counts as silence for at most this many beats: if the store did not answer, or we slept,
 nothing shows which member was silent."""
 
 

@@ -15,8 +15,8 @@ from protocol.spec import GauntletSpec
 from protocol.types import PeerId, Reason, Standing, hotkey
 
 SETTLED = 10
-"""From so many evaluations on a number is called settled: a miner that trains on the wrong pages contributes for up to
-so many rounds before it is pushed out."""
+"""From this many evaluations on a number is called settled: a miner that trains on the wrong pages contributes for up
+to this many rounds before it is pushed out."""
 ALLOWANCE_DEVIATIONS = 1.5
 """`proof_allowance` in standard deviations of one gap (docs/decisions/0009-ranked-gap.md)."""
 

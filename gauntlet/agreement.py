@@ -23,20 +23,21 @@ from protocol.run import Run
 from protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, Peer, PeerId, Selection, Uid, Word
 
 SEAT_ROUNDS = 4
-"""A validator counts while its last word is at most so many rounds old. So many rounds are void if half of the stake
-dies; and so long may a majority be away before a minority continues without it."""
+"""A validator counts while its last word is at most this many rounds old. If half of the stake dies, this many rounds
+are void. If a majority is away for longer, a minority continues without it."""
 
 MEMORY_ROUNDS = 64
-"""The run's tip is settled by more than half of the stake that spoke in so many rounds: a validator that is gone for
+"""The run's tip is settled by more than half of the stake that spoke in this many rounds: a validator that is gone for
 longer may be gone for good."""
 
 COPIES = 2
-"""So many validators copy each named payload unasked: in addition to its owner's bucket, one of the two may be lost, as
-in a crash. If all of them are hostile, other holders that see the payload listed as wanted copy it; a larger number
+"""This many validators copy each named payload unasked: in addition to its owner's bucket, one of the two may be lost,
+as in a crash. If all of them are hostile, other holders that see the payload listed as wanted copy it; a larger number
 would not help (docs/decisions/0043-mirrors-by-draw.md)."""
 
 NEWCOMERS_SHARE = 8
-"""One in so many places goes to peers without incentive, if there are so many: otherwise no newcomer would get in."""
+"""One in this many places goes to peers without incentive, if there are enough of them: otherwise no newcomer would get
+in."""
 
 Pair = tuple[Digest, Digest]
 """(theta digest, previous link): the state at the start of a round, as a word names it."""
@@ -341,7 +342,7 @@ def agreed(run: Run, round: int, log: Log, final: int, height: int) -> Agreed | 
 
 def named_by_most(run: Run, round: int, log: Log) -> tuple[tuple[PeerId, Digest], ...] | None:
     """Return (hotkey, envelope) of the peers that more than half of the counted stake names in the words of `log`, at
-    most G; None while no pair is named by so many. Decides nothing: more words may come."""
+    most G; None while no pair has that much stake. Decides nothing: more words may come."""
     order, tally = order_of(run, round, log), _Tally(votes(run, round, log.commit), log.posts)
     pair = tally.pair
     if pair is None:

@@ -16,7 +16,7 @@ from protocol.spec import GauntletSpec
 from protocol.types import PeerId, Reason
 
 PATIENCE_ROUNDS = 8
-"""After so many rounds passed over because peers were unreadable, the next such round counts. Observed rounds restore
+"""After this many rounds passed over because peers were unreadable, the next such round counts. Observed rounds restore
 this patience slowly (gauntlet/book.py REGAINED), so hotkeys that have most of the good standing cannot exploit it."""
 KNOWN_NEEDED = 3
 """While fewer of the peers that committed are in good standing, a round is passed over only if no peer at all was

@@ -30,7 +30,7 @@ BEFORE = PROGRESS_ROUNDS - 1
 """Rounds before an update's own whose steps are common knowledge, not a peer's own work."""
 
 MEASURED_VALUES = 1 << 15
-"""Chunks are sampled until they hold about so many values; all of them in a small model. Two updates of cosine c that
+"""Chunks are sampled until they hold about this many values; all of them in a small model. Two updates of cosine c that
 share about one place in 64 show it with an error of 1 / sqrt(64 MEASURED_VALUES) = 0.0007."""
 
 ROUNDING = 1e-9

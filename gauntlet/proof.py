@@ -79,7 +79,7 @@ def proof(gaps: Average, units: Average) -> float | None:
 
 
 def floor(units: Average, evaluations: int, spec: GauntletSpec) -> float:
-    """Return the floor of the averaged gap after so many evaluations: `proof_floor` of the honest one, less an
+    """Return the floor of the averaged gap after this number of evaluations: `proof_floor` of the honest one, less an
     allowance for the wider spread of an average of few evaluations.
 
     `proof_allowance` is about one and a half standard deviations of one honest gap. Ranks spread alike however much

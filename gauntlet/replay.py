@@ -133,8 +133,8 @@ class Replay:
 
 
 def _with_gone(book: ScoreBook, gone: int) -> ScoreBook:
-    """Return the book as `pick` needs it, with so many evaluated hotkeys that are not registered any more: it counts
-    them."""
+    """Return the book as `pick` needs it, with `gone` more evaluated hotkeys that are not registered any more: it
+    counts them."""
     absent = {
         PeerId(sha256(b"gone %d" % number).digest()): PeerRecord(first_seen=0, evaluations=1)
         for number in range(min(gone, 1024))

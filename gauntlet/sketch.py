@@ -27,10 +27,10 @@ from sparseloco.update import LEVELS, Records
 Integers = npt.NDArray[np.int64]
 
 COMPARED_VALUES = 4096
-"""Chunks are compared until they hold about so many values: 64 full ones. All of them in a small model."""
+"""Chunks are compared until they hold about this many values: 64 full ones. All of them in a small model."""
 
 SCREENED_VALUES = 1024
-"""The screen uses the first drawn chunks, up to so many values."""
+"""The screen uses the first drawn chunks, up to this many values."""
 
 SCREEN_BUCKETS = 1024
 SCREEN_SHARE = 0.75
@@ -219,9 +219,9 @@ def find_copies(
 ) -> Copies:
     """Find copies among this round's payloads and those of the last `copy_rounds` rounds; all sketches are by `sample`.
 
-    A copy has more in common than `copy_overlap` plus one standard deviation of a share among so few values. An earlier
-    payload has an owner, so a peer that posts it again is at fault. Two payloads of this round were both sealed until
-    D: only the peers' own pages can show which of them did the work.
+    A copy has more in common than `copy_overlap` plus one standard deviation of a share among their number of values.
+    An earlier payload has an owner, so a peer that posts it again is at fault. Two payloads of this round were both
+    sealed until D: only the peers' own pages can show which of them did the work.
 
     A peer's earlier payloads are its own: after a void round, and if more was learned than may be sent at once, the
     same values come again. So a peer's payload is compared with its own earlier ones for equality only. Of two
@@ -302,7 +302,7 @@ class _Pairs:
         return [(one, two) for one, two in found]
 
     def _too_much(self, common: Integers, counts: Integers) -> npt.NDArray[np.bool_]:
-        """Whether so many common values out of so many make a copy."""
+        """Whether `common` values out of `counts` make a copy."""
         found: npt.NDArray[np.bool_] = common > counts * (self.overlap + _margin(counts))
         return found
 
@@ -323,6 +323,6 @@ class _Pairs:
 
 
 def _margin(counts: Integers) -> npt.NDArray[np.float64]:
-    """Return a standard deviation of a share among so many values."""
+    """Return a standard deviation of a share among `counts` values."""
     found: npt.NDArray[np.float64] = 0.5 / np.sqrt(np.maximum(1, counts))
     return found

@@ -19,7 +19,7 @@ from protocol.types import Peer, PeerId, Uid
 
 U16_MAX = 65_535
 WEIGHT_STEPS = 1.5
-"""A weight on chain may differ by so many steps of 1 / U16_MAX, through rounding."""
+"""A weight on chain may differ by this many steps of 1 / U16_MAX, through rounding."""
 RESERVE_SHARE = 0.5
 """Share of pay of a peer in the reserve for the same merit: its work was ready, but was not applied."""
 CONVEXITY = 2

@@ -35,8 +35,8 @@ from protocol.types import Digest, PeerId, hotkey
 from storage.collect import Collection
 
 VAIN_ROUNDS = 4
-"""After so many rounds in which no node gave us the data that follows our state, our words name our state again. A run
-whose newest payloads are lost everywhere recovers only in this way."""
+"""After this many rounds in which no node gave us the data that follows our state, our words name our state again. A
+run whose newest payloads are lost everywhere recovers only in this way."""
 LOOK_BLOCKS = 0.5
 """Blocks between two polls for the expected submissions."""
 ABORT_SECONDS = 10.0
@@ -134,7 +134,7 @@ class Node(Follower):
         """Apply agreed selections until our state is the one at the start of `round`. Return the results, in order. A
         catch-up may move the state to a later round.
 
-        A selection that we cannot follow we skip: we keep our state and try again in every round. Missing bytes must
+        We skip a selection that we cannot follow: we keep our state and try again in every round. Missing bytes must
         not block us for ever.
         """
         applied: list[Applied] = []

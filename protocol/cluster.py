@@ -41,7 +41,7 @@ AMENDABLE = {
     "outer": {"alpha", "aggregate"},
     "cluster": {"beat_seconds", "silent_seconds", "grace", "least_steps", "keep_rounds"},
 }
-"""Fields of these tables that may change in mid-run: none that determines the content of states or updates. Of `inner`
+"""Fields of these tables that may change in mid-run: none that determines the format of states or updates. Of `inner`
 all but the optimizer may change (protocol/run.py)."""
 
 T = TypeVar("T", bound=Table)

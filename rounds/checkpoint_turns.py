@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rounds.member import Member
 
 ROUNDS_KEPT = 2
-"""The files of the newest checkpoints are kept, of so many rounds: the newest may be from a member that computes
+"""The files of the newest checkpoints are kept, of this many rounds: the newest may be from a member that computes
 wrongly."""
 MOST_FILES = 100_000
 """Most files of a listing: a hundred terabytes."""
@@ -29,8 +29,8 @@ MOST_FILES = 100_000
 
 class MemberShelf:
     """A member's checkpoints. One member, drawn from the state's link, publishes the state. If no living member is
-    publishing it a round later, the next member in that order does. After the run's last record it waits a silence
-    instead of a round."""
+    publishing it a round later, the next member in that order does. After the run's last record it waits
+    `silent_seconds` instead of a round."""
 
     kept = 1
 

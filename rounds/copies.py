@@ -27,14 +27,14 @@ from protocol.types import DIGEST_BYTES, Digest, Peer, PeerId
 from storage.mirror import Mirror
 
 LOOK_BLOCKS = 2
-"""Validators are asked for their wanted lists every so many blocks .."""
+"""Validators are asked for their wanted lists every this many blocks .."""
 EVERYBODY_LOOKS = 8
-""".. and all other peers every so many times: a follower has a round's time, a validator with a word to post has
-not."""
+""".. and all other peers in one of this many askings: a follower has a round's time, a validator with a word to post
+has not."""
 HEAR_SECONDS = 5.0
 """Time limit of one asking: meanwhile nothing is copied, and some servers only stall."""
 ROUNDS = 2
-"""Copying of a round continues for so many rounds, unless the validator starts another round meanwhile."""
+"""Copying of a round continues for this many rounds, unless the validator starts another round meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Copier(ABC):
     # --- background tasks --------------------------------------------------------------------------------------
 
     def _go_on(self, seconds: float) -> None:
-        """Copy for so long."""
+        """Copy for `seconds` from now on."""
         self._until = self.node.time.now() + seconds
         if self._task is None or not self._task.is_alive():
             self._task = self.node.time.start(self._beside, "copies")
@@ -293,8 +293,8 @@ class Copies(Copier):
         return held.named and place[0] == self._round
 
     def _is_favoured(self, place: Place, early: Collection[Place]) -> bool:
-        """Whether we copy it only because a peer asked. Of this round at most one selection's number, and only if a
-        validator lacks it: only one that posts words can lack it by now. Of older rounds the same number. Neither takes
+        """Whether we copy it only because a peer asked. Of this round, at most as many as a selection has, and only
+        those that a validator lacks: no other node can lack them yet. Of older rounds, the same number. Neither takes
         the other's places, nor those of named payloads: a peer that asks for everything takes no place from a payload
         that is really missing."""
         now = place[0] == self._round

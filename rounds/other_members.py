@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rounds.member import Member
 
 ENDING = 4
-"""While there is no claim yet, we read the beats only in the last one of so many parts of our inner steps."""
+"""While there is no claim yet, we read the beats only in the last one of this many parts of our inner steps."""
 
 
 class OtherMembers:

@@ -20,7 +20,7 @@ from rounds.copies import Copier, HeldPayload
 from storage.mirror import Mirror
 
 LOOKS = 2
-"""All peers are asked for their wanted lists so many times in a round."""
+"""All peers are asked for their wanted lists this many times in a round."""
 STANDS = 2
 """The look in which the first miner's turn comes: the validators' copies are published by then. With every further
 look, of this round or the next ones, the number of miners that have their turn grows .."""

@@ -22,7 +22,7 @@ from protocol.errors import StorageError
 from protocol.types import Digest, PeerId
 
 AGAIN_LOOKS = 3
-"""An object that was restored and is still asked for is restored again after so many looks."""
+"""An object that was restored and is still asked for is restored again after this many looks."""
 
 
 class Upkeep:

@@ -25,9 +25,9 @@ from storage.realtime import seconds_until
 from storage.seal import matches
 
 LOOK_WINDOWS = 2
-"""We follow the names in others' words for at most so many reveal windows: after that we have scores to compute."""
+"""We follow the names in others' words for at most this many reveal windows: after that we have scores to compute."""
 LAST_BLOCKS = 3
-"""So many blocks before that ends we post the names that we have, and wait for no more copies."""
+"""This many blocks before that ends we post the names that we have, and wait for no more copies."""
 
 
 class Words:

@@ -26,7 +26,7 @@ that the chain does not advance, and the wait is retried."""
 NO_FEE = "Payment"
 """`ChainError.code` of a call whose fee the hotkey's owner cannot pay."""
 RETURN_BLOCKS = 2
-"""Statements that a fork has dropped mostly come back by themselves within so many blocks."""
+"""Statements that a fork has dropped mostly come back by themselves within this many blocks."""
 STALL_SECONDS = 1.0
 """Pause between two tries to reach a chain that does not answer."""
 
@@ -157,8 +157,8 @@ class Follower:
         return sources_as_of(self.run, at, self.doors.chain.peers(at), self.doors.open_pointer)
 
     def transfer_seconds(self, num_payloads: int) -> float:
-        """Return the time-out of a transfer of so many payloads, in seconds: four times the need of the spec's slowest
-        planned link, plus four blocks' time or 5 s if that is more."""
+        """Return the time-out of a transfer of `num_payloads` payloads, in seconds: four times the planned time on the
+        spec's slowest link, plus four blocks' time or 5 s if that is more."""
         spec = self.run.first
         slowest = min(spec.clock.upload_mbps, spec.clock.download_mbps)
         return max(5.0, 4 * spec.clock.block_seconds) + 4 * num_payloads * spec.object_bytes * 8e-6 / slowest

@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 class RetryingChain:
     """Wraps a Chain, for one run. Raises ChainError only for a refusal, or after the deadline: the planned end of the
-    window in which the call was first made, counted from the newest final block seen."""
+    window in which the call was first made, counted from the newest final block seen. `genesis` and `wait` are not
+    retried."""
 
     def __init__(self, chain: Chain, clock: Clock, block_seconds: float, time: Time) -> None:
         self._chain, self._clock, self._block_seconds, self._time = chain, clock, block_seconds, time

@@ -22,7 +22,7 @@ class AmendedSpec:
         self._refused = 0
 
     def at(self, count: int) -> "AmendedSpec":
-        """Return the spec with so many amendments. Raises StorageError for a missing one, ConfigError for one that this
+        """Return the spec with `count` amendments. Raises StorageError for a missing one, ConfigError for one that this
         release cannot follow."""
         if count == self.count:
             return self

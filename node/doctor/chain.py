@@ -12,7 +12,7 @@ from protocol.types import hotkey
 REACH_SECONDS = 10.0
 """Time-out of a chain's first answer: a node with a slower chain is of no use."""
 FAR_BACK_BLOCKS = 10_000
-"""A day and a half at 12 s a block: a node may well be offline for so long."""
+"""A day and a half at 12 s a block: a node may well be offline for this long."""
 WALLET = f"--wallet.name, --wallet.hotkey and --wallet.path ({variable_of('wallet.hotkey')}, ..)"
 NETWORK = f"--network ({variable_of('network')})"
 NETUID = f"--netuid ({variable_of('netuid')})"

@@ -68,7 +68,8 @@ def member_disk(case: Any) -> str:
 
 
 def room(home: Path, folder: Path, state: int, data: int, who: str) -> str:
-    """Check that the disk of `home` has room for so many bytes of state, in `folder`, and of data. Raises Fault."""
+    """Check that the disk of `home` has room for `state` bytes of state, in `folder`, and `data` bytes of data. Raises
+    Fault."""
     there = min(state, _size(folder)) + min(data, _size(home / DATA))
     free = shutil.disk_usage(home).free
     parts = f"{_bytes(state)} of state" + (f" and {_bytes(data)} of the data set" if data else "")

@@ -44,7 +44,7 @@ class Sources:
         return [peer for peer in self._peers if self.bucket_of(peer) is not None]
 
     def others(self) -> list[PeerId]:
-        """Return the peers with a bucket that are no mirrors: on request they put up copies too
+        """Return the peers with a bucket that are no mirrors: on request they publish copies too
         (rounds/repair_answers.py)."""
         return [peer for peer in self.published() if peer not in self._mirrors]
 

@@ -60,7 +60,7 @@ from training.shards import Shards
 
 GONE = "not to be had any more from this chain node"
 RETAINED_ROUNDS = 8
-"""Miners and validators keep payloads so many rounds longer than the interval of checkpoints."""
+"""Miners and validators keep payloads this many rounds longer than the interval of checkpoints."""
 
 
 @dataclass(frozen=True)

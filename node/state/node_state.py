@@ -54,7 +54,7 @@ class Expected:
 
 
 LOG_INTERVALS = 2
-"""After so many intervals of checkpoints without a snapshot the next write is awaited, so that the redo log does not
+"""After this many intervals of checkpoints without a snapshot the next write is awaited, so that the redo log does not
 fill the disk."""
 
 
@@ -105,9 +105,9 @@ class NodeState:
         return True
 
     def _settle(self) -> None:
-        """Bring the error feedback on the disk in line with the saved row. It is written in a thread of its own, so it
-        may be from before the last sealed update. Then that update is taken out of it, and the rest of that round's
-        training is lost. If the row says that the update was returned, it is given back, once."""
+        """Make the error feedback from the disk match the saved row. It is written in a thread of its own, so it may be
+        from before the last sealed update. Then that update is taken out of it, and the rest of that round's training
+        is lost. If the row says that the update was returned, it is given back, once."""
         sealed = self.saved.sealed
         mine = self.own_update(sealed.round) if sealed is not None else None
         if sealed is None or mine is None:

@@ -97,7 +97,7 @@ class RedoLog:
         return self._path(payload).exists()
 
     def updates(self, step: Step, threads: int, time: Time) -> list[Update | None]:
-        """Open the updates applied in this step, in so many threads. Raises Lost."""
+        """Open the updates applied in this step, in `threads` threads. Raises Lost."""
         return beside(lambda payload: self._update(step.round, payload), step.payloads, threads, time)
 
     def _update(self, round: int, payload: Payload) -> Update | None:

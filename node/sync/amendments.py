@@ -31,7 +31,7 @@ MAX_AMENDMENTS = 256
 FETCHES_A_LOOK = 8
 LOOK_SECONDS = 30.0
 MIRRORS_ASKED = 2
-"""If the owner's bucket fails, so many validators are asked; they keep the amendments that they have adopted."""
+"""If the owner's bucket fails, this many validators are asked; they keep the amendments that they have adopted."""
 
 
 def fetch_blob(bucket: Bucket, digest: Digest, max_bytes: int, timeout_seconds: float) -> bytes:

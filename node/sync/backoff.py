@@ -20,7 +20,7 @@ PAUSE_SECONDS = 1.0
 LONGEST_PAUSE = 0.05
 """Longest pause between two tries of a bucket that refuses, as a fraction of a round."""
 ROUNDS = 3
-"""After so many consecutive rounds in which our own bucket refused us, the operator has to fix it."""
+"""After this many consecutive rounds in which our own bucket refused us, the operator has to fix it."""
 _TRY_SECONDS = 10.0
 _REFUSALS = (AccessDenied, BucketMissing)
 

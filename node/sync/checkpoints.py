@@ -1,6 +1,6 @@
 """Checkpoints of the run's state in validators' buckets: the starts of joiners (docs/protocol.md section 8).
 
-Every validator keeps one signed document under a fixed key. It lists the last states that it put up completely, with
+Every validator keeps one signed document under a fixed key. It lists the last states that it published completely, with
 their files (training/checkpoint.py) as blobs, and its state in many more rounds. This is all a claim until the theta
 that follows from a state has been compared with the chain's (node/sync/catchup.py). May not publish anything:
 rounds/checkpoints.py does.
@@ -34,9 +34,9 @@ CHECKPOINTS_KEPT = 3
 STATES_TOLD = 64
 FETCH_SECONDS = 30.0
 RETAINED_ROUNDS = 8
-"""Payloads, keys and mirrors are kept so many rounds longer than joiners and the interval of checkpoints need."""
+"""Payloads, keys and mirrors are kept this many rounds longer than joiners and the interval of checkpoints need."""
 RETAINED_INTERVALS = 16
-"""While no newer checkpoint is published, they are kept for at most so many intervals of checkpoints, and
+"""While no newer checkpoint is published, they are kept for at most this many intervals of checkpoints, and
 RETAINED_ROUNDS: a bucket is finite."""
 _DOCUMENT = "states"
 _NO_ROUND = 0
@@ -59,7 +59,7 @@ class Shown:
     """The states that a validator shows.
 
     `checkpoints`: the newest first. `states`: (link, state) of its rounds, the newest last; two validators that follow
-    the run name the same state for a link, whether or not they put it up. `loose`: blobs that may be in its bucket
+    the run name the same state for a link, whether or not they published it. `loose`: blobs that may be in its bucket
     although no checkpoint names them. They are for itself, in case it is killed before it has deleted them.
     """
 
@@ -206,7 +206,7 @@ def published_starts(
 
 def fetcher(follower: Follower, buckets: Sequence[Callable[[], RangedBucket]]) -> Fetch:
     """Return a fetch hook for the files of a checkpoint in these buckets. All files together have a deadline: about
-    four times the need of the spec's slowest planned link for the model."""
+    four times the planned time of the model on the spec's slowest link."""
     spec, time = follower.run.first, follower.time
     seconds = FETCH_SECONDS + 4 * state_bytes(follower) * 8e-6 / spec.clock.download_mbps
     began: list[float] = []

@@ -36,7 +36,7 @@ LOOK_SECONDS = 10.0
 PART_THREADS = 64
 """Many: a part is small, and costs two round trips."""
 _SHOWN_BYTES = 256
-"""A validator has to show so much of the index before it is asked for shards."""
+"""Bytes of the index that a validator has to show before it is asked for shards."""
 _COMING = "coming"
 DATA = "data"
 """Folder below the state folder for fetched data sets."""

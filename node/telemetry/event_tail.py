@@ -17,9 +17,9 @@ from protocol.run import Run
 Event = Mapping[str, Any]
 
 LATELY_ROUNDS = 5
-"""A healthy node has contributed or judged in one of its last so many rounds."""
+"""A healthy node has contributed or judged in one of this many last rounds."""
 SILENT_ROUNDS = 3.0
-"""A healthy node reports a round within so many rounds' planned time."""
+"""A healthy node reports a round within the planned time of this many rounds."""
 FALLBACK_SECONDS = 3600.0
 """Length of a round if the run is unknown."""
 FREE_BYTES = 2 << 30
