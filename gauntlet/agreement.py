@@ -278,8 +278,8 @@ class _Tally:
 @dataclass(frozen=True)
 class Order:
     """The order of peers if more are named than may contribute, among those that committed by D. The chain's incentive
-    decides: the chain has clipped it at the stake-weighted median of the validators' weights, so no validator has to
-    state it again. A share of the places is for peers without any. `peers` and `commit_hash` as of D."""
+    decides: the chain computes it from the validators' weights, clipped at their stake-weighted median, so no validator
+    has to state it again. A share of the places is for peers without any. `peers` and `commit_hash` as of D."""
 
     run: Run
     round: int

@@ -411,7 +411,7 @@ def parse_text(text: str, source: str) -> RunSpec:
 
 def parse_table(text: str, source: str) -> dict[str, Any]:
     """Parse the table of a file of TOML or JSON. Raises ConfigError."""
-    as_json = text.lstrip().startswith("{")  # no TOML begins so
+    as_json = text.lstrip().startswith("{")  # TOML never begins so
     try:
         return dict(json.loads(text) if as_json else tomllib.loads(text))
     except (ValueError, RecursionError) as fault:  # both parsers' own faults are ValueErrors

@@ -164,7 +164,7 @@ def pointers(tensors: Sequence[Tensor]) -> Any:
 
 
 def refusal(status: int) -> InvalidSubmission | None:
-    """Return the library's objection to a payload, None if the status is none."""
+    """Return the library's objection to a payload; None if the status is no objection."""
     return InvalidSubmission(Reason.MALFORMED, _MALFORMED[status]) if status in _MALFORMED else None
 
 

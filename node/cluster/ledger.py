@@ -329,7 +329,7 @@ class _Claimed:
 
 
 class Patience:
-    """Waits out an outage of the store. Logs its begin, each change of its cause, a reminder every ten minutes, and its
+    """Waits out an outage of the store. Logs its start, each change of its cause, a reminder every ten minutes, and its
     end."""
 
     def __init__(self, time: Time, pause_seconds: float) -> None:
