@@ -1,2 +1,2 @@
-"""Decisions of a cluster's members as pure functions: who lives, whether a round ends, whose updates it has, how many
-steps a member plans. What they decide on comes from node/cluster/ledger.py."""
+"""A cluster's decisions as pure functions: which members live, whether a round ends, whose updates it has, how many
+steps a member plans. Their inputs come from node/cluster/ledger.py."""

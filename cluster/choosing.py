@@ -1,4 +1,4 @@
-"""Whose updates a round has, of those that were claimed."""
+"""Choose whose updates a round has, of the claimed ones."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -10,12 +10,12 @@ from protocol.types import Digest, PeerId
 def choose(
     claims: Mapping[PeerId, Claim], living: Collection[PeerId], ours: tuple[Digest, Digest], by: PeerId
 ) -> Record | None:
-    """The record that these claims make: those that go on from the link, and have the theta, that most of the living
-    claim, in PeerId order. Of equally many ours, then the lower digest. Who is dead does not decide: it could hold up
-    those that live. None where most go on from another link than ours: a store has shown us another record than them.
-    ours: the theta and the link that we hold."""
+    """Return the record that these claims make. It has the claims that build on our link and have the theta that most
+    living members claim, in PeerId order. If several thetas have equally many, ours wins, else the lowest digest. Dead
+    members do not decide: they could delay the living ones. Return None if most claims build on another link than ours:
+    then the store has shown us another record than the others. ours: the theta and the link of our state."""
     held, previous = ours[0].hex(), ours[1].hex()
-    # What we claimed from another theta than we hold by now counts no more.
+    # A claim of ours from another theta than our present one does not count any more.
     stale = {member for member, claim in claims.items() if member == by and claim.theta != held}
     current = {m: claim for m, claim in claims.items() if m not in stale}
     links = Counter(claim.previous for m, claim in current.items() if m in living) or Counter(

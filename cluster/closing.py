@@ -1,4 +1,4 @@
-"""Whether a round ends: when all that live have claimed, or when enough of them have and the rest took too long."""
+"""Decide whether a round ends: all living members have claimed, or most have and the rest took too long."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -10,26 +10,28 @@ from protocol.types import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """Where a round stands, as one member sees it. waiting: who lives and has not claimed. enough: whether more than
-    half of those that live have claimed, from when on `grace` runs."""
+    """A round's progress, as one member sees it. waiting: the living members that have not claimed. enough: whether
+    more than half of the living members have claimed; from then on `grace` runs."""
 
     waiting: frozenset[PeerId]
     enough: bool
 
     def ends(self, enough_for: float, grace: float) -> bool:
-        """enough_for: seconds since it was enough, of looks that the store answered."""
+        """Whether the round ends. enough_for: seconds since `enough`, counting only looks that the store answered."""
         return not self.waiting or (self.enough and enough_for > grace)
 
 
 def closing(claimed: Collection[PeerId], living: Collection[PeerId]) -> Closing:
-    """claimed: who has; it counts as living, whatever its beat says: its update is there."""
+    """Return the round's progress. claimed: the members that have; they count as living, whatever their beats say,
+    since their updates are there."""
     everybody = {*claimed, *living}
     return Closing(frozenset(everybody - {*claimed}), 2 * len(claimed) > len(everybody))
 
 
 def grace_seconds(rules: ClusterTable, claims: Collection[Claim]) -> float:
-    """How long the rest is waited for, by what those that have claimed needed: two steps, since the rest is slower and
-    in the middle of one; sending; and for claims to be seen, two beats at least."""
+    """Return how long the rest is waited for, from the times of the members that have claimed. It is two steps, since
+    the rest is slower and in the middle of one; plus the time to send; plus the `grace` share of the training time, but
+    at least two beats, so that claims can be seen."""
     if not claims:
         return 2 * rules.beat_seconds
     trained = median(claim.seconds for claim in claims)

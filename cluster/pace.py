@@ -1,4 +1,4 @@
-"""How many inner steps a member plans, so that nobody waits for it."""
+"""Plan how many inner steps a member makes, so that no other member waits for it."""
 
 from collections.abc import Collection, Sequence
 from math import ceil
@@ -8,18 +8,18 @@ from protocol.cluster import ClusterTable, Contribution, Record
 from protocol.types import PeerId
 
 ROUNDS = 4
-"""So many last rounds say what steps take."""
+"""Number of last rounds from which the durations of steps are taken."""
 SPREAD = 1.1
-"""Who is no slower than this many times the others plans all steps: it is the same machine on another day."""
+"""A member at most this many times slower than the others plans all steps: its speed varies from day to day."""
 
 LATE = 0.1
-"""Who begins a round when the others have done this share of their steps is late."""
+"""A member is late if the others have done this share of their steps when it begins a round."""
 
 
 def planned_steps(steps: int, records: Sequence[Record], me: PeerId, step_seconds: float | None = None) -> int:
-    """Of `steps` inner steps, as many as fit into the time in which the others would do all of them, by the last
-    records; all where nobody can tell. records: the newest last. step_seconds: what a step of ours took the last time,
-    for a member that no record names."""
+    """Return how many of `steps` inner steps fit into the time in which the others would do all of them, by the last
+    records; all if that is unknown. records: the newest last. step_seconds: duration of our last step, for a member
+    that no record names."""
     latest = records[-ROUNDS:]
     own = [whole_seconds(update, steps) for record in latest for update in record.updates if update.peer == me]
     own = own or ([step_seconds * steps] if step_seconds is not None else [])
@@ -35,10 +35,10 @@ def planned_steps(steps: int, records: Sequence[Record], me: PeerId, step_second
 def seconds_left(
     steps: int, records: Sequence[Record], me: PeerId, planned: int, begun: Collection[int]
 ) -> float | None:
-    """Until the others have done all their steps, for a member that is slower than they (it has planned fewer) or
-    begins the round after them; None for any other, or where nobody can tell. Times vary, and a step of a slow machine
-    may last longer than a round waits for it: so it ends a little before them.
-    begun: steps that each of the others has done."""
+    """Return the seconds until the others have done all their steps; None if that is unknown. It is for a member that
+    is slower (it has planned fewer steps) or begins the round late; None for any other. Times vary, and a step of a
+    slow machine may last longer than a round waits. So the result is a little less than the others' time. begun: steps
+    that each of the others has done."""
     others = [
         whole_seconds(update, steps) for record in records[-ROUNDS:] for update in record.updates if update.peer != me
     ]
@@ -49,10 +49,10 @@ def seconds_left(
 
 
 def least_steps(rules: ClusterTable, planned: int) -> int:
-    """Who has done fewer sends nothing: a share of those that were planned."""
+    """Return the steps below which a member sends nothing: a share of the planned ones."""
     return max(1, ceil(rules.least_steps * planned))
 
 
 def whole_seconds(update: Contribution, steps: int) -> float:
-    """Seconds in which it would have done all steps."""
+    """Return the seconds in which it would have done all steps."""
     return update.seconds * steps / update.steps

@@ -1,4 +1,4 @@
-"""Who lives, by one's own clock: a member whose beat goes on changing, and who is worth waiting for."""
+"""Track which members live, by our own clock: members whose beat keeps changing, and those worth waiting for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,20 +7,21 @@ from protocol.cluster import Beat, ClusterTable
 from protocol.types import PeerId
 
 GONE_SILENCES = 180.0
-"""After so many times `silent_seconds` (an hour) a member is gone for good, and its beat cleared away."""
+"""After this many times `silent_seconds` (an hour) a member is gone for good, and its beat deleted."""
 STUCK_SILENCES = 15.0
-"""After so many times `silent_seconds` (5 minutes) at one step of one phase nobody waits for a member, though it beats:
-its GPU hangs, or its link takes nothing."""
+"""After this many times `silent_seconds` (5 minutes) at one step of one phase the others stop waiting for a member,
+though it beats: its GPU hangs, or its link is blocked."""
 LONGEST_LOOK_BEATS = 2.0
-"""Of the time between two looks no more beats count as silence: where the store did not answer, or we slept, nobody can
-tell who was silent."""
+"""The time between two looks counts as silence for at most this many beats: if the store did not answer, or we slept,
+nothing shows which member was silent."""
 
 
 @dataclass
 class _Seen:
     beat: Beat
     silent: float = 0.0
-    """Seconds of looks that the store answered, since it changed; and since it told of another place."""
+    """`silent`: seconds since the beat changed; `still`: seconds since its place changed. Both count only looks that
+    the store answered."""
     still: float = 0.0
 
     @property
@@ -29,7 +30,7 @@ class _Seen:
 
 
 class Presence:
-    """What one member has seen of all members' beats."""
+    """One member's observations of all members' beats."""
 
     def __init__(self, rules: ClusterTable) -> None:
         self.rules = rules
@@ -37,7 +38,7 @@ class Presence:
         self._looked: float | None = None
 
     def look(self, beats: Mapping[PeerId, Beat], now: float) -> None:
-        """Take in every member's beat, as the store has just shown it. now: seconds of a clock that never goes back."""
+        """Take in all members' beats, as the store has just shown them. now: seconds of a monotonic clock."""
         longest = LONGEST_LOOK_BEATS * self.rules.beat_seconds
         passed = 0.0 if self._looked is None else min(now - self._looked, longest)
         self._looked = now
@@ -54,7 +55,7 @@ class Presence:
             self._seen[member].silent += passed
 
     def living(self) -> set[PeerId]:
-        """Whoever lives and may still claim: not who leaves, idles, or is on its way to where the run stands."""
+        """Return the members that live and may still claim: not those that leave, idle, or are still joining."""
         silence = self.rules.silent_seconds
         return {
             member
@@ -66,21 +67,22 @@ class Presence:
         }
 
     def heard(self) -> set[PeerId]:
-        """Whoever runs, whatever it is at."""
+        """Return the members that run, in any phase."""
         silence = self.rules.silent_seconds
         return {m for m, seen in self._seen.items() if seen.silent < silence and not seen.beat.leaving}
 
     def steps(self, round: int, but: PeerId) -> list[int]:
-        """The inner steps that the others which live have done in the round, of those that have begun it."""
+        """Return the inner steps that each of the other living members has done in the round, of those that have begun
+        it."""
         beats = [self._seen[member].beat for member in self.living() - {but}]
         return [beat.step for beat in beats if beat.round == round and beat.phase in ("train", "send", "wait")]
 
     def furthest(self) -> int:
-        """The round of whoever is furthest of those that are heard: it holds the record of every round before."""
+        """Return the highest round of the members that run: that member holds the record of every round before."""
         return max((self._seen[member].beat.round for member in self.heard()), default=0)
 
     def gone(self) -> set[PeerId]:
-        """Whoever is not expected back; asked once for each."""
+        """Return the members that are not expected back; each only once."""
         found = {m for m, seen in self._seen.items() if seen.silent >= GONE_SILENCES * self.rules.silent_seconds}
         for member in found:
             del self._seen[member]

@@ -1,4 +1,4 @@
-"""Whose turn it is to do what only one member has to do."""
+"""Draw the member that does a task which only one member has to do."""
 
 from collections.abc import Collection
 
@@ -7,6 +7,6 @@ from protocol.types import Digest, PeerId
 
 
 def turns(link: Digest, what: str, members: Collection[PeerId]) -> list[PeerId]:
-    """The members in the order in which they do `what` in the round after this link: who comes second does it where
+    """Return the members in the order in which they do `what` in the round after this link: the second one does it if
     the first one does not."""
     return Draw(what, link).sample(sorted(members), len(members))

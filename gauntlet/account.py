@@ -1,6 +1,6 @@
-"""A hotkey's account of a round in words: how it stands, why, how sure that is, what changed it and what to do next.
+"""A hotkey's account of a round in words: its result, the reason, how certain that is, its changes and advice.
 
-From one validator's report alone: what a validator claims of itself, which an audit checks.
+It comes from one validator's report alone: the validator's own claims, which an audit checks.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from protocol.spec import GauntletSpec
 from protocol.types import PeerId, Reason, Standing, hotkey
 
 SETTLED = 10
-"""Evaluations from which on a number is called more than a first impression: a miner that trains on the wrong pages
-contributes for up to so many rounds before it is pushed out."""
+"""From this many evaluations on a number is called settled: a miner that trains on the wrong pages contributes for up
+to this many rounds before it is pushed out."""
 ALLOWANCE_DEVIATIONS = 1.5
 """`proof_allowance` in standard deviations of one gap (docs/decisions/0009-ranked-gap.md)."""
 
@@ -39,7 +39,7 @@ ADVICE: dict[Reason | Standing, str] = {
     Standing.NOT_SELECTED: "its work is good enough, others rank higher here, and the chain's incentive says who "
     "goes first: train every step and miss no round",
 }
-"""What a miner does next, by its outcome."""
+"""Advice to a miner, by its outcome."""
 
 CONTRIBUTING = "go on like this"
 UNPROVEN = "wait and see: no validator has measured its work yet, it has a place because hardly anybody was measured"
@@ -52,14 +52,14 @@ LESS = (
 )
 LESS += "the run's settings"
 OFTEN_ENOUGH = 0.9
-"""Presence below which a miner is told of it: who missed one round and is back has more."""
+"""A miner with a lower presence is advised about it; one missed round leaves a higher presence."""
 AWAY = "it contributes, but was not there in several of the last rounds, and its pay falls with their share: keep it "
 AWAY += "running, and see in its log what it missed them for"
 NOT_JUDGED = "nothing: a hotkey with a validator permit, and the owner's, mine only if they commit"
 
 
 def outcome(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> str:
-    """How a hotkey stands, its share of the pay, and how sure that is."""
+    """Return a hotkey's outcome, its share of the pay, and how certain that is."""
     if row.rejected is not None:
         what = f"rejected, {row.rejected}: {row.detail}"
     elif row.standing is not None:
@@ -72,7 +72,7 @@ def outcome(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> str:
 
 
 def sureness(record: PeerRecord | None, spec: GauntletSpec) -> str:
-    """How much stands behind a hotkey's numbers."""
+    """Return how many evaluations support a hotkey's numbers."""
     if record is None or not record.evaluations:
         return "not evaluated yet"
     times = f"{record.evaluations} evaluation{'s' * (record.evaluations != 1)}"
@@ -82,18 +82,18 @@ def sureness(record: PeerRecord | None, spec: GauntletSpec) -> str:
 
 
 def gap_error(record: PeerRecord, spec: GauntletSpec) -> float:
-    """Standard error of the averaged gap, in shares of comparisons."""
+    """Return the standard error of the averaged gap, in shares of comparisons."""
     return spec.proof_allowance / ALLOWANCE_DEVIATIONS * error(record.evaluations, spec.proof_decay)
 
 
 def worth_error(record: PeerRecord, spec: GauntletSpec) -> float:
-    """Standard error of the worth, by how much honest progress differs in a round."""
+    """Return the standard error of the worth, from the variance of honest progress in a round."""
     unit = honest_progress(record)
     return sqrt(record.progress_variances.value) * record.progress.error(spec.score_decay) / unit if unit else 0.0
 
 
 def advice(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> str:
-    """What to do next. `record`: after the round."""
+    """Return the advice to a hotkey. `record`: after the round."""
     code = row.rejected or row.standing
     if code is not None:
         return ADVICE[code]
@@ -113,7 +113,7 @@ def advice(row: Row, record: PeerRecord | None, spec: GauntletSpec) -> str:
 
 
 def account(peer: PeerId, report: Report, earlier: Report | None, spec: GauntletSpec) -> Iterator[str]:
-    """Outcome, reason, what changed it, and what to do next, a line each. `earlier`: the validator's report before."""
+    """Yield outcome, reasons, changes and advice, a line each. `earlier`: the validator's report before."""
     row, judged_by, now = report.rows[peer], report.before.peers.get(peer), report.after.peers.get(peer)
     told = outcome(row, now, spec)
     yield told
@@ -127,8 +127,8 @@ def account(peer: PeerId, report: Report, earlier: Report | None, spec: Gauntlet
 
 
 def reasons(peer: PeerId, report: Report, spec: GauntletSpec) -> Iterator[str]:
-    """Why the standing is what it is, by the book that the round was judged with; nothing for who contributes or was
-    rejected."""
+    """Yield the reasons of the standing, by the book with which the round was judged; none for a hotkey that
+    contributes or was rejected."""
     row, record = report.rows[peer], report.before.peers.get(peer)
     if row.standing is Standing.NOT_ELIGIBLE:
         yield "it was never evaluated"
@@ -141,7 +141,7 @@ def reasons(peer: PeerId, report: Report, spec: GauntletSpec) -> Iterator[str]:
 
 
 def shortfalls(record: PeerRecord, spec: GauntletSpec) -> Iterator[str]:
-    """What keeps an evaluated hotkey from being eligible, each with the number that is needed."""
+    """Yield the reasons why an evaluated hotkey is not eligible, each with the number needed."""
     needed, least = least_score(record, spec), least_gap(record, spec)
     if record.scores.value <= needed:
         yield f"its LossScore on unassigned data averages {record.scores.value:.4f}, needed is over {needed:.4f}"
@@ -154,7 +154,7 @@ def shortfalls(record: PeerRecord, spec: GauntletSpec) -> Iterator[str]:
 
 
 def briefly(peer: PeerId, report: Report, spec: GauntletSpec) -> str:
-    """Why a hotkey does not contribute, with the number that decided and the one that it is held against."""
+    """Return why a hotkey does not contribute, with the deciding number and its limit."""
     row, record = report.rows[peer], report.before.peers.get(peer)
     if row.rejected is not None:
         return row.detail
@@ -170,7 +170,7 @@ def briefly(peer: PeerId, report: Report, spec: GauntletSpec) -> str:
 
 
 def _changes(row: Row, before: PeerRecord | None, after: PeerRecord | None, spec: GauntletSpec) -> Iterator[str]:
-    """What the round did to its numbers."""
+    """Yield how the round changed the hotkey's numbers."""
     if row.twins:
         others = ", ".join(hotkey(peer) for peer in row.twins)
         yield f"sent (nearly) the same as {others}: whose own pages do not show the work has copied, a fault"
@@ -200,7 +200,7 @@ def _changes(row: Row, before: PeerRecord | None, after: PeerRecord | None, spec
 
 
 def _numbers(record: PeerRecord, spec: GauntletSpec) -> dict[str, str]:
-    """Those of the book; behind what is measured, one standard error."""
+    """Return the numbers of the book; measured ones with one standard error."""
     proof = "unknown"
     if record.proof is not None:
         proof = f"{record.proof:.2f} ± {gap_error(record, spec) / record.units.value:.2f}"

@@ -1,12 +1,13 @@
-"""What a round's words come to, and where the run stands: functions of finalised chain state, the same on every node
+"""Decide rounds and the run's tip from words: functions of finalised chain state, the same on every node
 (docs/protocol.md section 6, docs/decisions/0058-one-word-each.md).
 
-After D each validator says one word: the pair that it holds, (theta digest, link of the last agreed selection), and the
-peers whose submissions it holds, that pass, and that its book finds eligible. Whoever is named by more than half of the
-counted stake is selected; where those are more than may contribute, the chain's own incentive orders them.
+After D each validator posts one word. It names the pair that the validator holds, (theta digest, link of the last
+agreed selection). It also names the peers whose submissions it holds, that pass, and that its book finds eligible.
+Peers named by more than half of the counted stake are selected; if they are more than may contribute, the chain's own
+incentive orders them.
 
-A word stays: what a hotkey has once named in a final block counts until X, whatever it writes over it, and the first
-pair that it names binds it. So nobody's doubt stands between a peer that most have read and its place.
+A word stays valid: a name in a final block counts until X, even if the slot is overwritten. The first pair that a
+validator names binds it. So one validator's doubt cannot cost a peer its place if most have read it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,20 +23,21 @@ from protocol.run import Run
 from protocol.types import DIGEST_BYTES, MAX_UIDS, Digest, Peer, PeerId, Selection, Uid, Word
 
 SEAT_ROUNDS = 4
-"""A validator counts while its last word is at most so many rounds old: the void rounds that the death of half of the
-stake costs, and how long a majority may be away before a minority goes on without it."""
+"""A validator counts while its last word is at most this many rounds old. If half of the stake dies, this many rounds
+are void. If a majority is away for longer, a minority continues without it."""
 
 MEMORY_ROUNDS = 64
-"""Where the run stands is settled by more than half of the stake that spoke in so many rounds: whoever is gone for
+"""The run's tip is settled by more than half of the stake that spoke in this many rounds: a validator that is gone for
 longer may be gone for good."""
 
 COPIES = 2
-"""So many validators copy each payload that is named, unasked: beside its owner's bucket one of them may be gone, as
-after a crash. That all of them are hostile is met by who holds it and hears that it is wanted, not by their number
-(docs/decisions/0043-mirrors-by-draw.md)."""
+"""This many validators copy each named payload unasked: in addition to its owner's bucket, one of the two may be lost,
+as in a crash. If all of them are hostile, other holders that see the payload listed as wanted copy it; a larger number
+would not help (docs/decisions/0043-mirrors-by-draw.md)."""
 
 NEWCOMERS_SHARE = 8
-"""One of so many places goes to those without incentive, if there are so many: else nobody new would get in."""
+"""One in this many places goes to peers without incentive, if there are enough of them: otherwise no newcomer would get
+in."""
 
 Pair = tuple[Digest, Digest]
 """(theta digest, previous link): the state at the start of a round, as a word names it."""
@@ -43,7 +45,7 @@ Pair = tuple[Digest, Digest]
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A word of `peer` that stood on chain from this block on."""
+    """A word of `peer` in its slot from this block on."""
 
     block: int
     peer: PeerId
@@ -53,7 +55,7 @@ class Post:
 @dataclass(frozen=True)
 class Log:
     """A round as final states show it. `commit`: all registered hotkeys as of D, whose hash is `commit_hash`. `posts`:
-    words for the round in the order of their blocks, also such as were written over since."""
+    words for the round in the order of their blocks, with those that were overwritten since."""
 
     commit: Sequence[Peer]
     commit_hash: Digest
@@ -62,10 +64,10 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What a round's words come to.
+    """The decision of a round.
 
-    pair: what more than half of the counted stake names, None where there is none. selection: None when the round is
-    void. block: the one in whose state it was decided.
+    pair: named by more than half of the counted stake, None if there is none. selection: None if the round is void.
+    block: the one in whose state it was decided.
     """
 
     pair: Pair | None
@@ -74,7 +76,7 @@ class Agreed:
 
     @property
     def link(self) -> Digest | None:
-        """What the next round's words have to name to go on from here; None where nothing was agreed by anybody."""
+        """The link that the next round's words have to name to build on this round; None if nothing was agreed."""
         if self.selection is not None:
             return link_of(self.selection)
         return self.pair[1] if self.pair is not None else None
@@ -82,8 +84,8 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a round means for where the run stands, as of X. strong: whether its pair is named by more than half of the
-    stake that spoke in the last MEMORY_ROUNDS rounds, too."""
+    """A round's effect on the run's tip, as of X. strong: whether more than half of the stake that spoke in the last
+    MEMORY_ROUNDS rounds names its pair, too."""
 
     agreed: Agreed
     strong: bool
@@ -91,8 +93,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """Where the run stands at the start of `round`: at a link, with a theta that words name, or that nobody has named
-    yet since it follows from the last selection (None)."""
+    """The run's state at the start of `round`: a link, and the theta that words name. theta is None while no word has
+    named it, since it follows from the last selection."""
 
     round: int
     link: Digest
@@ -103,41 +105,42 @@ class Tip:
 
 
 def electorate(run: Run, round: int, peers: Iterable[Peer]) -> dict[PeerId, int]:
-    """Stake in rao of the validators that count in `round`. `peers` as of D.
+    """Return the stake in rao of the validators that count in `round`. `peers` as of D.
 
-    Those with a permit that have spoken for one of the last SEAT_ROUNDS rounds; when nobody has, those that ever did.
-    To announce oneself by D of round 0 is to speak for the round before it: else whoever says the first word would be
-    the only one to count. A permit alone is no seat: the owner of the chain's subnet always has one, and a miner with
-    enough stake.
+    They hold a permit and have spoken for one of the last SEAT_ROUNDS rounds; if none has, those that ever did. An
+    announcement by D of round 0 counts as a word for the round before it: otherwise the first validator to post a word
+    would be the only one that counts. A permit alone gives no seat: the owner of the chain's subnet always has one, and
+    so has a miner with enough stake.
 
-    It follows from one state, so a joiner needs no history, and it is fixed by D: nobody enters after seeing how a
-    round goes. A validator that comes later says its word and counts from the next round on.
+    It follows from one state, so a joiner needs no history. It is fixed by D: no validator enters after it sees how a
+    round goes. One that comes later posts its word and counts from the next round on.
     """
     said = _spoken(run, round, peers)
     return {peer.id: peer.stake for peer, at in said if at >= round - SEAT_ROUNDS} or {p.id: p.stake for p, _ in said}
 
 
 def remembered(run: Run, round: int, peers: Iterable[Peer]) -> dict[PeerId, int]:
-    """Stake in rao of the validators that settle where the run stands. `peers` as of D of `round`."""
+    """Return the stake in rao of the validators that settle the run's tip. `peers` as of D of `round`."""
     return {peer.id: peer.stake for peer, at in _spoken(run, round, peers) if at >= round - MEMORY_ROUNDS}
 
 
 def votes(run: Run, round: int, peers: Iterable[Peer]) -> Mapping[PeerId, int]:
-    """What the word of each validator counts in `round`: by stake, by heads where nobody has any. `peers` as of D."""
+    """Return the weight of each validator's word in `round`: its stake, or 1 each if none has stake. `peers` as of
+    D."""
     return _weights(electorate(run, round, peers))
 
 
 def mirrors(run: Run, block: int, peers: Iterable[Peer]) -> tuple[PeerId, ...]:
-    """Who is asked for copies of others' objects: the validators that count in the round of `block`, and those that
-    have spoken for it by now; the most stake first. `peers` as of `block`."""
+    """Return the validators that are asked for copies of others' objects: those that count in the round of `block`, and
+    those that have spoken for it by now; the most stake first. `peers` as of `block`."""
     peers, round = tuple(peers), max(0, run.clock.round_at(block))
     stakes = electorate(run, round, peers) | electorate(run, round + 1, peers)
     return tuple(sorted(stakes, key=lambda peer: (-stakes[peer], peer)))
 
 
 def last_wrote(peers: Iterable[Peer]) -> int:
-    """The newest block in which any validator, or anybody that has ever spoken, has written its slot; 0 where none has.
-    `peers` as of any block."""
+    """Return the newest block in which a validator, or a peer whose slot has a word, has written its slot; 0 if none
+    has. `peers` as of any block."""
     slots = (peer.slot for peer in peers if peer.slot is not None and (peer.validates or _is_word(peer)))
     return max((slot.block for slot in slots), default=0)
 
@@ -149,21 +152,21 @@ def _is_word(peer: Peer) -> bool:
 def mirror_order(
     run: Run, round: int, commit_hash: Digest, peers: Iterable[Peer], named: Collection[PeerId]
 ) -> dict[PeerId, tuple[PeerId, ...]]:
-    """Of each of the `named` peers, the validators that count, in the order in which they copy its payload: the first
-    COPIES of them unasked. `commit_hash` and `peers` as of D."""
+    """Return, for each of the `named` peers, the counting validators in the order in which they copy its payload: the
+    first COPIES of them unasked. `commit_hash` and `peers` as of D."""
     stakes = sorted(electorate(run, round, peers).items())
     return {peer: drawn_mirrors(run.id, commit_hash, round, peer, stakes) for peer in named}
 
 
 def _spoken(run: Run, round: int, peers: Iterable[Peer]) -> list[tuple[Peer, int]]:
-    """Validators with the round for which they spoke last, before `round`."""
+    """Return the validators with the round for which they spoke last, before `round`."""
     said = ((peer, _spoke_for(run, peer)) for peer in peers if peer.validates)
     return [(peer, at) for peer, at in said if at is not None and at < round]
 
 
 def _spoke_for(run: Run, peer: Peer) -> int | None:
-    """The round for which a word stands in the peer's slot, None without one; -1 for an announcement. Written later
-    than its window is fine here: a new pointer rewrites the slot and the old word with it."""
+    """Return the round of the word in the peer's slot, None without one; -1 for an announcement. A slot written after
+    its window is fine here: a new pointer rewrites the slot together with the old word."""
     word = peer.slot.statement if peer.slot is not None else None
     if peer.slot is None or not isinstance(word, Word):
         return None
@@ -173,7 +176,7 @@ def _spoke_for(run: Run, peer: Peer) -> int | None:
 
 
 def _weights(stakes: Mapping[PeerId, int]) -> Mapping[PeerId, int]:
-    """Who counts how much: by stake, by heads where nobody has any."""
+    """Return each validator's weight: its stake, or 1 each if none has stake."""
     return stakes if any(stakes.values()) else dict.fromkeys(stakes, 1)
 
 
@@ -181,25 +184,26 @@ def _weights(stakes: Mapping[PeerId, int]) -> Mapping[PeerId, int]:
 
 
 def word_for(round: int, uids: Collection[Uid], pair: Pair) -> Word:
-    """A validator's word: the state that it holds, and whom it names. ValueError for a uid that has no bit."""
+    """Return a validator's word: the state that it holds, and the peers that it names. Raises ValueError for a uid that
+    has no bit."""
     if any(not 0 <= uid < MAX_UIDS for uid in uids):
         raise ValueError(f"a uid of {sorted(uids)} has no bit among {MAX_UIDS}")
     return Word(round, sum(1 << uid for uid in set(uids)), *pair)
 
 
 def abstention(round: int) -> Word:
-    """The word of who is not where the run stands: it keeps its seat, and lends nobody a majority. For round 0, and by
-    its block D, it announces a validator."""
+    """Return the word of a validator that is not at the tip: it keeps its seat, and supports no pair. For round 0, and
+    by its block D, it announces a validator."""
     return Word(round, 0, Digest(bytes(DIGEST_BYTES)), Digest(bytes(DIGEST_BYTES)))
 
 
 def named(word: Word) -> tuple[Uid, ...]:
-    """The uids whose bits are set."""
+    """Return the uids whose bits are set."""
     return tuple(Uid(uid) for uid in range(MAX_UIDS) if word.bitmap >> uid & 1)
 
 
 def posts_in(run: Run, round: int, peers: Iterable[Peer]) -> list[Post]:
-    """The words for `round` that stand in these slots, written in (D, X]. `peers` as of any block."""
+    """Return the words for `round` in these slots, written in (D, X]. `peers` as of any block."""
     first, last = run.clock.commit_by(round), run.clock.words_by(round)
     return [
         Post(peer.slot.block, peer.id, peer.slot.statement)
@@ -212,7 +216,8 @@ def posts_in(run: Run, round: int, peers: Iterable[Peer]) -> list[Post]:
 
 
 def said(log: Log, peer: PeerId) -> Word | None:
-    """All that the peer's words for the round come to: the first pair that it named, and whom it named with that."""
+    """Return the sum of the peer's words for the round: the first pair that it named, and all peers that it named with
+    that."""
     tally = _Tally({peer: 1}, log.posts)
     if peer not in tally.spoke:
         return None
@@ -221,23 +226,23 @@ def said(log: Log, peer: PeerId) -> Word | None:
 
 
 def pairs_named(run: Run, round: int, log: Log) -> dict[Pair, int]:
-    """Every pair that words of the round name, with the counted stake behind it (heads, where nobody has any), the most
-    first; ties go to the lowest digests."""
+    """Return every pair that words of the round name, with the counted stake behind it (heads, if none has stake), the
+    most first; ties go to the lowest digests."""
     tally = _Tally(votes(run, round, log.commit), log.posts)
     stakes = {pair: sum(tally.stakes[peer] for peer in tally.behind(pair)) for pair in set(tally.pairs.values())}
     return {pair: stakes[pair] for pair in sorted(stakes, key=lambda pair: (-stakes[pair], pair))}
 
 
 class _Tally:
-    """What words come to, one after the other. `stakes`: of those that count."""
+    """Counts words, one after the other. `stakes`: of the validators that count."""
 
     def __init__(self, stakes: Mapping[PeerId, int], posts: Iterable[Post] = ()) -> None:
         self.stakes = stakes
         self.spoke: set[PeerId] = set()
         self.pairs: dict[PeerId, Pair] = {}
-        """The first pair that each named: it binds."""
+        """The first pair that each validator named: it binds."""
         self.names: dict[PeerId, int] = {}
-        """Bits of whom each has named with that pair."""
+        """Bits of the peers that each has named with that pair."""
         for post in posts:
             self.add(post)
 
@@ -251,15 +256,15 @@ class _Tally:
 
     @property
     def pair(self) -> Pair | None:
-        """What more than half of the stake names."""
+        """The pair that more than half of the stake names."""
         return next((pair for pair in set(self.pairs.values()) if self._is_most(self.behind(pair))), None)
 
     def behind(self, pair: Pair) -> set[PeerId]:
-        """Who names this pair."""
+        """Return the validators that name this pair."""
         return {peer for peer, theirs in self.pairs.items() if theirs == pair}
 
     def supported(self, pair: Pair, uids: Iterable[Uid]) -> set[Uid]:
-        """Those of these that more than half of the stake names with this pair."""
+        """Return the uids among these that more than half of the stake names with this pair."""
         behind = self.behind(pair)
         return {uid for uid in uids if self._is_most({peer for peer in behind if self.names[peer] >> uid & 1})}
 
@@ -267,14 +272,14 @@ class _Tally:
         return 2 * sum(self.stakes[peer] for peer in peers) > sum(self.stakes.values())
 
 
-# --- what they come to -------------------------------------------------------------------------------------------
+# --- decisions ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Order:
-    """Who goes first where more are named than may contribute, among those that committed by D: by the chain's
-    incentive, in which the validators' weights are clipped at their stake-weighted median already, so that nobody has
-    to say it again; a share of the places for those without any. `peers` and `commit_hash` as of D."""
+    """The order of peers if more are named than may contribute, among those that committed by D. The chain's incentive
+    decides: the chain computes it from the validators' weights, clipped at their stake-weighted median, so no validator
+    has to state it again. A share of the places is for peers without any. `peers` and `commit_hash` as of D."""
 
     run: Run
     round: int
@@ -296,7 +301,7 @@ class Order:
         )
 
     def first(self, uids: Collection[Uid]) -> list[Uid]:
-        """Of these, those that contribute: at most G."""
+        """Return those of these uids that contribute: at most G."""
         places = self.run.spec_at(self.round).gauntlet.contributors
         earning = [peer.uid for peer in self._ordered if peer.uid in uids and peer.incentive]
         new = [peer.uid for peer in self._ordered if peer.uid in uids and not peer.incentive]
@@ -309,12 +314,13 @@ def order_of(run: Run, round: int, log: Log) -> Order:
 
 
 def agreed(run: Run, round: int, log: Log, final: int, height: int) -> Agreed | None:
-    """What is agreed in `round`, by the words of `log`, which reaches up to block `final`; None while that is open.
+    """Return the decision of `round`, by the words of `log`, which reaches up to block `final`; None while it is open.
 
-    Decided in the first state at which a pair is named by more than half of the counted stake, and either every
-    validator that counts has spoken, or the first G of the order that committed are all named by more than half: then
-    nothing that is said later can change it. Else at X. Void only where no pair has more than half by X, or nobody is
-    named by more than half; or where the owner has declared it void as seen from `height` on, a final block.
+    A round is decided early in the first state that meets two conditions. First, more than half of the counted stake
+    names a pair. Second, every counting validator has spoken, or more than half names each of the first G of the order
+    that committed. Then no later word can change the result. Otherwise the round is decided at X. It is void only if no
+    pair has more than half by X, or no peer is named by more than half. It is also void if the owner has declared it
+    void as seen from `height` on, a final block.
     """
     order, tally = order_of(run, round, log), _Tally(votes(run, round, log.commit))
     last = run.clock.words_by(round)
@@ -335,8 +341,8 @@ def agreed(run: Run, round: int, log: Log, final: int, height: int) -> Agreed | 
 
 
 def named_by_most(run: Run, round: int, log: Log) -> tuple[tuple[PeerId, Digest], ...] | None:
-    """(hotkey, envelope) of whom more than half of the counted stake names in the words of `log`, at most G of them;
-    None while no pair is named by so many. Decides nothing: more may be said."""
+    """Return (hotkey, envelope) of the peers that more than half of the counted stake names in the words of `log`, at
+    most G; None while no pair has that much stake. Decides nothing: more words may come."""
     order, tally = order_of(run, round, log), _Tally(votes(run, round, log.commit), log.posts)
     pair = tally.pair
     if pair is None:
@@ -356,7 +362,7 @@ def _decided(order: Order, pair: Pair | None, supported: Collection[Uid], block:
 
 
 def outcome(run: Run, round: int, log: Log, height: int) -> Outcome:
-    """What the round means for where the run stands. `log` reaches up to X; `height` as for `agreed`."""
+    """Return the round's effect on the run's tip. `log` reaches up to X; `height` as for `agreed`."""
     found = agreed(run, round, log, run.clock.words_by(round), height)
     assert found is not None
     pair = _Tally(votes(run, round, log.commit), log.posts).pair
@@ -365,14 +371,14 @@ def outcome(run: Run, round: int, log: Log, height: int) -> Outcome:
 
 
 def start(run: Run) -> Tip:
-    """Where a run begins: at theta_0, which the spec names."""
+    """Return the tip at which a run begins: theta_0, which the spec names."""
     return Tip(0, first_link(run.id))
 
 
 def moved(tip: Tip, round: int, found: Outcome) -> Tip:
-    """Where the run stands after `round`, from where it stood before: at a pair that most of all who spoke lately name,
-    moved on by what was agreed from there. A minority that is alone for longer than SEAT_ROUNDS may go on from where
-    the run stands; the others' return decides. In no other round does anything change."""
+    """Return the tip after `round`, given the tip before. If the round is strong, or its pair is the tip's, the tip
+    becomes that pair, or the round's selection if it has one. A minority that is alone for longer than SEAT_ROUNDS may
+    continue from the tip; the others' return decides. No other round changes the tip."""
     pair, selection = found.agreed.pair, found.agreed.selection
     goes_on = pair is not None and pair[1] == tip.link and tip.theta in (None, pair[0])
     if pair is None or not (found.strong or goes_on):

@@ -1,10 +1,10 @@
-"""Judging a validator's round again from public objects: what its signed report states, against what follows from the
-chain, from the payloads and from the model (docs/protocol.md section 9; docs/audit.md for people).
+"""Audit a validator's round from public objects: compare the statements of its signed report with our own results from
+the chain, the payloads and the model (docs/protocol.md section 9; docs/audit.md for people).
 
-Every step is judged by the report's own statements of the steps before it: checks from the bytes, ranking from the
-book before, the sample from the ranking, scores from the model, the book after from the scores, pay from the book
-after. So a lie shows where it was told, and from the published scores on everything is exact. What only the validator
-could see, such as a key that was not readable in time, is told apart. Pure: whoever calls has fetched everything.
+Every step is judged by the report's own statements of the steps before it: checks from the bytes, ranking from the book
+before, the sample from the ranking, scores from the model, the book after from the scores, pay from the book after. So
+a lie shows in its own step, and everything after the published scores is exact. Some facts only the validator could
+see, such as a key that was not readable in time; they are reported separately. Pure: the caller has fetched everything.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -31,21 +31,20 @@ from sparseloco.wire import Submission
 
 SCORE_TOLERANCE = 0.001
 GAP_TOLERANCE = 0.02
-"""How far a stated LossScore may lie from ours, in nats a token, and a gap, in shares of comparisons. The same device
-gives the same bits; another one rounds otherwise, and bf16 coarsely: at most 0.0005 and 0.008 were measured
-(docs/audit.md)."""
+"""Tolerances of a stated LossScore, in nats a token, and of a gap, in shares of comparisons. The same device gives the
+same bits. Another one rounds differently, and bf16 coarsely: at most 0.0005 and 0.008 were measured (docs/audit.md)."""
 PROGRESS_TOLERANCE = 1e-6
-"""Of a progress: float64 sums of some thousand products, added in another order."""
+"""Tolerance of a progress: float64 sums of some thousand products, added in another order."""
 _OF_OTHERS = {Reason.NORM, Reason.COPY}
 """Reasons that depend on other peers' payloads."""
 _READ_LATER = {*OBSERVED_BYTES, Reason.UNREVEALED}
-"""Reasons that somebody else's copy can mend, after the validator has looked."""
+"""Rejections that another node's copy could have cured after the validator looked."""
 _USUAL = ("unit", "usual_score", "score_variance", "usual_progress", "progress_variance")
-"""What a book holds of the honest."""
+"""The fields of a book that describe honest peers."""
 
 
 class Topic(StrEnum):
-    """What was looked at, in the order of the round."""
+    """The part of the round that was checked, in the order of the round."""
 
     REPORT = "report"
     HOTKEYS = "hotkeys"
@@ -60,8 +59,8 @@ class Topic(StrEnum):
 
 
 class Verdict(StrEnum):
-    """DIFFERS: what the validator states does not follow. OBSERVED: only the validator could see it, and nothing speaks
-    against it. UNCHECKED: what is needed is not to be had (any more)."""
+    """DIFFERS: the validator's statement does not follow. OBSERVED: only the validator could see it, and nothing
+    contradicts it. UNCHECKED: the needed data is not available (any more)."""
 
     DIFFERS = "differs"
     OBSERVED = "observed"
@@ -70,7 +69,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that does not simply agree, in our own words."""
+    """One statement that does not simply agree, in our own words."""
 
     topic: Topic
     verdict: Verdict
@@ -79,8 +78,8 @@ class Finding:
 
 
 def audit(facts: Facts, claim: Claim) -> list[Finding]:
-    """Everything in a report that does not simply agree, in the order of the round. [] when all was checked and
-    agrees."""
+    """Return everything in a report that does not simply agree, in the order of the round; [] if everything was checked
+    and agrees."""
     again = Replay(facts, claim)
     steps = (
         _hotkeys,
@@ -101,7 +100,7 @@ def audit(facts: Facts, claim: Claim) -> list[Finding]:
 
 
 def _hotkeys(again: Replay) -> Iterator[Finding]:
-    """The report lists exactly the hotkeys that were registered at D, with their uids."""
+    """Check that the report lists exactly the hotkeys that were registered at D, with their uids."""
     for peer in sorted(again.registered.keys() - again.report.rows.keys()):
         yield _differs(Topic.HOTKEYS, f"uid {again.registered[peer].uid} is left out of the report", peer)
     for peer in sorted(again.report.rows.keys() - again.registered.keys()):
@@ -116,7 +115,7 @@ def _hotkeys(again: Replay) -> Iterator[Finding]:
 
 
 def _checks(again: Replay) -> Iterator[Finding]:
-    """Every rejection, and every pass, follows from the chain and the committed bytes."""
+    """Check that every rejection, and every pass, follows from the chain and the committed bytes."""
     ours = again.checked.rejected
     payloads = {kept.peer: kept.payload for kept in again.checked.remember}
     for peer, row in again.rows.items():
@@ -162,7 +161,7 @@ def _unexamined(again: Replay, peer: PeerId, row: Row) -> Finding:
 
 
 def _ranks(again: Replay) -> Iterator[Finding]:
-    """Who contributes, and the standing of the others that passed, follow from the book before."""
+    """Check that the contributors, and the standing of the others that passed, follow from the book before."""
     for peer in again.passed:
         row = again.rows[peer]
         stated = "contributing" if row.contributing else str(row.standing or "no outcome")
@@ -172,13 +171,13 @@ def _ranks(again: Replay) -> Iterator[Finding]:
 
 
 def _word(again: Replay) -> Iterator[Finding]:
-    """What the validator said on chain names our theta, and peers only that may contribute by its own book."""
+    """Check that the validator's word on chain names our theta, and only peers that may contribute by its own book."""
     facts, word = again.facts, said(again.facts.log, again.claim.validator)
     if word is None or word.pair is None:
         return
     if word.pair != (facts.theta, facts.previous):
         text = "its word on chain starts from another state than the run's"
-        # What it held may be where the run stood, before the others' word moved that. But not with another theta.
+        # Its pair may have been the tip before the others' words moved that. But not with another theta.
         held = facts.decision.pair is None or word.pair[1] != facts.previous
         held |= again.report.unobserved is Unobserved.APART
         yield Finding(Topic.WORD, Verdict.OBSERVED, text) if held else _differs(Topic.WORD, text)
@@ -199,12 +198,12 @@ def _word(again: Replay) -> Iterator[Finding]:
 
 
 def _sample(again: Replay) -> Iterator[Finding]:
-    """Exactly the drawn peers that have references were evaluated; nobody in a round that was passed over."""
+    """Check that exactly the drawn peers with references were evaluated; none in a round that was passed over."""
     expected = {peer for peer in again.drawn if again.references[peer]} if again.report.unobserved is None else set()
     for peer in sorted(again.evaluated.keys() - expected):
         yield _differs(Topic.SAMPLE, "was evaluated, but not drawn (or has nobody to compare with)", peer)
     for peer in sorted(expected - again.evaluated.keys()):
-        # Left out rightly where no reference has a finite loss: that takes the model to tell.
+        # This is correct if no reference has a finite loss: only the model shows that.
         if peer in again.ours:
             yield _differs(Topic.SAMPLE, "was drawn, but not evaluated", peer)
         elif again.unscored:
@@ -215,7 +214,7 @@ def _sample(again: Replay) -> Iterator[Finding]:
 
 
 def _scores(again: Replay) -> Iterator[Finding]:
-    """Stated scores and gaps are within the tolerance of ours."""
+    """Check that stated scores and gaps are within the tolerance of ours."""
     if again.evaluated and again.unscored:
         yield _unchecked(Topic.SCORES, f"scores were not evaluated again: {again.unscored}")
     for peer in sorted(again.evaluated.keys() & set(again.drawn)):
@@ -239,7 +238,7 @@ def _scores(again: Replay) -> Iterator[Finding]:
 
 
 def _progress(again: Replay) -> Iterator[Finding]:
-    """Stated progress is ours, but for the order in which machines add."""
+    """Check that stated progress equals ours, up to the order in which machines add."""
     stated = {peer: row.progress for peer, row in again.rows.items() if row.progress is not None}
     if again.progress and not stated:
         text = "says nothing of progress: payloads that it follows from were lost to it"
@@ -260,7 +259,7 @@ def _told(value: float | None) -> str:
 
 
 def _before(again: Replay) -> Iterator[Finding]:
-    """The book before the round is the one that the report before left."""
+    """Check that the book before the round is the one after the report before."""
     report, earlier = again.report, again.claim.earlier
     if again.claim.skipped is not None:
         text = f"goes on from the book of round {report.before.round}, but round {again.claim.skipped} was reported"
@@ -292,14 +291,14 @@ def _before(again: Replay) -> Iterator[Finding]:
     rules = again.facts.run.spec_at(earlier.round).gauntlet
     known = {*earlier.history, *_payloads(earlier)}
     kept = {past for past in known if is_kept(past, earlier.round, earlier.after.peers, rules)}
-    # Of who is not registered any more the report does not show the record.
+    # For a hotkey that is not registered any more the report does not show the record.
     open_ones = {past for past in known if past.peer not in earlier.rows}
     if not kept <= set(report.history) <= kept | open_ones:
         yield _differs(Topic.BOOK, f"the payloads remembered are not those that round {earlier.round} left")
 
 
 def _passed_over(unobserved: float, report: Report, since: int) -> bool:
-    """Whether the book before can be one of round `since` after which so many rounds at most were passed over."""
+    """Whether the book before may be of round `since`, followed only by rounds that were passed over."""
     rounds = report.before.unobserved - unobserved
     return rounds.is_integer() and 0 <= rounds < report.round - since
 
@@ -311,7 +310,8 @@ _ITS_OWN = {
 
 
 def _observed(again: Replay) -> Iterator[Finding]:
-    """The round was passed over exactly when its own findings say so, or for what only the validator saw."""
+    """Check that the round was passed over exactly if its own findings say so, or for a reason that only the validator
+    saw."""
     report, last = again.report, again.facts.run.clock.commit_by(again.facts.round)
     committed = who_committed(again.facts.judged.values(), again.facts.round, last)
     outcomes = {p: row.rejected for p, row in again.rows.items() if row.rejected or row.standing or row.contributing}
@@ -328,7 +328,7 @@ def _observed(again: Replay) -> Iterator[Finding]:
 
 
 def _after(again: Replay) -> Iterator[Finding]:
-    """The book after is the fold of the book before and the stated outcome."""
+    """Check that the book after is the fold of the book before and the stated outcome."""
     contributing = again.facts.decision.selection.contributing if again.facts.decision.selection else ()
     last = again.facts.run.clock.commit_by(again.facts.round)
     committed = who_committed(again.facts.judged.values(), again.facts.round, last)
@@ -349,7 +349,7 @@ def _after(again: Replay) -> Iterator[Finding]:
         unseen,
     )
     if len(again.evaluated) > again.spec.gauntlet.evaluations:
-        return  # told already; and to fold hundreds of evaluations takes minutes
+        return  # reported already; and folding hundreds of evaluations takes minutes
     before, stated, why = again.report.before, again.report.after, again.report.unobserved
     expected = fold(before, outcome, again.spec.gauntlet) if why is None else pass_over(before, why)
     for name in _USUAL:
@@ -367,7 +367,7 @@ def _after(again: Replay) -> Iterator[Finding]:
 
 
 def _pay(again: Replay) -> Iterator[Finding]:
-    """The shares follow from the book after, and stand on chain."""
+    """Check that the shares follow from the book after, and took effect on chain."""
     paid, facts = again.report.paid, again.facts
     if not facts.run.clock.reveal_by(facts.round) <= paid.block <= min(facts.height, paid.set_in or facts.height):
         yield _differs(Topic.WEIGHTS, f"paid by block {paid.block}, set in {paid.set_in}: that cannot be")
@@ -394,8 +394,8 @@ def _pay(again: Replay) -> Iterator[Finding]:
 
 
 def _unstated(again: Replay) -> Iterator[Finding]:
-    """Every set of its weights that the chain took by the block of this pay is one that its last report states: weights
-    that a validator has from elsewhere, while its reports say that it set none, follow from no evaluation."""
+    """Check that its last report states every set of weights that the chain took by the block of this pay. Weights that
+    a validator sets while its reports deny it follow from no evaluation."""
     facts, last = again.facts, again.claim.last
     me = next((peer for peer in again.claim.paid or () if peer.id == again.claim.validator), None)
     if me is None:
@@ -422,7 +422,7 @@ def _on_chain(again: Replay, shares: Mapping[Uid, float], set_in: int, row: OnCh
 
 
 def _numbers(again: Replay) -> Iterator[Finding]:
-    """The numbers that people are shown follow from the book after."""
+    """Check that the numbers shown to people follow from the book after."""
     expected = parse_json(canonical_json(again.report.named(again.spec.gauntlet)))
     for peer in again.rows:
         theirs, ours = again.claim.shown.get(hotkey(peer)), expected[hotkey(peer)]

@@ -1,4 +1,4 @@
-"""What a hotkey's slot says of a round: whether it committed, in time or late, and whether it counts as a miner."""
+"""Read a hotkey's slot for a round: whether it committed, in time or late, and whether it counts as a miner."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from protocol.types import Commitment, Peer, PeerId
 
 
 def commitment(peer: Peer, round: int, commit_by: int) -> Commitment | None:
-    """The commitment for `round` that stands in the peer's slot, written in block `commit_by` or before."""
+    """Return the commitment for `round` in the peer's slot, if it was written in block `commit_by` or before."""
     slot = peer.slot
     if slot is None or slot.block > commit_by or not isinstance(slot.statement, Commitment):
         return None
@@ -14,20 +14,20 @@ def commitment(peer: Peer, round: int, commit_by: int) -> Commitment | None:
 
 
 def who_committed(peers: Iterable[Peer], round: int, commit_by: int) -> set[PeerId]:
-    """Of these peers those in whose slot a `commitment` for `round` stands."""
+    """Return those of these peers whose slot has a `commitment` for `round`."""
     return {peer.id for peer in peers if commitment(peer, round, commit_by) is not None}
 
 
 def is_judged(peer: Peer, owner: PeerId) -> bool:
-    """Whether a hotkey counts as a miner. The chain gives validator permits by stake alone, so one with a permit is a
-    miner too when it commits to submissions; the run's owner, who need not mine, is one only then."""
+    """Whether a hotkey counts as a miner. The chain gives validator permits by stake alone, so a hotkey with a permit
+    is a miner too if it posts commitments. The run's owner, who need not mine, is one only then."""
     commits = peer.slot is not None and isinstance(peer.slot.statement, Commitment)
     return commits or not (peer.validates or peer.id == owner)
 
 
 def is_late(at_commit: Peer, at_reveal: Peer | None, round: int, commit_by: int, reveal_by: int) -> bool:
-    """True when the peer has no commitment for the round at D, but one by V. `at_commit`, `at_reveal`: the peer as
-    of blocks D and V."""
+    """Whether the peer has no commitment for the round at D, but one by V. `at_commit`, `at_reveal`: the peer as of
+    blocks D and V."""
     if commitment(at_commit, round, commit_by) is not None or at_reveal is None:
         return False
     return commitment(at_reveal, round, reveal_by) is not None

@@ -1,4 +1,4 @@
-"""What differs between two records or JSON values, in words: numbers only, never a stranger's text."""
+"""Differences between two records or JSON values, in words: numbers only, never another node's text."""
 
 from math import isclose
 from typing import Any
@@ -8,11 +8,12 @@ from protocol.messages import parse_json
 from protocol.types import PeerId
 
 CLOSE = 1e-9
-"""Relative, and absolute near 0: libraries differ in the last bits of exp and log, from which ratings follow."""
+"""Tolerance, relative, and absolute near 0: libraries differ in the last bits of exp and log, on which ratings
+depend."""
 
 
 def body_of(record: PeerRecord | None) -> Any:
-    """A record as plain JSON values."""
+    """Return a record as plain JSON values."""
     if record is None:
         return None
     peer = PeerId(bytes(32))
@@ -20,7 +21,7 @@ def body_of(record: PeerRecord | None) -> Any:
 
 
 def same(theirs: Any, ours: Any) -> bool:
-    """Equal JSON values of equal types; floats up to their last bits."""
+    """Whether JSON values of equal types are equal; floats up to their last bits."""
     if isinstance(ours, float) and isinstance(theirs, float):
         return isclose(theirs, ours, rel_tol=CLOSE, abs_tol=CLOSE)
     if isinstance(ours, dict) and isinstance(theirs, dict):
@@ -31,7 +32,7 @@ def same(theirs: Any, ours: Any) -> bool:
 
 
 def first_difference(theirs: Any, ours: Any) -> str:
-    """The first field in which two tables differ, with both values, as the end of a sentence."""
+    """Return the first field in which two tables differ, with both values, as the end of a sentence."""
     if not isinstance(theirs, dict) or not isinstance(ours, dict):
         return ": there should be none" if ours is None else ": it is missing, or no table"
     if lacking := sorted(ours.keys() - theirs.keys()):
@@ -45,7 +46,7 @@ def first_difference(theirs: Any, ours: Any) -> str:
 
 
 def _number(value: Any) -> str:
-    """A JSON value for people, an average ([value, weight]) as its value."""
+    """Return a JSON value for people; an average ([value, weight]) as its value."""
     if isinstance(value, list):
         return _number(value[0]) if value else "nothing"
     if isinstance(value, bool) or value is None:

@@ -1,4 +1,4 @@
-"""What peers are evaluated on, and what came of it."""
+"""Inputs and results of an evaluation."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from protocol.types import LossScore, Page, PeerId
 @dataclass(frozen=True, slots=True)
 class Samples:
     """Sequences to evaluate, each as a Page of one context's tokens, ascending: of every picked peer's own pages, and
-    one set of pages that are nobody's this round."""
+    one set of pages that are unassigned this round."""
 
     assigned: Mapping[PeerId, tuple[Page, ...]]
     unassigned: tuple[Page, ...]
@@ -17,8 +17,8 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A peer's scores, and its gap against `references` reference peers. Where a loss with its update was not finite
-    the scores are NaN, and the gap is the lowest."""
+    """A peer's scores, and its gap against `references` reference peers. If a loss with its update was not finite the
+    scores are NaN, and the gap is the lowest."""
 
     score: LossScore
     gap: float

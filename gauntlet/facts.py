@@ -1,5 +1,5 @@
-"""What an audit of a round is given (gauntlet/audit.py): the round as everybody can see it, and what one validator
-states of it. Whoever calls has fetched everything."""
+"""The inputs of a round's audit (gauntlet/audit.py): the round's public facts, and one validator's statements about it.
+The caller has fetched everything."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from sparseloco.outer import OuterState
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What follows from theta at the start of the round: the proof that a peer in sync gives, the slow averages, and
-    losses as the validator evaluates them (None without the run's data)."""
+    """Consequences of theta at the start of the round: the proof of a peer in sync, the slow averages, and losses as
+    the validator evaluates them (None without the run's data)."""
 
     sync_proof: Callable[[PeerId], Digest]
     outer: OuterState
@@ -29,11 +29,11 @@ class State:
 
 @dataclass(frozen=True)
 class Facts:
-    """A round as the chain and the buckets show it to everybody.
+    """A round's public facts, from the chain and the buckets.
 
-    `log` as for gauntlet.agreement, up to X; `at_reveal` as of V. `theta` and `previous`: at the round's start, by most
-    stake of the words. `payloads`: sealed objects that hash to what was committed to, of those that could be had.
-    `height`: the final block from which we look. `state`: None when theta could not be rebuilt; `stateless` says why.
+    `log` as for gauntlet.agreement, up to X; `at_reveal` as of V. `theta` and `previous`: at the round's start, as most
+    stake names them. `payloads`: sealed objects that hash to their commitments, as far as they could be fetched.
+    `height`: the final block as of which we look. `state`: None if theta could not be rebuilt; `stateless` says why.
     """
 
     run: Run
@@ -57,19 +57,19 @@ class Facts:
 
     @property
     def commit_hash(self) -> Digest:
-        """That of block D."""
+        """The hash of block D."""
         return self.log.commit_hash
 
     @property
     def judged(self) -> dict[PeerId, Peer]:
-        """Who counts as a miner."""
+        """The peers that count as miners."""
         return {peer.id: peer for peer in self.log.commit if is_judged(peer, self.spec.owner_id)}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A validator's weights on chain as of `block`, the first at which those that it set have to stand, and one block
-    before."""
+    """A validator's weights on chain as of `block`, the first at which its new weights have to be in effect, and one
+    block before."""
 
     block: int
     now: Mapping[Uid, int]
@@ -78,14 +78,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """What one validator states, and what belongs to it.
+    """One validator's statements, and the data to check them.
 
-    `shown`: the table of hotkeys as it stands in the document. `earlier`: its report of the round that its book before
-    was made in, None when that is not to be had; `skipped`: a later round before this one that it reported all the
-    same. `sketches`: by the round's sample, of those payloads of `Report.compared` that could be had; `measured`: of
-    those of `Report.measured`, by its larger sample. `paid`: hotkeys as of
-    `report.paid.block`; None when the chain's node does not have it. `row`: what came to stand on chain of the weights
-    that were set in `report.paid.set_in`, or why that cannot be told.
+    `shown`: the table of hotkeys in the document. `earlier`: its report of the round after which its book before was
+    made, None if unavailable. `skipped`: a later round before this one that it reported nevertheless. `sketches`: by
+    the round's sample, of those payloads of `Report.compared` that could be fetched; `measured`: of those of
+    `Report.measured`, by its larger sample. `paid`: hotkeys as of `report.paid.block`; None if the chain's node does
+    not have it. `row`: the weights on chain that were set in `report.paid.set_in`, or why they are unknown. `last`: its
+    report of the round before, None if unavailable.
     """
 
     validator: PeerId

@@ -16,12 +16,12 @@ from sparseloco.update import Update
 from sparseloco.wire import Submission
 
 Losses = Callable[[Update | None, Scales, tuple[Page, ...]], Sequence[float]]
-"""Each sequence's loss (nats a token) with theta - probe_step * scales * update; None stands for theta alone.
-Calls for one update come one after the other, so that the probed weights can be kept between them."""
+"""Each sequence's loss (nats a token) with theta - probe_step * scales * update; None means theta alone. Calls for one
+update come one after the other, so that the probed weights can be kept between them."""
 
 
 def bounded(passed: Mapping[PeerId, Submission], state: OuterState) -> dict[PeerId, Scales]:
-    """Every passing peer's s per tensor, as if all of them contributed."""
+    """Return every passing peer's s per tensor, as if all of them contributed."""
     order = sorted(passed)
     factors, _ = bounds([passed[peer].update.norms for peer in order], state)
     return dict(zip(order, factors, strict=True))
@@ -34,9 +34,9 @@ def evaluate(
     samples: Samples,
     references: Mapping[PeerId, Sequence[PeerId]],
 ) -> dict[PeerId, Evaluation]:
-    """Scores of every peer that has references with finite losses; a peer without any is not evaluated.
+    """Evaluate every peer that has references with finite losses; a peer without any is left out.
 
-    Raises ValueError when theta's own loss is not finite: that is our fault, not a peer's.
+    Raises ValueError if theta's own loss is not finite: that is our fault, not a peer's.
     """
     picked = [peer for peer in sorted(references) if references[peer]]
     if not picked:

@@ -1,17 +1,17 @@
-"""What a run goes on with of every update: the measure of work that is paid (docs/protocol.md section 9;
+"""Progress: how far a run continues along every update, the measure of work that is paid (docs/protocol.md section 9;
 docs/decisions/0056-pay-by-progress.md).
 
-A LossScore is taken at theta, where the loss falls most along the few steep directions that every worker, half work
-too, has settled in long before its round ends. What carries a run is the part of an update along which the others go
-on in the next round, from a theta that they did not know and on pages that nobody had seen. So, of an update u of the
-round before, and of the updates v that the guides (gauntlet/remembered.py) send in this one,
+A LossScore is measured at theta, where the loss falls most along the few steep directions. Every worker, half work too,
+has settled in those long before its round ends. A run advances by another part of an update: the part along which the
+others continue in the next round, from a theta that they did not know and on pages that none had seen. So take an
+update u of the round before, and the updates v that the guides (gauntlet/remembered.py) send in this round:
 
     progress = median over the guides other than u's sender of <u, v> / (|v| * max(|u|, usual norm))
 
-with what lies in the span of the last steps left out of u and v in the product. The steps of the BEFORE rounds before
-u's are left out because everybody knows them: to send them again would show more than work does. The median over the
-others, and none of the peer's own, because a direction of one's own that one keeps comes again in one's own next
-update, and in that of whoever one is in league with; but not in most others'.
+In the product, the components of u and v in the span of the last steps are left out. These are the steps of the BEFORE
+rounds before u's. All peers know them: to send them again would show more than work does. The median is over the
+others, without the peer's own update. A peer that keeps to a direction of its own repeats it in its own next update,
+and so do its accomplices; but most others do not.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -27,20 +27,20 @@ from protocol.types import PeerId
 from sparseloco.wire import Submission
 
 BEFORE = PROGRESS_ROUNDS - 1
-"""Rounds before an update's own whose steps are nobody's work any more."""
+"""Rounds before an update's own whose steps are common knowledge, not a peer's own work."""
 
 MEASURED_VALUES = 1 << 15
-"""So many chunks are looked at as hold about so many values; all of them in a small model. Two updates of cosine c that
+"""Chunks are sampled until they hold about this many values; all of them in a small model. Two updates of cosine c that
 share about one place in 64 show it with an error of 1 / sqrt(64 MEASURED_VALUES) = 0.0007."""
 
 ROUNDING = 1e-9
-"""Of a step's norm: less of it outside the span of those before is nothing but rounding."""
+"""Share of a step's norm: less than this outside the span of the steps before is only rounding."""
 
 Vector = npt.NDArray[np.float64]
 
 
 def shown(sample: Sample, guides: Iterable[PeerId], passed: Mapping[PeerId, Submission]) -> list[Sketch]:
-    """The guides' payloads of this round."""
+    """Return sketches of the guides' payloads of this round."""
     return [
         Sketch(peer, one.round, one.update.digest, sample.excerpt(one.update.records))
         for peer in guides
@@ -51,9 +51,10 @@ def shown(sample: Sample, guides: Iterable[PeerId], passed: Mapping[PeerId, Subm
 def progress(
     sample: Sample, now: Collection[Sketch], past: Collection[Sketch], named: Collection[Remembered]
 ) -> dict[PeerId, float]:
-    """Of every peer with a payload of the round before `now`, whether it sent one since or not: a cosine, about 0 for
-    noise. `now`: the guides' payloads, by `sample` like those of `past`: as many of those `named` (looked_at) as are
-    there. {} where one of them, or all of a round that it takes, is lost: what is measured from a part is nobody's."""
+    """Return the progress of every peer with a payload of the round before `now`, whether it sent one since or not: a
+    cosine, about 0 for noise. `now`: the guides' payloads, by `sample` like those of `past`. `past`: those of `named`
+    (looked_at) that are available. Return {} if one of them, or all of a needed round, is lost: a value measured from a
+    part would be wrong."""
     rounds = sorted({one.round for one in past})
     if not now or len(past) < len(named) or not rounds or rounds[-1] != next(iter(now)).round - 1:
         return {}
@@ -76,13 +77,13 @@ def progress(
             if other != peer and length
         ]
         if likeness and norm and usual:
-            # The higher one of the two in the middle: their mean would be as low as a half of the others likes.
+            # The higher of the two in the middle: their mean would be as low as half of the others want.
             found[peer] = median_high(likeness) * min(1.0, usual / norm) / usual
     return found
 
 
 def _step(sample: Sample, sketches: Sequence[Sketch]) -> Vector:
-    """The sum of a round's updates, each cut at their median norm, float64 [elements]."""
+    """Return the sum of a round's updates, each cut at their median norm, float64 [elements]."""
     found = np.zeros(sample.num_elements)
     places, values = sample.values(sketches)
     norms = np.sqrt((values * values).sum(axis=1))
@@ -94,11 +95,11 @@ def _step(sample: Sample, sketches: Sequence[Sketch]) -> Vector:
 
 
 def _orthonormal(steps: Sequence[Vector], elements: int) -> Vector:
-    """An orthonormal basis of what they span, float64 [elements, at most as many]."""
+    """Return an orthonormal basis of the steps' span, float64 [elements, at most as many]."""
     basis = np.zeros((elements, 0))
     for step in steps:
         rest = step - basis @ (basis.T @ step)
-        rest = rest - basis @ (basis.T @ rest)  # once more: the first leaves its rounding
+        rest = rest - basis @ (basis.T @ rest)  # once more: the first pass leaves its rounding
         length = float(np.linalg.norm(rest))
         if length > ROUNDING * float(np.linalg.norm(step)):
             basis = np.concatenate([basis, (rest / length)[:, None]], axis=1)
@@ -106,7 +107,7 @@ def _orthonormal(steps: Sequence[Vector], elements: int) -> Vector:
 
 
 class _Updates:
-    """What some payloads of one round hold in the sample: its norms, and coordinates of what lies in the span."""
+    """The sampled values of some payloads of one round: their norms, and coordinates of their parts in the span."""
 
     def __init__(self, sample: Sample, sketches: Collection[Sketch], span: Vector) -> None:
         ordered = sorted(sketches, key=lambda one: one.peer)
@@ -118,7 +119,7 @@ class _Updates:
         self._elements = sample.num_elements
 
     def products(self, others: "_Updates") -> Vector:
-        """Inner products of what lies outside the span, [mine, others]."""
+        """Return inner products of the parts outside the span, [mine, others]."""
         found = -self.within @ others.within.T
         dense = np.zeros(self._elements)
         for column, (where, value) in enumerate(zip(others.places, others.values, strict=True)):
@@ -129,6 +130,6 @@ class _Updates:
 
 
 def _usual(norms: Sequence[float]) -> float:
-    """The lower median of those that are not 0; 0 without any."""
+    """Return the lower median of the norms that are not 0; 0 without any."""
     ordered = sorted(norm for norm in norms if norm)
     return ordered[(len(ordered) - 1) // 2] if ordered else 0.0

@@ -1,9 +1,9 @@
-"""Proof of computation: a peer is ahead of others on the pages that it was assigned (docs/protocol.md section 9).
+"""Proof of computation: a peer does better than others on the pages that it was assigned (docs/protocol.md section 9).
 
 A peer's lead on a sequence is the fall of the loss with its update, less the mean fall with the reference peers'
-updates: how hard the sequence is cancels. Its gap is how much more often the lead on an assigned sequence exceeds the
-lead on one that is nobody's: how good the peer is in general cancels as well. Gaps are averaged over evaluations, and
-the average's size is judged against the honest one, never one gap's sign.
+updates: the difficulty of the sequence cancels. Its gap is how much more often the lead on an assigned sequence exceeds
+the lead on an unassigned one: the peer's general quality cancels too. Gaps are averaged over evaluations, and the
+average's size is judged against the honest one, never one gap's sign.
 """
 
 from bisect import bisect_left, bisect_right
@@ -16,25 +16,26 @@ from gauntlet.rating import DEVIATIONS
 from protocol.spec import GauntletSpec
 
 LARGEST_PROOF = 4.0
-"""In honest gaps: an average honest gap that has just passed zero would make any size of a proof."""
+"""In honest gaps: an average honest gap that has just passed zero would make a proof arbitrarily large."""
 
 NO_PROOF = -0.5
 """The gap of a peer whose own loss was not finite: behind on every sequence."""
 
 ENOUGH = 3
-"""Values whose median is taken for the honest one."""
+"""Fewest values whose median counts as the honest one."""
 
 
 def leads(falls: Sequence[float], references: Sequence[Sequence[float]]) -> list[float]:
-    """Each sequence's fall, less the references' mean fall on it."""
+    """Return each sequence's fall, less the references' mean fall on it."""
     return [fall - fmean(others) for fall, *others in zip(falls, *references, strict=True)]
 
 
 def gap(assigned: Sequence[float], unassigned: Sequence[float]) -> float:
-    """Probability that a lead on an assigned sequence exceeds one on an unassigned sequence, less 1/2; ties count
-    half. -1/2 to 1/2, 0 for a peer that did nothing special on its own pages. Both have to be finite and not empty.
+    """Return the probability that a lead on an assigned sequence exceeds one on an unassigned sequence, less 1/2; ties
+    count half. -1/2 to 1/2, 0 for a peer that did nothing special on its own pages. Both have to be finite and not
+    empty.
 
-    Ranks, because few sequences with much to learn in them carry a mean (docs/decisions/0009-ranked-gap.md).
+    Ranks, because few sequences with much to learn in them dominate a mean (docs/decisions/0009-ranked-gap.md).
     """
     ordered = sorted(unassigned)
     below = sum(bisect_left(ordered, lead) + bisect_right(ordered, lead) for lead in assigned)
@@ -42,9 +43,10 @@ def gap(assigned: Sequence[float], unassigned: Sequence[float]) -> float:
 
 
 def usual(trusted: Iterable[float], everyone: Iterable[float], before: Average) -> float:
-    """What honest peers show in a round: the median of those in good standing, while fewer than three of them were
-    evaluated that of everyone evaluated. With fewer than three values at all, what rounds `before` showed where that is
-    less: two show too little to raise it, and one who is held to what the first rounds showed is excluded for good."""
+    """Return the value of honest peers in a round. It is the median of those in good standing; while fewer than three
+    of them were evaluated, of all evaluated peers. With fewer than three values at all it is at most the value of the
+    rounds `before`. Two values are too few to raise it; and a peer held to the first rounds' value would be excluded
+    for good."""
     standing = [value for value in trusted if isfinite(value)]
     values = standing if len(standing) >= ENOUGH else [value for value in everyone if isfinite(value)]
     if not values:
@@ -54,8 +56,8 @@ def usual(trusted: Iterable[float], everyone: Iterable[float], before: Average) 
 
 
 def usual_variance(trusted: Iterable[float], before: Average) -> float:
-    """By how much peers in good standing differ in a round: the variance that belongs to their median absolute
-    deviation; with fewer than three of them what rounds `before` showed, 0 at first."""
+    """Return the variance among peers in good standing in a round, from their median absolute deviation; with fewer
+    than three of them the value of the rounds `before`, 0 at first."""
     values = [value for value in trusted if isfinite(value)]
     if len(values) < ENOUGH:
         return before.value
@@ -64,11 +66,12 @@ def usual_variance(trusted: Iterable[float], before: Average) -> float:
 
 
 def proof(gaps: Average, units: Average) -> float | None:
-    """Averaged gap in units of the honest gap over the same evaluations: about 1 for honest work, 0 for none.
+    """Return the averaged gap in units of the honest gap over the same evaluations: about 1 for honest work, 0 for
+    none.
 
-    A quotient of averages: rounds in which the honest gap is small weigh little. None while there is no honest gap to
-    compare with (nothing evaluated, or it averages to nothing, as in the first steps of a run). At most LARGEST_PROOF
-    to either side.
+    A quotient of averages: rounds in which the honest gap is small have little weight. None while there is no honest
+    gap to compare with (nothing evaluated, or its average is not positive, as in the first steps of a run). Bounded by
+    LARGEST_PROOF on both sides.
     """
     if units.value <= 0:
         return None
@@ -76,21 +79,21 @@ def proof(gaps: Average, units: Average) -> float | None:
 
 
 def floor(units: Average, evaluations: int, spec: GauntletSpec) -> float:
-    """What the averaged gap has to exceed after so many evaluations: `proof_floor` of the honest one, less an allowance
-    for how much wider an average of few evaluations spreads than one of many.
+    """Return the floor of the averaged gap after this number of evaluations: `proof_floor` of the honest one, less an
+    allowance for the wider spread of an average of few evaluations.
 
-    `proof_allowance` is about one and a half standard deviations of one honest gap. Ranks spread alike whatever there
-    is to learn, so in rounds with a small honest gap nobody is judged by noise.
+    `proof_allowance` is about one and a half standard deviations of one honest gap. Ranks spread alike however much
+    there is to learn, so in rounds with a small honest gap no peer is judged by noise.
     """
     wider = error(evaluations, spec.proof_decay) - sqrt((1 - spec.proof_decay) / (1 + spec.proof_decay))
     return spec.proof_floor * max(0.0, units.value) - spec.proof_allowance * wider
 
 
 def score_floor(usual: Average, variances: Average, evaluations: int, spec: GauntletSpec) -> float:
-    """What the averaged unassigned LossScore has to exceed, in nats a token: the share `score_floor` of the honest one,
-    or `score_allowance` standard errors below the honest one where that is less.
+    """Return the floor of the averaged unassigned LossScore, in nats a token: the share `score_floor` of the honest
+    one, or `score_allowance` standard errors below the honest one if that is less.
 
-    The longer a run learns, the less a round's update changes the loss, while honest scores keep differing
+    The longer a run learns, the less a round's update changes the loss, while honest scores continue to differ
     (docs/decisions/0017-doubt-in-standard-errors.md).
     """
     deviation = sqrt(variances.value) * error(evaluations, spec.score_decay)

@@ -1,9 +1,9 @@
 """LossRating: OpenSkill's Plackett-Luce over scores on unassigned data (Gauntlet, section 4; Weng and Lin 2011).
 
-openskill 6.2 mis-ranks ties: with four fresh players ranked 1, 1, 3, 4 it gives the third as much as the first two.
-So it never sees a tie. Statistically equal peers form a band, and the band's order is rotated: each member is rated
-once at every place of its band, and receives its mean. Fresh players of one band come out equal, and who rates above
-whom in it does not depend on names or input order.
+openskill 6.2 mis-ranks ties: with four fresh players ranked 1, 1, 3, 4 it gives the third as much as the first two. So
+it never gets a tie. Statistically equal peers form a band, and the band's order is rotated: each member is rated once
+at every place of its band, and receives its mean. Fresh players of one band get equal ratings, and their order does not
+depend on names or input order.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -28,12 +28,12 @@ class Rating:
 
 
 FRESH = Rating()
-"""Of a player that never played."""
+"""The rating of a new player."""
 
 
 def bands(scores: Mapping[PeerId, float], band: float) -> list[list[PeerId]]:
-    """Peers of finite score, best band first, sorted inside a band. A band reaches from its best score down by `band`
-    times the scores' robust spread (from the median absolute deviation)."""
+    """Return peers of finite score in bands, best band first, sorted inside a band. A band reaches from its best score
+    down by `band` times the scores' robust spread (from the median absolute deviation)."""
     finite = {peer: score for peer, score in scores.items() if isfinite(score)}
     if not finite:
         return []
@@ -52,8 +52,8 @@ def bands(scores: Mapping[PeerId, float], band: float) -> list[list[PeerId]]:
 def rate(
     ratings: Mapping[PeerId, Rating], scores: Mapping[PeerId, float], failed: Collection[PeerId], band: float
 ) -> dict[PeerId, Rating]:
-    """New ratings of everyone who took part: `scores` on unassigned data, better ones first; a score that is not
-    finite and every peer of `failed` share the last place. Fewer than two players, or nobody with a score: {}."""
+    """Return new ratings of all players: `scores` on unassigned data, better ones first; a score that is not finite and
+    every peer of `failed` share the last place. With fewer than two players, or no finite score: {}."""
     ranked = bands({peer: score for peer, score in scores.items() if peer not in failed}, band)
     last = sorted({*scores, *failed} - {peer for members in ranked for peer in members})
     if not ranked or sum(map(len, ranked)) + len(last) < 2:
@@ -73,7 +73,7 @@ def rate(
                 fsum(run[peer].sigma for run in cycles) / len(cycles),
             )
     if last:
-        # Too many to rotate (anybody can fail): all at the last place share its mean change.
+        # Too many to rotate (any peer can fail): all at the last place share its mean change.
         change = fsum(run[peer].mu - ratings[peer].mu for run in runs for peer in last) / (len(runs) * len(last))
         for peer in last:
             sigma = fsum(run[peer].sigma for run in runs) / len(runs)
@@ -82,7 +82,7 @@ def rate(
 
 
 def _rate_in_order(order: Sequence[PeerId], ratings: Mapping[PeerId, Rating]) -> dict[PeerId, Rating]:
-    """Ratings after one game that everybody finished at a place of its own."""
+    """Return ratings after one game in which every player has a place of its own."""
     from openskill.models import PlackettLuce
 
     model = PlackettLuce(mu=MU, sigma=SIGMA, beta=BETA, tau=TAU)

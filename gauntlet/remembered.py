@@ -1,4 +1,4 @@
-"""Payloads by name: those of earlier rounds, and who sent (nearly) the same as whom."""
+"""Payloads by name: those of earlier rounds, and which peers sent (nearly) the same."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,21 +22,22 @@ class Remembered:
 
 
 def compared(remembered: Iterable[Remembered], round: int, copy_rounds: int) -> tuple[Remembered, ...]:
-    """Those of earlier rounds with which the payloads of `round` are compared for copies."""
+    """Return the payloads of earlier rounds with which those of `round` are compared for copies."""
     return tuple(past for past in remembered if past.round >= round - copy_rounds)
 
 
 def guides(contributing: Iterable[PeerId], trusted: Collection[PeerId], twins: Collection[PeerId]) -> list[PeerId]:
-    """Whose updates say where the run goes: of a round's contributors the trusted ones (gauntlet/book.py), sorted. Not
-    all who are trusted: hotkeys are cheap, and places among the contributors go by rating."""
+    """Return the peers whose updates show the run's direction: the trusted ones (gauntlet/book.py) among a round's
+    contributors, sorted. Not all trusted peers: hotkeys are cheap, while places among the contributors depend on the
+    rating."""
     return sorted(peer for peer in contributing if peer in trusted and peer not in twins)
 
 
 def looked_at(
     remembered: Iterable[Remembered], round: int, trusted: Collection[PeerId], guides: Collection[PeerId]
 ) -> tuple[Remembered, ...]:
-    """Those of earlier rounds from which progress follows in `round`: of the round before the payloads of all the
-    `trusted`, of those before it the guides'."""
+    """Return the earlier payloads on which progress in `round` depends: of the round before all `trusted` peers'
+    payloads, of the rounds before that the guides'."""
     return tuple(
         past
         for past in remembered

@@ -1,5 +1,5 @@
-"""A reported round worked out again from public objects, as far as they reach: by the report's own statements of the
-steps before each step (docs/protocol.md section 9)."""
+"""Recompute a reported round from public objects, as far as they are available. Each step uses the report's own
+statements of the steps before it (docs/protocol.md section 9)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,16 +19,15 @@ from protocol.types import Digest, PeerId, Reason
 from sparseloco.outer import OuterState
 
 OBSERVED_BYTES = (Reason.MISSING, Reason.WRONG_SIZE)
-"""Reasons that only the validator could see: its committed object could not be read as it should be."""
+"""Rejections that only the validator could see: it could not read the committed object correctly."""
 
 
 class Replay:
-    """One round of one validator. What its audit's steps need is worked out once, at the start.
+    """One round of one validator. Everything that the audit's steps need is computed once, at the start.
 
-    `passed`: the judged peers that the report rejects for nothing, and has seen. `twins`, `evaluated`: as stated.
-    `drawn`, `references`: of the round's sample. `examined`: what the fast checks were given again, `checked`: their
-    outcome. `ours`: our own evaluations of the drawn peers; `unscored`: why there are none. `progress`, `unmeasured`:
-    the same of progress.
+    `passed`: the judged peers that the report has seen and does not reject. `twins`, `evaluated`: as stated. `drawn`,
+    `references`: of the round's sample. `examined`: inputs of our fast checks, `checked`: their outcome. `ours`: our
+    own evaluations of the drawn peers; `unscored`: why there are none. `progress`, `unmeasured`: the same for progress.
     """
 
     def __init__(self, facts: Facts, claim: Claim) -> None:
@@ -56,8 +55,8 @@ class Replay:
         self.progress, self.unmeasured = self._progress()
 
     def _examined(self) -> dict[PeerId, Gathered]:
-        """Peers whose verdict follows from what we hold: without a commitment from the chain alone, else from the
-        bytes, together with the key that the validator says it read."""
+        """Return the peers whose verdict follows from our data: without a commitment from the chain alone, else from
+        the bytes, together with the key that the validator says it read."""
         facts = self.facts
         at_reveal = {peer.id: peer for peer in facts.at_reveal}
         last, reveal_by = facts.run.clock.commit_by(facts.round), facts.run.clock.reveal_by(facts.round)
@@ -94,7 +93,7 @@ class Replay:
 
     @property
     def whole(self) -> bool:
-        """Whether every payload that the validator compared others with is in our hands."""
+        """Whether we have every payload with which the validator compared others."""
         have = {(sketch.round, sketch.peer) for sketch in self.claim.sketches}
         return all((past.round, past.peer) in have for past in self.compared) and all(
             peer in self.examined or row.unseen or row.rejected in OBSERVED_BYTES
@@ -103,7 +102,7 @@ class Replay:
         )
 
     def _evaluations(self) -> tuple[Mapping[PeerId, Evaluation], str]:
-        """Our own evaluation of the drawn peers; none, and why, when it cannot be made."""
+        """Return our own evaluations of the drawn peers; none, and why, if they cannot be made."""
         facts = self.facts
         if facts.state is None:
             return {}, facts.stateless
@@ -121,7 +120,7 @@ class Replay:
             return {}, str(fault)
 
     def _progress(self) -> tuple[Mapping[PeerId, float], str]:
-        """Progress as we measure it; nothing, and why, when we cannot."""
+        """Return progress as we measure it; nothing, and why, if we cannot."""
         if self.report.unobserved is not None:
             return {}, ""
         leading = [peer for peer in self.report.guides(self.spec.gauntlet) if peer in self.passed]
@@ -134,7 +133,8 @@ class Replay:
 
 
 def _with_gone(book: ScoreBook, gone: int) -> ScoreBook:
-    """The book as `pick` needs it, with so many evaluated hotkeys that are not registered any more: it counts them."""
+    """Return the book as `pick` needs it, with `gone` more evaluated hotkeys that are not registered any more: it
+    counts them."""
     absent = {
         PeerId(sha256(b"gone %d" % number).digest()): PeerRecord(first_seen=0, evaluations=1)
         for number in range(min(gone, 1024))

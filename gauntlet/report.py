@@ -1,7 +1,7 @@
-"""A validator's signed report: what it found of every hotkey, and all that anybody needs to judge the round again from
+"""A validator's signed report: its findings for every hotkey, and all that is needed to judge the round again from
 public objects (docs/protocol.md section 6; gauntlet/audit.py does so).
 
-Nothing is ever decided on it. One that a stranger signed is a claim: `parse_report` takes any JSON value.
+No decision uses it. Another node's report is a claim: `parse_report` accepts any JSON value.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -40,27 +40,27 @@ E = TypeVar("E", Reason, Standing, Unobserved)
 
 MAX_DETAIL_CHARACTERS = 300
 _LARGEST = 1e6
-"""Bound of a book's numbers, far beyond any that can be right: arithmetic on them cannot overflow."""
+"""Bound of a book's numbers, far beyond any correct value: arithmetic on them cannot overflow."""
 _LARGEST_SCORE = 1e30
-"""Of a LossScore as measured: the book takes it at most as 1."""
+"""Bound of a measured LossScore: the book takes it at most as 1."""
 _LARGEST_PROGRESS = 1.001
-"""It is a cosine."""
+"""Progress is a cosine."""
 _LARGEST_RATING = 1000.0
 _U32 = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the round brought one hotkey. At most one of `rejected`, `standing` and `contributing`; none of them for a
+    """The round's results for one hotkey. At most one of `rejected`, `standing` and `contributing`; none of them for a
     hotkey that is not judged.
 
     `twins`: others that passed with (nearly) the same payload.
 
-    `progress`: of its update of the round before, where this round shows it.
+    `progress`: of its update of the round before, if this round shows it.
 
     `contributing`: in this validator's own order, whatever the chain agreed on. `weight`: its share of the pay that the
-    validator computed. `reveal`: the signed key that the validator read, whatever came of it. `payload`: sha256 of the
-    records, where they are remembered for later rounds.
+    validator computed. `reveal`: the signed key that the validator read, whatever the outcome. `payload`: sha256 of the
+    records, if they are remembered for later rounds.
     """
 
     uid: Uid
@@ -77,15 +77,15 @@ class Row:
 
     @property
     def unseen(self) -> bool:
-        """The validator did not get round to it: neither rejected nor passed."""
+        """Whether the validator did not examine it: neither rejected nor passed."""
         stands = self.standing is not None or self.contributing
         return self.rejected is None and self.payload is None and not stands
 
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """`block`: the finalised block whose uids were paid. `set_in`: the block of the set_weights, None when none was
-    due or the chain refused. `shares`: what each hotkey was to earn."""
+    """`block`: the finalised block whose uids were paid. `set_in`: the block of the set_weights, None if none was due
+    or the chain refused. `shares`: the intended share of each hotkey."""
 
     block: int
     set_in: int | None
@@ -98,8 +98,8 @@ class Report:
 
     `rows`: every hotkey registered at D. `before`, `after`: the book by which the round was judged and the one after
     its fold; of these hotkeys only, and without `remembered`. `gone`: how many hotkeys of the book that were ever
-    evaluated are not registered any more. `history`: what the book before remembered. `unobserved`: why nothing was
-    evaluated, folded and paid, None in an observed round.
+    evaluated are not registered any more. `history`: the payloads that the book before remembered. `unobserved`: why
+    nothing was evaluated, folded and paid, None in an observed round.
     """
 
     round: int
@@ -113,35 +113,35 @@ class Report:
 
     @property
     def passed(self) -> frozenset[PeerId]:
-        """Hotkeys that it rejects for nothing, and has seen."""
+        """Hotkeys that it has seen and does not reject."""
         return frozenset(peer for peer, row in self.rows.items() if row.rejected is None and not row.unseen)
 
     def guides(self, spec: GauntletSpec) -> list[PeerId]:
-        """Whose updates say where the run goes, by what it states."""
+        """Return the peers whose updates show the run's direction, by the report's statements."""
         contributing = [peer for peer, row in self.rows.items() if row.contributing]
         twins = [peer for peer, row in self.rows.items() if row.twins]
         return guides(contributing, trusted(self.before, self.rows, spec), twins)
 
     def compared(self, spec: GauntletSpec) -> tuple[Remembered, ...]:
-        """The payloads of earlier rounds with which this round's were compared for copies."""
+        """Return the payloads of earlier rounds with which this round's were compared for copies."""
         return compared(self.history, self.round, spec.copy_rounds)
 
     def measured(self, spec: GauntletSpec) -> tuple[Remembered, ...]:
-        """The payloads of earlier rounds from which the progress follows."""
+        """Return the payloads of earlier rounds on which the progress depends."""
         if self.unobserved is not None:
             return ()
         return looked_at(self.history, self.round, trusted(self.before, self.rows, spec), self.guides(spec))
 
     def named(self, spec: GauntletSpec) -> dict[str, Any]:
-        """What people look at: hotkey -> uid, outcome and numbers after the round. Losses in nats a token, the proof in
-        units of the honest gap; what was not finite or not measured is null."""
+        """Return the table for people: hotkey -> uid, outcome and numbers after the round. Losses in nats a token, the
+        proof in units of the honest gap; values not finite or not measured are null."""
         return {
             hotkey(peer): _row_body(row, self.before.peers.get(peer), self.after.peers.get(peer), spec)
             for peer, row in self.rows.items()
         }
 
     def to_body(self, spec: GauntletSpec) -> dict[str, Any]:
-        """Body for protocol.messages.encode_document."""
+        """Return the body for protocol.messages.encode_document."""
         return {
             "round": self.round,
             "peers": self.named(spec),
@@ -169,7 +169,7 @@ def round_report(
     paid: Paid,
     unobserved: Unobserved | None = None,
 ) -> Report:
-    """The report of a round as it was played. `peers`: everyone registered at D; `before` and `after` its fold."""
+    """Return the report of a round as it was played. `peers`: all registered at D; `before` and `after` its fold."""
     reveals = {item.peer.id: item.reveal for item in gathered}
     payloads = {kept.peer: kept.payload for kept in checked.remember}
     rows: dict[PeerId, Row] = {}
@@ -243,10 +243,10 @@ def _finite(value: float) -> float | None:
 
 
 def parse_report(body: Any, round: int) -> Report:
-    """A stranger's report of `round`, from the body of its document. Raises InvalidMessage for what no validator of
-    this release would write: missing or unknown fields, other types, numbers out of any sensible range.
+    """Parse another node's report of `round`, from the body of its document. Raises InvalidMessage for a body that no
+    validator of this release would write: missing or unknown fields, other types, numbers out of any sensible range.
 
-    The numbers that `Report.named` derives from the book are passed over; whether they follow is for the audit.
+    The numbers that `Report.named` derives from the book are ignored; the audit checks them.
     """
     try:
         fields = _table(body)
@@ -321,7 +321,7 @@ def _prints(text: str) -> bool:
 
 
 def _book(body: Any, peers: Collection[PeerId]) -> ScoreBook:
-    """A book whose numbers are in range, of these hotkeys only."""
+    """Parse a book whose numbers are in range, of these hotkeys only."""
     book = from_json(canonical_json(_table(body)))
     if book.remembered or not book.peers.keys() <= set(peers) or book.round < -1:
         raise InvalidMessage("report: a book that remembers payloads, or with hotkeys that the report does not list")
@@ -405,6 +405,6 @@ def _bytes(value: Any, size: int) -> bytes:
     if not isinstance(value, str) or len(value) != 2 * size:
         raise ValueError(value)
     found = bytes.fromhex(value)
-    if found.hex() != value:  # capitals, or white space, which fromhex passes over
+    if found.hex() != value:  # fromhex ignores capitals and white space
         raise ValueError(value)
     return found

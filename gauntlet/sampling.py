@@ -1,6 +1,6 @@
-"""Who is evaluated, against whom and on what: drawn from the hash of the first block after V, so that nobody knows it
-while a key can still be withheld, and with the validator's hotkey, so that two validators look at different data
-(docs/protocol.md section 9)."""
+"""Draw the evaluated peers, their references and their data (docs/protocol.md section 9). The draw uses the hash of the
+first block after V, so that it is unknown while a key can still be withheld. It also uses the validator's hotkey, so
+that two validators look at different data."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -38,13 +38,13 @@ def pick(
     seed: Seed,
     twins: Twins = NO_TWINS,
 ) -> tuple[PeerId, ...]:
-    """At most `evaluations` passing peers, sorted; all of them when they fit.
+    """Return at most `evaluations` passing peers, sorted; all of them if they fit.
 
     Of the contributors ceil(contributor_share * number) are drawn, so each has at least that probability. The other
-    places are drawn among all the rest, the more likely the longer a peer was not evaluated, and half of them among
-    those in doubt first: an honest peer that looked bad once is soon seen again, and who of twins did the work is seen
-    at once. Once 2G peers are rated, peers never
-    evaluated get at most a quarter of the places, so that a flood of them displaces nobody.
+    places are drawn among all the rest; a peer is the more likely the longer it was not evaluated. Half of them go
+    first to peers in doubt: an honest peer that looked bad once is soon evaluated again, and so are twins, to see which
+    did the work. Once 2G peers are rated, peers never evaluated get at most a quarter of the places, so that a flood of
+    them displaces no one.
     """
     if len(passed) <= spec.evaluations:
         return tuple(sorted(passed))
@@ -63,7 +63,8 @@ def pick(
 def _drawn(
     book: ScoreBook, peers: Collection[PeerId], places: int, newcomers: int, draw: Draw, round: int
 ) -> list[PeerId]:
-    """At most `places` peers, of them at most `newcomers` never evaluated, drawn by the rounds since they were."""
+    """Draw at most `places` peers, at most `newcomers` of them never evaluated, weighted by the rounds since their last
+    evaluation."""
     rest, picked = sorted(peers), list[PeerId]()
     while rest and len(picked) < places:
         weights = [_weight(book.peers.get(peer), round) for peer in rest]
@@ -89,10 +90,9 @@ def references(
     seed: Seed,
     twins: Twins = NO_TWINS,
 ) -> dict[PeerId, tuple[PeerId, ...]]:
-    """At most `references` reference peers of each picked peer, none of them its twin, drawn among the contributors.
-    Others are asked only
-    where fewer than two contributors are there: against a peer that learned nothing the difficulty of a page does not
-    cancel."""
+    """Return at most `references` reference peers for each picked peer, none of them its twin, drawn among the
+    contributors. Other peers are used only if there are fewer than two contributors: against a peer that learned
+    nothing the difficulty of a page does not cancel."""
     regulars = sorted(set(contributing) & set(passed))
     others = sorted(set(passed) - set(contributing))
     chosen: dict[PeerId, tuple[PeerId, ...]] = {}
@@ -109,10 +109,10 @@ def references(
 def samples(
     spec: RunSpec, page_hash: Digest, picked: Iterable[PeerId], peers: Collection[PeerId], seed: Seed
 ) -> Samples:
-    """`sample_sequences` sequences of each kind. `page_hash` is the hash of the round's page block; `peers` all
-    hotkeys whose pages count as somebody's.
+    """Return `sample_sequences` sequences of each kind. `page_hash` is the hash of the round's page block; `peers` all
+    hotkeys whose pages count as assigned.
 
-    Where more pages are assigned than the data has left over, pages assigned to the fewest peers serve as nobody's.
+    If too few pages are unassigned, pages assigned to the fewest peers serve as unassigned.
     """
     pages = {peer: _pages(spec, seed.run, page_hash, peer) for peer in {*peers, *picked}}
     times = Counter(page.first for own in pages.values() for page in own)
@@ -128,7 +128,7 @@ def samples(
 
 
 def _scattered(pages: Sequence[Page], spec: RunSpec, draw: Draw) -> tuple[Page, ...]:
-    """`sample_sequences` sequences over as many pages as there are: text from one place would favour the peers whose
+    """Return `sample_sequences` sequences over as many pages as there are. Text from one place would favour peers whose
     own pages happen to resemble it (docs/decisions/0007-scattered-unassigned-samples.md)."""
     context, count = spec.model.context, spec.gauntlet.sample_sequences
     each = -(-count // len(pages))
@@ -152,7 +152,8 @@ def _pages(spec: RunSpec, run: Digest, page_hash: Digest, peer: PeerId) -> tuple
 
 
 def _sequences(pages: Iterable[Page], spec: RunSpec, draw: Draw) -> tuple[Page, ...]:
-    """Distinct sequences of the pages that a peer really trains on: the last page of a round may be used in part."""
+    """Return distinct sequences of the pages that a peer really trains on: the last page of a round may be used in
+    part."""
     context = spec.model.context
     firsts = [page.first + at * context for page in pages for at in range(page.num_tokens // context)]
     trained = firsts[: spec.inner.steps * spec.inner.sequences]
@@ -164,7 +165,7 @@ def _is_new(record: PeerRecord | None) -> bool:
 
 
 def _weight(record: PeerRecord | None, round: int) -> int:
-    """Rounds since the last evaluation; a peer never evaluated counts from the round that first saw it."""
+    """Return the rounds since the last evaluation; a peer never evaluated counts from the round that first saw it."""
     if record is None:
         return 1
     since = record.first_seen if record.last_evaluated is None else record.last_evaluated

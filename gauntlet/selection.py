@@ -1,4 +1,5 @@
-"""Whom a validator names: the peers that pass and are eligible, best by PeerScore first (docs/protocol.md 6 and 9).
+"""Choose the peers that a validator names: those that pass and are eligible, best by PeerScore first (docs/protocol.md
+6 and 9).
 
 Ratings are those of the book before this round: this round's losses are not on the critical path.
 """
@@ -13,17 +14,16 @@ from protocol.spec import GauntletSpec
 from protocol.types import Digest, PeerId, Standing
 
 RATED_NEEDED = 3
-"""While fewer of the passing peers have been evaluated, peers not evaluated may fill the places that are left."""
+"""While fewer of the passing peers have been evaluated, peers not evaluated may fill the remaining places."""
 RATED_SHARE = 0.5
-"""The same while a smaller share of them has been evaluated: validators that have each looked at a few name few peers
-in common, and a round in which nobody is named by most is void."""
+"""The same while a smaller share of them has been evaluated. Validators that have each evaluated a few peers name few
+in common, and a round without a peer named by most is void."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """`order`: everyone who may contribute, best first, of twins the best only. `contributing` its first G, `reserve`
-    the next.
-    `standing`: why every other passing peer does not contribute."""
+    """`order`: all peers that may contribute, best first, of twins the best only. `contributing` its first G, `reserve`
+    the next. `standing`: why every other passing peer does not contribute."""
 
     order: tuple[PeerId, ...]
     contributing: tuple[PeerId, ...]
@@ -32,15 +32,16 @@ class Ranking:
 
 
 def peer_score(record: PeerRecord | None) -> float:
-    """max(0, proof - penalty) * max(0, rating mu): never negative, and a penalty can only lower it."""
+    """Return max(0, proof - penalty) * max(0, rating mu): never negative, and a penalty can only lower it."""
     if record is None or record.proof is None:
         return 0.0
     return max(0.0, record.proof - record.penalty) * max(0.0, record.rating.mu)
 
 
 def in_order(book: ScoreBook, peers: Collection[PeerId], commit_hash: Digest) -> tuple[PeerId, ...]:
-    """Best first, those of equal score by SHAKE(hash of block D, hotkey): in which order to fetch what they left, so
-    that newcomers' garbage comes after everybody who ever did good work, and no newcomer is always the last."""
+    """Sort the peers, best first, equal scores by SHAKE(hash of block D, hotkey). Their objects are fetched in this
+    order, so that newcomers' garbage comes after all peers with earlier good work, and no newcomer is always the
+    last."""
 
     def place(peer: PeerId) -> tuple[float, int, PeerId]:
         return -peer_score(book.peers.get(peer)), Draw("tie", commit_hash, peer).words(8), peer
@@ -58,8 +59,8 @@ def standing(
 ) -> Ranking:
     """Rank the passing peers of `round`. Equal scores are ordered by SHAKE(hash of block D, hotkey).
 
-    During the first `opening_rounds` rounds, and while fewer than three or less than half of the passing peers were
-    ever evaluated, peers not evaluated come after the eligible ones instead of being left out.
+    Normally peers that were not evaluated are left out. They come after the eligible ones during the first
+    `opening_rounds` rounds, and while fewer than three or less than half of the passing peers were ever evaluated.
     """
     records = {peer: book.peers.get(peer) for peer in passed}
     rated = _rated(book, passed)

@@ -1,8 +1,8 @@
-"""Who copied whom (docs/protocol.md section 5, COPY; docs/decisions/0012-sampled-sketches.md).
+"""Find copies (docs/protocol.md section 5, COPY; docs/decisions/0012-sampled-sketches.md).
 
-What two payloads have in common is looked at in some chunks, drawn from the hash of block D: everybody has committed
-by then, so no copier can know them and change just those. A `Sketch` is what a payload holds in the drawn chunks.
-Every pair goes through a screen of a fixed small cost first; what may be a copy is then counted exactly.
+Payloads are compared in some chunks, drawn from the hash of block D: all peers have committed by then, so a copier
+cannot know the chunks and change only those. A `Sketch` is a payload's content of the drawn chunks. Every pair first
+goes through a screen of a fixed small cost; possible copies are then counted exactly.
 """
 
 from bisect import bisect_right
@@ -27,25 +27,25 @@ from sparseloco.update import LEVELS, Records
 Integers = npt.NDArray[np.int64]
 
 COMPARED_VALUES = 4096
-"""So many chunks are compared as hold about so many values: 64 full ones. All of them in a small model."""
+"""Chunks are compared until they hold about this many values: 64 full ones. All of them in a small model."""
 
 SCREENED_VALUES = 1024
-"""Of those, in the first chunks drawn, the screen looks at so many."""
+"""The screen uses the first drawn chunks, up to this many values."""
 
 SCREEN_BUCKETS = 1024
 SCREEN_SHARE = 0.75
 """The screen lets through pairs that seem to overlap by more than this share of the limit."""
 
 _BLOCK = 32
-"""Payloads that are decoded together: more leave the processor's cache."""
+"""Payloads that are decoded together: more do not fit into the processor's cache."""
 
 _LEVEL_VALUES = level_values(torch.arange(LEVELS)).double().numpy()
-"""What a level code stands for, float64."""
+"""The value of each level code, float64."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """A payload's name, and its records of the chunks that a `Sample` drew, as `Sample.excerpt` gives them."""
+    """A payload's name, and its records of the chunks that a `Sample` drew, as `Sample.excerpt` returns them."""
 
     peer: PeerId
     round: int
@@ -59,9 +59,9 @@ class Sketch:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Drawn chunks of one size. `offsets` int64 [chunks]: where their records begin among all records of a payload.
-    `start`: where they begin in an excerpt. `first`: number of the first chunk's first element, counted over all drawn
-    chunks."""
+    """Drawn chunks of one size. `offsets` int64 [chunks]: first bytes of their records among all records of a payload.
+    `start`: first byte of their records in an excerpt. `first`: number of the first chunk's first element, counted over
+    all drawn chunks."""
 
     n: int
     k: int
@@ -75,14 +75,14 @@ class _Group:
         return self.start + self.offsets.size * self.record_bytes
 
     def records(self, records: Records | Bytes) -> npt.NDArray[np.void]:
-        """The drawn chunks' records out of all `records` of a payload, [chunks], each one element."""
+        """Return the drawn chunks' records out of all `records` of a payload, [chunks], each one element."""
         starts = len(records) - self.record_bytes + 1
         each = np.ndarray((starts,), dtype=f"V{self.record_bytes}", buffer=records, strides=(1,))
         return each[self.offsets]
 
     def places(self, excerpts: Bytes, *, signed: bool) -> npt.NDArray[np.uint32]:
-        """Of P payloads [P, bytes of an excerpt]: numbers of their values' elements, counted over all drawn chunks;
-        `signed`: twice that, plus the sign. uint32 [P, chunks * k], ascending."""
+        """For P payloads [P, bytes of an excerpt]: return numbers of their values' elements, counted over all drawn
+        chunks; `signed`: twice that, plus the sign. uint32 [P, chunks * k], ascending."""
         chunks = self.offsets.size
         records = excerpts[:, self.start : self.end].reshape(-1, self.record_bytes)
         found = indices(records, self.n, self.k).reshape(-1, chunks, self.k)
@@ -93,7 +93,8 @@ class _Group:
         return found.reshape(-1, chunks * self.k)
 
     def values(self, excerpts: Bytes) -> npt.NDArray[np.float64]:
-        """Of P payloads [P, bytes of an excerpt]: their values, float64 [P, chunks * k], in the order of `places`."""
+        """For P payloads [P, bytes of an excerpt]: return their values, float64 [P, chunks * k], in the order of
+        `places`."""
         records = excerpts[:, self.start : self.end].reshape(-1, self.record_bytes)
         found = _LEVEL_VALUES[levels(records, self.n, self.k)]
         found *= 1.0 - 2.0 * signs(records, self.n, self.k)
@@ -101,8 +102,8 @@ class _Group:
 
 
 class Sample:
-    """The chunks of a layout that are looked at in the round whose block D has `commit_hash`: so many as hold about
-    `num_values` values, drawn one after the other."""
+    """The chunks of a layout that are compared in the round whose block D has `commit_hash`, drawn one after the other
+    until they hold about `num_values` values."""
 
     def __init__(self, layout: Layout, commit_hash: Digest, num_values: int = COMPARED_VALUES) -> None:
         held = sum(region.down * region.across * region.k for tensor in layout for region in tensor.regions)
@@ -123,17 +124,18 @@ class Sample:
         self.num_elements = sum(group.offsets.size * group.n for group in self._groups)
 
     def excerpt(self, records: Records | Bytes) -> bytes:
-        """The records of the drawn chunks, from all `records` of a payload of this layout."""
+        """Return the records of the drawn chunks, from all `records` of a payload of this layout."""
         return b"".join(group.records(records).tobytes() for group in self._groups)
 
     def places(self, sketches: Sequence[Sketch]) -> npt.NDArray[np.uint32]:
-        """Twice the element's number plus the sign, for every value of every sketch, uint32 [sketches, values]."""
+        """Return twice the element's number plus the sign, for every value of every sketch, uint32 [sketches,
+        values]."""
         excerpts = _stacked(sketches, self._bytes)
         parts = [group.places(excerpts, signed=True) for group in self._groups]
         return np.concatenate([np.empty((len(sketches), 0), dtype=np.uint32), *parts], axis=1)
 
     def values(self, sketches: Sequence[Sketch]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float64]]:
-        """Number of the element, and value, of every value of every sketch, each [sketches, values]."""
+        """Return number of the element, and value, of every value of every sketch, each [sketches, values]."""
         excerpts = _stacked(sketches, self._bytes)
         if not self._groups:
             return np.empty((len(sketches), 0), dtype=np.uint32), np.empty((len(sketches), 0))
@@ -141,8 +143,8 @@ class Sample:
         return places, np.concatenate([group.values(excerpts) for group in self._groups], axis=1)
 
     def near(self, sketches: Sequence[Sketch], count: int, limit: float) -> npt.NDArray[np.bool_]:
-        """The screen, [count, sketches]: which of the first `count` may have a share of more than `limit` in common
-        with which of all.
+        """Return the screen's result, [count, sketches]: which of the first `count` may share more than `limit` with
+        which of all.
 
         An element of the screened chunks goes to a bucket and has a factor of 1 or -1, both from the hash of block D.
         With the sums of factors in each bucket as a vector, the product of two vectors is on average the number of
@@ -156,13 +158,13 @@ class Sample:
 
     @cached_property
     def _columns(self) -> Integers:
-        """Of every element of the screened chunks: its bucket, plus SCREEN_BUCKETS where its factor is -1."""
+        """Each element's bucket in the screened chunks, plus SCREEN_BUCKETS if its factor is -1."""
         count = sum(group.offsets.size * group.n for group in self._screened)
         stream = shake_256(b"copies screen" + self._seed).digest(2 * count)
         return np.frombuffer(stream, dtype="<u2").astype(np.int64) % (2 * SCREEN_BUCKETS)
 
     def vectors(self, sketches: Sequence[Sketch]) -> npt.NDArray[np.float32]:
-        """The vectors that the screen multiplies, float32 [sketches, SCREEN_BUCKETS]."""
+        """Return the vectors that the screen multiplies, float32 [sketches, SCREEN_BUCKETS]."""
         found = np.empty((len(sketches), SCREEN_BUCKETS), dtype=np.float32)
         rows = (np.arange(_BLOCK) * 2 * SCREEN_BUCKETS)[:, None]
         for first in range(0, len(sketches), _BLOCK):
@@ -178,7 +180,7 @@ class Sample:
 
 
 def _located(layout: Layout, chunk: int) -> tuple[Region, int]:
-    """The region of chunk number `chunk`, and where its record begins."""
+    """Return the region of chunk number `chunk`, and the first byte of its record."""
     tensor = layout.tensors[bisect_right(layout.tensors, chunk, key=lambda tensor: tensor.first_chunk) - 1]
     for region in tensor.regions:
         row, column = divmod(chunk - tensor.first_chunk - region.first, region.chunk_stride)
@@ -188,7 +190,7 @@ def _located(layout: Layout, chunk: int) -> tuple[Region, int]:
 
 
 def _groups(drawn: Sequence[tuple[Region, int]], start: int, first: int) -> tuple[_Group, ...]:
-    """Located chunks by size, the first one's records from byte `start`, its elements from number `first` on."""
+    """Group located chunks by size. The first group's records begin at byte `start`, its elements at number `first`."""
     by_size: dict[tuple[int, int, int], list[int]] = {}
     for region, offset in drawn:
         by_size.setdefault((region.n, region.k, region.record_bytes), []).append(offset)
@@ -205,8 +207,8 @@ def _stacked(sketches: Sequence[Sketch], size: int) -> Bytes:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """`reposted`: peers whose payload is one of an earlier round, each with whose it is in our words. `twins`: among
-    the others."""
+    """`reposted`: peers whose payload is one of an earlier round, each with its owner in our words. `twins`: among the
+    others."""
 
     reposted: Mapping[PeerId, str]
     twins: Twins
@@ -215,15 +217,15 @@ class Copies:
 def find_copies(
     sample: Sample, current: Mapping[PeerId, Sketch], history: Iterable[Sketch], spec: GauntletSpec
 ) -> Copies:
-    """Copies among this round's payloads and those of the last `copy_rounds` rounds; all sketches are by `sample`.
+    """Find copies among this round's payloads and those of the last `copy_rounds` rounds; all sketches are by `sample`.
 
-    More than `copy_overlap` in common, and one standard deviation of a share among so few values, is a copy. An earlier
-    payload has an owner, so who posts it again is at fault. Two of this round were both sealed until D: who of them did
-    the work, only their pages can show.
+    A copy has more in common than `copy_overlap` plus one standard deviation of a share among their number of values.
+    An earlier payload has an owner, so a peer that posts it again is at fault. Two payloads of this round were both
+    sealed until D: only the peers' own pages can show which of them did the work.
 
-    What a peer sent before is its own: after a void round, and where more was learned than may be sent at once, the
-    same values come again. So its earlier payloads are compared with its own one for equality only, and of two payloads
-    only those values count that stand in no earlier payload of whom the comparison may put in doubt.
+    A peer's earlier payloads are its own: after a void round, and if more was learned than may be sent at once, the
+    same values come again. So a peer's payload is compared with its own earlier ones for equality only. Of two
+    payloads, only values count that are in no earlier payload of a peer that the comparison may put in doubt.
     """
     mine = [current[peer] for peer in sorted(current)]
     first_round = mine[0].round - spec.copy_rounds if mine else 0
@@ -236,7 +238,7 @@ def find_copies(
             reposted[one.peer] = f"{how} the payload of {hotkey(old.peer)} in round {old.round}"
     twins: dict[PeerId, set[PeerId]] = {}
     for left, right in pairs.twins():
-        # Of a payload that is posted again the owner's own next one may well be a near copy.
+        # The owner's own next payload may well be a near copy of one that is posted again.
         if not {mine[left].peer, mine[right].peer} & reposted.keys():
             twins.setdefault(mine[left].peer, set()).add(mine[right].peer)
     return Copies(reposted, {peer: frozenset(others) for peer, others in twins.items()})
@@ -244,7 +246,7 @@ def find_copies(
 
 class _Pairs:
     """The pairs that the screen lets through, of this round's payloads `mine` with one another and with `past`; both
-    are sorted. Payloads go by their number in `mine` and after it in `past`."""
+    are sorted. Payloads are numbered by their place in `mine` and after it in `past`."""
 
     def __init__(self, sample: Sample, mine: list[Sketch], past: list[Sketch], overlap: float) -> None:
         self.all, self.count, self.overlap = [*mine, *past], len(mine), overlap
@@ -267,7 +269,7 @@ class _Pairs:
         self.table = np.zeros(2 * sample.num_elements, dtype=np.bool_)
 
     def reposts(self, number: int) -> list[tuple[Sketch, float | None]]:
-        """Earlier payloads that number `number` of this round is a copy of, by round and hotkey, and the share in
+        """Return the earlier payloads that number `number` of this round copies, by round and hotkey, and the share in
         common, None for equal ones."""
         equal: list[int] = np.flatnonzero(self.equal[number, self.count :]).tolist()
         found: list[tuple[Sketch, float | None]] = [(self.all[self.count + other], None) for other in equal]
@@ -283,7 +285,7 @@ class _Pairs:
         return sorted(found, key=lambda one: (one[0].round, one[0].peer))
 
     def twins(self) -> list[tuple[int, int]]:
-        """Pairs of this round's payloads that are copies, each both ways."""
+        """Return pairs of this round's payloads that are copies, each both ways."""
         near, equal = self.near[:, : self.count], self.equal[:, : self.count]
         common = np.zeros(near.shape, dtype=np.int64)
         counts = np.zeros_like(common)
@@ -292,7 +294,7 @@ class _Pairs:
         for one in involved:
             others = np.flatnonzero(near[one])
             theirs = self._values(others)
-            # Of the others' values those in no earlier payload of either owner; and of these, those in both.
+            # The others' values that are in no earlier payload of either owner; and of these, the common ones.
             new = ~(np.stack([own[other] for other in others.tolist()]) | self._within(self._before(one), theirs))
             counts[one, others] = new.sum(axis=1)
             common[one, others] = (self._within(self._values(one), theirs) & new).sum(axis=1)
@@ -300,7 +302,7 @@ class _Pairs:
         return [(one, two) for one, two in found]
 
     def _too_much(self, common: Integers, counts: Integers) -> npt.NDArray[np.bool_]:
-        """Whether so many common values out of so many make a copy."""
+        """Whether `common` values out of `counts` make a copy."""
         found: npt.NDArray[np.bool_] = common > counts * (self.overlap + _margin(counts))
         return found
 
@@ -309,11 +311,11 @@ class _Pairs:
         return found
 
     def _before(self, number: int) -> npt.NDArray[np.uint32]:
-        """Values of all earlier payloads of the owner of number `number`."""
+        """Return the values of all earlier payloads of the owner of number `number`."""
         return self._values(np.array(self.own[number], dtype=np.int64)).ravel()
 
     def _within(self, some: npt.NDArray[np.uint32], values: npt.NDArray[np.uint32]) -> npt.NDArray[np.bool_]:
-        """Which `values` are among `some`."""
+        """Return which `values` are among `some`."""
         self.table[some] = True
         found: npt.NDArray[np.bool_] = self.table[values]
         self.table[some] = False
@@ -321,6 +323,6 @@ class _Pairs:
 
 
 def _margin(counts: Integers) -> npt.NDArray[np.float64]:
-    """A standard deviation of a share among so many values."""
+    """Return a standard deviation of a share among `counts` values."""
     found: npt.NDArray[np.float64] = 0.5 / np.sqrt(np.maximum(1, counts))
     return found

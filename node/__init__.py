@@ -1,1 +1,1 @@
-"""What a running node is made of: configuration, adapters to chain and bucket, saved state, catch-up, events."""
+"""The parts of a running node: configuration, adapters to chain and bucket, saved state, catch-up, events."""

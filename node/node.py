@@ -1,9 +1,8 @@
-"""A node: what holds the state of a run (node/state/node_state.py) moved along by what follows its chain
-(node/chain/follower.py).
+"""A node: moves the state of a run (node/state/node_state.py) along as its chain decides (node/chain/follower.py).
 
-A node's state always stands at the start of one round. `advance` reads the agreed selection of that round from
-finalised chain state, gathers exactly those submissions, applies them and saves: all or nothing, in that order. Where
-the run stands elsewhere than we, we go there (node/sync/catchup.py), and lend nobody our word meanwhile.
+A node's state is always the one at the start of a round. `advance` reads the agreed selection of that round from
+finalised chain state, gathers exactly those submissions, applies them and saves: all or nothing, in that order. If the
+run's state differs from ours, we catch up with it (node/sync/catchup.py); meanwhile our words abstain.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,16 +35,16 @@ from protocol.types import Digest, PeerId, hotkey
 from storage.collect import Collection
 
 VAIN_ROUNDS = 4
-"""After so many rounds in which nobody gave what follows on what we hold, we say that we hold it: the one way back, for
-a run whose newest payloads nobody has any more."""
+"""After this many rounds in which no node gave us the data that follows our state, our words name our state again. A
+run whose newest payloads are lost everywhere recovers only in this way."""
 LOOK_BLOCKS = 0.5
-"""So long after a look for what we expect the next one follows."""
+"""Blocks between two polls for the expected submissions."""
 ABORT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What became of a round: its agreement, and the digest of theta after it."""
+    """The result of a round: its agreement, and the digest of theta after it."""
 
     round: int
     agreed: Agreed
@@ -53,7 +52,8 @@ class Applied:
 
 
 class _Decision:
-    """A round's decision, waited for beside other work. `wait`: returns what is agreed, as soon as it is."""
+    """A round's decision, awaited in a task of its own. `wait` blocks until the round is decided and returns the
+    result."""
 
     def __init__(self, wait: Callable[[], Agreed], time: Time) -> None:
         self._found: Agreed | None = None
@@ -71,7 +71,7 @@ class _Decision:
         return not self._task.is_alive()
 
     def take(self) -> Agreed:
-        """What is agreed; waits for it. Raises what `wait` has raised."""
+        """Await the decision and return it. Raises the error of `wait`."""
         self._task.join()
         if self._found is None:
             raise self._fault or ChainError("nobody has said what is agreed")
@@ -88,54 +88,54 @@ class Node(Follower):
         round_seconds = run.first.clock.round_blocks * run.first.clock.block_seconds
         self.setbacks = Backoff(doors.bucket, round_seconds, lambda: self.clock.round_at(self.head()), doors.time)
         self._likely: frozenset[PeerId] = frozenset()
-        """Who was selected last."""
+        """The contributors of the last selection."""
         self._decision: _Decision | None = None
-        """That of the round whose selection we expect: looked for beside."""
+        """The awaited decision of the round whose selection we expect."""
         self._guess_seconds: dict[str, float] = {}
         self._prefetch: Collection | None = None
         self._followed = Followed.LOST
-        """What became of our last try to catch up."""
+        """The result of our last try to catch up."""
         self._tried = -2
         """The newest round that was decided when we last tried to catch up."""
         join(self, state)
 
     @property
     def at_tip(self) -> bool:
-        """Whether we hold where the run stands at the start of our round."""
+        """Whether our state is the run's at the start of our round."""
         return self.state.saved.at_tip
 
     @property
     def pair(self) -> Pair | None:
-        """What our word names; None while we abstain."""
+        """The pair that our words name; None while we abstain."""
         saved = self.state.saved
         in_vain = saved.vain_from is not None and saved.round >= saved.vain_from + VAIN_ROUNDS
         back = in_vain and self._followed is Followed.ON_THE_WAY
         return self.state.claim if self.at_tip or back else None
 
     def next_round(self, last: Callable[[int], int]) -> int:
-        """The first round whose block `last(round)` is still ahead, at least the round that our state stands at."""
+        """Return the first round whose block `last(round)` is still ahead; never one before our state's round."""
         head = self.head()
         round = max(0, self.clock.round_at(head))
         return max(round + (head >= last(round)), self.state.saved.round)
 
     def look_at_terms(self, round: int) -> None:
-        """Tell what has changed of what the chain demands."""
+        """Log and emit changes of the chain's terms."""
         self._terms.look(self.doors.chain, self.run, round)
 
     def abort_unfinished(self) -> None:
-        """Of uploads that we did not live to finish (payloads, mirrors, checkpoints), the server keeps the parts, and
-        bills them: they are of no use to anybody. The bucket is this hotkey's alone."""
+        """Abort uploads (payloads, mirrors, checkpoints) that an earlier process left unfinished. The server keeps
+        their parts and bills them, and no node can use them. The bucket is this hotkey's alone."""
         try:
             self.doors.bucket.abort_unfinished("", timeout_seconds=ABORT_SECONDS)
         except StorageError as fault:
             logger.warning("unfinished uploads of an earlier start may stay in our bucket: {fault}", fault=str(fault))
 
     def advance(self, round: int) -> list[Applied]:
-        """Apply agreed selections until the state stands at the start of `round`; what was applied, in order. After a
-        catch-up it may stand at a later round.
+        """Apply agreed selections until our state is the one at the start of `round`. Return the results, in order. A
+        catch-up may move the state to a later round.
 
-        What we cannot follow we pass over with the state that we have, and try again in every round: bytes that nobody
-        gives must not hold us for ever.
+        We skip a selection that we cannot follow: we keep our state and try again in every round. Missing bytes must
+        not block us for ever.
         """
         applied: list[Applied] = []
         if not self.at_tip and self.agreement.newest_decided(self.run) > self._tried:
@@ -161,18 +161,18 @@ class Node(Follower):
             self._catch_up(why)
         return applied
 
-    # --- what is expected ------------------------------------------------------------------------------------
+    # --- expected selections ---------------------------------------------------------------------------------
 
     def expect(self, round: int) -> bool:
-        """Move theta, in memory only, by the selection that the round will probably have, which the next one begins
-        from if that is agreed; whether we did. `advance` confirms it, or takes it back and applies what is agreed.
+        """Apply the round's probable selection to theta, in memory only. Return whether theta is now the expected one.
+        The next round starts from it. `advance` confirms it, or takes it back and applies the agreed selection.
 
-        Whoever committed and shows no key is waited for until V. Where the decision comes first it is not guessed;
-        where nobody committed, or shows a key, the round will be void.
+        We wait until V for a miner that committed and shows no key. Once the decision is known we do not guess. If no
+        miner committed, or none shows a key, the round will be void.
         """
         state, last = self.state, self.clock.commit_by(round)
         if state.expected is not None:
-            return state.expected.round == round  # what came after it broke off
+            return state.expected.round == round  # the work after it was cut off
         try:
             if not self.at_tip or state.saved.round != round or self.head() < last:
                 return False
@@ -194,21 +194,21 @@ class Node(Follower):
 
     @property
     def expects(self) -> bool:
-        """Whether theta is one that nobody has agreed on yet."""
+        """Whether theta includes an expected selection that is not agreed yet."""
         return self.state.expected is not None
 
     def is_decided(self) -> bool:
-        """Whether the decision that we expect is known: right or wrong. Never waits."""
+        """Whether the expected round's decision is known, right or wrong. Never waits."""
         return self._decision is not None and self._decision.is_known()
 
     def _decide_beside(self, round: int) -> Agreed:
-        """In a thread of its own."""
-        self.state.replica.digest()  # for the moment in which it is confirmed
+        """Return the decision; runs in a thread of its own."""
+        self.state.replica.digest()  # computed now, ready for the confirmation
         return self._decided(round)
 
     def _gather_likely(self, round: int) -> list[Opened] | None:
-        """The submissions that will probably be selected, opened; none of a round that will be void, and None where the
-        decision comes first."""
+        """Gather and open the submissions that will probably be selected. An empty list means a void round; None means
+        that the decision came first."""
         silent = frozenset[PeerId]()
         while True:
             head = self.head()
@@ -224,7 +224,7 @@ class Node(Follower):
                     self.time.sleep(LOOK_BLOCKS * self.run.first.clock.block_seconds)
 
     def _gather_now(self, round: int, contributing: Sequence[tuple[PeerId, Digest]], head: int) -> list[Opened]:
-        """These submissions, from their owners and mirrors. Raises Lacking."""
+        """Gather these submissions from their owners and mirrors. Raises Lacking."""
         self.state.lay_out_own(self.me, round)
         spec, clock = self.run.spec_at(round), self.run.first.clock
         left = max(LOOK_BLOCKS, self.clock.reveal_by(round) - head) * clock.block_seconds
@@ -241,11 +241,11 @@ class Node(Follower):
             from_all=False,
         )
 
-    # --- what is agreed --------------------------------------------------------------------------------------
+    # --- agreed selections -----------------------------------------------------------------------------------
 
     def _agreed_in(self, round: int) -> Agreed | None:
-        """What is agreed in the round for what we hold, which is where the run stands; None where it goes on from
-        elsewhere. What others name without moving the run makes the round void."""
+        """Return the round's decision if it builds on our state; None if the run continues from another. If others name
+        another pair and that does not move the run, the round is void."""
         beside, self._decision = self._decision, None
         with self.timeline.begin("wait"):
             decision = beside.take() if beside is not None else self._decided(round)
@@ -259,8 +259,9 @@ class Node(Follower):
         return Agreed(None, None, decision.block) if stays else None
 
     def _catch_up(self, why: str = "") -> None:
-        """Go where the run stands after the newest decided round. Where nobody lets us, stand there with the state that
-        we have: what we sent is not taken back, others may well have applied it. why: we did not stay there."""
+        """Move to the run's state after the newest decided round. If we cannot, move to that round with the state that
+        we have. We do not take back our own update: others may well have applied it. why: the reason that we could not
+        follow directly."""
         state, newest = self.state, self.agreement.newest_decided(self.run)
         if why:
             logger.warning("round {round} cannot be followed directly: {why}", round=state.saved.round, why=why)
@@ -281,7 +282,7 @@ class Node(Follower):
                 raise
             logger.warning("where the run stands cannot be read: {fault}", fault=str(fault))
             if tip is not None and tip.link == link != first_link(self.run.id):
-                self._followed = Followed.ON_THE_WAY  # it stood there when we last could read it
+                self._followed = Followed.ON_THE_WAY  # our state was on the run's way when we last could read it
         if self._followed is Followed.YES:
             take_back_wanted(self)
         else:
@@ -296,8 +297,8 @@ class Node(Follower):
         state.clear_cache()
 
     def _show_what_was_agreed(self) -> None:
-        """Publish the selections on the run's way that we cannot apply: who restarts when no chain node has their words
-        any more, as we may, can else not tell that what it holds is on that way."""
+        """Publish the agreed selections that we cannot apply. No chain node may have their words at our next start, or
+        another node's. Without the selections a node could not know that its state is on the run's way."""
         tip, link = self.state.saved.tip, self.state.saved.link
         at = tip.link if tip is not None else link
         while at != link and (selection := self.agreement.selections.get(at)) is not None:
@@ -309,8 +310,8 @@ class Node(Follower):
             at = selection.previous
 
     def _learns(self, named: Tip) -> bool:
-        """Take up the amendments that the newest selection tells of which words stand on; whether we did not know them.
-        What we take for agreed since then follows from what we know."""
+        """Adopt the amendments that the newest named selection refers to. Return whether any was new to us: then the
+        tip must be computed again under them."""
         records = SelectionChain(self.run.id, self.sources(), named.link, named.round, self.time)
         head = self.run.head
         try:
@@ -355,8 +356,8 @@ class Node(Follower):
         return Applied(round, decision, self.state.replica.digest())
 
     def gather(self, decision: Agreed) -> list[Opened]:
-        """Every selected submission of an agreed selection, opened. Waits and repairs from any source; gives up with
-        OutOfSync after a whole round, when only a checkpoint can help."""
+        """Open every selected submission of an agreed selection. Waits, and asks all sources until it has them. Raises
+        OutOfSync after a whole round: then only a checkpoint helps."""
         selection = decision.selection
         assert selection is not None
         self.state.lay_out_own(self.me, selection.round)
@@ -387,10 +388,10 @@ class Node(Follower):
                 pause = min(2 * pause, 10.0)
 
     def prefetch(self, round: int) -> None:
-        """Begin to fetch what will probably be selected, until the selection is known: the submissions of those who
-        were selected last, before D too, where they have put them up by now; after it, for the places that are left,
-        those of others that committed, the lowest uids first. What is fetched only when it is selected makes everybody
-        late for the next round. Nothing waits for it and nothing depends on it."""
+        """Start to fetch the submissions that will probably be selected, until the selection is known. Before D: those
+        of the miners selected last, if they are uploaded already. After D: those that committed, the last selected
+        first, then the lowest uids, up to the number of places. A submission fetched only after its selection makes
+        every node late for the next round. Nothing waits for it and nothing depends on it."""
         self.stop_prefetch()
         try:
             last, head = self.clock.commit_by(round), self.head()
@@ -427,7 +428,7 @@ class Node(Follower):
             )
 
     def stop_prefetch(self) -> None:
-        """Fetch nothing more ahead; what has come stays in the cache."""
+        """Stop fetching ahead; fetched submissions stay in the cache."""
         prefetch, self._prefetch = self._prefetch, None
         if prefetch is not None:
             prefetch.stop()

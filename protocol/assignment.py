@@ -1,7 +1,7 @@
-"""Consensus randomness and what is drawn from it: pages, mirrors, samples.
+"""Consensus randomness and its draws: pages, mirrors, samples.
 
-All draws expand chain hashes by SHAKE-256 with rejection sampling (docs/protocol.md section 0), so anybody can
-replay them and nobody can choose them.
+All draws expand chain hashes by SHAKE-256 with rejection sampling (docs/protocol.md section 0), so anyone can replay
+them and no peer can choose them.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Draw:
         self._used = 0
 
     def words(self, num_bytes: int) -> int:
-        """The next `num_bytes` of the stream as one little-endian integer."""
+        """Return the next `num_bytes` of the stream as one little-endian integer."""
         if self._used + num_bytes > len(self._buffer):
             self._buffer = self._shake.digest(2 * (self._used + num_bytes))
         word = self._buffer[self._used : self._used + num_bytes]
@@ -34,7 +34,7 @@ class Draw:
         return int.from_bytes(word, "little")
 
     def below(self, n: int, num_bytes: int = 8) -> int:
-        """Uniform integer in [0, n), 1 <= n <= 2^(8 * num_bytes); words in the biased tail are rejected."""
+        """Return a uniform integer in [0, n), 1 <= n <= 2^(8 * num_bytes); words in the biased tail are rejected."""
         span = 1 << (8 * num_bytes)
         if not 1 <= n <= span:
             raise ValueError(f"cannot draw below {n} from words of {num_bytes} bytes")
@@ -44,11 +44,11 @@ class Draw:
         return word % n
 
     def unit(self) -> float:
-        """Uniform multiple of 2^-53 in [0, 1)."""
+        """Return a uniform multiple of 2^-53 in [0, 1)."""
         return (self.words(8) >> 11) * 2.0**-53
 
     def sample(self, population: Sequence[T], k: int) -> list[T]:
-        """min(k, len) distinct elements in drawn order (partial Fisher-Yates)."""
+        """Return min(k, len) distinct elements in drawn order (partial Fisher-Yates)."""
         pool = list(population)
         k = min(k, len(pool))
         for i in range(k):
@@ -57,7 +57,7 @@ class Draw:
         return pool[:k]
 
     def distinct(self, n: int, k: int) -> list[int]:
-        """min(k, n) distinct integers below n in drawn order, in memory of k, for large n."""
+        """Return min(k, n) distinct integers below n in drawn order. Takes memory of order k, for large n."""
         if 2 * k >= n:
             return self.sample(range(n), k)
         seen: dict[int, None] = {}
@@ -67,7 +67,7 @@ class Draw:
 
 
 def page_at(index: int, page_tokens: int) -> Page:
-    """The page number `index` of a split cut into pages of `page_tokens`."""
+    """Return page number `index` of a split cut into pages of `page_tokens`."""
     return Page(index * page_tokens, page_tokens)
 
 
@@ -81,9 +81,9 @@ def assigned(
     count: int,
     first_page: int = 0,
 ) -> tuple[Page, ...]:
-    """The `count` distinct pages of the `num_pages` from `first_page` on that `peer` trains on in the round whose page
-    block has `block_hash`, in training order. Every page is a contiguous run of tokens: long runs carry the proof of
-    computation (docs/protocol.md 9)."""
+    """Return the `count` distinct pages that `peer` trains on in the round whose page block has `block_hash`, in
+    training order. They are drawn from the `num_pages` pages from `first_page` on. Every page is a contiguous run of
+    tokens: long runs carry the proof of computation (docs/protocol.md 9)."""
     draw = Draw("pages", run, block_hash, peer)
     return tuple(page_at(first_page + index, page_tokens) for index in draw.distinct(num_pages, count))
 
@@ -91,8 +91,8 @@ def assigned(
 def mirror_order(
     run: Digest, commit_hash: Digest, round: int, peer: PeerId, stakes: Sequence[tuple[PeerId, int]]
 ) -> tuple[PeerId, ...]:
-    """The given validators in the order in which they are to copy this peer's sealed object: drawn without
-    replacement, by stake in rao, and for each peer anew, so that the copies of a selection are shared among them.
+    """Return the given validators in the order in which they copy this peer's sealed object. They are drawn without
+    replacement, by stake in rao, and for each peer anew, so that they share the copies of a selection.
 
     u128 words with rejection below the remaining total, cumulative stake in hotkey order (docs/protocol.md 6).
     Validators without stake come last.

@@ -1,4 +1,4 @@
-"""The round clock, in blocks of the chain (docs/protocol.md section 1). Pure arithmetic: nobody's own clock decides.
+"""The round clock, in blocks of the chain (docs/protocol.md section 1). Pure arithmetic: no node's own clock decides.
 
 Round r covers blocks [start + r*N, start + (r+1)*N):
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Windows of a round; all fields but `start_block` are offsets or lengths in blocks.
+    """Windows of a round; all fields except `start_block` are offsets or lengths in blocks.
 
     commit: D, the last block in which a commitment counts. reveal: V, keys are read until it is final. words: X, the
     last block in which a word counts. round_blocks: N.
@@ -24,49 +24,50 @@ class Clock:
     words: int
 
     def start(self, round: int) -> int:
-        """First block of the round."""
+        """Return the first block of the round."""
         return self.start_block + round * self.round_blocks
 
     def page_block(self, round: int) -> int:
-        """Block whose hash assigns the round's pages: D of the round before, after which nobody's work for that can
-        change, so that a miner may begin as soon as it is final. For the first round the block in its place."""
+        """Return the block whose hash assigns the round's pages: D of the round before. After it no peer's work for
+        that round can change, so a miner may begin as soon as it is final. For the first round it is the block in the
+        same place."""
         return max(0, self.commit_by(round - 1))
 
     def commit_by(self, round: int) -> int:
-        """Block D: the last whose commitments count."""
+        """Return block D: the last whose commitments count."""
         return self.start(round) + self.commit
 
     def reveal_by(self, round: int) -> int:
-        """Block V: keys count that are readable before the reader's finalised head reaches it."""
+        """Return block V: keys count if they are readable before the reader's finalised head reaches it."""
         return self.start(round) + self.reveal
 
     def sample_block(self, round: int) -> int:
-        """First block after V; its hash draws the evaluation samples."""
+        """Return the first block after V; its hash draws the evaluation samples."""
         return self.reveal_by(round) + 1
 
     def words_by(self, round: int) -> int:
-        """Block X: words after it do not count. They do from the block after D on."""
+        """Return block X: words count from the block after D up to it."""
         return self.start(round) + self.words
 
     def decided_before(self, block: int) -> int:
-        """The newest round whose X is before `block`; negative before the first one's."""
+        """Return the newest round whose X is before `block`; negative before the first one's."""
         return (block - 1 - self.words_by(0)) // self.round_blocks
 
     def paid_in(self, block: int) -> int:
-        """The round whose book weights set in `block` follow from: the newest whose V is before it, since a round that
-        is decided early is paid before its X. Negative before the first one's V."""
+        """Return the round whose book gave the weights that were set in `block`: the newest whose V is before it, since
+        a round that is decided early is paid before its X. Negative before the first one's V."""
         return (block - 1 - self.reveal_by(0)) // self.round_blocks
 
     def end(self, round: int) -> int:
-        """First block of the next round."""
+        """Return the first block of the next round."""
         return self.start(round + 1)
 
     def window_end(self, block: int) -> int:
-        """Last block of the window that the block after `block` belongs to: D, V or X."""
+        """Return the last block of the window that contains the block after `block`: D, V or X."""
         round = self.round_at(block)
         ends = (self.commit_by(round), self.reveal_by(round), self.words_by(round), self.commit_by(round + 1))
         return next(end for end in ends if end > block)
 
     def round_at(self, block: int) -> int:
-        """Round that covers `block`; negative before the run's start."""
+        """Return the round that covers `block`; negative before the run's start."""
         return (block - self.start_block) // self.round_blocks

@@ -1,6 +1,6 @@
-"""A cluster's spec, and what its members write into the bucket that they share (docs/cluster.md).
+"""A cluster's spec, and its members' documents in the shared bucket (docs/cluster.md).
 
-Members trust each other, not the store: beats, claims and records are documents tagged with the group's secret, and a
+Members trust each other, not the store: beats, claims and records are documents tagged with the group's secret. A
 record is created once, so the store decides which one a round has.
 """
 
@@ -32,17 +32,17 @@ from protocol.spec import (
 from protocol.types import MAX_UIDS, Digest, PeerId, Selection
 
 GROUP = PeerId(bytes(32))
-"""Who signs a record: the group."""
+"""The signer of a record: the group."""
 NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
 _NO_ROUND = 0
-"""In the head of a document that is of no one round."""
+"""In the head of a document that belongs to no one round."""
 _RECORD, _CLAIM, _BEAT, _AMENDMENT, _DRAIN = "record", "claim", "beat", "amend", "drain"
 AMENDABLE = {
     "outer": {"alpha", "aggregate"},
     "cluster": {"beat_seconds", "silent_seconds", "grace", "least_steps", "keep_rounds"},
 }
-"""What of these tables may change in mid-run: nothing that fixes what members hold or send. Of `inner` all but the
-optimizer (protocol/run.py)."""
+"""Fields of these tables that may change in mid-run: none that determines the format of states or updates. Of `inner`
+all but the optimizer may change (protocol/run.py)."""
 
 T = TypeVar("T", bound=Table)
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -52,13 +52,13 @@ class ClusterTable(Table):
     """How a cluster's rounds end.
 
     A member whose beat has not changed for `silent_seconds` of looks that the store answered is not waited for; beats
-    are `beat_seconds` apart. Once more than half of the living have claimed, the others end their inner steps. They
-    are waited for as long as two steps and sending take, and `grace` of the median training time or two beats. Who has
-    done less than `least_steps` of the inner steps that it planned sends nothing. Payloads are kept for `keep_rounds`
-    rounds.
+    are `beat_seconds` apart. Once more than half of the living members have claimed, the others end their inner steps.
+    The round then waits for two steps and the time to send, plus `grace` of the median training time, or two beats if
+    that is longer. A member that has done less than `least_steps` of its planned inner steps sends nothing. Payloads
+    are kept for `keep_rounds` rounds.
 
-    `exchange` is what an update is: SparseLoCo's, or every value in int8 (sparseloco/dense.py), which carries nothing
-    over from round to round. It stays for the whole run.
+    `exchange` is the kind of update: SparseLoCo's, or every value in int8 (sparseloco/dense.py), which carries nothing
+    over from round to round. It is fixed for the whole run.
     """
 
     exchange: Exchange = "sparse"
@@ -70,13 +70,13 @@ class ClusterTable(Table):
 
 
 class ClusterOuter(OuterSpec):
-    """`momentum`: Nesterov's, of the int8 exchange. It stays for the whole run."""
+    """`momentum`: Nesterov's, of the int8 exchange. It is fixed for the whole run."""
 
     momentum: Decay = 0.0
 
 
 class ClusterSpec(TrainingSpec):
-    """A whole run of a cluster. There is no owner: who holds the group's secret is a member."""
+    """A whole run of a cluster. There is no owner: each holder of the group's secret is a member."""
 
     outer: ClusterOuter = ClusterOuter()
     cluster: ClusterTable = ClusterTable()
@@ -123,7 +123,7 @@ class ClusterSpec(TrainingSpec):
 
 
 def build_cluster(table: Mapping[str, object], source: str) -> ClusterSpec:
-    """A spec from a table; `source` names it in errors. Raises ConfigError with one line per fault."""
+    """Build a spec from a table; `source` names it in errors. Raises ConfigError with one line per fault."""
     try:
         return ClusterSpec.model_validate(table)
     except ValidationError as fault:
@@ -131,7 +131,7 @@ def build_cluster(table: Mapping[str, object], source: str) -> ClusterSpec:
 
 
 def parse_cluster(data: bytes, digest: Digest) -> ClusterSpec:
-    """A spec from its canonical bytes, checked against the run's id. Raises InvalidMessage for other bytes and
+    """Parse a spec from its canonical bytes, checked against the run's id. Raises InvalidMessage for other bytes and
     ConfigError for a spec that is not valid here."""
     if sha256(data).digest() != digest:
         raise InvalidMessage("spec: its bytes do not hash to the run's id")
@@ -142,15 +142,16 @@ def parse_cluster(data: bytes, digest: Digest) -> ClusterSpec:
 
 
 class Amendment(Table):
-    """A change of the spec, or the end of the run: the record that names it is of the last round. Who writes one holds
-    the group's secret; members trust each other."""
+    """A change of the spec, or the end of the run: the record that names it is of the last round. Any holder of the
+    group's secret may write one; members trust each other."""
 
     changes: dict[Literal["inner", "outer", "cluster"], dict[str, Any]] = Field(default_factory=dict)
     last: bool = False
 
 
 def amended(spec: ClusterSpec, amendment: Amendment) -> ClusterSpec:
-    """The spec from then on. Raises ConfigError where that is none, or for what cannot change."""
+    """Return the spec with this amendment. Raises ConfigError if that is no valid spec, or for a field that cannot
+    change."""
     for name, fields in amendment.changes.items():
         if name in AMENDABLE and (fixed := set(fields) - AMENDABLE[name]):
             raise ConfigError(f"an amendment cannot change {', '.join(f'{name}.{field}' for field in sorted(fixed))}")
@@ -160,7 +161,8 @@ def amended(spec: ClusterSpec, amendment: Amendment) -> ClusterSpec:
 
 class Beat(Table):
     """A member's sign of life, written again and again. process: drawn at its start; count: of its beats. round, step,
-    phase: where it is; who joins or idles will not claim in the round. leaving: it does not come back by itself."""
+    phase: its position; a member that joins or idles will not claim in the round. leaving: it does not come back by
+    itself."""
 
     name: Annotated[str, Field(pattern=NAME)]
     process: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
@@ -172,10 +174,10 @@ class Beat(Table):
 
 
 class Claim(Table):
-    """A member's word that its sealed update of a round is whole in its part of the bucket. theta, previous: what it
-    was trained from, and the link of the record before. envelope: the digest that pins the sealed object. key: what
-    opens it, wrapped. steps: inner steps done, in `seconds`. sending: seconds from the last of them to the claim, the
-    last time."""
+    """A member's statement that its sealed update of a round is complete in its part of the bucket. theta, previous:
+    the state that it was trained from, and the link of the record before. envelope: the digest that pins the sealed
+    object. key: the wrapped key that opens it. steps: inner steps done, in `seconds`. sending: seconds from the last of
+    them to the claim, in its last round."""
 
     theta: HexDigest
     previous: HexDigest
@@ -187,7 +189,7 @@ class Claim(Table):
 
 
 class Contribution(Claim):
-    """A claim, in a record."""
+    """A claim in a record."""
 
     member: HexDigest
 
@@ -197,8 +199,8 @@ class Contribution(Claim):
 
 
 class Record(Table):
-    """What a round came to: whose updates are applied to `theta`. by: who has closed it, for people. amendments: how
-    many hold from the next round on."""
+    """The result of a round: the updates to apply to `theta`. by: the member that closed it, for people. amendments:
+    how many are in force from the next round on."""
 
     by: HexDigest
     amendments: Count = 0
@@ -216,7 +218,8 @@ class Record(Table):
         return self
 
     def selection(self, run: Digest, round: int) -> Selection:
-        """Whose updates are applied, as everything that follows a run has it. Its link is `previous` of the next."""
+        """Return the applied updates as a Selection, for code that follows any run. Its link is `previous` of the
+        next."""
         pairs = tuple((update.peer, Digest(bytes.fromhex(update.envelope))) for update in self.updates)
         theta, previous = Digest(bytes.fromhex(self.theta)), Digest(bytes.fromhex(self.previous))
         return Selection(round, theta, previous, run, pairs)
@@ -241,12 +244,12 @@ def parse_amendment(data: bytes, run: Digest, number: int, verify: Verify) -> Am
 
 
 def encode_drain(run: Digest, signer: Signer) -> bytes:
-    """The wish that this member leaves after its round."""
+    """Encode the request that this member leaves after its round."""
     return encode_document(_DRAIN, run, _NO_ROUND, {}, signer)
 
 
 def parse_drain(data: bytes, run: Digest, member: PeerId, verify: Verify) -> None:
-    """Raises InvalidMessage for what is no such wish."""
+    """Raises InvalidMessage for a document that is no such request."""
     if parse_document(data, _DRAIN, run, _NO_ROUND, member, verify):
         raise InvalidMessage("drain: expected no fields")
 
@@ -277,5 +280,5 @@ def _checked(kind: type[T], body: Mapping[str, object]) -> T:
 
 
 def digest_of(text: str) -> Digest:
-    """Of a document's hexadecimal field."""
+    """Return a document's hexadecimal field as a digest."""
     return Digest(bytes.fromhex(text))

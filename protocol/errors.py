@@ -34,19 +34,19 @@ class UpdateNeeded(ConfigError):
 
 
 STATE_PRUNED = "StatePruned"
-"""`ChainError.code` of a read at a height whose state this chain node no longer has: asking again is of no use."""
+"""`ChainError.code` of a read at a height whose state this chain node no longer has: a retry is useless."""
 
 
 UNKNOWN_KEY, WRONG_SECRET = "InvalidAccessKeyId", "SignatureDoesNotMatch"
-"""`AccessDenied.code` where the access key is none of the server's, and where the secret is not that of the key."""
+"""`AccessDenied.code` if the server does not know the access key, and if the secret does not belong to the key."""
 
 
 UNKNOWN_BEACON = "UnknownBeacon"
-"""`ChainError.code` of weights that would have to be sealed to a beacon which this run may not use."""
+"""`ChainError.code` of weights that would have to be sealed to a beacon that this run may not use."""
 
 
 class ChainError(MurmurError):
-    """The chain is unreachable, too slow, or refused a call. `code` is the chain's own error name when it gave one, or
+    """The chain is unreachable, too slow, or refused a call. `code` is the chain's own error name if it gave one, or
     StatePruned or UnknownBeacon."""
 
     def __init__(self, message: str, code: str | None = None) -> None:
@@ -63,7 +63,7 @@ class ObjectMissing(StorageError):
 
 
 class BucketMissing(ObjectMissing):
-    """There is no bucket of this name, so far as the server lets us see."""
+    """There is no bucket of this name, as far as the server shows."""
 
 
 class ObjectReplaced(StorageError):
@@ -71,7 +71,7 @@ class ObjectReplaced(StorageError):
 
 
 class ObjectTooLarge(StorageError):
-    """The object's size is not the one allowed; it was refused unread. `size_bytes` is what the server claims."""
+    """The object's size is not the one allowed; it was refused unread. `size_bytes` is the server's claim."""
 
     def __init__(self, message: str, size_bytes: int) -> None:
         super().__init__(message)
@@ -79,8 +79,8 @@ class ObjectTooLarge(StorageError):
 
 
 class AccessDenied(StorageError):
-    """The credential is unknown or lacks the permission. `code` is the server's word for it when it is one of those
-    two that tell a wrong key from a missing permission."""
+    """The credential is unknown or lacks the permission. `code` is the server's error code if it is one of the two that
+    distinguish a wrong key from a missing permission."""
 
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -88,7 +88,7 @@ class AccessDenied(StorageError):
 
 
 class InvalidSubmission(MurmurError):
-    """A peer's submission breaks a rule of the protocol. `reason` is what the peer is told."""
+    """A peer's submission breaks a rule of the protocol. `reason` is published to the peer."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -101,8 +101,8 @@ class InvalidMessage(MurmurError):
 
 
 class OutOfSync(MurmurError):
-    """Our state does not hash to what the agreed selection says; it has to be repaired by catch-up."""
+    """Our state's digest is not that of the agreed selection; catch-up has to repair it."""
 
 
 class CheckpointCorrupt(MurmurError):
-    """Stored state does not match its digest. Continuing would train a different model from everybody else's."""
+    """Stored state does not match its digest. Continuing would train a different model from all other nodes'."""

@@ -1,4 +1,5 @@
-"""Object keys in a peer's bucket. Built from numbers and digests only: nothing a peer chose becomes part of a key."""
+"""Object keys in a peer's bucket. They are built from numbers and digests only: no text that a peer chose becomes part
+of a key."""
 
 from protocol.types import Digest, PeerId
 
@@ -15,13 +16,13 @@ def payload(run: Digest, round: int) -> str:
 
 
 def payloads(run: Digest) -> str:
-    """What the keys of all payloads begin with, in the bucket that a cluster shares: a listing has the oldest first."""
+    """The prefix of all payloads in a cluster's shared bucket: a listing has the oldest first."""
     return f"{_run(run)}/payload/"
 
 
 def members_payload(run: Digest, round: int, member: PeerId, key_hash: bytes) -> str:
-    """A member's sealed update, there. key_hash: sha256 of the key that opens it. That is drawn anew for each sealing,
-    so nothing else ever comes to stand under the key that a claim leads to."""
+    """A member's sealed update in the shared bucket. key_hash: sha256 of the key that opens it. That key is drawn anew
+    for each sealing, so the key that a claim leads to never holds another object."""
     return f"{payload(run, round)}/{member.hex()}/{key_hash.hex()}"
 
 
@@ -36,13 +37,13 @@ def peer_report(run: Digest, round: int) -> str:
 
 
 def report(run: Digest, round: int) -> str:
-    """A validator's signed report: every hotkey's reason and numbers."""
+    """A validator's signed report: reason and numbers of every hotkey."""
     return f"{_run(run)}/report/{round:08d}"
 
 
 def selection(run: Digest, link: Digest) -> str:
     """A validator's copy of an agreed selection, under the link that the next one names as `previous`: joiners walk
-    these back from where the run stands."""
+    these back from the tip."""
     return f"{_run(run)}/selection/{link.hex()}"
 
 
@@ -57,58 +58,59 @@ def mirror_reveal(run: Digest, round: int, peer: PeerId) -> str:
 
 
 def wanted(run: Digest) -> str:
-    """A peer's signed list of the payloads that it lacks, overwritten by the next one."""
+    """A peer's signed list of payloads that it lacks; the next one overwrites it."""
     return f"{_run(run)}/wanted"
 
 
 def wanted_by(run: Digest) -> str:
-    """What the keys of all members' lists of what they lack begin with, in the bucket that a cluster shares."""
+    """The prefix of all members' lists of payloads that they lack, in a cluster's shared bucket."""
     return f"{_run(run)}/wanted/"
 
 
 def checkpoints(run: Digest) -> str:
-    """A validator's signed document of the states that it has put up whole, and of those that it stood at. One key, so
-    that nobody has to guess in which rounds there was one."""
+    """A validator's signed document of its published states, and of its states in other rounds. It has one fixed key,
+    so that readers need not guess the rounds."""
     return f"{_run(run)}/checkpoints"
 
 
 def members_checkpoints(run: Digest) -> str:
-    """What the keys of members' documents of their checkpoints begin with, in the bucket that a cluster shares."""
+    """The prefix of members' documents of their checkpoints, in a cluster's shared bucket."""
     return f"{_run(run)}/checkpoints/"
 
 
 def states(run: Digest) -> str:
-    """What the keys of the files of all checkpoints begin with, there: one that two members put up is one object."""
+    """The prefix of the files of all checkpoints in a cluster's shared bucket: a file that two members publish is one
+    object."""
     return f"{_run(run)}/state/"
 
 
 def group(run: Digest) -> str:
-    """Whose run it is: the sha256 of the group's secret, created once."""
+    """The owner group of a run: the sha256 of the group's secret, created once."""
     return f"{_run(run)}/group"
 
 
 def member(run: Digest, member: PeerId) -> str:
-    """What the keys of a member's own trials of the bucket begin with."""
+    """The prefix of a member's own trials of the bucket."""
     return f"{_run(run)}/member/{member.hex()}/"
 
 
 def beats(run: Digest) -> str:
-    """What the keys of all members' beats begin with."""
+    """The prefix of all members' beats."""
     return f"{_run(run)}/beat/"
 
 
 def all_claims(run: Digest) -> str:
-    """What the keys of all claims begin with: a listing has the oldest first."""
+    """The prefix of all claims: a listing has the oldest first."""
     return f"{_run(run)}/claim/"
 
 
 def claims(run: Digest, round: int) -> str:
-    """What the keys of all claims of a round begin with."""
+    """The prefix of all claims of a round."""
     return f"{all_claims(run)}{round:08d}/"
 
 
 def record(run: Digest, round: int) -> str:
-    """What a cluster's round came to: created once, by whoever closes it."""
+    """The record of a cluster's round: created once, by the member that closes the round."""
     return f"{_run(run)}/record/{round:08d}"
 
 
@@ -118,7 +120,7 @@ def amendment(run: Digest, number: int) -> str:
 
 
 def drain(run: Digest, member: PeerId) -> str:
-    """The wish that this member leaves after its round: it deletes it when it does."""
+    """The request that this member leaves after its round; the member deletes it when it leaves."""
     return f"{_run(run)}/drain/{member.hex()}"
 
 
@@ -128,11 +130,11 @@ def blob(digest: Digest) -> str:
 
 
 def is_final(key: str) -> bool:
-    """Whether nothing else comes to stand under this key once something does. What a cache keeps of it stays right."""
+    """Whether the object under this key never changes, so that a cached copy stays right."""
     first, *rest = key.split("/")
     return first == "blob" or (len(rest) > 1 and rest[0] in _ONCE)
 
 
 def trial() -> str:
-    """Written, read and deleted again at a node's start, to try the key that it publishes."""
+    """A trial object that a node writes, reads and deletes at its start, to test the key that it publishes."""
     return "trial"

@@ -1,4 +1,4 @@
-"""The layout of a model: its tensors in order, their chunks, and where each chunk's record stands in a payload.
+"""The layout of a model: its tensors in order, their chunks, and the place of each chunk's record in a payload.
 
 Everything here follows from (name, shape) pairs and k alone, without torch, so that the size of a payload is known
 before a byte is read (docs/protocol.md sections 2 and 3; chunk sizes: SparseLoCo, arXiv 2508.15706, section 4).
@@ -20,24 +20,25 @@ SCALE_BYTES = 4
 
 
 def kept(n: int, k: int) -> int:
-    """k': how many of a chunk's n >= 1 elements are sent, for k per full chunk of 4096."""
+    """Return k': how many of a chunk's n >= 1 elements are sent, for k per full chunk of 4096."""
     return min(n, max(1, (n * k + CHUNK // 2) // CHUNK))
 
 
 def low_bits(n: int, k_kept: int) -> int:
-    """Elias-Fano's l: low bits stored verbatim for each of k' sorted indices below n."""
+    """Return Elias-Fano's l: low bits stored verbatim for each of k' sorted indices below n."""
     return (n // k_kept).bit_length() - 1
 
 
 def index_bits(n: int, k_kept: int) -> int:
-    """Bits of a chunk's index part: unary upper part (ones and one zero a bucket), then k' * l lower bits."""
+    """Return the bits of a chunk's index part: unary upper part (ones and one zero a bucket), then k' * l lower
+    bits."""
     low = low_bits(n, k_kept)
     return k_kept + ((n + (1 << low) - 1) >> low) + k_kept * low
 
 
 def record_bytes(n: int, k_kept: int) -> int:
-    """Bytes of one chunk's record: index bits and 2 code bits a value, padded once to a byte, then two level bytes.
-    82 for a full chunk at k = 64."""
+    """Return the bytes of one chunk's record: index bits and 2 code bits a value, padded once to a byte, then two level
+    bytes. 82 for a full chunk at k = 64."""
     return (index_bits(n, k_kept) + 2 * k_kept + 7) // 8 + LEVEL_BYTES
 
 
@@ -139,7 +140,7 @@ class Layout:
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]] | Iterable[tuple[str, tuple[int, ...]]], k: int) -> "Layout":
-        """Layout of the named shapes at k values per full chunk, 1 <= k <= 4096. Names are unique."""
+        """Return the layout of the named shapes at k values per full chunk, 1 <= k <= 4096. Names are unique."""
         if not 1 <= k <= CHUNK:
             raise ValueError(f"k is {k}; a chunk of {CHUNK} elements keeps 1 to {CHUNK}")
         pairs = sorted(shapes.items() if isinstance(shapes, Mapping) else shapes, key=lambda pair: pair[0].encode())
@@ -168,14 +169,14 @@ class Layout:
 
     @cached_property
     def records_bytes(self) -> int:
-        """Bytes of all records: what follows the theta digest in a plaintext."""
+        """Bytes of all records; in a plaintext they follow the theta digest."""
         return sum(tensor.num_bytes for tensor in self.tensors)
 
 
 @dataclass(frozen=True)
 class DenseLayout(Layout):
-    """The same tensors where every value is sent (sparseloco/dense.py): a tensor's chunks are 4096 values that follow
-    one another, the last one what is left; a record is an fp32 scale and a byte for each value. `k` says nothing."""
+    """The same tensors if every value is sent (sparseloco/dense.py). A tensor's chunks are 4096 consecutive values, the
+    last one the rest. A record is an fp32 scale and a byte for each value. `k` is unused."""
 
     @cached_property
     def starts(self) -> dict[str, int]:
@@ -196,5 +197,5 @@ class DenseLayout(Layout):
 
 
 def dense_bytes(numel: int) -> int:
-    """Bytes of a tensor's records where every value is sent."""
+    """Return the bytes of a tensor's records if every value is sent."""
     return SCALE_BYTES * -(-numel // CHUNK) + numel

@@ -7,7 +7,7 @@ from hashlib import sha256
 from protocol.types import Digest
 
 SECTION_BYTES = 16 << 20
-"""Section of a large object that can be hashed, and verified, by itself."""
+"""Section of a large object that can be hashed and verified alone."""
 
 
 def leaf(data: bytes | memoryview) -> Digest:
@@ -17,7 +17,7 @@ def leaf(data: bytes | memoryview) -> Digest:
 
 
 def root(leaves: Iterable[bytes]) -> Digest:
-    """Root over already hashed leaves; of nothing: sha256 of nothing."""
+    """Return the root over hashed leaves; without leaves the sha256 of nothing."""
     level: Sequence[bytes] = list(leaves)
     if not level:
         return Digest(sha256(b"").digest())
@@ -28,13 +28,13 @@ def root(leaves: Iterable[bytes]) -> Digest:
 
 
 def sections(data: bytes | memoryview) -> Iterator[memoryview]:
-    """The 16 MiB sections of an object's bytes, the last one shorter; none of nothing."""
+    """Yield the 16 MiB sections of an object's bytes, the last one shorter; none for no bytes."""
     view = memoryview(data)
     return (view[at : at + SECTION_BYTES] for at in range(0, len(view), SECTION_BYTES))
 
 
 def leaves(parts: Iterable[bytes | memoryview], threads: int = 1) -> list[Digest]:
-    """The leaf of every part, in order; hashed on several threads beside each other where `threads` is above 1."""
+    """Return the leaf of every part, in order; hashed in parallel if `threads` is above 1."""
     if threads == 1:
         return [leaf(part) for part in parts]
     with ThreadPoolExecutor(threads) as pool:
@@ -42,5 +42,5 @@ def leaves(parts: Iterable[bytes | memoryview], threads: int = 1) -> list[Digest
 
 
 def sections_root(data: bytes | memoryview) -> Digest:
-    """Root over the 16 MiB sections of a ciphertext."""
+    """Return the root over the 16 MiB sections of a ciphertext."""
     return root(leaves(sections(data)))

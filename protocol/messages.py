@@ -1,4 +1,4 @@
-"""Canonical bytes of every message between nodes. Each `parse_*` takes a stranger's bytes and returns a valid value
+"""Canonical bytes of every message between nodes. Each `parse_*` takes another node's bytes and returns a valid value
 or raises InvalidMessage; each `encode_*` is its exact inverse. Integers u32 little-endian, PeerId 32 raw bytes.
 
 On chain (docs/protocol.md sections 4 and 6), in the one commitment slot of a hotkey, in this order:
@@ -45,8 +45,8 @@ _COMMITMENT_KIND = 1
 _COMMITMENT = struct.Struct("<BB2xI32s")
 _WORD = struct.Struct("<BI32s32s32s")
 _WORD_FIRST = WIRE_VERSION | 3 << 6
-"""A word's first byte: version in the low 6 bits, its kind in the high 2, of which protocol versions before 3 used 1
-and 2 for other statements (docs/decisions/0001-statement-kind.md)."""
+"""A word's first byte: version in the low 6 bits, its kind in the high 2. Protocol versions before 3 used kinds 1 and 2
+for other statements (docs/decisions/0001-statement-kind.md)."""
 
 # --- pointer -------------------------------------------------------------------------------------------------
 
@@ -58,7 +58,8 @@ _ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,
 
 
 def encode_pointer(pointer: Pointer | PublicPointer) -> bytes:
-    """At most 200 bytes, or ConfigError. R2 account ids and keys (hex) are packed to half their length."""
+    """Encode a pointer in at most 200 bytes, or raise ConfigError. R2 account ids and keys (hex) are packed to half
+    their length."""
     if not _is_endpoint(pointer.endpoint):
         what = "public URL" if isinstance(pointer, PublicPointer) else "endpoint"
         raise ConfigError(
@@ -114,7 +115,7 @@ def parse_pointer(data: bytes) -> Pointer | PublicPointer:
 
 
 def _take_endpoint(data: bytes) -> str:
-    """The last text of a pointer."""
+    """Return the last text of a pointer."""
     endpoint, rest = _take_text(data)
     if rest:
         raise InvalidMessage("pointer: bytes after the endpoint")
@@ -181,7 +182,7 @@ def encode_slot(
     statement: Commitment | Word | None = None,
     amendment: Digest | None = None,
 ) -> tuple[bytes, ...]:
-    """The fields of a commitment slot. An amendment without a statement leaves an empty field between them."""
+    """Return the fields of a commitment slot. An amendment without a statement leaves an empty field between them."""
     fields = [encode_pointer(pointer)]
     if statement is not None or amendment is not None:
         fields.append(encode_statement(statement) if statement is not None else b"")
@@ -191,7 +192,7 @@ def encode_slot(
 
 
 def parse_slot(block: int, fields: tuple[bytes, ...]) -> Slot:
-    """A slot as read from chain; never raises: a field that is not canonical is None."""
+    """Parse a slot from the chain; never raises: a field that is not canonical is None."""
     pointer: Pointer | PublicPointer | None = None
     statement: Commitment | Word | None = None
     with suppress(InvalidMessage):
@@ -203,15 +204,15 @@ def parse_slot(block: int, fields: tuple[bytes, ...]) -> Slot:
 
 
 def encode_selection(selection: Selection) -> bytes:
-    """A selection as validators keep it under its link: round, theta, previous link, head of the amendments in force,
-    then the sorted (PeerId, envelope) pairs. So the chain of selections settles which amendments are in force, and a
-    joiner need not take them from whatever the owner's slot names by then."""
+    """Encode a selection as validators keep it under its link: round, theta, previous link, head of the amendments in
+    force, then the sorted (PeerId, envelope) pairs. The chain of selections thus settles which amendments are in force,
+    and a joiner need not rely on the owner's present slot."""
     fixed = _SELECTION.pack(selection.round, selection.theta, selection.previous, selection.head)
     return fixed + b"".join(peer + envelope for peer, envelope in selection.contributing)
 
 
 def link_of(selection: Selection) -> Digest:
-    """`previous` of the selection that follows: sha256 of its bytes."""
+    """Return `previous` of the selection that follows: sha256 of this one's bytes."""
     return Digest(sha256(encode_selection(selection)).digest())
 
 
@@ -234,7 +235,7 @@ def parse_selection(data: bytes, link: Digest) -> Selection:
 
 
 def first_link(run: Digest) -> Digest:
-    """`previous` of a run's first agreed selection."""
+    """Return `previous` of a run's first agreed selection."""
     return Digest(sha256(b"murmuration genesis" + run).digest())
 
 
@@ -255,7 +256,7 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What stands in clear in front of a sealed submission. `key_hash` = sha256(key); `root` = Merkle root over the
+    """The clear part in front of a sealed submission. `key_hash` = sha256(key); `root` = Merkle root over the
     ciphertext's sections; `signature` by `peer` over everything before it."""
 
     run: Digest
@@ -322,11 +323,12 @@ _KIND_BYTES = 8
 DOCUMENT_MAX_BYTES = 8 << 20
 _MAX_DEPTH = 32
 _MAX_INTEGER = (1 << 64) - 1
-"""The chain's widest number. Longer ones would overflow where a reader turns them into floats or SQL."""
+"""The chain's widest number. Longer ones would overflow if a reader turns them into floats or SQL."""
 
 
 def encode_document(kind: str, run: Digest, round: int, body: dict[str, Any], signer: Signer) -> bytes:
-    """A signed JSON object: validator's report, peer's report, checkpoint manifest. `kind`: at most 8 ASCII letters."""
+    """Encode a signed JSON object: validator's report, peer's report, document of states. `kind`: at most 8 ASCII
+    letters."""
     if len(kind.encode()) > _KIND_BYTES:
         raise ValueError(f"a document's kind has at most {_KIND_BYTES} letters, got {kind!r}")
     text = canonical_json(body)
@@ -338,7 +340,7 @@ def encode_document(kind: str, run: Digest, round: int, body: dict[str, Any], si
 
 
 def parse_document(data: bytes, kind: str, run: Digest, round: int, peer: PeerId, verify: Verify) -> dict[str, Any]:
-    """The body of a document that `peer` signed for this run and round. What it says is a claim of that peer."""
+    """Return the body of a document that `peer` signed for this run and round. The body is a claim of that peer."""
     if not _DOCUMENT.size <= len(data) <= DOCUMENT_MAX_BYTES:
         raise InvalidMessage(f"{kind}: {len(data)} bytes")
     magic, version, got_kind, got_run, got_round, got_peer, signature = _DOCUMENT.unpack_from(data)
@@ -352,13 +354,13 @@ def parse_document(data: bytes, kind: str, run: Digest, round: int, peer: PeerId
 
 
 def canonical_json(body: dict[str, Any]) -> bytes:
-    """Sorted keys, no spaces, UTF-8; NaN and infinity are refused (ValueError)."""
+    """Encode with sorted keys, no spaces, UTF-8; NaN and infinity are refused (ValueError)."""
     return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def parse_json(data: bytes) -> dict[str, Any]:
-    """A JSON object of limited depth and integers of at most 64 bits, exactly as `canonical_json` writes it. So one
-    value has one text: no NaN, no doubled name, no other encoding, no half of a surrogate pair."""
+    """Parse a JSON object of limited depth and integers of at most 64 bits, exactly as `canonical_json` writes it. So
+    one value has one text: no NaN, no doubled name, no other encoding, no half of a surrogate pair."""
     try:
         body: dict[str, Any] = json.loads(data.decode(), parse_int=_integer)
         canonical = isinstance(body, dict) and canonical_json(body) == data
@@ -378,7 +380,7 @@ def _integer(text: str) -> int:
 
 
 def _depth(body: dict[str, Any]) -> int:
-    """Levels of nesting; counted on values, because brackets also stand in strings."""
+    """Return the levels of nesting. Counted on values, because strings contain brackets too."""
     level: list[Any] = [body]
     depth = 0
     while level := [value for value in level if isinstance(value, (dict, list))]:

@@ -21,8 +21,8 @@ from protocol.types import Digest
 class Amendment(Published):
     """A change by the run's owner, in force from `from_round` on. `changes` replaces fields of the named tables (never
     clock, model or compression: they fix clock and layout). `void_round` declares that round void as seen from chain
-    height `void_from_block` on, which is not before `from_round` starts. `previous` is the digest of the
-    amendment before (hex), or of the first spec."""
+    height `void_from_block` on, which is not before `from_round` starts. `previous` is the digest of the amendment
+    before (hex), or of the first spec."""
 
     previous: HexDigest
     from_round: Positive
@@ -39,7 +39,7 @@ class Amendment(Published):
 
 
 def parse_amendment(data: bytes, digest: Digest) -> Amendment:
-    """An amendment from its canonical bytes, checked against its digest."""
+    """Parse an amendment from its canonical bytes, checked against its digest."""
     if sha256(data).digest() != digest:
         raise InvalidMessage("amendment: its bytes do not hash to the digest on chain")
     try:
@@ -72,34 +72,34 @@ class Run:
 
     @property
     def head(self) -> Digest:
-        """What the owner's slot names: the latest amendment's digest, or the first spec's."""
+        """The digest that the owner's slot names: the latest amendment's, or the first spec's."""
         return self.amendments[-1].digest if self.amendments else self.id
 
     def head_at(self, round: int) -> Digest:
-        """Digest of the last amendment published of those in force in `round`, of the first spec before any: together
-        with the round it names one spec. Links of selections hold it (protocol.messages.link_of)."""
+        """Return the digest of the last published amendment of those in force in `round`, of the first spec before any:
+        together with the round it names one spec. Links of selections contain it (protocol.messages.link_of)."""
         return next((a.digest for a in reversed(self.amendments) if a.from_round <= round), self.id)
 
     def settled_by(self, amendment: Amendment) -> int:
-        """The block that decides about an amendment: as of it, the owner's slot has to name it, or one that builds on
-        it. It is the last block before the round before `from_round`."""
+        """Return the block that decides about an amendment: as of it, the owner's slot has to name the amendment, or
+        one that builds on it. It is the last block before the round before `from_round`."""
         return self.clock.start(amendment.from_round - 1) - 1
 
     def spec_at(self, round: int) -> RunSpec:
-        """The spec in force in `round`: the first one with the changes of all amendments that hold by then, in the
-        order of their publication."""
+        """Return the spec in force in `round`: the first one with the changes of all amendments in force by then, in
+        the order of their publication."""
         return self._stages[bisect_right(self._stages, round, key=itemgetter(0)) - 1][1]
 
     def voided(self, round: int, block: int) -> bool:
-        """True when the owner has declared the round void, as seen at chain height `block`."""
+        """Whether the owner has declared the round void, as seen at chain height `block`."""
         return any(
             a.void_round == round and a.void_from_block is not None and block >= a.void_from_block
             for a in self.amendments
         )
 
     def amended(self, amendments: Sequence[Amendment]) -> "Run":
-        """This run with `amendments` (in the order of their publication) appended. Raises ConfigError when they do not
-        follow one another, or when one of them makes no valid spec."""
+        """Return this run with `amendments` (in the order of their publication) appended. Raises ConfigError if they do
+        not follow one another, or if one of them makes no valid spec."""
         run = Run(self.first, self.amendments + tuple(amendments))
         previous, stages = self.head, self._stages
         for amendment in amendments:
@@ -125,7 +125,7 @@ class Run:
 
 
 def _staged(stages: list[tuple[int, RunSpec]], amendment: Amendment) -> list[tuple[int, RunSpec]]:
-    """The stages with one more amendment: every stage from its round on has it."""
+    """Return the stages with one more amendment: it applies to every stage from its round on."""
     at = bisect_right(stages, amendment.from_round, key=itemgetter(0))
     before, after = stages[:at], stages[at:]
     if before[-1][0] == amendment.from_round:
@@ -140,7 +140,8 @@ def _changed(spec: RunSpec, amendment: Amendment) -> RunSpec:
 
 
 def changed(spec: TrainingSpec, changes: Mapping[Any, Mapping[str, Any]]) -> dict[str, Any]:
-    """The spec's table with these fields of its tables. Raises ConfigError for what no amendment can change."""
+    """Return the spec's table with these fields of its tables replaced. Raises ConfigError for a field that no
+    amendment can change."""
     table = spec.model_dump(mode="json")
     for name, fields in changes.items():
         target = table if name == "protocol" else table[name]

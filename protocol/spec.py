@@ -23,15 +23,15 @@ from protocol.types import DIGEST_BYTES, Digest, PeerId, peer_id
 
 PROTOCOL_VERSION = 3
 ROUND_POST_BYTES = 2 * 301
-"""A validator is sure of two posts a round, at most 301 bytes each: its word, and one that adds names to it."""
+"""A validator has quota for two posts a round, at most 301 bytes each: its word, and one that adds names to it."""
 POSTS_PER_EPOCH = 3100 // ROUND_POST_BYTES
 """Rounds that the chain's quota of 3,100 bytes an epoch carries."""
 WINDOW_MARGIN_BLOCKS = 2
-"""What a post takes until it is in a block, at most; a window has to hold it even where finality lags twice as far
-behind as planned."""
+"""The longest time, in blocks, until a post is in a block. A window has to include it even if finality lags twice as
+far behind as planned."""
 
 _U32 = 2**32 - 1
-"""Bound of every integer of a spec: none grows past what messages and arithmetic carry."""
+"""Bound of every integer of a spec, so that messages and arithmetic can carry it."""
 Positive = Annotated[int, Field(gt=0, le=_U32)]
 Count = Annotated[int, Field(ge=0, le=_U32)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -49,16 +49,16 @@ HexDigest = Annotated[str, AfterValidator(_hex_digest)]
 
 
 class Table(BaseModel):
-    """A table of a spec or an amendment: no field but those that are known, of exactly their types."""
+    """A table of a spec or an amendment: only known fields, of exactly their types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Published(Table):
-    """A table that stands on chain by its digest."""
+    """A table whose digest is on chain."""
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON of every field, defaults included."""
+        """Return the canonical JSON of every field, defaults included."""
         return canonical_json(self.model_dump(mode="json"))
 
     @property
@@ -87,7 +87,7 @@ class ModelSpec(Table):
         return self
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every trained parameter's name and shape; tied embeddings appear once."""
+        """Return every trained parameter's name and shape; tied embeddings appear once."""
         head = self.width // self.heads
         shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (self.vocabulary, self.width)}
         for i in range(self.layers):
@@ -117,14 +117,14 @@ class InnerSpec(Table):
     """The H inner steps of a round, and the learning rate over the run's inner steps (training/schedule.py).
 
     `optimizer` is AdamW, or Muon for every matrix, embedding and head included, and AdamW for the gains, with one
-    learning rate and weight decay. It stays for the whole run.
+    learning rate and weight decay. It is fixed for the whole run.
 
     The schedule counts inner steps of non-void rounds, from `start_step` on: an amendment that sets it begins another
-    schedule. It stands still for `flat_steps` at its own step `flat_from`; where that is `warmup_steps`, it is a
-    warm-up-stable-decay schedule.
+    schedule. At its own step `flat_from` the schedule pauses for `flat_steps`, with a constant learning rate; if
+    `flat_from` is `warmup_steps`, it is a warm-up-stable-decay schedule.
 
-    Pages are drawn from `num_pages` of the training split from `first_page` on (0: all that follow). A data set that
-    holds one mix after the other is trained on in stages by amendments: annealing has its own pages.
+    Pages are drawn from `num_pages` of the training split from `first_page` on (0: all that follow). Amendments can
+    train in stages on a data set that holds one mix after the other: annealing has its own pages.
     """
 
     steps: Positive
@@ -168,9 +168,9 @@ class DataSpec(Table):
 
 
 class ClockSpec(Table):
-    """Windows of a round as offsets in blocks (protocol/clock.py). `tempo` is the subnet's epoch in blocks,
-    `weights_rate_limit` how many blocks a validator has to leave between two sets of its weights; `block_seconds` and
-    the megabits a second are what the windows were planned for."""
+    """Windows of a round as offsets in blocks (protocol/clock.py). `tempo` is the subnet's epoch in blocks.
+    `weights_rate_limit` is the fewest blocks between two sets of a validator's weights. The windows were planned for
+    `block_seconds` and the megabits a second."""
 
     start_block: Count
     round_blocks: Positive
@@ -186,20 +186,20 @@ class ClockSpec(Table):
 
 
 PROGRESS_ROUNDS = 5
-"""Rounds whose payloads the progress of an update is worked out from, besides the one that shows it: its own and those
-before it whose steps everybody knows (gauntlet/progress.py)."""
+"""Rounds whose payloads determine an update's progress, in addition to the one that shows it: its own and those before
+it whose steps all peers know (gauntlet/progress.py)."""
 
 
 class GauntletSpec(Table):
     """Constants of checks, scoring, selection and pay (docs/protocol.md sections 5, 6, 9).
 
-    `proof_decay`, `score_decay`, `unit_decay`: what earlier values keep in the running averages of a peer's proof, of
-    its score, and of what honest peers show. `proof_allowance`: how far the floor starts lower for a peer of few
+    `proof_decay`, `score_decay`, `unit_decay`: the decay of earlier values in the running averages of a peer's proof,
+    of its score, and of honest peers' values. `proof_allowance`: how much lower the floor starts for a peer of few
     evaluations, in shares of comparisons (gauntlet/proof.py). `score_floor`: share of the honest score that a peer's
-    has to exceed, or `score_allowance` standard errors below the honest score where that is less, for a peer of clear
-    proof. `probe_step`: share of a peer's update that is probed; a large step of one peer alone overshoots once the
-    loss flattens, and honest scores drown or turn negative. `fault_penalty`: what a fault takes off the proof, in units
-    of the honest gap.
+    has to exceed. For a peer of clear proof `score_allowance` standard errors below the honest score suffice if that is
+    less. `probe_step`: share of a peer's update that is probed; a large step of one peer alone overshoots once the loss
+    flattens, and honest scores drown or turn negative. `fault_penalty`: reduction of the proof by a fault, in units of
+    the honest gap.
     """
 
     contributors: Annotated[int, Field(ge=1, le=256)] = 20
@@ -227,13 +227,13 @@ class GauntletSpec(Table):
 
     @property
     def remembered_rounds(self) -> int:
-        """Rounds of which a validator keeps payloads."""
+        """Number of rounds whose payloads a validator keeps."""
         return max(self.copy_rounds, PROGRESS_ROUNDS)
 
 
 class TrainingSpec(Published):
-    """What of a run concerns its training, whoever decides its rounds. `genesis_checkpoint`: the digest of theta_0's
-    checkpoint (the sha256 of its manifest, which names its files)."""
+    """The part of a run's spec that concerns its training, on a chain or in a cluster. `genesis_checkpoint`: the digest
+    of theta_0's checkpoint (the sha256 of its manifest, which names its files)."""
 
     version: Literal[1] = 1
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
@@ -275,17 +275,17 @@ class TrainingSpec(Published):
 
     @property
     def momentum(self) -> float:
-        """Of the outer step (Nesterov's); where it is not 0, consensus state has a momentum for every parameter."""
+        """Nesterov's momentum of the outer step; if it is not 0, consensus state has a momentum for every parameter."""
         return 0.0
 
     @property
     def consensus_bytes(self) -> int:
-        """Of theta and what belongs to it, in fp32: a checkpoint, or a snapshot."""
+        """Bytes of theta and its momentum, if any, in fp32: a checkpoint, or a snapshot."""
         return 4 * self.layout.num_parameters * (2 if self.momentum else 1)
 
     @property
     def plaintext_bytes(self) -> int:
-        """Theta digest, then all records."""
+        """Bytes of a plaintext: theta digest, then all records."""
         return DIGEST_BYTES + self.layout.records_bytes
 
     @property
@@ -310,7 +310,7 @@ class TrainingSpec(Published):
 
     @property
     def training(self) -> "TrainingSpec":
-        """This without what decides the rounds."""
+        """This spec without the fields that decide the rounds."""
         return TrainingSpec.model_construct(**{name: getattr(self, name) for name in TrainingSpec.model_fields})
 
 
@@ -399,18 +399,19 @@ class RunSpec(TrainingSpec):
 
 @lru_cache(maxsize=8)
 def _layout(model: ModelSpec, k: int) -> Layout:
-    """One for all specs of a run, which no amendment can change: that of a large model takes milliseconds."""
+    """Return one layout for all specs of a run, which no amendment can change: a large model's takes milliseconds."""
     return Layout.of(model.shapes(), k)
 
 
 def parse_text(text: str, source: str) -> RunSpec:
-    """A spec from a file of TOML or JSON; `source` names it in errors. Raises ConfigError with one line per fault."""
+    """Parse a spec from a file of TOML or JSON; `source` names it in errors. Raises ConfigError with one line per
+    fault."""
     return build(parse_table(text, source), source)
 
 
 def parse_table(text: str, source: str) -> dict[str, Any]:
-    """The table of a file of TOML or JSON. Raises ConfigError."""
-    as_json = text.lstrip().startswith("{")  # as no TOML does
+    """Parse the table of a file of TOML or JSON. Raises ConfigError."""
+    as_json = text.lstrip().startswith("{")  # TOML never begins so
     try:
         return dict(json.loads(text) if as_json else tomllib.loads(text))
     except (ValueError, RecursionError) as fault:  # both parsers' own faults are ValueErrors
@@ -418,8 +419,8 @@ def parse_table(text: str, source: str) -> dict[str, Any]:
 
 
 def parse_spec(data: bytes, digest: Digest) -> RunSpec:
-    """A spec from its canonical bytes, checked against the digest that stands on chain. Raises InvalidMessage for other
-    bytes and ConfigError for a spec that is not valid here."""
+    """Parse a spec from its canonical bytes, checked against the digest on chain. Raises InvalidMessage for other bytes
+    and ConfigError for a spec that is not valid here."""
     if sha256(data).digest() != digest:
         raise InvalidMessage("spec: its bytes do not hash to the digest on chain")
     spec = build(parse_json(data), "the published run spec")
@@ -432,7 +433,7 @@ def parse_spec(data: bytes, digest: Digest) -> RunSpec:
 
 
 def build(table: Mapping[str, Any], source: str) -> RunSpec:
-    """A spec from a table; `source` names it in errors. Raises ConfigError with one line per fault."""
+    """Build a spec from a table; `source` names it in errors. Raises ConfigError with one line per fault."""
     try:
         return RunSpec.model_validate(table)
     except ValidationError as fault:
@@ -440,8 +441,8 @@ def build(table: Mapping[str, Any], source: str) -> RunSpec:
 
 
 def fault_lines(fault: ValidationError) -> str:
-    """One indented line per fault: where, what is wrong. Input values are left out: they may be secrets. Names of
-    fields may be a stranger's: they are shown, but never as line breaks or control characters."""
+    """Return one indented line per fault: where, what is wrong. Input values are left out: they may be secrets. Names
+    of fields may be another node's: they are shown, but never as line breaks or control characters."""
     lines = []
     for error in fault.errors(include_url=False, include_context=False, include_input=False):
         where = ".".join(ascii(str(part)[:80])[1:-1] for part in error["loc"]) or "(whole)"

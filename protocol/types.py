@@ -25,7 +25,7 @@ _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 
 @lru_cache(maxsize=4 * MAX_UIDS)
 def hotkey(peer: PeerId) -> str:
-    """The peer's SS58 address (format 42, as Bittensor prints it): what people see in tables, logs and reports."""
+    """Return the peer's SS58 address (format 42, as Bittensor prints it), for tables, logs and reports."""
     payload = bytes([SS58_FORMAT]) + peer
     payload += blake2b(b"SS58PRE" + payload).digest()[:2]
     number, text = int.from_bytes(payload, "big"), ""
@@ -36,8 +36,8 @@ def hotkey(peer: PeerId) -> str:
 
 
 def peer_id(address: str) -> PeerId:
-    """Inverse of `hotkey`. Raises ValueError for anything else; its message leaves the text out, which may be a
-    secret pasted into the wrong field."""
+    """Inverse of `hotkey`. Raises ValueError for anything else; its message omits the text, which may be a secret
+    pasted into the wrong field."""
     number = 0
     for character in address:
         digit = _BASE58.find(character)
@@ -87,8 +87,8 @@ class Header:
 class Pointer:
     """Where a peer's bucket is and the read-only credential that the peer publishes for it.
 
-    `endpoint` is an https URL, or http on a local run. The secret is public by design (it stands on chain), but is
-    kept out of logs all the same, so that no log line teaches anybody to print secrets.
+    `endpoint` is an https URL, or http on a local run. The secret is public by design (it is on chain), but logs omit
+    it nevertheless, so that no log line sets an example of printing secrets.
     """
 
     endpoint: str
@@ -99,7 +99,7 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class PublicPointer:
-    """Where a peer's bucket is that everybody may read without a credential: KEY is at `endpoint`/KEY.
+    """The address of a peer's public bucket, which needs no credential: KEY is at `endpoint`/KEY.
 
     `endpoint` as a Pointer's: scheme, host and port, nothing else.
     """
@@ -109,7 +109,8 @@ class PublicPointer:
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """A miner's word on chain: in `round`, my sealed submission is the object whose envelope hashes to `envelope`."""
+    """A miner's statement on chain: in `round`, my sealed submission is the object whose envelope hashes to
+    `envelope`."""
 
     round: int
     envelope: Digest
@@ -117,8 +118,8 @@ class Commitment:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A validator's word on a round: the pair (theta, previous) of the state that it holds at the round's start, and in
-    `bitmap` a bit for the uid of each peer that it names. Zeros in both digests, and nobody named: it abstains."""
+    """A validator's word on a round: the pair (theta, previous) of its state at the round's start, and in `bitmap` a
+    bit for the uid of each peer that it names. Zeros in both digests, and no names: it abstains."""
 
     round: int
     bitmap: int
@@ -133,9 +134,9 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A hotkey's commitment slot as it stands at some height, already parsed; fields that did not parse are None.
+    """A hotkey's commitment slot at some height, already parsed; fields that did not parse are None.
 
-    `block` is the block that wrote it: the only lateness rule there is.
+    `block` is the block that wrote it; no other number decides about lateness.
     """
 
     block: int
@@ -147,8 +148,8 @@ class Slot:
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A registered hotkey at one finalised height. `stake` in rao; `validates` is the chain's validator permit;
-    `last_update` is the block of its last set_weights, or of its registration; `incentive` (u16) what the chain's last
-    epoch made of all validators' weights for it."""
+    `last_update` is the block of its last set_weights, or of its registration; `incentive` (u16) is the chain's result
+    of all validators' weights for it in the last epoch."""
 
     id: PeerId
     uid: Uid
@@ -161,11 +162,11 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Subnet:
-    """What the chain demands of a subnet's hotkeys as of one height. Lengths in blocks.
+    """The chain's terms for a subnet's hotkeys as of one height. Lengths in blocks.
 
     `tempo` is an epoch, in which each hotkey may post `post_bytes` bytes; between two sets of its weights a validator
-    waits `weights_rate_limit`. With `commit_reveal`, weights are committed sealed and stand on chain an epoch later.
-    `owner` is the hotkey of the subnet's owner, which always holds a validator permit; None when there is none.
+    waits `weights_rate_limit`. With `commit_reveal`, weights are committed sealed and take effect on chain an epoch
+    later. `owner` is the hotkey of the subnet's owner, which always holds a validator permit; None if there is none.
     `max_uids` hotkeys may be registered, and each is judged by `mechanisms` rows of weights.
     """
 
@@ -197,8 +198,8 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class LossScore:
-    """Fall of the loss (nats a token) that a peer's bounded update causes, on the data assigned to it and on data
-    assigned to nobody. Positive is good (Gauntlet, Eq. 2)."""
+    """Fall of the loss (nats a token) that a peer's bounded update causes, on the data assigned to it and on unassigned
+    data. Positive is good (Gauntlet, Eq. 2)."""
 
     assigned: float
     unassigned: float
@@ -206,7 +207,7 @@ class LossScore:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The agreed selection of a round, read back from finalised chain state: what everybody aggregates.
+    """The agreed selection of a round, read back from finalised chain state: the updates that every node aggregates.
 
     `theta` is the digest at the round's start, `previous` the link of the selection before, `head` that of the
     amendments in force (Run.head_at). `contributing` is sorted by PeerId; each digest is the sha256 of the envelope

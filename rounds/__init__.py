@@ -1,1 +1,1 @@
-"""What a miner and a validator do, round by round. The programs that people start are in neurons/."""
+"""The rounds of a miner, a validator and a cluster's member. The programs that people start are in neurons/."""

@@ -1,6 +1,7 @@
-"""Where a cluster's members put up their checkpoints, whose turn it is, and which of them stay (rounds/checkpoints.py).
+"""A cluster's checkpoints: their place, the member whose turn it is to publish one, and which of them are kept
+(rounds/checkpoints.py).
 
-All files lie in one place under their digests, so a state that two members put up is there once.
+All files are in one place under their digests, so a state that two members publish is stored once.
 """
 
 from collections.abc import Collection
@@ -20,15 +21,16 @@ if TYPE_CHECKING:
     from rounds.member import Member
 
 ROUNDS_KEPT = 2
-"""The files of the newest checkpoints stay, those of so many rounds: the newest may be of a member that computes
+"""The files of the newest checkpoints are kept, of this many rounds: the newest may be from a member that computes
 wrongly."""
 MOST_FILES = 100_000
-"""Of a listing: a hundred terabytes."""
+"""Most files of a listing: a hundred terabytes."""
 
 
 class MemberShelf:
-    """A member's checkpoints. One member puts up a state, drawn from its link. The next one in that order does where
-    nobody that lives is at it a round later, or, after the run's last record, once it had time to be heard."""
+    """A member's checkpoints. One member, drawn from the state's link, publishes the state. If no living member is
+    publishing it a round later, the next member in that order does. After the run's last record it waits
+    `silent_seconds` instead of a round."""
 
     kept = 1
 
@@ -41,10 +43,10 @@ class MemberShelf:
         self.document_key = keys.members_checkpoints(ledger.run) + ledger.me.hex()
         self.signer, self.verify = ledger.group.signer(ledger.me), ledger.group.verify
         self._settled: Digest | None = None
-        """The link of the newest state that need not be put up by us: somebody has."""
+        """The link of the newest state that another member has published already."""
 
     def may_show(self) -> bool:
-        return True  # whoever stands elsewhere has not applied the last record
+        return True  # a member whose state differs has not applied the last record
 
     def is_due(self, snapshot: Snapshot) -> bool:
         if snapshot.link == self._settled:
@@ -52,7 +54,7 @@ class MemberShelf:
         member, living, me = self._member, self._member.upkeep.living, self._member.me
         place = turns(snapshot.link, "checkpoint", {*living, me}).index(me)
         if member.ended_at is None:
-            # A snapshot is whole in the round after its own at the earliest, and then the first one begins.
+            # A snapshot is complete in the round after its own at the earliest; then the first member begins.
             late = not place or self.state.saved.round > snapshot.round + place
         else:
             late = self.time.now() >= member.ended_at + place * member.spec.cluster.silent_seconds
@@ -62,19 +64,20 @@ class MemberShelf:
         if any(checkpoint.round >= snapshot.round for _, checkpoint in newest_shown(shown)):
             self._settled = snapshot.link
             return False
-        # Every state has a manifest of its own, so who puts up this one names that.
+        # Every state has a manifest of its own, so a member that publishes this state names its manifest as loose.
         return not any(snapshot.state in shown[other].loose for other in shown.keys() & living - {me})
 
     def left_over(self, loose: Collection[Digest]) -> Collection[Digest]:
-        """None: what we were putting up when we died is not protected any more. Whoever clears up next deletes it."""
+        """Return nothing: files that we were publishing when we died are not protected any more. The next member that
+        clears up deletes them."""
         for file in loose:
             with suppress(StorageError):
                 self.files.abort_unfinished(keys.blob(file), timeout_seconds=CALL_SECONDS)
         return ()
 
     def unneeded(self, loose: Collection[Digest]) -> Collection[Digest]:
-        """What belongs to no state of the newest rounds, and to none that somebody is putting up, whoever sent it.
-        Documents of those that are gone and show nothing else are removed."""
+        """Return the files that belong to no checkpoint of the newest rounds and that no member is publishing, from any
+        sender. Deletes documents of members that are gone and show nothing else."""
         ledger, prefix = self._ledger, keys.blob(Digest(b""))
         shown, living = ledger.shown(), {*self._member.upkeep.living, self._member.me}
         rounds = sorted({checkpoint.round for _, checkpoint in newest_shown(shown)}, reverse=True)[:ROUNDS_KEPT]

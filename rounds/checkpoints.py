@@ -1,6 +1,5 @@
-"""A node's own checkpoints: published in the background, so that no upload holds up a round (docs/protocol.md
-section 8). What others make of them: node/sync/checkpoints.py, node/sync/catchup.py.
-"""
+"""A node's own checkpoints: published in the background, so that no upload delays a round (docs/protocol.md section 8).
+Their readers: node/sync/checkpoints.py, node/sync/catchup.py."""
 
 import os
 from collections.abc import Callable, Collection, Iterable
@@ -38,35 +37,36 @@ States = tuple[tuple[Digest, Digest], ...]
 
 
 class Shelf(Protocol):
-    """Where one node puts up its checkpoints, and when."""
+    """Where and when one node publishes its checkpoints."""
 
     state: NodeState
     run: Digest
     bucket: RangedBucket
     document_key: str
-    """Of the document that says what we show, in `bucket`."""
+    """Key in `bucket` of the document that lists our checkpoints."""
     files: RangedBucket
-    """Where the files of the states lie, as blobs."""
+    """The bucket of the states' files, as blobs."""
     signer: Signer
     verify: Verify
     time: Time
     kept: int
-    """So many stay up; each is as large as the model."""
+    """Number of checkpoints kept; each is as large as the model."""
 
     def may_show(self) -> bool:
-        """Whether the run stands where our state does: else nobody should start from it."""
+        """Whether the run's state is ours: otherwise no node should start from it."""
         ...
 
     def is_due(self, snapshot: Snapshot) -> bool:
-        """Whether it is our turn to put this one up. Raises ChainError, StorageError."""
+        """Whether it is our turn to publish this one. Raises ChainError, StorageError."""
         ...
 
     def left_over(self, loose: Collection[Digest]) -> Collection[Digest]:
-        """Of what our document calls loose after a start: what we still have to look after."""
+        """Return the files that our document calls loose after a start and that we still have to delete ourselves."""
         ...
 
     def unneeded(self, loose: Collection[Digest]) -> Collection[Digest]:
-        """What is to be deleted now that our new document is up. loose: what ours named before and does no more."""
+        """Return the files to delete now that our new document is published. loose: files that our earlier document
+        named and this one does not."""
         ...
 
     def document_seconds(self) -> float:
@@ -79,8 +79,8 @@ class Shelf(Protocol):
 
 
 class ValidatorShelf:
-    """A validator's own bucket. All have the same snapshots; each waits another part of the interval, so that not all
-    of them upload at once."""
+    """A validator's own bucket. All validators have the same snapshots. Each waits another part of the interval, so
+    that they do not all upload at once."""
 
     kept = CHECKPOINTS_KEPT
 
@@ -100,7 +100,7 @@ class ValidatorShelf:
         return self.state.saved.round >= snapshot.round + place * every // max(1, len(validators))
 
     def left_over(self, loose: Collection[Digest]) -> Collection[Digest]:
-        return loose  # nobody else deletes it
+        return loose  # no other node deletes it
 
     def unneeded(self, loose: Collection[Digest]) -> Collection[Digest]:
         return loose
@@ -113,25 +113,25 @@ class ValidatorShelf:
 
 
 class Checkpoints:
-    """What one node shows of its states. All that touches the bucket runs beside the rounds, one thing at a time;
-    whatever fails is a warning, and is tried again in the next round.
+    """The published checkpoints of one node. All calls of the bucket run in a thread of their own, one task at a time.
+    A failure is logged, and retried in the next round.
 
-    A process may be killed at any line: the document comes last, and before the files that it will name it names them
-    as loose, so that whatever is left over is deleted some time.
+    A process may be killed at any line. So the document is written last. Before a file is uploaded, the document names
+    it as loose, so that a leftover is deleted some day.
     """
 
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
         self.shown: Shown | None = None
-        """What our bucket shows; None until it has been read back."""
+        """The document in our bucket; None until it has been read back."""
         self.folder = shelf.state.store.folder / "checkpoint"
-        """Links to the files that are being put up: the state moves on meanwhile, and removes its own."""
+        """Links to the files being published: the state moves on meanwhile, and deletes its own."""
         self._pinned: Checkpoint | None = None
         self._stood: States = ()
-        """(link, state) where we stood since our start."""
+        """(link, state) of our rounds since our start."""
         self._task: Task | None = None
         self._failures = 0
-        """Tries on end that came to nothing."""
+        """Consecutive failed tries."""
 
     @property
     def published(self) -> int:
@@ -139,7 +139,7 @@ class Checkpoints:
         return self.shown.newest if self.shown is not None else 0
 
     def look(self) -> None:
-        """Begin what is due now that our state stands at the start of a round; returns at once. Raises ConfigError."""
+        """Start the next task if one is due, at the start of a round; returns at once. Raises ConfigError."""
         node_state = self.shelf.state
         node_state.take_snapshot()
         if not self.shelf.may_show():
@@ -157,7 +157,7 @@ class Checkpoints:
             self._task = self.shelf.time.start(partial(self._beside, work), "checkpoint")
 
     def _work(self) -> Callable[[], None] | None:
-        """What is to be done next."""
+        """Return the next task, None if there is none."""
         if self.shown is None:
             return self._read_back
         if self._due():
@@ -169,15 +169,15 @@ class Checkpoints:
         return None
 
     def _due(self) -> bool:
-        """Whether our newest snapshot is to go up."""
+        """Whether our newest snapshot is to be published."""
         snapshot = self.shelf.state.saved.consensus.snapshot
         if snapshot.state.hex() == self.shelf.state.first.genesis_checkpoint or snapshot.round <= self.published:
-            return False  # it is up from the beginning, or by us
+            return False  # it is theta_0, or we have published it
         return self.shelf.is_due(snapshot)
 
     def _pin(self) -> None:
-        """Keep the files of our snapshot until they are up. What was pinned and did not get up stays while it is the
-        newest: what is up of it already need not be sent again."""
+        """Keep the files of our snapshot until they are published. Pinned files of an interrupted upload are kept while
+        their snapshot is the newest: the files already uploaded need not be sent again."""
         node_state, snapshot = self.shelf.state, self.shelf.state.saved.consensus.snapshot
         if self._pinned is not None and (self._pinned.link, self._pinned.state) == (snapshot.link, snapshot.state):
             return
@@ -187,18 +187,18 @@ class Checkpoints:
         for digest, path in files:
             try:
                 os.link(path, self.folder / digest.hex())
-            except OSError:  # a disk that knows no links
+            except OSError:  # a disk without links
                 copyfile(path, self.folder / digest.hex())
         self._pinned = Checkpoint(snapshot.round, snapshot.link, snapshot.state, tuple(digest for digest, _ in files))
 
-    # --- beside the rounds -------------------------------------------------------------------------------------
+    # --- background tasks --------------------------------------------------------------------------------------
 
     def _beside(self, work: Callable[[], None]) -> None:
         try:
             work()
         except (MurmurError, OSError) as fault:
             self._failures += 1
-            if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, ..: it is tried in every round
+            if self._failures & (self._failures - 1) == 0:  # the 1st, 2nd, 4th, .. failure
                 logger.warning(
                     "our checkpoints are not up to date, the newest is of round {round}: {fault}; tried {times} on "
                     "end, and again in every round",
@@ -212,7 +212,7 @@ class Checkpoints:
             self._failures = 0
 
     def _read_back(self) -> None:
-        """What we showed before this start."""
+        """Read the document that we published before this start."""
         shelf = self.shelf
         try:
             raw = shelf.bucket.get(shelf.document_key, max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=FETCH_SECONDS)
@@ -222,8 +222,8 @@ class Checkpoints:
             self.shown = Shown()
 
     def _publish(self) -> None:
-        """Put the pinned state up: its files, unless they are there, then the document that names them. What no
-        checkpoint names any more is deleted: every one is as large as the model."""
+        """Publish the pinned state: its files, unless they are there, then the document that names them. Files that no
+        checkpoint names any more are deleted: every checkpoint is as large as the model."""
         pinned, shown = self._pinned, self.shown
         assert pinned is not None
         assert shown is not None
@@ -263,7 +263,7 @@ class Checkpoints:
 
 
 def _latest(states: Iterable[tuple[Digest, Digest]]) -> States:
-    """The last ones, each link once, with the state that was said last."""
+    """Return the last states, each link once, with its latest state."""
     found: dict[Digest, Digest] = {}
     for link, state in states:
         found.pop(link, None)

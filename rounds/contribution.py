@@ -1,4 +1,4 @@
-"""The work of one round, whoever decides it: text, inner steps, an update, its sealed object, and that in a bucket."""
+"""The work of one round, on a chain or in a cluster: text, inner steps, an update, its sealed object and its upload."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ from training.meter import Reading
 from training.shards import Shards
 
 PayloadKey = Callable[[int, bytes], str]
-"""Where the object of a round that this sealing key opens comes to lie in the bucket."""
+"""Returns the bucket's key for the round's object that this sealing key opens."""
 SecondsLeft = Callable[[], float]
-"""Until what is being sent could not count any more. May raise: where nobody answers."""
+"""Seconds until a transfer could not count any more. May raise if the chain or the store does not answer."""
 
 
 class Diverged(MurmurError):
@@ -44,7 +44,7 @@ class Diverged(MurmurError):
 
 @dataclass
 class _Ahead:
-    """An upload that was begun before its object was saved. `object`: the saved file that it is of, None until then."""
+    """An upload that was started before its object was saved. `object`: its saved file, None until it is saved."""
 
     upload: Upload
     phase: Phase
@@ -52,8 +52,8 @@ class _Ahead:
 
 
 class Work:
-    """What one node trains and sends. `bucket`: where others look for it, under `payload_key`; `signer`: who it is
-    there."""
+    """A node's training, sealing and sending. `bucket`: where other nodes look for its objects, under `payload_key`;
+    `signer`: its identity there."""
 
     def __init__(
         self,
@@ -68,19 +68,19 @@ class Work:
         self.state, self.shards, self.bucket, self.signer, self.time = state, shards, bucket, signer, time
         self._key = payload_key or (lambda round, key: keys.payload(state.run_id, round))
         self.claims: dict[str, Any] = {}
-        """What was measured in the last training: its inner steps took .."""
+        """Measurements of the last training."""
         self.steps, self.seconds = 0, 0.0
         self._ahead: _Ahead | None = None
-        """The upload of what we have sealed, begun before it was saved."""
+        """The upload of our sealed object, started before it was saved."""
         self._fetching: Task | None = None
-        """Brings text of the next round."""
+        """Fetches the text of the next round."""
 
     # --- text and training -------------------------------------------------------------------------------------
 
     def fetch_ahead(self, pages: Callable[[], Sequence[Page]]) -> None:
-        """Begin to fetch the text of pages beside what goes before they are trained on."""
+        """Start to fetch the text of pages in the background, before they are trained on."""
         if self._fetching is not None and self._fetching.is_alive():
-            return  # after a round that broke off
+            return  # after an interrupted round
         if self.shards.train.is_fetched:
             self._fetching = self.time.start(partial(self._fetch, pages()), "data")
 
@@ -91,7 +91,7 @@ class Work:
             logger.warning("text of the next round is not here yet: {fault}; trying again then", fault=str(fault))
 
     def hold(self, pages: Sequence[Page]) -> None:
-        """Have the text of these pages, as far as `fetch_ahead` has not brought it."""
+        """Wait for the text of these pages; fetch the part that `fetch_ahead` has not."""
         if not self.shards.train.is_fetched:
             return
         with self.state.timeline.begin("data"):
@@ -101,12 +101,13 @@ class Work:
             self.shards.train.hold(pages)
 
     def training(self, round: int, pages: Sequence[Page], inner: InnerSpec) -> "Training":
-        """The round's inner steps on these pages, whose text is brought first."""
+        """Return the round's inner steps on these pages, whose text is fetched first."""
         self.hold(pages)
         return Training(self, round, pages, inner)
 
     def compress(self) -> Update:
-        """Error feedback, Top-k, 2-bit: the update that we send; the error feedback keeps the rest."""
+        """Compress with error feedback, Top-k and 2 bits into the update that we send; the error feedback keeps the
+        rest."""
         self.state.own.hold()
         try:
             with self.state.timeline.begin("compress"):
@@ -117,11 +118,12 @@ class Work:
     # --- sealing and sending -----------------------------------------------------------------------------------
 
     def seal(self, round: int, update: Update, left: SecondsLeft) -> SealedRound:
-        """Encrypt, sign and save object and key: the one commit point of the round. A restart publishes these very
+        """Encrypt, sign and save object and key: the one commit point of the round. A restart publishes exactly these
         bytes.
 
-        What is sealed travels at once, but for the part with the envelope and the completion. Those are left to
-        `publish`, so nobody can see anything that is not saved. What we carry over is written later, beside the rounds.
+        Sealed sections are uploaded at once, except for the part with the envelope and the completion. Those are left
+        to `publish`, so nothing becomes visible before it is saved. The inner state is written later, in a thread of
+        its own.
         """
         state = self.state
         with state.timeline.begin("seal"):
@@ -144,14 +146,14 @@ class Work:
         return saved
 
     def publish(self, round: int, sealed: SealedRound, left: SecondsLeft) -> None:
-        """Make the sealed bytes visible while that counts: finish the upload that was begun, or, when that is not of
-        these bytes or has failed, upload them whole."""
+        """Make the sealed bytes visible while that counts. Finish the upload that was started; if that is not of these
+        bytes or has failed, upload them whole."""
         if self._ahead is not None and self._ahead.object != sealed.object:
             self.abandon_upload()
         deadline = left()
         if deadline <= 0:
             self.abandon_upload()
-            return  # it went up before we committed, or it is worthless
+            return  # it was visible before we committed, or it is worthless
         phase = self._ahead.phase if self._ahead is not None else self.state.timeline.begin("upload")
         with phase:
             if not self._finish_upload(round, deadline):
@@ -166,18 +168,18 @@ class Work:
         )
 
     def envelope_digest(self, sealed: SealedRound) -> Digest:
-        """sha256 of the sealed object's envelope: what pins it."""
+        """Return the sha256 of the sealed object's envelope, which pins the object."""
         return Digest(sha256(self.state.store.read_head(sealed.object, ENVELOPE_BYTES)).digest())
 
     def abandon_upload(self) -> None:
-        """What was sent ahead is not what we publish, or comes too late."""
+        """Abandon the early upload: it is not of the object that we publish, or comes too late."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.upload.abandon()
             ahead.phase.end()
 
     def _begin_upload(self, key: str, data: bytearray, left: SecondsLeft) -> Upload | None:
-        """Begin to upload an object in the making; None where that gains nothing or cannot be."""
+        """Start to upload an object while it is sealed; None if that saves nothing or is impossible."""
         self.abandon_upload()
         try:
             deadline = left()
@@ -190,7 +192,7 @@ class Work:
         return upload
 
     def _finish_upload(self, round: int, deadline: float) -> bool:
-        """Whether the upload that was begun is now visible, whole."""
+        """Whether the early upload is now visible, whole."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return False
@@ -207,7 +209,7 @@ class Work:
 
 
 class Training:
-    """The inner steps of one round, which may be stopped and gone on with."""
+    """The inner steps of one round; they may be interrupted and continued."""
 
     def __init__(self, work: Work, round: int, pages: Sequence[Page], inner: InnerSpec) -> None:
         self._work, self._inner, self.round = work, inner, round
@@ -217,7 +219,8 @@ class Training:
         self.seconds = 0.0
 
     def go_on(self, stopped: Stopped) -> int:
-        """Go on until `stopped`, asked after each step, or until all is done; how many steps are done."""
+        """Run inner steps until `stopped` returns true, which is called after each step, or until all are done. Return
+        how many steps are done."""
         state = self._work.state
         with state.timeline.begin("compute") as watch:
             self.report = state.replica.inner_round(
@@ -231,7 +234,7 @@ class Training:
         return self.report.steps
 
     def end(self) -> dict[str, Any]:
-        """What was measured, told; `Work.claims` from now on."""
+        """Emit the measurements and return them; they are `Work.claims` from now on."""
         loss = self.report.mean_loss
         self._work.steps, self._work.seconds = self.report.steps, self.seconds
         self._work.claims = {
@@ -243,6 +246,6 @@ class Training:
         return self._work.claims
 
     def _show(self, reading: Reading) -> None:
-        """How training goes, of long rounds: what the last reading says stands in the round's line."""
+        """Log the progress of long rounds; the last reading is in the round's line too."""
         last = reading.step == self._inner.steps - 1
         logger.log("DEBUG" if last else "INFO", "{reading}", reading=str(reading))

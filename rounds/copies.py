@@ -1,8 +1,9 @@
-"""Copies of what lies on this node's disk, put up beside the rounds (docs/protocol.md section 6).
+"""Copies of payloads on this node's disk, published during the rounds (docs/protocol.md section 6).
 
-Nobody waits for a copy: whoever names a peer holds what it left. What a validator puts up are the payloads for which
-it is drawn, of those that it names first or that are agreed, and whatever else it holds and somebody says that it
-lacks, which no draw of mirrors and no server's answer can prevent. What a miner puts up: rounds/repair_answers.py.
+No node waits for a copy: a validator that names a peer holds its payload. A validator copies two kinds of payloads.
+First those for which it is drawn, among the ones that it names first or that are agreed. Second any that it holds and
+another node lists as wanted: neither the draw of mirrors nor a server's answer can prevent that. A miner's copies:
+rounds/repair_answers.py.
 """
 
 from abc import ABC, abstractmethod
@@ -26,20 +27,21 @@ from protocol.types import DIGEST_BYTES, Digest, Peer, PeerId
 from storage.mirror import Mirror
 
 LOOK_BLOCKS = 2
-"""So often validators are asked what they lack .."""
+"""Validators are asked for their wanted lists every this many blocks .."""
 EVERYBODY_LOOKS = 8
-""".. and every so many times everybody else: who follows has a round's time, who speaks has not."""
+""".. and all other peers in one of this many askings: a follower has a round's time, a validator with a word to post
+has not."""
 HEAR_SECONDS = 5.0
-"""So long at most: meanwhile nothing is copied, and there are servers that only stall."""
+"""Time limit of one asking: meanwhile nothing is copied, and some servers only stall."""
 ROUNDS = 2
-"""What was begun goes on for so many rounds, if the validator comes to no other meanwhile."""
+"""Copying of a round continues for this many rounds, unless the validator starts another round meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldPayload:
-    """A sealed object that is on our disk. envelope: the digest that pins it. reveal: as its owner published it, or
-    with its key alone; None where there is none. rank: our place among those who copy it, None when we are not drawn,
-    or where that is not known any more. named: whether we name it among the first, or it is agreed."""
+    """A sealed object on our disk. envelope: the digest that pins it. reveal: as its owner published it, or with its
+    key alone; None if there is none. rank: our place among the validators that copy it; None if we are not drawn, or if
+    that is not known any more. named: whether we name it among the first, or it is agreed."""
 
     envelope: Digest
     reveal: bytes | None
@@ -53,35 +55,35 @@ class HeldPayload:
 
 
 class Copier(ABC):
-    """What a node copies, beside its rounds. What it can copy follows from its disk: after a restart, too, what was
-    applied since the last snapshot is given to whoever lacks it."""
+    """Copies payloads during a node's rounds. Its sources are on its disk: after a restart, too, it copies payloads
+    applied since the last snapshot for nodes that lack them."""
 
     def __init__(self, node: Node, mirror: Mirror) -> None:
         self.node, self.mirror = node, mirror
         self._changed = node.time.condition()
         self._held: Mapping[Place, HeldPayload] = {}
         self._wanted: dict[PeerId, frozenset[Place]] = {}
-        """What everybody said last."""
+        """The last wanted list of each peer."""
         self._up: set[Place] = set()
-        """Payloads that our bucket has, and keys."""
+        """Payloads in our bucket, and below their keys."""
         self._keys_up: set[Place] = set()
         self._round = -1
         self._sources: Sources | None = None
         self._task: Task | None = None
         self._until = 0.0
         self._pause = LOOK_BLOCKS * node.run.first.clock.block_seconds
-        """So often others are asked what they lack."""
+        """Seconds between two askings."""
         self._looks = 0
         self._copied, self._seconds = 0, 0.0
 
     def tell(self) -> None:
-        """What was copied since the round's copies were begun."""
+        """Emit how much was copied since the round's copies began."""
         with self._changed:
             copied, seconds = self._copied, self._seconds
         self.node.state.events.emit("mirrored", self._round, copies=copied, seconds={"mirror": round_seconds(seconds)})
 
     def _applied(self) -> dict[Place, HeldPayload]:
-        """What was applied since our last snapshot, or shortly before."""
+        """Return the payloads applied since our last snapshot, or shortly before."""
         state = self.node.state
         rounds = state.redo.recent | {step.round: step.payloads for step in state.saved.consensus.log}
         return {
@@ -91,7 +93,7 @@ class Copier(ABC):
         }
 
     def _turn_to(self, round: int, sources: Sources, held: Mapping[Place, HeldPayload]) -> None:
-        """From now on this is the round, and what we hold. To be called with the lock."""
+        """Turn to this round, with these sources and held payloads. Call it with the lock."""
         self._round, self._sources, self._held = round, sources, held
         self._up &= held.keys()
         self._keys_up &= held.keys()
@@ -113,10 +115,10 @@ class Copier(ABC):
         assert self._sources is not None
         return set().union(*(self._wanted.get(one, ()) for one in self._sources.validators()))
 
-    # --- beside the rounds -------------------------------------------------------------------------------------
+    # --- background tasks --------------------------------------------------------------------------------------
 
     def _go_on(self, seconds: float) -> None:
-        """Copy for so long."""
+        """Copy for `seconds` from now on."""
         self._until = self.node.time.now() + seconds
         if self._task is None or not self._task.is_alive():
             self._task = self.node.time.start(self._beside, "copies")
@@ -132,7 +134,7 @@ class Copier(ABC):
                     self._changed.wait(left)
 
     def _hear(self, seconds: float) -> None:
-        """Ask what others lack."""
+        """Read other nodes' wanted lists."""
         node, sources = self.node, self._sources
         assert sources is not None
         asked = [peer for peer in self._ask(sources) if peer != node.me]
@@ -142,8 +144,8 @@ class Copier(ABC):
             self._wanted |= heard
 
     def _put_up(self, until: float) -> None:
-        """Payloads, until there is none left or it is time to ask again; one that was begun is brought to its end. Keys
-        go before each, since they are small."""
+        """Copy payloads until none is left or it is time to ask again; a copy that was started is finished. Keys go
+        before each payload, since they are small."""
         time, tried = self.node.time, set[Place]()
         try:
             while True:
@@ -156,7 +158,8 @@ class Copier(ABC):
             logger.warning("a copy does not get up, and is tried again: {fault}", fault=str(fault))
 
     def _put_up_keys(self) -> None:
-        """As many as a selection has, at most: whoever asks for all keys that we hold delays no payload for long."""
+        """Publish keys that are due, at most as many as a selection has: a peer that asks for all our keys must not
+        delay a payload for long."""
         with self._changed:
             due = [(place, self._held[place].reveal) for place in self._keys_due() if place not in self._keys_up]
         for place, reveal in [(place, reveal) for place, reveal in due if reveal is not None][: self._share]:
@@ -169,11 +172,11 @@ class Copier(ABC):
         if not mirror.has(*place, node.run.first.object_bytes, timeout_seconds=self._upload_seconds()):
             path = node.state.sealed_file(*place, held.envelope)
             if path is None:
-                return  # not fetched yet, or this disk has lost it
+                return  # not fetched yet, or lost on this disk
             with node.state.timeline.begin("mirror") as watch:
                 try:
                     mirror.copy(*place, path, timeout_seconds=self._upload_seconds())
-                except OSError as fault:  # moved on from there, or unreadable: no reason to copy nothing else
+                except OSError as fault:  # moved meanwhile, or unreadable: other copies continue
                     logger.warning("a copy is tried again later: {fault}", fault=str(fault))
                     return
             with self._changed:
@@ -184,41 +187,42 @@ class Copier(ABC):
             self._up.add(place)
 
     def _upload_seconds(self) -> float:
-        """So long one upload may take."""
+        """Return the time-out of one upload."""
         return self.node.transfer_seconds(1)
 
-    # --- what and for whom -------------------------------------------------------------------------------------
+    # --- choice of copies --------------------------------------------------------------------------------------
 
     @abstractmethod
     def _ask(self, sources: Sources) -> Iterable[PeerId]:
-        """Who is asked in this look what it lacks."""
+        """Return the peers to ask in this look for their wanted lists."""
 
     @abstractmethod
     def _keys_due(self) -> Iterable[Place]:
-        """Of what we hold, whose keys are to go up, the first to go first; those that are up may be among them."""
+        """Return the held payloads whose keys are to be published, the first to go first; published ones may be among
+        them."""
 
     @abstractmethod
     def _next(self, tried: Collection[Place]) -> tuple[Place, HeldPayload] | None:
-        """The payload to copy next, none of those that were tried in this look."""
+        """Return the payload to copy next, none of those tried in this look."""
 
     @abstractmethod
     def _count(self, place: Place, held: HeldPayload) -> None:
-        """A copy is up. Called with the lock."""
+        """Count a finished copy. Called with the lock."""
 
 
 class Copies(Copier):
-    """One validator's copies. Of earlier rounds it only forgets that it was drawn."""
+    """One validator's copies. For earlier rounds it forgets only that it was drawn."""
 
     def __init__(self, node: Node, mirror: Mirror) -> None:
         super().__init__(node, mirror)
         self._held: dict[Place, HeldPayload] = {}
         self._at_commit, self._hash = tuple[Peer, ...](), Digest(bytes(DIGEST_BYTES))
         self._favours = {True: 0, False: 0}
-        """Copies in this round that only somebody's word asked for: of payloads of this round, and of older ones."""
+        """Copies in this round made only because a peer asked: of payloads of this round, and of older ones."""
 
     def hold(self, round: int, at_commit: Sequence[Peer], items: Sequence[Gathered]) -> None:
-        """From now on we are asked for these submissions of `round`, which we have, and for what was applied before.
-        Begins to copy and returns at once."""
+        """Serve these submissions of `round`, which we have, and the payloads applied before. Starts copying and
+        returns at once."""
         node, last, clock = self.node, self.node.clock.commit_by(round), self.node.run.first.clock
         sources, commit_hash, applied = node.sources(last), node.doors.chain.header(last).hash, self._applied()
         with self._changed:
@@ -230,7 +234,7 @@ class Copies(Copier):
         self._go_on(ROUNDS * clock.round_blocks * clock.block_seconds)
 
     def add(self, items: Sequence[Gathered]) -> None:
-        """We have these as well."""
+        """Serve these submissions too."""
         round, last = self._round, self.node.clock.commit_by(self._round)
         ranks = self._ranks([item.peer.id for item in items])
         with self._changed:
@@ -243,9 +247,9 @@ class Copies(Copier):
             self._changed.notify_all()
 
     def name(self, round: int, pairs: Collection[tuple[PeerId, Digest]]) -> None:
-        """We name these first, or they are agreed. Our share of them goes up unasked."""
+        """Mark these payloads as named: we name them first, or they are agreed. Our share of them is copied unasked."""
         if round != self._round:
-            return  # decided while we were away: what somebody lacks of it, they will say
+            return  # decided while we were away: nodes that lack it will ask
         ranks = self._ranks([peer for peer, _ in pairs])
         with self._changed:
             for peer, envelope in pairs:
@@ -254,11 +258,11 @@ class Copies(Copier):
             self._changed.notify_all()
 
     def _ranks(self, peers: Collection[PeerId]) -> dict[PeerId, int]:
-        """Our place among those who copy each of these peers' payloads of this round."""
+        """Return our place among the validators that copy each of these peers' payloads of this round."""
         drawn = mirror_order(self.node.run, self._round, self._hash, self._at_commit, peers)
         return {peer: order.index(self.node.me) for peer, order in drawn.items() if self.node.me in order}
 
-    # --- what and for whom -------------------------------------------------------------------------------------
+    # --- choice of copies --------------------------------------------------------------------------------------
 
     def _ask(self, sources: Sources) -> Iterable[PeerId]:
         return sources.published() if self._looks % EVERYBODY_LOOKS == 0 else sources.validators()
@@ -269,9 +273,10 @@ class Copies(Copier):
         return [place for *_, place in sorted(due)]
 
     def _next(self, tried: Collection[Place]) -> tuple[Place, HeldPayload] | None:
-        """What to copy next. First what somebody lacks: of that what is named in this round, which is a selection or
-        two; then what else validators lack of it; then what was applied, the newest first. Then our share. Where we
-        were drawn first comes first, so that validators who are asked for the same do not all begin with the same."""
+        """Return the payload to copy next. First payloads that a node lists as wanted: of those first the ones named in
+        this round, a selection or two; then others of this round that validators lack; then applied ones, the newest
+        first. Last our own share. Lower ranks come first, so that validators asked for the same do not all begin with
+        the same payload."""
         with self._changed:
             asked, early, due = self._asked, self._asked_by_validators, []
             for place, held in self._held.items():
@@ -288,9 +293,10 @@ class Copies(Copier):
         return held.named and place[0] == self._round
 
     def _is_favoured(self, place: Place, early: Collection[Place]) -> bool:
-        """Whether we copy on somebody's word alone: at most a selection of this round, which only who speaks in it can
-        lack by now, and one of older rounds. Neither takes the other's place, nor that of what is named: whoever asks
-        for everything keeps nobody from what he does lack."""
+        """Whether we copy it only because a peer asked. Of this round, at most as many as a selection has, and only
+        those that a validator lacks: no other node can lack them yet. Of older rounds, the same number. Neither takes
+        the other's places, nor those of named payloads: a peer that asks for everything takes no place from a payload
+        that is really missing."""
         now = place[0] == self._round
         return self._favours[now] < self._share and (not now or place in early)
 
@@ -300,13 +306,13 @@ class Copies(Copier):
 
 
 def _both(known: HeldPayload | None, logged: HeldPayload) -> HeldPayload:
-    """What we know of what was applied: it may have been named before we had it, and without its key."""
+    """Merge two entries of an applied payload: it may have been named before we had it, and without its key."""
     return logged if known is None else replace(known, reveal=known.reveal or logged.reveal)
 
 
 def _key_alone(run: Digest, round: int, payload: Payload) -> bytes | None:
-    """A reveal of which only the key is as its owner published it: it opens what the envelope pins, and counts as
-    nobody's word (docs/protocol.md section 8)."""
+    """Return a reveal of which only the key is as its owner published it. The key opens the object that the envelope
+    pins; the rest is no statement of the peer (docs/protocol.md section 8)."""
     if payload.key is None:
         return None
     return Reveal(run, round, payload.peer, payload.key, Digest(bytes(DIGEST_BYTES))).encode()

@@ -1,6 +1,6 @@
-"""A miner's rounds: train on the assigned pages, compress, seal and publish what was learned, follow what is agreed.
+"""A miner's rounds: train on the assigned pages, compress, seal and publish the update, follow the agreed selections.
 
-One round reads top to bottom in `Miner.play`; what a round consists of is docs/protocol.md section 2.
+`Miner.play` is one round from top to bottom; its parts are in docs/protocol.md section 2.
 """
 
 from collections.abc import Sequence
@@ -31,17 +31,17 @@ from training.shards import Shards
 
 
 class RoundOver(MurmurError):
-    """The round is over: the run went further than that while we caught up with it."""
+    """The round is over: during our catch-up the run moved past it."""
 
 
 class Late(MurmurError):
-    """Block D was final before the last inner step: nothing that we send could count. What is trained so far stays out
-    of the error feedback too, and the next round begins in time."""
+    """Block D was final before the last inner step: nothing that we send could count. The training so far stays out of
+    the error feedback too, and the next round begins in time."""
 
 
 class Miner:
-    """One miner's rounds over a node. speculates: whether it begins a round from the selection that it expects for the
-    one before (docs/decisions/0059-a-round-in-which-no-gpu-waits.md)."""
+    """One miner's rounds on a node. speculates: whether it begins a round from the expected selection of the one before
+    (docs/decisions/0059-a-round-in-which-no-gpu-waits.md)."""
 
     def __init__(self, node: Node, shards: Shards, *, speculates: bool = True) -> None:
         self.node, self.speculates = node, speculates
@@ -49,12 +49,12 @@ class Miner:
         self.stood = Outcomes(node)
         self.answers = RepairAnswers(node, Mirror(node.doors.bucket, node.run.id, node.time))
         self.finished = -1
-        """The last round that we have nothing more to say in."""
+        """The last round in which we have nothing more to publish."""
         self.aside: Task | None = None
-        """What of the last round nothing waits for: claims, cleaning up, how we stood."""
+        """Work of the last round for which nothing waits: claims, cleaning up, our result."""
 
     def run(self) -> None:
-        """Play every round whose commit window is open when we get there, until stopped."""
+        """Play every round whose commit window is still open, until stopped."""
 
         self.node.abort_unfinished()
         while True:
@@ -70,20 +70,20 @@ class Miner:
                 self.node.state.events.emit("interrupted", round, fault=str(fault))
                 self.node.wait_for(self.node.clock.commit_by(round), "the round to pass")
             except (ChainError, StorageError) as fault:
-                # Saved and sealed work is not lost: the next pass takes it up if the round is still open.
+                # Saved and sealed work is not lost: the next pass continues with it if the round is still open.
                 self.node.state.events.emit("interrupted", round, fault=str(fault))
                 self.node.setbacks.broke_off(round, fault)
 
     def announce(self) -> None:
-        """Publish our bucket on chain, unless we have: before our first commitment, too, others have to be able to read
-        what we lack."""
+        """Publish our bucket on chain, unless we have. Even before our first commitment other nodes have to be able to
+        read our wanted list."""
         me = self.node.registered()
         if me is not None and me.slot is None:
             self.node.post(None)
 
     def open_round(self) -> int:
-        """The round to play: the one that we have sealed for while its key may still be published, else the first whose
-        commit window is open."""
+        """Return the round to play: the one that we have sealed for while its key may still be published, else the
+        first whose commit window is open."""
         node, sealed = self.node, self.node.state.saved.sealed
         unfinished = sealed is not None and self.finished < sealed.round == node.state.saved.round
         if unfinished and node.head() < node.clock.reveal_by(node.state.saved.round):
@@ -91,7 +91,7 @@ class Miner:
         return node.next_round(node.clock.commit_by)
 
     def play(self, round: int) -> None:
-        """One round. Anything that was saved before a crash is taken up where it was."""
+        """Play one round. Work that was saved before a crash is continued."""
         node = self.node
         if not (self.speculates and node.expect(round - 1)):
             self.follow(round)
@@ -111,14 +111,14 @@ class Miner:
         self.work.fetch_ahead(partial(self.pages, round + 1))
 
     def follow(self, round: int) -> None:
-        """Hold what the run agreed on for the start of `round`. Raises Over when catch-up went further."""
+        """Follow the run to its agreed state at the start of `round`. Raises RoundOver if catch-up went further."""
         self.stood.follow(self.node.advance(round))
         if self.node.state.saved.round != round:
             raise RoundOver
         self.node.look_at_terms(round)
 
     def set_aside(self, round: int, counts: bool) -> None:
-        """Do beside the next round what it does not need."""
+        """Run tasks in the background that the next round does not need."""
         if self.aside is not None:
             self.aside.join()  # its time is up since X
 
@@ -135,7 +135,7 @@ class Miner:
         self.aside = self.node.time.start(beside, "aside")
 
     def pages(self, round: int) -> tuple[Page, ...]:
-        """The pages assigned to us, drawn from the hash of block D of the round before."""
+        """Return the pages assigned to us, drawn from the hash of block D of the round before."""
         node, spec = self.node, self.node.run.spec_at(round)
         header = node.wait_for(node.clock.page_block(round), f"the pages of round {round}")
         return assigned(
@@ -149,10 +149,11 @@ class Miner:
         )
 
     def train(self, round: int, pages: Sequence[Page]) -> None:
-        """H inner steps from theta; the replica's weights become theta_r. The chain is followed meanwhile: what we have
-        begun from and nobody has agreed on yet is confirmed, or changed, as soon as the decision is known.
+        """Make H inner steps from theta; the replica's weights become theta_r. The chain is followed meanwhile: an
+        expected selection is confirmed or corrected as soon as the decision is known.
 
-        Raises Late, and Over when the run went further without us."""
+        Raises Late, and RoundOver if the run moved past the round without us.
+        """
         node, inner = self.node, self.node.run.spec_at(round).inner
         training = self.work.training(round, pages, inner)
         with node.following(node.clock.commit_by(round)) as late:
@@ -180,12 +181,12 @@ class Miner:
         return self.work.seal(round, update, partial(self.seconds_to_commit, round))
 
     def seconds_to_commit(self, round: int) -> float:
-        """Planned seconds until the round's block D, at least 0."""
+        """Return the planned seconds until the round's block D, at least 0."""
         return self.node.seconds_until(self.node.clock.commit_by(round))
 
     def promise(self, round: int, sealed: SealedRound) -> None:
-        """Publish what is sealed, and commit to it beside that: the post waits for blocks, the upload for the link. A
-        commitment to what cannot be read is taken back while there is time."""
+        """Publish the sealed object and commit to it concurrently: the post waits for blocks, the upload for the link.
+        A commitment to an object that cannot be read is taken back while there is time."""
         faults = list[MurmurError]()
 
         def post() -> None:
@@ -207,8 +208,8 @@ class Miner:
             raise faults[0]
 
     def await_others(self, round: int) -> None:
-        """Wait for block D, and fetch meanwhile what others have put up: look after half of the time that is left, and
-        half of the rest."""
+        """Await block D, and fetch meanwhile the objects that others have published: look after half of the time that
+        is left, and half of the rest."""
         node, last = self.node, self.node.clock.commit_by(round)
         while (left := last - node.head()) > 0:
             node.prefetch(round)
@@ -219,8 +220,8 @@ class Miner:
         self.work.publish(round, sealed, partial(self.seconds_to_commit, round))
 
     def commit(self, round: int, sealed: SealedRound) -> None:
-        """Put the digest of our envelope on chain by block D, again while there is time when a fork drops it. One that
-        is lost is a round in which we are not selected: what we sent stays out of the error feedback."""
+        """Put the digest of our envelope on chain by block D; if a fork drops it, retry while there is time. If the
+        commitment is lost, we are not selected in this round, and our update stays out of the error feedback."""
 
         node = self.node
         last = node.clock.commit_by(round)
@@ -251,13 +252,13 @@ class Miner:
             node.wait_for(settled, f"our commitment for round {round} to be final")
 
     def stands(self, statement: Commitment) -> bool:
-        """Whether this is what our slot says, as of the finalised head."""
+        """Whether our slot has this statement as of the finalised head."""
         me = self.node.registered()
         return me is not None and me.slot is not None and me.slot.statement == statement
 
     def counts(self, round: int, sealed: SealedRound) -> bool:
-        """Whether our commitment stands in the state of block D, which is what everybody reads: a second post of ours
-        after a restart, or a fork, may have moved it."""
+        """Whether our commitment is in the state of block D, which all nodes read: a second post of ours after a
+        restart, or a fork, may have moved it."""
 
         node, last = self.node, self.node.clock.commit_by(round)
         node.wait_for(last, f"the end of round {round}'s commit window")
@@ -268,8 +269,8 @@ class Miner:
         return Commitment(round, self.work.envelope_digest(sealed))
 
     def reveal(self, round: int, sealed: SealedRound) -> None:
-        """Publish the key and the proof that we hold theta, before block V: D is final, so nothing that anybody sealed
-        for the round can change any more."""
+        """Publish the key and the proof that we hold theta, before block V. D is final, so no object sealed for the
+        round can change any more."""
 
         node = self.node
         last = node.clock.commit_by(round)
@@ -288,18 +289,18 @@ class Miner:
         node.state.events.emit("revealed", round)
 
     def report(self, round: int) -> None:
-        """Our signed claims about the round, in our bucket: shown to people, decided on never."""
+        """Publish our signed claims about the round in our bucket: for people; no decision uses them."""
 
         node = self.node
         if not self.work.claims:
-            return  # we came back with the work already sealed: nothing was measured
+            return  # we restarted with the work already sealed: nothing was measured
         document = encode_document("peer", node.run.id, round, self.work.claims, node.doors.signer)
         key = keys.peer_report(node.run.id, round)
         publish(node.doors.bucket, key, document, timeout_seconds=node.transfer_seconds(1), time=node.time)
 
     def clean_up(self, round: int) -> None:
-        """Delete our objects, and copies, of rounds that no joiner needs any more: the newest checkpoint that most
-        validators show says which. Takes no more than the time in which we wait for the round's decision."""
+        """Delete our objects and copies of rounds that joiners do not need any more: the newest checkpoint that most
+        validators show decides. Takes no longer than our wait for the round's decision."""
         node, every = self.node, self.node.run.spec_at(round).checkpoint_rounds
         bucket, until = node.doors.bucket, node.time.now() + node.seconds_until(node.clock.words_by(round))
         last = kept_from(every, round, round)
@@ -314,7 +315,8 @@ class Miner:
             logger.warning("what we no longer need to keep stays in our bucket: {fault}", fault=str(fault))
 
     def _objects_before(self, round: int, until: float) -> list[str]:
-        """Keys of our payloads, keys and claims of earlier rounds, at most 1000 of each, the oldest first."""
+        """Return the names of our payloads, keys and claims of earlier rounds, at most 1000 of each, the oldest
+        first."""
         node, found = self.node, list[str]()
         for key_of in (keys.payload, keys.reveal, keys.peer_report):
             prefix = key_of(node.run.id, 0).removesuffix(f"{0:08d}")

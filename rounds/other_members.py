@@ -1,4 +1,4 @@
-"""What the other members of a cluster do in a round, looked at beside one's own part of it."""
+"""Watch the other members of a cluster during a round, in parallel with our own part of it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from rounds.member import Member
 
 ENDING = 4
-"""In the last one of so many parts of our inner steps we look at who lives, though nobody has claimed yet."""
+"""While there is no claim yet, we read the beats only in the last one of this many parts of our inner steps."""
 
 
 class OtherMembers:
-    """What the other members of a round do: their payloads are fetched as they come. Looked at in a thread of its own
-    while we train and send, and by `Member.close` after that."""
+    """The other members of a round: their payloads are fetched as they come. A thread of its own watches them while we
+    train and send, `Member.close` after that."""
 
     def __init__(self, member: "Member", round: int) -> None:
         self._member, self._round = member, round
@@ -33,7 +33,7 @@ class OtherMembers:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look at them beside what is done inside."""
+        """Watch them while the body runs."""
         task = self._member.time.start(self._watch, "others")
         try:
             yield
@@ -44,12 +44,12 @@ class OtherMembers:
             task.join()
 
     def due(self) -> bool:
-        """Whether we have to end our inner steps: the round is closed, or most have claimed and wait for us. Never
-        waits."""
+        """Whether we have to end our inner steps: the round is closed, or most members have claimed and wait for us.
+        Never waits."""
         return self._due
 
     def fetch(self, claims: Mapping[PeerId, Claim]) -> None:
-        """Begin to fetch what has been claimed since the last call, and goes on from where we stand."""
+        """Start to fetch the payloads claimed since the last call whose claims build on our state."""
         member, link = self._member, self._member.state.saved.link.hex()
         new = [peer for peer, claim in claims.items() if peer not in self._wanted and claim.previous == link]
         self._wanted |= set(new)
@@ -77,12 +77,12 @@ class OtherMembers:
         self._fetching.append(collection.start())
 
     def wait(self) -> None:
-        """Until what was begun to be fetched is here, or nobody gives it."""
+        """Await the started fetches, until each is done or has failed."""
         for collection in self._fetching:
             collection.outcome()
 
     def stop(self) -> None:
-        """Nothing more of this round is wanted."""
+        """Stop fetching for this round."""
         for collection in self._fetching:
             collection.stop()
 
@@ -99,7 +99,7 @@ class OtherMembers:
         member = self._member
         claims, rules = member.ledger.claims(self._round), member.spec.cluster
         if not claims:
-            # Whoever has died while all train is known to be dead by the time at which the round could end.
+            # If a member dies while all train, its death is known by the time at which the round could end.
             late = ENDING * member.pulse.step >= (ENDING - 1) * member.spec.inner.steps
             if late and member.time.now() >= self._looked + rules.silent_seconds / 2:
                 self._look_at_beats()
@@ -116,5 +116,5 @@ class OtherMembers:
         member = self._member
         self._looked = member.time.now()
         member.presence.look(member.ledger.beats(), self._looked)
-        # Somebody has gone on from this round: its record was lost.
+        # Another member has moved on from this round: its record was lost.
         self._due = self._due or member.presence.furthest() > self._round

@@ -1,6 +1,5 @@
-"""How a miner stood in a round: whether it counted, or why not and by which number, told when the validators' reports
-are in. For people: nothing is decided on it, and what can't be read is left out.
-"""
+"""A miner's result in a round: whether it contributed, or why not and by which number. It is logged when the
+validators' reports are in. It is for people: no decision uses it, and unreadable values are left out."""
 
 from collections.abc import Sequence
 
@@ -23,7 +22,7 @@ MOST_UNTOLD = 5
 
 
 class Outcomes:
-    """What one miner knows of its last rounds until they are told."""
+    """Facts of one miner's last rounds until their results are logged."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -32,10 +31,10 @@ class Outcomes:
         self.margins: dict[int, int] = {}
         """Blocks from our commitment to the deadline."""
         self.decided: dict[int, tuple[PeerId, ...]] = {}
-        """Who contributed to rounds that are not told yet; nobody to a void one."""
+        """Contributors of rounds that are not logged yet; none for a void one."""
 
     def follow(self, applied: Sequence[Applied]) -> None:
-        """Rounds that were decided."""
+        """Note the contributors of decided rounds."""
         for one in applied:
             selection = one.agreed.selection
             self.decided[one.round] = tuple(peer for peer, _ in selection.contributing) if selection else ()
@@ -43,8 +42,8 @@ class Outcomes:
             self._forget(old)
 
     def tell(self, seconds: float) -> None:
-        """Tell every round that was decided, and is not told yet, within about `seconds`."""
-        decided, self.decided = self.decided, {}  # `follow` goes on beside this
+        """Log every decided round that is not logged yet, within about `seconds`."""
+        decided, self.decided = self.decided, {}  # `follow` runs concurrently
         for round, contributed in sorted(decided.items()):
             try:
                 self._tell(round, contributed, seconds / len(decided))
@@ -85,7 +84,7 @@ class Outcomes:
     def _outcome(
         self, round: int, active: set[PeerId], contributed: Sequence[PeerId], found: dict[PeerId, Report]
     ) -> tuple[str, str]:
-        """How we stood, and the number that decided, by the validator with the most stake that has reported."""
+        """Return our result and the number that decided it, by the report of the validator with the most stake."""
         me = self.node.me
         if me in contributed:
             return "contributing", ""
@@ -101,7 +100,7 @@ class Outcomes:
 
 
 def _share(me: PeerId, found: dict[PeerId, Report], peers: dict[PeerId, Peer]) -> float | None:
-    """Our share of the pay that validators have computed, weighed by their stake; None when nobody has reported."""
+    """Return our share of the pay that validators have computed, weighted by their stake; None without a report."""
     stakes = {one: peers[one].stake for one in found}
     total = sum(stakes.values())
     if not total:

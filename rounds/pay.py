@@ -1,8 +1,8 @@
-"""Pay: a validator's weights on chain when they are due, and whether what was sent came to stand there
-(docs/protocol.md section 9).
+"""Pay: set a validator's weights on chain when they are due, and read back whether they took effect (docs/protocol.md
+section 9).
 
-A subnet may conceal weights at first (commit-reveal): then that the chain took them says nothing, and one that it
-refuses to reveal it does not tell anybody. So every row that was sent is read back from where it has to stand.
+With commit-reveal a subnet conceals weights at first. Then it means nothing that the chain took them, and a refusal at
+the reveal is not reported. So every row that was sent is read back at the block where it has to take effect.
 """
 
 from collections.abc import Mapping
@@ -22,20 +22,20 @@ from protocol.errors import STATE_PRUNED, ChainError
 from protocol.types import Uid
 
 UNREAD_KEPT = 64
-"""Rows that wait to be read back, at most: more wait only where the chain reveals nothing at all."""
+"""Most rows that wait to be read back: more wait only if the chain reveals nothing at all."""
 
 _TOO_EARLY = ("SettingWeightsTooFast", "CommittingWeightsTooFast")
 
 
 class Pay:
-    """What one validator pays the peers."""
+    """Sets one validator's weights."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
 
     def pay(self, round: int, book: ScoreBook, ranking: Ranking) -> Paid:
-        """Set weights when they are due; what was computed is returned either way. A refusal costs a round's pay, never
-        the round."""
+        """Set weights when they are due; return the computed pay either way. A refusal costs a round's pay, never the
+        round."""
         node, spec = self.node, self.node.run.spec_at(round)
         head = node.head()
         peers = node.doors.chain.peers(head)
@@ -58,8 +58,9 @@ class Pay:
         return Paid(head, block, shares)
 
     def _set(self, by_uid: Mapping[Uid, float], before: int) -> int:
-        """Set these weights, which are due; the block in which the chain took them. Where its answer was lost, what is
-        sent again comes too early for it. `before`: of the ones before."""
+        """Set these weights, which are due; return the block in which the chain took them. If the chain's answer was
+        lost, the retry comes too early for the chain, and the block is read back. `before`: block of the weights
+        before."""
         node = self.node
         try:
             return node.set_weights(by_uid)
@@ -73,8 +74,8 @@ class Pay:
             return me.last_update
 
     def _settled(self, block: int, before: int) -> int:
-        """The final block in which the weights of `block` were set: a fork may have moved them. Raises ChainError when
-        it has dropped them. `before`: of the ones before."""
+        """Return the final block in which the weights of `block` were set: a fork may have moved them. Raises
+        ChainError if the fork dropped them. `before`: block of the weights before."""
         node = self.node
         node.wait_for(block + RETURN_BLOCKS, "our weights to be final")
         me = node.registered()
@@ -83,11 +84,11 @@ class Pay:
         return me.last_update
 
     def nothing(self) -> Paid:
-        """For a round that was not observed: the weights on chain stay as they are."""
+        """Return the pay of a round that was not observed: the weights on chain stay as they are."""
         return Paid(self.node.head(), None, {})
 
     def read_back(self) -> None:
-        """Look what became of the rows that were sent, of those that stand by now or never will."""
+        """Check the sent rows that have taken effect by now, or never will."""
         held, waiting = self.node.state, list[SentWeights]()
         for sent in held.saved.unread:
             try:
@@ -105,7 +106,7 @@ class Pay:
             held.save(unread=tuple(waiting))
 
     def _judge(self, sent: SentWeights, row: Row) -> None:
-        """Compare what stands with what was sent, and say so."""
+        """Compare a row on chain with the one that was sent, and emit the result."""
         node, block = self.node, row.block
         wrong = differing(sent.shares, row.now)
         if not wrong:

@@ -1,8 +1,8 @@
-"""A miner's copies for whoever says that it lacks something (docs/protocol.md section 6): of what was applied since the
-last snapshot or shortly before, which every node that follows the run has on its disk.
+"""A miner's copies for nodes that list payloads as wanted (docs/protocol.md section 6). It copies payloads applied
+since the last snapshot or shortly before, which every node that follows the run has on its disk.
 
-They are the last resort: validators give theirs first, and miners go one after the other, in an order drawn for each
-payload. May not cost a miner its round: copies go up while it would only wait, and few on anybody's word.
+Miners are the last resort: validators copy first, and miners follow one after the other, in an order drawn for each
+payload. A miner must not lose its round by this: copies are uploaded while it would only wait, and few of them.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,12 +20,12 @@ from rounds.copies import Copier, HeldPayload
 from storage.mirror import Mirror
 
 LOOKS = 2
-"""So often in a round everybody is asked what it lacks."""
+"""All peers are asked for their wanted lists this many times in a round."""
 STANDS = 2
-"""The look in which the first one's turn comes: what validators give is up by then. With every further look, of this
-round or the next ones, it is the turn of .."""
+"""The look in which the first miner's turn comes: the validators' copies are published by then. With every further
+look, of this round or the next ones, the number of miners that have their turn grows .."""
 GROWTH = 4
-""".. so many times as many, with the sixth look of 256."""
+""".. by this factor: 256 miners in the sixth look."""
 
 
 class RepairAnswers(Copier):
@@ -34,19 +34,20 @@ class RepairAnswers(Copier):
     def __init__(self, node: Node, mirror: Mirror) -> None:
         super().__init__(node, mirror)
         self._stood: dict[Place, int] = {}
-        """In how many looks in a row somebody lacked it."""
+        """In how many consecutive looks a node lacked it."""
         self._before: dict[Place, tuple[PeerId, ...]] = {}
         """The miners whose turn comes before ours."""
         self._put_off: set[Place] = set()
-        """Somebody before us has put it up in this round."""
+        """Payloads that a node before us has published in this round."""
         self._shown: dict[Place, set[PeerId]] = {}
-        """Who had it up when our turn came: where somebody lacks it a round later, they give it to nobody."""
+        """Nodes that showed a copy when our turn came. If the payload is still wanted a round later, they do not really
+        serve it."""
         self._favours = 0
         """Copies in this round."""
 
     def answer(self, round: int) -> None:
-        """Our part in `round` is done, and nothing of the next one goes up before X: copy meanwhile what somebody
-        lacks. Returns at once."""
+        """Copy payloads that nodes lack: our part in `round` is done, and nothing of the next one is uploaded before X.
+        Returns at once."""
         node, clock = self.node, self.node.clock
         try:
             sources, seconds = node.sources(clock.commit_by(round)), node.seconds_until(clock.words_by(round))
@@ -71,8 +72,8 @@ class RepairAnswers(Copier):
             self._stood = {place: self._stood.get(place, 0) + 1 for place in self._asked & self._held.keys()}
 
     def _due(self) -> list[Place]:
-        """Whose turn it is, in order: first what validators lack, who have spoken for it; then where we come first, so
-        that miners who are asked for everything do not all begin with the same."""
+        """Return the places whose turn it is, in order. First those that validators lack, which have posted words for
+        it. Then those where we come first, so that miners asked for everything do not all begin with the same one."""
         by_validators = self._asked_by_validators
         due = []
         for place, stood in self._stood.items():
@@ -103,8 +104,8 @@ class RepairAnswers(Copier):
             super()._copy(place, held)
 
     def _is_up_elsewhere(self, place: Place, held: HeldPayload) -> bool:
-        """Whether one that comes before us shows a copy that it did not show a round ago. Then we wait for the next
-        round: whoever asked has it by then, or was shown something else."""
+        """Whether a node before us shows a copy that it did not show a round ago. Then we wait for the next round: the
+        node that asked has it by then, or was shown something else."""
         node, sources, shown = self.node, self._sources, self._shown.setdefault(place, set())
         assert sources is not None
         first = [one for one in (*sources.validators(), *self._miners_before(place)) if one not in shown]
@@ -117,7 +118,7 @@ class RepairAnswers(Copier):
         return bool(found)
 
     def _upload_seconds(self) -> float:
-        """No longer than until our own next payload may want the line."""
+        """Return the time-out of one upload, at most the time until our own next payload may need the link."""
         return min(super()._upload_seconds(), self._until - self.node.time.now())
 
     def _count(self, place: Place, held: HeldPayload) -> None:

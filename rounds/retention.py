@@ -1,4 +1,5 @@
-"""Keeping: what joiners need of a validator, and for how long (docs/protocol.md section 8)."""
+"""Retention: a validator keeps the objects that joiners need, as long as they need them (docs/protocol.md section
+8)."""
 
 from loguru import logger
 from torch import Tensor
@@ -16,7 +17,7 @@ from training.shards import Shards
 
 
 class Retention:
-    """One validator's public objects but for its reports."""
+    """One validator's public objects, except for its reports."""
 
     def __init__(self, node: Node, shards: Shards, mirror: Mirror) -> None:
         self.node, self.shards, self.mirror = node, shards, mirror
@@ -24,9 +25,9 @@ class Retention:
         self._held_out: Tensor | None = None
 
     def publish_link(self, selection: Selection | None) -> None:
-        """The agreed selection under its link, for joiners; before our state moves past it, or a crash would tear a
-        hole into the chain that they follow. This comes in every round that we follow, however late: so checkpoints
-        do."""
+        """Publish the agreed selection under its link, for joiners. This comes before our state moves past it:
+        otherwise a crash would break the chain that joiners follow. It is called in every round that we follow, however
+        late, so checkpoints are looked after here too."""
         node = self.node
         self.checkpoints.look()
         if selection is not None:
@@ -34,8 +35,8 @@ class Retention:
             node.doors.bucket.put(key, data, timeout_seconds=node.transfer_seconds(1))
 
     def keep(self, round: int) -> float | None:
-        """What joiners need from us: checkpoints and mirrors of recent rounds. Then the held-out loss (nats a token),
-        for people; None when its data can't be read."""
+        """Keep our objects for joiners: checkpoints and mirrors of recent rounds. Then return the held-out loss (nats a
+        token), for people; None if its data cannot be read."""
         node, spec = self.node, self.node.run.spec_at(round)
         self.checkpoints.look()
         before = kept_from(spec.checkpoint_rounds, round, self.checkpoints.published)
@@ -52,7 +53,7 @@ class Retention:
         return loss
 
     def held_out(self) -> Tensor:
-        """The held-out sequences: the same in every round, so they are read once."""
+        """Return the held-out sequences: the same in every round, so they are read once."""
         if self._held_out is None:
             spec = self.node.run.first
             self._held_out = held_out_sequences(self.shards, spec.data.held_out_sequences, spec.model.context)

@@ -1,6 +1,5 @@
 """Scoring: fast checks, ranking, LossScores, the fold into the book, and the report (docs/protocol.md sections 5 and
-9). Every decision is a pure function of gauntlet/.
-"""
+9). Every decision is a pure function of gauntlet/."""
 
 from collections.abc import Mapping, Sequence
 
@@ -37,7 +36,7 @@ from training.shards import Shards
 
 
 class Scores:
-    """One validator's judgement: its book, and the payloads that copies are found by."""
+    """One validator's judgement: its book, and the earlier payloads with which it finds copies."""
 
     def __init__(self, node: Node, shards: Shards) -> None:
         self.node, self.shards = node, shards
@@ -54,7 +53,7 @@ class Scores:
         )
 
     def check(self, round: int, gathered: Sequence[Gathered]) -> Checked:
-        """The fast checks (docs/protocol.md section 5), told to the log."""
+        """Run the fast checks (docs/protocol.md section 5), and log and emit the results."""
         node = self.node
         with node.state.timeline.begin("check") as watch:
             checked = self.judge(round, gathered)
@@ -87,7 +86,7 @@ class Scores:
         return checked
 
     def judge(self, round: int, gathered: Sequence[Gathered]) -> Checked:
-        """The fast checks of these bytes."""
+        """Run the fast checks on these bytes."""
         node = self.node
         commit_hash, spec = node.doors.chain.header(node.clock.commit_by(round)).hash, node.run.spec_at(round)
         candidates = [item for item in gathered if is_judged(item.peer, node.run.first.owner_id)]
@@ -112,7 +111,7 @@ class Scores:
         )
 
     def unobserved(self, round: int, seen: Seen, checked: Checked) -> Unobserved | None:
-        """Why this round says nothing about the peers; None when it does."""
+        """Return why this round says nothing about the peers; None if it does."""
         node, last = self.node, self.node.clock.commit_by(round)
         committed = who_committed(seen.at_commit, round, last)
         reasons = {peer: rejection.reason for peer, rejection in checked.rejected.items()}
@@ -132,7 +131,7 @@ class Scores:
         return why
 
     def rank(self, round: int, checked: Checked) -> Ranking:
-        """Our order of the peers that passed, by the book of the round before."""
+        """Rank the peers that passed, by the book of the round before."""
         node = self.node
         commit_hash = node.doors.chain.header(node.clock.commit_by(round)).hash
         rules = node.run.spec_at(round).gauntlet
@@ -150,7 +149,8 @@ class Scores:
     def evaluate(
         self, round: int, checked: Checked, ranking: Ranking, at_commit: Sequence[Peer]
     ) -> Mapping[PeerId, Evaluation]:
-        """LossScore of the sampled peers on their own pages and on nobody's, with reference peers."""
+        """Return the LossScores of the sampled peers on their own pages and on unassigned ones, with reference
+        peers."""
         node, clock = self.node, self.node.clock
         spec = node.run.spec_at(round)
         sample_hash = node.wait_for(clock.sample_block(round), f"the samples of round {round}").hash
@@ -177,7 +177,7 @@ class Scores:
     def progress(
         self, round: int, checked: Checked, ranking: Ranking, at_commit: Sequence[Peer]
     ) -> Mapping[PeerId, float]:
-        """How far this round's updates go on with those of the round before."""
+        """Return the progress of the updates of the round before, as this round's updates show it."""
         node = self.node
         spec, commit_hash = node.run.spec_at(round), node.doors.chain.header(node.clock.commit_by(round)).hash
         good = trusted(self.book, [peer.id for peer in at_commit], spec.gauntlet)
@@ -197,7 +197,8 @@ class Scores:
         decision: Agreed,
         found: Mapping[PeerId, float],
     ) -> None:
-        """Fold the round into the book and save it: ratings survive anything from here on. `found`: `progress`."""
+        """Fold the round into the book and save it: ratings survive a crash from here on. `found`: the result of
+        `progress`."""
         node, last = self.node, self.node.clock.commit_by(round)
         committed = who_committed(at_commit, round, last)
         named = decision.selection.contributing if decision.selection else ()
@@ -215,7 +216,7 @@ class Scores:
         self.memory.prune(self.book.remembered)
 
     def pass_over(self, why: Unobserved) -> None:
-        """The round was not observed: the ratings stay as they are."""
+        """Pass over the round, which was not observed: the ratings stay as they are."""
         self.book = pass_over(self.book, why)
         self.node.state.save(book=self.node.state.store.write(book.to_json(self.book)))
 
@@ -232,8 +233,8 @@ class Scores:
         paid: Paid,
         unobserved: Unobserved | None,
     ) -> None:
-        """The signed report in our bucket: what became of every hotkey, and what an audit needs to judge us. A round
-        goes on without it."""
+        """Publish the signed report in our bucket: the result of every hotkey, and the data for an audit of our
+        judgement. If that fails, the round continues without it."""
         node, spec = self.node, self.node.run.spec_at(round)
         report = round_report(
             round, at_commit, gathered, checked, ranking, evaluations, found, before, self.book, paid, unobserved

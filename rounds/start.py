@@ -1,4 +1,4 @@
-"""From a configuration to a miner or validator that plays its rounds until it is stopped."""
+"""Start a miner, a validator or a member from its configuration; it plays its rounds until it is stopped."""
 
 from functools import partial
 from importlib.metadata import version
@@ -76,7 +76,7 @@ def take_part(config: ClusterConfig, ranks: Ranks) -> None:
 
 
 def play(config: NodeConfig, role: Role, player: Player, ranks: Ranks) -> None:
-    """Build the node and play its rounds. Called on the first rank, with the others waiting for its calls."""
+    """Build the node and play its rounds. Called on the first rank; the others wait for its calls."""
     built = build(config, role, ranks)
     if issubclass(player, Miner):
         player(built.node, built.shards, speculates=config.miner.speculate).run()

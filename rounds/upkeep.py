@@ -1,8 +1,8 @@
-"""A member's part in the upkeep of its cluster's bucket, beside its rounds: it puts back from its disk what the bucket
-has lost, and removes what nobody needs any more.
+"""A member's upkeep of its cluster's bucket during its rounds: it restores lost objects from its disk, and deletes
+objects that no member needs any more.
 
-A payload has one key for ever (protocol/keys.py), so any member that holds it puts back the identical bytes; readers
-check them by digest. A record is created where there is none, so nobody can replace one.
+A payload's key never changes (protocol/keys.py), so any member that holds it restores the identical bytes; readers
+check them by digest. A record is created only if there is none, so no member can replace one.
 """
 
 from collections.abc import Collection
@@ -22,32 +22,34 @@ from protocol.errors import StorageError
 from protocol.types import Digest, PeerId
 
 AGAIN_LOOKS = 3
-"""What was put back and is asked for still is put back again after so many looks."""
+"""An object that was restored and is still asked for is restored again after this many looks."""
 
 
 class Upkeep:
-    """What one member does for all. `living`: whose programs run, set by the one that plays its rounds."""
+    """One member's upkeep of the shared bucket. `living`: the members whose programs run, set by the player of its
+    rounds."""
 
     def __init__(self, spec: ClusterSpec, state: NodeState, ledger: Ledger, records: RecordLog) -> None:
         self.spec, self._state, self._ledger, self._records = spec, state, ledger, records
         self.living = frozenset[PeerId]()
         self._ended = False
         self._wants: frozenset[Place] | None = None
-        """What we have said to lack; None where that is of an earlier start."""
+        """The list of wanted places that we published; None if it may be from an earlier start."""
         self._looks: dict[Place, int] = {}
-        """How often in a row it was asked for."""
+        """In how many consecutive looks it was asked for."""
         self._cleared = -1
-        """The last round in which we have looked at what is old."""
+        """The last round in which we checked for old objects."""
 
     def start(self) -> None:
-        """From now on, until `end`."""
+        """Start the upkeep; it runs until `end`."""
         self._ledger.time.start(self._go_on, "upkeep")
 
     def end(self) -> None:
         self._ended = True
 
     def ask(self, round: int, peers: Collection[PeerId]) -> None:
-        """Say that we lack what these members sent in the round, or its record (GROUP). Raises StorageError."""
+        """Publish that we lack the updates of these members in the round, or its record (GROUP). Raises
+        StorageError."""
         wants = frozenset((round, peer) for peer in peers)
         if wants != self._wants:
             logger.info(
@@ -59,22 +61,23 @@ class Upkeep:
             self._wants = wants
 
     def have(self) -> None:
-        """We have all that we lacked. Raises StorageError."""
+        """Empty our list: we have all that we lacked. Raises StorageError."""
         if self._wants != frozenset():
             self._ledger.want(())
             self._wants = frozenset()
 
     def _go_on(self) -> None:
         while not self._ended:
-            with suppress(StorageError):  # whoever needs the store tells that it is down
+            with suppress(StorageError):  # the store's users report that it is down
                 self._answer()
                 self._clear()
             self._ledger.time.sleep(self.spec.cluster.silent_seconds)
 
-    # --- what others lack --------------------------------------------------------------------------------------
+    # --- repair ------------------------------------------------------------------------------------------------
 
     def _answer(self) -> None:
-        """Put back what somebody lacks and we hold, one member after the other, in an order drawn for each object."""
+        """Restore objects that a member lacks and we hold, one member after the other, in an order drawn for each
+        object."""
         asked = {place for places in self._ledger.wanted().values() for place in places}
         self._looks = {place: self._looks.get(place, 0) + 1 for place in asked}
         for place, looks in sorted(self._looks.items()):
@@ -83,7 +86,7 @@ class Upkeep:
                 self._looks[place] = -AGAIN_LOOKS
 
     def _put_back(self, round: int, peer: PeerId) -> bool:
-        """Whether we could."""
+        """Restore the object; return whether we could."""
         record = self._records.find(round)
         if peer == GROUP:
             return record is not None and self._ledger.create(round, record)
@@ -100,10 +103,11 @@ class Upkeep:
         logger.info("round {round}: what {peer} sent is put back", round=round, peer=peer.hex()[:8])
         return True
 
-    # --- what nobody needs -------------------------------------------------------------------------------------
+    # --- deletion ----------------------------------------------------------------------------------------------
 
     def _clear(self) -> None:
-        """Once a round, by the one member that is drawn for it, or by that of the next round."""
+        """Delete old objects, once a round, by the member drawn for the round; if it does not, the next round's member
+        does."""
         saved, keep = self._state.saved, self.spec.cluster.keep_rounds
         if saved.round <= max(self._cleared, keep):
             return

@@ -1,6 +1,6 @@
-"""A validator's rounds: collect what the peers left, check it, name who may contribute, score, pay and keep.
+"""A validator's rounds: collect the peers' objects, check them, name who may contribute, score, pay and keep.
 
-One round reads top to bottom in `Validator.play`; the rules are docs/protocol.md sections 4, 5, 6 and 9.
+`Validator.play` is one round from top to bottom; the rules are in docs/protocol.md sections 4, 5, 6 and 9.
 """
 
 from collections import Counter
@@ -26,7 +26,8 @@ from training.shards import Shards
 
 
 class Validator:
-    """One validator's rounds over a node. The five parts are named here, so that a dishonest one can replace a part."""
+    """One validator's rounds on a node. The five parts are class attributes, so that a dishonest validator can replace
+    one."""
 
     collecting: type[Collector] = Collector
     scoring: type[Scores] = Scores
@@ -46,8 +47,8 @@ class Validator:
         node.before_apply = self.keeper.publish_link
 
     def run(self) -> None:
-        """Judge every round that is not decided yet when we get there, until stopped: block D's state can be read
-        afterwards, keys count until V, and words until X."""
+        """Judge every round that is not decided yet, until stopped: block D's state can be read afterwards, keys count
+        until V, and words until X."""
         self.node.abort_unfinished()
         while True:
             try:
@@ -58,7 +59,7 @@ class Validator:
                 self.node.setbacks.broke_off(self.node.state.saved.round, fault)
 
     def announce(self) -> None:
-        """Publish our bucket on chain; and, by block D of the run's first round, that we are there for it: who has not
+        """Publish our bucket on chain. By block D of the run's first round also announce us: a validator that has not
         spoken does not count."""
         node = self.node
         me = node.registered()
@@ -69,10 +70,10 @@ class Validator:
             node.post(word)
 
     def play(self, round: int) -> None:
-        """One round, from its first block to the state at the start of the next."""
+        """Play one round, from its first block to the state at the start of the next."""
         node, scores, words, pay = self.node, self.scores, self.words, self.pay
         if not node.at_tip:
-            words.keep_seat()  # catching up may take longer than a round
+            words.keep_seat()  # catch-up may take longer than a round
         node.advance(round)
         if node.state.saved.round != round:
             return  # catch-up went further: `round` is over
@@ -92,7 +93,7 @@ class Validator:
             self.copies.name(round, decision.selection.contributing)
         pay.read_back()
         before, paid = scores.book, None
-        if before.round < round:  # else folded before a restart, and judged by another book
+        if before.round < round:  # otherwise it was folded before a restart, and judged by another book
             if unobserved is None:
                 scores.fold(round, at_commit, checked, evaluations, decision, progress)
                 paid = pay.pay(round, scores.book, ranking)
@@ -115,7 +116,7 @@ class Validator:
         unobserved: Unobserved | None,
         loss: float | None,
     ) -> None:
-        """The round in one line. `paid`: None when that was done before a restart."""
+        """Emit and log the round in one line. `paid`: None if that was done before a restart."""
         node, me = self.node, self.node.registered()
         event = {
             "active": len(checked.committed),

@@ -1,6 +1,5 @@
-"""A validator's word on a round: which state it holds, and whom it names (docs/protocol.md section 6). Whoever names a
-peer holds what it left; copies go up beside (rounds/copies.py).
-"""
+"""A validator's word on a round: the state that it holds, and the peers that it names (docs/protocol.md section 6). It
+holds the payload of every peer that it names; copies are published in parallel (rounds/copies.py)."""
 
 from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
@@ -26,23 +25,24 @@ from storage.realtime import seconds_until
 from storage.seal import matches
 
 LOOK_WINDOWS = 2
-"""For so many reveal windows we look at most whom others name: then we have scores to find."""
+"""We follow the names in others' words for at most this many reveal windows: after that we have scores to compute."""
 LAST_BLOCKS = 3
-"""So long before that ends we say what we have, and wait for no more copies."""
+"""This many blocks before that ends we post the names that we have, and wait for no more copies."""
 
 
 class Words:
-    """What one validator says in a round."""
+    """One validator's words in a round."""
 
     def __init__(self, node: Node, scores: Scores, copies: Copies) -> None:
         self.node, self.scores, self.copies = node, scores, copies
         self.seen: dict[PeerId, Gathered] = {}
-        """What every peer registered at D left, as far as we know by now."""
+        """The objects of every peer registered at D, as far as we have them by now."""
         self.lacked: frozenset[PeerId] = frozenset()
-        """Whose bytes we have said to lack."""
+        """Peers whose payloads we have listed as wanted."""
 
     def ask(self, round: int, at_commit: Sequence[Peer], gathered: Sequence[Gathered]) -> None:
-        """Say what we lack of those who will probably be named: whoever holds it has time to copy it."""
+        """List as wanted the missing payloads of peers that will probably be named: nodes that hold one have time to
+        copy it."""
         node, last = self.node, self.node.clock.commit_by(round)
         rules = node.run.spec_at(round).gauntlet
         self.seen = {peer.id: Gathered(peer) for peer in at_commit} | {item.peer.id: item for item in gathered}
@@ -50,23 +50,23 @@ class Words:
         best = in_order(self.scores.book, committed, node.doors.chain.header(last).hash)
         likely = best[: rules.contributors + rules.reserve]
         self.lacked = frozenset()
-        # Of whom we had no time to ask we know nothing: they may be there.
+        # If we had no time to ask for a peer's bytes, we know nothing: they may be there.
         lacked = {item.peer.id for item in gathered if item.payload is None and item.wrong_size is None}
         self.want(round, lacked.intersection(likely))
 
     def want(self, round: int, lacked: Set[PeerId]) -> None:
-        """Say that we lack these as well, unless we have."""
+        """List these payloads as wanted too, unless they are listed."""
         if lacked - self.lacked:
             self.lacked |= lacked
             say_wanted(self.node, round, self.lacked)
 
     def hold(self, round: int, at_commit: Sequence[Peer], checked: Checked) -> None:
-        """From now on others may have copies of what passes from us."""
+        """Serve copies of the payloads that pass from now on."""
         self.copies.hold(round, at_commit, [self.seen[peer] for peer in checked.passed])
 
     def speak(self, round: int, ranking: Ranking, at_commit: Sequence[Peer], checked: Checked) -> None:
-        """Say which state we hold, and everybody who may contribute by our book; then add whom others name and we
-        lacked, as soon as we have what they left. Who is not where the run stands says that it is there."""
+        """Post which state we hold, and all peers that may contribute by our book. Then add peers that others name and
+        whose objects we lacked, as soon as we have them. If we are not at the tip, post an abstention."""
         node = self.node
         if (pair := node.pair) is None:
             self.post(round, None)
@@ -81,21 +81,21 @@ class Words:
             self.post(round, pair, ours | added)
 
     def keep_seat(self) -> None:
-        """Say that we are not where the run stands, in a round whose words are being said."""
+        """Post an abstention if words of the current round may be posted now: we are not at the tip."""
         clock, head = self.node.clock, self.node.head()
         round = clock.round_at(head)
         if round >= 0 and clock.commit_by(round) < head < clock.words_by(round):
             self.post(round, None)
 
     def _lacks(self, peer: PeerId) -> bool:
-        """Whether we could not read what the peer left, or its key."""
+        """Whether we could not read the peer's payload or its key."""
         item = self.seen[peer]
         return item.wrong_size is None and (item.payload is None or item.reveal is None)
 
     def add(self, round: int, pair: Pair, lacking: Set[Uid], checked: Checked, order: Order) -> set[Uid]:
-        """While the round is open, and for some blocks at most: of those that we lack and others name, whom we can name
-        too, with what they or others give us. A peer that could not be read here for a moment does not lose its place
-        by that."""
+        """Return the peers that we lacked, others name, and we can name too once they or others give us their objects.
+        Runs while the round is open, and for a limited number of blocks. So a peer that we could not read for a moment
+        does not lose its place."""
         node, clock = self.node, self.node.clock
         began = max(node.head(), clock.reveal_by(round))
         last = min(clock.words_by(round), began + LOOK_WINDOWS * (clock.reveal - clock.commit))
@@ -107,7 +107,7 @@ class Words:
             by_others = _named_by(log, pair)
             open_ones = {uid: by_others[uid] for uid in sorted(lacking & by_others.keys() - added)}
             if open_ones:
-                seconds = min(left / 2, node.transfer_seconds(len(open_ones)))  # then look whether it is decided
+                seconds = min(left / 2, node.transfer_seconds(len(open_ones)))  # then check whether it is decided
                 repaired = self._repaired(round, open_ones, order, seconds)
                 added |= self._eligible(round, repaired, checked)
             hopeless = open_ones.keys() <= added or left <= LAST_BLOCKS * block_seconds
@@ -117,7 +117,7 @@ class Words:
         return added
 
     def _eligible(self, round: int, repaired: Sequence[Gathered], checked: Checked) -> set[Uid]:
-        """Of these, those that pass and may contribute by our book."""
+        """Return those of these peers that pass and may contribute by our book."""
         if not repaired:
             return set()
         node = self.node
@@ -131,9 +131,10 @@ class Words:
         return {item.peer.uid for item in repaired if item.peer.id in passed and item.peer.id in order}
 
     def _repaired(self, round: int, named_by: dict[Uid, list[PeerId]], order: Order, seconds: float) -> list[Gathered]:
-        """What we have of these peers, or get within `seconds`: from the mirrors of those that name them, or their own
-        buckets; keys from those that name them, who say so that they have read them in time. The digests on chain
-        decide. What nobody gives us we ask for."""
+        """Return these peers' objects that we have, or get within `seconds`. Payloads come from the mirrors of the
+        validators that name the peers, or from the peers' own buckets. Keys come from the validators that name them: by
+        that they state that they have read the keys in time. The digests on chain decide. Missing payloads are listed
+        as wanted."""
         node, until = self.node, self.node.time.now() + seconds
         sources, run, size = node.sources(), node.run.id, node.run.first.object_bytes
         peers = {order.committed[uid][0]: namers for uid, namers in named_by.items()}
@@ -181,7 +182,7 @@ class Words:
         ]
 
     def post(self, round: int, pair: Pair | None, uids: Collection[Uid] = ()) -> None:
-        """Say it, unless we have: what stands already stays, after a restart too, and binds us."""
+        """Post the word, unless it is posted. An earlier word stays valid, after a restart too, and binds us."""
         node = self.node
         word = abstention(round) if pair is None else word_for(round, uids, pair)
         stands = said(node.agreement.log(node.run, round, node.head()), node.me)
@@ -201,7 +202,7 @@ class Words:
             )
 
     def send(self, round: int, word: Word) -> int | None:
-        """Put the word on chain; its block. A refusal costs our word, never the round's scores."""
+        """Put the word on chain; return its block. A refusal costs our word, never the round's scores."""
         try:
             with self.node.state.timeline.begin("post"):
                 return self.node.post(word)
@@ -211,7 +212,7 @@ class Words:
 
 
 def _named_by(log: Log, pair: Pair) -> dict[Uid, list[PeerId]]:
-    """Whom validators name that hold this pair, and who does."""
+    """Return the peers that validators of this pair name, each with those validators."""
     found: dict[Uid, list[PeerId]] = {}
     for post in log.posts:
         if post.word.pair == pair:

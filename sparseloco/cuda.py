@@ -1,7 +1,7 @@
 """The codec in CUDA (csrc/cuda/codec.cu): the reference's results, bit for bit, for tensors on an NVIDIA GPU.
 
-The shared library is loaded by ctypes and knows nothing of torch; it works on torch's current stream. The operators of
-sparseloco/operators.py answer CUDA tensors through it. May not decide whether it is used: that is sparseloco/ops.py's.
+The shared library is loaded by ctypes and does not use torch; it works on torch's current stream. The operators of
+sparseloco/operators.py use it for CUDA tensors. It does not decide whether it is used: sparseloco/ops.py does.
 """
 
 import ctypes
@@ -25,19 +25,19 @@ from sparseloco.update import LEVELS, Update
 
 LIBRARY = Path(__file__).with_name("murmur_cuda.so")
 OLDEST = (8, 0)
-"""Compute capability that the kernels need."""
+"""Least compute capability for the kernels."""
 _ABI = 1
 _FINE = -1
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """The loaded library. Raises Unavailable."""
+    """Return the loaded library. Raises Unavailable."""
     return load(LIBRARY)
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """The library in a file, its functions declared. Raises Unavailable."""
+    """Load the library in a file, and declare its functions. Raises Unavailable."""
     loaded = kernels.load(path, "the CUDA toolkit (nvcc)", "murmur_cuda_abi", _ABI)
     pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
     begin = (ctypes.c_int, pointer, pointer, u32)  # device, stream, regions
@@ -66,7 +66,7 @@ def _run(name: str, regions: Tensor, *arguments: Any) -> None:
 
 
 def _status(name: str, regions: Tensor, *arguments: Any) -> int:
-    """The same; returns what the function found, as in operators.py."""
+    """Call it, and return the status that the function found, as in operators.py."""
     fault = torch.full((1,), _FINE, dtype=torch.int64, device=regions.device)
     addresses = [part.data_ptr() if isinstance(part, Tensor) else part for part in (*arguments, fault)]
     with _stream_of(regions.device) as stream:
@@ -82,7 +82,7 @@ def _pointers(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     return torch.tensor([tensor.data_ptr() for tensor in tensors], dtype=torch.int64).to(device)
 
 
-# --- the operators' kernels: as in operators.py, all tensors on one device; `threads` and `isa` say nothing -----------
+# --- the operators' kernels: as in operators.py, all tensors on one device; `threads` and `isa` are unused -----------
 
 
 def _compress(
@@ -97,7 +97,7 @@ def _compress(
     threads: int,
     isa: int,
 ) -> None:
-    if not error:  # zeros, which their successors then replace
+    if not error:  # zeros; the results then replace them
         for value in new_error:
             value.zero_()
         error = new_error
@@ -135,11 +135,11 @@ operators.validate_operator.register_kernel("cuda", _validate)
 operators.aggregate_operator.register_kernel("cuda", _aggregate)
 
 
-# --- what ops.py calls -------------------------------------------------------------------------------------------
+# --- interface for ops.py ----------------------------------------------------------------------------------------
 
 
 def _uploaded(update: Update, device: torch.device) -> Tensor:
-    """The records on the device, with room up to a whole word, as the kernels read them."""
+    """Copy the records to the device, padded to a whole word, as the kernels read them."""
     size = update.layout.records_bytes
     if len(update.records) != size:
         raise ValueError(f"an update of {len(update.records)} bytes, its layout makes {size}")
@@ -151,12 +151,12 @@ def _uploaded(update: Update, device: torch.device) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class Codec(native.Codec):
     """native.Codec for tensors on one GPU: same arguments, results and errors. `isa` is its architecture ("sm_90");
-    `threads` says nothing here. Every method waits for its result."""
+    `threads` is unused. Every method waits for its result."""
 
     functions: ClassVar[operators.Functions] = operators.Functions(_compress, _validate, _aggregate)
 
     def products(self, updates: Sequence[Update], numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """As native.Codec.products, on the CPU, where the records are."""
+        """As native.Codec.products; computed on the CPU, where the records are."""
         try:
             isa = kernels.supported()[-1]
         except Unavailable:
@@ -164,7 +164,7 @@ class Codec(native.Codec):
         return native.Codec(isa).products(updates, numbers)
 
     def _require_denormals(self) -> None:
-        """A GPU's kernels were built not to flush them, whatever the thread that starts them does."""
+        """Do nothing: a GPU's kernels are built not to flush denormals, whatever the thread that starts them does."""
 
     def _records(self, update: Update) -> Tensor:
         return _uploaded(update, self.device)
@@ -175,7 +175,7 @@ class Codec(native.Codec):
 
 @cache
 def codec(device: torch.device) -> Codec:
-    """The codec of a GPU. Raises Unavailable when the library is not built or the GPU too old for it."""
+    """Return the codec of a GPU. Raises Unavailable if the library is not built or the GPU too old for it."""
     library()
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST:

@@ -1,16 +1,17 @@
-"""Every value of a pseudo-gradient in int8, and the outer step on their mean: INTELLECT-1's, bit for bit the same on
-every node. The executable specification: the native codec gives the same bytes.
+"""The dense exchange: every value of a pseudo-gradient in int8, and the outer step on their mean, as in INTELLECT-1.
+Results are the same on every node, bit for bit. This is the executable specification: the native codec gives the same
+bytes.
 
 A tensor's values, row-major, are cut into chunks of 4096 (the last one may be shorter). A chunk's record:
 
     scale = fp32(absmax / 127), little-endian;  code_j = int8(round half to even(v_j * fp32(1 / scale)))
 
-A chunk whose absmax / 127 is below 2^-126 is a chunk of zeros: scale +0, all codes 0. Values above 127 * 2^64 are not
-sent, so that no sum over payloads leaves the finite numbers. Decoded, a value is fp32(code) * scale.
+A chunk whose absmax / 127 is below 2^-126 is a chunk of zeros: scale +0, all codes 0. Values above 127 * 2^64 are
+refused, so that every sum over payloads stays finite. Decoded, a value is fp32(code) * scale.
 
 The mean of R payloads is the record of fp32(1 / R) * (((0 + v_1) + v_2) + ..) in PeerId order, quantised again: it
-follows from the payloads alone. The outer step is torch's SGD with Nesterov's momentum on that mean. Every multiply,
-add and subtract is rounded to fp32 by itself. Source: INTELLECT-1 (arXiv 2412.01152), DiLoCo (arXiv 2311.08105).
+depends on the payloads alone. The outer step is torch's SGD with Nesterov's momentum on that mean. Every multiply, add
+and subtract is rounded to fp32 separately. Source: INTELLECT-1 (arXiv 2412.01152), DiLoCo (arXiv 2311.08105).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,8 +37,8 @@ TOO_LARGE = "the values to compress hold a NaN, an infinity, or a value above 2^
 
 @dataclass(frozen=True)
 class DenseUpdate(Update):
-    """A pseudo-gradient, or a mean of some, of which every value is sent. `layout` is a DenseLayout. Of what an Update
-    answers only `digest` and `dense` are asked of it."""
+    """A pseudo-gradient, or a mean of several, with every value sent. `layout` is a DenseLayout. Only `digest` and
+    `dense` of Update's methods are used."""
 
     def dense(self, which: int | str) -> Tensor:
         tensor = self._tensor_layout(which)
@@ -49,7 +50,7 @@ class DenseUpdate(Update):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Chunks of one size, which follow one another: elements `values` of their tensor, records from `offset` on."""
+    """Consecutive chunks of one size: elements `values` of their tensor, records from `offset` on."""
 
     values: slice
     size: int
@@ -60,26 +61,26 @@ class _Part:
         return int(self.values.stop - self.values.start) // self.size
 
     def records(self, data: Records | npt.NDArray[np.uint8]) -> npt.NDArray[np.void]:
-        """[count] of (scale, codes)."""
+        """View the records, [count] of (scale, codes)."""
         kind = np.dtype([("scale", "<f4"), ("codes", "i1", (self.size,))])
         return np.frombuffer(data, dtype=kind, count=self.count, offset=self.offset)
 
     def decoded(self, data: Records) -> Floats:
-        """fp32 [count, size]."""
+        """Decode to fp32 [count, size]."""
         found = self.records(data)
         values: Floats = found["codes"].astype(np.float32) * found["scale"][:, None]
         return values
 
 
 def dense_layout(update: Update) -> DenseLayout:
-    """The layout of an update of the dense exchange. Raises ValueError for another."""
+    """Return the layout of an update of the dense exchange. Raises ValueError for another."""
     if not isinstance(update.layout, DenseLayout):
         raise ValueError("an update of the sparse exchange was given to the dense one")
     return update.layout
 
 
 def _parts(layout: DenseLayout, tensor: TensorLayout) -> Iterator[_Part]:
-    """At most two: whole chunks, and what is left."""
+    """Yield at most two parts: whole chunks, and the rest."""
     offset, whole = layout.starts[tensor.name], tensor.numel // CHUNK * CHUNK
     if whole:
         yield _Part(slice(0, whole), CHUNK, offset)
@@ -88,8 +89,8 @@ def _parts(layout: DenseLayout, tensor: TensorLayout) -> Iterator[_Part]:
 
 
 def encode(theta: Mapping[str, Tensor], theta_r: Mapping[str, Tensor], layout: DenseLayout) -> DenseUpdate:
-    """What a member sends after its inner steps: theta - theta_r, both fp32. Nothing is carried over: what rounding to
-    int8 loses is lost. Raises NonFinite for values that are not to be sent, ValueError as `tensor_of`."""
+    """Encode a member's update after its inner steps: theta - theta_r, both fp32. Nothing is carried over: the rounding
+    error of int8 is lost. Raises NonFinite for values that must not be sent, ValueError as `tensor_of`."""
     require_denormals()
     packed = np.empty(layout.records_bytes, dtype=np.uint8)
     for tensor in layout:
@@ -118,7 +119,7 @@ def _quantise(values: Floats, records: npt.NDArray[np.void]) -> None:
 
 
 def parse(plaintext: Records, layout: DenseLayout) -> DenseUpdate:
-    """The update in a plaintext (theta digest, then records). Raises InvalidSubmission(MALFORMED) for a size or a
+    """Parse the update in a plaintext (theta digest, then records). Raises InvalidSubmission(MALFORMED) for a size or a
     record that `encode` never makes."""
     require_size(plaintext, layout)
     update = DenseUpdate(layout, plaintext[DIGEST_BYTES:])
@@ -129,7 +130,7 @@ def parse(plaintext: Records, layout: DenseLayout) -> DenseUpdate:
 
 
 def _judge(records: npt.NDArray[np.void]) -> None:
-    """Raises InvalidSubmission(MALFORMED), for the first chunk that is not valid."""
+    """Raise InvalidSubmission(MALFORMED) for the first chunk that is not valid."""
     scale, codes = records["scale"], records["codes"]
     zero = scale.view(np.uint32) == 0
     with np.errstate(invalid="ignore"):
@@ -147,8 +148,8 @@ def _judge(records: npt.NDArray[np.void]) -> None:
 
 
 def mean(updates: Sequence[Update | None], layout: DenseLayout) -> DenseUpdate:
-    """The mean of the contributors' updates, in this order; None for one that did not parse, which counts as zeros. At
-    least one contributor."""
+    """Return the mean of the contributors' updates, in this order; None for one that did not parse, which counts as
+    zeros. At least one contributor."""
     require_denormals()
     weight = np.float32(1 / len(updates))
     packed = np.zeros(layout.records_bytes, dtype=np.uint8)
@@ -171,8 +172,8 @@ def step(
     momentum: float,
     out: Mapping[str, Tensor],
 ) -> None:
-    """out = theta - alpha * (g + momentum * m) with m = momentum * m + g, which `velocity` holds and which changes in
-    place; without velocity out = theta - alpha * g. All tensors fp32, contiguous, on the CPU; alpha and momentum are
+    """Compute out = theta - alpha * (g + momentum * m) with m = momentum * m + g; `velocity` holds m and changes in
+    place. Without velocity out = theta - alpha * g. All tensors fp32, contiguous, on the CPU; alpha and momentum are
     rounded to fp32 once."""
     require_denormals()
     rate, kept = np.float32(alpha), np.float32(momentum)

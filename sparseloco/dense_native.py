@@ -1,6 +1,6 @@
 """The dense exchange in C++: sparseloco/dense.py's results, bit for bit. CPU tensors only.
 
-May not decide whether it is used: that is sparseloco/ops.py's.
+It does not decide whether it is used: sparseloco/ops.py does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,8 @@ _HEIGHT, _K = 1, 1
 
 @dataclass(frozen=True, slots=True)
 class DenseCodec:
-    """For one instruction set and number of threads (0: torch's own). Methods mirror the functions of dense.py."""
+    """The dense codec for one instruction set and number of threads (0: torch's own). Methods mirror the functions of
+    dense.py."""
 
     isa: str
     threads: int = 0
@@ -77,7 +78,7 @@ class DenseCodec:
         require_ok(library().murmur_dense_step(call.plan, *given))
 
     def _call(self, layout: DenseLayout) -> Call:
-        """To be held until the library has returned: the plan points into it."""
+        """Return the call; keep it until the library has returned, since the plan points into it."""
         threads = self.threads or torch.get_num_threads()
         return Call(*_tables(layout), layout.records_bytes, threads, ISAS.index(self.isa))
 
@@ -88,8 +89,8 @@ def _given(tensors: Mapping[str, Tensor], layout: DenseLayout, place: int) -> Te
 
 @lru_cache(maxsize=4)
 def _tables(layout: DenseLayout) -> tuple[Tensor, Tensor]:
-    """(regions int64 [num, 11] as struct murmur_region has them, elements of each tensor int64 [num]): of each tensor
-    whole chunks below one another, and what is left."""
+    """Return (regions int64 [num, 11] as in struct murmur_region, elements of each tensor int64 [num]): for each tensor
+    whole chunks below one another, and the rest."""
     rows: list[tuple[int, ...]] = []
     first = 0
     for number, tensor in enumerate(layout):

@@ -20,11 +20,12 @@ SYNC_POSITIONS = 4096
 def theta_digest(
     theta: Mapping[str, Tensor], layout: Layout, state: OuterState, velocity: Mapping[str, Tensor] | None = None
 ) -> Digest:
-    """Merkle root over the consensus state: fp32 tensors on the CPU, which are not copied, and the outer state.
+    """Return the Merkle root over the consensus state: fp32 tensors on the CPU, which are not copied, and the outer
+    state.
 
-    A leaf is a section of 16 MiB of one tensor's values, fp32 little-endian, row-major (-0.0 and every other bit kept),
-    each tensor beginning a new section, tensors in layout order; then those of `velocity`, the outer step's momentum,
-    of a run that has it; the last leaf is `state.encode()`. Hashed on as many threads as torch computes with.
+    A leaf is a section of 16 MiB of one tensor's values, fp32 little-endian, row-major (-0.0 and every other bit kept).
+    Each tensor begins a new section, tensors in layout order. Then come the leaves of `velocity`, the outer step's
+    momentum, if the run has one. The last leaf is `state.encode()`. Hashed in as many threads as torch computes with.
     """
     values = (tensor_of(group, t, torch.float32) for group in (theta, velocity) if group is not None for t in layout)
     parts = [part for tensor in values for part in merkle.sections(_bytes(tensor))]
@@ -33,10 +34,10 @@ def theta_digest(
 
 
 def sync_values(theta: Mapping[str, Tensor], layout: Layout, block_hash: Digest) -> bytes:
-    """Theta at 4,096 positions as fp32 little-endian.
+    """Return theta at 4,096 positions as fp32 little-endian.
 
-    Positions are drawn independently (one may come twice) from Draw("sync", block_hash), below the number of
-    parameters (at least 1); they count through the tensors in layout order, row-major in each.
+    Positions are drawn independently (one may come twice) from Draw("sync", block_hash), below the number of parameters
+    (at least 1); they count through the tensors in layout order, row-major in each.
     """
     draw = Draw("sync", block_hash)
     positions = np.array([draw.below(layout.num_parameters) for _ in range(SYNC_POSITIONS)], dtype=np.int64)
@@ -52,12 +53,12 @@ def sync_values(theta: Mapping[str, Tensor], layout: Layout, block_hash: Digest)
 
 
 def sync_proof(values: bytes, peer: PeerId) -> Digest:
-    """sha256(`sync_values` | the hotkey's 32 bytes)."""
+    """Return sha256(`sync_values` | the hotkey's 32 bytes)."""
     return Digest(sha256(values + peer).digest())
 
 
 def _bytes(values: Tensor) -> memoryview:
-    """A tensor's values as they lie in memory, one row after the other."""
+    """Return a tensor's values as bytes in memory order, row-major."""
     rows = values.detach().cpu().contiguous().numpy().astype("<f4", copy=False)
     data: memoryview = rows.reshape(-1).view(np.uint8).data
     return data

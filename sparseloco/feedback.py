@@ -1,6 +1,6 @@
-"""Error feedback: what a peer could not send this round it adds to what it sends next (SparseLoCo, Algorithm 1).
+"""Error feedback: a peer adds the unsent part of this round to its next update (SparseLoCo, Algorithm 1).
 
-acc = beta * e + delta and e' = acc - Delta_hat, every multiply, add and subtract rounded to fp32 by itself: torch's
+acc = beta * e + delta and e' = acc - Delta_hat. Every multiply, add and subtract is rounded to fp32 separately: torch's
 `add(alpha=)`, `addcmul` and the like fuse on some machines and are not used here.
 """
 
@@ -16,13 +16,14 @@ from sparseloco.update import Update
 
 
 def accumulate(delta: Tensor, error: Tensor | None, beta: float) -> Tensor:
-    """beta * error + delta as a new contiguous fp32 tensor; no error is a zero error. beta is rounded to fp32 first."""
+    """Return beta * error + delta as a new contiguous fp32 tensor; no error is a zero error. beta is rounded to fp32
+    first."""
     decayed = (torch.zeros_like(delta) if error is None else error) * fp32(beta)
     return (decayed + delta).contiguous()
 
 
 def restore(error: Mapping[str, Tensor], update: Update) -> dict[str, Tensor]:
-    """The error after a void round: e + Delta_hat in fp32, new tensors, so that nothing that was sent is lost."""
+    """Return the error after a void round: e + Delta_hat in fp32, new tensors. So the sent values are not lost."""
     return {
         tensor.name: tensor_of(error, tensor, torch.float32) + update.dense(index).to(error[tensor.name].device)
         for index, tensor in enumerate(update.layout)
@@ -30,8 +31,8 @@ def restore(error: Mapping[str, Tensor], update: Update) -> dict[str, Tensor]:
 
 
 def strike(error: Mapping[str, Tensor], update: Update, moves: Moves = moves) -> None:
-    """Where the error lies (contiguous fp32): e <- 0 wherever `update` has a value, for an error of before it was sent.
-    What it holds there is in the update, but for what rounding left. moves: who decodes."""
+    """Set the error (contiguous fp32, in place) to 0 wherever `update` has a value. For an error from before the update
+    was sent: its values there are in the update, up to rounding. moves: the decoder."""
     one = fp32(1.0)
     for index, tensor in enumerate(update.layout):
         flat = tensor_of(error, tensor, torch.float32).view(-1)
@@ -40,10 +41,10 @@ def strike(error: Mapping[str, Tensor], update: Update, moves: Moves = moves) ->
 
 
 def give_back(error: Mapping[str, Tensor], update: Update, sent: Update | None = None, moves: Moves = moves) -> None:
-    """Where the error lies (contiguous fp32): what of `update`, to which it belongs, is not sent returns into it.
+    """Return the unsent part of `update`, a peer's own, to the error (contiguous fp32, in place).
 
-    sent: the update lowered (sparseloco/restraint.py), e <- e + (Delta_hat - sent); None: nothing, as in `restore`. It
-    costs what the update's values cost: others are left alone. moves: who decodes.
+    sent: the lowered update (sparseloco/restraint.py), e <- e + (Delta_hat - sent); None: nothing was sent, as in
+    `restore`. The cost is that of the update's values: others are left alone. moves: the decoder.
     """
     one = fp32(1.0)
     for index, tensor in enumerate(update.layout):

@@ -1,6 +1,5 @@
-"""The codec's shared library in C++ (csrc/kernels/murmur_codec.h): loaded by ctypes, what a call is told of where a
-layout's blocks lie in tensors and records, and what its answer means. The library knows nothing of torch.
-"""
+"""The codec's shared library in C++ (csrc/kernels/murmur_codec.h): load it by ctypes, describe to it where a layout's
+blocks are in tensors and records, and interpret its statuses. The library does not use torch."""
 
 import ctypes
 from collections.abc import Sequence
@@ -58,8 +57,8 @@ class _Plan(ctypes.Structure):
 
 
 def load(path: Path, builder: str, version: str, needed: int) -> ctypes.CDLL:
-    """The library in a file, whose function `version` has to answer `needed`. `builder`: what it takes to make it, for
-    people. Raises Unavailable."""
+    """Load the library in a file, whose function `version` has to return `needed`. `builder`: the tool that builds it,
+    for people. Raises Unavailable."""
     if not path.exists():
         raise Unavailable(f"{path.name} is not built; install {builder} and run: make native")
     try:
@@ -74,7 +73,7 @@ def load(path: Path, builder: str, version: str, needed: int) -> ctypes.CDLL:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The loaded library. Raises Unavailable."""
+    """Return the loaded library. Raises Unavailable."""
     loaded = load(LIBRARY, "a C++ compiler (g++)", "murmur_abi", _ABI)
     pointer, u32, u64 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
     plan = ctypes.POINTER(_Plan)
@@ -100,12 +99,12 @@ def library() -> ctypes.CDLL:
 
 
 def supported() -> tuple[str, ...]:
-    """Instruction sets that this build and processor have, slowest first. Raises Unavailable."""
+    """Return the instruction sets that this build and processor have, slowest first. Raises Unavailable."""
     return tuple(name for isa, name in enumerate(ISAS) if library().murmur_supports(isa))
 
 
 def region_table(regions: Sequence[tuple[int, TensorLayout, Region]]) -> Tensor:
-    """int64 [num, 11] as struct murmur_region has them: each with its tensor and that one's number."""
+    """Return int64 [num, 11] as in struct murmur_region: each region with its tensor and that tensor's number."""
     rows: list[tuple[int, ...]] = []
     first = 0
     for number, tensor, r in regions:
@@ -117,7 +116,7 @@ def region_table(regions: Sequence[tuple[int, TensorLayout, Region]]) -> Tensor:
 
 
 def within(region: Region, tensor: TensorLayout, begin: int, end: int) -> Region:
-    """The rows of a region's blocks in which elements begin <= element < end of its tensor lie, maybe none."""
+    """Return the rows of a region's blocks that contain elements begin <= element < end of its tensor, maybe none."""
     top, bottom = begin // tensor.columns - region.row, -(-end // tensor.columns) - region.row
     first = min(max(0, top // region.height), region.down)
     behind = max(first, min(region.down, -(-bottom // region.height)))
@@ -131,14 +130,14 @@ def within(region: Region, tensor: TensorLayout, begin: int, end: int) -> Region
 
 @lru_cache(maxsize=16)
 def tables(layout: Layout, device: torch.device = CPU) -> tuple[Tensor, Tensor]:
-    """(regions int64 [num, 11] as struct murmur_region has them, elements of each tensor int64 [num])."""
+    """Return (regions int64 [num, 11] as in struct murmur_region, elements of each tensor int64 [num])."""
     regions = region_table([(number, tensor, r) for number, tensor in enumerate(layout) for r in tensor.regions])
     sizes = torch.tensor([tensor.numel for tensor in layout], dtype=torch.int64)
     return regions.to(device), sizes.to(device)
 
 
 class Call:
-    """A plan and the memory it points to, alive as long as this is."""
+    """A plan and the memory that it points to, which lives as long as this object."""
 
     def __init__(self, regions: Tensor, sizes: Tensor, records_bytes: int, threads: int, isa: int) -> None:
         scratch_bytes = threads * int(library().murmur_scratch_bytes())
@@ -160,17 +159,17 @@ class Call:
 
 
 def pointers(tensors: Sequence[Tensor]) -> Any:
-    """An array of their addresses; the tensors have to outlive it."""
+    """Return an array of the tensors' addresses; the tensors have to outlive it."""
     return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 def refusal(status: int) -> InvalidSubmission | None:
-    """What the library says against a payload, if it is that."""
+    """Return the library's objection to a payload; None if the status is no objection."""
     return InvalidSubmission(Reason.MALFORMED, _MALFORMED[status]) if status in _MALFORMED else None
 
 
 def require_ok(status: int) -> None:
-    """Raise what a call's status says. NOT_FINITE is the caller's to tell."""
+    """Raise the error of a call's status. The caller handles NOT_FINITE."""
     refused = refusal(status)
     if refused is not None:
         raise refused
@@ -179,7 +178,7 @@ def require_ok(status: int) -> None:
 
 
 class _View:
-    """Bytes as an array that numpy and torch take for writable; nothing here writes to one."""
+    """Bytes as an array that numpy and torch consider writable; nothing here writes to one."""
 
     def __init__(self, data: Records) -> None:
         self._data = data
@@ -188,5 +187,5 @@ class _View:
 
 
 def tensor_over(data: Records) -> Tensor:
-    """uint8 [len(data)] on the same memory, only to be read."""
+    """Return uint8 [len(data)] on the same memory; read only."""
     return torch.from_numpy(np.asarray(_View(data))) if data else torch.empty(0, dtype=torch.uint8)

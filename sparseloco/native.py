@@ -1,7 +1,7 @@
 """The codec in C++: the reference's results, bit for bit, at the speed of memory.
 
 `Codec` calls the library (sparseloco/operators.py) directly: the first call of a torch operator loads torch's compiler,
-which takes seconds. CPU tensors only. May not decide whether it is used: that is sparseloco/ops.py's.
+which takes seconds. CPU tensors only. It does not decide whether it is used: sparseloco/ops.py does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,8 +41,8 @@ _PROBE = 2
 class Codec:
     """The native codec for one instruction set (a name of `supported()`) and number of threads (0: torch's own).
 
-    Its methods mirror the reference's functions: same arguments, results and errors. `out` tensors, contiguous fp32
-    of the layout's shapes, receive a result in place of new ones. All tensors are on `device`.
+    Its methods mirror the reference's functions: same arguments, results and errors. `out` tensors, contiguous fp32 of
+    the layout's shapes, receive a result in place of new ones. All tensors are on `device`.
     """
 
     isa: str
@@ -73,7 +73,7 @@ class Codec:
         return Update(layout, records.cpu().numpy().tobytes()), new_error
 
     def parse(self, plaintext: Records, layout: Layout) -> Update:
-        """As wire.parse; the update knows its level counts. Of several faults, the one named is the first chunk's."""
+        """As wire.parse; the update has its level counts. Of several faults, the first chunk's is named."""
         require_size(plaintext, layout)
         return self.counted(Update(layout, plaintext[DIGEST_BYTES:]))
 
@@ -83,11 +83,12 @@ class Codec:
         return Submission(peer, round, Digest(bytes(plaintext[:DIGEST_BYTES])), update)
 
     def counted(self, update: Update) -> Update:
-        """The update with its level counts, validated on the way. Raises InvalidSubmission(MALFORMED)."""
+        """Validate the update and return it with its level counts. Raises InvalidSubmission(MALFORMED)."""
         return _require_valid(*self.judged([update]))
 
     def judged(self, updates: Sequence[Update]) -> list[Update | InvalidSubmission]:
-        """Each update of one layout with its level counts, or why it is refused: all are validated in one call."""
+        """Return each update of one layout with its level counts, or why it is refused: all are validated in one
+        call."""
         fresh = [place for place, update in enumerate(updates) if update.counts is None]
         found: list[Update | InvalidSubmission] = list(updates)
         if fresh:
@@ -98,7 +99,7 @@ class Codec:
         return found
 
     def _validated(self, layout: Layout, updates: list[Update]) -> tuple[npt.NDArray[np.int64], list[int]]:
-        """Level counts [payloads, tensors, 256] and statuses of payloads."""
+        """Return level counts [payloads, tensors, 256] and statuses of payloads."""
         records = [self._records(update) for update in updates]
         counts, statuses = self.functions.validate(*tables(layout, self.device), records, *self._how())
         return counts.cpu().numpy(), statuses.tolist()
@@ -209,7 +210,7 @@ class Codec:
         return new
 
     def _records(self, update: Update) -> Tensor:
-        """An update's records where the kernels read them."""
+        """Return an update's records where the kernels read them."""
         return tensor_over(update.records)
 
     def _given(self, tensors: Mapping[str, Tensor], tensor: TensorLayout, *dtypes: torch.dtype) -> Tensor:
@@ -226,7 +227,7 @@ class Codec:
         return {tensor.name: destination(out, tensor) for tensor in layout}
 
     def _require_denormals(self) -> None:
-        """Raise ConfigError when the calling thread flushes denormals to zero: those of the library inherit that."""
+        """Raise ConfigError if the calling thread flushes denormals to zero: the library's threads inherit that."""
         if not library().murmur_keeps_denormals():
             raise ConfigError(FLUSHES)
 
@@ -241,7 +242,7 @@ def _require_valid(found: Update | InvalidSubmission) -> Update:
 
 
 def common_layout(updates: Sequence[Update]) -> Layout:
-    """The layout of all updates. Raises ValueError when they have several."""
+    """Return the layout of all updates. Raises ValueError if they have several."""
     layout = updates[0].layout
     if any(update.layout != layout for update in updates):
         raise ValueError("updates of different layouts cannot be applied together")
@@ -249,5 +250,5 @@ def common_layout(updates: Sequence[Update]) -> Layout:
 
 
 def prepared(weights: npt.NDArray[np.float64]) -> Tensor:
-    """Weights as kernels take them: fp32, 0 below SMALLEST_WEIGHT."""
+    """Return weights as kernels take them: fp32, 0 below SMALLEST_WEIGHT."""
     return torch.from_numpy(np.where(weights >= SMALLEST_WEIGHT, weights, 0.0).astype(np.float32))

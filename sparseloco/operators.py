@@ -1,6 +1,5 @@
-"""The C++ library's functions on CPU tensors, and three of them as torch operators, `murmuration::compress`, `validate`
-and `aggregate`, for whoever traces or compiles; sparseloco/cuda.py answers these for CUDA tensors.
-"""
+"""The C++ library's functions on CPU tensors, and three of them as torch operators for tracing and compiling:
+`murmuration::compress`, `validate` and `aggregate`. sparseloco/cuda.py implements these for CUDA tensors."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -46,7 +45,7 @@ def compress(
 def validate(
     regions: Tensor, sizes: Tensor, records: Sequence[Tensor], threads: int, isa: int
 ) -> tuple[Tensor, Tensor]:
-    """Level counts, int64 [payloads, tensors, 256], and statuses, int32 [payloads]."""
+    """Return level counts, int64 [payloads, tensors, 256], and statuses, int32 [payloads]."""
     call = Call(regions, sizes, min(record.numel() for record in records), threads, isa)
     counts = torch.from_numpy(np.zeros((len(records), sizes.numel(), LEVELS), dtype=np.int64))
     status = torch.empty(len(records), dtype=torch.int32)
@@ -84,7 +83,7 @@ def aggregate(
 def products(
     regions: Tensor, sizes: Tensor, records: Sequence[Tensor], numbers: npt.NDArray[np.int32], threads: int, isa: int
 ) -> npt.NDArray[np.int64]:
-    """[tensors, payloads, payloads], as spectral.exact_products."""
+    """Return [tensors, payloads, payloads], as spectral.exact_products."""
     call = Call(regions, sizes, min(record.numel() for record in records), threads, isa)
     numbers = np.ascontiguousarray(numbers, dtype=np.int32)
     found = np.zeros((sizes.numel(), len(records), len(records)), dtype=np.int64)
@@ -106,8 +105,8 @@ def probe(
     threads: int,
     isa: int,
 ) -> None:
-    """Move the held values, elements spans[0] <= element < spans[1] of each tensor, and keep what they were from
-    `places` of a region on; or put that back."""
+    """Move the held values, elements spans[0] <= element < spans[1] of each tensor, and store their earlier values in
+    `kept`, for each region from its `places` on; or restore them."""
     call = Call(regions, sizes, record.numel(), threads, isa)
     begin, end = spans
     where = (begin.ctypes.data, end.ctypes.data, pointers(held), places.ctypes.data, kept.data_ptr(), int(undo))
@@ -124,7 +123,7 @@ def moves(
     threads: int,
     isa: int,
 ) -> tuple[Tensor, Tensor]:
-    """Elements, int64, -1 outside the spans, and how far each moves, fp32: [places[-1]] each."""
+    """Return elements, int64, -1 outside the spans, and how far each moves, fp32: [places[-1]] each."""
     elements, moved = torch.empty(int(places[-1]), dtype=torch.int64), torch.empty(int(places[-1]))
     call = Call(regions, sizes, record.numel(), threads, isa)
     begin, end = spans

@@ -1,7 +1,7 @@
-"""The one seam through which the rest of the project calls the codec; which backend answers is decided here.
+"""The one interface through which the rest of the project calls the codec. It chooses the backend.
 
 The native codec (sparseloco/native.py, on a GPU sparseloco/cuda.py) gives the same bytes as the reference and is used
-when it is built; `use` forces one of the two. The tensors' device decides between C++ and CUDA; tensors on several
+if it is built; `use` forces one of the two. The tensors' device decides between C++ and CUDA; tensors on several
 devices, or on one of another kind, go to the reference.
 """
 
@@ -29,7 +29,7 @@ Choice = Literal["auto", "native", "reference"]
 
 @dataclass(slots=True)
 class _Chosen:
-    """`codec`: for tensors on the CPU; None: the reference."""
+    """The chosen backend. `codec`: for tensors on the CPU; None: the reference."""
 
     choice: Choice
     codec: Codec | None
@@ -52,19 +52,19 @@ _chosen = _choose("auto")
 
 
 def use(choice: Choice) -> None:
-    """Choose the backend for this process. Raises ConfigError for "native" where it cannot run."""
+    """Choose the backend for this process. Raises ConfigError for "native" if it cannot run."""
     global _chosen
     _chosen = _choose(choice)
 
 
 def backend() -> str:
-    """Name of the backend in use, for a node's first log line: "native (avx2)" or "reference"."""
+    """Return the name of the backend in use, for a node's first log line: "native (avx2)" or "reference"."""
     return "reference" if _chosen.codec is None else f"native ({_chosen.codec.isa})"
 
 
 def reason() -> str:
-    """Why this backend: for the reference where nobody asked for it, what is missing and the next step. On a machine
-    with a GPU also who answers for tensors there."""
+    """Return why this backend is used. If the reference is only a fallback: the missing part and the next step. On a
+    machine with a GPU also the backend for tensors there."""
     if _chosen.choice == "reference" or not torch.cuda.is_available():
         return _chosen.reason
     try:
@@ -75,12 +75,12 @@ def reason() -> str:
 
 
 def is_fallback() -> bool:
-    """Whether the reference runs although nobody asked for it: dozens of times slower, to be said loudly."""
+    """Whether the reference runs only as a fallback: it is dozens of times slower, so a node warns about it."""
     return _chosen.codec is None and _chosen.reason != "configured"
 
 
 def _codec_for(*groups: Mapping[str, Tensor] | None) -> Codec | None:
-    """The native codec of the device on which all tensors lie; None, the reference, where there is none."""
+    """Return the native codec of the device on which all tensors are; None, the reference, if there is none."""
     devices = {tensor.device for group in groups if group is not None for tensor in group.values()}
     if all(device.type == "cpu" for device in devices):
         return _chosen.codec
@@ -101,12 +101,12 @@ def _gpu_codec(device: torch.device) -> Codec | None:
 
 
 def _require_apart(out: Mapping[str, Tensor] | None, *inputs: Mapping[str, Tensor] | None) -> None:
-    """Raise ValueError when a tensor to write to shares memory with another or with an input."""
+    """Raise ValueError if a tensor to write to shares memory with another or with an input."""
     if out is None:
         return
     spans: list[tuple[int, int, str | None]] = [(*_span(value), name) for name, value in out.items()]
     spans += [(*_span(value), None) for group in inputs if group is not None for value in group.values()]
-    written = read = 0  # where what was met so far ends; spans in order of their beginnings
+    written = read = 0  # ends of the tensors so far; spans in order of their beginnings
     for begin, end, name in sorted((span for span in spans if span[0] < span[1]), key=lambda span: span[:2]):
         if begin < written or (name is not None and begin < read):
             raise ValueError(
@@ -117,7 +117,7 @@ def _require_apart(out: Mapping[str, Tensor] | None, *inputs: Mapping[str, Tenso
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """First address of a tensor's memory, and the one behind its last."""
+    """Return the first address of a tensor's memory, and the one after its last."""
     begin = tensor.data_ptr()
     if not tensor.numel():
         return begin, begin
@@ -133,27 +133,27 @@ def compress(
     beta: float,
     out: Mapping[str, Tensor] | None = None,
 ) -> tuple[Update, dict[str, Tensor]]:
-    """As reference.compress, which states it. Raises ValueError when a tensor of `out` shares memory with another of it
-    or with an input."""
+    """As reference.compress, the specification. Raises ValueError if a tensor of `out` shares memory with another or
+    with an input."""
     _require_apart(out, theta, theta_r, error)
     codec = _codec_for(theta, theta_r, error, out)
     return (codec or reference).compress(theta, theta_r, error, layout, beta, out)
 
 
 def counted(update: Update) -> Update:
-    """The update with its level counts, from which its norms follow, where they are found faster than by itself."""
+    """Return the update with its level counts, from which its norms follow, if the backend counts them faster."""
     return _chosen.codec.counted(update) if _chosen.codec is not None else update
 
 
 def parse(plaintext: Records, layout: Layout) -> Update:
-    """As wire.parse, or for the dense exchange dense.parse, which state it."""
+    """As wire.parse, or for the dense exchange dense.parse, the specifications."""
     if isinstance(layout, DenseLayout):
         return (_dense() or dense).parse(plaintext, layout)
     return (_chosen.codec or wire).parse(plaintext, layout)
 
 
 def parse_submission(peer: PeerId, round: int, plaintext: Records, layout: Layout) -> Submission:
-    """As wire.parse_submission, or of the dense exchange's plaintexts the same; these state it."""
+    """As wire.parse_submission, the specification; the same for plaintexts of the dense exchange."""
     if isinstance(layout, DenseLayout):
         return Submission(peer, round, Digest(bytes(plaintext[:DIGEST_BYTES])), parse(plaintext, layout))
     return (_chosen.codec or wire).parse_submission(peer, round, plaintext, layout)
@@ -168,20 +168,20 @@ def outer_step(
     aggregate: Aggregate,
     out: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], OuterState, tuple[Scales, ...]]:
-    """As outer.outer_step, which states it. Raises ValueError when a tensor of `out` shares memory with another of it
-    or with theta."""
+    """As outer.outer_step, the specification. Raises ValueError if a tensor of `out` shares memory with another or with
+    theta."""
     _require_apart(out, theta)
     codec = _codec_for(theta, out)
     return (codec or outer).outer_step(theta, updates, state, alpha=alpha, aggregate=aggregate, out=out)
 
 
 def dense_encode(theta: Mapping[str, Tensor], theta_r: Mapping[str, Tensor], layout: DenseLayout) -> DenseUpdate:
-    """As dense.encode, which states it. All tensors on the CPU, as of the two functions below."""
+    """As dense.encode, the specification. All tensors on the CPU, also for the two functions below."""
     return (_dense() or dense).encode(theta, theta_r, layout)
 
 
 def dense_mean(updates: Sequence[Update | None], layout: DenseLayout) -> DenseUpdate:
-    """As dense.mean, which states it."""
+    """As dense.mean, the specification."""
     return (_dense() or dense).mean(updates, layout)
 
 
@@ -194,8 +194,8 @@ def dense_step(
     momentum: float,
     out: Mapping[str, Tensor],
 ) -> None:
-    """As dense.step, which states it. Raises ValueError when a tensor of `out` shares memory with another of it, with
-    theta or velocity."""
+    """As dense.step, the specification. Raises ValueError if a tensor of `out` shares memory with another, with theta
+    or velocity."""
     _require_apart(out, theta, velocity)
     (_dense() or dense).step(theta, gradient, velocity, alpha=alpha, momentum=momentum, out=out)
 
@@ -205,21 +205,21 @@ def _dense() -> DenseCodec | None:
 
 
 def apply_probe(theta: Mapping[str, Tensor], update: Update, factor: Scales, step: float) -> dict[str, Tensor]:
-    """As outer.apply_probe, which states it."""
+    """As outer.apply_probe, the specification."""
     return (_codec_for(theta) or outer).apply_probe(theta, update, factor, step)
 
 
 def probe(
     values: Mapping[str, Tensor], update: Update, factor: Scales, step: float, rows: Rows | None = None
 ) -> Tensor:
-    """As outer.probe, which states it."""
+    """As outer.probe, the specification."""
     if _on_host(values):
         return (_chosen.codec or outer).probe(values, update, factor, step, rows)
     return outer.probe(values, update, factor, step, rows, (_chosen.codec or outer).moves)
 
 
 def undo_probe(values: Mapping[str, Tensor], update: Update, kept: Tensor, rows: Rows | None = None) -> None:
-    """As outer.undo_probe, which states it."""
+    """As outer.undo_probe, the specification."""
     if _on_host(values):
         (_chosen.codec or outer).undo_probe(values, update, kept, rows)
     else:
@@ -227,12 +227,12 @@ def undo_probe(values: Mapping[str, Tensor], update: Update, kept: Tensor, rows:
 
 
 def give_back(error: Mapping[str, Tensor], update: Update, sent: Update | None = None) -> None:
-    """As feedback.give_back, which states it."""
+    """As feedback.give_back, the specification."""
     feedback.give_back(error, update, sent, (_chosen.codec or outer).moves)
 
 
 def strike(error: Mapping[str, Tensor], update: Update) -> None:
-    """As feedback.strike, which states it."""
+    """As feedback.strike, the specification."""
     feedback.strike(error, update, (_chosen.codec or outer).moves)
 
 

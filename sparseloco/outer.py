@@ -4,10 +4,10 @@ With p the contributors in PeerId order and R their number as the record names t
 
     mean (SparseLoCo, Eq. 2)   w = alpha * s_{p,t} / R;  acc += w * v_p;  theta -= acc
     contributor_mean           w = alpha * s_{p,t};      acc += w * v_p;  theta_j -= acc_j / m_j
-    filtered_mean              as mean, w times what p counts (sparseloco/spectral.py), which is 1 on average
+    filtered_mean              as mean, w times p's weight (sparseloco/spectral.py), which is 1 on average
 
-m_j counts the contributors whose index set holds j; where it is 0, theta_j stays. w is computed in float64 and rounded
-once; every multiply, add, divide and subtract after it is rounded by itself. A w below 2^-96 counts as 0: with levels
+m_j counts the contributors whose index set contains j; if it is 0, theta_j stays. w is computed in float64 and rounded
+once; every multiply, add, divide and subtract after it is rounded separately. A w below 2^-96 counts as 0: with levels
 of at least 2^-29 no product is denormal.
 
 A contributor whose payload does not parse (None) has s = 0, takes no part in the medians and still counts in R.
@@ -40,7 +40,7 @@ SMALLEST_WEIGHT = 2.0**-96
 
 @dataclass(frozen=True, slots=True)
 class OuterState:
-    """Consensus state beside theta: the number of non-void rounds so far, and the slow averages A of the norm bounds,
+    """Consensus state besides theta: the number of non-void rounds so far, and the slow averages A of the norm bounds,
     per tensor in layout order and of the whole. An average of 0 is not set yet."""
 
     rounds: int
@@ -52,15 +52,15 @@ class OuterState:
         return cls(0, (0.0,) * len(layout.tensors), 0.0)
 
     def encode(self) -> bytes:
-        """u32 rounds, then float64 averages in layout order, then the whole; little-endian."""
+        """Encode u32 rounds, then float64 averages in layout order, then the whole; little-endian."""
         return struct.pack(f"<I{len(self.averages)}dd", self.rounds, *self.averages, self.whole)
 
 
 def bound(norms: Sequence[Norms], state: OuterState) -> tuple[Norms, OuterState]:
-    """b of this round from the contributors' norms, and the state after it.
+    """Return b of this round from the contributors' norms, and the state after it.
 
     b = min(lower median, 3 A), then A <- 0.9 A + 0.1 b in float64. While A is 0 (the first non-void round; a tensor
-    that nobody has moved yet) b and A are the median. Without norms b is 0 and the averages stay.
+    that has never moved) b and A are the median. Without norms b is 0 and the averages stay.
     """
     if not norms:
         return Norms((0.0,) * len(state.averages), 0.0), OuterState(state.rounds + 1, state.averages, state.whole)
@@ -81,7 +81,7 @@ def _bound(norms: list[float], average: float) -> tuple[float, float]:
 
 
 def most(state: OuterState) -> Norms:
-    """The largest norms that the outer step applies whole: 3 A, no bound where A is not set yet."""
+    """Return the largest norms that the outer step applies whole: 3 A, no bound if A is not set yet."""
     tensors = tuple(_most(average) for average in state.averages)
     return Norms(tensors, _most(state.whole))
 
@@ -91,9 +91,9 @@ def _most(average: float) -> float:
 
 
 def scales(norms: Norms, limit: Norms) -> Scales:
-    """s_{p,t} = min(1, b_t / n_{p,t}) * min(1, b / n_p) in float64; 0 where a norm is 0.
+    """Return s_{p,t} = min(1, b_t / n_{p,t}) * min(1, b / n_p) in float64; 0 where a norm is 0.
 
-    That a larger update is cut by both is meant: with one cut only, inflating an update would pay
+    A larger update is cut by both on purpose: with one cut only, inflating an update would pay
     (docs/decisions/0019-bounded-once.md).
     """
     whole = min(1.0, limit.whole / norms.whole) if norms.whole else 0.0
@@ -103,7 +103,7 @@ def scales(norms: Norms, limit: Norms) -> Scales:
 
 
 def bounds(norms: Sequence[Norms | None], state: OuterState) -> tuple[tuple[Scales, ...], OuterState]:
-    """Every contributor's scales (zeros for None) and the state after the round."""
+    """Return every contributor's scales (zeros for None) and the state after the round."""
     limit, new = bound([norm for norm in norms if norm is not None], state)
     nothing = (0.0,) * len(state.averages)
     return tuple(nothing if norm is None else scales(norm, limit) for norm in norms), new
@@ -120,9 +120,9 @@ def outer_step(
 ) -> tuple[dict[str, Tensor], OuterState, tuple[Scales, ...]]:
     """Apply a non-void round: `updates` of the named contributors in PeerId order, None for one that does not parse.
 
-    Returns the new theta (fp32, in new tensors or those of `out`: contiguous fp32, apart from theta's; `theta` is not
-    changed), the new state and each contributor's scales. Raises ValueError when theta or `out` does not fit the
-    updates' layout.
+    Return the new theta (fp32, in new tensors or those of `out`: contiguous fp32, apart from theta's; `theta` is not
+    changed), the new state and each contributor's scales. Raises ValueError if theta or `out` does not fit the updates'
+    layout.
     """
     require_denormals()
     layout = next((update.layout for update in updates if update is not None), None)
@@ -147,7 +147,7 @@ def outer_step(
 
 
 def unchanged(theta: Mapping[str, Tensor], out: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-    """theta in other tensors: what a round without any payload that parses makes of it."""
+    """Return theta in other tensors: the result of a round in which no payload parses."""
     values = {name: value.detach() for name, value in theta.items()}
     return {name: value.clone() if out is None else out[name].copy_(value) for name, value in values.items()}
 
@@ -160,8 +160,8 @@ def peer_weights(
     aggregate: Aggregate,
     products: Products | None = None,
 ) -> tuple[tuple[float, ...], ...]:
-    """w of each contributor that parsed, per tensor, in float64. `named`: R, those that do not parse included.
-    `products`: who sums the filtered mean's inner products; None: sparseloco/spectral.py."""
+    """Return w of each contributor that parsed, per tensor, in float64. `named`: R, with those that do not parse.
+    `products`: the function that sums the filtered mean's inner products; None: sparseloco/spectral.py."""
     trusted: tuple[float, ...] = (1.0,) * len(present)
     if aggregate == "filtered_mean":
         updates, factors = zip(*present, strict=True)
@@ -177,7 +177,7 @@ def _weight(value: float) -> Tensor:
 
 
 def _mean_step(parts: list[tuple[Update, Tensor]], tensor: TensorLayout, region: Region, *, counted: bool) -> Tensor:
-    """acc of a slab, or acc / m when `counted`; fp32 [chunks, n]."""
+    """Return acc of a slab, or acc / m if `counted`; fp32 [chunks, n]."""
     acc = torch.zeros(region.down * region.across, region.n, dtype=torch.float32)
     holders = torch.zeros_like(acc)
     for update, weight in parts:
@@ -190,7 +190,7 @@ def _mean_step(parts: list[tuple[Update, Tensor]], tensor: TensorLayout, region:
 
 
 def apply_probe(theta: Mapping[str, Tensor], update: Update, factor: Scales, step: float) -> dict[str, Tensor]:
-    """theta - step * s * Delta_hat in new tensors: one peer's bounded update, as Gauntlet probes it.
+    """Return theta - step * s * Delta_hat in new tensors: one peer's bounded update, as Gauntlet probes it.
 
     `factor` is the peer's s per tensor, `step` the spec's probe step. The caller keeps `theta` and copies it back.
     """
@@ -203,16 +203,16 @@ def apply_probe(theta: Mapping[str, Tensor], update: Update, factor: Scales, ste
 
 
 Rows = Mapping[str, slice]
-"""The rows (of the first dimension) of each tensor that are held, where they are not all."""
+"""The held rows (of the first dimension) of each tensor, if not all are held."""
 
 
 Moves = Callable[[Update, int, Tensor, Rows | None], Iterable[tuple[Tensor, Tensor]]]
-"""`moves` below."""
+"""The type of `moves` below."""
 
 
 def moves(update: Update, index: int, weight: Tensor, rows: Rows | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-    """What an update does to its tensor number `index`, slab by slab, on the CPU: int64 places among the values held,
-    each once, and fp32 what is subtracted there, the value sent times `weight` (fp32 scalar)."""
+    """Yield an update's effect on its tensor number `index`, slab by slab, on the CPU: int64 places among the held
+    values, each once, and the fp32 values subtracted there, the sent value times `weight` (fp32 scalar)."""
     for places, sent in _sent(update, update.layout.tensors[index], rows):
         yield places, sent * weight
 
@@ -225,11 +225,11 @@ def probe(
     rows: Rows | None = None,
     moves: Moves = moves,
 ) -> Tensor:
-    """`apply_probe` in place: `values` (contiguous fp32 tensors, or with `rows` those rows of them) become what it
-    makes of them, bit for bit, at the cost of the values that the update has.
+    """Apply `apply_probe` in place: `values` (contiguous fp32 tensors, or with `rows` those rows of them) get its
+    result, bit for bit, at the cost of the update's values.
 
-    Values may lie on a GPU: places and moves go there. moves: who decodes the update. Returns what `undo_probe` needs,
-    about 4 bytes for each of these. A value that does not move is left alone.
+    Values may be on a GPU: places and moves are copied there. moves: the decoder. Return the input of `undo_probe`,
+    about 4 bytes for each of the update's values. Values that do not move are not touched.
     """
     kept: list[Tensor] = [torch.empty(0)]
     for index, tensor in enumerate(update.layout):
@@ -245,8 +245,7 @@ def probe(
 def undo_probe(
     values: Mapping[str, Tensor], update: Update, kept: Tensor, rows: Rows | None = None, moves: Moves = moves
 ) -> None:
-    """Set the values back to what they were before `probe` of the same update by the same `moves`, which has returned
-    `kept`."""
+    """Restore the values from before `probe` of the same update by the same `moves`, which returned `kept`."""
     first = 0
     for index, tensor in enumerate(update.layout):
         flat = held_part(values, tensor, rows).view(-1)
@@ -256,7 +255,7 @@ def undo_probe(
 
 
 def _sent(update: Update, tensor: TensorLayout, rows: Rows | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """(places among the values held, values) of a tensor, slab by slab."""
+    """Yield (places among the held values, values) of a tensor, slab by slab."""
     begin, end = span(tensor, rows)
     for region in slabs(tensor):
         chunks = update.chunks(tensor, region)
@@ -266,7 +265,7 @@ def _sent(update: Update, tensor: TensorLayout, rows: Rows | None) -> Iterator[t
 
 
 def span(tensor: TensorLayout, rows: Rows | None) -> tuple[int, int]:
-    """First element of a tensor that is held, counted row-major, and the one behind the last."""
+    """Return the first held element of a tensor, counted row-major, and the one after the last."""
     if rows is None:
         return 0, tensor.numel
     held, wide = rows[tensor.name], prod(tensor.shape[1:])
@@ -274,7 +273,7 @@ def span(tensor: TensorLayout, rows: Rows | None) -> tuple[int, int]:
 
 
 def held_part(values: Mapping[str, Tensor], tensor: TensorLayout, rows: Rows | None) -> Tensor:
-    """What is held of a tensor. Raises ValueError when it is not contiguous fp32 of these rows."""
+    """Return the held part of a tensor. Raises ValueError if it is not contiguous fp32 of these rows."""
     found = values[tensor.name].detach()
     begin, end = span(tensor, rows)
     if found.numel() != end - begin or found.dtype != torch.float32 or not found.is_contiguous():

@@ -1,10 +1,10 @@
 """The 2-bit quantiser: a sign and one of two magnitudes a value, both levels one byte each per chunk.
 
-Level codes (docs/protocol.md section 3): code 0 is zero; code c > 0 is the fp32 with bits (784 + c) << 20, that is
-3 mantissa bits, from 1.125 * 2^-29 to 7.5, nothing denormal. Integer arithmetic on fp32 bits only: exp2 and log2
-differ between libraries.
+Level codes (docs/protocol.md section 3): code 0 is zero; code c > 0 is the fp32 with bits (784 + c) << 20, that is 3
+mantissa bits, from 1.125 * 2^-29 to 7.5, nothing denormal. Integer arithmetic on fp32 bits only: exp2 and log2 differ
+between libraries.
 
-The fit, for the k' kept values v of a chunk in index order, all in fp32, each operation rounded by itself:
+The fit, for the k' kept values v of a chunk in index order, all in fp32, each operation rounded separately:
 
 1. lo = min |v|, hi = max |v|.
 2. Four times: split = (lo + hi) * 0.5; the low side is |v| <= split, the high side the rest; each side's level
@@ -45,22 +45,22 @@ class Codes:
     hi: Tensor
 
     def levels(self) -> Tensor:
-        """Level code of every value, uint8 [C, k']."""
+        """Return the level code of every value, uint8 [C, k']."""
         return torch.where(self.magnitudes.bool(), self.hi[:, None], self.lo[:, None])
 
     def values(self) -> Tensor:
-        """The decoded values, fp32 [C, k']."""
+        """Return the decoded values, fp32 [C, k']."""
         bits = _level_bits(self.levels()) | (self.signs.to(torch.int32) << 31)
         return bits.view(torch.float32)
 
 
 def level_values(codes: Tensor) -> Tensor:
-    """fp32 levels of integer codes 0 .. 255."""
+    """Return fp32 levels of integer codes 0 .. 255."""
     return _level_bits(codes).view(torch.float32)
 
 
 def level_codes(levels: Tensor) -> Tensor:
-    """uint8 codes of non-negative fp32 levels (infinity allowed): nearest, halves up; 255 when too large, 0 when
+    """Return uint8 codes of non-negative fp32 levels (infinity allowed): nearest, halves up; 255 if too large, 0 if
     below code 1."""
     codes = ((levels.view(torch.int32) + (1 << 19)) >> 20) - _FIRST
     return codes.clamp(0, 255).to(torch.uint8)
@@ -82,8 +82,8 @@ def fit(values: Tensor) -> Codes:
 
 
 def lane_mean(absolute: Tensor, side: Tensor, level: Tensor) -> Tensor:
-    """Mean of the magnitudes (fp32 [C, k']) on a side (bool [C, k']), summed in the order that step 2 above states;
-    `level` (fp32 [C]) where the side is empty. fp32 [C]."""
+    """Return the mean of the magnitudes (fp32 [C, k']) on a side (bool [C, k']), summed in the order of step 2 above;
+    `level` (fp32 [C]) if the side is empty. fp32 [C]."""
     padded = pad(torch.where(side, absolute, 0.0), (0, -absolute.shape[1] % LANES))
     lanes = padded.view(absolute.shape[0], -1, LANES)
     total = lanes[:, 0]

@@ -1,15 +1,15 @@
-"""One chunk's record: bits to integers and back (docs/protocol.md section 3). The only place that knows the bit order.
+"""One chunk's record: bits to integers and back (docs/protocol.md section 3). Only this module knows the bit order.
 
-Bits are numbered from the least significant bit of the record's first byte. For k' sorted indices below n and
-l = bit_length(n // k') - 1, in this order:
+Bits are numbered from the least significant bit of the record's first byte. For k' sorted indices below n and l =
+bit_length(n // k') - 1, in this order:
 
 1. upper part: for each bucket b = 0, 1, .., ceil(n / 2^l) - 1 a one for every index with index >> l == b, then a zero;
 2. the lower l bits of every index, in index order, least significant bit first;
 3. for every value, in index order: sign bit, magnitude bit;
 4. zeros up to a whole byte; then the byte lo, then the byte hi.
 
-Decoding is strict: every set of bytes that is accepted is the one encoding of what it decodes to. A record cannot
-hold an index twice; an index at or above n, or anything else that encoding would not produce, is refused.
+Decoding is strict: accepted bytes are always the one encoding of their decoded values. A record cannot contain an index
+twice; an index at or above n, or anything else that encoding would not produce, is refused.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Chunks:
 
 
 def window(records: Bytes, tensor: TensorLayout, region: Region) -> Bytes:
-    """View [down, across, record_bytes] of a region's records within all records of a layout."""
+    """Return a view [down, across, record_bytes] of a region's records within all records of a layout."""
     start = tensor.offset + region.offset
     end = start + (region.down - 1) * region.stride + region.across * region.record_bytes
     if end > records.size:
@@ -50,7 +50,7 @@ def window(records: Bytes, tensor: TensorLayout, region: Region) -> Bytes:
 
 
 def encode(chunks: Chunks, region: Region) -> Bytes:
-    """Records of C chunks, uint8 [C, record_bytes]."""
+    """Encode C chunks as records, uint8 [C, record_bytes]."""
     indices = chunks.indices.cpu().numpy()
     num_chunks, k = indices.shape
     low, end = low_bits(region.n, k), index_bits(region.n, k)
@@ -87,12 +87,12 @@ def decode(records: Bytes, region: Region) -> Chunks:
 
 
 def indices(records: Bytes, n: int, k: int) -> npt.NDArray[np.uint32]:
-    """Sorted indices of C *valid* records of one size, uint32 [C, k']: several times as fast as `decode`. Of a record
-    that `decode` would refuse nothing sensible, or a ValueError."""
+    """Return the sorted indices of C *valid* records of one size, uint32 [C, k']: several times as fast as `decode`.
+    For a record that `decode` would refuse the result is meaningless, or a ValueError."""
     low = low_bits(n, k)
     end = index_bits(n, k) - k * low
     upper = np.unpackbits(records[:, : (end + 7) // 8], axis=1, bitorder="little")[:, :end]
-    # Of bool, numpy lists the ones many times as fast as of bytes.
+    # numpy lists the ones of bool many times as fast as of bytes.
     found = np.flatnonzero(upper.view(np.bool_)).astype(np.uint32).reshape(-1, k)
     found -= np.arange(0, upper.size, end, dtype=np.uint32)[:, None]
     found -= np.arange(k, dtype=np.uint32)
@@ -102,24 +102,24 @@ def indices(records: Bytes, n: int, k: int) -> npt.NDArray[np.uint32]:
 
 
 def signs(records: Bytes, n: int, k: int) -> npt.NDArray[np.uint32]:
-    """Sign bits of C *valid* records of one size, in index order, uint32 [C, k']."""
+    """Return the sign bits of C *valid* records of one size, in index order, uint32 [C, k']."""
     return _fields(records, index_bits(n, k) + 2 * np.arange(k), 1)
 
 
 def levels(records: Bytes, n: int, k: int) -> Bytes:
-    """Level codes of C *valid* records of one size, in index order, uint8 [C, k']."""
+    """Return the level codes of C *valid* records of one size, in index order, uint8 [C, k']."""
     high = _fields(records, index_bits(n, k) + 2 * np.arange(k) + 1, 1).astype(np.bool_)
     return np.where(high, records[:, -1:], records[:, -2:-1])
 
 
 def _fields(records: Bytes, start: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.uint32]:
-    """Numbers of `width` <= 12 bits that begin at the bits `start` of every record, uint32 [C, fields]."""
+    """Return the numbers of `width` <= 12 bits that begin at the bits `start` of every record, uint32 [C, fields]."""
     size = records.shape[1]
     if size < 4:  # shorter than the words that are read below
         records, size = np.pad(records, ((0, 0), (0, 4 - size))), 4
     records = np.ascontiguousarray(records)
     words = np.ndarray((len(records), size - 3), dtype="<u4", buffer=records, strides=(size, 1))
-    # Of the last bytes there is no word that begins there; the last word has them in its upper part.
+    # No word begins at the last bytes; the last word contains them in its upper part.
     first = np.minimum(start >> 3, size - 4)
     found: npt.NDArray[np.uint32] = words[:, first]
     found >>= (start - 8 * first).astype(np.uint32)

@@ -1,4 +1,4 @@
-"""The method in one function, read top to bottom: SparseLoCo, Algorithm 1 (arXiv 2508.15706), as this run fixes it.
+"""The method in one function, from top to bottom: SparseLoCo, Algorithm 1 (arXiv 2508.15706), as this run fixes it.
 
     Delta = theta - theta_r;  acc = beta * e + Delta;  Delta_hat = Q(TopK(acc));  e <- acc - Delta_hat
 
@@ -27,12 +27,12 @@ def compress(
     beta: float,
     out: Mapping[str, Tensor] | None = None,
 ) -> tuple[Update, dict[str, Tensor]]:
-    """What a miner sends after its inner steps, and its new error feedback.
+    """Return a miner's update after its inner steps, and its new error feedback.
 
     theta fp32; theta_r fp32 or bf16 (widened exactly); error fp32, None for the first round's zeros. No input is
     changed. The new error's tensors are new, or those of `out`: contiguous fp32, apart from all inputs. Raises
-    NonFinite (nothing is to be sent; `out` is then undefined) when beta * e + Delta holds a NaN or an infinity,
-    ValueError when a tensor is missing or has the wrong shape or dtype.
+    NonFinite if beta * e + Delta has a NaN or an infinity (nothing must be sent; `out` is then undefined), ValueError
+    if a tensor is missing or has the wrong shape or dtype.
     """
     require_denormals()
     packed = np.empty(layout.records_bytes, dtype=np.uint8)

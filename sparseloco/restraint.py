@@ -1,7 +1,7 @@
-"""A payload within the norms that the run applies (docs/protocol.md section 2): what exceeds them stays with its peer.
+"""Restrain a payload to the norms that the run applies (docs/protocol.md section 2): the excess stays with its peer.
 
-The outer step cuts a larger update anyway, and one far larger is refused (NORM), so that sending more only loses what
-was learned. Levels are lowered by whole codes, 8 of which halve a level: places and signs of the values stay, and the
+The outer step cuts a larger update anyway, and one far larger is refused (NORM). So sending more only loses learned
+values. Levels are lowered by whole codes, 8 of which halve a level: places and signs of the values stay, and the
 records stay canonical. An update within the norms is left as it is, byte for byte.
 """
 
@@ -21,7 +21,7 @@ Counts = npt.NDArray[np.int64]
 
 
 def restrained(update: Update, most: Norms) -> Update:
-    """The update with norms of at most `most`, per tensor and of the whole; itself when it has them already.
+    """Return the update with norms of at most `most`, per tensor and of the whole; itself if it has them already.
 
     Each tensor's levels are lowered by as few codes as its own norm needs, then all by as few more as the whole needs.
     """
@@ -38,12 +38,13 @@ def restrained(update: Update, most: Norms) -> Update:
 
 
 def _fewest(counts: Counts, limit: float) -> int:
-    """The fewest codes to lower by for a norm of at most `limit`. Lowering by all makes zeros, which pass any."""
+    """Return the fewest codes to lower by for a norm of at most `limit`. Lowering by all makes zeros, which pass
+    any."""
     return bisect_left(range(LEVELS - 1), True, key=lambda step: norms_of(_lowered(counts, step)).whole <= limit)
 
 
 def _lowered(counts: Counts, steps: Counts | int) -> Counts:
-    """Level counts [tensors, 256] when each tensor's codes fall by its `steps`, those below 0 to 0."""
+    """Return level counts [tensors, 256] after each tensor's codes fall by its `steps`, those below 0 to 0."""
     codes = np.maximum(np.arange(LEVELS) - np.reshape(steps, (-1, 1)), 0)
     found = np.zeros_like(counts)
     np.add.at(found, (np.arange(len(counts))[:, None], np.broadcast_to(codes, counts.shape)), counts)

@@ -1,12 +1,12 @@
 """The filtered mean: contributors that push together against the others lose their weight (docs/protocol.md section 7).
 
-Bounded updates of honest peers are nearly orthogonal: each is mostly the noise of its own pages. A third of the
-contributors that send one direction then outweigh the others' common part, whatever bounds every single norm. But they
-must show up as one direction of unusual variance, and that is removed: iterative filtering, as robust statistics does
-it (Diakonikolas, Kane and Pensia, NeurIPS 2020, name and analyse it), on whole sparse vectors through their Gram
-matrix. Where nothing stands out, all weights are 1 and the step is the mean's, bit for bit.
+Bounded updates of honest peers are nearly orthogonal: each is mostly the noise of its own pages. So a third of the
+contributors that send one direction outweighs the others' common part, whatever bounds every single norm. But it must
+show as one direction of unusual variance, which is removed. This is iterative filtering from robust statistics (named
+and analysed by Diakonikolas, Kane and Pensia, NeurIPS 2020), on whole sparse vectors through their Gram matrix. If no
+direction is unusual, all weights are 1 and the step is the mean's, bit for bit.
 
-Deterministic on any machine: inner products are counted in integers, everything after them is float64 with one
+Deterministic on any machine: inner products are counted in integers. Everything after them is float64 with one
 operation at a time in a fixed order, or `fsum`, which is exact.
 """
 
@@ -24,18 +24,18 @@ from sparseloco.update import LEVELS, Update
 
 LARGEST_VARIANCE = 1.75
 VARIANCE_PER_PEER = 1 / 32
-"""Variance along one direction, in what a direction has when all updates are orthogonal: up to 1.75 + R / 32 nobody is
-filtered. Along the widest direction honest updates show a median of 1.5 for 6 to 8 contributors, 1.9 for 20 and 2.0
-for 24 (docs/decisions/0011-filtered-mean.md): their noise is not alike in all directions."""
+"""Bound of the variance along one direction, in units of the variance if all updates are orthogonal: up to 1.75 + R /
+32 no contributor is filtered. Along the widest direction honest updates show a median of 1.5 for 6 to 8 contributors,
+1.9 for 20 and 2.0 for 24 (docs/decisions/0011-filtered-mean.md): their noise differs between directions."""
 
 FEWEST = 7
-"""Contributors: of fewer, less than a third is one peer, and one peer is bounded by its norm and its share."""
+"""Fewest contributors: with fewer, less than a third is one peer, and one peer is bounded by its norm and its share."""
 
 LARGEST_WEIGHT = 1.5
-"""What the others count when a third is gone."""
+"""Weight of the others after a third is removed."""
 
 NO_VARIANCE = 1e-9
-"""Of a squared norm: what rounding leaves between equal updates."""
+"""Share of a squared norm: the rounding between equal updates."""
 
 POWER_STEPS = 32
 UNITS = 1 << 15
@@ -44,14 +44,14 @@ UNITS = 1 << 15
 Matrix = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Products = Callable[[Sequence[Update], npt.NDArray[np.int32]], Integers]
-"""Who sums exact inner products: as `exact_products`."""
+"""A function that sums exact inner products, like `exact_products`."""
 
 
 def gram(updates: Sequence[Update], factors: Sequence[Sequence[float]], products: Products | None = None) -> Matrix:
-    """Inner products of the updates, each tensor scaled by its peer's factor; float64 [peers, peers], symmetric.
+    """Return inner products of the updates, each tensor scaled by its peer's factor; float64 [peers, peers], symmetric.
 
-    Per tensor, values count in integers of 2^-15 of the peer's largest level there; the products are summed exactly and
-    weighted in float64, tensor by tensor in layout order. `products`: who sums them; None: this module.
+    Per tensor, values are integers in units of 2^-15 of the peer's largest level there. The products are summed exactly
+    and weighted in float64, tensor by tensor in layout order. `products`: the summing function; None: this module's.
     """
     numbers, units = zip(*map(_integers, updates), strict=True)
     exact = (products or exact_products)(updates, np.stack(numbers))
@@ -64,7 +64,7 @@ def gram(updates: Sequence[Update], factors: Sequence[Sequence[float]], products
 
 
 def _integers(update: Update) -> tuple[npt.NDArray[np.int32], tuple[float, ...]]:
-    """[tensors, 256], what each level code counts in a tensor, and each tensor's value of one unit of it."""
+    """Return [tensors, 256], the integer of each level code in a tensor, and each tensor's value of one unit."""
     levels = level_values(torch.arange(LEVELS)).numpy().astype(np.float64)
     numbers = np.zeros((len(update.layout.tensors), LEVELS), dtype=np.int32)
     units = []
@@ -79,8 +79,8 @@ def _integers(update: Update) -> tuple[npt.NDArray[np.int32], tuple[float, ...]]
 
 
 def exact_products(updates: Sequence[Update], numbers: npt.NDArray[np.int32]) -> Integers:
-    """Exact inner products of the updates' integer values, int64 [tensors, peers, peers], the lower triangle and the
-    diagonal; zeros above. `numbers`: what each level code counts, [peers, tensors, 256]."""
+    """Return exact inner products of the updates' integer values, int64 [tensors, peers, peers], the lower triangle and
+    the diagonal; zeros above. `numbers`: the integer of each level code, [peers, tensors, 256]."""
     layout = updates[0].layout
     total = np.zeros((len(layout.tensors), len(updates), len(updates)), dtype=np.int64)
     for index, tensor in enumerate(layout):
@@ -97,7 +97,7 @@ def exact_products(updates: Sequence[Update], numbers: npt.NDArray[np.int32]) ->
 
 
 def _sparse(update: Update, tensor: TensorLayout, region: Region, table: Integers) -> tuple[Integers, Integers]:
-    """Places and integer values of an update in a slab."""
+    """Return places and integer values of an update in a slab."""
     chunks = update.chunks(tensor, region)
     first = np.arange(region.down * region.across)[:, None] * region.n
     signs = 1 - 2 * chunks.codes.signs.numpy().astype(np.int64)
@@ -105,11 +105,11 @@ def _sparse(update: Update, tensor: TensorLayout, region: Region, table: Integer
 
 
 def trust(products: Matrix) -> tuple[float, ...]:
-    """What each of R contributors counts, from the Gram matrix of their bounded updates: 0 to 1.5; 1 on average, or
-    less where more than a third has lost its weight.
+    """Return the weight of each of R contributors, from the Gram matrix of their bounded updates: 0 to 1.5; 1 on
+    average, or less if more than a third has lost its weight.
 
-    As long as the variance along the widest direction is unusual, every weight w loses w * (d / largest d)^2, d being
-    the distance from the median along that direction: whoever is farthest goes. At most ceil(R / 3) times.
+    While the variance along the widest direction is unusual, every weight w loses w * (d / largest d)^2. Here d is the
+    distance from the median along that direction: the farthest contributor loses all. At most ceil(R / 3) times.
     """
     count = len(products)
     kept = [1.0] * count
@@ -135,15 +135,15 @@ def trust(products: Matrix) -> tuple[float, ...]:
 
 
 def _centred(products: Matrix, weights: Sequence[float]) -> Matrix:
-    """Gram matrix of the updates less their weighted mean."""
+    """Return the Gram matrix of the updates less their weighted mean."""
     means = _times(products, np.array(weights))
     mean = fsum(w * m for w, m in zip(weights, means.tolist(), strict=True))
     return products - means[:, None] - means[None, :] + mean
 
 
 def _widest(centred: Matrix, weights: Sequence[float]) -> list[float]:
-    """Each update's coordinate along the direction of most weighted variance, by power iteration from the update whose
-    inner products with the others are largest. Zeros when nothing varies."""
+    """Return each update's coordinate along the direction of most weighted variance, by power iteration from the update
+    whose inner products with the others are largest. Zeros if nothing varies."""
     scales = np.array(weights)
     energies = [
         w * fsum(v * c * c for v, c in zip(weights, row, strict=True))
@@ -164,7 +164,7 @@ def _widest(centred: Matrix, weights: Sequence[float]) -> list[float]:
 
 
 def _times(matrix: Matrix, vector: Matrix) -> Matrix:
-    """matrix @ vector with the columns added one after the other: a library's product has no fixed order."""
+    """Return matrix @ vector with the columns added one after the other: a library's product has no fixed order."""
     total = np.zeros(len(vector))
     for column, value in zip(matrix.T, vector.tolist(), strict=True):
         total = total + column * value

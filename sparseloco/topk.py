@@ -1,7 +1,7 @@
 """Blocks of a tensor, and the exact Top-k of each (SparseLoCo, Algorithm 1; docs/protocol.md section 2).
 
 A region's blocks are gathered into one [chunks, n] tensor so that every step runs over all of them at once. Large
-regions are walked in slabs of at most `SLAB_CHUNKS` chunks, which bounds the memory of every pass in this package.
+regions are processed in slabs of at most `SLAB_CHUNKS` chunks, which bounds the memory of every pass in this package.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _INDEX_BITS = CHUNK.bit_length() - 1
 
 
 def slabs(tensor: TensorLayout) -> Iterator[Region]:
-    """The tensor's regions, cut into smaller regions of at most SLAB_CHUNKS chunks that tile them."""
+    """Yield the tensor's regions, cut into smaller regions of at most SLAB_CHUNKS chunks that tile them."""
     for region in tensor.regions:
         across_step = min(region.across, SLAB_CHUNKS)
         down_step = max(1, SLAB_CHUNKS // region.across)
@@ -40,15 +40,15 @@ def slabs(tensor: TensorLayout) -> Iterator[Region]:
 
 
 def blocks(values: Tensor, tensor: TensorLayout, region: Region) -> Tensor:
-    """The region's blocks of a tensor of the layout's shape: a new [chunks, n] tensor, chunks row-major over the
+    """Return the region's blocks of a tensor of the layout's shape: a new [chunks, n] tensor, chunks row-major over the
     region, each block row-major."""
     area = _area(values.reshape(tensor.rows, tensor.columns), region)
     return area.permute(0, 2, 1, 3).reshape(region.down * region.across, region.n).clone()
 
 
 def elements(indices: Tensor, tensor: TensorLayout, region: Region) -> Tensor:
-    """Where values of a region's chunks stand in the tensor, counted row-major; int64 [chunks, k'] as `indices`, which
-    count within the block."""
+    """Return the elements of the tensor, counted row-major, of values of a region's chunks; int64 [chunks, k'] like
+    `indices`, which count within the block."""
     chunk = torch.arange(indices.shape[0]).unsqueeze(1)
     row = region.row + chunk // region.across * region.height + indices // region.width
     column = region.column + chunk % region.across * region.width + indices % region.width
@@ -63,16 +63,17 @@ def write_blocks(values: Tensor, tensor: TensorLayout, region: Region, new: Tens
 
 
 def _area(matrix: Tensor, region: Region) -> Tensor:
-    """View [down, height, across, width] of the region."""
+    """Return a view [down, height, across, width] of the region."""
     rows = matrix[region.row : region.row + region.down * region.height]
     area = rows[:, region.column : region.column + region.across * region.width]
     return area.view(region.down, region.height, region.across, region.width)
 
 
 def top_k(chunks: Tensor, k: int) -> Tensor:
-    """Indices (int64 [chunks, k], ascending) of the k largest magnitudes in each row of fp32 [chunks, n], n <= 4096.
+    """Return the indices (int64 [chunks, k], ascending) of the k largest magnitudes in each row of fp32 [chunks, n], n
+    <= 4096.
 
-    Exact; among equal magnitudes the lowest index wins. Raises NonFinite when a row holds a NaN or an infinity.
+    Exact; among equal magnitudes the lowest index wins. Raises NonFinite if a row has a NaN or an infinity.
     """
     n = chunks.shape[1]
     magnitude = chunks.view(torch.int32) & _MAGNITUDE
@@ -81,7 +82,7 @@ def top_k(chunks: Tensor, k: int) -> Tensor:
     if k == n:
         return torch.arange(n, device=chunks.device).expand(chunks.shape[0], n)
     # fp32 magnitudes order like their bits. With the reversed index below them all keys of a row differ, so that the
-    # unspecified order of torch.topk among equals cannot show.
+    # unspecified order of torch.topk among equals has no effect.
     reversed_index = torch.arange(n - 1, -1, -1, device=chunks.device)
     keys = (magnitude.to(torch.int64) << _INDEX_BITS) | reversed_index
     chosen = torch.topk(keys, k, dim=1, sorted=False).indices

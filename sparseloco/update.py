@@ -1,7 +1,7 @@
-"""A peer's compressed pseudo-gradient: valid records and what can be asked of them.
+"""A peer's compressed pseudo-gradient: valid records and their derived values.
 
-An `Update` is made by the decoder (wire.parse) or by compress, never from unchecked bytes; nothing downstream
-validates again. It keeps the records as bytes (1.3 bytes a kept value) and decodes a tensor when asked.
+An `Update` is made by the decoder (wire.parse) or by compress, never from unchecked bytes; nothing downstream validates
+again. It keeps the records as bytes (1.3 bytes a kept value) and decodes a tensor on request.
 """
 
 from dataclasses import dataclass, field
@@ -20,9 +20,9 @@ from sparseloco.quantize import level_values
 from sparseloco.topk import slabs, write_blocks
 
 Records = bytes | memoryview
-"""Bytes that nobody changes while they are looked at; a view saves a copy of what was opened or lies in an area."""
+"""Bytes that must not change while they are in use; a view saves a copy of opened or memory-mapped bytes."""
 LEVELS = 256
-"""Level codes there are."""
+"""Number of level codes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Update:
     layout: Layout
     records: Records
     counts: npt.NDArray[np.int64] | None = field(default=None, compare=False, repr=False)
-    """How many values of each tensor have each level code, [tensors, 256], when the decoder has counted them."""
+    """Number of values of each tensor with each level code, [tensors, 256], if the decoder has counted them."""
 
     @cached_property
     def digest(self) -> Digest:
@@ -48,19 +48,19 @@ class Update:
         return Digest(sha256(self.records).digest())
 
     def chunks(self, tensor: TensorLayout, region: Region) -> wire_records.Chunks:
-        """Decoded chunks of a region (or slab of one), row-major over the region."""
+        """Return the decoded chunks of a region (or slab of one), row-major over the region."""
         view = wire_records.window(self._array, tensor, region)
         return wire_records.decode(view.reshape(-1, region.record_bytes), region)
 
     def tensor(self, which: int | str) -> tuple[tuple[Tensor, Tensor], ...]:
-        """For each region of a tensor, given by name or place in the layout: (indices int64 [chunks, k'], values fp32
-        [chunks, k']). Indices count within the block, row-major."""
+        """Return, for each region of a tensor, given by name or place in the layout: (indices int64 [chunks, k'],
+        values fp32 [chunks, k']). Indices count within the block, row-major."""
         tensor = self._tensor_layout(which)
         decoded = (self.chunks(tensor, region) for region in tensor.regions)
         return tuple((chunks.indices, chunks.codes.values()) for chunks in decoded)
 
     def dense(self, which: int | str) -> Tensor:
-        """A tensor of the decoded pseudo-gradient in full, fp32, zero where nothing was sent."""
+        """Return a tensor of the decoded pseudo-gradient in full, fp32, zero where nothing was sent."""
         tensor = self._tensor_layout(which)
         full = torch.zeros(tensor.shape, dtype=torch.float32)
         for region in slabs(tensor):
@@ -71,14 +71,14 @@ class Update:
 
     @cached_property
     def norms(self) -> Norms:
-        """Norms of the decoded values (docs/protocol.md section 7): values are counted per level code in integers,
-        then count * level^2 is summed in ascending code order in float64. Same bits on any machine, and for ranks
-        that add up their counts."""
+        """Norms of the decoded values (docs/protocol.md section 7): values are counted per level code in integers, then
+        count * level^2 is summed in ascending code order in float64. Same bits on any machine, and for ranks that add
+        up their counts."""
         return norms_of(self.histograms)
 
     @cached_property
     def histograms(self) -> npt.NDArray[np.int64]:
-        """How many values of each tensor have each level code, [tensors, 256]."""
+        """Number of values of each tensor with each level code, [tensors, 256]."""
         if self.counts is not None:
             return self.counts
         counted = [self._histogram(tensor) for tensor in self.layout]
@@ -107,7 +107,7 @@ class Update:
         return next(tensor for tensor in self.layout if tensor.name == which)
 
     def _histogram(self, tensor: TensorLayout) -> npt.NDArray[np.int64]:
-        """How many values of the tensor have each level code, int64 [256]."""
+        """Return the number of the tensor's values with each level code, int64 [256]."""
         counts = np.zeros(LEVELS, dtype=np.int64)
         for region in slabs(tensor):
             levels = self.chunks(tensor, region).codes.levels().numpy()
@@ -120,7 +120,7 @@ _SQUARES = level_values(torch.arange(LEVELS)).double().square().numpy()
 
 
 def norms_of(histograms: npt.NDArray[np.int64]) -> Norms:
-    """Norms that follow from level counts [tensors, 256]."""
+    """Return the norms that follow from level counts [tensors, 256]."""
     counts = np.concatenate((histograms, histograms.sum(axis=0, keepdims=True)))
     # cumsum adds one after the other, sum does not.
     *tensors, whole = np.sqrt(np.cumsum(counts * _SQUARES, axis=1)[:, -1]).tolist()
@@ -128,8 +128,8 @@ def norms_of(histograms: npt.NDArray[np.int64]) -> Norms:
 
 
 def overlap(first: Update, second: Update, *, signed: bool = False) -> float:
-    """Share of the values' positions (with `signed`: and signs) that two updates of one layout have in common, 0 to 1.
-    0 for a layout without chunks."""
+    """Return the share of the values' positions (with `signed`: and signs) that two updates of one layout have in
+    common, 0 to 1. 0 for a layout without chunks."""
     if first.layout != second.layout:
         raise ValueError("updates of different layouts cannot be compared")
     shift = 0 if signed else 1

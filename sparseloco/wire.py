@@ -1,7 +1,7 @@
 """The plaintext of a submission (docs/protocol.md section 3): theta digest (32 bytes), then one record per chunk in
 layout order (sparseloco/records.py has the bits). Its size follows from the layout alone.
 
-`parse` and `parse_submission` take a stranger's bytes and return a value that is valid by construction, or raise
+`parse` and `parse_submission` take another node's bytes and return a value that is valid by construction, or raise
 InvalidSubmission. Memory: the records once, plus one slab of chunks at a time.
 """
 
@@ -16,7 +16,7 @@ from sparseloco.update import Records, Update
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What a peer sent for a round, opened and valid. `theta` is the digest of the parameters it claims to have
+    """A peer's submission for a round, opened and valid. `theta` is the digest of the parameters that it claims to have
     trained from."""
 
     peer: PeerId
@@ -26,17 +26,17 @@ class Submission:
 
 
 def plaintext_bytes(layout: Layout) -> int:
-    """Size of every plaintext of this layout."""
+    """Return the size of every plaintext of this layout."""
     return DIGEST_BYTES + layout.records_bytes
 
 
 def encode(theta: Digest, update: Update) -> bytes:
-    """Plaintext of an update computed from the parameters with digest `theta`."""
+    """Return the plaintext of an update computed from the parameters with digest `theta`."""
     return b"".join((theta, update.records))
 
 
 def require_size(plaintext: Records, layout: Layout) -> None:
-    """Raises InvalidSubmission(MALFORMED) for a plaintext of any size but the layout's."""
+    """Raise InvalidSubmission(MALFORMED) for a plaintext of any size but the layout's."""
     if len(plaintext) != plaintext_bytes(layout):
         raise InvalidSubmission(
             Reason.MALFORMED, f"plaintext of {len(plaintext)} bytes, the layout makes {plaintext_bytes(layout)}"
@@ -44,7 +44,8 @@ def require_size(plaintext: Records, layout: Layout) -> None:
 
 
 def parse(plaintext: Records, layout: Layout) -> Update:
-    """The update in a plaintext. Raises InvalidSubmission(MALFORMED) for any bytes that `encode` would not produce."""
+    """Parse the update in a plaintext. Raises InvalidSubmission(MALFORMED) for bytes that `encode` would not
+    produce."""
     require_size(plaintext, layout)
     update = Update(layout, plaintext[DIGEST_BYTES:])
     for tensor in layout:
@@ -54,6 +55,6 @@ def parse(plaintext: Records, layout: Layout) -> Update:
 
 
 def parse_submission(peer: PeerId, round: int, plaintext: Records, layout: Layout) -> Submission:
-    """As `parse`, with who sent it, for which round, and the theta digest that stands in front."""
+    """As `parse`, with the sender, the round, and the leading theta digest."""
     update = parse(plaintext, layout)
     return Submission(peer, round, Digest(bytes(plaintext[:DIGEST_BYTES])), update)

@@ -1,1 +1,1 @@
-"""Following the chain: its blocks, what was agreed on it, what it asks of a node, our own slot and weights."""
+"""Following the chain: its blocks, the agreed selections, its terms for a node, our own slot and weights."""

@@ -1,4 +1,4 @@
-"""What was agreed, and where the run stands, read from the states of a final chain (gauntlet/agreement.py decides)."""
+"""Read a run's agreed selections and its tip from final chain states (gauntlet/agreement.py decides)."""
 
 from dataclasses import replace
 
@@ -26,20 +26,21 @@ from protocol.types import Digest, Selection
 
 
 class Agreement:
-    """What one reader has seen of a run's rounds. Every method raises ChainError, with STATE_PRUNED where nobody gives
-    a state that it takes."""
+    """One reader's log of a run's rounds. Every method raises ChainError, with STATE_PRUNED if no chain node gives a
+    state that it needs."""
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
         self.selections: dict[Digest, Selection] = {}
-        """By their links, those that we have seen agreed: nobody need give them to us."""
+        """Selections that we have seen agreed, by link: no source needs to give them to us."""
         self._logs: dict[int, tuple[int, Log]] = {}
-        """What was read of a round, and up to which block."""
+        """Each round's log, and the block up to which it was read."""
 
     def log(self, run: Run, round: int, block: int) -> Log:
-        """The round's words by the states up to a final block. A slot shows its last write only, so this walks back
-        from write to write. A word is read in the state of the block that wrote it, since a runtime may change a slot
-        later and leave its block; block by block while a validator that counts is not registered: its words stay."""
+        """Return the round's words, read from the states up to a final block. A slot shows its last write only, so this
+        walks back from write to write. Each word is read in the state of the block that wrote it, since a runtime may
+        change a slot later and leave its block number. While a counting validator is not registered this goes block by
+        block: its earlier words stay valid."""
         first, last = run.clock.commit_by(round), min(block, run.clock.words_by(round))
         read, known = self._logs.get(round, (first, None))
         if known is None:
@@ -60,30 +61,31 @@ class Agreement:
         return log
 
     def agreed(self, run: Run, round: int, block: int) -> Agreed | None:
-        """What is agreed in the round by the states up to a final block, the newest; None while that is open."""
+        """Return the round's newest decision by the states up to a final block; None while it is open."""
         if block < run.clock.commit_by(round):
             return None
         return self._see(agreed(run, round, self.log(run, round, block), block, block))
 
     def outcome(self, run: Run, round: int) -> Outcome:
-        """What the round, whose X is final, means for where the run stands."""
+        """Return the effect of the round, whose X is final, on the run's tip."""
         log = self.log(run, round, run.clock.words_by(round))
         found = outcome(run, round, log, self.chain.finalized().block)
         self._see(found.agreed)
         return found
 
     def newest_decided(self, run: Run) -> int:
-        """The newest round whose X is final; -1 before the first."""
+        """Return the newest round whose X is final; -1 before the first."""
         return max(-1, run.clock.decided_before(self.chain.finalized().block + 1))
 
     def tips(self, run: Run, known: Tip | None = None) -> tuple[Tip, Tip]:
-        """Where the run stands, read back from the newest decided round to one that settles it: to the newest in which
-        most of all that spoke lately are of one mind, or to where it stood by what we read before (`known`). Before it
-        the state that words name there: what was agreed since is told by our own amendments only."""
+        """Return two tips: the one that words name, and the same moved by the selections agreed since. Reads back from
+        the newest decided round to one that settles the tip. That is the newest strong round, or the round of a tip
+        that we read before (`known`). Agreed selections depend on the amendments that we know, so the second tip does
+        too."""
         newest = self.newest_decided(run)
         if known is not None and (known.round > newest + 1 or _may_be_void(run, known)):
             known = None
-        # A slot keeps its last write: after it nobody has spoken.
+        # A slot keeps its last write: no validator wrote after this block.
         wrote = last_wrote(self.chain.peers(self.chain.finalized().block))
         rounds = list[tuple[int, Outcome]]()
         latest = min(newest, run.clock.round_at(wrote) + MEMORY_ROUNDS)
@@ -105,7 +107,7 @@ class Agreement:
         return named, replace(tip, round=newest + 1)
 
     def tip(self, run: Run, known: Tip | None = None) -> Tip:
-        """Where the run stands, by the amendments that we know."""
+        """Return the run's tip under the amendments that we know."""
         return self.tips(run, known)[1]
 
     def _see(self, found: Agreed | None) -> Agreed | None:
@@ -117,7 +119,7 @@ class Agreement:
 
 
 def _may_be_void(run: Run, known: Tip) -> bool:
-    """Whether the owner has declared a round void that led there, as seen from some block on."""
+    """Whether an amendment declares a round void that led to this tip."""
     return any(
         a.void_round is not None and known.round - MEMORY_ROUNDS <= a.void_round < known.round for a in run.amendments
     )

@@ -1,6 +1,5 @@
-"""What follows the chain: waiting for its blocks, reading what was agreed on it, writing our own slot. Of the run's
-state it knows the amendments only; what is done with a decision is node/node.py's business.
-"""
+"""Follow the chain: await its blocks, read agreed selections, write our own slot. Of the run's state it knows the
+amendments only; node/node.py acts on the decisions."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,14 +19,14 @@ from protocol.run import Run
 from protocol.types import Commitment, Header, Peer, Selection, Uid, Word
 
 QUIET_SECONDS = 2.0
-"""Waits that are expected to last longer are announced."""
+"""Longer waits are logged."""
 PATIENCE = 1.25
-"""A wait for a block is given up after this many times its planned length plus the chain's time-out: then the chain
-stands still, which is told, and the wait goes on."""
+"""A wait for a block times out after this many times its planned length plus the chain's time-out. Then a warning says
+that the chain does not advance, and the wait is retried."""
 NO_FEE = "Payment"
 """`ChainError.code` of a call whose fee the hotkey's owner cannot pay."""
 RETURN_BLOCKS = 2
-"""What a fork has dropped mostly comes back by itself, so many blocks later at most."""
+"""Statements that a fork has dropped mostly come back by themselves within this many blocks."""
 STALL_SECONDS = 1.0
 """Pause between two tries to reach a chain that does not answer."""
 
@@ -44,12 +43,12 @@ class Follower:
         self.time = doors.time
         self._waited = False
         self.may_want = True
-        """Whether our bucket may say that we lack something."""
+        """Whether our bucket may list payloads that we lack."""
         self.agreement = Agreement(patient)
         self.before_apply: Callable[[Selection | None], None] = lambda selection: None
-        """Called with every selection that the chain shows us, before our state moves past it (None: of a void round).
-        What it does survives a crash, because a restart comes here again. May raise StorageError or ChainError: then
-        the state stays where it is."""
+        """Called with every selection that the chain shows us, before our state moves past it (None: a void round). Its
+        effects survive a crash, because a restart calls it again. May raise StorageError or ChainError: then the state
+        does not move."""
 
     # --- time ------------------------------------------------------------------------------------------------
 
@@ -62,15 +61,15 @@ class Follower:
         return max(0, block - self.head()) * self.run.first.clock.block_seconds
 
     def seconds_to_post(self, block: int) -> float:
-        """Planned seconds in which a post is still included by `block`, at least 0: the chain is ahead of its finalised
-        head."""
+        """Return the planned seconds in which a post is still included by `block`, at least 0. The chain is ahead of
+        its finalised head."""
         clock = self.run.first.clock
         return max(0, block - self.head() - clock.finality_blocks - 1) * clock.block_seconds
 
     def wait_for(self, block: int, why: str) -> Header:
-        """Wait until `block` is final. A chain that stands still delays us; it never changes a decision.
+        """Wait until `block` is final. A stalled chain delays us; it never changes a decision.
 
-        Raises ChainError only when the block is final and yet not to be had (the chain's node has pruned it).
+        Raises ChainError only if the block is final but unavailable (the chain's node has pruned it).
         """
         with self.timeline.begin("wait"):
             return self._wait_for(block, why)
@@ -82,7 +81,7 @@ class Follower:
             try:
                 expected = self.seconds_until(block)
                 if expected > QUIET_SECONDS and not told:
-                    # Each round has its waits: a person needs the first one's word, and that of the long ones.
+                    # Every round has its waits: operators need to see the first one and the long ones only.
                     usual = self._waited and expected <= clock.round_blocks * clock.block_seconds
                     self._waited = True
                     logger.log(
@@ -96,7 +95,8 @@ class Follower:
                 return self.doors.chain.wait(block, PATIENCE * expected + 30)
             except ChainError as fault:
                 if self._passed(block):
-                    # Final, so it is not the chain that keeps us waiting. One more try, then the caller has to know.
+                    # It is final, so the chain is not the cause of the wait. Try once more, then the caller has to
+                    # know.
                     self.time.sleep(STALL_SECONDS)
                     return self.doors.chain.header(block)
                 logger.warning(
@@ -116,8 +116,8 @@ class Follower:
 
     @contextmanager
     def following(self, block: int) -> Iterator[Callable[[], bool]]:
-        """Follow the chain beside what is done inside, in a thread of its own. Yields what says whether `block` is
-        known to be final; it never waits or raises: a chain that does not answer has made nothing final."""
+        """Follow the chain in a thread of its own while the body runs. Yields a function: whether `block` is known to
+        be final. It never waits or raises: if the chain does not answer, the block is not known to be final."""
         final, left, pause = False, False, max(STALL_SECONDS, self.run.first.clock.block_seconds)
 
         def follow() -> None:
@@ -139,7 +139,7 @@ class Follower:
     # --- decisions ------------------------------------------------------------------------------------------
 
     def decided(self, round: int) -> Agreed:
-        """What is agreed in the round, as soon as final states say."""
+        """Await the round's decision from final states and return it."""
         with self.timeline.begin("wait"):
             return self._decided(round)
 
@@ -152,13 +152,13 @@ class Follower:
     # --- others, and our own slot ------------------------------------------------------------------------------
 
     def sources(self, block: int | None = None) -> Sources:
-        """Where objects may be, as of a final block (default: the head)."""
+        """Return the sources of objects, as of a final block (default: the head)."""
         at = self.head() if block is None else block
         return sources_as_of(self.run, at, self.doors.chain.peers(at), self.doors.open_pointer)
 
     def transfer_seconds(self, num_payloads: int) -> float:
-        """Time-out of a transfer of that many payloads: four times what the spec's slowest planned link needs, and
-        never less than a few blocks."""
+        """Return the time-out of a transfer of `num_payloads` payloads, in seconds: four times the planned time on the
+        spec's slowest link, plus four blocks' time or 5 s if that is more."""
         spec = self.run.first
         slowest = min(spec.clock.upload_mbps, spec.clock.download_mbps)
         return max(5.0, 4 * spec.clock.block_seconds) + 4 * num_payloads * spec.object_bytes * 8e-6 / slowest
@@ -174,16 +174,16 @@ class Follower:
         return _paid(lambda: self.doors.chain.publish(encode_slot(self.doors.pointer, statement, amendment)))
 
     def set_weights(self, weights: Mapping[Uid, float]) -> int:
-        """Set our weights; the block of the set, or of the sealed commit of them."""
+        """Set our weights; return the block of the set, or of the sealed commit of them."""
         return _paid(lambda: self.doors.chain.set_weights(weights))
 
     def registered(self) -> Peer | None:
-        """Ourselves as the chain sees us, None when the hotkey is not registered."""
+        """Return our peer as the chain shows it; None when the hotkey is not registered."""
         return next((peer for peer in self.doors.chain.peers(self.head()) if peer.id == self.me), None)
 
 
 def _paid(call: Callable[[], int]) -> int:
-    """Make a call that may cost a fee. Raises ConfigError when nobody can pay it: no later call would fare better."""
+    """Make a call that may cost a fee. Raises ConfigError if the fee cannot be paid: a retry would not help."""
     try:
         return call()
     except ChainError as fault:

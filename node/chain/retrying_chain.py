@@ -1,7 +1,7 @@
-"""The chain as a node uses it: a call that failed is made again while its answer still helps.
+"""A Chain that retries a failed call while its answer is still useful.
 
-One lost connection between D and V would else cost a sole validator the round. A refusal is final: the chain has
-answered. So is state that its node has pruned, and what was not final as far as we know.
+Otherwise one lost connection between D and V would cost a sole validator the round. A refusal is final: the chain has
+answered. So is an error about state that the chain's node has pruned, or about a block that we do not know to be final.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,8 +20,9 @@ T = TypeVar("T")
 
 
 class RetryingChain:
-    """Chain over a chain, for one run. Raises ChainError only for a verdict, or once the window of the round in which
-    the call was first made has ended by plan, counted from the newest final block seen."""
+    """Wraps a Chain, for one run. Raises ChainError only for a refusal, or after the deadline: the planned end of the
+    window in which the call was first made, counted from the newest final block seen. `genesis` and `wait` are not
+    retried."""
 
     def __init__(self, chain: Chain, clock: Clock, block_seconds: float, time: Time) -> None:
         self._chain, self._clock, self._block_seconds, self._time = chain, clock, block_seconds, time
@@ -49,7 +50,7 @@ class RetryingChain:
         return self._patiently(self._chain.balance)
 
     def publish(self, fields: tuple[bytes, ...]) -> int:
-        # The same fields once more change nothing, if it was only the answer that was lost.
+        # Publishing the same fields again changes nothing if only the answer was lost.
         return self._patiently(lambda: self._chain.publish(fields))
 
     def set_weights(self, weights: Mapping[Uid, float]) -> int:
@@ -76,7 +77,7 @@ class RetryingChain:
             self._time.sleep(PAUSE_SECONDS)
 
     def _deadline(self) -> float:
-        """When the window that we are in ends by plan; at least a reveal window from now, since a call that timed out
+        """Return when the current window ends by plan; at least a reveal window from now, since a call that timed out
         has taken blocks itself."""
         now = self._time.now()
         block = self._final + int((now - self._seen_at) / self._block_seconds)

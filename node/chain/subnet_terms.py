@@ -1,7 +1,7 @@
-"""What the chain asks of a node: its quota and rate limit against the run's clock, and money for fees.
+"""The chain's terms for a node: posting quota and rate limit against the run's clock, and money for fees.
 
-The owner of a subnet, or root, may change all of it at any time. A spec was planned for what its clock says, so a node
-does not start on a chain on which the run cannot work, and says so when the chain changes under it.
+The owner of a subnet, or root, may change all of these at any time. A spec is planned for its own clock. A node
+therefore does not start on a chain where the run cannot work, and warns when the chain's terms change.
 """
 
 from dataclasses import replace
@@ -21,7 +21,8 @@ RAO_PER_TAO = 10**9
 
 
 def misfits(run: Run, round: int, subnet: Subnet) -> list[str]:
-    """Why the run cannot work on this chain from `round` on, each with numbers and remedy; [] when it can."""
+    """Return why the run cannot work on this chain from `round` on, each reason with numbers and remedy; [] when it
+    can."""
     spec = run.spec_at(round)
     length, found = spec.clock.round_blocks, []
     carried = subnet.post_bytes // ROUND_POST_BYTES
@@ -66,21 +67,21 @@ def require_fit(run: Run, round: int, subnet: Subnet) -> None:
 
 
 class SubnetTerms:
-    """What the chain asked for when a running node last looked."""
+    """The chain's terms when a running node last read them."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._seen: Subnet | None = None
 
     def look(self, chain: Chain, run: Run, round: int) -> None:
-        """Tell a change, once, and whether the run can go on with it. A chain that does not answer is asked again in
-        the next round."""
+        """Log and emit a change once, with whether the run can continue under it. If the chain does not answer, it is
+        asked again in the next round."""
         try:
             subnet = chain.subnet(chain.finalized().block)
         except ChainError as fault:
             logger.debug("round {round}: the subnet's settings are not known: {fault}", round=round, fault=str(fault))
             return
-        settings = replace(subnet, owner=None)  # who owns it is nothing to us
+        settings = replace(subnet, owner=None)  # the subnet's owner does not matter to us
         seen, self._seen = self._seen, settings
         found = misfits(run, round, subnet)
         if seen == settings or (seen is None and not found):

@@ -1,5 +1,5 @@
-"""Where a validator's weights stand on chain, once they were taken: at once, or, where a subnet conceals them at first,
-from the block that revealed them."""
+"""Read a validator's weights as they took effect on chain: at once, or, on a subnet with commit-reveal, from the block
+that revealed them."""
 
 from enum import StrEnum
 
@@ -9,7 +9,7 @@ from protocol.types import Peer, PeerId
 
 
 class Unseen(StrEnum):
-    """Why a row that was set cannot be looked at."""
+    """Why a row that was set cannot be read."""
 
     WAITING = "not revealed yet, or not final"
     OVERWRITTEN = "revealed together with later ones, which have overwritten them"
@@ -17,11 +17,11 @@ class Unseen(StrEnum):
 
 
 def row_of(chain: Chain, validator: PeerId, set_in: int) -> Row | Unseen:
-    """What stands of the weights that the validator set in block `set_in`. Raises ChainError."""
+    """Return the row of weights that the validator set in block `set_in`, as it took effect. Raises ChainError."""
     block = chain.stands_from(set_in)
     if block is None:
         return Unseen.WAITING
-    # The chain reveals in the order of the commits: of all that stand from one block on, only the last is to be seen.
+    # The chain reveals in the order of the commits: of all revealed in one block, only the last is visible.
     last = _last_update(chain, validator, block - 1)
     while last > set_in:
         if chain.stands_from(last) == block:

@@ -1,7 +1,8 @@
-"""A cluster's amendments: which hold is said by the records, alike for everybody.
+"""A cluster's amendments; the records say which of them are in force, alike for all members.
 
-An amendment is created once, under its number. Whoever closes a round looks for those that have come, and writes into
-the record how many there are: they hold from the next round on. So no member has begun a round under another spec.
+An amendment is created once, under its number. The member that closes a round looks for new amendments, and writes
+their total number into the record. They are in force from the next round on. So no member has begun a round under
+another spec.
 """
 
 from loguru import logger
@@ -12,8 +13,8 @@ from protocol.errors import ConfigError, StorageError
 
 
 class AmendedSpec:
-    """A cluster's spec as its records' amendments leave it. count: of those that hold. closed: the run has had its last
-    round."""
+    """A cluster's spec with the amendments of its records. count: number of amendments in force. closed: the run has
+    had its last round."""
 
     def __init__(self, first: ClusterSpec, ledger: Ledger) -> None:
         self._first, self._ledger = first, ledger
@@ -21,7 +22,7 @@ class AmendedSpec:
         self._refused = 0
 
     def at(self, count: int) -> "AmendedSpec":
-        """With so many amendments. Raises StorageError where one is not to be had, ConfigError for one that this
+        """Return the spec with `count` amendments. Raises StorageError for a missing one, ConfigError for one that this
         release cannot follow."""
         if count == self.count:
             return self
@@ -34,15 +35,15 @@ class AmendedSpec:
         return found
 
     def next(self, amendment: Amendment) -> "AmendedSpec":
-        """With one more. Raises ConfigError where it makes no valid spec."""
+        """Return the spec with one more amendment. Raises ConfigError if that makes no valid spec."""
         following = AmendedSpec(self._first, self._ledger)
         following.count, following.spec = self.count + 1, amended(self.spec, amendment)
         following.closed = amendment.last
         return following
 
     def coming(self) -> int:
-        """How many there are by now. One that makes no valid spec holds for nobody, nor what comes after it. Raises
-        StorageError."""
+        """Return how many valid amendments there are by now. One that makes no valid spec is ignored by all members,
+        and so are all after it. Raises StorageError."""
         found = self
         while not found.closed and (amendment := self._ledger.amendment(found.count + 1)) is not None:
             try:

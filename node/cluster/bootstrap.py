@@ -1,5 +1,5 @@
-"""What a cluster's member takes from the bucket that all share before it can play: its spec, the data set, and itself:
-who it is, which its home says."""
+"""A member's first steps: read the run's spec and the data set from the shared bucket, and its own identity from its
+home."""
 
 import os
 import secrets
@@ -23,7 +23,7 @@ from training.shards import Shards
 
 _MEMBER = "member"
 FILE_SECONDS = 24 * 3600.0
-"""Of a file of the data set: one that comes slowly is better than none."""
+"""Time-out of one file of the data set; long, since a slow download is better than none."""
 
 
 def read_token(path: Path) -> str:
@@ -36,19 +36,19 @@ def read_token(path: Path) -> str:
 
 
 def data_folder(home: Path, index: Digest) -> Path:
-    """Where the data set is fetched into."""
+    """Return the folder into which the data set is fetched."""
     folder = home / "data" / index.hex()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def open_shared(token: Token) -> RangedBucket:
-    """The bucket that the token leads to. Raises ConfigError for what could not be one."""
+    """Open the token's bucket. Raises ConfigError for an address that cannot be a bucket's."""
     return open_bucket(token.endpoint, token.bucket, token.access_key, token.secret_key, local=token.local)
 
 
 def find_spec(bucket: RangedBucket, run: Digest) -> ClusterSpec:
-    """The run's spec, under its own digest. Raises ConfigError, StorageError."""
+    """Fetch the run's spec by its own digest. Raises ConfigError, StorageError."""
     try:
         return parse_cluster(fetch_blob(bucket, run, SPEC_MAX_BYTES, CALL_SECONDS), run)
     except ObjectMissing:
@@ -58,7 +58,7 @@ def find_spec(bucket: RangedBucket, run: Digest) -> ClusterSpec:
 
 
 def require_group(bucket: RangedBucket, run: Digest, group: Group) -> None:
-    """Raise ConfigError where this run is another group's: one could not read the other's claims and records."""
+    """Raise ConfigError if this run is another group's: the two could not read each other's claims and records."""
     if not bucket.create(keys.group(run), group.mark, timeout_seconds=CALL_SECONDS):
         raise ConfigError(
             f"the run {run.hex()[:16]} in this bucket is of another group than this token: ask for the token again "
@@ -67,7 +67,7 @@ def require_group(bucket: RangedBucket, run: Digest, group: Group) -> None:
 
 
 def wrong_group(bucket: RangedBucket, run: Digest, group: Group) -> bool:
-    """Whether this run is another group's, or nobody's yet. Writes nothing. Raises StorageError."""
+    """Whether this run is another group's, or has no group yet. Writes nothing. Raises StorageError."""
     try:
         mark = bucket.get(keys.group(run), max_bytes=len(group.mark), timeout_seconds=CALL_SECONDS)
     except (ObjectMissing, ObjectTooLarge):
@@ -76,7 +76,7 @@ def wrong_group(bucket: RangedBucket, run: Digest, group: Group) -> bool:
 
 
 def open_data(config: ClusterConfig, spec: ClusterSpec, bucket: RangedBucket, home: Path) -> Shards:
-    """The run's data set: the folder that is configured, or what is fetched into the home from the bucket. Raises
+    """Open the run's data set: the configured folder, or a cache in the home that is filled from the bucket. Raises
     ConfigError, StorageError."""
     index = digest_of(spec.data.index)
     shards = (
@@ -94,7 +94,7 @@ def open_data(config: ClusterConfig, spec: ClusterSpec, bucket: RangedBucket, ho
 
 
 def member_of(home: Path, run: Digest) -> PeerId:
-    """Who we are in this run: 32 random bytes, drawn at the first start and kept in the home."""
+    """Return our member id in this run: 32 random bytes, drawn at the first start and kept in the home."""
     folder = home / run.hex()[:16]
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / _MEMBER

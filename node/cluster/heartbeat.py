@@ -1,4 +1,4 @@
-"""A member's beats: written beside everything else, for as long as its process lives."""
+"""A member's heartbeats: written by a thread of its own for as long as its process lives."""
 
 import secrets
 from contextlib import suppress
@@ -8,14 +8,14 @@ from protocol.cluster import Beat
 from protocol.errors import StorageError
 
 LEAVE_SECONDS = 2.0
-"""A process that ends says so, and does not wait for it longer."""
+"""Time-out of the last beat, so that it does not delay the end of the process."""
 
 
 class Heartbeat:
-    """Where one member is, said again and again. `round`, `step` and `phase` are set by whoever plays its rounds."""
+    """Writes one member's position again and again. The player of its rounds sets `round`, `step` and `phase`."""
 
     def __init__(self, ledger: Ledger, name: str, beat_seconds: float, process: str = "") -> None:
-        """process: 16 hexadecimal digits that no other process of this member has; drawn where none are given."""
+        """process: 16 hexadecimal digits, unique among this member's processes; drawn if empty."""
         self._ledger, self._name, self.beat_seconds = ledger, name, beat_seconds
         self.process = process or secrets.token_hex(8)
         self._lock = ledger.time.condition()
@@ -28,7 +28,7 @@ class Heartbeat:
         self._ledger.time.start(self._go_on, "pulse")
 
     def leave(self) -> None:
-        """The last beat: nobody waits for us any more."""
+        """Write the last beat: the other members stop waiting for us."""
         self._left = True
         with suppress(StorageError):
             self._beat(LEAVE_SECONDS)
@@ -36,12 +36,12 @@ class Heartbeat:
     def _go_on(self) -> None:
         while not self._left:
             began = self._ledger.time.now()
-            with suppress(StorageError):  # whoever needs the store tells that it is down
+            with suppress(StorageError):  # the store's users report that it is down
                 self._beat(CALL_SECONDS)
             self._ledger.time.sleep(max(0.0, began + self.beat_seconds - self._ledger.time.now()))
 
     def _beat(self, timeout_seconds: float) -> None:
-        with self._lock:  # the last one is the one that says that we leave
+        with self._lock:  # the last beat must be the one that says that we leave
             self._write(timeout_seconds)
 
     def _write(self, timeout_seconds: float) -> None:

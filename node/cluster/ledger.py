@@ -1,6 +1,6 @@
 """A cluster's bucket as its members use it: beats, claims and records, and every member's own part.
 
-What the store shows that is no document of this group is nothing: it is told once, and everybody goes on waiting.
+An object that is no document of this group is ignored: it is logged once, and members continue to wait.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -44,19 +44,19 @@ from storage.prefixed import PrefixedBucket
 from storage.s3 import CREATE_BYTES, RangedBucket
 
 CALL_SECONDS = 15.0
-"""Of one look at the store."""
+"""Time-out of one call of the store."""
 LOOK_THREADS = 8
 _BEAT_BYTES = 4096
 _TOLD_AGAIN_SECONDS = 600.0
 _FORGOTTEN = 256
-"""Objects of old rounds that are removed at once: where all were away there are more."""
+"""Most objects of old rounds that one call removes: after an outage of all members there may be more."""
 _ROUND_DIGITS = 8
 
 T = TypeVar("T")
 
 
 class Ledger:
-    """One member's view of what its cluster has written. Any thread may ask; each call raises StorageError."""
+    """One member's view of its cluster's documents. Thread-safe; each call raises StorageError."""
 
     def __init__(self, bucket: RangedBucket, run: Digest, group: Group, me: PeerId, time: Time) -> None:
         self.bucket, self.run, self.group, self.me, self.time = bucket, run, group, me, time
@@ -66,30 +66,30 @@ class Ledger:
         self._strange: set[str] = set()
 
     def part(self, member: PeerId) -> PrefixedBucket:
-        """A place of this member's alone, to try the store."""
+        """Return this member's own part of the bucket, where it can test the store."""
         return PrefixedBucket(self.bucket, keys.member(self.run, member))
 
     # --- payloads ----------------------------------------------------------------------------------------------
 
     def payload_key(self, round: int, member: PeerId, key: bytes) -> str:
-        """Where a member's object of this round lies that `key` opens."""
+        """Return the bucket's key of a member's object of this round that the sealing key `key` opens."""
         return keys.members_payload(self.run, round, member, sha256(key).digest())
 
     def abort_unfinished(self, round: int) -> None:
-        """Forget what we have begun to send in the round, and not ended."""
+        """Abort our unfinished uploads of the round."""
         prefix = f"{keys.payload(self.run, round)}/{self.me.hex()}/"
         self.bucket.abort_unfinished(prefix, timeout_seconds=CALL_SECONDS)
 
     def key_of(self, claim: Claim) -> bytes:
-        """What opens the object that was claimed."""
+        """Return the key that opens the claimed object."""
         return self.group.wrap(bytes.fromhex(claim.key), digest_of(claim.envelope))
 
     def payloads(self, claims: Mapping[PeerId, Claim]) -> PayloadSources:
-        """Where the objects are that were claimed."""
+        """Return the sources of the claimed objects."""
         return _Claimed(self, claims)
 
     def want(self, places: Collection[Place]) -> None:
-        """Say which payloads and records we lack: these, and no others any more."""
+        """Publish which payloads and records we lack; replaces the earlier list."""
         key = keys.wanted_by(self.run) + self.me.hex()
         if places:
             data = encode_wanted(places, self.run, self.group.signer(self.me))
@@ -98,7 +98,7 @@ class Ledger:
             self.bucket.delete(key, timeout_seconds=CALL_SECONDS)
 
     def wanted(self) -> dict[PeerId, frozenset[Place]]:
-        """What each of the others says that it lacks."""
+        """Return the list of lacked places of each other member."""
         prefix = keys.wanted_by(self.run)
 
         def read(member: PeerId) -> frozenset[Place] | None:
@@ -113,8 +113,8 @@ class Ledger:
     # --- records -----------------------------------------------------------------------------------------------
 
     def record(self, round: int) -> Record | None:
-        """What the round came to; None while it is open. Raises StorageError also for what is no record of this
-        group: nobody can close the round then."""
+        """Return the round's record; None while the round is open. Raises StorageError also for an object that is no
+        record of this group: then no member can close the round."""
         key = keys.record(self.run, round)
         try:
             data = self.bucket.get(key, max_bytes=CREATE_BYTES, timeout_seconds=CALL_SECONDS)
@@ -128,8 +128,8 @@ class Ledger:
             ) from None
 
     def rounds(self) -> int:
-        """How many rounds have ended: the first one without a record. Records stay for ever, so it is found by
-        doubling, then halving. Raises StorageError."""
+        """Return how many rounds have ended: the first one without a record. Records are never deleted, so it is found
+        by doubling, then halving. Raises StorageError."""
 
         def ended(round: int) -> bool:
             return self.bucket.head(keys.record(self.run, round), timeout_seconds=CALL_SECONDS) is not None
@@ -144,14 +144,14 @@ class Ledger:
         return low
 
     def create(self, round: int, record: Record) -> bool:
-        """Close the round with this, unless somebody has closed it; whether this is what it came to."""
+        """Close the round with this record, unless it is closed already. Return whether this is its record now."""
         data = encode_record(record, self.run, round, self.group.signer())
         return self.bucket.create(keys.record(self.run, round), data, timeout_seconds=CALL_SECONDS)
 
-    # --- wishes ------------------------------------------------------------------------------------------------
+    # --- amendments and drains ---------------------------------------------------------------------------------
 
     def amendment(self, number: int) -> Amendment | None:
-        """None where there is none yet."""
+        """Return the amendment; None if there is none yet."""
         return self._read(
             keys.amendment(self.run, number),
             CREATE_BYTES,
@@ -159,17 +159,17 @@ class Ledger:
         )
 
     def amend(self, number: int, amendment: Amendment) -> bool:
-        """Create it, unless there is one with this number; whether it is ours."""
+        """Create the amendment, unless its number is taken. Return whether it is ours."""
         data = encode_amendment(amendment, self.run, number, self.group.signer())
         return self.bucket.create(keys.amendment(self.run, number), data, timeout_seconds=CALL_SECONDS)
 
     def drain(self, member: PeerId) -> None:
-        """Wish that the member leaves after its round."""
+        """Ask the member to leave after its round."""
         data = encode_drain(self.run, self.group.signer(member))
         self.bucket.put(keys.drain(self.run, member), data, timeout_seconds=CALL_SECONDS)
 
     def drained(self) -> bool:
-        """Whether somebody wishes that we leave."""
+        """Whether we are asked to leave."""
 
         def parse(data: bytes) -> bool:
             parse_drain(data, self.run, self.me, self.group.verify)
@@ -178,7 +178,7 @@ class Ledger:
         return bool(self._read(keys.drain(self.run, self.me), _BEAT_BYTES, parse))
 
     def left(self) -> None:
-        """We leave as wished: the next start is a new decision."""
+        """Delete the request that we leave, when we leave: the next start is a new decision."""
         self.bucket.delete(keys.drain(self.run, self.me), timeout_seconds=CALL_SECONDS)
 
     # --- claims ------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class Ledger:
         self.bucket.put(key, data, timeout_seconds=CALL_SECONDS)
 
     def claims(self, round: int) -> dict[PeerId, Claim]:
-        """Everybody's of the round. One is read once: it does not change but for how long its training took."""
+        """Return all claims of the round. Each is read once: only its training time may change."""
         prefix = keys.claims(self.run, round)
         known = {member: claim for (of, member), claim in self._claims.items() if of == round}
 
@@ -211,8 +211,8 @@ class Ledger:
         return self._read(keys.claims(self.run, round) + self.me.hex(), _BEAT_BYTES, lambda data: True) is not None
 
     def forget(self, before: int) -> None:
-        """Remove everybody's payloads and claims of rounds before this one, and uploads that nobody has ended: nobody
-        needs them any more."""
+        """Delete all payloads and claims of rounds before this one, and abort those rounds' unfinished uploads: no
+        member needs them any more."""
         rounds = set[int]()
         for prefix in (keys.payloads(self.run), keys.all_claims(self.run)):
             for key in self.bucket.list(prefix, max_keys=_FORGOTTEN, timeout_seconds=CALL_SECONDS):
@@ -227,8 +227,8 @@ class Ledger:
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     def shown(self) -> dict[PeerId, Shown]:
-        """What each member shows of its checkpoints. Raises StorageError where one cannot be read: that there is none
-        must be known."""
+        """Return the checkpoints that each member shows. Raises StorageError if one cannot be read: an empty answer
+        must mean that there is none."""
         prefix, found = keys.members_checkpoints(self.run), dict[PeerId, Shown]()
         for member in self._listed(prefix):
             parse = partial(parse_shown, run=self.run, peer=member, verify=self.group.verify)
@@ -244,15 +244,15 @@ class Ledger:
         self.bucket.put(keys.beats(self.run) + self.me.hex(), data, timeout_seconds=timeout_seconds)
 
     def clear(self, member: PeerId) -> None:
-        """Take away the beat of one that is gone for good. It writes another one should it come back."""
+        """Delete the beat of a member that is gone for good. If it comes back, it writes another one."""
         self.bucket.delete(keys.beats(self.run) + member.hex(), timeout_seconds=CALL_SECONDS)
 
     def members(self) -> list[PeerId]:
-        """Whoever has ever beaten, and is not cleared away."""
+        """Return all members that have ever written a beat, less the cleared ones."""
         return self._listed(keys.beats(self.run))
 
     def beats(self) -> dict[PeerId, Beat]:
-        """Everybody's last sign of life."""
+        """Return each member's last beat."""
 
         def read(member: PeerId) -> Beat | None:
             return self._read(
@@ -266,8 +266,8 @@ class Ledger:
     # --- reading -----------------------------------------------------------------------------------------------
 
     def _beside(self, read: Callable[[PeerId], T | None], members: list[PeerId]) -> dict[PeerId, T]:
-        """What is there of each, in as many threads as a look is worth. One that cannot be read is passed over; where
-        that is true of all, the store is away."""
+        """Read each member's document, in up to LOOK_THREADS threads. One that cannot be read is skipped; if all fail,
+        the store is down and the first error is raised."""
 
         def answered(member: PeerId) -> T | StorageError | None:
             try:
@@ -296,7 +296,7 @@ class Ledger:
         return found
 
     def _read(self, key: str, max_bytes: int, parse: Callable[[bytes], T]) -> T | None:
-        """None where nothing stands there, or what nobody of this group has written."""
+        """Read and parse an object; None if it is missing, or not written by this group."""
         try:
             return parse(self.bucket.get(key, max_bytes=max_bytes, timeout_seconds=CALL_SECONDS))
         except ObjectMissing:
@@ -315,21 +315,22 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class _Claimed:
-    """PayloadSources of what was claimed in a round."""
+    """PayloadSources of the objects claimed in a round."""
 
     ledger: Ledger
     claims: Mapping[PeerId, Claim]
 
     def payload(self, run: Digest, round: int, peer: PeerId) -> tuple[Source, ...]:
-        """What lies under a name in the cache may be of an earlier sealing: its digest decides there, too."""
+        """See PayloadSources. The cached object of this name may be from an earlier sealing: its digest decides there
+        too."""
         ledger = self.ledger
         key = ledger.payload_key(round, peer, ledger.key_of(self.claims[peer]))
         return (Source(lambda: ledger.bucket, key, kept_as=keys.payload(run, round)),)
 
 
 class Patience:
-    """What an outage of the store costs: told at its begin, when its cause changes, every ten minutes, and at its end;
-    and waited out."""
+    """Waits out an outage of the store. Logs its start, each change of its cause, a reminder every ten minutes, and its
+    end."""
 
     def __init__(self, time: Time, pause_seconds: float) -> None:
         self._time, self._pause = time, pause_seconds
@@ -337,7 +338,7 @@ class Patience:
         self._told, self._again = "", 0.0
 
     def failed(self, fault: StorageError) -> None:
-        """Tell it, and wait before the next try."""
+        """Log the failure, and wait before the next try."""
         now, text = self._time.now(), str(fault)
         self._since = now if self._since is None else self._since
         if text != self._told or now >= self._again:

@@ -1,4 +1,4 @@
-"""Records of a cluster's last rounds on a member's disk, for a store that loses one."""
+"""Records of a cluster's last rounds on a member's disk, in case the store loses one."""
 
 import os
 from contextlib import suppress
@@ -13,14 +13,14 @@ from protocol.types import Digest
 
 
 class RecordLog:
-    """The files in `folder`, as many as a cluster keeps payloads. What a disk loses or changes is not used, and others
-    have it too. Any thread may ask."""
+    """Files in `folder`, one a round, for as many rounds as a cluster keeps payloads. A lost or damaged file is
+    ignored: other members have the record too. Thread-safe."""
 
     def __init__(self, folder: Path, run: Digest, group: Group, keep_rounds: int) -> None:
         self._folder, self._run, self._group, self._keep_rounds = folder, run, group, keep_rounds
 
     def keep(self, round: int, record: Record) -> None:
-        """What the round came to."""
+        """Save the round's record."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             partial = self._path(round).with_suffix(".partial")
@@ -38,7 +38,7 @@ class RecordLog:
             )
 
     def find(self, round: int) -> Record | None:
-        """The round's record, None when this disk does not have it."""
+        """Return the round's record, None when this disk does not have it."""
         with suppress(OSError, InvalidMessage):
             return parse_record(self._path(round).read_bytes(), self._run, round, self._group.verify)
         return None

@@ -1,7 +1,7 @@
-"""How a member comes to where its cluster's run stands: its own disk, theta_0, or a checkpoint that a member shows.
+"""Move a member's state to its cluster's: from its own disk, theta_0, or a checkpoint that a member shows.
 
-A checkpoint is taken where its link is that of the record before its round, and its theta the one that the next record
-names; the records since then are applied as in any round.
+A checkpoint is accepted if its link is that of the record before its round, and its theta the one that the next record
+names. The records since then are applied as in any round.
 """
 
 from collections.abc import Mapping
@@ -27,15 +27,15 @@ from training.shards import Fetch
 
 
 def begin(ledger: Ledger, state: NodeState) -> None:
-    """Take up the state of this folder; give a fresh one theta_0. Raises StorageError, or ConfigError where theta_0 is
-    nowhere."""
+    """Resume from this folder; load theta_0 if the folder is fresh. Raises StorageError, or ConfigError if theta_0 is
+    damaged."""
     if not state.resume():
         _load_genesis(ledger, state)
         state.begin()
 
 
 def from_genesis(ledger: Ledger, state: NodeState) -> None:
-    """Stand at theta_0 again, whatever we hold: the records lead on from there."""
+    """Reset the state to theta_0, whatever it is; the records then lead on from there."""
     _load_genesis(ledger, state)
     link = first_link(state.run_id)
     state.stand(link, Tip(0, link))
@@ -51,8 +51,8 @@ def _load_genesis(ledger: Ledger, state: NodeState) -> None:
 
 
 def from_checkpoint(ledger: Ledger, state: NodeState, later_than: int) -> bool:
-    """Stand at the newest checkpoint of a round after this one, whoever shows it; whether there was one. Our own state
-    stays where none can be had. Raises StorageError."""
+    """Load the newest usable checkpoint of a round after `later_than`, from any member. Return whether there was one.
+    Otherwise our state is unchanged. Raises StorageError."""
     for member, found in newest_shown(ledger.shown()):
         if found.round <= later_than or found.link != link_before(ledger, found.round):
             continue
@@ -62,7 +62,7 @@ def from_checkpoint(ledger: Ledger, state: NodeState, later_than: int) -> bool:
             told = "the checkpoint of round {round} that {member} shows is of no use: {fault}"
             logger.warning(told, round=found.round, member=member.hex()[:8], fault=str(fault))
             state.restore()
-            state.store.commit(state.saved)  # and sweeps what the refused one left on the disk
+            state.store.commit(state.saved)  # also removes the refused checkpoint's files from the disk
             continue
         origin, theta = f"the checkpoint of round {found.round}", state.replica.digest().hex()
         state.events.emit("caught_up", found.round, origin=origin, applied=0, theta=theta)
@@ -71,7 +71,7 @@ def from_checkpoint(ledger: Ledger, state: NodeState, later_than: int) -> bool:
 
 
 def newest_shown(shown: Mapping[PeerId, Shown]) -> list[tuple[PeerId, Checkpoint]]:
-    """Every checkpoint that a member shows, the newest first."""
+    """Return every checkpoint that a member shows, the newest first."""
     found = [(member, checkpoint) for member, one in shown.items() for checkpoint in one.checkpoints]
     return sorted(found, key=lambda one: (-one[1].round, one[0]))
 
@@ -82,7 +82,8 @@ def is_shown(ledger: Ledger, link: Digest) -> bool:
 
 
 def last_round(ledger: Ledger, spec: ClusterSpec) -> int | None:
-    """The run's last round, where it is closed and a member shows what came of it; else None. Raises StorageError."""
+    """Return the run's last round if the run is closed and a member shows the state after it; else None. Raises
+    StorageError."""
     rounds = ledger.rounds()
     record = ledger.record(rounds - 1) if rounds else None
     if record is None or not AmendedSpec(spec, ledger).at(record.amendments).closed:
@@ -91,7 +92,7 @@ def last_round(ledger: Ledger, spec: ClusterSpec) -> int | None:
 
 
 def link_before(ledger: Ledger, round: int) -> Digest | None:
-    """The link with which the round begins; None where the record before it is not there."""
+    """Return the link with which the round begins; None if the record before it is missing."""
     if round == 0:
         return first_link(ledger.run)
     record = ledger.record(round - 1)
@@ -99,7 +100,8 @@ def link_before(ledger: Ledger, round: int) -> Digest | None:
 
 
 def _stand_at(ledger: Ledger, state: NodeState, found: Checkpoint) -> None:
-    """Raises StorageError, CheckpointCorrupt, or OutOfSync for another theta than the record of its round names."""
+    """Load the checkpoint's state. Raises StorageError, CheckpointCorrupt, or OutOfSync if the record of its round
+    names another theta."""
     fetch = _fetcher(ledger.states)
     state.load_consensus(Snapshot(found.round, found.link, found.state), fetch)
     record = ledger.record(found.round)
@@ -113,8 +115,8 @@ def _stand_at(ledger: Ledger, state: NodeState, found: Checkpoint) -> None:
 
 
 def _left_out(ledger: Ledger, state: NodeState) -> Update | None:
-    """The update that we sealed in the round at whose start we stand, where that has ended without it. None for one
-    that was made from another theta than the run's."""
+    """Return the update that we sealed in the state's round, if the round has ended without it. Return None if it was
+    made from another theta than the run's."""
     round, theta = state.saved.round, state.saved.theta
     record = ledger.record(round)
     if record is None or digest_of(record.theta) != theta or ledger.me in {update.peer for update in record.updates}:

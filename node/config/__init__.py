@@ -1,1 +1,1 @@
-"""From flags, environment and file to settings, and from settings to the doors, the keys and the device."""
+"""Settings from flags, environment and file; from settings the doors, the keys and the device."""

@@ -1,4 +1,4 @@
-"""From configuration to the two doors and the keys: the only place that chooses implementations."""
+"""Open the two doors and the keys from the configuration: the only module that chooses implementations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A node's connection to the chain: what it needs to find its run."""
+    """A node's connection to the chain, enough to find its run."""
 
     chain: SubtensorChain
     signer: Signer
@@ -35,8 +35,8 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """All connections of a node in a run. `pointer` is what the node publishes of its own bucket; `open_pointer` opens
-    a peer's bucket by what that peer published; `time` is the only clock that it knows."""
+    """All connections of a node in a run. `pointer` is the published pointer to its own bucket; `open_pointer` opens a
+    peer's bucket by the peer's published pointer; `time` is its only clock."""
 
     chain: Chain
     signer: Signer
@@ -48,30 +48,30 @@ class Doors:
 
 
 def is_local(network: str) -> bool:
-    """True for a chain on this machine. It may be a node of a public chain all the same: whether a run is local, and
-    strangers' buckets may be on private addresses, its spec says."""
+    """Whether the chain is on this machine. It may still be a node of a public chain. Whether a run is local, and
+    peers' buckets may be on private addresses, is set by its spec."""
     return network == "local" or urlsplit(network).hostname in LOCAL_HOSTS
 
 
 def opener(*, local: bool) -> Opener:
-    """Opens buckets by their pointers, on private addresses only when `local`. Opening a client costs tens of
-    milliseconds of CPU, and pointers seldom change, so opened ones are kept."""
+    """Return a function that opens buckets by their pointers, on private addresses only when `local`. Opening a client
+    costs tens of milliseconds of CPU, and pointers seldom change, so open ones are cached."""
     return lru_cache(maxsize=512)(lambda pointer: open_pointer(pointer, local=local))
 
 
 def owner_opener(config: NetworkConfig) -> Opener:
-    """Opens the owner's bucket while its run is not known yet. The operator named the owner, and what is read has to
-    hash to what stands on chain; so on a chain on this machine the bucket may be on it too."""
+    """Return a function that opens the owner's bucket while its run is not known yet. The operator named the owner, and
+    the data read has to hash to the digest on chain. So if the chain is on this machine, the bucket may be too."""
     return opener(local=is_local(config.network))
 
 
 def own_wallet(config: NodeConfig | HotkeyConfig) -> "Wallet":
-    """The wallet with its hotkey. Raises ConfigError."""
+    """Open the wallet with its hotkey. Raises ConfigError."""
     return open_wallet(config.wallet.name, config.wallet.hotkey, str(config.wallet.path.expanduser()))
 
 
 def own_chain(config: NetworkConfig | HotkeyConfig, wallet: "Wallet | None") -> SubtensorChain:
-    """The chain, which is connected to by the first call; without a wallet to read only."""
+    """Return the chain, which connects on its first call; read-only without a wallet."""
     return open_chain(
         config.network,
         config.netuid,
@@ -82,18 +82,18 @@ def own_chain(config: NetworkConfig | HotkeyConfig, wallet: "Wallet | None") -> 
 
 
 def signer_of(wallet: "Wallet") -> Signer:
-    """Signs with the wallet's hotkey. Raises ConfigError for a key of another kind than peers verify."""
+    """Return a signer with the wallet's hotkey. Raises ConfigError for a kind of key that peers do not verify."""
     return HotkeySigner(wallet.hotkey)
 
 
 def connect(config: NodeConfig | OwnerConfig) -> Line:
-    """Open wallet and chain. Raises ConfigError for what the operator has to fix."""
+    """Open wallet and chain. Raises ConfigError for a fault that the operator has to fix."""
     wallet = own_wallet(config)
     return Line(own_chain(config, wallet), signer_of(wallet), verify)
 
 
 def published(own: BucketConfig) -> Pointer | PublicPointer:
-    """What everybody may know of a node's own bucket."""
+    """Return the pointer to a node's own bucket that is published."""
     if own.public_url is not None:
         return PublicPointer(own.public_url)
     assert own.read_access_key is not None
@@ -102,12 +102,12 @@ def published(own: BucketConfig) -> Pointer | PublicPointer:
 
 
 def open_doors(config: NodeConfig | OwnerConfig, line: Line, *, local: bool) -> Doors:
-    """Open the bucket beside its chain, for a run that is `local` or not. Raises ConfigError."""
+    """Open the bucket, and return it with the chain, for a run that is `local` or not. Raises ConfigError."""
     own, pointer = config.bucket, published(config.bucket)
     if not local and urlsplit(pointer.endpoint).scheme != "https":
         name = "bucket.public_url" if isinstance(pointer, PublicPointer) else "bucket.endpoint"
         raise ConfigError(f"{name} must be an https URL in a run that is not local: peers refuse all others")
     bucket = open_bucket(own.endpoint, own.name, own.access_key, own.secret_key.get_secret_value(), local=local)
-    encode_pointer(pointer)  # what cannot be published is found out now, not in the first round
+    encode_pointer(pointer)  # a pointer that cannot be published fails now, not in the first round
     chain = line.chain.as_local() if local else line.chain
     return Doors(chain, line.signer, line.verify, bucket, pointer, opener(local=local))

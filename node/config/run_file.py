@@ -1,6 +1,6 @@
-"""The run as a node follows it, in its home: the first spec and every amendment that it has taken up, in one file.
+"""The run that a node follows, as a file in its home: the first spec and every amendment that the node has adopted.
 
-So a restart follows exactly what was followed before, and needs neither the owner's bucket nor anybody else.
+So a restart follows exactly the same run, and needs neither the owner's bucket nor any other node.
 """
 
 import os
@@ -25,11 +25,11 @@ class RunFile:
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
         self.read: dict[Digest, bytes] = {}
-        """Amendments that were read and are not followed (yet): a look that was cut short goes on from here."""
+        """Amendments that were read but are not followed (yet): an interrupted look continues from here."""
 
     def load(self) -> Run | None:
-        """The run that was saved; None when there is none, or when the disk has changed it: then it is told, and read
-        again from its owner's bucket."""
+        """Load the saved run. Return None if there is none, or if the file is damaged: then a warning is logged, and
+        the run is read again from its owner's bucket."""
         try:
             return _decode(parse_json(self._path.read_bytes()))
         except FileNotFoundError:
@@ -39,7 +39,7 @@ class RunFile:
             return None
 
     def save(self, run: Run) -> None:
-        """Follow `run` from now on: written whole or not at all."""
+        """Save `run` as the one to follow; the file is replaced whole or not at all."""
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial = self._path.with_suffix(f".{os.getpid()}.partial")
         with partial.open("wb") as file:
@@ -52,12 +52,12 @@ class RunFile:
 
 
 def folder_of(home: Path, run: Digest) -> Path:
-    """Where a node keeps what belongs to one run."""
+    """Return a node's folder for one run."""
     return home / run.hex()[:16]
 
 
 def saved_runs(home: Path) -> list[Run]:
-    """Every run that was followed from this home, the one that began last first."""
+    """Return every run that was followed from this home, the one that began last first."""
     found = [run for path in home.glob(f"*/{NAME}") if (run := RunFile(path.parent).load()) is not None]
     return sorted(found, key=lambda run: (-run.clock.start_block, run.id))
 
@@ -72,7 +72,7 @@ def _encode(run: Run) -> bytes:
 
 
 def _decode(body: dict[str, Any]) -> Run:
-    """Raises InvalidMessage, and ConfigError for a run that this release cannot read. The head pins all the rest."""
+    """Raises InvalidMessage, and ConfigError for a run that this release cannot read. The head pins everything else."""
     try:
         spec, *amendments = (canonical_json(table) for table in (body["spec"], *body["amendments"]))
         run = Run(parse_spec(spec, _digest(spec)))

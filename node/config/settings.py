@@ -1,8 +1,8 @@
-"""NodeConfig: what one operator decides for one node. Consensus constants are in protocol/spec.py, never here.
+"""NodeConfig: one operator's settings for one node. Consensus constants are in protocol/spec.py, never here.
 
 Sources, strongest first: flags (`--wallet.name`), environment (`MURMUR_WALLET__NAME`; for wallet, network and netuid
 also btcli's `BT_WALLET_NAME`, `BT_NETWORK`, ...), the TOML file named by `--config`. Secrets come from environment or
-file only: argv is readable by everybody on the machine.
+file only: every user of the machine can read argv.
 """
 
 import argparse
@@ -35,7 +35,7 @@ PUBLIC_URL = variable_of("bucket.public_url")
 
 
 def _listed(said: Any) -> Any:
-    """A list as a flag or a variable gives it, with commas; "none" is the empty one."""
+    """Split a comma-separated flag or variable into a list; "none" is the empty list."""
     return [part.strip() for part in said.split(",") if part.strip() != "none"] if isinstance(said, str) else said
 
 
@@ -47,7 +47,8 @@ Archives = Annotated[
         "default: the public ones of a named network"
     ),
 ]
-"""The hash of a block is our own chain node's word; about its state an archive could lie, since nothing is proved."""
+"""We take block hashes from our own chain node only. An archive could lie about a block's state, since nothing is
+proved."""
 
 
 class _Table(BaseModel):
@@ -63,8 +64,8 @@ class WalletConfig(_Table):
 
 
 class BucketConfig(_Table):
-    """This node's own bucket: a read-write key that stays here, and what is published on chain: a read-only key, or the
-    address under which everybody may read it without one."""
+    """This node's own bucket: a read-write key that stays here, and the published part: a read-only key, or the address
+    of a public bucket."""
 
     endpoint: Annotated[str, Field(description="S3 endpoint; for R2 https://ACCOUNT_ID.r2.cloudflarestorage.com")]
     name: Annotated[str, Field(description="bucket name; one bucket per hotkey")]
@@ -94,7 +95,7 @@ class BucketConfig(_Table):
 
 
 class MinerConfig(_Table):
-    """What only a miner asks for."""
+    """Settings of a miner only."""
 
     speculate: Annotated[
         bool,
@@ -106,7 +107,7 @@ class MinerConfig(_Table):
 
 
 class NetworkConfig(_Table):
-    """Where a run is: its chain, its subnet, its spec, its data. Enough for whoever only reads."""
+    """Where a run is: its chain, its subnet, its spec, its data. Enough for a program that only reads."""
 
     network: Annotated[str, Field(description="finney, test, local or a ws(s):// URL")] = "finney"
     netuid: Annotated[int, Field(ge=0, description="the subnet of the run")]
@@ -136,7 +137,7 @@ class NetworkConfig(_Table):
 
 
 class TelemetryConfig(_Table):
-    """What a node tells of itself, and where."""
+    """Logs and metrics of a node, and where they go."""
 
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], Field(description="least severe log line")] = (
         "INFO"
@@ -156,7 +157,7 @@ class NodeConfig(TelemetryConfig, NetworkConfig):
 
 
 class ClusterConfig(TelemetryConfig):
-    """Everything that a cluster's member needs to know before it finds the run: its token says the rest."""
+    """Everything that a cluster's member needs to know before it finds the run; its token holds the rest."""
 
     token_file: Annotated[Path, Field(description="file with the cluster's token (murmur cluster invite)")]
     name: Annotated[
@@ -188,7 +189,7 @@ class HotkeyConfig(_Table):
 
 
 class OwnerConfig(HotkeyConfig):
-    """What the owner of a run needs to publish it."""
+    """Settings with which the owner of a run publishes it."""
 
     bucket: BucketConfig
 
@@ -198,7 +199,7 @@ Part = TypeVar("Part", bound=BaseModel)
 
 
 def load(program: str, summary: str, argv: Sequence[str], environment: Mapping[str, str]) -> NodeConfig:
-    """The configuration from flags, environment and file. Raises ConfigError that lists every missing or bad value
+    """Load the configuration from flags, environment and file. Raises ConfigError that lists every missing or bad value
     with where to get it; exits 0 after --help."""
     fields = dict(leaves(NodeConfig))
     table = values(fields, _flags(NodeConfig, program, summary, argv), environment)
@@ -209,19 +210,19 @@ def load(program: str, summary: str, argv: Sequence[str], environment: Mapping[s
 
 
 def load_cluster(program: str, summary: str, argv: Sequence[str], environment: Mapping[str, str]) -> ClusterConfig:
-    """The same of a cluster's member. What a node on a chain, or the owner's commands, would read is passed over: the
-    bucket's secret may be in the environment on the machine that has created the run."""
+    """Load a cluster member's settings in the same way. Settings of a node on a chain, or of the owner's commands, are
+    ignored: on the machine that created the run, the bucket's secret may be in the environment."""
     return load_part(ClusterConfig, program, _flags(ClusterConfig, program, summary, argv), environment)
 
 
 def load_network(program: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> NetworkConfig:
-    """Where a network is, for a program that only reads."""
+    """Load a network's settings, for a program that only reads."""
     return load_part(NetworkConfig, program, flags, environment)
 
 
 def load_part(model: type[Part], program: str, flags: Mapping[str, Any], environment: Mapping[str, str]) -> Part:
-    """Some of a node's settings, from `flags` (by name; `config` is a file), environment and file like a node's, so
-    that a node's own file will do. What else stands there is passed over. Raises ConfigError."""
+    """Load some of a node's settings, from `flags` (by name; `config` is a file), environment and file, so that a
+    node's own file will do. Other settings are ignored. Raises ConfigError."""
     fields = dict(leaves(model))
     table = values(dict(leaves(NodeConfig)) | fields, dict(flags), environment)
     try:
@@ -231,17 +232,17 @@ def load_part(model: type[Part], program: str, flags: Mapping[str, Any], environ
 
 
 def given(flags: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Every setting of a node that is given, by its dotted name, unchecked. Raises ConfigError."""
+    """Return every given setting of a node by its dotted name, not yet validated. Raises ConfigError."""
     return dict(flat(values(dict(leaves(NodeConfig)), dict(flags), environment)))
 
 
 def required(model: type[BaseModel]) -> dict[str, str]:
-    """Dotted name -> description of what has no default, and of a read-only token's two parts."""
+    """Return dotted name -> description of every setting without a default, and of a read-only token's two parts."""
     return {name: text for name, text in leaves(model) if _default(name) is _NONE or name in _READ_TOKEN}
 
 
 def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
-    """A flag for every setting but the secrets, and --config. Those that are not given are absent afterwards."""
+    """Add --config, and a flag for every setting except secrets. Flags that are not given are absent afterwards."""
     parser.add_argument(
         "--config", metavar="FILE", default=argparse.SUPPRESS, help="TOML file with any of the values below"
     )
@@ -257,13 +258,13 @@ def add_flags(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
 
 
 def flags_in(options: argparse.Namespace, model: type[BaseModel]) -> dict[str, Any]:
-    """What `add_flags` has found."""
+    """Return the values of `add_flags`' flags."""
     names = ("config", *(name for name, _ in leaves(model)))
     return {name: value for name, value in vars(options).items() if name in names}
 
 
 def load_home(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Path:
-    """Where a node's state is, by the same flags, environment and file; the folder may not be there."""
+    """Return the folder of a node's state, by the same flags, environment and file; it may not exist."""
     said = values(dict(leaves(NodeConfig)), dict(flags), environment).get(
         "home", NodeConfig.model_fields["home"].default
     )
@@ -271,8 +272,8 @@ def load_home(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Path:
 
 
 def settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """(name, value, origin) of every setting of a node, as they would be used. Secrets are masked. Raises ConfigError
-    for a file or variable that can't be read."""
+    """Return (name, value, origin) of every setting of a node, as it would be used. Secrets are masked. Raises
+    ConfigError for a file or variable that cannot be read."""
     fields, given = dict(leaves(NodeConfig)), dict(flags)
     file = given.pop("config", None) or environment.get("MURMUR_CONFIG")
     from_file = dict(flat(file_values(Path(file)))) if file else {}
@@ -293,14 +294,14 @@ def settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> list[t
         else:
             default = _default(name)
             value, origin = None if default is _NONE else default, "default"
-        # What nothing reads may be a secret whose name was misspelt.
+        # An unknown name may be a misspelt secret, so its value is masked too.
         masked = value is not None and (is_secret(name) or name not in fields)
         found.append((name, "********" if masked else "-" if value is None else str(value), origin))
     return found
 
 
 _NONE = object()
-"""The default of what has none."""
+"""Marks a setting without a default."""
 
 
 def _default(name: str) -> Any:
@@ -364,7 +365,8 @@ def _explain(program: str, fault: ValidationError, fields: Mapping[str, str], ta
 
 
 def _unknown(shown: str, where: Sequence[int | str], fields: Mapping[str, str]) -> str:
-    """The line for a name that nothing reads: the nearest of its table, or the same name in another one."""
+    """Return the error line for an unknown name, with the nearest name of its table, or the same name in another
+    one."""
     *tables, name = (str(part) for part in where)
     prefix = "".join(f"{table}." for table in tables)
     there = {field.removeprefix(prefix).split(".")[0] for field in fields if field.startswith(prefix)}
@@ -378,7 +380,7 @@ _DEFAULTED = {"wallet.hotkey", "wallet.path", "bucket.public_url", *_READ_TOKEN}
 
 
 def home(config: NetworkConfig | ClusterConfig) -> Path:
-    """The node's state folder, created readable by its owner only (it holds sealing keys)."""
+    """Create the node's state folder, readable by its owner only (it holds sealing keys)."""
     path = config.home.expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)

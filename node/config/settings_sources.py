@@ -1,6 +1,6 @@
-"""What somebody has said of a node's settings, unchecked: flags, environment, file, the strongest first, as one table.
+"""Raw settings from flags, environment and file, merged by precedence, not yet validated.
 
-Names are dotted (`wallet.name`); which there are is said by the models of node/config/settings.py.
+Names are dotted (`wallet.name`); the models of node/config/settings.py define them.
 """
 
 import tomllib
@@ -31,12 +31,12 @@ def variable_of(name: str) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether a setting, by its dotted name, is never shown, kept or given as a flag."""
+    """Whether a setting, by its dotted name, is a secret: never shown, saved or given as a flag."""
     return name.endswith("secret_key")
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every single value of a nested table, by its dotted name."""
+    """Yield every single value of a nested table, by its dotted name."""
     for name, value in table.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{name}.")
@@ -45,7 +45,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def values(fields: Mapping[str, str], flags: dict[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """All values that are given, unchecked, as a nested table."""
+    """Return all given values as a nested table, not yet validated. Precedence: flags, environment, file."""
     file = flags.pop("config", None) or environment.get("MURMUR_CONFIG")
     table: dict[str, Any] = {}
     if file:
@@ -58,7 +58,7 @@ def values(fields: Mapping[str, str], flags: dict[str, Any], environment: Mappin
 
 
 def leaves(model: type[BaseModel], prefix: str = "") -> "list[tuple[str, str]]":
-    """(dotted name, description) of every single value."""
+    """Return (dotted name, description) of every single setting."""
     found: list[tuple[str, str]] = []
     for name, info in model.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):

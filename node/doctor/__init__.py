@@ -1,1 +1,1 @@
-"""What a node needs before it may begin: checked at every start, and by `murmur doctor`, from one list."""
+"""The checks that a node has to pass before it starts: one list for every start and for `murmur doctor`."""

@@ -1,4 +1,4 @@
-"""The bucket: that we can open it, that our key writes it, and that what is published of it only reads it."""
+"""Checks of the bucket: we can open it, our key writes it, and the published pointer only reads it."""
 
 from chain.keys import verify
 from node.config.adapters import Line, open_doors
@@ -10,20 +10,20 @@ from node.doctor.reach import reaction
 from protocol.errors import StorageError
 
 TRY_SECONDS = 8.0
-"""For eight requests of a few bytes: a store that needs longer is of no use."""
+"""For eight requests of a few bytes: a slower store is of no use."""
 ENDPOINT = f"{variable_of('bucket.endpoint')} (--bucket.endpoint)"
 POINTER_FIX = f"check {ENDPOINT} and {variable_of('bucket.name')} (--bucket.name)"
 
 
 def pointer(case: Case) -> str:
-    """What is configured is a bucket, and can be published."""
+    """Check that the configured bucket is valid and its pointer can be published."""
     config = case.config
     case.doors = open_doors(config, Line(case.chain, case.signer, verify), local=case.local)
     return f"{config.bucket.endpoint}/{config.bucket.name} can be published"
 
 
 def bucket(case: Case) -> str:
-    """Our key writes, and the published one reads and does no more."""
+    """Check that our key writes, and that the published pointer reads and does no more."""
     doors = case.doors
     began = case.time.now()
     try:

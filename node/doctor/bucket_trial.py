@@ -1,4 +1,4 @@
-"""The proof, before a node says anything on chain, that what it publishes of its bucket reads it and does no more."""
+"""The proof, before a node posts anything on chain, that its published pointer reads its bucket and does no more."""
 
 from loguru import logger
 
@@ -79,8 +79,8 @@ def try_own(
     timeout_seconds: float = TRY_SECONDS,
     time: Time = REAL,
 ) -> None:
-    """Return when `pointer` is known to read `bucket`, our own, and to do nothing else to it. Raises Fault for one that
-    must not be published, and StorageError for a store that does not answer."""
+    """Check that `pointer` reads `bucket`, our own, and can do nothing else to it. Raises Fault for a pointer that must
+    not be published, and StorageError for a store that does not answer."""
     reader = open_published(pointer, local=local)
     unfit = try_published(bucket, reader, timeout_seconds=timeout_seconds, time=time)
     if unfit is not None:
@@ -89,7 +89,7 @@ def try_own(
 
 
 def require_read_only(bucket: Bucket, pointer: Pointer | PublicPointer, *, local: bool, time: Time = REAL) -> None:
-    """`try_own`, again until the store answers. Raises ConfigError for a pointer that must not be published."""
+    """Call `try_own` until the store answers. Raises ConfigError for a pointer that must not be published."""
     while True:
         try:
             return try_own(bucket, pointer, local=local, time=time)

@@ -1,4 +1,5 @@
-"""One node under examination: its configuration, and what the checks have opened so far, of which a node is built."""
+"""One node under examination: its configuration, and everything that the checks have opened so far. A node is built
+from it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Case(Examined):
-    """Attributes without a value are there once the check that opens them has passed.
+    """Attributes without a value are set once the check that opens them has passed.
 
-    keeps: whether the state folder is taken, for a node that is to run, or only looked at. found: the run as it was
-    found, without amendments that have come since; `run` has those.
+    keeps: whether the state folder is taken, for a node that will run, or only examined. found: the run without
+    amendments that have come since; `run` has those.
     """
 
     home: Path
@@ -45,7 +46,7 @@ class Case(Examined):
         self.config, self.role, self.keeps, self.time = config, role, keeps, time
         self.wallet: Wallet | None = None
         self.read: dict[Digest, bytes] = {}
-        """What was read of the run before its owner's bucket failed: another look goes on from there."""
+        """Blobs of the run that were read before its owner's bucket failed: the next try continues from there."""
         self.undecided = 0
         """The first round that this node has not decided."""
 
@@ -55,19 +56,20 @@ class Case(Examined):
 
     @property
     def local(self) -> bool:
-        """Whether the run is local; while it is not known, whether the chain is."""
+        """Whether the run is local; while the run is unknown, whether the chain is."""
         return self.found.first.local if hasattr(self, "found") else is_local(self.config.network)
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Close the store and the chain, if open."""
         if hasattr(self, "store"):
             self.store.close()
         if hasattr(self, "chain"):
             self.chain.close()
 
     def reaction(self, fault: MurmurError) -> Reaction:
-        """A server that fails may come back; what it says, it says for good. Of buckets, checks tell our own
-        themselves; a chain that has answered before is the right one."""
+        """Return how a starting node reacts to a fault that is no Fault. A failing server may come back; any other
+        fault is final. StorageErrors that arrive here are of other nodes' buckets: the checks report our own as Faults.
+        A chain that has answered before is the right one."""
         if isinstance(fault, UpdateNeeded):
             return Reaction.UPDATE
         if isinstance(fault, StorageError):

@@ -1,4 +1,4 @@
-"""The chain and this node's place on it: wallet, subnet, registration, permit, money, weights."""
+"""Checks of the chain and this node's place on it: wallet, subnet, registration, permit, money, weights."""
 
 from node.chain.subnet_terms import LOW_BALANCE_RAO, RAO_PER_TAO
 from node.config import adapters
@@ -10,18 +10,18 @@ from protocol.errors import STATE_PRUNED, ChainError
 from protocol.types import hotkey
 
 REACH_SECONDS = 10.0
-"""For the first answer of a chain: a node that has to begin with less is of no use."""
+"""Time-out of a chain's first answer: a node with a slower chain is of no use."""
 FAR_BACK_BLOCKS = 10_000
-"""A day and a half at 12 s a block: for so long a node may well be away."""
+"""A day and a half at 12 s a block: a node may well be offline for this long."""
 WALLET = f"--wallet.name, --wallet.hotkey and --wallet.path ({variable_of('wallet.hotkey')}, ..)"
 NETWORK = f"--network ({variable_of('network')})"
 NETUID = f"--netuid ({variable_of('netuid')})"
 ARCHIVES = f"--archives ({variable_of('archives')})"
-"""How an operator says each."""
+"""The names of these settings for an operator."""
 
 
 def wallet(case: Case) -> str:
-    """The hotkey's file is there and opens."""
+    """Check that the hotkey's file exists and opens."""
     own = case.config.wallet
     wallet = adapters.own_wallet(case.config)
     case.signer = adapters.signer_of(wallet)
@@ -30,7 +30,7 @@ def wallet(case: Case) -> str:
 
 
 def chain(case: Case) -> str:
-    """The chain answers."""
+    """Check that the chain answers."""
     config = case.config
     case.chain = adapters.own_chain(config, case.wallet)
     began = case.time.now()
@@ -47,7 +47,7 @@ def chain(case: Case) -> str:
 
 
 def history(case: Case) -> str | Advice:
-    """State of long ago can be read, from the chain's own node or from an archive."""
+    """Check that the chain's own node or an archive has the state of long ago."""
     block = max(0, case.head.block - FAR_BACK_BLOCKS)
     back = f"the state of {case.head.block - block:,} blocks ago"
     try:
@@ -65,7 +65,7 @@ def history(case: Case) -> str | Advice:
 
 
 def subnet(case: Case) -> str:
-    """The subnet is there."""
+    """Check that the subnet exists; read its settings and peers."""
     case.subnet = case.chain.subnet(case.head.block)
     case.peers = case.chain.peers(case.head.block)
     seen = case.subnet
@@ -77,7 +77,7 @@ def subnet(case: Case) -> str:
 
 
 def registered(case: Case) -> str:
-    """The hotkey is registered on the subnet."""
+    """Check that the hotkey is registered on the subnet."""
     address, netuid = hotkey(case.signer.peer), case.config.netuid
     found = next((peer for peer in case.peers if peer.id == case.signer.peer), None)
     if found is None:
@@ -93,7 +93,7 @@ def registered(case: Case) -> str:
 
 
 def permit(case: Case) -> str:
-    """A validator's word counts: it holds the chain's permit."""
+    """Check that a validator has the chain's permit, so that its words count."""
     if not case.me.validates and case.me.id != case.subnet.owner:
         permitted = [peer.stake for peer in case.peers if peer.validates]
         least = f", the least that has one has {min(permitted) / RAO_PER_TAO:,.2f}" if permitted else ""
@@ -107,7 +107,7 @@ def permit(case: Case) -> str:
 
 
 def balance(case: Case) -> str | Advice:
-    """There is something to pay fees with. A chain may charge none."""
+    """Check the balance for fees. Only advice, since a chain may charge none."""
     rao = case.chain.balance()
     told = f"the coldkey that owns hotkey {hotkey(case.me.id)} has {rao / RAO_PER_TAO:.6f} TAO free"
     if rao < LOW_BALANCE_RAO:
@@ -119,7 +119,7 @@ def balance(case: Case) -> str | Advice:
 
 
 def weights(case: Case) -> str:
-    """The chain would take a validator's weights: stake, permit, its kind of commit-reveal and version."""
+    """Check that the chain would take a validator's weights: stake, permit, its kind of commit-reveal and version."""
     chain = case.chain.as_local() if case.found.first.local else case.chain
     chain.require_weights({peer.uid: 1.0 for peer in case.peers})
     return f"the chain takes a complete row of {len(case.peers)} weights from this hotkey"

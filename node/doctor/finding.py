@@ -1,4 +1,4 @@
-"""What a check finds: that something is as it has to be, or what is wrong with it and what to do."""
+"""Findings of checks: a check has passed, or a fault and its fix."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from training.memory import Role
 
 
 class Status(StrEnum):
-    """How a check ended. SKIP: not tried, `detail` says why."""
+    """The result of a check. SKIP: not tried, `detail` says why."""
 
     OK = "ok"
     FAULT = "fault"
@@ -18,9 +18,10 @@ class Status(StrEnum):
 
 
 class Reaction(StrEnum):
-    """What a node that starts does about a fault: it ends and has it mended, or needs an update; REACH: a server that
-    the operator named is not to be reached; HANGS: it is, or nothing says that it is not, and does not answer in time;
-    WAIT: somebody else's does not, and nothing has to be done here."""
+    """How a starting node reacts to a fault. END: it exits, and the operator has to fix something. UPDATE: it exits,
+    and needs a newer release. REACH: a server that the operator named cannot be reached. HANGS: such a server does not
+    answer in time, but nothing shows that its address is wrong. WAIT: another party's server does not answer, and the
+    operator need do nothing."""
 
     END = "end"
     UPDATE = "update"
@@ -31,8 +32,8 @@ class Reaction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`detail`: what was seen, and why it matters. `fix`: what to do, naming the variable or flag; one beside OK is
-    advice. `reaction` is of a fault."""
+    """`detail`: the observation, and why it matters. `fix`: the remedy, naming the variable or flag; with OK it is
+    advice. `reaction` applies to faults only."""
 
     name: str
     status: Status
@@ -42,7 +43,7 @@ class Finding:
 
 
 class Fault(MurmurError):
-    """A check has failed."""
+    """A failed check."""
 
     def __init__(self, detail: str, fix: str, reaction: Reaction = Reaction.END) -> None:
         super().__init__(detail)
@@ -51,7 +52,7 @@ class Fault(MurmurError):
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a check that has passed says, and what could be better."""
+    """The result of a passed check that also suggests an improvement."""
 
     detail: str
     fix: str
@@ -59,11 +60,11 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that is looked at in a node (node/doctor/case.py).
+    """One check of a node (node/doctor/case.py).
 
-    `work` says what it has seen, or raises Fault; of what else it raises by the tree of protocol/errors.py the message
-    is shown, with `fix`. It leaves in the case what it has opened. `needs`: names of the checks that must have passed
-    before, so that what they open is there. `roles`: of which it is asked.
+    `work` returns its observation, or raises Fault. For other errors of protocol/errors.py their message is shown, with
+    `fix`. `work` stores everything that it opens in the case. `needs`: names of the checks that must have passed
+    before, since this one uses their results. `roles`: the roles that it applies to.
     """
 
     name: str
@@ -74,12 +75,12 @@ class Check:
 
 
 class Examined:
-    """What is under examination. role: as which the checks are asked."""
+    """The subject of an examination. role: the role whose checks apply."""
 
     role: Role
 
     def examine(self, checks: Sequence[Check]) -> Iterator[Finding]:
-        """What each check finds, in their order, one by one."""
+        """Yield the finding of each check, in their order."""
         passed: set[str] = set()
         for check in checks:
             if self.role not in check.roles:
@@ -109,5 +110,5 @@ class Examined:
         return Finding(check.name, Status.OK, said)
 
     def reaction(self, fault: MurmurError) -> Reaction:
-        """What a node that starts does about a fault that is no Fault."""
+        """Return how a starting node reacts to a fault that is no Fault."""
         return Reaction.END

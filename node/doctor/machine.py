@@ -1,4 +1,4 @@
-"""This machine: the state folder and its disk, the device, the clock."""
+"""Checks of this machine: the state folder and its disk, the device, the clock."""
 
 import os
 import secrets
@@ -25,7 +25,7 @@ HOME_FIX = f"make room there, mend its permissions, or move it to another folder
 CLOCK_SECONDS = 120.0
 """Servers refuse signatures that are 5 to 15 minutes off their clocks."""
 BLOCK_AGE_SECONDS = 300.0
-"""A chain in good health has a final block younger than this."""
+"""On a healthy chain the newest final block is younger than this."""
 DATE_SECONDS = 5.0
 _TRIAL_BYTES = 1 << 16
 DATA_FIX = f"; or keep less of the data set there: --data_gigabytes, {variable_of('data_gigabytes')}"
@@ -33,7 +33,7 @@ CLOCK_FIX = "set this machine's clock and keep it right by NTP: timedatectl set-
 
 
 def home(case: Case) -> str:
-    """The state folder exists and takes a file."""
+    """Check that the state folder exists and is writable."""
     case.home = open_home(case.config)
     path = case.home / f".trial-{os.getpid()}"
     try:
@@ -53,21 +53,23 @@ def home(case: Case) -> str:
 
 
 def disk(case: Case) -> str:
-    """Room for the most that the run's state and the shards that are fetched take, less what is there of them."""
+    """Check that the disk has room for the most that the run's state and the fetched shards take, less the bytes there
+    already."""
     spec, folder = case.found.first, folder_of(case.home, case.found.id)
     data = _shards(case.config, spec) if case.role == "miner" else 0  # a validator keeps none
     return room(case.home, folder, sum(disk_parts(spec, case.role).values()), data, case.role)
 
 
 def member_disk(case: Any) -> str:
-    """The same of a cluster's member: one among as many as there are (murmur/cluster/doctor.py)."""
+    """Check the same for a cluster's member, one of all members that there are now (murmur/cluster/doctor.py)."""
     state = sum(trainer_disk(MemberSizes(case.spec, case.members)).values())
     folder = folder_of(case.home, case.token.run_id)
     return room(case.home, folder, state, _shards(case.config, case.spec), "member")
 
 
 def room(home: Path, folder: Path, state: int, data: int, who: str) -> str:
-    """Whether the disk of `home` has room for so many bytes of state, in `folder`, and of data. Raises Fault."""
+    """Check that the disk of `home` has room for `state` bytes of state, in `folder`, and `data` bytes of data. Raises
+    Fault."""
     there = min(state, _size(folder)) + min(data, _size(home / DATA))
     free = shutil.disk_usage(home).free
     parts = f"{_bytes(state)} of state" + (f" and {_bytes(data)} of the data set" if data else "")
@@ -81,14 +83,14 @@ def room(home: Path, folder: Path, state: int, data: int, who: str) -> str:
 
 
 def _shards(config: NetworkConfig | ClusterConfig, spec: TrainingSpec) -> int:
-    """Most bytes of shards in the state folder: a folder of the operator's own is not written."""
+    """Return the most bytes of shards in the state folder; 0 if the operator gives a folder of its own."""
     if config.data is not None:
         return 0
     return min(int(config.data_gigabytes * 1e9), TrainingSizes(spec).token * spec.data.num_tokens)
 
 
 def device(case: Case) -> str | Advice:
-    """The device is there, and the codec."""
+    """Check that the device and the codec exist."""
     ops.use(case.config.codec)
     told = f"{describe(choose_device(case.config.device))}; codec {ops.backend()}"
     if ops.is_fallback():
@@ -100,7 +102,7 @@ def device(case: Case) -> str | Advice:
 
 
 def clock(case: Case) -> str | Advice:
-    """This machine's clock against the store's and the chain's. The store refuses us for a wrong one."""
+    """Compare this machine's clock with the store's and the chain's. A store refuses signatures by a wrong clock."""
     try:
         date = server_time(case.endpoint, timeout_seconds=DATE_SECONDS)
     except StorageError:
@@ -134,7 +136,7 @@ def _off(seconds: float) -> str:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files. What goes away meanwhile does not count."""
+    """Return the bytes of all files. Files that disappear meanwhile do not count."""
     total = 0
     for path in folder.rglob("*"):
         try:

@@ -1,4 +1,4 @@
-"""Why a server that the operator named does not do what it is asked: whether its address is wrong, or it only hangs."""
+"""Distinguish a server whose address is wrong from one that only hangs, for servers that the operator named."""
 
 import socket
 from urllib.parse import urlsplit
@@ -8,12 +8,12 @@ from storage.transport import deadline, resolve
 
 CONNECT_SECONDS = 2.0
 SHARE = 0.9
-"""Of the time that a question had: an answer that took no longer, whatever it was, was one."""
+"""Share of a call's time-out: an answer that came sooner was an answer, of whatever kind."""
 
 
 def reaction(url: str, took_seconds: float, limit_seconds: float) -> Reaction:
-    """HANGS where the server used up its time and nothing says that it is not there: it is busy, or its address silent.
-    REACH where its host name is nobody's, the connection is refused, or it answered something else."""
+    """Return HANGS if the server used up its time and nothing shows that it does not exist: it is busy, or its address
+    silent. Return REACH if its host name is unknown, the connection is refused, or it gave an unexpected answer."""
     hangs = took_seconds >= SHARE * limit_seconds and not _refuses(url)
     return Reaction.HANGS if hangs else Reaction.REACH
 

@@ -1,4 +1,4 @@
-"""The run: its spec, this node's state of it, what it asks of chain and release, its data."""
+"""Checks of the run: its spec, this node's saved state, its requirements for chain and release, its data."""
 
 from node.chain import subnet_terms
 from node.config.adapters import owner_opener
@@ -31,13 +31,13 @@ FETCH_FIX = (
 
 
 def spec(case: Case) -> str:
-    """The run is found, and is one of this chain and subnet."""
+    """Find the run, and check that it belongs to this chain and subnet."""
     case.found = runs.find_run(case.config, case.chain, owner_opener(case.config), case.home, case.read)
     return f"run {case.found.first.name} ({case.found.id.hex()[:16]})"
 
 
 def state(case: Case) -> str:
-    """The state folder is readable and nobody else's; a node that is to run takes it."""
+    """Check that the state folder is readable and not in use; a node that will run takes it."""
     if not case.keeps and not StateStore.exists(case.home, case.found.id):
         return "nothing is saved of this run yet"
     try:
@@ -56,7 +56,7 @@ def state(case: Case) -> str:
 
 
 def run(case: Case) -> str:
-    """This release can take part, and the run can work on the subnet as it is."""
+    """Check that this release can take part, and that the run can work on the subnet as it is."""
     case.run = settled(case.found, case.undecided, case.doors, case.read)
     case.round = max(0, case.run.clock.round_at(case.head.block))
     runs.require_protocol(case.run, case.round)
@@ -65,7 +65,7 @@ def run(case: Case) -> str:
 
 
 def data(case: Case) -> str:
-    """The data set is the run's."""
+    """Check that the data set is the run's."""
     try:
         case.shards = open_data(case.config, case.run, case.doors, case.home)
     except ConfigError as fault:

@@ -1,9 +1,9 @@
-"""The one list of checks, and what a node that starts does about what they find.
+"""The one list of checks, and how a starting node reacts to their findings.
 
-A fault that somebody has to mend ends it, with all faults and their fixes. A server that does not answer is waited for
-where it has answered a node of this home before: then it is an outage, and whoever starts nodes again and again must
-not find them ended for good. Where it never has, its address is probably wrong, and that ends it too: at once where
-nobody is there, after HANG_SECONDS where it hangs.
+A fault that the operator has to fix ends the node, with all faults and their fixes. If a server does not answer but has
+answered a node of this home before, the node waits: it is an outage, and a supervisor that restarts nodes must not find
+them ended for good. If it never has, its address is probably wrong, and the node ends too: at once if it cannot be
+reached, after HANG_SECONDS if it hangs.
 """
 
 import json
@@ -23,10 +23,10 @@ from training.memory import Role
 
 RETRY_SECONDS = 5.0
 HANG_SECONDS = 120.0
-"""For a server that takes connections, or swallows them, and does not answer: it may be busy, and nothing says that its
+"""For a server that accepts or drops connections, and does not answer. It may be busy, and nothing shows that its
 address is wrong; but it has never answered this home."""
 ANSWERED = "answered.json"
-"""In the home: the addresses with which every check has passed."""
+"""File in the home with the addresses for which every check has passed."""
 
 CHECKS: Sequence[Check] = (
     Check("home", machine.home, machine.HOME_FIX),
@@ -56,8 +56,8 @@ CHECKS: Sequence[Check] = (
 
 
 def ready(config: NodeConfig, role: Role, time: Time = REAL) -> Case:
-    """Everything that a node is built of, once all checks have passed. Raises ConfigError for what has to be mended,
-    UpdateNeeded where that is this release. Nothing is published before it returns."""
+    """Return everything that a node is built of, once all checks have passed. Raises ConfigError for faults that the
+    operator has to fix, UpdateNeeded if this release is too old. Nothing is published before it returns."""
     until = time.now() + HANG_SECONDS
     while True:
         case = Case(config, role, keeps=True, time=time)
@@ -73,8 +73,8 @@ def ready(config: NodeConfig, role: Role, time: Time = REAL) -> Case:
 
 
 def _may_begin(found: Sequence[Finding], case: Case, patience: float) -> bool:
-    """Whether all checks have passed; False when a server is to be waited for, `patience` seconds more where it never
-    has answered."""
+    """Whether all checks have passed; False to wait for a server. `patience`: seconds left for one that has never
+    answered. Raises ConfigError, UpdateNeeded."""
     faults = [finding for finding in found if finding.status is Status.FAULT]
     if not faults:
         for finding in found:
@@ -104,7 +104,7 @@ def _may_begin(found: Sequence[Finding], case: Case, patience: float) -> bool:
 
 
 def told(faults: Sequence[Finding], num_checks: int) -> str:
-    """What has to be mended, for a person."""
+    """Return the text of all faults and their fixes for the operator."""
     lines = [
         f"cannot start, {len(faults)} of {num_checks} checks failed. Nothing was trained, nothing was put on chain."
     ]
@@ -119,7 +119,7 @@ def _addresses(config: NodeConfig) -> dict[str, str]:
 
 
 def _answered(case: Case) -> dict[str, str] | None:
-    """The addresses with which every check has passed in this home; None when there are none."""
+    """Return the addresses for which every check has passed in this home; None when there are none."""
     try:
         found = json.loads((case.home / ANSWERED).read_bytes())
     except (AttributeError, OSError, ValueError):

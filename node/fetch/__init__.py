@@ -1,1 +1,1 @@
-"""Getting objects from buckets: where a copy may be, sealed payloads, validators' reports."""
+"""Fetching objects from buckets: sources of copies, sealed payloads, validators' reports."""

@@ -1,4 +1,4 @@
-"""Several pieces of one's own work beside each other, through the node's time."""
+"""Run functions concurrently, through the node's time."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ R = TypeVar("R")
 
 
 def beside(work: Callable[[T], R], items: Sequence[T], threads: int, time: Time) -> list[R]:
-    """`work` of every item, in their order, by at most so many threads. Raises what the first item in order raised,
-    once all have ended."""
+    """Apply `work` to every item in at most `threads` threads. Return the results in the items' order. Raises the error
+    of the first failed item in order, once all have ended."""
     done: dict[int, R] = {}
     faults: dict[int, BaseException] = {}
     following, lock = iter(range(len(items))), threading.Lock()

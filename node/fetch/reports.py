@@ -1,5 +1,5 @@
-"""Validators' signed reports of rounds, from their buckets: claims, which an audit checks. Each is read once, several
-beside each other."""
+"""Fetch validators' signed reports of rounds from their buckets. Reports are claims, which an audit checks. Each is
+read once, several concurrently."""
 
 from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
@@ -26,7 +26,8 @@ Found = tuple[Report, dict[str, Any]]
 
 
 class Unread(StrEnum):
-    """Why a validator's report is not to be had. MALFORMED: what stands there is none of this round that it signed."""
+    """Why a validator's report cannot be read. MALFORMED: the object is no report of this round signed by the
+    validator."""
 
     MISSING = "MISSING"
     MALFORMED = "MALFORMED"
@@ -44,19 +45,19 @@ _CODES = {
     "left_out": Unread.UNAVAILABLE,
 }
 SILENT = {Unread.REFUSED, Unread.UNAVAILABLE}
-"""Of a bucket that does not answer, or leads nowhere: another object of it is not to be had either."""
+"""Codes of a bucket that does not answer, or whose pointer leads nowhere: its other objects cannot be read either."""
 
 
 class Reports:
-    """Those of one run, from wherever `sources` says that their validators' buckets are."""
+    """The reports of one run, from the buckets of validators that `sources` gives."""
 
     def __init__(self, run: Run, doors: Doors, sources: Sources) -> None:
         self._run, self._doors, self._sources = run, doors, sources
         self._read: dict[tuple[PeerId, int], Found] = {}
 
     def read(self, validator: PeerId, round: int) -> Found:
-        """One report, and why when it is not to be had. Raises ObjectMissing, StorageError, ConfigError for a bucket
-        that cannot be followed, InvalidMessage for a report that is none."""
+        """Return one report. Raises ObjectMissing, StorageError, ConfigError for a bucket that cannot be opened,
+        InvalidMessage for a malformed report."""
         known = self._read.get((validator, round))
         if known is not None:
             return known
@@ -64,25 +65,25 @@ class Reports:
         if opener is None:
             raise ObjectMissing("it has published no bucket")
         key = keys.report(self._run.id, round)
-        with deadline(FETCH_SECONDS):  # opening resolves a stranger's host name
+        with deadline(FETCH_SECONDS):  # opening resolves the host name of another node
             bucket = opener()
         return self._parsed(
             validator, round, bucket.get(key, max_bytes=DOCUMENT_MAX_BYTES, timeout_seconds=FETCH_SECONDS)
         )
 
     def of(self, round: int, validators: Collection[PeerId], seconds: float = FETCH_SECONDS) -> dict[PeerId, Report]:
-        """Those of one round that can be had within `seconds`, in the order of `validators`."""
+        """Return the reports of one round that can be read within `seconds`, in the order of `validators`."""
         found = self.look(round, validators, seconds)
         return {one: report for one, report in found.items() if isinstance(report, Report)}
 
     def look(self, round: int, validators: Collection[PeerId], seconds: float) -> dict[PeerId, Report | Unread]:
-        """The same, and of each of the others why."""
+        """Return the same, and for each of the other validators why its report cannot be read."""
         unread = self._ask(round, validators, seconds)
         return {one: unread[one] if one in unread else self._read[one, round][0] for one in validators}
 
     def newest(self, round: int, validators: Collection[PeerId]) -> dict[PeerId, Report]:
-        """Each validator's newest up to `round`, of the last rounds, in the order of `validators`. A bucket that does
-        not answer is not asked again."""
+        """Return each validator's newest report up to `round`, of the last LOOK_BACK_ROUNDS rounds, in the order of
+        `validators`. A bucket that does not answer is not asked again."""
         found: dict[PeerId, Report] = {}
         lacking = list(validators)
         for number in range(round, max(-1, round - LOOK_BACK_ROUNDS), -1):
@@ -94,7 +95,7 @@ class Reports:
         return {one: found[one] for one in validators if one in found}
 
     def _ask(self, round: int, validators: Collection[PeerId], seconds: float) -> dict[PeerId, Unread]:
-        """Read those of this round; whose were not to be had, and why."""
+        """Read the reports of this round. Return, for each validator whose report cannot be read, why."""
 
         def accept(validator: PeerId) -> Callable[[Data], bool]:
             def check(data: Data) -> bool:

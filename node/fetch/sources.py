@@ -1,4 +1,4 @@
-"""Where a round's objects may be: pinned by their digests, so any copy is as good as another."""
+"""Sources of a round's objects. Digests pin the objects, so any copy will do."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -12,7 +12,8 @@ from storage.s3 import RangedBucket
 
 
 class Sources:
-    """Where a round's objects may be: each peer's bucket, then the `mirrors` (gauntlet.agreement.mirrors), in order."""
+    """The buckets that may hold a round's objects: each peer's own, then the `mirrors` (gauntlet.agreement.mirrors), in
+    order."""
 
     def __init__(
         self,
@@ -25,33 +26,34 @@ class Sources:
         self._open = open_pointer
 
     def bucket_of(self, peer: PeerId) -> Callable[[], RangedBucket] | None:
-        """An opener of the bucket that `peer` published, None when there is none."""
+        """Return an opener of the bucket that `peer` published, None when there is none."""
         pointer = self.pointer_of(peer)
         return None if pointer is None else lambda: self._open(pointer)
 
     def pointer_of(self, peer: PeerId) -> Pointer | PublicPointer | None:
-        """Where `peer` says that its bucket is; None when it says nothing."""
+        """Return the pointer that `peer` has published; None when there is none."""
         found = self._peers.get(peer)
         return found.slot.pointer if found is not None and found.slot is not None else None
 
     def validators(self) -> list[PeerId]:
-        """The mirrors with a published bucket."""
+        """Return the mirrors with a published bucket."""
         return [peer for peer in self._mirrors if self.bucket_of(peer) is not None]
 
     def published(self) -> list[PeerId]:
-        """Everybody with a published bucket."""
+        """Return all peers with a published bucket."""
         return [peer for peer in self._peers if self.bucket_of(peer) is not None]
 
     def others(self) -> list[PeerId]:
-        """Those that are no mirrors: they put up copies for whoever lacks something (rounds/repair_answers.py)."""
+        """Return the peers with a bucket that are no mirrors: on request they publish copies too
+        (rounds/repair_answers.py)."""
         return [peer for peer in self.published() if peer not in self._mirrors]
 
     def own(self, peer: PeerId, key: str) -> tuple[Source, ...]:
-        """The peer's own bucket as the only source."""
+        """Return the peer's own bucket as the only source."""
         return self._places((peer, key))
 
     def of(self, peer: PeerId, own_key: str, mirror_key: str) -> tuple[Source, ...]:
-        """Sources of one object, the peer's own bucket first."""
+        """Return the sources of one object, the peer's own bucket first."""
         return self._places((peer, own_key), *((validator, mirror_key) for validator in self.validators()))
 
     def _places(self, *places: tuple[PeerId, str]) -> tuple[Source, ...]:
@@ -70,5 +72,6 @@ class Sources:
 
 
 def sources_as_of(run: Run, block: int, peers: Sequence[Peer], open_pointer: Opener) -> Sources:
-    """Where objects of a run may be, by who is registered and who counts as of a final block."""
+    """Return the sources of a run's objects, with the peers that are registered and the validators that count as of a
+    final block."""
     return Sources(peers, open_pointer, mirrors(run, block, peers))

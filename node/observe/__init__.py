@@ -1,1 +1,1 @@
-"""Reading a run from outside, without a key: its state now, its history, the inputs of an audit."""
+"""Reading a run from outside, without a key: its current state, its history, the inputs of an audit."""

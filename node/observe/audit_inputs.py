@@ -1,6 +1,5 @@
-"""Fetching what an audit of one round needs (gauntlet/audit.py): from the chain, from everybody's buckets, and the
-model as it stood at the round's start, by the catch-up that a joiner uses. Reads only.
-"""
+"""Fetch the inputs of one round's audit (gauntlet/audit.py): chain states, public objects, and the model at the round's
+start, by the catch-up that a joiner uses. Reads only."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,12 +60,12 @@ from training.shards import Shards
 
 GONE = "not to be had any more from this chain node"
 RETAINED_ROUNDS = 8
-"""Miners and validators keep payloads so many rounds longer than the interval of checkpoints."""
+"""Miners and validators keep payloads this many rounds longer than the interval of checkpoints."""
 
 
 @dataclass(frozen=True)
 class Audited:
-    """The audit of one validator's round. `report`: None when it has none of this round that can be read."""
+    """The audit of one validator's round. `report`: None if it has no readable report of this round."""
 
     validator: PeerId
     report: Report | None
@@ -78,8 +77,8 @@ class Audited:
 
 
 class Archive:
-    """A run's public objects, from wherever they still are. `views`: blocks, and everybody registered as of them, whose
-    buckets are asked; the newest last."""
+    """A run's public objects, from any bucket that still has them. `views`: blocks, and the peers registered as of
+    them, whose buckets are asked; the newest last."""
 
     def __init__(self, run: Run, doors: Doors, *views: tuple[int, Sequence[Peer]]) -> None:
         self.run, self.doors = run, doors
@@ -89,17 +88,17 @@ class Archive:
         self._reports = Reports(run, doors, self.sources)
 
     def report(self, validator: PeerId, round: int) -> Found:
-        """A validator's report and its body. Raises what `Reports.read` does."""
+        """Return a validator's report and its body. Raises what `Reports.read` does."""
         return self._reports.read(validator, round)
 
     def payloads(self, spec: RunSpec, round: int, pairs: Sequence[tuple[PeerId, Digest]]) -> dict[PeerId, bytes]:
-        """The sealed objects that hash to what was committed to, of those that can be had."""
+        """Return the sealed objects that hash to their commitments, as far as they can be fetched."""
         found = fetch_pinned(spec, self.run.id, round, pairs, self.sources, _seconds(spec, len(pairs)))
         return {peer: data for peer, data in found.items() if isinstance(data, bytes)}
 
     def sketches(self, *wanted: tuple[Collection[Remembered], Sample]) -> list[tuple[Sketch, ...]]:
-        """Sketches of earlier payloads by each of the samples, of those that can be had; the digest of the records
-        decides. Each payload is fetched once."""
+        """Return, for each sample, sketches of earlier payloads, as far as they can be fetched. The digest of the
+        records decides. Each payload is fetched once."""
         by_round: dict[int, set[Remembered]] = {}
         for names, _ in wanted:
             for past in names:
@@ -107,7 +106,7 @@ class Archive:
         found: list[list[Sketch]] = [[] for _ in wanted]
         for round, named in sorted(by_round.items()):
             if len(named) > MAX_UIDS:
-                continue  # more than there can be: a report that wants us to fetch for ever
+                continue  # more than can exist: a report that wants us to fetch for ever
             ordered = sorted(named)
             for first in range(0, len(ordered), MAX_THREADS):  # a few at a time: payloads are large
                 for past, records in self._records(round, ordered[first : first + MAX_THREADS]):
@@ -165,7 +164,7 @@ def audit_round(
     validator: PeerId | None,
 ) -> list[Audited]:
     """Audit `round` of one validator, or of every one that counted or spoke in it. Without `shards` scores are not
-    measured. `home`: where a copy of the model is put while this runs.
+    measured. `home`: the folder for a temporary copy of the model.
 
     Raises ConfigError for a round that cannot be audited (from this chain node), and says which can.
     """
@@ -180,8 +179,8 @@ def audit_round(
 
 
 def auditable(run: Run, doors: Doors) -> tuple[int, int]:
-    """The first and the last round whose state the chain's node has from its page block to its last statement; the
-    last is below the first when there is none."""
+    """Return the first and the last round whose state the chain's node has from its page block to its last statement.
+    The last is below the first when there is none."""
     head = doors.chain.finalized().block
     last = run.clock.round_at(head) - (head < run.clock.words_by(run.clock.round_at(head)))
     low, high = 0, max(0, last + 1)
@@ -198,7 +197,7 @@ def auditable(run: Run, doors: Doors) -> tuple[int, int]:
 
 
 def last_reported(run: Run, doors: Doors) -> int:
-    """The newest round that can be audited and that some validator has reported. Raises ConfigError when there is
+    """Return the newest round that can be audited and that a validator has reported. Raises ConfigError when there is
     none."""
     first, last = auditable(run, doors)
     head = doors.chain.finalized().block
@@ -228,7 +227,7 @@ def _not_auditable(run: Run, round: int, first: int, last: int) -> str:
 def _facts(
     run: Run, doors: Doors, shards: Shards | None, round: int, home: Path, device: torch.device
 ) -> Iterator[tuple[Facts, Archive]]:
-    """The round as everybody can see it; the model lives while the block is open."""
+    """Yield the round's public facts; the model exists while the context is open."""
     chain, clock, spec = doors.chain, run.clock, run.spec_at(round)
     last = clock.commit_by(round)
     commit, at_reveal = chain.peers(last), chain.peers(clock.reveal_by(round))
@@ -276,7 +275,7 @@ def _facts(
 
 
 def _node(run: Run, doors: Doors, tip: Tip, folder: Path, device: torch.device) -> Node:
-    """A node that stands at this tip; nothing later is on its chain. Raises MurmurError."""
+    """Return a node whose state is at this tip; its chain ends there. Raises MurmurError."""
     zeros = {name: torch.zeros(shape) for name, shape in run.first.model.shapes().items()}
     then = replace(doors, chain=AsOf(doors.chain, run.clock.words_by(tip.round)))
     store = StateStore(folder, run.id)
@@ -301,7 +300,7 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
         unshown = _weights_without_report(facts, archive.doors, validator)
         return Audited(validator, None, (Finding(Topic.REPORT, Verdict.UNCHECKED, text), *unshown))
     earlier = _report(archive, validator, report.before.round)
-    # A book that goes on from an older round: was there a report since then that it should have gone on from?
+    # For a book that builds on an older round: was there a later report on which it should have built?
     since = max(report.before.round + 1, facts.round - LOOK_BACK_ROUNDS)
     later = ((r, _report(archive, validator, r)) for r in range(facts.round - 1, since - 1, -1))
     skipped = (r for r, found in later if found is not None and found.unobserved is None)
@@ -325,8 +324,8 @@ def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:
 
 
 def _weights_without_report(facts: Facts, doors: Doors, validator: PeerId) -> Iterator[Finding]:
-    """What the chain shows of a validator that does not say what its weights follow from: whether it set any between
-    this round's evaluation and the next one's."""
+    """Check the weights of a validator without a report: whether it set any between this round's evaluation and the
+    next one's."""
     clock = facts.run.clock
     by = min(facts.height, clock.reveal_by(facts.round + 1))
     try:
@@ -346,7 +345,8 @@ def _report(archive: Archive, validator: PeerId, round: int) -> Report | None:
 
 
 def _paid(facts: Facts, doors: Doors, validator: PeerId, report: Report) -> tuple[Any, Row | str]:
-    """The uids that were paid, and the weights that came to stand on chain."""
+    """Return the peers at the block of payment, whose uids were paid, and the row of weights that took effect on chain,
+    or why it is unknown."""
     paid, chain = report.paid, doors.chain
     try:
         peers = chain.peers(paid.block)

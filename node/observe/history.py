@@ -1,10 +1,10 @@
-"""A run's rounds as everybody can see them, from the chain and from public objects, told as events (docs/events.md) to
-whoever shows them (murmur/dashboard/watcher.py). Nothing is signed, written or decided here.
+"""A run's rounds from public data, as events (docs/events.md) for a display (murmur/dashboard/watcher.py). It reads the
+chain and public objects; it signs, writes and decides nothing.
 
-What was agreed comes from the chain while its node has the round's blocks, and from the links of selections before;
-what became of everybody, from the signed reports of the validators with the most stake; losses in training, from some
-contributors' signed claims. All but what was agreed are claims, and strangers' bytes: bounded in number, size and time,
-they become an event of ours or a code.
+Agreed selections come from the chain while its node has the round's blocks, and from the links of selections before
+that. Peers' results come from the signed reports of the validators with the most stake; training losses from some
+contributors' signed claims. All but the agreed selections are unverified claims: they are bounded in number, size and
+time, and become one of our events or a code.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,57 +30,58 @@ from storage.collect import gather
 from storage.exchange import Data, Wanted
 
 CHAIN = "chain"
-"""Who tells what stands on chain."""
+"""The node name of events that are read from the chain."""
 HISTORY_ROUNDS = 1000
-"""What is older is not asked for."""
+"""Older rounds are not read."""
 FULL_ROUNDS = 100
-"""Of so many all reports are read that are ever read, of older ones one: each may have 4 MiB."""
+"""Fetch every asked validator's report for the newest 100 rounds, one validator's for older rounds: each report may
+have 4 MiB."""
 CHAIN_ROUNDS = 16
-"""So many of the newest are read from the chain; those before from their links."""
+"""Rounds before these newest 16 are read from their links, not from the chain."""
 LATE_ROUNDS = 3
-"""Reports of the newest rounds are still to come: they are asked for again."""
+"""Reports of the newest 3 rounds may still come: they are asked for again."""
 MOST_VALIDATORS = 5
 MOST_WORDS = 16
-"""Validators, those with the most stake, whose words are told of."""
+"""Number of validators, those with the most stake, whose words are shown."""
 MOST_CLAIMS = 8
 CLAIM_BYTES = 4096
 PORTION_ROUNDS = 8
 """Older rounds in one look."""
 ASK_SECONDS = 10.0
 LARGE_STAKE = 0.1
-"""Share of the counted stake from which on a validator that holds another model is told of."""
+"""A validator with more than this share of the counted stake that holds another model gets an event."""
 MAX_HOTKEYS = 16 * MAX_UIDS
-"""Hotkeys that are ever told of: of those that are not registered now anybody could invent more."""
+"""Most hotkeys in all events together: anyone could invent unlimited unregistered ones."""
 
 
 class HistoryEvent(NamedTuple):
-    """An event of a node, which is called by its hotkey."""
+    """An event, and the hotkey of the node that it is about."""
 
     node: str
     event: dict[str, Any]
 
 
 class History:
-    """One run's. `look` is called by one thread."""
+    """The history of one run. One thread calls `look`."""
 
     def __init__(self, run: Run, doors: Doors) -> None:
         self.run, self.doors = run, doors
         self.head: Header | None = None
         self._agreement = Agreement(doors.chain)
         self._newest = -1
-        """The last decided round that was told of."""
+        """The last decided round that has events."""
         self._asked: Sequence[PeerId] = ()
         """Validators whose reports are read, those with the most stake."""
         self._stakes: dict[PeerId, float] = {}
         self._sources = Sources((), doors.open_pointer)
         self._walk: tuple[Digest, int] | None = None
-        """Where the walk back along the links stands: a link, and the round that it was taken from."""
+        """Position of the walk back along the links: a link, and the round that it was taken from."""
         self._stuck: tuple[Digest, int] | None = None
-        """The same where nobody gave the next one; tried again in the next round."""
+        """The same where no source gave the next selection; retried in the next round."""
         self._seen: set[int] = set()
         """Rounds that came from the chain."""
         self._late: dict[int, dict[PeerId, Unread | None]] = {}
-        """By round, the validators whose reports may still come, and why they had not."""
+        """By round, the validators whose reports may still come, and why they could not be read before."""
         self._silent: set[PeerId] = set()
         """Validators whose buckets do not answer: not asked again in this round."""
         self._hotkeys: set[PeerId] = set()
@@ -88,11 +89,11 @@ class History:
 
     @property
     def more(self) -> bool:
-        """Whether older rounds are still to be read."""
+        """Whether older rounds remain to be read."""
         return self._walk is not None
 
     def look(self) -> Iterator[HistoryEvent]:
-        """What is to be told since the last look; a portion of it, where it is long. Raises ChainError."""
+        """Yield the events since the last look; only a portion of a long history. Raises ChainError."""
         self.head = self.doors.chain.finalized()
         newest = self.run.clock.decided_before(self.head.block + 1)
         if newest > self._newest:
@@ -122,10 +123,10 @@ class History:
         self._newest = newest
         self._seen = {round for round in self._seen if round > newest - HISTORY_ROUNDS}
 
-    # --- what was agreed ---------------------------------------------------------------------------------------
+    # --- agreed selections -------------------------------------------------------------------------------------
 
     def _decided(self, round: int, head: Header) -> Iterator[HistoryEvent]:
-        """The round as the chain has it; nothing where its node has pruned that."""
+        """Yield the round's events from the chain; none if its node has pruned the round."""
         run, chain, clock = self.run, self.doors.chain, self.run.clock
         last = clock.commit_by(round)
         try:
@@ -145,7 +146,8 @@ class History:
         yield from self._trained(round, contributing, Sources(at_words, self.doors.open_pointer), when)
 
     def _stated(self, round: int, log: Log, when: float) -> Iterator[HistoryEvent]:
-        """Who names which model after the round before: those with a large stake, if they do not agree."""
+        """Yield the thetas that validators with a large stake name for the state after the round before, if they
+        differ."""
         theta = next((theta for theta, _ in pairs_named(self.run, round, log)), None)
         stakes = electorate(self.run, round, log.commit)
         large = LARGE_STAKE * sum(stakes.values())
@@ -156,7 +158,8 @@ class History:
                 yield HistoryEvent(hotkey(peer), _event("stated", round - 1, when, theta=named.hex()))
 
     def _cause(self, round: int, found: Agreed, head: Header) -> str | None:
-        """Why the round is void: declared so by the owner, no model with most of the stake behind it, or nobody."""
+        """Return why the round is void: declared so by the owner, no state named by most of the stake, or no peer
+        selected."""
         if found.selection is not None:
             return None
         if self.run.voided(round, head.block):
@@ -164,7 +167,7 @@ class History:
         return "no_state" if found.pair is None else "nobody"
 
     def _said(self, round: int, log: Log, when: float) -> Iterator[HistoryEvent]:
-        """What the validators with the most counted stake have said, word for word."""
+        """Yield the words of the validators with the most counted stake."""
         stakes, hotkeys = votes(self.run, round, log.commit), {peer.uid: peer.id for peer in log.commit}
         total, blocks = sum(stakes.values()), {post.peer: post.block for post in log.posts}
         for peer in sorted(stakes, key=lambda peer: (-stakes[peer], peer))[:MOST_WORDS]:
@@ -186,8 +189,8 @@ class History:
         decided: int | None = None,
         cause: str | None = None,
     ) -> HistoryEvent:
-        """`committed`, `decided`, the block in which it was, and `cause` of a void round: None where that is not known
-        (any more)."""
+        """Return an `agreed` event. `committed`, `decided` (the block of the decision) and `cause` (of a void round)
+        are None if they are not known (any more)."""
         self._hotkeys |= {*contributing}
         told = [hotkey(peer) for peer in contributing]
         here = None if committed is None else [hotkey(peer) for peer in committed]
@@ -195,7 +198,8 @@ class History:
         return HistoryEvent(CHAIN, _event("agreed", round, when, **fields))
 
     def _newest_link(self, peers: Sequence[Peer]) -> tuple[Digest, int] | None:
-        """Where the run stands, and the round at whose start it does; what most name now where that cannot be read."""
+        """Return the run's tip: its link and round. If that cannot be read, return the link and round that most stake
+        names now."""
         try:
             tip = self._agreement.tip(self.run)
             return tip.link, tip.round
@@ -211,7 +215,7 @@ class History:
         return max(backing, key=lambda named: backing[named], default=None)
 
     def _older(self, link: Digest, below: int) -> Iterator[HistoryEvent]:
-        """Some rounds before `below`, the newest first."""
+        """Yield some rounds before `below`, the newest first."""
         oldest, place = max(0, self._newest - HISTORY_ROUNDS + 1), (link, below)
         read = 0
         known = self._agreement.selections
@@ -234,7 +238,7 @@ class History:
         self._stuck = None if ended or read == PORTION_ROUNDS else place
 
     def _old(self, round: int, contributing: Collection[PeerId]) -> Iterator[HistoryEvent]:
-        """One round that the chain need not know any more."""
+        """Yield the events of one round that the chain node may have pruned."""
         if round in self._seen:
             return
         yield self._agreed(round, self._when(round), contributing, None)
@@ -243,14 +247,14 @@ class History:
         yield from self._reported(round, self._asked if round > self._newest - FULL_ROUNDS else self._asked[:1])
 
     def _when(self, round: int) -> float:
-        """About when the round was decided (Unix seconds)."""
+        """Return about when the round was decided (Unix seconds)."""
         assert self.head is not None
         return self.head.time - (self.head.block - self.run.clock.words_by(round)) * self.run.first.clock.block_seconds
 
     # --- claims ------------------------------------------------------------------------------------------------
 
     def _reported(self, round: int, validators: Sequence[PeerId]) -> Iterator[HistoryEvent]:
-        """What these validators say of the round, as far as that is new."""
+        """Yield the new contents of these validators' reports of the round."""
         spec, when = self.run.spec_at(round).gauntlet, self._when(round)
         asked = [one for one in validators if one not in self._silent]
         known = self._late.get(round, {})
@@ -272,7 +276,7 @@ class History:
                 known[validator] = found
 
     def _bounded(self, report: Report) -> Report:
-        """The report without hotkeys that are more than are ever told of."""
+        """Return the report without hotkeys beyond MAX_HOTKEYS."""
         room = max(0, MAX_HOTKEYS - len(self._hotkeys))
         self._hotkeys |= {*islice((peer for peer in report.rows if peer not in self._hotkeys), room)}
         return replace(report, rows={peer: row for peer, row in report.rows.items() if peer in self._hotkeys})
@@ -280,7 +284,7 @@ class History:
     def _trained(
         self, round: int, contributing: Sequence[PeerId], sources: Sources, when: float
     ) -> Iterator[HistoryEvent]:
-        """Losses in training and seconds of it, by some contributors' own claims."""
+        """Yield training losses and times from some contributors' own claims."""
         run, verify = self.run.id, self.doors.verify
 
         def claimed(peer: PeerId, data: Data) -> dict[str, Any] | None:
@@ -312,7 +316,7 @@ def _event(kind: str, round: int, when: float, **fields: Any) -> dict[str, Any]:
 
 
 def _shares(peers: Sequence[Peer], validators: Collection[PeerId]) -> dict[PeerId, float]:
-    """Of the stake of these validators; of their heads, where none of them has any."""
+    """Return each validator's share of their stake; equal shares if none has any."""
     stakes = {peer.id: peer.stake for peer in peers if peer.id in set(validators)}
     total = sum(stakes.values())
     return {peer: stake / total if total else 1 / len(stakes) for peer, stake in stakes.items()}

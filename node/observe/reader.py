@@ -1,4 +1,4 @@
-"""Reading a network without a wallet, a bucket or a say in it: what everybody can see, now and as of an older block."""
+"""Read a network without a wallet or a bucket: its public state, now and as of an older block."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +19,8 @@ _NOWHERE = Pointer("https://nowhere.invalid", "none", "none", "none")
 
 
 def open_run(config: NetworkConfig, home: Path) -> Opened:
-    """The run that the configuration names, and the doors of somebody who only reads it. What is saved in `home` is
-    used, and left as it is: a node may live there. Raises what runs.find_run raises."""
+    """Open the run that the configuration names, with doors that only read. Uses the data saved in `home` and does not
+    change it: a node may use that folder. Raises what runs.find_run raises."""
     from chain.keys import verify
 
     chain = own_chain(config, None)
@@ -28,23 +28,23 @@ def open_run(config: NetworkConfig, home: Path) -> Opened:
         run = runs.find_run(config, chain, owner_opener(config), home)
         return _settled(run, reading(chain, verify, opener(local=run.first.local)))
     except BaseException:
-        chain.close()  # whoever tries again opens another one
+        chain.close()  # a retry opens another one
         raise
 
 
 def open_recorded(config: NetworkConfig, chain: Chain, verify: Verify, open_pointer: Opener, home: Path) -> Opened:
-    """The same of a network that was recorded, whose chain and buckets are at hand. Raises what runs.find_run does."""
+    """Open the run of a recorded network, given its chain and buckets. Raises what runs.find_run does."""
     run = runs.find_run(config, chain, open_pointer, home)
     return _settled(run, reading(chain, verify, open_pointer))
 
 
 def reading(chain: Chain, verify: Verify, open_pointer: Opener) -> Doors:
-    """Doors without anything of one's own behind them."""
+    """Return doors that only read, without a signer or a bucket."""
     return Doors(chain, _Nobody(), verify, _NoBucket(), _NOWHERE, open_pointer)
 
 
 class AsOf:
-    """A chain as it stood when `block` was the last final one: a node over it follows the run up to there."""
+    """A chain as it was when `block` was the last final one: a node on it follows the run up to there."""
 
     def __init__(self, chain: Chain, block: int) -> None:
         self._chain, self._block = chain, block
@@ -88,7 +88,7 @@ class AsOf:
 
 
 class _Nobody:
-    """The signer of somebody without a hotkey."""
+    """The signer of a reader without a hotkey."""
 
     peer = PeerId(bytes(32))
 
@@ -97,7 +97,7 @@ class _Nobody:
 
 
 class _NoBucket(ReadOnly):
-    """The bucket of somebody who has none."""
+    """The bucket of a reader that has none."""
 
     def get(self, key: str, *, max_bytes: int, timeout_seconds: float, exact: bool = False) -> bytes:
         refuse()

@@ -1,1 +1,1 @@
-"""A node as a process: assembled from its configuration, and run with its log, first line and exit status."""
+"""A node as a process: assembly from its configuration, log, first line and exit status."""

@@ -1,4 +1,4 @@
-"""A whole node from its configuration, of what the checks at its start have opened (node/doctor/)."""
+"""Assemble a whole node from its configuration and the results of the start checks (node/doctor/)."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from training.trainer import Trainer
 
 @dataclass(frozen=True, slots=True)
 class AssembledNode:
-    """What a program works with."""
+    """The parts that a program works with."""
 
     node: Node
     shards: Shards
@@ -37,8 +37,8 @@ class AssembledNode:
 def serve_metrics(
     config: TelemetryConfig, run: str, home: Path, round_seconds: float | None, *, validates: bool = False
 ) -> See:
-    """What sees the node's events besides the file. round_seconds: as planned; None where nothing plans them. Raises
-    ConfigError for a port that is not to be had."""
+    """Return a consumer of the node's events that serves metrics. round_seconds: the planned length; None if none is
+    planned. Raises ConfigError for a port that cannot be used."""
     if config.metrics_port is None:
         return lambda event: None
     metrics = Metrics(run, home, round_seconds)
@@ -49,13 +49,13 @@ def serve_metrics(
 
 
 def on_ranks(codec: ops.Choice, device: str, program: Callable[[Ranks], None]) -> None:
-    """Run a node's program in this process, or, under torchrun, in the first of its processes with the others' help."""
+    """Run a node's program in this process. Under torchrun it runs in the first process, and the others help."""
     ops.use(codec)
     parallel.run(program, Trainer, choose_device(device))
 
 
 def build(config: NodeConfig, role: Role, ranks: Ranks) -> AssembledNode:
-    """A node whose checks have all passed. Raises ConfigError with the next step for the operator."""
+    """Build a node whose checks have all passed. Raises ConfigError with the next step for the operator."""
     case = ready(config, role)
     run, doors, store = case.run, case.doors, case.store
     store.run.read.update(case.read)
@@ -90,5 +90,5 @@ def build(config: NodeConfig, role: Role, ranks: Ranks) -> AssembledNode:
 
 
 def zeros(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
-    """A model of these shapes before its first state is loaded."""
+    """Return zero tensors of these shapes, for a model before its first state is loaded."""
     return {name: torch.zeros(shape) for name, shape in shapes.items()}

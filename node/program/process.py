@@ -1,7 +1,7 @@
-"""What every program of a node does around its rounds: logging, the first line, exit statuses, a clean Ctrl-C.
+"""The frame of every node program: logging, the first line, exit statuses, a clean Ctrl-C.
 
-Exit statuses: 0 stopped on request, 2 the operator has to fix something, 75 this release is too old for the run.
-Bugs crash with a traceback.
+Exit statuses: 0 stopped on request, 2 the operator has to fix something, 75 this release is too old for the run. Bugs
+crash with a traceback.
 """
 
 import errno
@@ -29,12 +29,12 @@ _DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 
 def run_program(main: Callable[[], None]) -> int:
-    """Run a node's main function; the process's exit status."""
+    """Run a node's main function; return the process's exit status."""
     stop = _Stop()
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     _allow_open_files()
-    os.umask(0o077)  # what a node writes is its owner's alone: among it are keys of payloads that are still sealed
+    os.umask(0o077)  # files are readable by their owner only: some hold keys of payloads that are still sealed
     try:
         status = _status(main)
     except KeyboardInterrupt:
@@ -45,14 +45,14 @@ def run_program(main: Callable[[], None]) -> int:
     else:
         if not stop.asked:
             return status
-    # What was broken off in a library's depths may have come out as any fault, or as none.
+    # An interrupted library call may have raised any error, or none.
     stop.say()
     return 0
 
 
 class _Stop:
-    """What SIGINT and SIGTERM do: the first one breaks off whatever is done, a second one does not wait for the rest to
-    be put away. Everything that matters is on the disk before it is said, so both may come at any line."""
+    """The handler of SIGINT and SIGTERM. The first signal interrupts the program; the second ends the process at once,
+    without cleanup. Everything that matters is saved before it is published, so both may come at any line."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -62,19 +62,19 @@ class _Stop:
         if self.asked:
             self._end()
         self.asked = True
-        # From here on threads, and what is collected, lose what they stood on: nobody wants to read of it.
+        # During shutdown threads and finalizers may fail: their errors are noise.
         sys.unraisablehook = self._dropped
         threading.excepthook = lambda _: None
         raise KeyboardInterrupt
 
     def say(self) -> None:
-        """Once."""
+        """Log the stop, once."""
         if not self._said:
             self._said = True
             logger.info("stopped on request; everything is saved, starting again resumes here")
 
     def _dropped(self, fault: "sys.UnraisableHookArgs") -> None:
-        """Python passes over what is raised while it tidies up: the request too, which then nobody has heard."""
+        """Python ignores exceptions in finalizers: if the interrupt was raised there, end the process."""
         if issubclass(fault.exc_type, KeyboardInterrupt):
             self._end()
 
@@ -84,7 +84,7 @@ class _Stop:
 
 
 def _status(main: Callable[[], None]) -> int:
-    """The exit status of `main`, whose faults are told."""
+    """Run `main`; print its fault, if any; return the exit status."""
     try:
         main()
     except UpdateNeeded as fault:
@@ -108,8 +108,8 @@ def _status(main: Callable[[], None]) -> int:
 
 
 def _allow_open_files() -> None:
-    """As many as we may have, up to a bound. Hundreds of peers' connections and of views of files soon take the 1,024
-    that most systems begin with."""
+    """Raise the limit of open files to at most _OPEN_FILES. Most systems begin with 1,024; hundreds of peers'
+    connections and memory-mapped files soon need more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wish = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wish:
@@ -117,14 +117,14 @@ def _allow_open_files() -> None:
 
 
 def log_to_stderr(level: str) -> None:
-    """Send our log and the standard library's to stderr. `diagnose` is off: it would print values, secrets included."""
+    """Log to stderr, with the standard library's records. `diagnose` is off: it would print values and secrets."""
     logger.remove()
     logger.add(sys.stderr, level=level, format=_line, diagnose=False, backtrace=False)
     logging.basicConfig(handlers=[_Bridge()], level=logging.WARNING, force=True)
 
 
 class _Bridge(logging.Handler):
-    """Standard-library records into loguru; the message is an argument, never a template."""
+    """Forwards standard-library records to loguru; the message is an argument, never a template."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logger.log(record.levelname, "{source}: {message_text}", source=record.name, message_text=record.getMessage())

@@ -1,1 +1,1 @@
-"""What a node holds and keeps on its disk: theta, its log, a miner's own state, earlier payloads."""
+"""A node's state in memory and on its disk: theta, its redo log, a miner's inner state, earlier payloads."""

@@ -1,8 +1,9 @@
-"""What a miner carries from round to round, on disk: its error feedback and the inner optimizer's state.
+"""A miner's inner state on disk: its error feedback and the inner optimizer's state, which it carries from round to
+round.
 
-Three times the model, so no step of a round waits for it: it is written beside the rounds, from the memory in which it
-lies, which does not change between two compressions. A crash loses what was not written yet. That costs quality, and
-nobody else anything (docs/protocol.md section 2).
+It is three times the size of the model, so no step of a round waits for it. A thread writes it during the rounds,
+directly from the tensors' memory, which does not change between two compressions. A crash loses the part that was not
+written yet. That costs quality, and no other node anything (docs/protocol.md section 2).
 """
 
 import os
@@ -18,24 +19,25 @@ from training.checkpoint import GivenUp, Saved
 from training.replica import Replica
 
 _LATEST = "latest"
-"""The file that names the newest whole one: replaced when that is on the disk, so a process may be killed at any
-line."""
+"""The file that names the newest complete state. It is replaced after that state is on the disk, so a process may be
+killed at any line."""
 
 
 class InnerState:
-    """One miner's own state and its folder. Its methods belong to one thread; the writing has its own."""
+    """One miner's inner state and its folder. One thread calls its methods; another one writes."""
 
     def __init__(self, folder: Path, replica: Replica, time: Time) -> None:
         self.folder = folder
         self._replica, self._time = replica, time
         self.sealed, self.returned = "", False
-        """The sealed object, a file's name, whose update was taken out of the error feedback last; and whether that was
-        given back since. Written with the rest: a restart finds out what the disk lacks (node/state/node_state.py)."""
+        """The file name of the sealed object whose update was last taken out of the error feedback, and whether it was
+        given back since. Saved with the rest, so that a restart can tell which updates the disk lacks
+        (node/state/node_state.py)."""
         self._task: Task | None = None
         self._wanted = False
 
     def load(self) -> bool:
-        """Take what was written last; False where nothing was. Raises CheckpointCorrupt."""
+        """Load the last saved state; False if there is none. Raises CheckpointCorrupt."""
         try:
             text = (self.folder / _LATEST).read_text()
         except FileNotFoundError:
@@ -48,11 +50,11 @@ class InnerState:
         return True
 
     def forget(self) -> None:
-        """What is on the disk is of no use."""
+        """Discard the state on the disk."""
         (self.folder / _LATEST).unlink(missing_ok=True)
 
     def save(self) -> None:
-        """Begin to write what the replica carries now. Returns once the optimizer's tensors are in host memory."""
+        """Start to write the replica's inner state. Returns once the optimizer's tensors are in host memory."""
         self.hold()
         own = self._replica.own_state()
         saved = Saved(own.tensors, {**own.facts, "sealed": self.sealed, "returned": self.returned})
@@ -60,7 +62,8 @@ class InnerState:
         self._task = self._time.start(lambda: self._write(saved), "own state")
 
     def hold(self) -> None:
-        """Before the error feedback changes: what is still being written is given up, what was written stays."""
+        """Cancel a write that is still running; the last complete state stays. Call it before the error feedback
+        changes."""
         self._wanted = False
         task, self._task = self._task, None
         if task is not None:

@@ -1,6 +1,5 @@
-"""What a node holds: its model at the start of one round, what a miner has sealed, and the files and the row that make
-them last. Knows nothing of the chain: who decides what is applied is not its business (node/chain/follower.py).
-"""
+"""A node's state: its model at the start of one round, a miner's sealed work, and the files and the database row that
+persist them. It does not know the chain (node/chain/follower.py): its caller decides which updates are applied."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -40,13 +39,13 @@ _PARTS = {
     "sealed": "what was sealed last, which is lost",
     "book": "all ratings, which begin anew",
 }
-"""The parts of a saved state, and what becomes of one that is damaged."""
+"""The parts of a saved state, and the result of damage to each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A selection that nobody has agreed on yet, applied to the model in memory: nothing of it is saved, or said to
-    anybody. `opened` without their updates: those are applied."""
+    """A selection that is not agreed yet, applied to the model in memory: it is neither saved nor published. `opened`
+    lacks the updates, since they are applied."""
 
     round: int
     contributing: tuple[tuple[PeerId, Digest], ...]
@@ -55,16 +54,17 @@ class Expected:
 
 
 LOG_INTERVALS = 2
-"""After so many intervals of checkpoints without a snapshot the next one is waited for: a disk is not endless."""
+"""After this many intervals of checkpoints without a snapshot the next write is awaited, so that the redo log does not
+fill the disk."""
 
 
 class NodeState:
-    """The state of one node. Not thread-safe. `first`: the run's first spec. `saved` is None on a fresh folder, until
+    """The state of one node. Not thread-safe. `first`: the run's first spec. `saved` is unset on a fresh folder, until
     `begin` or `resume`."""
 
     saved: Saved
     consensus: Consensus
-    """What the replica's theta follows from: the saved one, but in the middle of a catch-up."""
+    """The snapshot and log that the replica's theta follows from: the saved ones, except during a catch-up."""
 
     def __init__(
         self, first: TrainingSpec, run: Digest, replica: Replica, store: StateStore, events: Events, time: Time = REAL
@@ -72,20 +72,20 @@ class NodeState:
         self.first, self.run_id = first, run
         self.replica, self.store, self.events, self._time = replica, store, events, time
         self.timeline = Timeline(time)
-        """What the time since the last applied round went into."""
+        """How the time since the last applied round was spent."""
         self.own = InnerState(store.own, replica, time)
         self.snapshots = Snapshots(store.snapshot, store.folder / "writing", time)
         self.redo = RedoLog(store.log, run, first.layout)
         self.expected: Expected | None = None
-        """What theta in memory follows from beside what is saved."""
+        """The expected selection in theta in memory, on top of the saved state."""
         self._kept: Saved | None = None
-        """What is left of a state whose theta is damaged."""
+        """The rest of a state whose theta is damaged."""
         self.cache = store.folder / "cache"
-        """Sealed objects and keys of the round that is next to be applied, emptied with it."""
+        """Sealed objects and keys of the round to be applied next; emptied with it."""
 
     def resume(self) -> bool:
-        """Load the saved state into the replica. False when theta has to come from others: on a fresh folder, or where
-        the disk has changed it. Whatever is damaged is set aside, and the rest is kept."""
+        """Load the saved state into the replica. False if theta has to come from other nodes: on a fresh folder, or if
+        the disk has damaged it. Damaged parts are set aside, and the rest is kept."""
         found = self.store.load()
         if found is None:
             return False
@@ -93,7 +93,7 @@ class NodeState:
         self.saved = self._without_damage(found, lost)
         if not self._is_whole("theta", lambda: self.restore(lost), lost):
             self.events.emit("damaged", found.round, lost=lost)
-            # What was sealed for a decided round is dealt with.
+            # A sealed object of a decided round is no longer needed.
             self._kept = replace(self.saved, sealed=self._sealed_from(self.saved.round))
             return False
         if lost:
@@ -105,9 +105,9 @@ class NodeState:
         return True
 
     def _settle(self) -> None:
-        """Bring the error feedback of the disk to where the saved row stands. It is written beside the rounds, so it
-        may be of before the update that was sealed last. What was sent is then taken out of it, and the rest of that
-        round's training is lost. What belongs back into it goes back, once."""
+        """Make the error feedback from the disk match the saved row. It is written in a thread of its own, so it may be
+        from before the last sealed update. Then that update is taken out of it, and the rest of that round's training
+        is lost. If the row says that the update was returned, it is given back, once."""
         sealed = self.saved.sealed
         mine = self.own_update(sealed.round) if sealed is not None else None
         if sealed is None or mine is None:
@@ -119,9 +119,9 @@ class NodeState:
             self.give_back(mine)
 
     def restore(self, lost: list[str] | None = None) -> None:
-        """Take the saved state again: load the snapshot and replay the log. Where a payload of that is lost, the state
-        stands from now on at the start of its round, which is followed once more. Raises CheckpointCorrupt, with no
-        state of use in place, when the snapshot is damaged, or leads elsewhere than it did."""
+        """Restore the saved state: load the snapshot and replay the log. If a payload of the log is lost, the state
+        falls back to the start of its round, which is then followed again. Raises CheckpointCorrupt, with no usable
+        state in place, if the snapshot is damaged or the replay gives another theta than the saved one."""
         saved = self.saved
         theta = saved.theta
         try:
@@ -144,14 +144,14 @@ class NodeState:
         self.saved = saved
 
     def step_back(self, link: Digest) -> None:
-        """Take our state as it was at this link, one of `saved.consensus.links`: not part of what is saved until
-        `stand`. Raises Lost, with no state of use in place."""
+        """Restore the state at this link, one of `saved.consensus.links`; saved only by `stand`. Raises Lost, with no
+        usable state in place."""
         kept = self.saved.consensus
         self._replay(kept.snapshot, kept.log[: kept.links.index(link)])
 
     def _replay(self, snapshot: Snapshot, log: Sequence[Step]) -> None:
-        """Load the snapshot and make these steps again; `consensus` says how far that came. Raises Lost, or
-        CheckpointCorrupt where the snapshot is damaged."""
+        """Load the snapshot and replay these steps; `consensus` says how far that came. Raises Lost, or
+        CheckpointCorrupt if the snapshot is damaged."""
         self.load_consensus(snapshot)
         if log:
             logger.info(
@@ -171,12 +171,12 @@ class NodeState:
             )
 
     def _sealed_from(self, round: int) -> SealedRound | None:
-        """What was sealed, unless that was for a round before this one."""
+        """Return the sealed object, unless it is of a round before this one."""
         sealed = self.saved.sealed
         return sealed if sealed is not None and sealed.round >= round else None
 
     def _without_damage(self, saved: Saved, lost: list[str]) -> Saved:
-        """The state without those of our own parts that cannot be read any more; loads what a miner carries over."""
+        """Return the state without its own parts that cannot be read any more; loads the inner state."""
         sealed, book = saved.sealed, saved.book
         if not self._is_whole("own", self.own.load, lost):
             self.own.forget()
@@ -187,7 +187,7 @@ class NodeState:
         return saved
 
     def _is_whole(self, part: str, load: Callable[[], object], lost: list[str]) -> bool:
-        """Whether a part can be loaded; else it is set aside and told."""
+        """Whether a part can be loaded; otherwise it is set aside, and a warning logged."""
         try:
             load()
         except CheckpointCorrupt as fault:
@@ -198,7 +198,7 @@ class NodeState:
         return True
 
     def begin(self) -> None:
-        """Stand at the start of round 0 with theta_0, which was loaded, and with what `resume` could keep."""
+        """Start at round 0 with theta_0, which must be loaded, and with the parts that `resume` could keep."""
         theta, link = self.replica.digest(), self.consensus.snapshot.link
         self.saved = (
             Saved(0, self.consensus, theta, link)
@@ -210,7 +210,7 @@ class NodeState:
 
     @property
     def claim(self) -> Pair:
-        """The pair that we hold: our theta, and the link to the last selection that it comes from."""
+        """The pair of our state: its theta, and the link to the last selection that it comes from."""
         return self.saved.theta, self.saved.link
 
     # --- rounds ----------------------------------------------------------------------------------------------
@@ -218,14 +218,14 @@ class NodeState:
     def expect(
         self, round: int, outer: OuterSpec, contributing: tuple[tuple[PeerId, Digest], ...], opened: Sequence[Opened]
     ) -> None:
-        """The outer step of a round whose selection is not known yet, in memory only; none for a round that will be
-        void. `apply` keeps it where this was the selection; `take_back` undoes it."""
+        """Make the outer step of a round whose selection is not known yet, in memory only; none for a round that will
+        be void. `apply` keeps it if this was the selection; `take_back` undoes it."""
         if contributing:
             self.replica.outer_step([each.update for each in opened], alpha=outer.alpha, aggregate=outer.aggregate)
         self.expected = Expected(round, contributing, outer, tuple(replace(each, update=None) for each in opened))
 
     def take_back(self) -> None:
-        """Hold what is saved again, where something else was expected."""
+        """Undo the expected selection: return to the saved state."""
         expected, self.expected = self.expected, None
         if expected is None:
             return
@@ -234,7 +234,7 @@ class NodeState:
             self.replica.take_back()
 
     def expected_by(self, round: int, spec: TrainingSpec, decision: Agreed) -> list[Opened] | None:
-        """What was applied already where we expected just this decision of the round, else None."""
+        """Return the applied payloads, if we expected exactly this decision of the round; else None."""
         found, selection = self.expected, decision.selection
         if found is None:
             return None
@@ -246,9 +246,9 @@ class NodeState:
     def apply(
         self, round: int, spec: TrainingSpec, decision: Agreed, opened: list[Opened], mine: Update | None = None
     ) -> None:
-        """The outer step, unless that is what we expected, then save: we stand where the run stands. Our own update
-        goes back into the error feedback in a void round, or where it is given. `spec`: in force in `round`. `mine`:
-        our own update, where the round has an outer step without it."""
+        """Make the outer step, unless it was expected and made, then save: our state is the run's again. Our own update
+        goes back into the error feedback in a void round, or if `mine` is given. `spec`: in force in `round`. `mine`:
+        our own update, if the round has an outer step without it."""
         if self.expected_by(round, spec, decision) is None:
             self.take_back()
         if decision.selection is not None and decision.link is not None:
@@ -268,14 +268,15 @@ class NodeState:
             self.save_own()
 
     def _returned(self, mine: Update | None) -> dict[str, SealedRound]:
-        """What the row says of our update where it goes back: a process may be killed before it is in the error
-        feedback, or that on the disk."""
+        """Return the row's change that marks our update as returned. It is saved first: a process may be killed before
+        the update is in the error feedback, or the error feedback on the disk."""
         sealed = self.saved.sealed
         return {"sealed": replace(sealed, returned=True)} if mine is not None and sealed is not None else {}
 
     def step(self, round: int, outer: OuterSpec, theta: Digest, link: Digest, opened: Sequence[Opened]) -> None:
-        """The outer step of `round`, unless it was expected and made, from the state with this theta digest, and what a
-        restart needs to make it again. link: of the round's selection. Not part of the state until `stand`."""
+        """Make the outer step of `round`, unless it was expected and made, from the state with this theta digest. Keep
+        its payloads, so that a restart can make it again. link: of the round's selection. Not part of the saved state
+        until `stand`."""
         self.snapshots.hold(wait=len(self.consensus.log) >= LOG_INTERVALS * self.first.checkpoint_rounds)
         payloads = self.redo.keep(self.cache, round, opened)
         if self.expected is None:
@@ -285,8 +286,8 @@ class NodeState:
         self.consensus = replace(self.consensus, log=(*self.consensus.log, done))
 
     def stand(self, link: Digest, tip: Tip, **changes: object) -> None:
-        """Save, with these changes: we hold the theta of the replica, which follows from this link, while the run
-        stands at `tip`."""
+        """Save the replica's theta, which follows from this link, as our state, with these changes. The run is at
+        `tip`."""
         if (snapshot := self.snapshots.take()) is not None:
             self.consensus = self.consensus.since(snapshot)
         theta = self.replica.digest()
@@ -295,19 +296,19 @@ class NodeState:
         self.begin_snapshot()
 
     def give_back(self, mine: Update) -> None:
-        """Our own update goes back into the error feedback. The saved row says already that it does."""
+        """Put our own update back into the error feedback. The saved row says so already."""
         self.own.hold()
         self.replica.give_back(mine)
         self.own.returned = True
 
     def save_sealed(self, sealed: SealedRound) -> None:
-        """Commit what was sealed: its update is out of the error feedback in memory."""
+        """Save a sealed object: its update is out of the error feedback in memory."""
         self.save(sealed=sealed)
         self.own.sealed, self.own.returned = sealed.object.hex(), False
 
     def own_update(self, round: int) -> Update | None:
-        """What we sealed in `round`, opened again from the saved bytes; None where there is nothing. What the disk has
-        changed is set aside, and the next state that is saved is without it."""
+        """Return the update that we sealed in `round`, opened from the saved bytes; None if there is none. A damaged
+        object is set aside, and the next saved state is without it."""
         sealed = self.saved.sealed
         if sealed is None or sealed.round != round:
             return None
@@ -324,15 +325,16 @@ class NodeState:
         return ops.parse(plaintext, self.first.layout)
 
     def lay_out_own(self, me: PeerId, round: int) -> None:
-        """Put our own submission into the cache: it need not be fetched."""
+        """Put our own submission into the cache, so that it is not fetched."""
         sealed = self.saved.sealed
         if sealed is not None and sealed.round == round:
-            with suppress(OSError):  # it is there already, or this disk knows no links: then it is fetched
+            with suppress(OSError):  # it is there already, or this disk has no links: then it is fetched
                 self.cache.mkdir(exist_ok=True)
                 os.link(self.store.path(sealed.object), cached(self.cache, me, keys.payload(self.run_id, round)))
 
     def sealed_file(self, round: int, peer: PeerId, envelope: Digest) -> Path | None:
-        """The file with what a peer sent in `round`, where this disk has it (node/state/redo_log.py). Thread-safe."""
+        """Return the file of a peer's sealed object of `round`, if this disk has it (node/state/redo_log.py).
+        Thread-safe."""
         return self.redo.find(self.cache, round, peer, envelope)
 
     def clear_cache(self) -> None:
@@ -341,26 +343,26 @@ class NodeState:
     # --- disk ------------------------------------------------------------------------------------------------
 
     def save(self, **changes: object) -> None:
-        """Commit a new saved state: the node's only commit point."""
+        """Save a new state: the node's only commit point."""
         self.saved = replace(self.saved, **changes)  # type: ignore[arg-type]
         self.store.commit(self.saved)
 
     def take_snapshot(self) -> None:
-        """Make a snapshot that is whole by now part of the state. What it replaces is deleted, as large as the model:
-        not for the time between compute and commit."""
+        """Add a snapshot that is complete by now to the saved state. The replaced one is deleted; it is as large as the
+        model, so do not call this between compute and commit."""
         if (snapshot := self.snapshots.take()) is not None:
             self.consensus = self.consensus.since(snapshot)
             self.save(consensus=self.consensus)
 
     def begin_snapshot(self) -> None:
-        """Begin to write theta, beside the rounds, when as many outer steps were made as the run's interval of
-        checkpoints. The count is the run's, so all nodes write the same states."""
+        """Start to write theta in a thread of its own, if the run's interval of checkpoints, in outer steps, is over.
+        The run counts the steps, so all nodes write the same states."""
         if self._snapshot_is_due():
             self.snapshots.begin(self.saved.round, self.saved.link, self.replica.consensus_state())
 
     def write_snapshot(self, round: int, link: Digest) -> None:
-        """In the middle of a catch-up, at the start of `round`: write theta where that is due, so that the log of
-        however many rounds stays short. Raises ConfigError."""
+        """Write theta during a catch-up, at the start of `round`, if that is due, so that the log of many rounds stays
+        short. Raises ConfigError."""
         if self._snapshot_is_due():
             self.snapshots.begin(round, link, self.replica.consensus_state())
             self.snapshots.hold(wait=True)
@@ -374,8 +376,8 @@ class NodeState:
         return rounds // every > (rounds - len(self.consensus.log)) // every
 
     def load_consensus(self, snapshot: Snapshot, fetch: Fetch | None = None) -> None:
-        """Take theta and the outer state from disk, or through `fetch`: also what the disk has damaged since it was
-        fetched, which no saved state names yet."""
+        """Load theta and the outer state from disk, or through `fetch`. With `fetch`, a file that the disk damaged
+        after it was fetched is set aside and fetched again: no saved state names it yet."""
         shapes, also = self.first.model.shapes(), self.replica.velocity_shapes()
         self.snapshots.drop()
         try:
@@ -389,7 +391,7 @@ class NodeState:
         self.consensus = Consensus(snapshot)
 
     def save_own(self) -> None:
-        """Copy the optimizer's state off the accelerator, and begin to write what a miner carries over."""
+        """Copy the optimizer's state off the accelerator, and start to write the inner state."""
         self.take_snapshot()
         with self.timeline.begin("swap"):
             self.own.save()

@@ -1,7 +1,6 @@
-"""What a validator keeps of earlier payloads to find copies of them (gauntlet/sketch.py): their records, one file a
-round. Whole, since nobody may know beforehand which chunks a later round compares. The saved book names the payloads;
-one whose records are not here is passed over. May not decide anything.
-"""
+"""Records of earlier payloads that a validator keeps to find copies of them (gauntlet/sketch.py), one file a round.
+They are kept whole, since the chunks that a later round compares must not be predictable. The saved book names the
+payloads; one whose records are missing is skipped. May not decide anything."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,8 +19,8 @@ from sparseloco.update import Records
 
 
 class PayloadHistory:
-    """The files in `folder`, of payloads of `size` bytes. `named`: those that the saved book names, which may be a part
-    of what a file holds; they are read and checked once."""
+    """The files in `folder`, of payloads of `size` bytes. `named`: the payloads that the saved book names, perhaps
+    fewer than a file holds; they are read and checked once."""
 
     def __init__(self, folder: Path, size: int, named: Iterable[Remembered]) -> None:
         self.folder, self._size = folder, size
@@ -39,7 +38,7 @@ class PayloadHistory:
                 logger.warning(told, round=round, lost=lost)
 
     def keep(self, round: int, payloads: Mapping[Remembered, Records]) -> None:
-        """Keep the payloads of `round`. A disk that does not take them costs comparisons with them, never a round."""
+        """Save the payloads of `round`. If the disk fails, later rounds are not compared with them; no round fails."""
         names, temporary = sorted(payloads), self.folder / "writing"
         try:
             with temporary.open("wb") as file:
@@ -48,12 +47,12 @@ class PayloadHistory:
             self._records |= zip(names, self._rows(round), strict=True) if names else ()
         except OSError as fault:
             with suppress(OSError):
-                temporary.unlink(missing_ok=True)  # the disk is needed for what must be saved
+                temporary.unlink(missing_ok=True)  # the disk is needed for the state that must be saved
             told = "round {round}: the payloads are not kept ({fault}); copies of them go unseen: make room on the disk"
             logger.warning(told, round=round, fault=fault.strerror)
 
     def prune(self, named: Iterable[Remembered]) -> None:
-        """Forget every payload that is not `named`."""
+        """Delete every payload that is not `named`."""
         kept = set(named)
         self._records = {past: records for past, records in self._records.items() if past in kept}
         files = {self._path(past.round) for past in kept}
@@ -63,7 +62,7 @@ class PayloadHistory:
                     path.unlink(missing_ok=True)
 
     def sketches(self, named: Iterable[Remembered], sample: Sample) -> Iterator[Sketch]:
-        """Sketches of those of the named payloads that are here."""
+        """Yield sketches of the named payloads that are here."""
         for past in named:
             if (records := self._records.get(past)) is not None:
                 yield Sketch(past.peer, past.round, past.payload, sample.excerpt(records))
@@ -72,6 +71,6 @@ class PayloadHistory:
         return self.folder / str(round)
 
     def _rows(self, round: int) -> Bytes:
-        """All records of a round, without reading them yet. Raises OSError, or ValueError for a file that does not hold
-        whole payloads."""
+        """Map all records of a round, without reading them yet. Raises OSError, or ValueError for a file that does not
+        hold whole payloads."""
         return np.memmap(self._path(round), dtype=np.uint8, mode="r").reshape(-1, self._size)

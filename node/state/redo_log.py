@@ -1,8 +1,8 @@
-"""The redo log's payloads: sealed objects that were applied since the last snapshot of theta, as files by their
-envelope's digest (docs/protocol.md section 8).
+"""The redo log's payloads: sealed objects applied since the last snapshot of theta, as files by their envelope's digest
+(docs/protocol.md section 8).
 
-They came as downloads and only get another name. Nothing is trusted for lying here: a replay opens the very bytes that
-the chain pinned, or says that it cannot. What is lost, others have.
+They are downloads that got another name. The disk is not trusted: a replay opens exactly the bytes that the chain
+pinned, or raises Lost. Lost payloads can be fetched from other nodes.
 """
 
 import os
@@ -31,7 +31,7 @@ from training.memory import RECENT_ROUNDS
 
 
 class Lost(Damaged):
-    """The payload at `path` is not there, or not as it was."""
+    """The payload at `path` is missing or damaged."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} is lost or damaged")
@@ -45,11 +45,11 @@ class RedoLog:
         self.folder, self._run, self._layout = folder, run, layout
         self._given = folder.with_name("given")
         self.recent: dict[int, tuple[Payload, ...]] = {}
-        """What was applied in the newest rounds, since this process began."""
+        """Payloads applied in the newest rounds since this process began."""
 
     def keep(self, cache: Path, round: int, opened: Iterable[Opened]) -> tuple[Payload, ...]:
-        """Keep what is about to be applied; the cache has it until the step is saved. A disk that refuses costs
-        downloads after a restart."""
+        """Keep payloads that are about to be applied; the cache also has them until the step is saved. If the disk
+        fails, a restart has to download them again."""
         payloads = tuple(Payload(each.peer, each.envelope, each.key) for each in opened)
         for payload in payloads:
             if payload.key is not None and not self._keep(cache, round, payload):
@@ -61,11 +61,11 @@ class RedoLog:
         return payloads
 
     def _keep_recent(self, round: int, payloads: tuple[Payload, ...]) -> None:
-        """Under another name, which no snapshot takes away: what was applied just before one leaves the log at once,
-        and whoever lacks it has had no time to ask."""
+        """Link the round's payloads under another name, which snapshots do not delete. A payload applied just before a
+        snapshot leaves the log at once, and nodes that lack it have had no time to ask for it."""
         first, folder = round - RECENT_ROUNDS + 1, self._given / f"{round:08d}"
         self.recent = {one: kept for one, kept in self.recent.items() if one >= first} | {round: payloads}
-        with suppress(OSError):  # this disk is full, or knows no links: others have them too
+        with suppress(OSError):  # this disk is full, or has no links: other nodes have them too
             folder.mkdir(parents=True, exist_ok=True)
             for old in self._given.iterdir():
                 if old.name < f"{first:08d}":
@@ -76,8 +76,8 @@ class RedoLog:
                     os.link(self._path(payload), folder / payload.envelope.hex())
 
     def find(self, cache: Path, round: int, peer: PeerId, envelope: Digest) -> Path | None:
-        """The file with the sealed object that this digest pins, applied or still in the cache, whole as it was; None
-        when this disk does not have it. Any thread may ask: files are renamed and deleted as wholes."""
+        """Return the intact file of the sealed object that this digest pins, applied or still in the cache; None if
+        this disk does not have it. Thread-safe: files are only renamed and deleted as wholes."""
         applied = (folder / envelope.hex() for folder in (self.folder, self._given / f"{round:08d}"))
         for path in (*applied, *self._downloads(cache, round, peer)):
             data = mapped(path)
@@ -97,7 +97,7 @@ class RedoLog:
         return self._path(payload).exists()
 
     def updates(self, step: Step, threads: int, time: Time) -> list[Update | None]:
-        """What was applied in this step, as it was, opened by so many threads. Raises Lost."""
+        """Open the updates applied in this step, in `threads` threads. Raises Lost."""
         return beside(lambda payload: self._update(step.round, payload), step.payloads, threads, time)
 
     def _update(self, round: int, payload: Payload) -> Update | None:
@@ -116,8 +116,8 @@ class RedoLog:
 
 
 def _link(path: Path, to: Path) -> None:
-    """As a second name: a process killed before the step is saved finds the first one. Where the disk knows no such
-    names, or has something there already, which may be damaged, in its place."""
+    """Link the file as a second name: a process killed before the step is saved still finds the first. If the disk has
+    no links, or has a file there already (it may be damaged), replace it."""
     try:
         os.link(path, to)
     except OSError:

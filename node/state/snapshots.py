@@ -1,7 +1,7 @@
-"""Snapshots of theta and the outer state, written beside the rounds from the memory in which they lie.
+"""Snapshots of theta and the outer state, written by a thread of their own directly from the tensors' memory.
 
-theta changes in outer steps only. A snapshot that is not whole when the next one comes is given up, or, where the redo
-log must not grow further, waited for: a mixture of two states never gets a name (docs/protocol.md section 8).
+Outer steps alone change theta. A snapshot that is incomplete when the next outer step comes is cancelled, or awaited if
+the redo log must not grow further. So a mixture of two states never gets a name (docs/protocol.md section 8).
 """
 
 import os
@@ -19,10 +19,10 @@ from training.checkpoint import GivenUp, Saved
 
 
 class Snapshots:
-    """The writer of one node's snapshots. Its methods belong to one thread; the writing has its own.
+    """The writer of one node's snapshots. One thread calls its methods; another one writes.
 
-    Written in `aside`, which is emptied with every beginning, and moved to `folder` by `take`: whatever lies there
-    unnamed is swept by the next commit.
+    Files are written in `aside`, which every `begin` empties, and moved to `folder` by `take`. The next commit sweeps
+    unnamed files there.
     """
 
     def __init__(self, folder: Path, aside: Path, time: Time) -> None:
@@ -34,15 +34,15 @@ class Snapshots:
         self._fault: OSError | None = None
 
     def begin(self, round: int, link: Digest, state: Saved) -> None:
-        """Begin to write the state at the start of `round`; returns at once. Nobody may change its tensors before
-        `hold` has returned."""
+        """Start to write the state at the start of `round`; returns at once. Its tensors must not change before `hold`
+        has returned."""
         self.hold()
         self._of, self._written, self._fault, self._wanted = (round, link), None, None, True
         self._task = self._time.start(lambda: self._write(state), "snapshot")
 
     def hold(self, *, wait: bool = False) -> None:
-        """Before theta changes: what is still being written is given up, or, with `wait`, waited for. Raises
-        ConfigError when that was waited for and the disk did not take it."""
+        """Cancel a write that is still running, or with `wait` await it. Call it before theta changes. Raises
+        ConfigError if it was awaited and the disk failed."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -63,7 +63,7 @@ class Snapshots:
             self._require_whole()
 
     def finish(self) -> None:
-        """Wait until what was begun is on the disk. Raises ConfigError when the disk did not take it."""
+        """Await the current write. Raises ConfigError if the disk failed."""
         task, self._task = self._task, None
         if task is not None:
             task.join()
@@ -77,12 +77,12 @@ class Snapshots:
             )
 
     def drop(self) -> None:
-        """What was begun is of no use: theta is replaced."""
+        """Discard the current snapshot: theta is replaced."""
         self.hold()
         self._written = None
 
     def take(self) -> Snapshot | None:
-        """The snapshot that is whole by now, its files in `folder`; once."""
+        """Return the snapshot that is complete by now, its files in `folder`; once."""
         if self._written is None or self._of is None:
             return None
         digest, self._written = self._written, None

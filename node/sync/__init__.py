@@ -1,1 +1,1 @@
-"""Coming to where the run is, and staying there: the run's spec and data, catch-up, checkpoints, repair."""
+"""Bring a node to the run's current state and keep it there: the run's spec and data, catch-up, checkpoints, repair."""

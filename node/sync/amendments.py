@@ -1,9 +1,9 @@
-"""Which of the owner's amendments are in force: settled by the chain, alike for a node that runs, for one that starts
-again and for a joiner (docs/protocol.md section 0).
+"""Decide which of the owner's amendments are in force, from the chain: alike for a running node, a restarted one and a
+joiner (docs/protocol.md section 0).
 
-Two things on chain say it. The owner's slot, as of the block that decides about an amendment, says whether it came in
-time. And every agreed selection's link digests the amendments that were in force in its round: where a node could not
-look, because its chain node has pruned that block or because the bytes were not to be had, the selections tell.
+Two things on chain show it. The owner's slot, as of the block that decides about an amendment, says whether it came in
+time. Every agreed selection's link digests the amendments that were in force in its round. A node cannot read the slot
+if its chain node has pruned that block, or cannot read the bytes; then the selections decide.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,11 +31,12 @@ MAX_AMENDMENTS = 256
 FETCHES_A_LOOK = 8
 LOOK_SECONDS = 30.0
 MIRRORS_ASKED = 2
-"""What the owner's bucket does not give is asked of so many validators, who keep what they have taken up."""
+"""If the owner's bucket fails, this many validators are asked; they keep the amendments that they have adopted."""
 
 
 def fetch_blob(bucket: Bucket, digest: Digest, max_bytes: int, timeout_seconds: float) -> bytes:
-    """Content-addressed bytes from a bucket. Raises StorageError when they are not there or not what they claim."""
+    """Fetch content-addressed bytes from a bucket. Raises StorageError if they are missing or do not match their
+    digest."""
     data = bucket.get(keys.blob(digest), max_bytes=max_bytes, timeout_seconds=timeout_seconds)
     if sha256(data).digest() != digest:
         raise StorageError(f"an object does not hash to its name {digest.hex()}: its bucket serves other bytes")
@@ -43,8 +44,8 @@ def fetch_blob(bucket: Bucket, digest: Digest, max_bytes: int, timeout_seconds: 
 
 
 class Reader:
-    """Small blobs of the owner, from its bucket or the first ones of `sources`: so many, within one deadline for all.
-    What was read stays in `read`, so the next reader goes on where this one had to stop."""
+    """Reads small blobs of the owner, from its bucket or the first sources of `sources`: a limited number, within one
+    deadline for all. Blobs that were read stay in `read`, so the next reader continues from there."""
 
     def __init__(self, owner: PeerId, sources: Sources, read: dict[Digest, bytes], fetches: int, time: Time) -> None:
         openers = (sources.bucket_of(peer) for peer in (owner, *sources.validators()[:MIRRORS_ASKED]))
@@ -55,14 +56,14 @@ class Reader:
             read.clear()
 
     def blob(self, digest: Digest, max_bytes: int) -> bytes:
-        """Raises StorageError when no source has it, or when this reader's time or number is used up."""
+        """Return the blob. Raises StorageError if no source has it, or if this reader's time or number is used up."""
         if digest not in self._read:
             self._read[digest] = self._fetched(digest, max_bytes)
         return self._read[digest]
 
     def chain(self, named: Digest, known: Iterable[Digest]) -> tuple[Digest, list[Amendment]]:
-        """The amendments from just after the first one in `known` up to `named`, oldest first, and that one. Raises
-        StorageError, and InvalidMessage where the chain leads to something else."""
+        """Return the first digest in `known` on the way back from `named`, and the amendments after it up to `named`,
+        oldest first. Raises StorageError, and InvalidMessage if the chain leads to something else."""
         known, found = set(known), list[Amendment]()
         while named not in known:
             if len(found) == MAX_AMENDMENTS:
@@ -87,12 +88,12 @@ class Reader:
 
 
 def settled(run: Run, undecided: int, doors: Doors, read: dict[Digest, bytes], time: Time = REAL) -> Run:
-    """The run with the amendments that are settled by now. To be saved (`RunFile.save`) before it is followed.
+    """Return the run with the amendments that are settled by now. Save it (`RunFile.save`) before following it.
 
-    `undecided`: the first round that this node has not decided; what it decided stays as it was, so an amendment whose
-    bytes came only later waits for the chain of selections (`adopted`). One that cannot be read or is not valid changes
-    nothing: what one account writes must not stop every node. Raises ChainError when the chain does not answer: then
-    nothing is known, and nothing is taken up. `read`: see Reader.
+    `undecided`: the first round that this node has not decided. Its earlier decisions stay, so an amendment whose bytes
+    came only later has to come through the chain of selections (`adopted`). An amendment that cannot be read or is not
+    valid changes nothing: one account must not be able to stop every node. Raises ChainError if the chain does not
+    answer; then nothing is adopted. `read`: see Reader.
     """
     owner, clock = run.first.owner_id, run.clock
     head = doors.chain.finalized().block
@@ -131,7 +132,7 @@ def settled(run: Run, undecided: int, doors: Doors, read: dict[Digest, bytes], t
             "the owner's amendment for round {round} is not followed: {why}", round=amendment.from_round, why=refusal
         )
         break
-    # Until its block has come the owner may take one back, unless one that builds on it is settled.
+    # Before its deciding block the owner may withdraw an amendment, unless one that builds on it is settled.
     while followed.head not in known and followed.settled_by(followed.amendments[-1]) > last:
         followed = Run(followed.first, followed.amendments[:-1])
     _mirror(followed.amendments[len(run.amendments) :], doors)
@@ -141,11 +142,11 @@ def settled(run: Run, undecided: int, doors: Doors, read: dict[Digest, bytes], t
 def adopted(
     run: Run, heads: Sequence[tuple[int, Digest]], doors: Doors, read: dict[Digest, bytes], time: Time = REAL
 ) -> Run:
-    """The run as the chain of agreed selections says, given (round, head) of its links, oldest first: ours, where it
-    agrees. To be saved (`RunFile.save`) once the state that follows from it has been reproduced.
+    """Return the run that the chain of agreed selections implies, given (round, head) of its links, oldest first. It is
+    ours if they agree. Save it (`RunFile.save`) once the state that follows from it has been reproduced.
 
-    Raises OutOfSync when those heads are not of one run, or when one of them names an amendment that the owner's slot
-    did not name in time; StorageError when an amendment is not to be had; ChainError.
+    Raises OutOfSync if those heads are not of one run, or if one of them names an amendment that the owner's slot did
+    not name in time; StorageError if an amendment cannot be read; ChainError.
     """
     if all(run.head_at(round) == head for round, head in heads):
         return run
@@ -171,27 +172,27 @@ def adopted(
 
 
 def settle(follower: "Follower", state: "NodeState") -> None:
-    """Take up what is settled by now."""
+    """Adopt the amendments that are settled by now."""
     read = state.store.run.read
     follow(follower, state, settled(follower.run, state.saved.round, follower.doors, read, follower.time))
 
 
 def follow(follower: "Follower", state: "NodeState", run: Run) -> None:
-    """Take up what `settled` or `adopted` gave: saved first, so that a restart follows it too."""
+    """Follow the run that `settled` or `adopted` returned: it is saved first, so that a restart follows it too."""
     if run.head != follower.run.head:
         state.store.run.save(run)
     follower.run = run
 
 
 def owner_slot(owner: PeerId, peers: Iterable[Peer]) -> Slot | None:
-    """What the run's owner has published, None when it is not registered or has published nothing."""
+    """Return the slot of the run's owner; None if it is not registered or has published nothing."""
     return next((peer.slot for peer in peers if peer.id == owner), None)
 
 
 def _refusal(
     run: Run, undecided: int, last: int, amendment: Amendment, reader: Reader, peers: Sequence[Peer], chain: Chain
 ) -> str | None:
-    """Why an amendment to which the owner's slot leads as of block `last` is not taken up."""
+    """Return why an amendment is not adopted to which the owner's slot leads as of block `last`; None to adopt it."""
     if amendment.from_round < undecided:
         return "its bytes were not to be had before that round was decided"
     block = run.settled_by(amendment)
@@ -204,8 +205,8 @@ def _refusal(
 
 
 def _stood(run: Run, amendment: Amendment, reader: Reader, peers: Sequence[Peer], chain: Chain) -> bool | None:
-    """Whether the owner's slot, as of the block that decides, named the amendment or one that builds on it; None when
-    this chain node has pruned that block, or when what was named is not to be had."""
+    """Whether the owner's slot, as of the deciding block, named the amendment or one that builds on it. None if this
+    chain node has pruned that block, or if the named amendment cannot be read."""
     try:
         named = _named(run.first.owner_id, run.settled_by(amendment), peers, chain)
         return named is not None and reader.chain(named, [amendment.digest, run.id])[0] == amendment.digest
@@ -220,8 +221,8 @@ def _stood(run: Run, amendment: Amendment, reader: Reader, peers: Sequence[Peer]
 
 
 def _named(owner: PeerId, block: int, peers: Sequence[Peer], chain: Chain) -> Digest | None:
-    """The digest in the owner's slot as of `block`. `peers` as of now: a slot that was not written since needs no look
-    at an old block."""
+    """Return the digest in the owner's slot as of `block`. `peers` as of now: if the slot was not written since, the
+    old block need not be read."""
     slot = owner_slot(owner, peers)
     if slot is None or slot.block > block:
         slot = owner_slot(owner, chain.peers(block))
@@ -229,7 +230,7 @@ def _named(owner: PeerId, block: int, peers: Sequence[Peer], chain: Chain) -> Di
 
 
 def _mirror(amendments: Sequence[Amendment], doors: Doors) -> None:
-    """Keep what we follow in our own bucket: with it others do not depend on the owner's."""
+    """Copy the adopted amendments to our own bucket, so that other nodes do not depend on the owner's."""
     for amendment in amendments:
         with suppress(StorageError):
             doors.bucket.put(

@@ -1,7 +1,7 @@
-"""Rounds that broke off, and a bucket of our own that refuses us: at first a pause and a warning, at last an end.
+"""Back off after interrupted rounds and refusals by our own bucket: first a pause and a warning, at last an end.
 
-A token that was revoked, or has expired, makes every round worthless while the node goes on for days. One refusal
-proves nothing: a store may fail so for minutes.
+With a revoked or expired token a node would run for days and every round would be worthless. One refusal proves
+nothing: a store may fail so for minutes.
 """
 
 from collections.abc import Callable
@@ -16,29 +16,29 @@ from protocol.errors import AccessDenied, BucketMissing, ChainError, ConfigError
 from protocol.ports import Bucket, Time
 
 PAUSE_SECONDS = 1.0
-"""After a round that broke off: what refuses at once must not be asked without end."""
+"""Pause after an interrupted round: a server that refuses at once must not be called in a tight loop."""
 LONGEST_PAUSE = 0.05
-"""Of a round, between two tries of a bucket that refuses."""
+"""Longest pause between two tries of a bucket that refuses, as a fraction of a round."""
 ROUNDS = 3
-"""On end in which our own bucket has refused us: then somebody has to mend it."""
+"""After this many consecutive rounds in which our own bucket refused us, the operator has to fix it."""
 _TRY_SECONDS = 10.0
 _REFUSALS = (AccessDenied, BucketMissing)
 
 
 class Backoff:
-    """What has gone wrong in a node's rounds. `bucket`: its own; `round_seconds`: a round by plan; `now`: the round
-    that the chain is in, where the state may stand still. It may raise ChainError."""
+    """The failures in a node's rounds. `bucket`: its own. `round_seconds`: planned length of a round. `now` returns the
+    chain's current round, which may be ahead of the state's; it may raise ChainError."""
 
     def __init__(self, bucket: Bucket, round_seconds: float, now: Callable[[], int], time: Time) -> None:
         self._bucket, self._now, self._time = bucket, now, time
         self._longest = max(PAUSE_SECONDS, LONGEST_PAUSE * round_seconds)
         self._pause = PAUSE_SECONDS
         self._refused: list[int] = []
-        """Rounds on end in which our bucket has refused us."""
+        """Consecutive rounds in which our bucket has refused us."""
 
     def broke_off(self, round: int, fault: ChainError | StorageError) -> None:
-        """Tell it and pause before the next try: longer and longer, and told once a round, where our own bucket refuses
-        us. Raises ConfigError once it has done so in ROUNDS rounds on end."""
+        """Log the failure and pause before the next try. If our own bucket refuses us, pauses grow and it is logged
+        once a round. Raises ConfigError after ROUNDS consecutive rounds of refusals."""
         before = self._refused[-1:]
         if self.refused(fault):
             same = before == self._refused[-1:]
@@ -49,7 +49,7 @@ class Backoff:
         self._time.sleep(self._pause)
 
     def refused(self, fault: ChainError | StorageError) -> bool:
-        """Whether `fault` is that our own bucket refuses us; told once a round. Raises ConfigError as above."""
+        """Whether `fault` is a refusal by our own bucket; logged once a round. Raises ConfigError as above."""
         if not isinstance(fault, _REFUSALS) or not self._refuses_us():
             return False
         try:
@@ -75,7 +75,7 @@ class Backoff:
         return True
 
     def _refuses_us(self) -> bool:
-        """The refusal may have been a stranger's bucket's."""
+        """Whether our own bucket refuses a write: the refusal may have been another node's bucket's."""
         try:
             self._bucket.put(keys.trial(), bytes(32), timeout_seconds=_TRY_SECONDS)
         except _REFUSALS:

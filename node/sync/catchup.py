@@ -1,9 +1,9 @@
-"""Catch-up: from the run's genesis, a published checkpoint or our own older state to where the run stands.
+"""Catch-up: from the run's genesis, a published checkpoint or our own older state to the run's tip.
 
-Where that is, the final chain says (gauntlet/agreement.py, node/chain/agreement.py); nobody is believed. Everything is
-authenticated from there backwards, so sources need not be trusted (docs/protocol.md section 8): each selection under
-its link names the one before; the chain of links has to end at a state that we can have; and each state on the way has
-to hash to the theta that the next selection names.
+The final chain defines the tip (gauntlet/agreement.py, node/chain/agreement.py). Everything is authenticated from there
+backwards, so sources need not be trusted (docs/protocol.md section 8). Each selection under its link names the one
+before. The chain of links has to end at a state that we can get. Each state on the way has to hash to the theta that
+the next selection names.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -41,15 +41,15 @@ from storage.exchange import Data, Wanted
 from training.checkpoint import MAX_MANIFEST_BYTES
 
 ASK_SECONDS = 10.0
-"""For all validators' documents together: one that stalls costs us this much."""
+"""Time-out for all validators' documents together: a stalled one costs us this much."""
 DOWNLOADS_TRIED = 6
-"""Checkpoints in one pass: each is as large as the model, and may be anybody's."""
+"""Checkpoints downloaded in one pass: each is as large as the model, and may be anyone's."""
 DOWNLOADS_OF_ONE = 2
-"""Of those that one validator shows: nobody uses up the others' turns."""
+"""Downloads of checkpoints shown by one validator, so that it cannot use up the others' turns."""
 
 
 class Followed(Enum):
-    """What became of following the run. Unless it is YES, we hold what we held, or what the run went through before."""
+    """The result of following the run. Unless it is YES, our state is unchanged or an earlier state of the run."""
 
     YES = "we stand where the run stands"
     ON_THE_WAY = "what it went through after what we hold is not to be had"
@@ -57,15 +57,15 @@ class Followed(Enum):
 
 
 def join(follower: Follower, state: NodeState) -> None:
-    """Take up the state of this folder; give a fresh one theta_0."""
+    """Resume from this folder; load theta_0 if the folder is fresh."""
     if not state.resume():
         _genesis(follower, state)
         state.begin()
 
 
 def catch_up(follower: Follower, state: NodeState, tip: Tip) -> Followed:
-    """Bring our state to where the run stands: back along its selections to a state that we hold or can have, and
-    forward from there, one state after the other, as far as payloads are to be had."""
+    """Bring our state to the run's tip: back along its selections to a state that we have or can get, then forward one
+    state after the other, as far as payloads can be fetched."""
     sources = follower.sources()
     stakes = counted_stakes(follower, tip.round, at_commit(follower, tip.round))
     records = SelectionChain(
@@ -77,7 +77,7 @@ def catch_up(follower: Follower, state: NodeState, tip: Tip) -> Followed:
             return Followed.YES
         except (StorageError, OutOfSync, InvalidMessage, CheckpointCorrupt) as fault:
             state.restore()
-            state.store.commit(state.saved)  # and sweeps what the refused start left on the disk
+            state.store.commit(state.saved)  # also removes the refused start's files from the disk
             logger.warning("catch-up from {origin} failed: {fault}", origin=begin.origin, fault=str(fault))
         except ChainError:
             state.restore()
@@ -88,9 +88,9 @@ def catch_up(follower: Follower, state: NodeState, tip: Tip) -> Followed:
 
 
 def _is_on_the_way(follower: Follower, saved: Saved, records: SelectionChain) -> bool:
-    """Whether the run went through the link that we hold, with whatever theta others name there: ours is what came of
-    it here. Never theta_0 in a run that has checkpoints by now: who has lost all would else take everybody back to the
-    beginning."""
+    """Whether the run went through our link, whatever theta others name there: our theta is our own result of that
+    link. Never for theta_0 in a run that has checkpoints by now: a node that has lost everything would otherwise vote
+    to take all nodes back to the beginning."""
     young = follower.run.first.checkpoint_rounds
     for link, steps in records.links():
         if link == saved.link:
@@ -99,12 +99,12 @@ def _is_on_the_way(follower: Follower, saved: Saved, records: SelectionChain) ->
 
 
 def at_commit(follower: Follower, round: int) -> Sequence[Peer]:
-    """Whose stake counts in `round`; as of now where its block D has not come yet."""
+    """Return the peers whose stake counts in `round`; as of now while its block D has not come."""
     return follower.doors.chain.peers(min(follower.clock.commit_by(round), follower.head()))
 
 
 def _genesis(follower: Follower, state: NodeState) -> Start:
-    """theta_0 from the owner's bucket or a validator's. Its digest stands in the spec, so any source will do."""
+    """Load theta_0 from the owner's bucket or a validator's. The spec pins its digest, so any source will do."""
     spec = follower.run.first
     digest = Digest(bytes.fromhex(spec.genesis_checkpoint))
     sources = follower.sources()
@@ -126,7 +126,7 @@ def _genesis(follower: Follower, state: NodeState) -> Start:
 
 
 def holders_of_genesis(follower: Follower, digest: Digest, sources: Sources) -> Iterator[PeerId]:
-    """The owner, and the validator that is the first to give theta_0's manifest when all are asked."""
+    """Yield the owner, then the validator that answers first with theta_0's manifest when all are asked."""
     yield follower.run.first.owner_id
     key = keys.blob(digest)
     found = first(
@@ -149,21 +149,22 @@ def _hashes_to(digest: Digest) -> Callable[[Data], bool]:
 def _starts(
     follower: Follower, state: NodeState, records: SelectionChain, stakes: Mapping[PeerId, int], sources: Sources
 ) -> Iterator[tuple[Start, list[Selection]]]:
-    """States from which the agreed selections lead on, with those, the oldest first; the best state first, each
-    only when those before it have failed.
+    """Yield states from which the agreed selections lead on, with those selections, the oldest first. The best start
+    comes first, and the next only after it has failed.
 
-    Our own while few of them follow it (their payloads are fewer bytes than a model), or what we held before it since
-    our last snapshot; then, back along the links, the published ones that most of the stake names, the newest first,
-    and our own older one; then the other published ones, last those for whose link more stake names another state; then
-    genesis. What is on none of the links on the way is never tried: it may be of a state that only a minority held,
-    ours too. Ours stands at a link and not at a round: rounds that we passed over have not moved it.
+    Order: our own state, or one that we held since our last snapshot, while few selections follow it (their payloads
+    are fewer bytes than a model). Then, back along the links, the published states that most of the stake names, the
+    newest first, and our own older one. Then the other published states, last those for whose link more stake names
+    another state. Then genesis. A state whose link is not on the way is never tried: it may be one that only a minority
+    held, and so may ours. Our state is found by its link and not by its round: rounds that we skipped have not moved
+    it.
     """
     genesis = first_link(follower.run.id)
     own = {start.link: start for start in _own_starts(state.saved)}
     for link, steps in islice(records.links(), follower.run.first.checkpoint_rounds + 1):
         if link in own:
             yield own[link], steps
-            own.clear()  # what is older needs more of what this lacked
+            own.clear()  # older states need even more of the missing payloads
     logger.info("catching up: asking {count} validators for checkpoints", count=len(sources.validators()))
     published = published_starts(follower, stakes, sources, shown_by_all(follower, sources, ASK_SECONDS))
     if not any(published):
@@ -192,13 +193,13 @@ def _starts(
 
 
 def _has_a_turn(offer: Offer, tried: Sequence[Offer]) -> bool:
-    """Whether to download this one as well: one of those that show it has turns left."""
+    """Whether to download this checkpoint too: one of the validators that show it has turns left."""
     used = [holder for other in tried for holder in other.holders]
     return len(tried) < DOWNLOADS_TRIED and any(used.count(one) < DOWNLOADS_OF_ONE for one in offer.holders)
 
 
 def _own_starts(saved: Saved) -> Iterator[Start]:
-    """What we hold, and what we held since our last snapshot."""
+    """Yield our current state, and those that we held since our last snapshot."""
     yield Start(saved.round, saved.link, None, "our own state")
     kept = saved.consensus
     rounds = kept.snapshot.round, *(step.round + 1 for step in kept.log)
@@ -210,8 +211,8 @@ def _own_starts(saved: Saved) -> Iterator[Start]:
 def _replay(
     follower: Follower, state: NodeState, begin: Start, steps: Sequence[Selection], tip: Tip, sources: Sources
 ) -> None:
-    """Apply these selections to `begin`, and stand at the tip. Where a payload is lacking, or another theta is
-    named than what comes of the selections before, we stand before that: the run went through what was reproduced."""
+    """Apply these selections to `begin`, and save the state at the tip. If a payload is missing, or the replayed theta
+    is not the one named, save the state before that: the run went through the part that was reproduced."""
     heads = [(step.round, step.head) for step in steps]
     run = adopted(follower.run, heads, follower.doors, state.store.run.read, follower.time)
     began = follower.time.now()
@@ -242,7 +243,7 @@ def _replay(
             )
         _require(state, tip.theta)
     except (Lacking, OutOfSync) as fault:
-        # What we began with may be anybody's until a selection has named its theta.
+        # A start may be anyone's until a selection has named its theta.
         named = done > 0 or isinstance(fault, Lacking)
         if named and links[done] not in (state.saved.link, first_link(run.id)):
             _stand(follower, state, run, begin, steps[:done], links[done], tip)
@@ -254,7 +255,7 @@ def _replay(
 
 
 def _require(state: NodeState, theta: Digest | None) -> None:
-    """Raises OutOfSync for another theta than is named there."""
+    """Raise OutOfSync if theta is not the named one."""
     if theta is not None and state.replica.digest() != theta:
         raise OutOfSync("its theta is another than the run's")
 
@@ -262,9 +263,9 @@ def _require(state: NodeState, theta: Digest | None) -> None:
 def _stand(
     follower: Follower, state: NodeState, run: Run, begin: Start, steps: Sequence[Selection], link: Digest, tip: Tip
 ) -> None:
-    """Save what was reproduced."""
+    """Save the reproduced state."""
     follow(follower, state, run)
-    # Of rounds before a checkpoint's nobody tells us which were void. What may have been applied is not sent twice.
+    # Which rounds before a checkpoint's were void is unknown. An update that may have been applied is not sent again.
     given_back = _give_back(state, tip.round, {*range(begin.round), *(step.round for step in steps)})
     state.stand(link, tip)
     if given_back:
@@ -274,8 +275,8 @@ def _stand(
 def _apply(
     follower: Follower, state: NodeState, spec: RunSpec, step: Selection, link: Digest, sources: Sources
 ) -> None:
-    """One round's outer step, whose selection has this link. Its payloads lie on the disk until they are opened: a pass
-    that breaks off before leaves the next one those that it has."""
+    """Make one round's outer step, whose selection has this link. Payloads stay on the disk until they are opened: the
+    next pass reuses those of an interrupted one."""
     try:
         opened = gather_pinned(
             spec,
@@ -296,7 +297,7 @@ def _apply(
 
 
 def _give_back(state: NodeState, round: int, decided: Collection[int]) -> bool:
-    """After the rounds before this one: where the one that we sealed for was void, take back what we sent; whether."""
+    """Take back our sealed update if its round is before this one and was void. Return whether it was."""
     sealed = state.saved.sealed
     if sealed is None or not state.saved.round <= sealed.round < round or sealed.round in decided:
         return False

@@ -1,8 +1,8 @@
-"""Checkpoints of the run's state in validators' buckets: what joiners start from (docs/protocol.md section 8).
+"""Checkpoints of the run's state in validators' buckets: the starts of joiners (docs/protocol.md section 8).
 
-Every validator keeps one signed document under a key that never changes: the last states that it put up whole, files
-(training/checkpoint.py) as blobs, and of many more rounds which state it stood at. All of it is anybody's claim until
-the theta that follows from a state has been compared with the chain's (node/sync/catchup.py). May not publish anything:
+Every validator keeps one signed document under a fixed key. It lists the last states that it published completely, with
+their files (training/checkpoint.py) as blobs, and its state in many more rounds. This is all a claim until the theta
+that follows from a state has been compared with the chain's (node/sync/catchup.py). May not publish anything:
 rounds/checkpoints.py does.
 """
 
@@ -30,23 +30,23 @@ from training.shards import Fetch
 
 DOCUMENT_MAX_BYTES = 1 << 17
 CHECKPOINTS_KEPT = 3
-"""Each is as large as the model. More than one, since the newest may be of a state that most do not hold."""
+"""Each is as large as the model. More than one, since the newest may be of a state that only a minority holds."""
 STATES_TOLD = 64
 FETCH_SECONDS = 30.0
 RETAINED_ROUNDS = 8
-"""Payloads, keys and mirrors are kept so many rounds longer than joiners and the interval of checkpoints need."""
+"""Payloads, keys and mirrors are kept this many rounds longer than joiners and the interval of checkpoints need."""
 RETAINED_INTERVALS = 16
-"""So many intervals of checkpoints, and RETAINED_ROUNDS, they are kept while no newer checkpoint is published; then
-they go all the same: a bucket is not endless."""
+"""While no newer checkpoint is published, they are kept for at most this many intervals of checkpoints, and
+RETAINED_ROUNDS: a bucket is finite."""
 _DOCUMENT = "states"
 _NO_ROUND = 0
-"""In the head of a document that is of no one round."""
+"""In the head of a document that belongs to no one round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A state at the start of `round`, put up whole. `link`: to the last selection before it. `state`: the digest
-    of its manifest, `files`: of all its files, the manifest's among them."""
+    """A complete published state at the start of `round`. `link`: to the last selection before it. `state`: digest of
+    its manifest; `files`: digests of all its files, with the manifest."""
 
     round: int
     link: Digest
@@ -56,11 +56,11 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a validator shows of its states.
+    """The states that a validator shows.
 
-    `checkpoints`: the newest first. `states`: (link, state) wherever it stood, the newest last: two that follow the run
-    name the same state for a link, whoever of them has put it up. `loose`: blobs that may lie in its bucket although no
-    checkpoint names them, for itself, should it be killed before it has deleted them.
+    `checkpoints`: the newest first. `states`: (link, state) of its rounds, the newest last; two validators that follow
+    the run name the same state for a link, whether or not they published it. `loose`: blobs that may be in its bucket
+    although no checkpoint names them. They are for itself, in case it is killed before it has deleted them.
     """
 
     checkpoints: tuple[Checkpoint, ...] = ()
@@ -69,12 +69,12 @@ class Shown:
 
     @property
     def newest(self) -> int:
-        """The round of the newest checkpoint; 0 without one: theta_0 is to be had from the owner."""
+        """The round of the newest checkpoint; 0 without one: the owner has theta_0."""
         return max((checkpoint.round for checkpoint in self.checkpoints), default=0)
 
 
 def encode_shown(shown: Shown, run: Digest, signer: Signer) -> bytes:
-    """The signed document."""
+    """Return the signed document."""
     body = {
         "checkpoints": [
             {"round": c.round, "link": c.link.hex(), "state": c.state.hex(), "files": [file.hex() for file in c.files]}
@@ -87,7 +87,7 @@ def encode_shown(shown: Shown, run: Digest, signer: Signer) -> bytes:
 
 
 def parse_shown(data: bytes, run: Digest, peer: PeerId, verify: Verify) -> Shown:
-    """Inverse of `encode_shown`, of a document that `peer` signed. Raises InvalidMessage."""
+    """Inverse of `encode_shown`, for a document that `peer` signed. Raises InvalidMessage."""
     body = parse_document(data, _DOCUMENT, run, _NO_ROUND, peer, verify)
     try:
         shown = Shown(
@@ -119,7 +119,7 @@ def _digest(text: Any) -> Digest:
 
 
 def shown_by_all(follower: Follower, sources: Sources, seconds: float) -> dict[PeerId, Shown]:
-    """What the validators show, as far as it can be read within `seconds`; all are asked beside each other."""
+    """Return the documents of the validators that can be read within `seconds`; all are asked concurrently."""
     run, found = follower.run.id, dict[PeerId, Shown]()
 
     def accept(holder: PeerId) -> Callable[[Data], bool]:
@@ -147,9 +147,8 @@ def shown_by_all(follower: Follower, sources: Sources, seconds: float) -> dict[P
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A state to start from: our own, which is in place (`snapshot` is None), a checkpoint's or genesis, on disk or to
-    be had through `fetch`. A published one is anybody's claim until the replayed theta has been compared with the
-    chain's."""
+    """A state to start from: our own, which is in place (`snapshot` is None), a checkpoint's or genesis, on disk or
+    fetched through `fetch`. A published one is a claim until the replayed theta has been compared with the chain's."""
 
     round: int
     link: Digest
@@ -160,7 +159,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A state that is shown. Of which round it is the agreed selections say: whoever shows it may say any number."""
+    """A published state. The agreed selections define its round: a validator may claim any number."""
 
     link: Digest
     state: Digest
@@ -168,7 +167,7 @@ class Offer:
     holders: frozenset[PeerId] = frozenset()
 
     def at(self, round: int) -> Start:
-        """To start from it in `round`, the first one after its link that changes it."""
+        """Return the start from it in `round`, the first one after its link that changes it."""
         snapshot = Snapshot(round, self.link, self.state)
         return Start(round, self.link, snapshot, f"the checkpoint of round {round}", self.fetch)
 
@@ -176,10 +175,10 @@ class Offer:
 def published_starts(
     follower: Follower, stakes: Mapping[PeerId, int], sources: Sources, shown: Mapping[PeerId, Shown]
 ) -> tuple[list[Offer], list[Offer], list[Offer]]:
-    """Every checkpoint that is shown, whoever shows it, once: those whose state more than half of the stake names,
-    those for whose link no more stake names another state, and the rest. Each by the stake that names their state, the
-    most first: a joiner must not download the model from every liar before it comes to those who are of one mind.
-    `stakes`: of those who count."""
+    """Return every published checkpoint once, in three lists. First: more than half of the stake names its state.
+    Second: no more stake names another state for its link. Third: the rest. Each list is sorted by the stake that names
+    the state, the most first: a joiner must not download the model from every liar before it reaches the honest
+    majority. `stakes`: of the validators that count."""
     backing: dict[Digest, dict[Digest, int]] = {}
     holders: dict[tuple[Digest, Digest], list[PeerId]] = {}
     for holder in sources.validators():
@@ -206,13 +205,13 @@ def published_starts(
 
 
 def fetcher(follower: Follower, buckets: Sequence[Callable[[], RangedBucket]]) -> Fetch:
-    """A fetch hook for the files of a checkpoint that lies in these buckets. From the first file on, all of them take
-    at most four times what the spec's slowest planned link needs for the model."""
+    """Return a fetch hook for the files of a checkpoint in these buckets. All files together have a deadline: about
+    four times the planned time of the model on the spec's slowest link."""
     spec, time = follower.run.first, follower.time
     seconds = FETCH_SECONDS + 4 * state_bytes(follower) * 8e-6 / spec.clock.download_mbps
     began: list[float] = []
     order = list(buckets)
-    """Those that failed last."""
+    """Buckets that failed come last."""
 
     def fetch(digest: Digest, max_bytes: int, path: Path) -> None:
         began.append(time.now())
@@ -232,7 +231,7 @@ def fetcher(follower: Follower, buckets: Sequence[Callable[[], RangedBucket]]) -
 
 
 def state_bytes(follower: Follower) -> int:
-    """About what a checkpoint takes: theta in fp32."""
+    """Return about the bytes of a checkpoint: theta in fp32."""
     return 4 * follower.run.layout.num_parameters
 
 
@@ -240,22 +239,22 @@ def state_bytes(follower: Follower) -> int:
 
 
 def kept_from(every: int, round: int, published: int) -> int:
-    """The first round whose payloads, keys, claims and mirrors are kept in `round`, when `published` is the round of
-    the newest checkpoint and `every` their interval: what a joiner applies to it is not deleted, unless it is older
-    than RETAINED_INTERVALS."""
+    """Return the first round whose payloads, keys, claims and mirrors are kept in `round`. `published` is the round of
+    the newest checkpoint and `every` their interval. The rounds that a joiner applies to that checkpoint are kept,
+    unless they are older than RETAINED_INTERVALS."""
     wanted = min(published, round - every) - RETAINED_ROUNDS
     return max(0, wanted, round - RETAINED_INTERVALS * every - RETAINED_ROUNDS)
 
 
 def counted_stakes(follower: Follower, round: int, peers: Sequence[Peer]) -> Mapping[PeerId, int]:
-    """Who counts how much in `round`, by heads where nobody has stake. `peers` as of its D."""
+    """Return the counted stake of each validator in `round`; 1 each if none has stake. `peers` as of its D."""
     stakes = electorate(follower.run, round, peers)
     return stakes if any(stakes.values()) else dict.fromkeys(stakes, 1)
 
 
 def published_by_most(follower: Follower, round: int, seconds: float) -> int:
-    """The newest round of which validators with more than half of the counted stake show a checkpoint, or a newer one:
-    what fewer say may be untrue. 0 when they do not. Takes at most `seconds`; raises ChainError."""
+    """Return the newest round for which validators with more than half of the counted stake show a checkpoint of it or
+    a newer one; 0 if there is none. A claim by fewer may be false. Takes at most `seconds`; raises ChainError."""
     peers = follower.doors.chain.peers(follower.clock.commit_by(round))
     stakes = counted_stakes(follower, round, peers)
     shown = shown_by_all(follower, follower.sources(follower.clock.commit_by(round)), seconds)

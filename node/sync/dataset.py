@@ -1,7 +1,7 @@
-"""The run's data set: opened from the operator's folder, or had from strangers' buckets as it is needed.
+"""The run's data set: opened from the operator's folder, or fetched from other nodes' buckets as needed.
 
-The run's owner has all of it; validators may keep copies, under the same names. Which bytes are right follows from the
-index that the run spec names (training/index.py), so whoever is quick enough is asked, and several beside each other.
+The run's owner has all of it; validators may keep copies, under the same names. The index that the run spec names
+(training/index.py) verifies all bytes. So the fastest sources are asked, several concurrently.
 """
 
 import os
@@ -34,18 +34,18 @@ from training.shards import Shards
 FETCH_SECONDS = 60.0
 LOOK_SECONDS = 10.0
 PART_THREADS = 64
-"""Many: a part is small, and takes as long as two answers."""
+"""Many: a part is small, and costs two round trips."""
 _SHOWN_BYTES = 256
-"""So much of the index a validator has to show to be asked for shards."""
+"""Bytes of the index that a validator has to show before it is asked for shards."""
 _COMING = "coming"
 DATA = "data"
-"""Below the state folder: what is fetched of data sets."""
+"""Folder below the state folder for fetched data sets."""
 
 
 def open_data(config: NetworkConfig, run: Run, doors: Doors, home: Path) -> Shards:
-    """The run's shards: the configured folder, or `home`/data, filled from others' buckets as pages are needed.
+    """Open the run's shards: the configured folder, or `home`/data, filled from others' buckets as pages are needed.
 
-    Raises ConfigError, StorageError when nobody has the index, ChainError.
+    Raises ConfigError, StorageError if no source has the index, ChainError.
     """
     spec = run.first
     index = Digest(bytes.fromhex(spec.data.index))
@@ -79,14 +79,14 @@ class _Holder:
 
 
 class Copies:
-    """Everybody's copies of the data set (training/remote_files.py, Remote). Those that fail are asked after the
-    others. May be used by several threads."""
+    """All nodes' copies of the data set (training/remote_files.py, Remote). Sources that fail are asked after the
+    others. Thread-safe."""
 
     def __init__(self, run: Run, doors: Doors, index: Path) -> None:
-        """index: where the index is stored, once it is had."""
+        """index: the path of the stored index, which may not exist yet."""
         self._run, self._doors, self._index = run, doors, index
         self._slowest = run.first.clock.download_mbps * 1e6 / 8 / 4
-        """Bytes a second: a quarter of the planned link's."""
+        """Bytes per second: a quarter of the planned link's."""
         self._holders: tuple[_Holder, ...] = ()
         self._faults: Counter[PeerId] = Counter()
 
@@ -104,7 +104,7 @@ class Copies:
         return [bytes(found[name]) for name in names]
 
     def fetch(self, files: Sequence[File]) -> None:
-        """See Remote. A download that was cut short goes on where it was."""
+        """See Remote. A download that was interrupted resumes."""
         for folder in sorted({file.path.parent for file in files}):
             self._fetch(folder, [file for file in files if file.path.parent == folder])
 
@@ -112,7 +112,7 @@ class Copies:
         coming = folder / _COMING
         coming.mkdir(exist_ok=True)
         names = {cached(coming, PeerId(file.blob), keys.blob(file.blob)).name for file in files}
-        for left in coming.iterdir():  # of a process that was killed; what is wanted goes on where it was
+        for left in coming.iterdir():  # left by a killed process; wanted files resume
             if left.name.split(".")[0] not in names:
                 left.unlink()
         holders = self._in_order()
@@ -125,7 +125,7 @@ class Copies:
         found = self._gather(wanted, sum(file.num_bytes for file in files), MAX_THREADS, coming)
         for file in files:
             place = cached(coming, PeerId(file.blob), keys.blob(file.blob))
-            if not place.exists():  # it came another way than through the disk
+            if not place.exists():  # it did not come through the disk
                 keep(place, bytes(found[PeerId(file.blob)]))
             os.replace(place, file.path)
         rmtree(coming, ignore_errors=True)
@@ -141,7 +141,8 @@ class Copies:
         exact: bool = True,
         part: tuple[int, int] | None = None,
     ) -> Wanted:
-        """A collection brings one object of every peer; here an object's own name stands in for one."""
+        """Return a request for one object. A collection fetches one object of every peer; here the object's own name
+        replaces the peer."""
 
         def failed(index: int, fault: Fault) -> None:
             holder = holders[index].peer
@@ -160,7 +161,7 @@ class Copies:
     def _gather(
         self, wanted: Sequence[Wanted], num_bytes: int, threads: int, cache: Path | None = None
     ) -> dict[PeerId, Data]:
-        """All of it, or StorageError."""
+        """Fetch all of it, or raise StorageError."""
         seconds = FETCH_SECONDS + num_bytes / self._slowest
         outcome = gather(wanted, timeout_seconds=seconds, max_threads=threads, cache=cache, time=self._doors.time)
         found = {name: data for name, data in outcome.items() if not isinstance(data, Fault)}
@@ -175,8 +176,8 @@ class Copies:
     # --- holders -----------------------------------------------------------------------------------------------
 
     def _in_order(self) -> Callable[[int], Sequence[_Holder]]:
-        """In which order to ask for the i-th of several objects: those that have failed least first, and each of those
-        first for as many objects."""
+        """Return the order of holders for the i-th of several objects: those with the fewest failures first, each of
+        them first for an equal number of objects."""
         if not self._holders:
             self._holders = self._look()
         order = sorted(self._holders, key=lambda holder: self._faults[holder.peer])
@@ -189,7 +190,8 @@ class Copies:
         return turned
 
     def _look(self) -> tuple[_Holder, ...]:
-        """The owner, and the validators that show the run's index; all validators while we have none ourselves."""
+        """Return the owner, and the validators that show the run's index; all validators while we have no index
+        ourselves."""
         chain, run = self._doors.chain, self._run
         block = chain.finalized().block
         peers = chain.peers(block)
@@ -205,8 +207,8 @@ class Copies:
     def _showing(
         self, peers: Sequence[PeerId], bucket_of: Callable[[PeerId], Callable[[], RangedBucket] | None]
     ) -> list[PeerId]:
-        """Those of the peers in whose bucket the index lies, by its size and its first bytes: what somebody has shown
-        for nothing proves nothing, but spares asking those who keep no copy."""
+        """Return the peers whose bucket has the index, by its size and its first bytes. That proves nothing, but spares
+        asking validators that keep no copy."""
         size = self._index.stat().st_size
         with self._index.open("rb") as file:
             begin = file.read(_SHOWN_BYTES)

@@ -1,6 +1,5 @@
-"""What will probably be agreed in a round, before anybody knows: so that a miner trains while the others' words are
-still on their way (docs/decisions/0059-a-round-in-which-no-gpu-waits.md). Nothing of it is ever said to anybody.
-"""
+"""Guess a round's selection before it is agreed, so that a miner trains while the validators' words are still on their
+way (docs/decisions/0059-a-round-in-which-no-gpu-waits.md). The guess is never published."""
 
 from collections.abc import Collection
 
@@ -12,10 +11,10 @@ from protocol.types import Digest, PeerId
 def likely(
     run: Run, round: int, log: Log, last: Collection[PeerId], silent: Collection[PeerId]
 ) -> tuple[tuple[PeerId, Digest], ...]:
-    """(hotkey, envelope) of whom the round will probably select, in order: whom more than half names in the words of
-    `log`, which are final; else those of the `last` selection that committed; where none of those has, as in a run's
-    first round, all that committed, the first G of them in the order of words. `silent`: those whose bytes or keys
-    cannot be had."""
+    """Return (hotkey, envelope) of the miners that the round will probably select, in order. First choice: those that
+    more than half of the stake names in the words of `log`, which are final. Else those of the `last` selection that
+    committed. If none of those has, as in a run's first round: the first G in the order of words of all that committed.
+    `silent`: those whose bytes or keys cannot be fetched."""
     named = named_by_most(run, round, log)
     if named is not None:
         return tuple(pair for pair in named if pair[0] not in silent)

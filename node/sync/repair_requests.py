@@ -1,6 +1,5 @@
-"""Payloads that somebody lacks: a signed list in its own bucket, so that whoever holds one copies it (docs/protocol.md
-section 6). What it says is a claim, and costs whoever believes it one upload of bytes that it holds.
-"""
+"""Payloads that a node lacks: a signed list in its own bucket, so that nodes that hold one copy it (docs/protocol.md
+section 6). The list is a claim; a false one costs the nodes that believe it one upload of bytes that they hold."""
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -18,25 +17,25 @@ from storage.collect import gather
 from storage.exchange import Data, Wanted
 
 Place = tuple[int, PeerId]
-"""Whose payload, of which round."""
+"""The round and the peer of a payload."""
 
 MOST_WANTED = MAX_UIDS
 """As many as a selection can name."""
 DOCUMENT_MAX_BYTES = 1 << 15
 _DOCUMENT = "wanted"
 _NO_ROUND = 0
-"""In the head of a document that is of no one round."""
+"""In the head of a document that belongs to no one round."""
 _THREADS = 64
 
 
 def encode_wanted(wanted: Collection[Place], run: Digest, signer: Signer) -> bytes:
-    """The signed list."""
+    """Return the signed list."""
     body = {"payloads": [[round, peer.hex()] for round, peer in sorted(wanted)[:MOST_WANTED]]}
     return encode_document(_DOCUMENT, run, _NO_ROUND, body, signer)
 
 
 def parse_wanted(data: bytes, run: Digest, peer: PeerId, verify: Verify) -> frozenset[Place]:
-    """Inverse of `encode_wanted`, of a list that `peer` signed. Raises InvalidMessage."""
+    """Inverse of `encode_wanted`, for a list that `peer` signed. Raises InvalidMessage."""
     body = parse_document(data, _DOCUMENT, run, _NO_ROUND, peer, verify)
     try:
         found = frozenset((_round(round), _peer(lacked)) for round, lacked in body["payloads"])
@@ -61,7 +60,7 @@ def _peer(text: str) -> PeerId:
 
 
 def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> bool:
-    """Say that we lack what these peers left in `round`. Whether our bucket has taken it."""
+    """Publish that we lack the payloads of these peers in `round`. Return whether our bucket took the list."""
     doors, run = follower.doors, follower.run
     logger.info(
         "round {round}: {count} payloads are in no bucket that we can read: asking for copies",
@@ -71,7 +70,7 @@ def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> boo
     follower.may_want = True
     said = encode_wanted([(round, peer) for peer in peers], run.id, doors.signer)
     try:
-        # Once: whoever says this has other things to do, and a word to say in time.
+        # One try: the caller has other things to do, and a word to post in time.
         doors.bucket.put(keys.wanted(run.id), said, timeout_seconds=run.first.clock.block_seconds)
     except StorageError as fault:
         logger.warning("round {round}: what we lack cannot be said: {fault}", round=round, fault=str(fault))
@@ -80,8 +79,8 @@ def say_wanted(follower: Follower, round: int, peers: Collection[PeerId]) -> boo
 
 
 def take_back_wanted(follower: Follower) -> None:
-    """We have what we lacked: a list that stands in our bucket, from before a restart too, is emptied. Else all who
-    hold what it names would copy it in turn."""
+    """Empty the list in our bucket, even one from before a restart: we lack nothing now. Otherwise all nodes that hold
+    its payloads would copy them in turn."""
     if not follower.may_want:
         return
     doors, run, key = follower.doors, follower.run, keys.wanted(follower.run.id)
@@ -100,7 +99,7 @@ def take_back_wanted(follower: Follower) -> None:
 def hear_wanted(
     run: Digest, peers: Collection[PeerId], sources: Sources, verify: Verify, seconds: float, time: Time
 ) -> Mapping[PeerId, frozenset[Place]]:
-    """What each of these peers says that it lacks, of those whose list can be read within `seconds`."""
+    """Return each peer's wanted list, as far as the lists can be read within `seconds`."""
     found: dict[PeerId, frozenset[Place]] = {}
 
     def accept(peer: PeerId) -> Callable[[Data], bool]:

@@ -1,4 +1,4 @@
-"""Finding the run: its spec from a file, from our home or through the owner's slot on chain."""
+"""Find the run: its spec from a file, from our home or through the owner's slot on chain."""
 
 import os
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ FETCH_SECONDS = 60.0
 def find_run(
     config: NetworkConfig, chain: Chain, open_pointer: Opener, home: Path, read: dict[Digest, bytes] | None = None
 ) -> Run:
-    """The run that this node is configured for, with the amendments that it followed when it was here before
-    (node/sync/amendments.py has those since).
+    """Find the run that this node is configured for, with the amendments that it followed in this home before
+    (node/sync/amendments.py adds those since).
 
-    With an owner: the one that its slot on chain names, from `home` where it is known there, so that a restart needs
-    nobody's bucket. `open_pointer` opens the owner's bucket; what was read of it before it failed is kept in `read`.
-    Raises ConfigError when there is no run or when it belongs to another chain, subnet or protocol version,
-    StorageError when the owner's bucket does not answer and nothing is at home, ChainError.
+    With an owner: the run that its slot on chain names, from `home` if it is known there, so that a restart needs no
+    bucket. `open_pointer` opens the owner's bucket; blobs read before it failed are kept in `read`. Raises ConfigError
+    if there is no run, if it belongs to another chain or subnet, or if it is local and the chain is not. Raises
+    StorageError if the owner's bucket does not answer and the home has nothing; ChainError.
     """
     if config.spec is not None:
         try:
@@ -49,7 +49,7 @@ def find_run(
 
 
 def require_protocol(run: Run, round: int) -> None:
-    """Raise UpdateNeeded when this release cannot take part in `round`."""
+    """Raise UpdateNeeded if this release cannot take part in `round`."""
     spec = run.spec_at(round)
     if not spec.min_protocol <= PROTOCOL_VERSION <= spec.max_protocol:
         raise UpdateNeeded(
@@ -59,7 +59,7 @@ def require_protocol(run: Run, round: int) -> None:
 
 
 def blob_fetcher(bucket: Bucket, bytes_per_second: float) -> Fetch:
-    """A fetch hook for checkpoints: blobs of a bucket into files, written whole or not at all."""
+    """Return a fetch hook for checkpoints: it writes blobs of a bucket into files, whole or not at all."""
 
     def fetch(digest: Digest, max_bytes: int, path: Path) -> None:
         data = fetch_blob(bucket, digest, max_bytes, FETCH_SECONDS + max_bytes / bytes_per_second)
@@ -93,7 +93,7 @@ def _published_run(
     saved: Sequence[Run],
     read: dict[Digest, bytes],
 ) -> Run:
-    """The saved run that the owner's digest leads to, else the first spec that it leads back to."""
+    """Return the saved run that the owner's digest leads to, else the first spec that it leads back to."""
     head = chain.finalized().block
     peers = chain.peers(head)
     try:
@@ -109,7 +109,7 @@ def _published_run(
         if ours:
             return ours[0]
         raise ConfigError(f"the owner {owner} names no run in its slot on chain: ask it, or use --spec")
-    # Who counts follows from the run: while none is known, nobody but the owner is asked.
+    # The run defines which validators count: while none is known, only the owner is asked.
     sources = sources_as_of(ours[0], head, peers, open_pointer) if ours else Sources(peers, open_pointer)
     reader = Reader(owner_id, sources, read, MAX_AMENDMENTS, REAL)
     try:

@@ -16,18 +16,18 @@ from storage.exchange import Data, Wanted
 
 ASK_SECONDS = 30.0
 LINK_SECONDS = 1.0
-"""What a walk along the links may take for each on average, beside ASK_SECONDS."""
+"""Average time limit for each link of a walk, in addition to ASK_SECONDS."""
 MAX_THREADS = 16
 
 Tell = Callable[[int, int], None]
-"""tell(round of the selection that was read, how many were read so far)."""
+"""tell(round of the selection that was read, number read so far)."""
 
 
 class SelectionChain:
-    """The agreed selections of a run, back from `link`, which is `previous` of whatever is agreed in round `below`;
-    read as far as anybody asks. Each is authenticated by the one after it, so whoever has one will do: all validators
-    are asked beside each other, but for those of `known`, by link. `tell`: of each that was read; without it the log
-    says now and then how far that is."""
+    """The agreed selections of a run, back from `link`, which is `previous` of the selection agreed in round `below`.
+    They are read as far as the caller asks. Each is authenticated by the one after it, so any copy will do: all
+    validators are asked concurrently, except for those in `known`, by link. `tell` is called for each that was read;
+    without it progress is logged now and then."""
 
     def __init__(
         self,
@@ -45,19 +45,19 @@ class SelectionChain:
         self._links: list[Selection] = []
         """The newest first."""
         self._ended = False
-        """Whether nobody gives us more."""
+        """Whether no source gives us more."""
         self._giver: PeerId | None = None
-        """Who had the last one; asked alone at first for the next."""
+        """The source of the last one; first asked alone for the next."""
         self._began = self._told = time.now()
         self._tell: Tell = self._log if tell is None else tell
 
     def round_of(self, steps: Sequence[Selection]) -> int:
-        """The round whose start a state stands at that these selections lead on from."""
+        """Return the round of a state from which these selections lead on."""
         return steps[0].round if steps else self._round
 
     def back(self) -> Iterator[tuple[Digest, Selection]]:
-        """Every selection under its link, newest first, to the run's first. Raises StorageError where nobody has the
-        next one, OutOfSync where it cannot be of this run."""
+        """Yield every selection with its link, newest first, to the run's first. Raises StorageError if no source has
+        the next one, OutOfSync if it cannot be of this run."""
         link, depth = self._link, 0
         while link != first_link(self._run):
             selection = self._at(depth, link)
@@ -65,8 +65,8 @@ class SelectionChain:
             link, depth = selection.previous, depth + 1
 
     def links(self) -> Iterator[tuple[Digest, list[Selection]]]:
-        """Every link on the way back, from the given one to the run's first, and the selections after it, the
-        oldest first. Ends early where nobody has the next one, or where it cannot be of this run."""
+        """Yield every link on the way back, from the given one to the run's first, with the selections after it, the
+        oldest first. Ends early if no source has the next one, or if it cannot be of this run."""
         link, depth = self._link, 0
         while True:
             yield link, self._links[:depth][::-1]
@@ -104,7 +104,7 @@ class SelectionChain:
             logger.info(told, round=round, count=count)
 
     def _ask(self, link: Digest, left: float) -> Selection:
-        """The selection under this link, from whoever gives it first."""
+        """Return the selection under this link, from the source that gives it first."""
         key, validators = keys.selection(self._run, link), self._sources.validators()
         rest = [holder for holder in validators if holder != self._giver]
         for holders in ([self._giver] if self._giver is not None else [], rest):

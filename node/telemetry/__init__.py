@@ -1,1 +1,1 @@
-"""What a node says of itself: events, metrics, and the line that its log has for each round."""
+"""A node's reports of itself: events, metrics, and its log line for each round."""

@@ -1,6 +1,6 @@
-"""A node's last rounds, read back from its own events: where it is, what became of what it did, what is wrong.
+"""A node's last rounds, read from its own events: its position, the results of its work, its faults.
 
-Read from the end of the file, which grows with the run. Nothing else is looked at but the disk: it says the same with
+The file is read from its end, since it grows with the run. Apart from it only the disk is examined, so this works with
 the network down.
 """
 
@@ -17,11 +17,11 @@ from protocol.run import Run
 Event = Mapping[str, Any]
 
 LATELY_ROUNDS = 5
-"""In one of its last so many rounds a healthy node has contributed or judged."""
+"""A healthy node has contributed or judged in one of this many last rounds."""
 SILENT_ROUNDS = 3.0
-"""A healthy node tells of a round within so many rounds' planned time."""
+"""A healthy node reports a round within the planned time of this many rounds."""
 FALLBACK_SECONDS = 3600.0
-"""Length of a round where the run is not known."""
+"""Length of a round if the run is unknown."""
 FREE_BYTES = 2 << 30
 TOLD = ("round_outcome", "judged")
 _FAULTS = {
@@ -33,13 +33,13 @@ _FAULTS = {
     "weights_refused": "the weights of round {round} do not stand on chain as they were set",
     "commitment_dropped": "a fork dropped the commitment of round {round}",
 }
-"""Events that something went wrong, in words."""
+"""Texts for events that report a fault."""
 
 
 @dataclass(frozen=True)
 class EventTail:
-    """What is known of one node. `rounds`: the last ones that were told, oldest first; `faults`: what went wrong since
-    the oldest of them, newest last; `seconds`: planned length of a round."""
+    """The recent events of one node. `rounds`: the last ones reported, oldest first. `faults`: faults since the oldest
+    of them, newest last. `seconds`: planned length of a round."""
 
     name: str
     run: Run | None
@@ -55,11 +55,12 @@ class EventTail:
         return any(_counts(event) for event in self.rounds)
 
     def unwell(self, now: float) -> Iterator[str]:
-        """Why it is not healthy as of `now` (Unix seconds): it neither contributes nor judges, or says nothing more."""
+        """Yield why it is not healthy as of `now` (Unix seconds): it neither contributes nor judges, or reports nothing
+        more."""
         if self.newest is None:
             yield "it has not done anything yet: look at its log"
             return
-        # While a node trains for the first time it has told nothing: then any event is a sign of life.
+        # During a node's first training it has not reported a round: then any event is a sign of life.
         last = self.rounds[-1] if self.rounds else self.newest
         silent = now - last["time"]
         if silent > SILENT_ROUNDS * self.seconds:
@@ -69,7 +70,7 @@ class EventTail:
             yield f"nothing counted in its last {LATELY_ROUNDS} rounds: {outcomes}"
 
     def wrong(self, now: float) -> Iterator[str]:
-        """All that is wrong as of `now`, a line each."""
+        """Yield all that is wrong as of `now`, one line each."""
         yield from self.unwell(now)
         if self.free_bytes < FREE_BYTES:
             yield f"its disk has {self.free_bytes / 1e9:.1f} GB left"
@@ -77,7 +78,7 @@ class EventTail:
 
 
 def read_diary(home: Path) -> EventTail:
-    """Of the node that lives in `home`."""
+    """Read the last events of the node in `home`."""
     runs = saved_runs(home)
     run = runs[0] if runs else None
     events = list(last_events(home / "events.jsonl"))

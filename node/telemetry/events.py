@@ -1,4 +1,4 @@
-"""A node's own record of what it did: append-only JSON lines, one event a line (docs/events.md lists the kinds).
+"""A node's own record of its actions: append-only JSON lines, one event a line (docs/events.md lists the kinds).
 
 Events are for people and tools; no decision reads them. Every line is one write, so a killed node leaves at most one
 torn last line, which readers skip.
@@ -58,7 +58,7 @@ class Stopwatch:
 
 
 class Phase(Stopwatch):
-    """A stretch of a round that has a name. It may end in another thread than it began in: `end`, or a with block."""
+    """A named phase of a round. It may end in another thread than it began in: call `end`, or use a with block."""
 
     def __init__(self, name: str, time: Time = REAL) -> None:
         super().__init__(time)
@@ -75,28 +75,28 @@ class Phase(Stopwatch):
         self.end()
 
     def end(self) -> None:
-        """It ends now, unless it has ended."""
+        """End the phase, unless it has ended."""
         if not self.ended:
             self.seconds = self._time.now() - self.began
             self.ended = True
 
 
 class Timeline:
-    """What a node spent a round's time on. Phases may overlap: that is what it is there to show."""
+    """How a node spent a round's time. Phases may overlap; the timeline exists to show that."""
 
     def __init__(self, time: Time = REAL) -> None:
         self._time = time
         self._phases: list[Phase] = []
 
     def begin(self, name: str) -> Phase:
-        """A phase begins now; whoever began it ends it."""
+        """Begin a phase; the caller ends it."""
         phase = Phase(name, self._time)
         self._phases.append(phase)
         return phase
 
     def take(self) -> list[dict[str, Any]]:
-        """The phases that have ended, in the order in which they began, as an event's field; then starts anew. Those of
-        less than a millisecond are left out: mostly waits for what was there already."""
+        """Return the ended phases, in the order in which they began, as an event's field; then start anew. Phases of
+        less than a millisecond are left out: mostly waits for something that was ready."""
         phases, self._phases = self._phases, []
         told = [phase for phase in phases if phase.ended and phase.seconds >= SHORTEST_SECONDS]
         told.sort(key=lambda phase: phase.began)
@@ -116,7 +116,7 @@ def round_seconds(seconds: float) -> float:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """All whole events of a file; torn lines are skipped."""
+    """Yield all whole events of a file; torn lines are skipped."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -127,7 +127,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole events at the end of a file, of TAIL_BYTES at most."""
+    """Yield the whole events at the end of a file, of TAIL_BYTES at most."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -142,7 +142,7 @@ def last_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse_event(line: str | bytes) -> dict[str, Any] | None:
-    """A line of an events file; None for one that is torn, or none at all."""
+    """Parse a line of an events file; None if it is torn or no event."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):

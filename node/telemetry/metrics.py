@@ -1,6 +1,6 @@
 """A node's metrics for Prometheus, from its own events: `http://ADDRESS:PORT/metrics`.
 
-Nothing is measured for them that the node does not tell anyway (docs/events.md), and nothing waits for who reads them.
+Almost all values come from the node's events (docs/events.md), and the node never waits for a scrape.
 """
 
 import errno
@@ -34,7 +34,7 @@ WEIGHTS_TIMESTAMP = "when it last set weights; before that, when it began"
 
 
 class _Moved:
-    """Everything to and from buckets, retries and what was broken off included: what a link carries and is billed."""
+    """Counts all bytes to and from buckets, with retries and interrupted transfers: the traffic that is billed."""
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         moved = CounterMetricFamily("murmur_moved_bytes", "to and from buckets", labels=["direction"])
@@ -44,10 +44,10 @@ class _Moved:
 
 
 class Metrics:
-    """Those of one node. `see` takes its events, in order."""
+    """The metrics of one node. `see` takes its events, in order."""
 
     def __init__(self, run: str, home: Path, round_seconds: float | None) -> None:
-        """round_seconds: as planned; None where nothing plans them."""
+        """round_seconds: planned length of a round; None if none is planned."""
         self.registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
         Info("murmur_run", "the run that is followed", registry=self.registry).info({"name": run})
@@ -63,14 +63,14 @@ class Metrics:
             "murmur_guesses", "selections that were expected before they were agreed", ["guess"], registry=self.registry
         )
         for counter, kinds in ((self._faults, FAULTS), (self._guesses, GUESSES)):
-            for kind in kinds:  # from 0 on, since Prometheus sees no increase in a counter that begins at 1
+            for kind in kinds:  # start at 0: Prometheus sees no increase in a counter that begins at 1
                 counter.labels(kind)
         self._error = Info("murmur_last_error", "the last warning or error of the log", registry=self.registry)
         self._error.info({"message": ""})
         self._missed = 0
 
     def serve(self, address: str, port: int) -> None:
-        """From now on answer scrapes, in a thread. Raises ConfigError for an address that is not to be had."""
+        """Serve scrapes in a thread from now on. Raises ConfigError for an address that cannot be used."""
         try:
             start_http_server(port, address, registry=self.registry)
         except OSError as fault:
@@ -79,14 +79,14 @@ class Metrics:
         logger.add(self._note, level="WARNING", format="{message}")
 
     def recall(self, events: Iterable[Mapping[str, Any]], now: float, *, validates: bool) -> None:
-        """Go on from the node's earlier events, so that a restart hides nothing. What it has not done yet counts from
-        its first event that is left, else from `now` (Unix seconds)."""
+        """Continue from the node's earlier events, so that a restart hides nothing. For an event that has not happened
+        yet, time counts from the first event that is left, else from `now` (Unix seconds)."""
         begun: float | None = None
         for event in events:
             try:
                 begun = event["time"] if begun is None else begun
                 self._show(event)
-            except (KeyError, TypeError, ValueError):  # of an earlier version
+            except (KeyError, TypeError, ValueError):  # from an earlier version
                 continue
         awaited = {"round": ROUND_TIMESTAMP, "counted": COUNTED_TIMESTAMP}
         if validates:
@@ -143,7 +143,7 @@ class Metrics:
             self._gauge("fault_timestamp_seconds", "when something last went wrong").set(event["time"])
 
     def _told(self, event: Mapping[str, Any]) -> None:
-        """A round as the node told it in one line."""
+        """Show a `round_outcome` or `judged` event, the node's summary of a round."""
         miner = event["event"] == "round_outcome"
         counted = event["outcome"] == "contributing" if miner else event["unobserved"] is None
         self._missed = 0 if counted else self._missed + 1
@@ -168,7 +168,7 @@ class Metrics:
             self._rejected.labels(reason).set(count)
 
     def _gauge(self, name: str, what: str) -> Gauge:
-        """Made when there is something to say: what is not known is not exported as 0."""
+        """Return the gauge, created on first use: an unknown value is not exported as 0."""
         if name not in self._gauges:
             self._gauges[name] = Gauge(f"murmur_{name}", what, registry=self.registry)
         return self._gauges[name]

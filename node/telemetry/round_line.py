@@ -1,5 +1,5 @@
-"""One line a round for people, from a node's own events `round_outcome` and `judged` (docs/events.md): what the log
-says when it happens, and `murmur status` afterwards."""
+"""One log line a round for people, from a node's own events `round_outcome` and `judged` (docs/events.md). `murmur
+status` shows it afterwards."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,13 +8,13 @@ Event = Mapping[str, Any]
 
 
 def line(event: Event) -> str:
-    """The round in one line."""
+    """Return the round in one line."""
     parts = _stood(event) if event["event"] == "round_outcome" else _judged(event)
     return f"round {event['round']}: " + "; ".join(parts)
 
 
 def outcome(event: Event) -> str:
-    """What became of the node's work in the round, in a word or two."""
+    """Return the result of the node's work in the round, in a word or two."""
     if event["event"] == "round_outcome":
         return str(event["outcome"])
     return f"judged {event['active']}" if event["unobserved"] is None else f"not observed ({event['unobserved']})"
