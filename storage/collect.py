@@ -152,8 +152,7 @@ class Collection:
         return self._outcome
 
     def stop(self) -> None:
-        """Stop fetching. A request in flight (at most a part of 16 MiB) may still end; without `start` this returns at
-        once."""
+        """Stop fetching; returns at once. A request in flight (at most a part of 16 MiB) may still end."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -142,7 +142,7 @@ def cached(folder: Path, peer: PeerId, key: str) -> Path:
 def fetch(
     item: Wanted, *, timeout_seconds: float, shelf: Shelf | None, stopped: Callable[[], bool], time: Time
 ) -> tuple[Data | Fault, bool]:
-    """Try the sources in order. Each may use a third of the time that is left, and the last one all of it.
+    """Try the sources in order. Each may use a third of the time left, the last but one half, the last all.
 
     Equal parts would leave the owner's bucket a sixtieth of the time when sixty mirrors follow, too little for a large
     object. Also returns whether a source used up its part, so that more time might still bring the object. `stopped` is
