@@ -125,7 +125,7 @@ class Server:
     async def serve(self, port: int, block_seconds: float | None, ready: Callable[[str], None]) -> None:
         """Listen until cancelled; `ready` gets the URL. `block_seconds` None: blocks are made by devnet_step only."""
         log = logging.getLogger("chain.devnet.websockets")
-        log.addFilter(lambda record: "handshake" not in record.getMessage())  # a client that left again: not worth a log line
+        log.addFilter(lambda record: "handshake" not in record.getMessage())  # a client that left again: ignored
         limits: dict[str, Any] = {"max_size": MAX_REQUEST_BYTES, "compression": None}
         async with serve(self._handle, HOST, port, logger=log, **limits) as listener:
             ready(f"ws://{HOST}:{listener.sockets[0].getsockname()[1]}")
