@@ -1,4 +1,4 @@
-"""A cluster's run made and put up: its spec, theta_0 and data in a bucket, and the token that makes members."""
+"""Creation of a cluster's run: its spec, theta_0 and data in a bucket, and the token that makes members."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,8 +20,9 @@ TRIAL_SECONDS = 60.0
 
 
 def draft(table: Mapping[str, Any], name: str, data: Shards, *, local: bool, own_vocabulary: bool) -> ClusterSpec:
-    """The spec without theta_0: `table` (of a preset or a file), and over it what is the data's. own_vocabulary: the
-    table's is a choice; else it is the data's tokenizer's. Raises ConfigError with one line for each fault."""
+    """Return the spec without theta_0: `table` (of a preset or a file), overridden by the data's values.
+    own_vocabulary: use the table's vocabulary; else that of the data's tokenizer. Raises ConfigError with one line for
+    each fault."""
     require_turns(data)
     given = without_chain(table)
     model = dict(given.get("model") or {})
@@ -39,7 +40,7 @@ def draft(table: Mapping[str, Any], name: str, data: Shards, *, local: bool, own
 
 
 def require_store(bucket: RangedBucket) -> None:
-    """Raise ConfigError for a store that does not create an object only once: two records of a round would stand."""
+    """Raise ConfigError for a store without exclusive creation: it could hold two records of a round."""
     if not creates_once(bucket, timeout_seconds=TRIAL_SECONDS):
         raise ConfigError(
             "this store does not create an object only where there is none (If-None-Match: *): two members could close "
@@ -56,7 +57,7 @@ def put_up(
     seed: int,
     tell: Tell = lambda done, total: None,
 ) -> ClusterSpec:
-    """Make theta_0 in `folder`, and put all of the run into the bucket, the spec last: then the run exists. Returns the
+    """Make theta_0 in `folder`, and upload the whole run to the bucket, the spec last: then the run exists. Return the
     sealed spec."""
     theta = make_theta(folder / "theta", spec, seed, data)
     sealed = build_cluster(spec.model_dump(mode="json") | {"genesis_checkpoint": theta.hex()}, "the cluster's spec")
@@ -68,12 +69,12 @@ def put_up(
 
 
 def make_token(spec: ClusterSpec, bucket: Token) -> Token:
-    """The token of a new group for this run, at the bucket of `bucket`."""
+    """Return the token of a new group for this run, at the bucket of `bucket`."""
     return bucket.model_copy(update={"run": spec.digest.hex(), "secret": new_secret()})
 
 
 def place(endpoint: str, name: str, access_key: str, secret_key: str, *, local: bool) -> Token:
-    """A bucket, before there is a run in it."""
+    """Return a token for a bucket that holds no run yet."""
     nothing = Digest(bytes(32)).hex()
     return Token(
         endpoint=endpoint,

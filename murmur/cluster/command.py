@@ -1,4 +1,4 @@
-"""`murmur cluster`: a run among people who trust each other, over one bucket."""
+"""`murmur cluster`: a run among members who trust each other, over one bucket."""
 
 import argparse
 import json
@@ -72,7 +72,7 @@ def _add_wishes(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(options: argparse.Namespace) -> int:
-    """Raises ConfigError, StorageError."""
+    """Run the action. Raises ConfigError, StorageError."""
     actions = {"create": _create, "invite": _invite, "status": _status, "doctor": _doctor, "demo": _demo}
     return actions.get(options.action, _wish)(options)
 
@@ -108,7 +108,7 @@ def _create(options: argparse.Namespace) -> int:
 
 
 def write_token(path: Path, line: str) -> None:
-    """For its owner's eyes only."""
+    """Write a token that only its owner can read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(line + "\n")
