@@ -230,5 +230,5 @@ class _State:
     def _area(self, number: int) -> dict[str, Tensor]:
         path, size = self._folder / f"theta-{number}", model_bytes(self._layout)
         with path.open("xb") as file:
-            os.posix_fallocate(file.fileno(), 0, size)  # a full disk would kill a process that writes to the mapped file
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk would kill a writer of the mapped file
         return model_tensors(Area(size, str(path)), self._layout)
