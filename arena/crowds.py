@@ -56,7 +56,7 @@ class SybilSplit(SplitInTwo):
 
 
 class Swarm(Working):
-    """A tenth of the work each, by so many hotkeys that they set the norm."""
+    """A tenth of the work each, by so many hotkeys that they are the usual case."""
 
     kind, expected, share = "swarm-80", Expected.PROPORTION, 0.8
 

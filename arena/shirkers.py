@@ -137,7 +137,7 @@ class DigestLiar(StaleModel):
 
 class Momentum(Attack):
     """Sends the direction in which all peers have been moving theta, each time over another random half, with error
-    feedback, so that it repeats neither itself nor others that do the same."""
+    feedback. So it repeats neither itself nor others that do the same."""
 
     kind, expected = "consensus-momentum", Expected.SOON
     keeps: ClassVar[float] = 0.9

@@ -1,8 +1,8 @@
 """Substitutes for the outside world: the spec of an arena run, names for hashes, and signatures.
 
 Real: the spec with the protocol's default constants, envelopes, sealing, commitments on time or late. Substitutes:
-block hashes are hashes of names, a signature is a hash that only the signer makes here, and the in-sync proof covers
-all of theta at once instead of 4,096 drawn positions.
+block hashes are hashes of names. A signature is a hash that only the signer makes here. The in-sync proof covers all of
+theta at once instead of 4,096 drawn positions.
 """
 
 import json

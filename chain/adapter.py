@@ -72,7 +72,7 @@ def _open_archives(
     """Return a connection to each archive.
 
     Does not use the SDK's own archive support. When an archive does not answer, the SDK gives up our session with the
-    chain's own node, and it never asks a second archive for what the first lacks.
+    chain's own node. It also never asks a second archive for state that the first lacks.
     """
     from bittensor import RpcSubstrate, settings
 

@@ -1,5 +1,5 @@
-"""The faults of a chaotic network and their times, drawn from a seed alone and counted in rounds, so that a seed means
-the same on every machine.
+"""The faults of a chaotic network and their times, drawn from a seed alone. Times are in rounds, so a seed means the
+same on every machine.
 
 Two decks are dealt, each shuffled again when it is empty. The heavy deck hits validators, the store and the chain, one
 at a time with pauses, because each fault can cost a round. The light deck hits miners, perhaps several at a time, but

@@ -15,8 +15,9 @@ from node.doctor.start import ANSWERED
 SLOW_BYTES_PER_SECOND = 64 << 10
 SLOW_LATENCY_SECONDS = 0.25
 KEPT = frozenset({"node.toml", "events.jsonl", "measured.json", ANSWERED})
-"""Files that survive a wiped home: the operator's configuration, the flag that the bucket has answered before (a server
-that is down at the same time must not look like a wrong address), and the record from which the report is made."""
+"""Files that survive a wiped home: the operator's configuration, the note of the servers that have answered before, and
+the record from which the report is made. Without the note, a server that is down at the same time would look like a
+wrong address."""
 
 
 @dataclass(slots=True)

@@ -48,7 +48,7 @@ class Result:
     recovery_rounds_p99: float = 0.0
     unobserved_weights: int = 0
     refused_weights: int = 0
-    """Rows of honest validators that the chain accepted and later dropped."""
+    """Rows of honest validators that the chain accepted but did not put in force."""
     unpaid: int = 0
     """Honest validators that had set no weights for too long at the end of a calm."""
     oldest_needed_checkpoint_rounds: int = 0

@@ -16,7 +16,7 @@ from storage.realtime import REAL, seconds_until
 
 _BYTES = 32
 _REFUSED = (AccessDenied, ObjectMissing)
-"""Answers that refuse a change: a server that lets nobody change anything may answer 404."""
+"""Answers that refuse a change: a server that allows no changes may answer 404."""
 
 
 class Why(Enum):
@@ -62,7 +62,7 @@ class _Trial:
         self.key, self.data = keys.trial(), secrets.token_bytes(_BYTES)
 
     def verdict(self) -> Unfit | None:
-        # Read first: a cache of a public bucket might otherwise serve an old object, or its absence, below.
+        # Read first: a cache before a public bucket that keeps an old object, or its absence, then serves that below.
         with suppress(AccessDenied, ObjectMissing, ObjectTooLarge):
             self._get()
         try:

@@ -74,8 +74,8 @@ class Upload:
     def finish(self, *, timeout_seconds: float) -> None:
         """Send the remaining parts, the first one last, and make the object visible: all bytes are final now.
 
-        Raises StorageError on failure; the upload is then abandoned. Half of the time that was left when it last moved
-        then remains for another way, unless the link is so slow that no part ends within 30 s.
+        Raises StorageError on failure; the upload is then abandoned. Then half of the time that was left at its last
+        progress remains for another way. On a link so slow that no part ends within 30 s, less remains.
         """
         until = self._time.now() + timeout_seconds
         self.ready(len(self._data))

@@ -2,9 +2,9 @@
 not depend on the number of ranks.
 
 A rank keeps momentum and weights of its own rows. In each turn (training/muon_assignment.py) it sends its rows'
-directions to the ranks that orthogonalise these matrices, orthogonalises the matrices assigned to itself, and sends the
-rows back, all in bf16. Sources: Muon (kellerjordan.github.io/posts/muon); scaled for AdamW's learning rate and weight
-decay (arXiv 2502.16982).
+directions to the ranks that orthogonalise these matrices. It orthogonalises the matrices assigned to itself and sends
+the rows back. All in bf16. Sources: Muon (kellerjordan.github.io/posts/muon); scaled for AdamW's learning rate and
+weight decay (arXiv 2502.16982).
 """
 
 from collections.abc import Callable, Sequence

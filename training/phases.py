@@ -2,7 +2,7 @@
 
 A phase lists the bytes that pass through each rate, the number of threads, and its predecessors; training/timeline.py
 computes times from them. Time counts from block D of the previous round, the last instant at which both roles are idle:
-the phases after it settle that round, and the next D is the deadline. Whoever changes the code changes its line here;
+the phases after it settle that round, and the next D is the deadline. A change of the code also changes its line here;
 `murmur plan`, its refusals, a disk's wear and the utilization follow.
 """
 
@@ -312,7 +312,8 @@ class Setting(TrainerSetting):
 
 
 def round_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
-    """Return a round of a node that follows the run and was selected and predicted the previous round correctly."""
+    """Return the phases of a round of a node that follows. Assumed: the selection is as in the previous round, and was
+    predicted."""
     return miner_phases(setting) if role == "miner" else validator_phases(setting)
 
 

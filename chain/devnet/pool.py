@@ -100,8 +100,8 @@ class Pool:
         """Return (extrinsics to include in `next_block`, in order; those that can never be included any more). All
         leave the pool.
 
-        An extrinsic can no longer be included when its nonce was used, its era is over, a reorg replaced the block that
-        it is anchored to, or the runtime was upgraded.
+        An extrinsic can no longer be included after its nonce was used, its era ended, a reorg replaced its anchor
+        block, or the runtime was upgraded.
         """
         included: list[Extrinsic] = []
         invalid: list[Extrinsic] = []
