@@ -1,5 +1,5 @@
-"""The chain's part of a round: who is selected, by the real rules over words that validators would post, and what the
-validators' weights come to."""
+"""The chain's part of a round: the selection, by the real rules over words that validators would post, and the
+combination of their weights."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ from protocol.types import Digest, Peer, PeerId, Slot, Uid
 
 
 class Words:
-    """What the validators say, round after round. `stakes` in rao, of validators in the order of their uids from 0."""
+    """The validators' words, round after round. `stakes` in rao, of validators in the order of their uids from 0."""
 
     def __init__(self, run: Run, stakes: Mapping[PeerId, int]) -> None:
         self._run, self._stakes = run, stakes
@@ -26,8 +26,8 @@ class Words:
         miners: Sequence[Peer],
         names: Mapping[PeerId, Sequence[Uid]],
     ) -> Agreed:
-        """What the round's chain state says after every validator has said whom it names. `miners` with what the chain
-        has made of the weights so far (Peer.incentive)."""
+        """Return the decision of the round's chain state after every validator has posted its word. `miners` carry the
+        incentive from the weights so far (Peer.incentive)."""
         at_commit, block = self._peers(miners), self._run.clock.words_by(round)
         words = {peer: word_for(round, names[peer], (theta, self._link)) for peer in self._stakes}
         log = Log(at_commit, commit_hash, tuple(Post(block, peer, word) for peer, word in words.items()))
@@ -47,7 +47,7 @@ class Words:
 
 
 def consensus(weights: Mapping[PeerId, Mapping[Uid, float]], stakes: Mapping[PeerId, int]) -> dict[Uid, float]:
-    """Of every uid the highest weight that validators with more than half of the stake give it, or more."""
+    """Return for every uid the highest weight that validators with more than half of the stake give it, or more."""
     total = sum(stakes[peer] for peer in weights)
     limits: dict[Uid, float] = {}
     for uid in sorted({uid for given in weights.values() for uid in given}):
@@ -63,8 +63,8 @@ def consensus(weights: Mapping[PeerId, Mapping[Uid, float]], stakes: Mapping[Pee
 
 
 def pooled(weights: Mapping[PeerId, Mapping[Uid, float]], stakes: Mapping[PeerId, int]) -> dict[Uid, float]:
-    """What the chain makes of the validators' weights: each is cut to the consensus, then averaged by stake and
-    normalised."""
+    """Return the chain's combination of the validators' weights: each is cut to the consensus, then averaged by stake
+    and normalised."""
     kept = {
         uid: sum(min(given.get(uid, 0.0), limit) * stakes[peer] for peer, given in weights.items())
         for uid, limit in consensus(weights, stakes).items()
@@ -75,5 +75,5 @@ def pooled(weights: Mapping[PeerId, Mapping[Uid, float]], stakes: Mapping[PeerId
 
 
 def incentives(shares: Mapping[Uid, float]) -> dict[Uid, int]:
-    """Shares as the chain keeps them: u16."""
+    """Return shares as the chain stores them: u16."""
     return {uid: round(share * 0xFFFF) for uid, share in shares.items()}

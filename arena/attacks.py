@@ -1,4 +1,4 @@
-"""Every attack, in the order of the table."""
+"""All attacks, in the order of the table."""
 
 from arena.attack import Attack
 from arena.copies import CopierBelow, CopycatExact, CopycatLast, CopycatPerturbed

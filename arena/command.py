@@ -1,4 +1,4 @@
-"""`murmur arena`: its words; what they ask for is played by arena/play.py."""
+"""`murmur arena`: its arguments; arena/play.py plays the suite."""
 
 import argparse
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ from protocol.types import MAX_UIDS
 from storage.folder import new_folder
 
 FEWEST_MINERS = 24
-"""A third of fewer would not hold the eight hotkeys of one sybil."""
+"""A third of fewer hotkeys could not include the eight of one sybil."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Play the suite; 0 when it was played to the end, whatever the table says."""
+    """Play the suite; return 0 when it was played to the end, whatever the results."""
     _check(options)
     if find_spec("matplotlib") is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Attacks that send another's work."""
+"""Attacks that send another peer's work."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from protocol.types import PeerId
 
 
 def best_known(view: View, but: Sequence[PeerId]) -> PeerId | None:
-    """A contributor of the last round whose payload is known, the same for everybody who asks."""
+    """Return a contributor of the last round whose payload is known, the same for all callers."""
     if not view.past:
         return None
     last = view.past[-1]
@@ -21,8 +21,8 @@ def best_known(view: View, but: Sequence[PeerId]) -> PeerId | None:
 
 
 class CopycatExact(Attack):
-    """Posts what another posts in this round: its sealed bytes under an envelope of its own; where nothing is sealed,
-    the update itself."""
+    """Posts another peer's payload of this round: its sealed bytes under the attacker's own envelope; where nothing is
+    sealed, the update itself."""
 
     kind, expected, waits = "copycat-exact", Expected.AT_ONCE, True
 
@@ -36,7 +36,7 @@ class CopycatExact(Attack):
 
 
 class CopycatPerturbed(Attack):
-    """Posts another's update with a fifth of its values moved: of this round where nothing is sealed, else of the
+    """Posts another peer's update with a fifth of its values moved: of this round where nothing is sealed, else of the
     last one."""
 
     kind, expected, waits = "copycat-perturbed", Expected.AT_ONCE, True
@@ -53,7 +53,7 @@ class CopycatPerturbed(Attack):
 
 
 class CopycatLast(Attack):
-    """Posts another's update of the last round."""
+    """Posts another peer's update of the last round."""
 
     kind, expected = "copycat-of-the-last-round", Expected.AT_ONCE
 
@@ -63,8 +63,8 @@ class CopycatLast(Attack):
 
 
 class CopierBelow(Attack):
-    """Posts the update that the book's best sent in the last round, with 39 % of its values moved, some more or
-    less: mostly too many for a copy."""
+    """Posts the last round's update of the book's best peer, with about 39 % of its values moved: mostly too many for a
+    copy."""
 
     kind, expected = "copier-39", Expected.SOON
 

@@ -56,7 +56,7 @@ class SybilSplit(SplitInTwo):
 
 
 class Swarm(Working):
-    """A tenth of the work each, by so many that they are what is usual."""
+    """A tenth of the work each, by so many hotkeys that they are the usual case."""
 
     kind, expected, share = "swarm-80", Expected.PROPORTION, 0.8
 
@@ -81,13 +81,13 @@ class UnionHalves(Attack):
         return self.in_sync(view, self.parts(view, difference(view.theta, trained[0])))
 
     def parts(self, view: View, delta: dict[str, Tensor]) -> list[Update]:
-        """One update a hotkey of the one that was trained."""
+        """Return one update per hotkey from the trained one."""
         random = generator(view.draw("halves", self.me))
         return forge.halves(delta, view.spec.layout, len(self.hotkeys), random)
 
 
 class UnionRanks(UnionHalves):
-    """The same work; each hotkey posts every eighth rank by size, so that no two have a value in common."""
+    """The same work; each hotkey posts every eighth rank by size, so that no two share a value."""
 
     kind = "replication-by-disjoint-ranks"
 
@@ -120,7 +120,7 @@ class BestOfEight(Attack):
 
 
 class NewcomerFlood(Noise):
-    """Noise from hotkeys that live for three rounds; then new ones take their places."""
+    """Noise from hotkeys that live for three rounds; then new ones replace them."""
 
     kind, expected, crowd = "newcomer-flood", Expected.NEVER, True
     lives: ClassVar[int] = 3

@@ -1,4 +1,5 @@
-"""Updates that no training made. Every one is a valid update: the records are canonical, only their content lies."""
+"""Forged updates, made without training. Every one is a valid update: the records are canonical, only their content is
+false."""
 
 from collections.abc import Mapping
 
@@ -13,34 +14,34 @@ Dense = Mapping[str, Tensor]
 
 
 def dense(update: Update) -> dict[str, Tensor]:
-    """All tensors of an update in full, fp32."""
+    """Return all tensors of an update in full, fp32."""
     return {tensor.name: update.dense(tensor.name) for tensor in update.layout}
 
 
 def packed(values: Dense, layout: Layout) -> Update:
-    """The update that keeps the largest of `values`, in each chunk as many as the layout keeps."""
+    """Return the update that keeps the largest of `values`, in each chunk as many as the layout keeps."""
     zeros = {name: torch.zeros_like(tensor) for name, tensor in values.items()}
     return ops.compress(values, zeros, None, layout, beta=0.0)[0]
 
 
 def scaled(update: Update, factor: float) -> Update:
-    """All values times `factor`, as far as the levels reach."""
+    """Return the update with all values times `factor`, as far as the levels reach."""
     return packed({name: tensor * factor for name, tensor in dense(update).items()}, update.layout)
 
 
 def with_norm(values: Dense, norm: float, layout: Layout) -> Update:
-    """What `packed` keeps of `values`, scaled to a norm; zeros stay zeros."""
+    """Return `packed` values scaled to a norm; zeros stay zeros."""
     found = packed(values, layout)
     return scaled(found, norm / found.norms.whole) if found.norms.whole else found
 
 
 def noise(norm: float, layout: Layout, random: torch.Generator) -> Update:
-    """Random places, signs and sizes at a norm."""
+    """Return random positions, signs and sizes at a norm."""
     return with_norm({t.name: torch.randn(t.shape, generator=random) for t in layout}, norm, layout)
 
 
 def perturbed(update: Update, share: float, random: torch.Generator) -> Update:
-    """`update` with that share of its values moved to random places, at the same norm."""
+    """Return `update` with that share of its values moved to random places, at the same norm."""
     values = dense(update)
     for name, tensor in values.items():
         kept = tensor.flatten().nonzero()[:, 0]
@@ -55,7 +56,7 @@ def perturbed(update: Update, share: float, random: torch.Generator) -> Update:
 
 
 def halves(values: Dense, layout: Layout, count: int, random: torch.Generator) -> list[Update]:
-    """`count` updates, each of a random half of the 2k largest values of every chunk."""
+    """Return `count` updates, each of a random half of the 2k largest values of every chunk."""
     wide = Layout.of({t.name: t.shape for t in layout}, min(4096, 2 * layout.k))
     largest = dense(packed(values, wide))
     return [
@@ -65,7 +66,7 @@ def halves(values: Dense, layout: Layout, count: int, random: torch.Generator) -
 
 
 def ranks(values: Dense, layout: Layout, count: int) -> list[Update]:
-    """`count` updates without a common value: each takes every `count`-th rank by size of every tensor."""
+    """Return `count` updates without a common value: each takes every `count`-th rank by size of every tensor."""
     wide = Layout.of({t.name: t.shape for t in layout}, min(4096, count * layout.k))
     largest = dense(packed(values, wide))
     place = {name: t.flatten().abs().argsort(descending=True).argsort().view(t.shape) for name, t in largest.items()}

@@ -1,4 +1,4 @@
-"""Attacks that push theta somewhere, or make an update look larger or smaller than it is."""
+"""Attacks that push theta in a direction, or make an update look larger or smaller than it is."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from sparseloco.update import Update
 
 
 class Scaled10(Working):
-    """Honest work times ten: at the edge of NORM, and inside it the bound undoes it."""
+    """Honest work times ten: at the edge of NORM; within it, the bound undoes the factor."""
 
     kind, expected = "scale-x10", Expected.PROPORTION
     factor: ClassVar[float] = 10.0
@@ -43,19 +43,19 @@ class Inflated(Scaled10):
 
 
 class Deflated(Scaled10):
-    """Honest work, smaller than it is: what the bounds would cut off is not there."""
+    """Honest work, scaled down, so that the bounds have nothing to cut off."""
 
     kind, factor = "deflate-x0.85", 0.85
 
 
 class SignFlip(Scaled10):
-    """Honest work with the sign turned."""
+    """Honest work with the sign flipped."""
 
     kind, expected, factor = "sign-flip", Expected.SOON, -1.0
 
 
 class ConstantDirection(Attack):
-    """Pushes theta the same way in every round, each time over another random half of the parameters."""
+    """Pushes theta in the same direction in every round, each time over another random half of the parameters."""
 
     kind, expected = "constant-direction", Expected.SOON
 
@@ -78,7 +78,7 @@ class OneTensor(Attack):
 
 
 class SlowDrift(Working):
-    """Honest work, and a push the same way from everybody who takes part, larger by 2 % of the usual norm in every
+    """Honest work, and a push in the same direction by all its players, larger by 2 % of the usual norm in every
     round."""
 
     kind, expected = "slow-drift", Expected.PROPORTION
@@ -92,8 +92,8 @@ class SlowDrift(Working):
 
 
 def backwards(view: View, peer: PeerId) -> Update | None:
-    """Theta back over the last round's step, on a random half of it: so many of them are no copies of each other.
-    None where there was no step."""
+    """Return the reverse of the last round's step of theta, on a random half, so that many of them are no copies of
+    each other. None where there was no step."""
     back = difference(view.theta, view.past[-1].theta) if view.past else {}
     if not any(bool(value.any()) for value in back.values()):
         return None
@@ -103,7 +103,7 @@ def backwards(view: View, peer: PeerId) -> Update | None:
 
 
 class ColludingThird(Attack):
-    """Everybody in it pushes theta back over the last round's step."""
+    """All its hotkeys push theta back over the last round's step."""
 
     kind, expected, crowd = "colluding-third", Expected.SOON, True
 
@@ -115,7 +115,7 @@ class ColludingThird(Attack):
 
 
 class Framing(Working):
-    """The whole work, and as much again on the pages of one honest peer, so that its lead on them is none."""
+    """The whole work, and as much again on the pages of one honest peer, to cancel that peer's lead on them."""
 
     kind, expected = "framing", Expected.PROPORTION
 
@@ -125,7 +125,7 @@ class Framing(Working):
 
     @property
     def victim(self) -> PeerId:
-        """The same for everybody who takes part."""
+        """The victim, the same for all its players."""
         return PeerId(named("hotkey", self.seed, "honest 0", 0))
 
 
@@ -148,12 +148,12 @@ class OnOff(Working):
 
 
 class LyingValidator(Noise):
-    """Miners that send noise; one of the validators names them before all others and pays nobody else."""
+    """Miners that send noise; one of the validators names them before all others and pays no other peer."""
 
     kind, expected, slots, validator = "lying-validator", Expected.SOON, 4, "lying"
 
 
 class WithholdingValidator(Noise):
-    """The same, and that validator names nobody."""
+    """Miners that send noise; one of the validators names no peer."""
 
     kind, expected, slots, validator = "withholding-validator", Expected.SOON, 4, "withholding"

@@ -1,4 +1,4 @@
-"""Names of the attacks for the command line, known without importing any of them; in the order of the table."""
+"""Names of the attacks for the command line, available without importing any of them; in the order of the table."""
 
 KINDS = (
     "copycat-exact",
@@ -46,4 +46,4 @@ KINDS = (
 
 LIARS = frozenset({"lying-validator", "withholding-validator"})
 ALONE = LIARS | {"swarm-80"}
-"""Attacks that need a run of their own: who judges, or who is in the majority, is a fact about a whole run."""
+"""Attacks that need their own run: the judge's or the majority's behaviour affects a whole run."""

@@ -1,4 +1,4 @@
-"""What a run's story says: who was excluded, when attackers were out, and what they earned."""
+"""Measurements of a run's story: exclusions of honest peers, ejection times of attackers, and their pay."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,21 +13,23 @@ SOON = 10
 """Rounds within which an attacker of that class has to be out."""
 
 NEAR_THE_END = 5
-"""A hotkey still named or paid in one of the last rounds of the run is not out."""
+"""A hotkey that is still named or paid in one of the last rounds is not out."""
 
 DEVIATIONS = 2.0
-"""How far above its work an attacker's pay may lie, in standard errors of honest peers' own spread."""
+"""Permitted excess of an attacker's pay over its work, in standard errors of honest peers' own spread."""
 
 NOTHING = 0.01
-"""Pay, in honest peers' pay, that counts as none: some of the first rounds, before anybody knows anybody."""
+"""Pay, in honest peers' pay, that counts as none: from the first rounds, in which the validators know no peer yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One attack under one policy, over all seeds. `ejection_*`: rounds until it was out for good, infinite when it
-    was not. `share`: pay of one attacker, all its hotkeys together, over an honest peer's; `work`: what it did for
-    that, in honest peers; `allowed`: the most that still counts as its work's worth. `rejected`: share of its
-    submissions that the fast checks refused."""
+    """One attack under one policy, over all seeds.
+
+    `ejection_*`: rounds until it was out for good, infinite when it was not. `share`: pay of one attacker, all its
+    hotkeys together, over an honest peer's. `work`: its work, in honest peers. `allowed`: the most pay that its work
+    justifies. `rejected`: share of its submissions that the fast checks refused.
+    """
 
     attack: str
     expected: Expected
@@ -43,12 +45,12 @@ class Row:
 
     @property
     def is_fair(self) -> bool:
-        """It takes no more than an honest peer that does this work."""
+        """Whether it earns no more than an honest peer that does this work."""
         return self.share <= self.allowed
 
 
 def row(attack: type[Attack], policy: str, stories: Sequence[Story]) -> Row:
-    """Measure one attack in runs that differ in their seed."""
+    """Measure one attack in runs that differ only in their seed."""
     kind = attack.kind
     ejections = [rounds for story in stories for rounds in _ejections(story, kind)]
     shares = [share for story in stories for share in _shares(story, _names(story, kind))]
@@ -84,7 +86,7 @@ def row(attack: type[Attack], policy: str, stories: Sequence[Story]) -> Row:
 
 
 def honest_excluded(stories: Iterable[Story]) -> float:
-    """Share of honest peer-rounds, sent in time and with their key, that were rejected or LOW_SCORE."""
+    """Return the share of honest peer-rounds, sent in time and with their key, that were rejected or LOW_SCORE."""
     wrong = all_of_them = 0
     for story in stories:
         for log in story.rounds:
@@ -103,7 +105,7 @@ def _honest(story: Story) -> set[str]:
 
 
 def _shares(story: Story, names: set[str]) -> list[float]:
-    """Each player's mean pay a round, over the rounds in which it was there."""
+    """Return each player's mean pay per round, over the rounds in which it took part."""
     paid: dict[str, float] = dict.fromkeys(sorted(names), 0.0)
     rounds: dict[str, int] = dict.fromkeys(paid, 0)
     for log in story.rounds:
@@ -125,7 +127,7 @@ def _sent(story: Story, kind: str) -> list[tuple[RoundLog, PeerId]]:
 
 
 def _ejections(story: Story, kind: str) -> list[float]:
-    """For every hotkey: rounds from its first to its last in which it contributed or was paid."""
+    """Return for every hotkey the rounds from its first to its last in which it contributed or was paid."""
     names = _names(story, kind)
     first: dict[PeerId, int] = {}
     last: dict[PeerId, int] = {}
@@ -144,12 +146,12 @@ def _ejections(story: Story, kind: str) -> list[float]:
 
 
 def _contributed(story: Story, kind: str, opening_rounds: int = 3) -> bool:
-    """After the opening rounds, in which anybody who passes may."""
+    """Whether one of its hotkeys contributed after the opening rounds, in which any peer that passes may."""
     names = _names(story, kind)
     late = story.rounds[opening_rounds:]
     return any(log.players.get(peer) in names for log in late for peer in log.contributing)
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of them do not exceed."""
+    """Return the smallest value that at least `share` of the values do not exceed."""
     return sorted(values)[max(0, ceil(share * len(values)) - 1)]

@@ -20,13 +20,13 @@ from arena.suite import SUITES, Table
 
 
 def play(options: argparse.Namespace, folder: Path) -> int:
-    """Play the suite; 0 when it was played to the end, whatever the table says."""
+    """Play the suite; return 0 when it was played to the end, whatever the results."""
     console = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
     began = time.monotonic()
     played = 0
     with console.status(Text("starting")) as status:
         torch.set_num_threads(1)
-        # A validator lies only where there are others.
+        # A lying validator needs other validators.
         possible = [attack for attack in ATTACKS if options.validators > 1 or attack.validator == "honest"]
         if options.suite == "together":
             possible = [attack for attack in possible if attack.kind not in ALONE]
@@ -61,7 +61,7 @@ def play(options: argparse.Namespace, folder: Path) -> int:
 
 
 def _show(table: Table) -> None:
-    """The table on standard output, never narrower than its rows."""
+    """Print the table on standard output, never narrower than its rows."""
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, heading in enumerate(HEADINGS):
         grid.add_column(heading, justify="right" if place in RIGHT else "left", no_wrap=True)

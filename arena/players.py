@@ -1,7 +1,7 @@
-"""Who takes part: what a player sees, trains and sends in a round, and the honest one.
+"""The players: their view, training and sendings in a round, and the honest player.
 
-A player is one participant with one or more hotkeys. Each round it names its lessons, which the game trains for all
-players in one batch, and then says what each of its hotkeys sends.
+A player is one participant with one or more hotkeys. Each round it returns its lessons, which the game trains for all
+players in one batch, and then the sendings of each of its hotkeys.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from sparseloco.update import Update
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What everybody can know of a round that is over. `updates`: all that were revealed and could be opened."""
+    """Public knowledge of a round that is over. `updates`: all that were revealed and could be opened."""
 
     theta: Theta
     digest: Digest
@@ -36,9 +36,9 @@ class Past:
 
 @dataclass(frozen=True)
 class View:
-    """What a player sees in a round. `past`: earlier rounds, the last one at the end. `book`: a validator's, which its
-    reports make public; empty where it keeps none. `open`: what the others send in this round, None where it is sealed;
-    only players that wait see it."""
+    """A player's view of a round. `past`: earlier rounds, the last one at the end. `book`: a validator's, public
+    through its reports; empty where it keeps none. `open`: the others' updates of this round, None where they are
+    sealed; only players that wait see it."""
 
     round: int
     spec: RunSpec
@@ -52,7 +52,7 @@ class View:
     open: Mapping[PeerId, Update] | None = None
 
     def pages(self, peer: PeerId) -> tuple[Page, ...]:
-        """The pages assigned to a hotkey; public."""
+        """Return the pages assigned to a hotkey; public."""
         spec = self.spec
         return assigned(
             self.run,
@@ -64,7 +64,7 @@ class View:
         )
 
     def draw(self, label: str, peer: PeerId) -> Draw:
-        """Random numbers of a player's own."""
+        """Return a player's own random numbers."""
         return Draw("arena " + label, self.run, peer, self.round)
 
     @property
@@ -75,7 +75,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """Training on `sequences` (int64 [sequences, context]) from `start`, in `steps` equal batches, at so many times the
+    """Training on `sequences` (int64 [sequences, context]) from `start`, in `steps` equal batches, at `rate` times the
     usual learning rate. `frozen`: the name of a tensor that is not trained."""
 
     start: Theta
@@ -86,17 +86,17 @@ class Lesson:
 
     @property
     def cost(self) -> float:
-        """In sequences trained as usual. A third of a step is for the weights' gradients, of which a frozen tensor
-        needs none."""
+        """The cost in sequences of usual training. A third of a step computes the weights' gradients, which a frozen
+        tensor does not need."""
         saved = self.start[self.frozen].numel() / sum(map(Tensor.numel, self.start.values())) if self.frozen else 0.0
         return len(self.sequences) * (1.0 - saved / 3)
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What a hotkey sends. `theta`: the digest that it claims; `holds`: of the parameters that it really has.
+    """A hotkey's submission. `theta`: the digest that it claims; `holds`: of the parameters that it really has.
 
-    `stolen`: instead of `update`, the sealed bytes of that hotkey under an envelope of its own.
+    `stolen`: instead of `update`, the sealed bytes of that hotkey under this hotkey's own envelope.
     """
 
     update: Update | None
@@ -108,11 +108,11 @@ class Sending:
 
 
 class Player:
-    """One participant. `slots`: how many hotkeys it has at any time, where the caller does not say."""
+    """One participant. `slots`: its number of hotkeys at any time, where the caller gives none."""
 
     slots: ClassVar[int] = 1
     waits: ClassVar[bool] = False
-    """Whether it acts after the others, to use what it can see of them."""
+    """Whether it acts after the others, to use their visible submissions."""
 
     def __init__(self, name: str, seed: int, slots: int | None = None) -> None:
         self.name, self.seed = name, seed
@@ -124,19 +124,19 @@ class Player:
         return self.hotkeys[0]
 
     def lessons(self, view: View) -> list[Lesson]:
-        """What it trains this round; nothing unless a subclass says so."""
+        """Return its training of this round; none unless a subclass overrides this."""
         return []
 
     def send(self, view: View, trained: Sequence[Theta]) -> dict[PeerId, Sending]:
-        """What its hotkeys send; `trained` are the ends of its lessons, in order."""
+        """Return the sendings of its hotkeys; `trained` are the results of its lessons, in order."""
         raise NotImplementedError
 
     def void(self) -> None:
-        """The round did not count: nobody's update was applied."""
+        """Handle a void round: no update was applied."""
 
 
 def lesson(view: View, pages: Sequence[Page], share: float = 1.0) -> Lesson:
-    """An honest round's work on `pages`, or that share of its sequences and steps."""
+    """Return an honest round's work on `pages`, or that share of its sequences and steps."""
     spec, sequences = view.spec, view.text.sequences(pages)
     steps = max(1, round(spec.inner.steps * share))
     count = max(1, round(spec.inner.steps * spec.inner.sequences * share))
@@ -145,8 +145,8 @@ def lesson(view: View, pages: Sequence[Page], share: float = 1.0) -> Lesson:
 
 
 class Honest(Player):
-    """Trains on its pages, compresses with error feedback, sends in time; has trouble in `trouble` of its rounds:
-    half of these it misses, in the others it is late."""
+    """Trains on its pages, compresses with error feedback, and sends in time. In a share `trouble` of its rounds it
+    fails: half of these it misses, in the others it is late."""
 
     def __init__(self, name: str, seed: int, slots: int | None = None, trouble: float = 0.0) -> None:
         super().__init__(name, seed, slots)
@@ -172,5 +172,5 @@ class Honest(Player):
 
 
 def difference(start: Theta, end: Theta) -> dict[str, Tensor]:
-    """Delta = start - end."""
+    """Return Delta = start - end."""
     return {name: torch.sub(values, end[name]) for name, values in start.items()}

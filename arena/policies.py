@@ -1,7 +1,6 @@
-"""How a validator judges: our code, and the published formulas, behind one small interface.
+"""Judging policies: our code, and the published formulas, behind one small interface.
 
-A policy is all the memory of one validator. The game calls `check`, `rank`, `tolerates`, `learn` and
-`pay` in this order.
+A policy is all the memory of one validator. The game calls `check`, `rank`, `learn` and `pay` in this order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +34,7 @@ from sparseloco.wire import Submission
 
 @dataclass(frozen=True)
 class Round:
-    """What a validator knows of a round. `digests`: theta's digest at the start of every round so far."""
+    """A validator's knowledge of a round. `digests`: theta's digest at the start of every round so far."""
 
     number: int
     spec: RunSpec
@@ -57,25 +56,26 @@ class Round:
 
 
 class Policy(Protocol):
-    """`sealed`: nobody sees this round's payloads before everybody has committed. `book`: what its reports show."""
+    """`sealed`: this round's payloads are hidden until all peers have committed. `book`: the book that its reports
+    publish."""
 
     sealed: bool
     book: ScoreBook
 
     def check(self, round: Round) -> Checked:
-        """Who passes. Every validator finds the same."""
+        """Return the peers that pass. Every validator finds the same."""
         ...
 
     def rank(self, round: Round, checked: Checked) -> Ranking:
-        """Who contributes, by what was learned before this round."""
+        """Return the contributors, by the knowledge from before this round."""
         ...
 
     def learn(self, round: Round, checked: Checked, ranking: Ranking, contributing: frozenset[PeerId]) -> set[PeerId]:
-        """Evaluate, and remember; the evaluated peers. `contributing`: who is agreed."""
+        """Evaluate and remember; return the evaluated peers. `contributing`: the agreed contributors."""
         ...
 
     def pay(self, round: Round, ranking: Ranking) -> dict[Uid, float]:
-        """This validator's weights."""
+        """Return this validator's weights."""
         ...
 
 
@@ -164,11 +164,11 @@ class _Score:
 @dataclass
 class Published:
     """The published formulas with their constants: final = ordinal x sign average x sync score, squared and normalised
-    into weights; the 15 best contribute. Only the formulas: of the public code's other checks nothing is here, and the
-    bounded outer step is the same as ours, so that the comparison is of the judging.
+    into weights; the 15 best contribute.
 
-    Payloads are readable as soon as they are uploaded. Where fewer than five peers have a positive score, others fill
-    the places in an order drawn from a hash.
+    Only the formulas: the public code's other checks are left out, and the bounded outer step is the same as ours, so
+    that the comparison is of the judging. Payloads are readable as soon as they are uploaded. Where fewer than five
+    peers have a positive score, others fill the places in an order drawn from a hash.
     """
 
     sealed = False
@@ -264,7 +264,8 @@ class Published:
 
 
 def _sync_score(claimed: Digest, digests: Sequence[Digest]) -> float:
-    """By how many rounds the claimed theta is behind; the public code reads it from some values that a peer posts."""
+    """Return the score of the rounds by which the claimed theta is behind; the public code reads that from some values
+    that a peer posts."""
     behind = digests[::-1].index(claimed) if claimed in digests else STEPS_BEHIND
     score: float = max(0.0, 1.0 - behind / STEPS_BEHIND) ** SYNC_POWER
     return score

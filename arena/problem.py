@@ -1,10 +1,9 @@
 """The cheap language problem: text that differs from page to page, and a softmax regression that learns it.
 
 The model predicts a token from the two before it: logits = bias + lag1[x_t] + lag2[x_{t-1}]. It is convex, has 8,256
-parameters in three tensors, and hundreds of peers train it at once in one batch of matrices. The text is a mixture of
-two tables common to all pages and one of the page's topic: what is common is learned slowly over a whole run, what
-is a page's own shows that somebody trained on it. How strong that is, against what the local network's model shows,
-is measured in docs/arena.md.
+parameters in three tensors, and hundreds of peers train it at once in one batch of matrices. The text mixes two tables
+common to all pages and one of the page's topic. The common part is learned slowly over a whole run; a page's own part
+shows that a peer trained on it. docs/arena.md measures how strong that is, compared with the local network's model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +26,8 @@ VOCABULARY = 64
 CONTEXT = 32
 TOPICS = 64
 TOPIC_SHARE = 0.2
-"""Mean probability that a token follows its page's topic and not what all pages have in common; a page's own lies
-between 0 and twice that."""
+"""Mean probability that a token follows its page's topic instead of the common tables; a page's own is between 0 and
+twice that."""
 
 FIRST_LAG_SHARE = 0.6
 CONCENTRATION = 0.2
@@ -44,8 +43,8 @@ class Regression(ModelSpec):
 
 
 class Text:
-    """Endless text: every sequence is drawn when it is asked for, from `seed` and its place, so that a split of a
-    million pages costs nothing and two peers rarely get the same page."""
+    """Endless text: every sequence is drawn on demand from `seed` and its position. So a split of a million pages costs
+    nothing, and two peers rarely get the same page."""
 
     def __init__(self, seed: int, page_tokens: int, held_out_sequences: int = 2048) -> None:
         random = np.random.default_rng([seed, 1])
@@ -53,7 +52,7 @@ class Text:
         rows = random.gamma(CONCENTRATION, size=(2 + TOPICS, VOCABULARY, VOCABULARY)) * marginal + 1e-6
         likely = (rows / rows.sum(-1, keepdims=True)).cumsum(-1).reshape(-1, VOCABULARY)
         likely[:, -1] = 1.0
-        # One ascending line: the successor of row r at probability u is found by looking for r + u.
+        # One ascending line: the successor of row r at probability u is found by searching for r + u.
         self._line = (likely + np.arange(len(likely))[:, None]).reshape(-1)
         self._salt = np.uint64(seed * 0xD1342543DE82EF95 % 2**64)
         self._page_sequences = page_tokens // CONTEXT
@@ -62,15 +61,15 @@ class Text:
         self.held_out = torch.from_numpy(self._drawn(held_out))
 
     def keep(self, pages: Sequence[Page]) -> None:
-        """Draw the whole pages at once and keep them, instead of what was kept before: a round's assignments, which
-        are trained on and then evaluated again and again."""
+        """Draw the whole pages at once and cache them in place of the previous ones: a round's assignments, which are
+        trained on and then evaluated repeatedly."""
         each = self._page_sequences
         numbers = np.concatenate([np.arange(each) + page.first // CONTEXT for page in pages])
         drawn = self._drawn(numbers.astype(np.uint64)).reshape(len(pages), each, CONTEXT)
         self._kept = {page.first // CONTEXT // each: rows for page, rows in zip(pages, drawn, strict=True)}
 
     def sequences(self, pages: Sequence[Page]) -> Tensor:
-        """All whole sequences of the pages, int64 [sequences, CONTEXT]."""
+        """Return all whole sequences of the pages, int64 [sequences, CONTEXT]."""
         firsts = [np.arange(page.first, page.first + page.num_tokens, CONTEXT) for page in pages]
         numbers = np.concatenate(firsts) // CONTEXT
         if all(index in self._kept for index in {number // self._page_sequences for number in numbers.tolist()}):
@@ -79,7 +78,7 @@ class Text:
         return torch.from_numpy(self._drawn(numbers.astype(np.uint64)))
 
     def _drawn(self, numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """The sequences of these numbers, int64 [sequences, CONTEXT]."""
+        """Return the sequences of these numbers, int64 [sequences, CONTEXT]."""
         page = numbers // np.uint64(self._page_sequences)
         topic = (self._unit(page, 0) * TOPICS).astype(np.int64)
         own_share = self._unit(page, 1) * 2 * TOPIC_SHARE
@@ -96,7 +95,7 @@ class Text:
         return tokens
 
     def _unit(self, places: npt.NDArray[np.uint64], part: int) -> npt.NDArray[np.float64]:
-        """Numbers in [0, 1) that follow from the seed, the place and the part (splitmix64)."""
+        """Return numbers in [0, 1) that follow from the seed, the position and the part (splitmix64)."""
         mixed = (places + np.uint64(part)) * np.uint64(0x9E3779B97F4A7C15) ^ self._salt
         mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
@@ -108,14 +107,14 @@ _FAR = np.uint64(1 << 40)
 
 
 def zero_theta() -> Theta:
-    """theta_0: every token is equally likely."""
+    """Return theta_0: every token is equally likely."""
     shapes = {"bias.weight": (VOCABULARY,), "lag1.weight": (VOCABULARY,) * 2, "lag2.weight": (VOCABULARY,) * 2}
     return {name: torch.zeros(shape) for name, shape in shapes.items()}
 
 
 def sequence_losses(theta: Mapping[str, Tensor], sequences: Tensor) -> Tensor:
-    """Mean loss of every sequence in nats a token, fp32 [sequences]; its first two tokens are only read. Logits stay
-    small here, so exp needs no shift."""
+    """Return the mean loss of every sequence in nats per token, fp32 [sequences]; its first two tokens are only inputs.
+    Logits stay small here, so exp needs no shift."""
     one, two, target = (sequences[:, at : at + CONTEXT - 2].reshape(-1) for at in (1, 0, 2))
     logits = theta["lag1.weight"].index_select(0, one).add_(theta["lag2.weight"].index_select(0, two))
     logits.add_(theta["bias.weight"])
@@ -124,9 +123,11 @@ def sequence_losses(theta: Mapping[str, Tensor], sequences: Tensor) -> Tensor:
 
 
 def train(starts: Sequence[Theta], lessons: Tensor, steps: int, rate: float, frozen: str = "") -> list[Theta]:
-    """`steps` steps of gradient descent for every peer at once: `lessons` int64 [peers, sequences, CONTEXT], taken in
-    order in `steps` equal batches; the tensor named `frozen` stays. New thetas; a peer's does not depend on who else is
-    in the batch."""
+    """Take `steps` steps of gradient descent for all peers at once; return the new thetas.
+
+    `lessons`: int64 [peers, sequences, CONTEXT], taken in order in `steps` equal batches. The tensor named `frozen` is
+    not trained. A peer's result does not depend on the others in the batch.
+    """
     peers, count, _ = lessons.shape
     theta = {name: torch.stack([start[name] for start in starts]) for name in starts[0]}
     first, second = (theta[name].view(-1, VOCABULARY) for name in ("lag1.weight", "lag2.weight"))
@@ -147,7 +148,7 @@ def train(starts: Sequence[Theta], lessons: Tensor, steps: int, rate: float, fro
 
 
 class Judge:
-    """The loss that the gauntlet asks for (gauntlet/loss.py), at one round's theta."""
+    """The loss that the gauntlet requests (gauntlet/loss.py), at one round's theta."""
 
     def __init__(self, text: Text, theta: Theta, probe_step: float) -> None:
         self._text, self._theta, self._step = text, theta, probe_step

@@ -1,4 +1,4 @@
-"""The table as text, and the picture of it."""
+"""The table as text, and its plot."""
 
 from pathlib import Path
 
@@ -20,8 +20,8 @@ LABELS = {
 
 
 def cells(table: Table, one: Row) -> tuple[str, ...]:
-    """One row as text: `out after` is the median / 90th percentile of rounds, `pay` in honest peers' pay, `progress` in
-    shares of the clean run's."""
+    """Return one row as text: `out after` is the median / 90th percentile of rounds, `pay` in honest peers' pay,
+    `progress` in shares of the clean run's."""
     verdict = "as expected" if one.meets else "NOT AS EXPECTED"
     if not one.is_fair and one.expected is not Expected.PROPORTION:
         verdict += ", OVERPAID"
@@ -38,7 +38,7 @@ def cells(table: Table, one: Row) -> tuple[str, ...]:
 
 
 def summary(table: Table) -> list[str]:
-    """A few lines below the table."""
+    """Return a few lines for below the table."""
     lines = []
     for policy, progress in table.clean.items():
         rows = [one for one in table.rows if one.policy == policy]
@@ -55,14 +55,14 @@ def summary(table: Table) -> list[str]:
 
 
 def markdown(table: Table) -> str:
-    """The whole table as Markdown."""
+    """Return the whole table as Markdown."""
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     lines += ["| " + " | ".join(cells(table, one)) + " |" for one in table.rows]
     return "\n".join([*lines, "", *(f"- {line}" for line in summary(table))]) + "\n"
 
 
 def draw(table: Table, path: Path) -> None:
-    """Pay of each attack, and what it leaves of the clean run's progress, as a PNG."""
+    """Plot each attack's pay and remaining share of the clean run's progress, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

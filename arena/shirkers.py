@@ -1,4 +1,4 @@
-"""Attacks by doing less than a round's work, more of it, or other work, and by being there in some rounds only."""
+"""Attacks by less work than a round's, more, or other work, and by taking part in some rounds only."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -84,7 +84,7 @@ class DoubleWork(Working):
 
 
 class DoubleBatch(Working):
-    """Beside every sequence of its pages one of pages of its own choice, in the same number of steps."""
+    """For every sequence of its pages one from pages of its own choice, in the same number of steps."""
 
     kind, expected = "double-batch", Expected.PROPORTION
 
@@ -95,14 +95,14 @@ class DoubleBatch(Working):
 
 
 def chosen_pages(view: View, peer: PeerId) -> list[Page]:
-    """As many as are assigned, other ones every round."""
+    """Return as many pages as are assigned, different ones every round."""
     spec = view.spec
     chosen = view.draw("pages", peer).distinct(spec.num_pages, spec.pages_per_round)
     return [page_at(index, spec.page_tokens) for index in chosen]
 
 
 class WrongData(Working):
-    """Trains on pages of its own choice, other ones every round."""
+    """Trains on pages of its own choice, different ones every round."""
 
     kind, expected = "wrong-data", Expected.SOON
 
@@ -136,8 +136,8 @@ class DigestLiar(StaleModel):
 
 
 class Momentum(Attack):
-    """Sends the direction in which everybody has been moving theta, each time over another random half, with error
-    feedback: it repeats neither itself nor others that do the same."""
+    """Sends the direction in which all peers have been moving theta, each time over another random half, with error
+    feedback. So it repeats neither itself nor others that do the same."""
 
     kind, expected = "consensus-momentum", Expected.SOON
     keeps: ClassVar[float] = 0.9
@@ -164,7 +164,7 @@ class Momentum(Attack):
 
 
 class Drip(Working):
-    """Trains in one round of four and lives on its error feedback in the others."""
+    """Trains in one round of four and sends its error feedback in the others."""
 
     kind, expected = "error-feedback-drip", Expected.PROPORTION
 
@@ -176,7 +176,7 @@ class Drip(Working):
 
 
 class SlackUnseen(Working):
-    """Works while it waits for an evaluation and does a quarter in the two rounds after one, when the next is less
+    """Works until it is evaluated and does a quarter in the two rounds after that, when the next evaluation is less
     likely."""
 
     kind, expected = "slack-while-unseen", Expected.PROPORTION

@@ -1,8 +1,8 @@
-"""What stands for the world outside: the spec of an arena run, names for hashes, and signatures.
+"""Substitutes for the outside world: the spec of an arena run, names for hashes, and signatures.
 
-Real: the spec with the protocol's default constants, envelopes, sealing, commitments on time or late. Stand-ins:
-block hashes are hashes of names, a signature is a hash that only the signer makes here, and the proof of being in sync
-covers all of theta at once instead of 4,096 drawn positions.
+Real: the spec with the protocol's default constants, envelopes, sealing, commitments on time or late. Substitutes:
+block hashes are hashes of names. A signature is a hash that only the signer makes here. The in-sync proof covers all of
+theta at once instead of 4,096 drawn positions.
 """
 
 import json
@@ -25,7 +25,7 @@ RATE = 2.0
 
 
 def named(*parts: str | int) -> Digest:
-    """A digest that stands for whatever the parts name, such as the hash of a block."""
+    """Return a digest for a named thing, such as the hash of a block."""
     return Digest(sha256(json.dumps(parts).encode()).digest())
 
 
@@ -33,7 +33,7 @@ OWNER = PeerId(named("owner"))
 
 
 def make_spec(seed: int) -> RunSpec:
-    """The run spec: all gauntlet, outer and compression constants are the protocol's defaults."""
+    """Return the run spec: all gauntlet, outer and compression constants are the protocol's defaults."""
     return RunSpec(
         name="arena",
         chain=named("chain", seed).hex(),
@@ -57,7 +57,7 @@ def make_spec(seed: int) -> RunSpec:
 
 
 class Signer:
-    """Signs with a hash of the hotkey: enough where nobody forges signatures."""
+    """Signs with a hash of the hotkey: enough where no player forges signatures."""
 
     def __init__(self, peer: PeerId) -> None:
         self.peer = peer
@@ -74,10 +74,10 @@ DOORS = Doors(_verify, unseal)
 
 
 def sync_proof(theta: Digest, peer: PeerId) -> Digest:
-    """Who holds the theta of this digest can make it, for its own hotkey only."""
+    """Return the in-sync proof, which a holder of the theta of this digest can make for its own hotkey only."""
     return Digest(sha256(b"in sync" + theta + peer).digest())
 
 
 def generator(draw: Draw) -> torch.Generator:
-    """Torch's random numbers from a draw."""
+    """Return torch's random numbers from a draw."""
     return torch.Generator().manual_seed(draw.words(7))

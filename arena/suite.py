@@ -1,4 +1,4 @@
-"""Which runs make a table, and the table."""
+"""The runs of a table, and the table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,16 +11,16 @@ from arena.game import Scenario, Story, play
 from arena.measure import Row, honest_excluded, row
 
 SAME = 0.01
-"""Differences up to this, in honest peers' pay or in shares of the clean run's progress, are none."""
+"""Differences up to this, in honest peers' pay or in shares of the clean run's progress, are ignored."""
 
 Tell = Callable[[str, int, float], None]
-"""Hears of every round: which run, rounds played in it, the loss."""
+"""Called after every round: name of the run, rounds played, the loss."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """`clean` and `excluded` by policy: progress without attackers in nats a token, and the share of honest peer-rounds
-    wrongly excluded over all runs. `stories` of all runs, by (what, policy)."""
+    """`clean` and `excluded` by policy: progress without attackers in nats per token, and the share of honest
+    peer-rounds wrongly excluded over all runs. `stories` of all runs, by (what, policy)."""
 
     scenario: Scenario
     seeds: int
@@ -30,7 +30,7 @@ class Table:
     stories: dict[tuple[str, str], list[Story]]
 
     def notes(self, one: Row) -> str:
-        """Where ours does worse than the published formulas, what in; else ''."""
+        """Return in what respects our policy does worse than the published formulas; else ''."""
         other = next((o for o in self.rows if o.attack == one.attack and o.policy == "published"), None)
         if one.policy != "ours" or other is None:
             return ""
@@ -44,11 +44,11 @@ class Table:
         return "; ".join(worse)
 
     def kept(self, one: Row) -> float:
-        """Progress over the clean run's under the same policy."""
+        """Return the progress over the clean run's under the same policy."""
         return one.progress / self.clean[one.policy]
 
     def to_body(self) -> dict[str, Any]:
-        """As JSON. An infinite number of rounds (not out by the end) is null."""
+        """Return the table as JSON. An infinite number of rounds (not out by the end) is null."""
         return {
             "clean_loss_progress": self.clean["ours" if "ours" in self.clean else "published"],
             "honest_excluded": self.excluded["ours" if "ours" in self.excluded else "published"],
@@ -87,7 +87,7 @@ class Table:
 
 
 def standard(base: Scenario, attacks: Sequence[type[Attack]], policies: Sequence[str], seeds: int, tell: Tell) -> Table:
-    """Every attack alone, a third of all hotkeys its own, and one clean run; with each policy and seed."""
+    """Play every attack alone, with a third of all hotkeys, and one clean run; with each policy and seed."""
     stories: dict[tuple[str, str], list[Story]] = {}
     for policy in policies:
         for attack in (None, *attacks):
@@ -99,8 +99,8 @@ def standard(base: Scenario, attacks: Sequence[type[Attack]], policies: Sequence
 
 
 def together(base: Scenario, attacks: Sequence[type[Attack]], policies: Sequence[str], seeds: int, tell: Tell) -> Table:
-    """All attacks at once in one run, a third of all hotkeys divided among them, and one clean run. Those of
-    arena/kinds.py `ALONE` do not belong here: who judges, or is in the majority, is a fact about a whole run."""
+    """Play all attacks in one run, a third of all hotkeys divided among them, and one clean run. Those of
+    arena/kinds.py `ALONE` are excluded: the judge's or the majority's behaviour affects a whole run."""
     stories: dict[tuple[str, str], list[Story]] = {}
     for policy in policies:
         stories["clean", policy] = _played(replace(base, policy=policy), f"clean, {policy}", seeds, tell)

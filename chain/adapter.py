@@ -1,9 +1,9 @@
 """The Chain port over the bittensor SDK (pinned 11.3.*): one subnet of finney, of the devnet, or of any chain whose
 runtime has the two pallets that the protocol uses.
 
-Reads name a finalised block and are pinned to its hash. Nothing here decides anything: values go out as the protocol's
-nouns, failures as ChainError. Every call has a hard time-out (chain/session.py); a submission is followed by blocks
-(chain/submission.py). The client is created by the first call, so a chain opened before a fork is safe to use after it.
+Reads name a finalised block and are pinned to its hash. This module decides nothing: it returns the protocol's types
+and raises failures as ChainError. Every call has a hard time-out (chain/session.py); a submission is followed by blocks
+(chain/submission.py). The first call creates the client, so a chain opened before a fork is safe to use after it.
 Source: docs/protocol.md sections 1, 4, 6 and 9.
 """
 
@@ -48,14 +48,15 @@ def open_chain(
     call_timeout_seconds: float = 30.0,
     substrate_factory: "Callable[[], Substrate] | None" = None,
 ) -> "SubtensorChain":
-    """A chain by network name ("finney", "test", "local") or ws:// URL. Connects on first use.
+    """Open a chain by network name ("finney", "test", "local") or ws:// URL. Connects on first use.
 
-    `wallet` signs with its hotkey (chain.keys.open_wallet); None gives a chain to read only. `local`: the run's spec
-    says that it is local, so weights may be sealed to a beacon of the chain's own. A named network brings the SDK's
-    public fall-back endpoints, which `fallback_endpoints` replaces, and its public archives, which `archives` replaces:
-    URLs of nodes that are asked for state that the chain's node has pruned, all of them within one call's time-out.
-    `substrate_factory` replaces the transport and is called for each new session: that is how the adapter is run on
-    other runtimes.
+    - `wallet`: signs with its hotkey (chain.keys.open_wallet); None gives a read-only chain.
+    - `local`: the run's spec says that it is local, so weights may be sealed to the chain's own beacon.
+    - `fallback_endpoints`: replace the public fall-back endpoints that the SDK has for a named network.
+    - `archives`: replace its public archives. URLs of nodes that are asked for state that the chain's node has pruned,
+      all of them within one call's time-out.
+    - `substrate_factory`: replaces the transport and is called for each new session, to run the adapter on other
+      runtimes.
     """
     if substrate_factory is None:
         require_sdk()
@@ -68,8 +69,11 @@ def open_chain(
 def _open_archives(
     network: str, urls: Sequence[str] | None, timeout_seconds: float, genesis: bytes
 ) -> list[Connection]:
-    """A connection to each archive. Not the SDK's own use of archives: where one does not answer, that gives up our
-    session with the chain's own node, and it never asks a second one that is up for what the first lacks."""
+    """Return a connection to each archive.
+
+    Does not use the SDK's own archive support. When an archive does not answer, the SDK gives up our session with the
+    chain's own node. It also never asks a second archive for state that the first lacks.
+    """
     from bittensor import RpcSubstrate, settings
 
     if urls is None:
@@ -113,7 +117,7 @@ class SubtensorChain:
         self._peers: OrderedDict[int, tuple[Peer, ...]] = OrderedDict()
 
     def as_local(self) -> "SubtensorChain":
-        """This chain for a run whose spec says that it is local, over the same connection."""
+        """Return this chain for a run whose spec says that it is local, over the same connection."""
         return SubtensorChain(self._connection, self.netuid, self._wallet, True)
 
     def close(self) -> None:
@@ -154,7 +158,7 @@ class SubtensorChain:
         epochs = self._epochs_of(set_in, final)
 
         def waits(block: int) -> bool | None:
-            """None where the chain's node has pruned the block."""
+            """Whether the commit waits as of a block; None where the chain's node has pruned the block."""
             try:
                 return self._read(
                     block, lambda session, at: reading.commits_wait(session, self.netuid, epochs, set_in, at)
@@ -169,7 +173,7 @@ class SubtensorChain:
             return set_in
         if waits(final):
             return None
-        # Once revealed a commit is gone for good: bisect for the first block without it.
+        # A revealed commit is gone for good: bisect for the first block without it.
         last, first = set_in, final
         while first - last > 1:
             middle = (last + first) // 2
@@ -183,8 +187,8 @@ class SubtensorChain:
         return first
 
     def _epochs_of(self, block: int, final: int) -> Sequence[int]:
-        """The subnet's epochs in which a commit of `block` may have been made: a usual node forgets the block before it
-        forgets the commit."""
+        """Return the subnet's epochs in which a commit of `block` may have been made. Usually a node prunes the block
+        before the chain drops the commit."""
         try:
             return [self._read(block, lambda session, at: reading.epoch(session, self.netuid, at))]
         except ChainError as fault:
@@ -194,7 +198,7 @@ class SubtensorChain:
         return range(max(0, newest - _EPOCHS_BACK), newest + 1)
 
     def keeper(self, block: int) -> str:
-        """Network or URL of the node that answers for the state of a final block: the chain's own, or an archive.
+        """Return network or URL of the node that serves the state of a final block: the chain's own, or an archive.
         Raises ChainError, with the code STATE_PRUNED when none does."""
         block_hash = self._finality.hash(block)
         return self._connection.read(lambda session: reading.header(session, block, block_hash), block)[1]
@@ -204,7 +208,7 @@ class SubtensorChain:
         return self._read(self.finalized().block, lambda session, at: reading.payer(session, address, at))[1]
 
     def head(self) -> int:
-        """Number of the best block, final or not."""
+        """Return the number of the best block, final or not."""
         return self._connection.head()
 
     def reach(self, timeout_seconds: float) -> None:
@@ -216,8 +220,8 @@ class SubtensorChain:
         self._connection.call(ask, timeout_seconds=timeout_seconds)
 
     def require_weights(self, weights: Mapping[Uid, float]) -> None:
-        """Raise ChainError, as `set_weights` would, for what the chain has against such a row but that it comes early.
-        Nothing is sent."""
+        """Raise ChainError for any reason for which `set_weights` would be refused, except the rate limit. Sends
+        nothing."""
         peer = PeerId(bytes(self._signing_wallet().hotkey.public_key))
         require_meaning(weights)
         self.call(lambda session: rehearse(session, self.netuid, peer, weights, local=self._local))
@@ -259,7 +263,7 @@ class SubtensorChain:
         return block
 
     def submit(self, send: Send, written: Written) -> int:
-        """Run a submission of any key's until it stands in a block; returns the block's number."""
+        """Submit with any key until it is in a block; return the block's number."""
         return self._submissions.submit(send, written)
 
     def call(self, call: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
@@ -269,12 +273,12 @@ class SubtensorChain:
     # --- inside --------------------------------------------------------------------------------------------------
 
     def _read(self, block: int, read: Callable[[Session, str], Coroutine[Any, Any, T]]) -> T:
-        """What `read` says of the final block by this number, given its hash."""
+        """Return the result of `read` for the final block of this number, given its hash."""
         block_hash = self._finality.hash(block)
         return self._connection.read(lambda session: read(session, block_hash), block)[0]
 
     def _submit_own(self, wallet: "Wallet", send: Send, written: Written) -> int:
-        """Submit a call of our hotkey's, whose fees its owner pays."""
+        """Submit a call of our hotkey, whose owner pays the fees."""
         try:
             return self.submit(send, written)
         except ChainError as error:

@@ -1,7 +1,7 @@
-"""What a chain's own node has pruned, from nodes that keep it all.
+"""State that a chain's own node has pruned, read from archive nodes.
 
-An archive is asked by the block's hash, which our own node said, and has to serve our chain: it cannot answer for
-another block. About the state at that hash it can lie, since nothing is proved.
+An archive is asked by the block's hash, which our own node named, and has to serve our chain, so it cannot answer for
+another block. It can lie about the state at that hash: there is no proof.
 """
 
 import threading
@@ -12,12 +12,12 @@ from chain.connection import Call, Connection, T
 from protocol.errors import STATE_PRUNED, ChainError
 
 REST_SECONDS = 60.0
-"""For which an archive that failed is not asked again: whoever reads many old blocks must not wait for it each time."""
+"""Time for which a failed archive is not asked again: a reader of many old blocks must not wait for it each time."""
 
 
 class Archives:
-    """Archive nodes of one chain, asked in their order. Thread-safe. `connect` is called by the first read, with the
-    chain's genesis hash."""
+    """Archive nodes of one chain, asked in their order. Thread-safe. The first read calls `connect` with the chain's
+    genesis hash."""
 
     def __init__(self, connect: Callable[[bytes], Sequence[Connection]]) -> None:
         self._connect = connect
@@ -26,8 +26,8 @@ class Archives:
         self._lock = threading.Lock()
 
     def read(self, call: Call[T], block: int, genesis: bytes, pruned: ChainError) -> tuple[T, str]:
-        """What the first archive that can says, and its address. Raises `pruned`, the refusal of our own node, when
-        there is no archive; STATE_PRUNED when none can."""
+        """Return the first archive's answer, and its address. Raises `pruned`, the refusal of our own node, when there
+        is no archive; STATE_PRUNED when none can answer."""
         told = []
         for archive in self._opened(genesis):
             until, fault = self._failed.get(archive, (0.0, pruned))

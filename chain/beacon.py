@@ -1,10 +1,9 @@
-"""Weights sealed until a later epoch: what a commit holds under commit-reveal, and a local chain's own seal for it.
+"""Weights sealed until a later epoch: the content of a commit under commit-reveal, and a local chain's own seal for it.
 
-A real chain opens commits with pulses of the drand beacon, which a local chain can't wait for: its `Drand.BeaconConfig`
-names an X25519 key of its own instead, and opens what was sealed to it in the epoch that reveals. The payload is the
-runtime's `WeightsTlockPayload` in SCALE. Pure but for the fresh key and nonce of each seal.
-Source: subtensor, pallets/subtensor (timelocked commits);
-docs/decisions/0029-complete-rows-local-beacon-fate-by-blocks.md.
+A real chain opens commits with pulses of the drand beacon, which a local chain cannot wait for. Its
+`Drand.BeaconConfig` names its own X25519 key instead, and the epoch that reveals opens what was sealed to that key. The
+payload is the runtime's `WeightsTlockPayload` in SCALE. Pure, except for the fresh key and nonce of each seal. Source:
+subtensor, pallets/subtensor (timelocked commits); docs/decisions/0029-complete-rows-local-beacon-fate-by-blocks.md.
 """
 
 import os
@@ -17,7 +16,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 KEY_BYTES = 32
-"""Of either half of a local beacon's key."""
+"""Size of either half of a local beacon's key."""
 MAX_SEALED_BYTES = 5000
 """The runtime's bound on a commit."""
 
@@ -26,7 +25,8 @@ _INFO = b"murmuration local beacon"
 
 
 class Weights(NamedTuple):
-    """What a commit says: `values` (u16) of `uids` (u16) by the hotkey (its 32 bytes), under a version key (u64)."""
+    """The content of a commit: `values` (u16) of `uids` (u16) by the hotkey (its 32 bytes), under a version key
+    (u64)."""
 
     hotkey: bytes
     uids: tuple[int, ...]
@@ -35,7 +35,7 @@ class Weights(NamedTuple):
 
 
 def encode(weights: Weights) -> bytes:
-    """SCALE of the runtime's WeightsTlockPayload. ValueError for more than 16,383 of anything."""
+    """Return the SCALE encoding of the runtime's WeightsTlockPayload. ValueError for more than 16,383 of any item."""
     return (
         _length(len(weights.hotkey))
         + weights.hotkey
@@ -46,7 +46,7 @@ def encode(weights: Weights) -> bytes:
 
 
 def decode(data: bytes) -> Weights:
-    """Inverse of `encode`, for bytes of anybody's. Raises ValueError for everything that it does not make."""
+    """Decode bytes of any origin. Raises ValueError for everything that `encode` does not produce."""
     hotkey, at = _take(data, 0, 1)
     uids, at = _take(data, at, 2)
     values, at = _take(data, at, 2)
@@ -59,8 +59,8 @@ def decode(data: bytes) -> Weights:
 
 
 def seal(payload: bytes, public_key: bytes) -> bytes:
-    """`payload` for the holder of the private half of `public_key` alone: a fresh public key (32 bytes), a nonce (12)
-    and the box. ValueError for a key that is none."""
+    """Seal `payload` to the private half of `public_key`: return a fresh public key (32 bytes), a nonce (12) and the
+    box. ValueError for an invalid key."""
     mine = X25519PrivateKey.generate()
     sender = mine.public_key().public_bytes_raw()
     nonce = os.urandom(_NONCE_BYTES)
@@ -69,7 +69,7 @@ def seal(payload: bytes, public_key: bytes) -> bytes:
 
 
 def open(sealed: bytes, private_key: bytes) -> bytes:
-    """The payload sealed to this private key's public half. Raises ValueError for anything else."""
+    """Return the payload sealed to this private key's public half. Raises ValueError for anything else."""
     mine = X25519PrivateKey.from_private_bytes(private_key)
     sender, nonce, box = sealed[:KEY_BYTES], sealed[KEY_BYTES : KEY_BYTES + _NONCE_BYTES], sealed[KEY_BYTES + 12 :]
     try:
@@ -81,7 +81,7 @@ def open(sealed: bytes, private_key: bytes) -> bytes:
 
 
 def public_key(private_key: bytes) -> bytes:
-    """The half of a local beacon's key that stands on chain (32 bytes)."""
+    """Return the public half of a local beacon's key, which is on chain (32 bytes)."""
     return X25519PrivateKey.from_private_bytes(private_key).public_key().public_bytes_raw()
 
 
@@ -90,7 +90,7 @@ def _cipher(shared: bytes, keys: bytes) -> ChaCha20Poly1305:
 
 
 def _length(count: int) -> bytes:
-    """SCALE's compact form of a length, in its first two modes."""
+    """Return SCALE's compact form of a length, in its first two modes."""
     if count >= 1 << 14:
         raise ValueError(f"{count} items, at most {(1 << 14) - 1} fit")
     return bytes([count << 2]) if count < 1 << 6 else (count << 2 | 1).to_bytes(2, "little")
@@ -101,7 +101,7 @@ def _u16s(values: tuple[int, ...]) -> bytes:
 
 
 def _take(data: bytes, at: int, item_bytes: int) -> tuple[bytes, int]:
-    """The items of a vector that begins at `at`, as bytes, and where it ends."""
+    """Return the items of a vector that begins at `at`, as bytes, and where it ends."""
     head = data[at : at + 2]
     if not head or head[0] & 2 or len(head) <= head[0] & 1:
         raise ValueError("sealed weights with a length that is none")

@@ -1,7 +1,7 @@
-"""The way to a chain's node: sessions opened as they are needed, and every failure a ChainError.
+"""The connection to a chain's node: sessions opened as needed, and every failure a ChainError.
 
 A session that timed out or lost its connection is dropped, and the next call opens a new one. The first call creates
-it, so what was made before a fork is safe to use after it. It decides nothing about what is called.
+the session, so a connection made before a fork is safe to use after it. It does not interpret the calls.
 """
 
 import threading
@@ -23,11 +23,11 @@ T = TypeVar("T")
 Call = Callable[[Session], Coroutine[Any, Any, T]]
 
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-"""What reading an answer of another shape than the runtime's raises, in the SDK or here."""
+"""Exceptions raised when an answer has another shape than the runtime's, in the SDK or here."""
 
 
 class Connection:
-    """One chain by the name of its network. Thread-safe. `genesis`: of the chain that it has to be."""
+    """One chain by the name of its network. Thread-safe. `genesis`: the hash that the chain must have."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class Connection:
             session.close()
 
     def genesis(self) -> bytes:
-        """The chain's genesis hash."""
+        """Return the chain's genesis hash."""
         if self._genesis is None:
             self.head()  # any call opens a session, and each session begins by reading the genesis hash
             assert self._genesis is not None
         return self._genesis
 
     def head(self) -> int:
-        """Number of the best block, final or not."""
+        """Return the number of the best block, final or not."""
 
         async def read(session: Session) -> int:
             return int(await session.substrate.block_number())
@@ -77,8 +77,8 @@ class Connection:
             return session.run(call, seconds)
 
     def read(self, call: Call[T], block: int) -> tuple[T, str]:
-        """Run one read of the state of a block whose hash is known, and say which endpoint has answered: an archive
-        where the chain's own node has pruned it. Every failure is a ChainError."""
+        """Read state at a block whose hash is known; return the answer and its endpoint. The endpoint is an archive
+        where the chain's own node has pruned the block. Every failure is a ChainError."""
         try:
             return self.call(call, block=block), self.network
         except ChainError as fault:
@@ -88,7 +88,7 @@ class Connection:
 
     @contextmanager
     def session(self, timeout_seconds: float, block: int | None = None) -> Iterator[Session]:
-        """The session. What is raised inside, in the SDK or by the session, comes out as a ChainError."""
+        """Yield the session. Exceptions inside, of the SDK or the session, are raised as ChainError."""
         from bittensor.result import BittensorError, RpcConnectionError
         from bittensor.result import ChainError as Refusal
 
@@ -116,7 +116,7 @@ class Connection:
             return self._session
 
     async def _greet(self, session: Session) -> None:
-        """Refuse another chain behind the same name: everything remembered of it belongs to the first one."""
+        """Reject another chain behind the same name: everything cached belongs to the first one."""
         genesis = hash_bytes(await session.substrate.block_hash(0))
         if self._genesis is None:
             self._genesis = genesis

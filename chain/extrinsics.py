@@ -1,7 +1,7 @@
-"""Extrinsics: how a call is signed and sent, and the chain's word on it as a block number or a ChainError.
+"""Extrinsics: signing and sending a call, and the chain's answer as a block number or a ChainError.
 
-One attempt each: when to try again is for chain/submission.py. Source: docs/protocol.md sections 1 and 9; the author
-RPC of Substrate nodes; bittensor 11.3.
+One attempt each; chain/submission.py decides on retries. Source: docs/protocol.md sections 1 and 9; the author RPC of
+Substrate nodes; bittensor 11.3.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from bittensor.result import ExtrinsicResult
 
 _PALLET_NAMES = {"RateLimitExceeded": "SettingWeightsTooFast"}
-"""The transaction pool names some refusals differently from the pallet, whose names are what callers compare `code`
-with."""
+"""The transaction pool's names of some refusals, mapped to the pallet's names, which callers compare `code` with."""
 
 _POOL_WORDS = {
     "invalid transaction": "InvalidTransaction",
@@ -41,7 +40,7 @@ _FATE_UNKNOWN = frozenset(
         "TemporarilyBanned",
     }
 )
-"""What the pool says of a submission that, or an earlier or later copy of which, may stand in a block all the same."""
+"""Pool statuses after which the submission, or another copy of it, may be in a block all the same."""
 
 
 class Call(NamedTuple):
@@ -53,10 +52,10 @@ class Call(NamedTuple):
 
 
 async def send_call(session: Session, call: Call, keypair: Any, *, again: bool) -> "ExtrinsicResult":
-    """Sign and send one call and wait for its block; what became of it there.
+    """Sign and send one call, wait for its block, and return the result there.
 
-    `again`: an earlier copy may still be on its way. It then gets the account's next nonce on chain, which that copy
-    has too where the pool still holds it: at most one of both gets into a block.
+    `again`: an earlier copy may still be in flight. The call then gets the account's next nonce on chain, which that
+    copy also has if the pool still holds it: at most one of the two gets into a block.
     """
     address = keypair.ss58_address
     composed = await session.substrate.compose(call)
@@ -70,14 +69,14 @@ async def send_call(session: Session, call: Call, keypair: Any, *, again: bool) 
 
 
 async def account_nonce(session: Session, address: str) -> int:
-    """Extrinsics of an account that stand in blocks."""
+    """Return the number of an account's extrinsics in blocks."""
     account = await session.substrate.query("System", "Account", [address])
     return int(account["nonce"])
 
 
 def included(result: "ExtrinsicResult") -> int:
-    """Block number of a successful submission. Otherwise ChainError: with `code` when the chain refused, without one
-    when the outcome is unknown."""
+    """Return the block number of a successful submission. Otherwise raise ChainError: with `code` when the chain
+    refused, without one when the outcome is unknown."""
     if result.success and result.extrinsic_id is not None:
         return int(result.extrinsic_id.split("-")[0])
     code = _code(result.error, result.message) if result.error is not None else None
@@ -89,7 +88,7 @@ def included(result: "ExtrinsicResult") -> int:
 
 
 def refused(error: Any, block: int | None) -> ChainError:
-    """A bittensor ChainError as ours."""
+    """Translate a bittensor ChainError into ours."""
     if "discarded" in str(error).lower():
         where = f"block {block}" if block is not None else "that block"
         return ChainError(
@@ -104,8 +103,11 @@ def refused(error: Any, block: int | None) -> ChainError:
 
 
 def _code(error: Any, message: str) -> str | None:
-    """The chain's name of an error, or the pool's where the SDK has none. The SDK's own class of errors is no name: it
-    guesses it from words, and an endpoint that has enough of us says "rate limit" too."""
+    """Return the chain's name of an error, or the pool's where the SDK has none.
+
+    The SDK's error class is no reliable name: it is guessed from words, and an overloaded endpoint says "rate limit"
+    too.
+    """
     said = message.lower()
     pool = next((name for words, name in _POOL_WORDS.items() if said.startswith(words)), None)
     name = error.name or pool

@@ -1,7 +1,7 @@
-"""The finalised chain: how far it goes, its headers, and waiting for the next ones.
+"""The finalised chain: its head, its headers, and waiting for the next ones.
 
-An endpoint may lag, boast or stop: a higher head is believed when its block can be read, a lower one when it has been
-said often enough by one that does not know our block.
+An endpoint may lag, exaggerate or stop. A higher head is accepted when its block can be read. A lower one is accepted
+after enough answers in a row from an endpoint that does not know our block.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ _HEADERS_KEPT = 1024
 _RECONNECT_SECONDS = 0.25
 _LAST_LOOK_SECONDS = 1.0
 _CONTRADICTIONS = 8
-"""Answers in a row after which a lower finalised head is believed."""
+"""Answers in a row after which a lower finalised head is accepted."""
 
 
 class Finality:
-    """The finalised head as it is known, and headers up to it. Thread-safe. `forget` is called when what was final is
-    not after all: what was read of it is worth nothing."""
+    """The known finalised head, and headers up to it. Thread-safe. `forget` is called when a final block turns out not
+    to be final: cached reads are then invalid."""
 
     def __init__(self, connection: Connection, forget: Callable[[], None]) -> None:
         self._connection = connection
@@ -42,11 +42,11 @@ class Finality:
         self._headers: OrderedDict[int, Header] = OrderedDict()
 
     def head(self) -> Header:
-        """The finalised head."""
+        """Return the finalised head."""
         return self.header(self._refresh(self._connection.timeout_seconds))
 
     def header(self, block: int) -> Header:
-        """Of a final block. Raises ChainError for any other."""
+        """Return the header of a final block. Raises ChainError for any other."""
         known = self._headers.get(block)
         if known is not None:
             return known
@@ -55,11 +55,11 @@ class Finality:
         return self._header(block)
 
     def hash(self, block: int) -> str:
-        """Of a final block, as the SDK takes it."""
+        """Return the hash of a final block, in the SDK's form."""
         return "0x" + self.header(block).hash.hex()
 
     def wait(self, block: int, timeout_seconds: float) -> Header:
-        """Until `block` is final. Raises ChainError after `timeout_seconds`."""
+        """Wait until `block` is final. Raises ChainError after `timeout_seconds`."""
         deadline = time.monotonic() + timeout_seconds
         trouble: ChainError | None = None
         while True:
@@ -67,8 +67,8 @@ class Finality:
             try:
                 if self._final >= block or self._refresh(max(remaining, _LAST_LOOK_SECONDS)) >= block:
                     return self.header(block)
-                # Blocks are followed by subscription: one message each, no latency. It can go silent without an
-                # error, so it is trusted for one call time-out and then the head is asked for again.
+                # Blocks are followed by subscription: one message each, no latency. It can go silent without an error,
+                # so it is trusted for one call time-out; then the head is read again.
                 if remaining > 0:
                     self._follow(block, min(self._connection.timeout_seconds, remaining))
             except ChainError as error:
@@ -84,14 +84,14 @@ class Finality:
     def _header(self, block: int) -> Header:
         known = self._headers.get(block)
         if known is None:
-            # The hash is always our own node's word; the time is part of the state, which it may have pruned.
+            # Our own node always names the hash; the time is part of the state, which it may have pruned.
             block_hash = self._connection.call(lambda session: reading.block_hash(session, block), block=block)
             known = self._connection.read(lambda session: reading.header(session, block, block_hash), block)[0]
             remember(self._headers, block, known, _HEADERS_KEPT)
         return known
 
     def _refresh(self, timeout_seconds: float) -> int:
-        """Number of the finalised head."""
+        """Read the finalised head; return the number that is accepted."""
 
         async def read(session: Session) -> int:
             return int(await session.substrate.finalized_block_number())
@@ -100,7 +100,7 @@ class Finality:
         return self._take(self._connection.call(read, timeout_seconds=seconds))
 
     def _take(self, number: int) -> int:
-        """The finalised head after an answer."""
+        """Return the accepted finalised head after an answer."""
         if number > self._final:
             try:
                 self._header(number)
@@ -122,7 +122,7 @@ class Finality:
         return self._final
 
     def _confirmed(self, block: int) -> bool:
-        """Whether the chain's node has the block, as we know it."""
+        """Whether the chain's node has the block with the hash that we know."""
         known = self._headers.get(block)
 
         async def read(session: Session) -> bool:
@@ -133,7 +133,7 @@ class Finality:
 
         try:
             return self._connection.call(read)
-        except ChainError:  # says nothing against it
+        except ChainError:  # not evidence against the block
             return True
 
     def _follow(self, block: int, seconds: float) -> None:
@@ -157,7 +157,7 @@ class Finality:
 
 
 def remember(cache: "OrderedDict[K, V]", key: K, value: V, limit: int) -> None:
-    """Keep the newest `limit` entries."""
+    """Add an entry; keep the newest `limit` entries."""
     cache[key] = value
     while len(cache) > limit:
         cache.popitem(last=False)

@@ -1,7 +1,7 @@
-"""Keys: sign with a hotkey, verify anybody's signature, open and create wallets on disk.
+"""Keys: sign with a hotkey, verify signatures, open and create wallets on disk.
 
-It never prompts where nobody can answer, never prints or logs a mnemonic, and never needs the coldkey: a node runs
-with the hotkey's file alone. Source: docs/protocol.md sections 3 and 4 (what is signed); bittensor 11.3 keyfiles.
+It never prompts without a terminal, never prints or logs a mnemonic, and never needs the coldkey: a node runs with the
+hotkey's file alone. Source: docs/protocol.md sections 3 and 4 (what is signed); bittensor 11.3 keyfiles.
 """
 
 import os
@@ -39,20 +39,20 @@ class HotkeySigner:
         return self._peer
 
     def sign(self, message: bytes) -> bytes:
-        """64 signature bytes over `message`."""
+        """Return 64 signature bytes over `message`."""
         return bytes(self._keypair.sign(message))
 
 
 def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
-    """True when `signature` is the peer's sr25519 signature over `message`; about 50 us. Never raises.
+    """Whether `signature` is the peer's sr25519 signature over `message`; about 50 us. Never raises.
 
-    A signature over `<Bytes>message</Bytes>`, the form in which browser wallets sign, is accepted too: it binds the
-    key to the same message.
+    A signature over `<Bytes>message</Bytes>`, the form of browser wallets, is accepted too: it binds the key to the
+    same message.
     """
     if len(peer) != DIGEST_BYTES or len(signature) != SIGNATURE_BYTES:
         return False
     try:
-        # The SDK's own native module: to import the SDK for it takes a second, and whoever only reads needs no more.
+        # The SDK's own native module: importing the whole SDK takes a second, and read-only callers need no more.
         keypair = import_module("bittensor_core").Keypair(public_key=bytes(peer), crypto_type=_SR25519)
         return bool(keypair.verify(bytes(message), bytes(signature)))
     except ValueError:
@@ -61,7 +61,7 @@ def verify(peer: PeerId, message: bytes, signature: bytes) -> bool:
 
 
 def require_sdk() -> None:
-    """Raise ConfigError where Bittensor's SDK is not installed: all but the chain does without."""
+    """Raise ConfigError where Bittensor's SDK is not installed: only the chain needs it."""
     if find_spec("bittensor") is None:
         raise ConfigError(
             "Bittensor's SDK is not installed, which a run on a chain needs: "
@@ -70,10 +70,10 @@ def require_sdk() -> None:
 
 
 def open_wallet(name: str, hotkey: str, path: str = DEFAULT_WALLETS_PATH) -> "Wallet":
-    """The wallet with its hotkey unlocked. The coldkey's files may be absent: only an operator's calls need them.
+    """Open the wallet with its hotkey unlocked. The coldkey's files may be absent: only an operator's calls need them.
 
-    An encrypted hotkey takes its password from the environment variable that Bittensor's tools use, or from the
-    terminal when there is one. Raises ConfigError with the next step otherwise.
+    The password of an encrypted hotkey comes from the environment variable that Bittensor's tools use, or from the
+    terminal when there is one. Otherwise raises ConfigError with the next step.
     """
     require_sdk()
     from bittensor.sp_core import KeyfileError, WrongPasswordError
@@ -107,7 +107,7 @@ def open_wallet(name: str, hotkey: str, path: str = DEFAULT_WALLETS_PATH) -> "Wa
 
 
 def create_wallet(name: str, hotkey: str, path: str) -> "Wallet":
-    """A wallet with unencrypted keys for a local network; keys that exist already are kept. Prints nothing."""
+    """Return a wallet with unencrypted keys for a local network; existing keys are kept. Prints nothing."""
     from bittensor.wallet import Wallet as Wallet
 
     wallet = _wallet(Wallet, name, hotkey, path)

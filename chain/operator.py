@@ -1,7 +1,7 @@
-"""What the operator of a subnet or a supervisor of a local network does on chain: register, fund, stake, tune.
+"""On-chain calls of a subnet's operator or a local network's supervisor: register, fund, stake, tune.
 
-A node never calls this: these need a coldkey. Raw calls throughout, because the SDK's intents for registration insist
-on MEV protection that a local chain does not have. Amounts are rao (1e9 rao = 1 TAO). Source: subtensor's pallets
+A node never uses them: they need a coldkey. All are raw calls, because the SDK's intents for registration require MEV
+protection that a local chain does not have. Amounts are rao (1e9 rao = 1 TAO). Source: subtensor's pallets
 SubtensorModule, Balances, AdminUtils and Sudo.
 """
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 def uid_of(chain: SubtensorChain, peer: PeerId) -> Uid | None:
-    """The peer's uid at the head of the chain; None when it is not registered."""
+    """Return the peer's uid at the head of the chain; None when it is not registered."""
     address = hotkey(peer)
     uid = chain.call(lambda session: session.substrate.query("SubtensorModule", "Uids", [chain.netuid, address]))
     return None if uid is None else Uid(int(uid))
 
 
 def balance(chain: SubtensorChain, address: str) -> int:
-    """Free balance of an account at the head of the chain, in rao."""
+    """Return the free balance of an account at the head of the chain, in rao."""
     return chain.call(lambda session: reading.balance(session, address))
 
 
 def register(chain: SubtensorChain, wallet: "Wallet") -> Uid:
-    """Register the wallet's hotkey, paid by its coldkey; returns its uid. A registered hotkey keeps the uid it has."""
+    """Register the wallet's hotkey, paid by its coldkey; return its uid. A registered hotkey keeps its uid."""
     peer = PeerId(bytes(wallet.hotkey.public_key))
     uid = uid_of(chain, peer)
     if uid is None:
@@ -46,21 +46,21 @@ def register(chain: SubtensorChain, wallet: "Wallet") -> Uid:
 
 
 def transfer(chain: SubtensorChain, wallet: "Wallet", address: str, rao: int) -> int:
-    """Send `rao` from the wallet's coldkey to `address`; returns the block that included it."""
+    """Send `rao` from the wallet's coldkey to `address`; return the block that included it."""
     return _submit(chain, wallet.coldkey, Call("Balances", "transfer_keep_alive", {"dest": address, "value": rao}))
 
 
 def add_stake(chain: SubtensorChain, wallet: "Wallet", rao: int) -> int:
-    """Stake `rao` of the wallet's coldkey on its hotkey; returns the block that included it."""
+    """Stake `rao` of the wallet's coldkey on its hotkey; return the block that included it."""
     params = {"hotkey": wallet.hotkey.ss58_address, "netuid": chain.netuid, "amount_staked": rao}
     return _submit(chain, wallet.coldkey, Call("SubtensorModule", "add_stake", params))
 
 
 def set_hyperparameter(chain: SubtensorChain, wallet: "Wallet", name: str, value: int | bool, *, root: bool) -> int:
-    """Set one of the subnet's hyperparameters, by the name that AdminUtils.sudo_set_<name> has for it.
+    """Set one of the subnet's hyperparameters, by its name in AdminUtils.sudo_set_<name>.
 
     The wallet's coldkey is the subnet's owner, or with `root` the chain's sudo key: some may be set only by root.
-    Returns the block that included it.
+    Return the block that included it.
     """
     from bittensor import calls
 
@@ -72,13 +72,13 @@ def set_hyperparameter(chain: SubtensorChain, wallet: "Wallet", name: str, value
 
 
 def upgrade_runtime(chain: SubtensorChain, wallet: "Wallet") -> int:
-    """Upgrade a devnet's runtime, by its sudo key; returns the block that included it."""
+    """Upgrade a devnet's runtime, by its sudo key; return the block that included it."""
     return _submit(chain, wallet.coldkey, Call("System", "set_code", {"code": "0x00"}), root=True)
 
 
 def _submit(chain: SubtensorChain, keypair: Any, call: Call, *, root: bool = False) -> int:
-    """Submit and wait for inclusion. When a lost connection hides the outcome, the account's nonce tells whether it
-    was included; a caller that must know its effect reads it."""
+    """Submit and wait for inclusion. When a lost connection hides the outcome, the account's nonce shows whether it was
+    included; a caller that must know its effect reads it."""
     before = nonce(chain, keypair.ss58_address)
 
     def written() -> int | None:

@@ -1,7 +1,8 @@
-"""What is read of a subnet, each at the hash of one block: headers, hotkeys, demands, balances, commits.
+"""Reads of a subnet, each at the hash of one block: headers, hotkeys, demands, balances, commits.
 
-Coroutines over a session; when to call them and what to keep is for chain/adapter.py. Answers of another shape than the
-runtime's raise what Python raises. Source: subtensor's pallets SubtensorModule and Commitments; bittensor 11.3.
+Coroutines over a session; chain/adapter.py decides when to call them and what to cache. Answers of another shape than
+the runtime's raise Python's own exceptions. Source: subtensor's pallets SubtensorModule and Commitments; bittensor
+11.3.
 """
 
 import asyncio
@@ -20,11 +21,11 @@ _COLUMNS = [52, 57, 59, 62, 69]
 """SelectiveMetagraphIndex of hotkeys, validator_permit, last_update, incentives and total_stake: a twentieth of a
 metagraph."""
 _NOBODY = hotkey(PeerId(bytes(32)))
-"""What the chain says of an owner where there is none."""
+"""The chain's value for a missing owner."""
 
 
 async def block_hash(session: Session, block: int) -> str:
-    """Of any block, as the SDK takes it."""
+    """Return the hash of any block, in the SDK's form."""
     return "0x" + hash_bytes(await session.substrate.block_hash(block)).hex()
 
 
@@ -34,7 +35,7 @@ async def header(session: Session, block: int, block_hash: str) -> Header:
 
 
 def hash_bytes(text: str) -> bytes:
-    """The 32 bytes of a block's hash; ValueError, or AttributeError, for what is none."""
+    """Return the 32 bytes of a block's hash; ValueError or AttributeError for an invalid one."""
     found = bytes.fromhex(text.removeprefix("0x"))
     if len(found) != DIGEST_BYTES:
         raise ValueError("a block's hash has 32 bytes")
@@ -42,11 +43,11 @@ def hash_bytes(text: str) -> bytes:
 
 
 async def neurons(session: Session, netuid: int, block_hash: str) -> tuple[Peer, ...]:
-    """Every registered hotkey by uid, without its slot, in one call. Stake comes from the runtime itself, which weighs
-    alpha and root stake by rules that change with its version."""
+    """Return every registered hotkey by uid, without its slot, in one call. Stake comes from the runtime itself, which
+    weighs alpha and root stake by rules that change with its version."""
     try:
         columns = await session.substrate.runtime_call(*_SELECTIVE_METAGRAPH, [netuid, _COLUMNS], block_hash=block_hash)
-    except ValueError:  # the SDK's word for a method that the runtime's metadata does not have
+    except ValueError:  # raised by the SDK for a method that is not in the runtime's metadata
         columns = await session.substrate.runtime_call(*_METAGRAPH, [netuid], block_hash=block_hash)
     if not isinstance(columns, dict) or columns.get("hotkeys") is None:
         raise _no_subnet(netuid)
@@ -59,7 +60,7 @@ async def neurons(session: Session, netuid: int, block_hash: str) -> tuple[Peer,
 
 
 async def peers(session: Session, netuid: int, block_hash: str) -> tuple[Peer, ...]:
-    """Every registered hotkey with its slot, by uid."""
+    """Return every registered hotkey with its slot, by uid."""
     found = await neurons(session, netuid, block_hash)
     keys = [[netuid, hotkey(peer.id)] for peer in found]
     registrations = await session.substrate.query_batch("Commitments", "CommitmentOf", keys, block_hash=block_hash)
@@ -106,8 +107,8 @@ async def weights(session: Session, netuid: int, uid: Uid, block_hash: str) -> d
 
 
 async def payer(session: Session, address: str, block_hash: str | None = None) -> tuple[str, int]:
-    """Address of the coldkey that owns a hotkey and pays its fees, and its free balance in rao; at the head without a
-    hash."""
+    """Return the address of the coldkey that owns a hotkey and pays its fees, and its free balance in rao; at the head
+    without a hash."""
     owner = await session.substrate.query("SubtensorModule", "Owner", [address], block_hash=block_hash)
     if owner in (None, _NOBODY):
         raise ChainError(f"no coldkey owns hotkey {address}: register it on the subnet", code="HotKeyAccountNotExists")
@@ -115,7 +116,7 @@ async def payer(session: Session, address: str, block_hash: str | None = None) -
 
 
 async def balance(session: Session, address: str, block_hash: str | None = None) -> int:
-    """Free balance of an account, in rao; at the head without a hash."""
+    """Return the free balance of an account, in rao; at the head without a hash."""
     account = await session.substrate.query("System", "Account", [address], block_hash=block_hash)
     return int(account["data"]["free"])
 
@@ -123,7 +124,7 @@ async def balance(session: Session, address: str, block_hash: str | None = None)
 async def commits_wait(
     session: Session, netuid: int, epochs: Iterable[int], committed_in: int, block_hash: str
 ) -> bool:
-    """Whether weights that were committed in block `committed_in`, of one of these epochs, wait to be revealed."""
+    """Whether weights committed in block `committed_in`, in one of these epochs, still wait to be revealed."""
     for epoch in epochs:
         waiting = await session.substrate.query(
             "SubtensorModule", "TimelockedWeightCommits", [netuid, epoch], block_hash=block_hash
@@ -134,16 +135,17 @@ async def commits_wait(
 
 
 async def epoch(session: Session, netuid: int, block_hash: str) -> int:
-    """Number of the subnet's epoch; 0 on a runtime that does not count them, which reveals otherwise."""
+    """Return the number of the subnet's epoch; 0 on a runtime that does not count epochs and reveals by other rules."""
     index = await session.substrate.query("SubtensorModule", "SubnetEpochIndex", [netuid], block_hash=block_hash)
     return int(index or 0)
 
 
 async def block_seconds(session: Session, block_hash: str) -> float:
-    """Seconds from one block to the next, as the runtime says it: by Aura, or by Babe, to which subtensor is about to
-    move. Not the SDK's `block_time`: that one knows Aura alone, and keeps what it read beyond an upgrade.
+    """Return the seconds between blocks according to the runtime: by Aura, or by Babe, to which subtensor is about to
+    move.
 
-    Raises ChainError where the runtime says nothing.
+    Does not use the SDK's `block_time`, which knows only Aura and keeps its value across an upgrade. Raises ChainError
+    where the runtime gives no value.
     """
     substrate = session.substrate
     found = await substrate.constant("Aura", "SlotDuration")
@@ -161,7 +163,7 @@ async def block_seconds(session: Session, block_hash: str) -> float:
 
 
 async def _said(session: Session, api: str, method: str, block_hash: str) -> Any:
-    """What a method of the runtime's says; None where it has none of that name, or names one that it does not have."""
+    """Return the result of a runtime method; None where the runtime does not have it, or lists it without having it."""
     from bittensor.result import ChainError as Refusal
 
     try:
@@ -171,13 +173,13 @@ async def _said(session: Session, api: str, method: str, block_hash: str) -> Any
 
 
 async def own_slot(session: Session, netuid: int, address: str) -> tuple[int, tuple[bytes, ...]]:
-    """Block and fields of a hotkey's slot at the head; block -1 when there is none."""
+    """Return block and fields of a hotkey's slot at the head; block -1 when there is none."""
     value = await session.substrate.query("Commitments", "CommitmentOf", [netuid, address])
     return (int(value["block"]), decode_fields(value["info"])) if isinstance(value, dict) else (-1, ())
 
 
 async def own_update(session: Session, netuid: int, address: str) -> int:
-    """`last_update` of a hotkey's uid at the head."""
+    """Return `last_update` of a hotkey's uid at the head."""
     block_hash = await session.substrate.block_hash()
     uid = await session.substrate.query("SubtensorModule", "Uids", [netuid, address], block_hash=block_hash)
     if uid is None:

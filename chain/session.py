@@ -1,8 +1,8 @@
-"""One connection to a chain: the SDK's asynchronous transport on an event loop and thread of its own.
+"""One connection to a chain: the SDK's asynchronous transport on its own event loop and thread.
 
-Its one purpose is the hard time-out. A call that hangs, in the network or inside the SDK, must not hang the node, so
-the caller waits on a future and walks away when the time is up; the session is then closed and the next call opens a
-fresh one. It knows nothing of what the calls mean.
+Its one purpose is the hard time-out. A call that hangs, in the network or inside the SDK, must not hang the node. So
+the caller waits on a future and stops waiting when the time is up; the session is then closed and the next call opens a
+new one. It does not interpret the calls.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ _CLOSE_SECONDS = 2.0
 
 
 class _Tolerant:
-    """A transport that answers None for storage that the connected runtime does not have: what only newer runtimes
-    have is not switched on."""
+    """A transport that returns None for storage that the connected runtime does not have: a feature of newer runtimes
+    is then off."""
 
     def __init__(self, substrate: "Substrate") -> None:
         self._substrate = substrate
@@ -32,7 +32,7 @@ class _Tolerant:
         return getattr(self._substrate, name)
 
     async def query(self, *args: Any, **kwargs: Any) -> Any:
-        # No public name exists for this error; the SDK's version is pinned, and a test would notice a change.
+        # This error has no public name; the SDK's version is pinned, and a test would notice a change.
         from bittensor._transport.errors import StorageFunctionNotFound
 
         try:
@@ -58,14 +58,15 @@ class Session:
         threading.Thread(target=self._serve, name="chain-session", daemon=True).start()
 
     def start(self, call: "Callable[[Session], Coroutine[Any, Any, T]]") -> "Future[T]":
-        """Begin `call(self)`. Who no longer waits for it cancels it. ConnectionError when the session is closed."""
+        """Begin `call(self)`. A caller that stops waiting cancels the future. ConnectionError when the session is
+        closed."""
         if self._closed:
             raise ConnectionError("the session was closed")
         return asyncio.run_coroutine_threadsafe(self._connected_call(call), self._loop)
 
     def run(self, call: "Callable[[Session], Coroutine[Any, Any, T]]", timeout_seconds: float) -> T:
-        """What `call(self)` returns or raises; TimeoutError after `timeout_seconds`, whatever the call is doing, and
-        ConnectionError when another thread closed the session meanwhile."""
+        """Return or raise the result of `call(self)`. Raises TimeoutError after `timeout_seconds` in any case, and
+        ConnectionError when another thread closes the session meanwhile."""
         future = self.start(call)
         try:
             return result(future, timeout_seconds)
@@ -74,14 +75,14 @@ class Session:
             raise
 
     def close(self) -> None:
-        """Let go of the connection. Returns at once; a loop that hangs is left behind on its daemon thread."""
+        """Close the connection. Returns at once; a loop that hangs is abandoned on its daemon thread."""
         if self._closed:
             return
         self._closed = True
         self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._shut()))
 
     async def _connected_call(self, call: "Callable[[Session], Coroutine[Any, Any, T]]") -> T:
-        # Not Client.connect: that one also reads every token symbol and keeps them on disk, for display only.
+        # Not Client.connect, which also reads every token symbol and keeps them on disk, for display only.
         async with self._connecting:
             if not self._connected:
                 await self.substrate.connect()
@@ -94,7 +95,8 @@ class Session:
         self._loop.close()
 
     async def _shut(self) -> None:
-        # Closing a broken connection may fail in any way, and there is nothing left to save: failures are results.
+        # Closing a broken connection may fail in any way, and there is nothing left to save: collect the failures as
+        # results.
         await asyncio.gather(asyncio.wait_for(self.substrate.close(), _CLOSE_SECONDS), return_exceptions=True)
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:
@@ -104,7 +106,7 @@ class Session:
 
 
 def result(future: "Future[T]", timeout_seconds: float) -> T:
-    """What a call that was started returns or raises. TimeoutError when it goes on, and ConnectionError when its
+    """Return or raise the result of a started call. TimeoutError when it is still running, and ConnectionError when its
     session was closed meanwhile."""
     try:
         return future.result(timeout_seconds)
@@ -113,5 +115,5 @@ def result(future: "Future[T]", timeout_seconds: float) -> T:
 
 
 def _note(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What a task of the transport failed with after nobody waited for it any more, as with every dead endpoint."""
+    """Log a failure of a transport task whose caller had stopped waiting, as with every dead endpoint."""
     logger.debug("the transport left a failure behind", failure=repr(context.get("exception")))

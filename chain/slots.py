@@ -1,4 +1,4 @@
-"""Commitment slots between bytes and the SDK's decoded values.
+"""Commitment slots: conversion between bytes and the SDK's decoded values.
 
 `Commitments.set_commitment` takes at most 3 fields, each a variant of `Data`: Raw0 .. Raw128, whose name must equal the
 length exactly, or BigRaw up to 512 bytes. Source: subtensor, pallets/commitments; bittensor 11.3.
@@ -15,15 +15,16 @@ BIG_RAW_MAX_BYTES = 512
 
 
 def encode_fields(fields: tuple[bytes, ...]) -> dict[str, Any]:
-    """The `info` argument of set_commitment. Fields that the pallet can't take are a bug of the caller: ValueError."""
+    """Return the `info` argument of set_commitment. ValueError for fields that the pallet cannot take: a bug of the
+    caller."""
     if not 1 <= len(fields) <= MAX_FIELDS:
         raise ValueError(f"{len(fields)} fields in a commitment slot, 1 to {MAX_FIELDS} fit")
     return {"fields": [[_encode(field) for field in fields]]}
 
 
 def decode_fields(info: Any) -> tuple[bytes, ...]:
-    """The bytes of each field, in order. A field that holds no raw bytes (a hash, a timelocked value) reads as empty,
-    so that it keeps its place and can never be taken for a message."""
+    """Return the bytes of each field, in order. A field without raw bytes (a hash, a timelocked value) reads as empty:
+    it keeps its place and is never parsed as a message."""
     entries = info.get("fields", []) if isinstance(info, dict) else []
     if len(entries) == 1 and isinstance(entries[0], list | tuple):  # some runtimes decode the newtype as one more list
         entries = entries[0]
@@ -31,7 +32,7 @@ def decode_fields(info: Any) -> tuple[bytes, ...]:
 
 
 def decode_slot(registration: Any) -> Slot | None:
-    """A value of `Commitments.CommitmentOf` as a Slot; None when the hotkey has posted nothing."""
+    """Return a value of `Commitments.CommitmentOf` as a Slot; None when the hotkey has posted nothing."""
     if not isinstance(registration, dict):
         return None
     return parse_slot(int(registration["block"]), decode_fields(registration.get("info")))
@@ -55,11 +56,11 @@ def _decode(entry: Any) -> bytes:
 
 
 def raw_bytes(value: Any) -> bytes:
-    """The bytes of a decoded vector of bytes.
+    """Return the bytes of a decoded vector of bytes.
 
-    It comes as text when its bytes are UTF-8 and as hex otherwise, so text that itself looks like hex reads as the
-    bytes it spells. (Raw<n> always comes as hex.) Every node reads a slot so, and the reading is a function of the
-    bytes on chain: a peer gains a second spelling of its own slot and nothing else.
+    The SDK returns text when the bytes are UTF-8 and hex otherwise, so text that itself looks like hex reads as the
+    bytes it spells. (Raw<n> is always hex.) Every node reads a slot so, and the result is a function of the bytes on
+    chain: a peer only gains a second spelling of its own slot.
     """
     if not isinstance(value, str):
         return bytes(value)

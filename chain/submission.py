@@ -1,9 +1,9 @@
-"""What becomes of a submission, judged by blocks: sent, looked for in the state, sent again, given up.
+"""Submission by blocks: send, look in the state, send again, give up.
 
-A connection or a pool may lose sight of what was sent, and a subscription may go silent. So the head is watched beside
-it: what is in no block `UNSEEN_BLOCKS` after it was sent is looked for in the chain's state and then sent again. A
-refusal by name is final; that of a signature is believed the second time, over a new session: the runtime may have been
-upgraded under the first. Clocks only bound a chain that does not answer or makes no blocks.
+A connection or a pool may lose a submission, and a subscription may go silent. So the head is watched in parallel: a
+submission that is in no block `UNSEEN_BLOCKS` after it was sent is looked for in the chain's state and then sent again.
+A refusal by name is final. A refused signature is accepted as final only the second time, over a new session: the
+runtime may have been upgraded during the first. Clocks only bound a chain that does not answer or makes no blocks.
 """
 
 import threading
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from bittensor.result import ExtrinsicResult
 
 Send = Callable[[Session, bool], "Coroutine[Any, Any, ExtrinsicResult]"]
-"""Sends once and waits for the block. The flag: a copy that was sent before may still be on its way."""
+"""Sends once and waits for the block. The flag: a copy that was sent before may still be in flight."""
 Written = Callable[[], int | None]
 """Reads at the head in which block the submission took effect; None when it has not."""
 
 UNSEEN_BLOCKS = 4
 GIVE_UP_BLOCKS = 12
-"""From the first attempt on."""
+"""Counted from the first attempt."""
 
 _OTHER_RUNTIME = "BadProof"
-"""What the pool says of a signature over another runtime's version. An open session keeps that of its runtime."""
+"""The pool's answer to a signature for another runtime version. An open session keeps its runtime's version."""
 
 _POLL_SECONDS = 0.5
 _BACK_OFF_SECONDS = 4.0
 _MUTE_TIMEOUTS = 4
 """Call time-outs after which a chain that does not answer is given up."""
 _STILL_SECONDS = 60.0
-"""Without a new block, five blocks of a real chain."""
+"""Longest time without a new block: five blocks of a real chain."""
 
 
 class Submissions:
@@ -49,8 +49,8 @@ class Submissions:
         self._lock = threading.Lock()
 
     def submit(self, send: Send, written: Written) -> int:
-        """Send until it stands in a block; returns the block's number. Raises ChainError with the chain's error name
-        in `code` for a refusal, and without one when the outcome stays unknown."""
+        """Send until it is in a block; return the block's number. Raises ChainError with the chain's error name in
+        `code` for a refusal, and without one when the outcome stays unknown."""
         with self._lock:
             watch = _Watch(self._connection)
             lost: ChainError | None = None
@@ -76,14 +76,14 @@ class Submissions:
                     if block is not None:
                         return block
                     time.sleep(watch.pause_seconds())
-            # One last look: what was sent last may be on chain by now.
+            # A last check: the last copy may be on chain by now.
             block = _found(written)
             if block is not None:
                 return block
             raise ChainError(f"{watch.why}{f'; the last trouble: {lost}' if lost else ''}")
 
     def _attempt(self, send: Send, again: bool, head: int, watch: "_Watch") -> int:
-        """The block that includes what is sent now, at `head`. ChainError without a code when none does in time."""
+        """Send at `head` and return the block that includes it. ChainError without a code when none does in time."""
 
         async def once(session: Session) -> "ExtrinsicResult":
             return await send(session, again)
@@ -105,7 +105,7 @@ class Submissions:
 
 
 class _Watch:
-    """The head, while a submission is under way."""
+    """The head during a submission."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -114,10 +114,10 @@ class _Watch:
         self._moved_at = self._answered_at = time.monotonic()
         self.head = -1
         self.why = ""
-        """Why it was given up."""
+        """Why the submission was given up."""
 
     def look(self) -> int | None:
-        """Number of the best block, tried for until there is an answer; None when it is time to give up."""
+        """Poll the number of the best block until there is an answer; None when it is time to give up."""
         while not self.why:
             try:
                 head = self._connection.head()
@@ -142,7 +142,7 @@ class _Watch:
         return None
 
     def pause_seconds(self) -> float:
-        """How long to wait before the next look: longer each time, as long as no block comes."""
+        """Return the seconds before the next poll, which grow as long as no block comes."""
         seconds, self._pause_seconds = self._pause_seconds, min(2 * self._pause_seconds, _BACK_OFF_SECONDS)
         return seconds
 

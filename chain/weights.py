@@ -1,9 +1,9 @@
 """A validator's row of weights: complete, checked before it is sent, plain or sealed as the subnet demands.
 
-The SDK's own intent sends no zeros and refuses fewer weights than MinAllowedWeights, 1024 by default: more than a
+The SDK's own intent sends no zeros and refuses fewer weights than MinAllowedWeights: 1024 by default, more than a
 subnet has uids. The chain counts entries, zeros included, so the row names every uid. Under commit-reveal the chain
-checks little before it takes a commit and says nothing when it refuses the reveal: so everything is checked here, in
-the runtime's order and by its names. Source: subtensor, pallets/subtensor (set_weights, timelocked commits);
+checks little when it accepts a commit and is silent when it refuses the reveal. So everything is checked here, in the
+runtime's order and by its names. Source: subtensor, pallets/subtensor (set_weights, timelocked commits);
 docs/decisions/0029-complete-rows-local-beacon-fate-by-blocks.md.
 """
 
@@ -33,7 +33,7 @@ _QUICKNET = bytes.fromhex(
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the chain demands of this hotkey's row at one block, the head. Stakes in the runtime's own weighting."""
+    """The chain's demands on this hotkey's row at one block, the head. Stakes in the runtime's own weighting."""
 
     block: int
     num_uids: int
@@ -49,7 +49,7 @@ class Terms:
 
 
 async def read_terms(session: Session, netuid: int, peer: PeerId) -> Terms:
-    """Raises ChainError HotKeyNotRegisteredInSubNet."""
+    """Read the terms at the head. Raises ChainError HotKeyNotRegisteredInSubNet."""
     block = int(await session.substrate.block_number())
     block_hash = await session.substrate.block_hash(block)
 
@@ -87,7 +87,7 @@ async def read_terms(session: Session, netuid: int, peer: PeerId) -> Terms:
 
 
 def require(terms: Terms) -> None:
-    """Raise ChainError, by the runtime's name, for a row that the chain would refuse whatever it says."""
+    """Raise ChainError, by the runtime's name, when the chain would refuse any row."""
     if terms.stake < terms.stake_threshold:
         raise ChainError(
             f"a stake of {terms.stake} rao is below the {terms.stake_threshold} that weights need on this chain",
@@ -107,16 +107,16 @@ def require(terms: Terms) -> None:
 
 
 def require_meaning(weights: Mapping[Uid, float]) -> None:
-    """Raise ValueError for weights that no chain could be told."""
+    """Raise ValueError for weights that no chain could accept."""
     if not all(isfinite(weight) and weight >= 0 for weight in weights.values()) or not any(weights.values()):
         raise ValueError("weights must be finite and non-negative, and at least one positive")
 
 
 def row(weights: Mapping[Uid, float], num_uids: int, max_weight: int) -> list[int]:
-    """The u16 weight of every uid, the largest 65535; absent ones weigh zero. Where one may have no more than
-    `max_weight` / 65535 of the whole, the heaviest are cut down to that.
+    """Return the u16 weight of every uid, the largest 65535; absent ones weigh zero. Where a share may not exceed
+    `max_weight` / 65535, the heaviest are reduced to that.
 
-    Raises ChainError for a uid that is not there, and for too few positive weights to obey the limit.
+    Raises ChainError for a uid that is not registered, and for too few positive weights to obey the limit.
     """
     if any(uid >= num_uids for uid in weights):
         raise ChainError("weights for a uid that is not registered (any more)", code="UidVecContainInvalidOne")
@@ -128,7 +128,7 @@ def row(weights: Mapping[Uid, float], num_uids: int, max_weight: int) -> list[in
         clipped = clip_to_max_weight(list(positive.values()), max_weight / U16_MAX)
         positive = dict(zip(positive, clipped, strict=True))
     top = max(positive.values())
-    # Rounded up under a limit: the heaviest's part of the sum must not grow beyond it by rounding.
+    # Round up under a limit: rounding must not push the heaviest share above it.
     quantise = ceil if limited else round
     found = [int(quantise(positive.get(Uid(uid), 0.0) / top * U16_MAX)) for uid in range(num_uids)]
     if limited and max(found) * U16_MAX > max_weight * sum(found):
@@ -141,12 +141,13 @@ def row(weights: Mapping[Uid, float], num_uids: int, max_weight: int) -> list[in
 
 
 async def compose(session: Session, netuid: int, peer: PeerId, weights: Mapping[Uid, float], *, local: bool) -> Call:
-    """The call that sets this row, or under commit-reveal commits to it, checked at the head. Raises ChainError."""
+    """Return the call that sets this row, or under commit-reveal commits to it, checked at the head. Raises
+    ChainError."""
     return await _composed(session, netuid, peer, weights, await read_terms(session, netuid, peer), local)
 
 
 async def rehearse(session: Session, netuid: int, peer: PeerId, weights: Mapping[Uid, float], *, local: bool) -> None:
-    """Raise what `compose` would raise once the rate limit has passed."""
+    """Raise the errors that `compose` would raise once the rate limit has passed."""
     await _composed(
         session, netuid, peer, weights, replace(await read_terms(session, netuid, peer), last_update=0), local
     )
@@ -175,7 +176,8 @@ async def _composed(
 async def _seal(
     session: Session, netuid: int, peer: PeerId, uids: list[int], values: list[int], terms: Terms, local: bool
 ) -> tuple[bytes, int]:
-    """The commit's ciphertext, and the round of the beacon that opens it; of a local beacon, the subnet's epoch."""
+    """Return the commit's ciphertext, and the round of the beacon that opens it; for a local beacon, the subnet's
+    epoch."""
     block_hash = await session.substrate.block_hash(terms.block)
 
     async def read(item: str) -> int:
@@ -194,7 +196,7 @@ async def _seal(
             "who opens them. Only a run whose spec says that it is local may use a chain with a beacon of its own",
             code=UNKNOWN_BEACON,
         )
-    # Untyped native module, and loaded on use.
+    # Untyped native module, loaded on use.
     core = importlib.import_module("bittensor_core")
     sealed, opens_at = core.get_encrypted_commit_v2(
         uids=uids,

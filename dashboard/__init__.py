@@ -1,1 +1,1 @@
-"""A page over a run: what its nodes did, round by round. It reads, and never needs a key."""
+"""A web page over a run: its nodes' activity, round by round. Read only; never needs a key."""

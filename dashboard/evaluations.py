@@ -1,4 +1,4 @@
-"""Checkpoints' evaluations (`murmur evaluate RUN`) as the page sees them: lines of a file, of whoever evaluates."""
+"""Checkpoint evaluations (`murmur evaluate RUN`) for the page: lines of a file, written by the evaluating process."""
 
 import json
 from collections.abc import Iterator
@@ -13,23 +13,23 @@ _FILE = "evaluations.jsonl"
 
 
 def in_folder(folder: Path) -> Path:
-    """Where those of a local network are: in its run folder."""
+    """Return the file of a local network's evaluations: in its run folder."""
     return folder / _FILE
 
 
 def in_home(home: Path, run: Digest) -> Path:
-    """Where those of any run are, on the machine that makes them."""
+    """Return the file of any run's evaluations, on the machine that makes them."""
     return home / "evaluations" / f"{run.hex()}.jsonl"
 
 
 class Evaluations:
-    """The rows of a file that grows, taken into the rounds that made the states."""
+    """The rows of a growing file, merged into the rounds that made the states."""
 
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path)
 
     def read(self, rounds: Rounds) -> None:
-        """Take in what is new."""
+        """Read the new rows into `rounds`."""
         for place, event in self._events():
             rounds.take(EVALUATIONS, event, place)
 
@@ -38,7 +38,7 @@ class Evaluations:
             try:
                 row = json.loads(line)
                 event = {"event": "tested", **{name: row[name] for name in ("time", "loss", "tasks")}}
-                # The state at the start of a round is what the round before has made.
+                # The state at the start of a round was made by the previous round.
                 yield place, event | {"round": row["round"] - 1}
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue

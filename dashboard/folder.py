@@ -1,6 +1,7 @@
-"""A local network's run folder as the page sees it: its nodes' events, names, spec, and whether it has ended.
+"""A local network's run folder as a source of the page: its nodes' events, names, spec, and whether it has ended.
 
-Only files are read: it is the same while the network runs, after its end, and wherever the folder was moved to."""
+It reads only files, so it works while the network runs, after its end, and wherever the folder was moved to.
+"""
 
 import json
 import time
@@ -19,7 +20,7 @@ from protocol.spec import RunSpec, parse_spec
 from protocol.types import Digest, peer_id
 
 BY_HAND = "owner.toml"
-"""Settings of the owner of a run: where they lie, nodes are started by hand (`murmur devnet`)."""
+"""Settings of a run's owner: where this file exists, nodes are started by hand (`murmur devnet`)."""
 PUBLIC = "wallets/*/hotkeys/defaultpub.txt"
 
 
@@ -35,7 +36,7 @@ class Folder:
         self._spec: RunSpec | None = None
 
     def read(self, max_bytes: int = PORTION_BYTES) -> bool:
-        """Take in what the nodes have written since."""
+        """Read the nodes' new events."""
         if len(self._names) != len(list(self.path.glob(PUBLIC))):
             self._names = names(self.path)
             self.rounds.hotkeys = {name: hotkey for hotkey, name in self._names.items()}
@@ -53,13 +54,13 @@ class Folder:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Hotkey -> name, of every member so far."""
+        """Hotkey -> name, for every member so far."""
         return self._names
 
     @property
     def spec(self) -> RunSpec | None:
-        """The network's own, or, where nodes were started by hand, that of the run that one of them follows, the newest
-        begun; None before there is one."""
+        """The network's own spec. Where nodes were started by hand: the spec of the newest run that one of them
+        follows. None before there is one."""
         if self._spec is None:
             places = [self.path / "spec.json", *self.path.glob("nodes/*/*/run.json")]
             found = [spec for place in places if (spec := _spec(place)) is not None]
@@ -67,7 +68,7 @@ class Folder:
         return self._spec
 
     def stage(self) -> Stage:
-        """How far it has come; it is silent when no node writes anything."""
+        """Return the network's progress; it counts as silent when no node writes anything."""
         homes = list(self.path.glob("nodes/*/node.toml"))
         files = [*(home.parent / "events.jsonl" for home in homes), self.path]
         newest = max((file.stat().st_mtime for file in files if file.exists()), default=time.time())
@@ -92,7 +93,7 @@ class Folder:
         pass
 
     def detail(self, number: int) -> dict[str, Any] | None:
-        """Read again from where the round's lines stand."""
+        """Read the round's lines again from their offsets."""
         one = self.rounds.get(number)
         if one is None:
             return None
@@ -136,7 +137,8 @@ class Folder:
 
 
 def _spec(path: Path) -> RunSpec | None:
-    """That of a network's `spec.json`, or of a node's `run.json`; None where it is not there or cannot be read."""
+    """Return the spec of a network's `spec.json`, or of a node's `run.json`; None where it does not exist or cannot be
+    read."""
     try:
         body = json.loads(path.read_bytes())
         data = canonical_json(body["spec"] if path.name != "spec.json" else body)
@@ -146,7 +148,7 @@ def _spec(path: Path) -> RunSpec | None:
 
 
 def names(folder: Path) -> dict[str, str]:
-    """Who is who in a run folder: every member's name by its SS58 hotkey, from the public halves of its wallets."""
+    """Return every member's name by its SS58 hotkey, from the public halves of the wallets in a run folder."""
     found: dict[str, str] = {}
     for path in sorted(folder.glob(PUBLIC)):
         try:

@@ -1,4 +1,4 @@
-"""One sentence: healthy, or what is wrong."""
+"""The run's health in one sentence: healthy, or what is wrong."""
 
 from collections.abc import Iterator
 from math import inf
@@ -9,17 +9,17 @@ from dashboard.void import why_void
 
 LATELY_ROUNDS = 5
 SILENT_ROUNDS = 3.0
-"""A run moves within so many rounds' planned time."""
+"""Planned time, in rounds, within which a healthy run makes progress."""
 FALLBACK_SECONDS = 600.0
 RISE = 0.05
-"""Nats a token above its best by which a loss is said to rise, not to waver."""
+"""Nats per token above its best at which a loss counts as rising."""
 
 Told = tuple[str, str]
 """(`good`, `wrong` or `waiting`; the sentence)."""
 
 
 def health(source: Source) -> Told:
-    """How the run fares, as of now."""
+    """Return the run's current health."""
     rounds, stage = source.rounds, source.stage()
     if stage.trouble is not None:
         return "wrong", stage.trouble
@@ -46,7 +46,7 @@ def _starting(source: Source, stage: Stage) -> Told:
 
 
 def _wrong(source: Source, lately: list[Round], stage: Stage) -> Iterator[str]:
-    """What is wrong, the worst first."""
+    """Yield the problems, the worst first."""
     rounds, last = source.rounds, lately[-1]
     for one in reversed(lately):
         word = one.agreed()

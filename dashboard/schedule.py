@@ -8,12 +8,12 @@ from training.schedule import lr_at
 
 POINTS = 200
 AFTER = 1.05
-"""It is flat from its end on: so much of it is shown."""
+"""Length of the plot as a multiple of the schedule's: after its end the rate is flat."""
 
 
 def schedule(inner: InnerSpec, done: int) -> dict[str, Any]:
-    """At most POINTS points `rounds`, counted without void ones, and the `rates` of their first inner steps; `here`:
-    how many rounds are `done`."""
+    """Return at most POINTS points `rounds`, counted without void ones, and the `rates` of their first inner steps;
+    `here`: the number of rounds `done`."""
     stands = inner.flat_steps if inner.flat_from < inner.decay_steps else 0
     last = max(1, ceil(AFTER * (inner.start_step + inner.decay_steps + stands) / inner.steps), done)
     turns = (inner.start_step, inner.start_step + inner.warmup_steps, inner.start_step + inner.decay_steps + stands)

@@ -1,12 +1,12 @@
-"""The page and its JSON over HTTP: GET only, from what is in memory; to this machine only, unless told otherwise.
+"""The page and its JSON over HTTP: GET only, served from memory, by default to this machine only.
 
     GET /                          the page
-    GET /api/rounds?since=VERSION  rounds that have changed after this version (default 0: all), and how the run fares
-    GET /api/rounds/NUMBER         one round in full: what each validator says of each hotkey, phases by node
+    GET /api/rounds?since=VERSION  rounds that have changed after this version (default 0: all), and the run's health
+    GET /api/rounds/NUMBER         one round in full: each validator's report on each hotkey, phases by node
     GET /api/page?since=V&peers=N  as /api/rounds, in the page's own short form (dashboard/short.py)
 
-An answer never waits for the run: a thread takes in what is new once a second, and a round is turned into JSON once for
-every change. docs/dashboard.md has the fields.
+An answer never waits for the run: a thread reads new data once a second, and a round is encoded as JSON once per
+change. docs/dashboard.md has the fields.
 """
 
 import json
@@ -37,13 +37,13 @@ from protocol.spec import RunSpec
 
 LOOPBACK = "127.0.0.1"
 ANY = "0.0.0.0"
-"""To listen at all addresses of this machine."""
+"""Listens at all addresses of this machine."""
 FP32_BYTES = 4
 READ_SECONDS = 1.0
 PORTION_SECONDS = 0.01
-"""Between portions of a long run: for those who ask meanwhile."""
+"""Pause between portions of a long run, in which requests are served."""
 ANSWER_BYTES = 1 << 20
-"""About how much of the rounds goes into one answer; a page asks for the rest."""
+"""Approximate size of the rounds in one answer; the page requests the rest."""
 STATIC = Path(__file__).parent / "static"
 SCRIPTS = ("page.js", "store.js", "peers.js", "round.js", "matrix.js", "charts.js", "uPlot.iife.min.js")
 FILES = (*SCRIPTS, "page.css", "uPlot.min.css")
@@ -57,7 +57,7 @@ HEADERS = {
 
 
 class Watched:
-    """A run that a thread of its own keeps up with. `answer` and `detail` may be called from any thread."""
+    """A run that its own thread keeps up to date. `answer` and `detail` may be called from any thread."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -68,10 +68,10 @@ class Watched:
         self._more = self.read()
 
     def read(self) -> bool:
-        """Take in what is new, or a portion of it; whether there is more."""
+        """Read new data, or a portion of it; return whether there is more."""
         with self._lock:
             more = self.source.read()
-            if not more:  # of a long run's past what is asked for is enough
+            if not more:  # of a long run's past, requested rounds are enough
                 self.source.rounds.encode()
             self._told = _facts(self.source)
             if more:
@@ -80,7 +80,7 @@ class Watched:
             return more
 
     def follow(self) -> None:
-        """Keep up until `close`."""
+        """Keep up to date until `close`."""
         threading.Thread(target=self._run, name="dashboard reader", daemon=True).start()
 
     def close(self) -> None:
@@ -88,13 +88,14 @@ class Watched:
         self.source.close()
 
     def answer(self, since: int) -> bytes:
-        """JSON of /api/rounds."""
+        """Return the JSON of /api/rounds."""
         with self._lock:
             told, version, more = self.source.rounds.since(since, ANSWER_BYTES)
             return _answer(self._told | {"version": version, "more": more}, told)
 
     def short(self, since: int, peers: int) -> bytes:
-        """JSON of /api/page: of the peers, all but the first so many. Their places hold for one `session`."""
+        """Return the JSON of /api/page, with all peers but the first `peers`. Their places are valid for one
+        `session`."""
         with self._lock:
             told, version, more = self.source.rounds.since(since, ANSWER_BYTES, short=True)
             new = self.source.rounds.peers.since(peers)
@@ -103,7 +104,7 @@ class Watched:
             )
 
     def peer(self, asked: str) -> bytes | None:
-        """JSON of /api/peers/NAME, of a hotkey or a member's name; None for somebody of whom no round tells."""
+        """Return the JSON of /api/peers/NAME, for a hotkey or a member's name; None when no round has that peer."""
         with self._lock:
             hotkeys = {name: hotkey for hotkey, name in self.source.names.items()}
             peer = hotkeys.get(asked, asked)
@@ -112,12 +113,12 @@ class Watched:
         return json.dumps(found, allow_nan=False).encode() if rounds else None
 
     def table(self) -> bytes:
-        """/api/rounds.csv."""
+        """Return /api/rounds.csv."""
         with self._lock:
             return as_csv(self.source.rounds)
 
     def detail(self, number: int) -> dict[str, Any] | None:
-        """JSON of /api/rounds/NUMBER."""
+        """Return the JSON of /api/rounds/NUMBER."""
         with self._lock:
             found = self.source.detail(number)
             return found and {**found, "validators": validators(self.source.rounds, number)}
@@ -126,12 +127,12 @@ class Watched:
         while not self._ending.wait(PORTION_SECONDS if self._more else READ_SECONDS):
             try:
                 self._more = self.read()
-            except OSError as fault:  # a file that is just being replaced, or a folder that was removed
+            except OSError as fault:  # a file that is just being replaced, or a removed folder
                 logger.debug("the page reads on later: {fault}", fault=str(fault))
 
 
 def application(watched: Watched, host: str = LOOPBACK) -> ASGIApp:
-    """The page over one run, listening at `host`."""
+    """Return the application that serves the page over one run, listening at `host`."""
 
     def page(request: Request) -> Response:
         return FileResponse(STATIC / "index.html", media_type="text/html")
@@ -178,13 +179,13 @@ def application(watched: Watched, host: str = LOOPBACK) -> ASGIApp:
         Route("/api/peers/{name}", peer),
         Route("/api/rounds/{number:int}", one),
     ]
-    # A name that a stranger's page makes resolve to this machine is none of ours.
+    # Reject other host names: a stranger's page may make its name resolve to this machine.
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost", host])
     return _Sealed(Starlette(routes=routes, middleware=[hosts]))
 
 
 class _Sealed:
-    """Every answer carries the same headers: no script, style or address but our own."""
+    """Adds the same headers to every answer: only our own scripts, styles and addresses are allowed."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -202,11 +203,12 @@ class _Sealed:
 
 
 class Page:
-    """The page over a run, served from `begin` until `close` by threads of its own; who comes before that waits. `port`
-    0: any that is free. `host`: where to listen; who asks has to call it that, 127.0.0.1 or localhost, as a container's
-    port is called on its host.
+    """The page over a run, served by its own threads from `begin` until `close`; earlier requests wait.
 
-    Raises ConfigError for a port that is taken, or an address that is not this machine's."""
+    `port` 0: any that is free. `host`: the address to listen at; requests have to name it, 127.0.0.1 or localhost (as
+    for a container's port on its host). Raises ConfigError for a port that is taken, or an address that is not this
+    machine's.
+    """
 
     def __init__(self, source: Source, port: int = 0, host: str = LOOPBACK) -> None:
         self._socket = socket.socket()
@@ -237,14 +239,14 @@ class Page:
         )
 
     def begin(self) -> Self:
-        """Serve. Its threads import what they need: whoever imports large things at the same time may lock them, and
-        itself, for ever, where modules import each other in a circle."""
+        """Start to serve. Its threads import modules. A caller that imports large modules at the same time may deadlock
+        with them where modules import each other in a circle."""
         self._watched.follow()
         self._thread.start()
         return self
 
     def wait(self) -> None:
-        """Until somebody interrupts."""
+        """Wait until interrupted."""
         while self._thread.is_alive():
             self._thread.join(1.0)
 
@@ -257,7 +259,7 @@ class Page:
 
 
 def _facts(source: Source) -> dict[str, Any]:
-    """What is not of one round."""
+    """Return the facts that belong to no single round."""
     spec = source.spec
     state, sentence = health(source)
     decided = [one for one in source.rounds if one.decided]
@@ -285,12 +287,12 @@ def _answer(facts: Mapping[str, Any], rounds: Sequence[bytes]) -> bytes:
 
 
 def _round_tokens(spec: RunSpec) -> int:
-    """What one contributor trains on in a round, at first."""
+    """Return the tokens that one contributor trains on in a round, by the run's first constants."""
     return spec.inner.steps * spec.inner.sequences * spec.model.context
 
 
 def _count(request: Request, name: str) -> int | None:
-    """A count of the query, 0 where it is left out; None for what is none."""
+    """Return a count of the query, 0 where it is left out; None for an invalid one."""
     asked = request.query_params.get(name, "0")
     return int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 16 else None
 

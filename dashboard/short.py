@@ -1,12 +1,12 @@
-"""Rounds as the page itself reads them (`/api/page`): a peer is its place in one list, not a hotkey of 48 letters in
-every field of every round. 256 peers x 400 rounds are 1.6 MB by that, 11 MB as `/api/rounds`."""
+"""Rounds in the page's short form (`/api/page`): a peer is its index in one list, not a hotkey of 48 letters in every
+field of every round. 256 peers x 400 rounds then take 1.6 MB, against 11 MB as `/api/rounds`."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 
 class Places:
-    """Peers in the order in which they were first told of; the list only grows."""
+    """Peers in the order of their first mention; the list only grows."""
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
@@ -15,13 +15,13 @@ class Places:
         return self._places.setdefault(peer, len(self._places))
 
     def since(self, count: int) -> list[str]:
-        """All but the first `count`."""
+        """Return all but the first `count`."""
         return [*self._places][count:]
 
 
 def shortened(body: Mapping[str, Any], places: Places) -> dict[str, Any]:
-    """`body` (dashboard/rounds.py) with places for peers. `rejected` and `standing`: code to places; `pay` and
-    `learning`: places, and their values in the same order."""
+    """Return `body` (dashboard/rounds.py) with indices for peers. `rejected` and `standing`: code to indices; `pay` and
+    `learning`: indices, and their values in the same order."""
     of = places.of
     return {
         **body,

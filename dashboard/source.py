@@ -1,5 +1,5 @@
-"""What the page is made of, wherever it comes from: a run folder (dashboard/folder.py), or a network that is read from
-outside (murmur/dashboard/watcher.py)."""
+"""The page's data source: a run folder (dashboard/folder.py), or a network read from outside
+(murmur/dashboard/watcher.py)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ PORTION_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """How far a network has come. `waits_for`: what has to be before its first round, None once that is played;
-    `silent_seconds`: since it was last heard of; `trouble`: why nothing new can be read."""
+    """A network's progress. `waits_for`: the condition for its first round, None once that is played. `silent_seconds`:
+    time since its last sign of life. `trouble`: why no new data can be read."""
 
     waits_for: str | None = None
     ended: bool = False
@@ -28,7 +28,7 @@ class Source(Protocol):
     rounds: Rounds
 
     def read(self, max_bytes: int = PORTION_BYTES) -> bool:
-        """Take in what is new, up to about `max_bytes`, without waiting for anybody; whether there is more."""
+        """Read new data, up to about `max_bytes`, without blocking; return whether there is more."""
         ...
 
     @property
@@ -42,15 +42,18 @@ class Source(Protocol):
         ...
 
     def stage(self) -> Stage:
-        """How far it has come, as of now."""
+        """Return the current progress."""
         ...
 
     def detail(self, number: int) -> dict[str, Any] | None:
-        """One round in full: `peers`, by hotkey, what each validator says of it; `unread`, by validator, why it says
-        nothing; `phases`, by node, in seconds after the first node began; `deadline` of commitments on that scale, null
-        where it is not known. None for a round that is not known."""
+        """Return one round in full; None for an unknown round.
+
+        `peers`: by hotkey, each validator's report on it. `unread`: by validator, why its report is missing. `phases`:
+        by node, in seconds after the first node began. `deadline`: of commitments on that scale, null where it is not
+        known.
+        """
         ...
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Stop reading."""
         ...

@@ -1,4 +1,4 @@
-"""A run's rounds as tables: one row a round for a spreadsheet, and one peer's rounds."""
+"""A run's rounds as tables: one row per round for a spreadsheet, and one peer's rounds."""
 
 import csv
 import io
@@ -11,8 +11,8 @@ LAST = ("payload_bytes", "sent_bytes", "why_void")
 
 
 def as_csv(rounds: Rounds) -> bytes:
-    """Every round, by number: `time` in Unix seconds, losses in nats a token, phases in seconds; empty for what nobody
-    told."""
+    """Return every round, by number, as CSV: `time` in Unix seconds, losses in nats per token, phases in seconds; empty
+    for unknown values."""
     into = io.StringIO()
     writer = csv.writer(into, lineterminator="\n")
     writer.writerow([*COLUMNS, *PHASES, *LAST])
@@ -26,9 +26,11 @@ def as_csv(rounds: Rounds) -> bytes:
 
 
 def peer_rounds(rounds: Rounds, peer: str) -> list[dict[str, Any]]:
-    """What became of the peer in every round that tells of it, by number. outcome: `contributing`, its standing, or why
-    it was rejected; pay: its share, None where the round was void, since that is settled by a later one; evaluations:
-    behind that, by then."""
+    """Return the peer's outcome in every round that mentions it, by number.
+
+    outcome: `contributing`, its standing, or why it was rejected. pay: its share, None where the round was void, since
+    a later one settles it. evaluations: their number so far.
+    """
     return [row for one in rounds if (row := _row(one, peer)) is not None]
 
 

@@ -1,4 +1,4 @@
-"""Files that grow, read on from where they were left: each line once."""
+"""Growing files, read from where the last read ended: each line once."""
 
 import os
 from collections.abc import Iterator
@@ -6,11 +6,11 @@ from pathlib import Path
 
 READ_BYTES = 1 << 20
 MAX_LINE_BYTES = 16 << 20
-"""Of an event; the largest is a report of 256 hotkeys, 150 kB. Longer lines are passed over."""
+"""Longest line, an event; the largest is a report of 256 hotkeys, 150 kB. Longer lines are skipped."""
 
 
 class Tail:
-    """A file of lines. One that was replaced, or has shrunk, is read anew."""
+    """A file of lines. A file that was replaced, or has shrunk, is read from its start."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -18,7 +18,7 @@ class Tail:
         self._offset = 0
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Offset and bytes of every whole line since the last one taken; what is still being written comes later."""
+        """Yield offset and bytes of every complete line since the last read; a partial line is left for later."""
         try:
             facts = os.stat(self.path)
         except OSError:
@@ -42,7 +42,7 @@ class Tail:
 
 
 def line_at(path: Path, offset: int) -> bytes:
-    """The line that began at this offset when it was read; whatever stands there now."""
+    """Return the line at this offset, as the file is now."""
     with path.open("rb") as file:
         file.seek(offset)
         return file.readline(MAX_LINE_BYTES)

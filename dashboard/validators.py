@@ -1,4 +1,4 @@
-"""The validators side by side in one round: what each has said, reported and paid, as far as that is known."""
+"""The validators of one round in comparison: each one's word, report and pay, as far as known."""
 
 from typing import Any
 
@@ -6,13 +6,15 @@ from dashboard.rounds import Round, Rounds
 
 
 def validators(rounds: Rounds, number: int) -> list[dict[str, Any]]:
-    """A row for each validator that any round tells of: those with the most stake first, then by name. None stands for
-    what nobody tells of this round.
+    """Return a row for each validator that any round mentions: by stake, highest first, then by name. None means
+    unknown for this round.
 
-    `word`: `names` or `abstains`; `theta`: the state that it holds at the start of the round; `named`: how many peers
-    it names; `peers`: which, where that was read from the chain; `first`: who would contribute by its own order;
-    `said_in`, `set_in`: blocks of its word and its weights; `not_set`: why its weights do not count; `last_round`,
-    `last_time`: of its last word or report in any round."""
+    - `word`: `names` or `abstains`. `theta`: the state that it holds at the start of the round.
+    - `named`: how many peers it names. `peers`: which, where that was read from the chain.
+    - `first`: the contributors by its own order.
+    - `said_in`, `set_in`: blocks of its word and its weights. `not_set`: why its weights do not count.
+    - `last_round`, `last_time`: of its last word or report in any round.
+    """
     one = rounds.get(number)
     if one is None:
         return []
@@ -45,6 +47,6 @@ def _row(rounds: Rounds, one: Round, node: str) -> dict[str, Any]:
 
 
 def _held(rounds: Rounds, one: Round, node: str) -> str | None:
-    """The model that a node of ours held when the round began: what the round before has left it with."""
+    """Return the model that one of our nodes held when the round began: the result of the previous round."""
     before = rounds.get(one.number - 1)
     return before.theta.get(node) if before is not None else None

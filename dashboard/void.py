@@ -1,4 +1,4 @@
-"""Why a round was void, in one sentence: by what the chain shows, else by what the nodes say of themselves."""
+"""The reason why a round was void, in one sentence: from the chain, else from the nodes' own events."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from dashboard.rounds import Round
 
 DECLARED, NO_STATE, NOBODY = "declared", "no_state", "nobody"
-"""What final states show (node/observe/history.py): the owner has declared it; no model, or no peer, has most of the
-stake."""
+"""Reasons visible in final states (node/observe/history.py): the owner has declared the round void; no model, or no
+peer, has most of the stake."""
 
 _BY_CHAIN = {
     DECLARED: "the run's owner has declared it void",
@@ -19,7 +19,7 @@ _BY_CHAIN = {
 
 
 def why_void(one: "Round") -> str | None:
-    """None for a round that is not void, or not decided."""
+    """Return the reason; None for a round that is not void, or not decided."""
     word = one.agreed()
     if word is None or not one.void[word]:
         return None

@@ -1,1 +1,1 @@
-"""A whole network on one machine, on the real interfaces: devnet, S3 store, miners, validators, faults."""
+"""A complete network on one machine, on the real interfaces: devnet, S3 store, miners, validators, faults."""

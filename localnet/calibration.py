@@ -1,7 +1,7 @@
-"""From measured seconds to the windows of a round: at least four times the 95th percentile of what happens in each.
+"""The windows of a round from measured seconds: at least four times the 95th percentile of the work in each.
 
-The seconds come from the network's own processes, all running at once (localnet/worker.py), so that the clock fits
-the machine as it is, slow or busy. Source: docs/protocol.md section 1.
+The network's own processes measure the seconds, all running concurrently (localnet/worker.py), so the clock fits the
+machine as it is, slow or busy. Source: docs/protocol.md section 1.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,22 +13,22 @@ from protocol.types import Subnet
 MARGIN = 4.0
 MIN_BLOCKS = 4
 HICCUP_SECONDS = 4.0
-"""Least length of the reveal window. What happens in it takes milliseconds, so four times that says little: a loaded
-machine holds a process up for a second or two now and then, and an honest miner would count as UNREVEALED."""
+"""Least length of the reveal window. Its work takes milliseconds, so four times that means little. A loaded machine
+stalls a process for a second or two now and then, and an honest miner would count as UNREVEALED."""
 
 FINISH_MARGIN = 1.0
-"""Scoring is on nobody's critical path; it only has to be done when the next round's commitments are read. It was
-measured with everybody at work at once, which is three to four times what it takes in a round."""
+"""Scoring is on no critical path; it only has to end before the next round's commitments are read. It was measured with
+all processes at work concurrently, which takes three to four times as long as in a round."""
 
 
 def percentile_95(samples: Sequence[float]) -> float:
-    """The 95th percentile, the larger neighbour; the maximum of fewer than 20 samples."""
+    """Return the 95th percentile, rounded up to a sample; the maximum of fewer than 20 samples."""
     ordered = sorted(samples)
     return ordered[min(len(ordered) - 1, ceil(0.95 * len(ordered)) - 1)]
 
 
 def merge(measured: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
-    """All processes' samples by phase."""
+    """Return all processes' samples by phase."""
     phases: dict[str, list[float]] = {}
     for samples in measured:
         for phase, seconds in samples.items():
@@ -37,7 +37,8 @@ def merge(measured: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, list[f
 
 
 def windows(phases: Mapping[str, Sequence[float]], block_seconds: float, subnet: Subnet) -> dict[str, int | float]:
-    """Fields of ClockSpec, but for start_block. A round is no shorter than the subnet's quota of posts allows.
+    """Return the fields of ClockSpec, except start_block. A round is no shorter than the subnet's quota of posts
+    allows.
 
     `phases`: seconds of advance (read the selection, gather, outer step, save), compute (inner steps, compress, seal,
     save), upload, commit (a chain post until it is in a block), reveal, check (gather, fast checks, mirror), evaluate.
@@ -47,10 +48,10 @@ def windows(phases: Mapping[str, Sequence[float]], block_seconds: float, subnet:
     def blocks(*names: str, margin: float = MARGIN) -> int:
         return max(MIN_BLOCKS, ceil(margin * sum(longest[name] for name in names) / block_seconds))
 
-    # From D on. A miner has until the next D, since it trains from what it expects.
+    # From D on. A miner has until the next D, since it trains from the result that it expects.
     work = blocks("advance", "compute", "upload", "commit")
     reveal = max(blocks("reveal"), blocks("check") // 2, ceil(HICCUP_SECONDS / block_seconds))
-    words = reveal + 2 * blocks("check", "commit")  # its word, and names that it adds
+    words = reveal + 2 * blocks("check", "commit")  # its word, and the names that it adds
     scoring = reveal + blocks("evaluate", "advance", margin=FINISH_MARGIN)
     round_blocks = max(work, words + 2, scoring, ceil(subnet.tempo / POSTS_PER_EPOCH))
     commit = round_blocks - 1 - words

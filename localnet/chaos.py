@@ -1,9 +1,10 @@
-"""What goes wrong in a network, and when: drawn from a seed alone, in rounds, so that a seed means the same anywhere.
+"""The faults of a chaotic network and their times, drawn from a seed alone. Times are in rounds, so a seed means the
+same on every machine.
 
-Two decks are dealt, each shuffled again whenever it is empty. The heavy one hits validators, the store and the chain,
-one thing at a time with pauses in between, because any of it can cost a round; the light one hits miners, several at a
-time perhaps, but never one that is down already. The first and the last rounds are quiet: a network has to start, and
-whoever was hit last has to be seen coming back.
+Two decks are dealt, each shuffled again when it is empty. The heavy deck hits validators, the store and the chain, one
+at a time with pauses, because each fault can cost a round. The light deck hits miners, perhaps several at a time, but
+never one that is already down. The first and the last rounds are quiet: a network has to start, and the last victim has
+to be seen to recover.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ LIGHT_GAP = 1.5
 _LENGTHS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {"absent": (1.5, 3.0), "freeze": (0.3, 1.0), "late": (0.6, 0.9), "slow": (1.0, 2.0), "stall": (0.5, 1.0)}
 )
-"""Least and greatest length in rounds; all other kinds have none."""
+"""Shortest and longest duration in rounds; all other kinds have none."""
 
 _SERVER_FREEZE = (0.1, 0.4)
 _HEAVY: Sequence[tuple[str, str, float]] = (
@@ -45,16 +46,15 @@ _HEAVY: Sequence[tuple[str, str, float]] = (
     ("kill", "devnet", 1.0),
     ("freeze", "devnet", 1.0),
 )
-"""Kind, whom it hits, and the rounds until the next."""
+"""Kind, target, and the rounds until the next injection."""
 _LIGHT = ("kill", "absent", "wipe", "freeze", "late", "slow", "stall")
 _RECOVERY = 2.0
-"""Rounds that a miner has to itself after what was done to it."""
+"""Rounds without another fault after a miner was hit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """One thing that goes wrong. `at`: rounds since the start of round 0; `rounds`: how long it lasts, 0 for what
-    happens at once."""
+    """One fault. `at`: rounds since the start of round 0. `rounds`: its duration; 0 for an instant one."""
 
     kind: str
     node: str
@@ -63,14 +63,15 @@ class Injection:
 
 
 def done(kind: str, node: str, seconds: float) -> str:
-    """An injection as people read it."""
+    """Return an injection as text for people."""
     return f"{node} {KINDS[kind]}" + (f" for {seconds:.1f} s" if seconds else "")
 
 
 def draw(
     seed: int, rounds: int, validators: Sequence[str], miners: Sequence[str], newcomers: Sequence[str] = ()
 ) -> tuple[Injection, ...]:
-    """Everything that goes wrong in a network of these nodes, by time. Only `miners` and `validators` are hit."""
+    """Return all faults of a network of these nodes, by time. Only `miners` and `validators` are hit, and the two
+    servers."""
     luck = Draw("chaos", seed.to_bytes(8, "little"))
     end = rounds - QUIET_END
     plan = [*_heavy(luck, end, validators), *_light(luck, end, miners)]

@@ -1,4 +1,5 @@
-"""Doing to a running network what a chaos plan says, when its chain has come so far, and noting what was done."""
+"""Execution of a chaos plan on a running network, by the progress of its chain, with a record of the injected
+faults."""
 
 import shutil
 import time
@@ -14,14 +15,15 @@ from node.doctor.start import ANSWERED
 SLOW_BYTES_PER_SECOND = 64 << 10
 SLOW_LATENCY_SECONDS = 0.25
 KEPT = frozenset({"node.toml", "events.jsonl", "measured.json", ANSWERED})
-"""What a lost home keeps: the operator's configuration, that it has worked (a server that is down at the same time must
-not look like a wrong address), and the record from which the report is made."""
+"""Files that survive a wiped home: the operator's configuration, the note of the servers that have answered before, and
+the record from which the report is made. Without the note, a server that is down at the same time would look like a
+wrong address."""
 
 
 @dataclass(slots=True)
 class Injected:
-    """What was done. `began` and `ended`: rounds since the start of round 0 as the chain counted them; `ended`, when
-    the process ran again, or its link was whole again, is None until then. `over`: the same moment in Unix seconds."""
+    """An executed injection. `began` and `ended`: rounds since the start of round 0 by the chain. `ended` is None until
+    the process runs again, or its link works again. `over`: the same moment in Unix seconds."""
 
     kind: str
     node: str
@@ -31,12 +33,12 @@ class Injected:
     over: float | None = None
     _due: float = 0.0
     _restarts: int = -1
-    """How often its process had been started again before; -1 when it was not killed."""
+    """Number of the process's restarts before; -1 when it was not killed."""
 
 
 @dataclass(slots=True)
 class Injector:
-    """Carries a plan out. `step` is called several times a second by whoever watches over the processes."""
+    """Executes a plan. The supervisor calls `step` several times per second."""
 
     plan: Sequence[Injection]
     round_seconds: float
@@ -47,11 +49,12 @@ class Injector:
     done: list[Injected] = field(default_factory=list)
 
     def frozen(self, name: str) -> bool:
-        """Whether the process was stopped by us and has not been let go yet."""
+        """Whether the process is still stopped by us."""
         return any(injected.node == name and injected.kind == "freeze" for injected in self._lasting())
 
     def step(self, progress: float) -> list[str]:
-        """Do what is due at `progress` rounds, end what is over; one line for each thing that was done."""
+        """Begin the injections due at `progress` rounds and end those that are over; return one line for each that
+        began."""
         for injected in self._lasting():
             if self._is_over(injected):
                 self._end(injected, progress)
@@ -93,7 +96,7 @@ class Injector:
 
 
 def wipe(home: Path) -> None:
-    """Lose a node's home, as with its disk."""
+    """Delete a node's home, as if its disk was lost."""
     for path in home.iterdir():
         if path.is_dir():
             shutil.rmtree(path)

@@ -1,6 +1,7 @@
-"""What became of a chaotic network: which void rounds what was done to it explains, who came back, who was blamed.
+"""Analysis of a chaotic network: which void rounds the injections explain, which nodes recovered, and which were
+blamed.
 
-Only what was done counts as an explanation, and only for a while: a node that does not find back by itself explains
+Only an injection counts as an explanation, and only for a limited time: a node that does not recover by itself explains
 nothing. Rounds are numbered; round r's window is the time from its start to that of round r + 1.
 """
 
@@ -15,17 +16,17 @@ from localnet.chaos_injector import Injected
 Event = Mapping[str, Any]
 
 PATIENCE_ROUNDS = {"wipe": 4, "join": 4}
-"""Rounds in which a node has to work again after what was done to it is over; RETURN_ROUNDS for all other kinds."""
+"""Rounds within which a node has to work again after an injection; RETURN_ROUNDS for all other kinds."""
 RETURN_ROUNDS = 2
 SETTLE_ROUNDS = 0.5
-"""Nodes that a server's outage has ended are started again so soon after it."""
+"""Rounds within which nodes ended by a server's outage are restarted after it."""
 WORKS = {"validator": "checked", "miner": "committed"}
 """Role -> the event that shows that a node has done its part of a round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """A fault that a validator booked on an honest peer, although neither of them was disturbed."""
+    """A fault that a validator booked on an honest peer, although neither was disturbed."""
 
     round: int
     validator: str
@@ -35,10 +36,10 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class Aftermath:
-    """All that is judged here, from what was done and what the honest nodes wrote down.
+    """The analysis, from the injections and the honest nodes' events.
 
     `roles`: honest node -> its role. `addresses`: hotkey -> honest node. `void`: round -> whether it was void, for all
-    rounds that were decided.
+    decided rounds.
     """
 
     injected: Sequence[Injected]
@@ -48,7 +49,7 @@ class Aftermath:
     void: Mapping[int, bool]
 
     def back_in(self, injected: Injected) -> int | None:
-        """The first round that the node did its part of after the injection was over; for a server the first one that
+        """Return the first round in which the node did its part after the injection; for a server the first round that
         was not void. None when there was none."""
         if injected.over is None or injected.ended is None:
             return None
@@ -58,12 +59,12 @@ class Aftermath:
         return next((event["round"] for event in self._works(injected.node) if event["time"] > over), None)
 
     def back_after(self, injected: Injected) -> int | None:
-        """Rounds from the injection's to that in which the node worked again."""
+        """Return the rounds from the injection's round to the one in which the node worked again."""
         back = self.back_in(injected)
         return None if back is None else max(0, back - floor(injected.began))
 
     def disturbed(self, injected: Injected) -> range:
-        """The rounds for which it is an excuse."""
+        """Return the rounds for which the injection is an excuse."""
         first = 0 if injected.kind == "join" else floor(injected.began)
         if injected.ended is None:
             return range(first, 1 << 31)
@@ -75,7 +76,7 @@ class Aftermath:
         return range(first, max(last + 1, end))
 
     def excused(self, node: str, round: int) -> bool:
-        """Whether something was done to this node, or to a server, in that round."""
+        """Whether an injection hit this node, or a server, in that round."""
         return any(
             round in self.disturbed(injected)
             for injected in self.injected
@@ -83,17 +84,17 @@ class Aftermath:
         )
 
     def explained(self, round: int) -> bool:
-        """Whether half of the validators were disturbed in that round, or a server was: all have the same stake here,
-        and the words of the other half are no majority."""
+        """Whether half of the validators, or a server, were disturbed in that round. All validators have the same stake
+        here, so the words of the other half are no majority."""
         validators = [name for name, role in self.roles.items() if role == "validator"]
         return 2 * sum(self.excused(name, round) for name in validators) >= len(validators)
 
     def unexplained(self) -> list[int]:
-        """Void rounds without a reason."""
+        """Return the void rounds without an explanation."""
         return [round for round, void in self.void.items() if void and not self.explained(round)]
 
     def blames(self) -> list[Blame]:
-        """Faults in the validators' books on honest peers that were up, by validators that were up."""
+        """Return the faults that undisturbed validators booked on undisturbed honest peers."""
         return [
             Blame(round, validator, peer, reason)
             for validator, round, peer, reason in sorted(set(self._booked()))
@@ -109,7 +110,7 @@ class Aftermath:
                             yield name, event["round"], self.addresses[hotkey], row["rejected"]
 
     def body(self, seed: int, ended_for_good: int) -> dict[str, Any]:
-        """`chaos` of report.json."""
+        """Return `chaos` of report.json."""
         unexplained, blames = self.unexplained(), self.blames()
         return {
             "seed": seed,
@@ -133,11 +134,11 @@ class Aftermath:
         }
 
     def longest_absence(self) -> int:
-        """The most rounds on end, from its first one on, in which an honest node did not do its part."""
+        """Return the most consecutive rounds, from the first one on, in which an honest node did not do its part."""
         return max((_longest_gap(self._worked(name), len(self.void)) for name in self.roles), default=0)
 
     def _worked(self, node: str) -> list[int]:
-        """The decided rounds that the node did its part of."""
+        """Return the decided rounds of which the node did its part."""
         return sorted({event["round"] for event in self._works(node)} & set(self.void))
 
     def _works(self, node: str) -> Iterator[Event]:
@@ -146,13 +147,14 @@ class Aftermath:
 
 
 def survived(chaos: Mapping[str, Any]) -> bool:
-    """Whether a report's `chaos` tells of nothing that must not happen; among it that a node whose home was lost does
-    not work again in time."""
+    """Whether a report's `chaos` shows no forbidden outcome. A node whose home was lost must also work again in
+    time."""
     back = (entry["back_after_rounds"] for entry in chaos["injected"] if entry["kind"] == "wipe")
     bad = chaos["void_unexplained"] + chaos["ended_for_good"] + chaos["honest_faults_booked"]
     return not bad and all(rounds is not None and rounds <= PATIENCE_ROUNDS["wipe"] for rounds in back)
 
 
 def _longest_gap(numbers: Sequence[int], end: int) -> int:
-    """Most missing numbers on end between the first one and `end`; all of them when there is none."""
+    """Return the most consecutive missing numbers, from the first one present to `end`; all of them when there is
+    none."""
     return max((later - sooner - 1 for sooner, later in pairwise([*numbers, end])), default=end)

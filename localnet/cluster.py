@@ -1,4 +1,4 @@
-"""A whole cluster on this machine: SeaweedFS, members as processes of their own, and kill -9 now and then."""
+"""A complete cluster on this machine: SeaweedFS, members as separate processes, and kill -9 now and then."""
 
 import os
 import random
@@ -28,14 +28,14 @@ BUCKET = "cluster"
 BEAT_SECONDS, SILENT_SECONDS = 0.5, 5.0
 STEPS = 20
 STALLED_SECONDS = 180.0
-"""A demo without a new record for so long has failed."""
+"""A demo without a new record for this time has failed."""
 AWAY_SECONDS = 3.0
 
 
 def play(
     folder: Path, members: int, kills: int, rounds: int, seed: int, source: str = "tiny", *, quiet: bool = False
 ) -> dict[str, Any]:
-    """Play so many rounds of a preset or a file; what came of them. Raises ConfigError where something does not
+    """Run `rounds` rounds of a preset or a file; return the results. Raises ConfigError when a process does not
     start."""
     if not 1 <= members <= 16 or not 0 <= kills <= 100 or rounds < 1:
         raise ConfigError("a demo has 1 to 16 members, 0 to 100 kills and a round at least")
@@ -72,7 +72,7 @@ def _prepare(folder: Path) -> Processes:
 def _set_up(
     folder: Path, processes: Processes, seed: int, source: str, say: Callable[[str], None]
 ) -> tuple[Token, ClusterSpec]:
-    """The store, the run in it, and the token's file."""
+    """Start the store, create the run in it, and write the token's file."""
     say("starting the store")
     program = ["-m", "localnet.seaweed", "--folder", str(folder / "store"), BUCKET]
     processes.start("store", program, program)
@@ -111,8 +111,8 @@ def _kills(
     killed: list[str],
     say: Callable[[str], None],
 ) -> Iterator[None]:
-    """Each `next` is a round that has ended: at drawn ones, never the first two or the last three, somebody dies, and
-    stands in `killed`."""
+    """Yield once per ended round. At drawn rounds, never the first two or the last three, kill a member and append it
+    to `killed`."""
     draw = random.Random(f"kills {seed}")
     late = range(2, max(3, rounds - 3))
     when = sorted(draw.choice(late) for _ in range(kills))
@@ -133,7 +133,7 @@ def _until(
     kills: Iterator[None],
     say: Callable[[str], None],
 ) -> int:
-    """Wait for the records of all rounds; how many there are."""
+    """Wait for the records of all rounds; return how many there are."""
     ledger = Ledger(open_shared(token), spec.digest, Group(token.secret), PeerId(bytes(32)), REAL)
     round, since = 0, time.monotonic()
     while round < rounds and time.monotonic() < since + STALLED_SECONDS:
@@ -149,12 +149,12 @@ def _until(
         say(f"round {round}: {len(record.updates)} contributed, {sum(u.steps for u in record.updates)} steps")
         next(kills, None)
         round, since = round + 1, time.monotonic()
-    time.sleep(4 * BEAT_SECONDS)  # for those that still apply the last one
+    time.sleep(4 * BEAT_SECONDS)  # for members that still apply the last one
     return round
 
 
 def _result(folder: Path, names: list[str], rounds: int, kills: int) -> dict[str, Any]:
-    """From the members' own events."""
+    """Compute the results from the members' own events."""
     thetas: dict[int, set[str]] = {}
     losses: dict[int, list[float]] = {}
     repeated = 0

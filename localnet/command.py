@@ -1,4 +1,4 @@
-"""`murmur localnet`: its words, and a wish to stop at any moment."""
+"""`murmur localnet`: its arguments, and a stop on request at any moment."""
 
 import argparse
 import signal
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dashboard.server import Page
 
 CHAOS_ROUNDS = 8
-"""The fewest rounds in which something can go wrong and be seen to be mended."""
+"""The fewest rounds in which a fault can be injected and its recovery seen."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,12 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; the exit status is 0 when all rounds were played, every replica agrees and no weights were
-    refused, 130 when it was stopped on request."""
+    """Run the command. The exit status is 0 when all rounds were played, every replica agrees and no weights were
+    refused; 130 when it was stopped on request."""
     _check(options)
     folder = new_folder(options.folder)
     stop = Stop()
-    page = _open_page(folder, options.port, options.host)  # before the imports of seconds that follow
+    page = _open_page(folder, options.port, options.host)  # before the imports below, which take seconds
     from localnet.session import play
 
     if page is not None:
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         return play(plan, stop.check)
     except MurmurError:
-        stop.check()  # what was broken off in a library's depths may come out as another fault
+        stop.check()  # an interrupted library call may raise another error
         raise
     finally:
         if page is not None:
@@ -135,7 +135,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _open_page(folder: Path, port: int, host: str) -> "Page | None":
-    """The run's page, which is still to begin. None where its two packages are not installed. Raises ConfigError for a
+    """Return the run's page, not started yet. None where its two packages are not installed. Raises ConfigError for a
     port that is taken, or an address that is not this machine's."""
     try:
         from dashboard.folder import Folder
@@ -148,15 +148,15 @@ def _open_page(folder: Path, port: int, host: str) -> "Page | None":
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """ "2,1" as (2, 1)."""
+    """Parse "2,1" as (2, 1)."""
     return tuple(int(word) for word in text.split(","))
 
 
 class Stop:
-    """Ctrl-C, and SIGTERM, which containers and service managers send, as KeyboardInterrupt.
+    """Ctrl-C, and SIGTERM (sent by containers and service managers), as KeyboardInterrupt.
 
-    Python drops an exception that is raised while an import tidies up behind itself, and we import for seconds: so the
-    wish is remembered, and `check` raises it again.
+    Python drops an exception that is raised while an import cleans up, and our imports take seconds. So the request is
+    remembered, and `check` raises it again.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""`murmur devnet`: a chain and an S3 server on this machine, for a run that is founded and joined by hand.
+"""`murmur devnet`: a chain and an S3 server on this machine, for a run that is started and joined by hand.
 
-Everybody has a wallet with money, is registered, and has a bucket with two keys; validators have stake and a permit.
-That is what an operator does with btcli and a provider's console on a real chain; the rest is the same. `owner.toml`
-and `nodes/NAME/node.toml` in the folder are the configurations.
+Every member has a funded wallet, is registered, and has a bucket with two keys; validators have stake and a permit. On
+a real chain an operator does that with btcli and a provider's console; the rest is the same. `owner.toml` and
+`nodes/NAME/node.toml` in the folder are the configurations.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The faults that `murmur localnet --fault` knows, and what an honest network makes of each."""
+"""The faults of `murmur localnet --fault`, and how an honest network classifies each."""
 
 FAULTS = {
     "garbage": "valid envelope and key, random records: MALFORMED",
@@ -14,4 +14,4 @@ FAULTS = {
     "noise": "random content at an honest norm: out by score",
     "lazy": "trains on pages that it was not assigned: out by proof",
 }
-"""kind -> what it does: what becomes of it."""
+"""kind -> behaviour: outcome."""

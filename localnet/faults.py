@@ -33,7 +33,7 @@ from training.shards import Shards
 
 
 class Garbage(Miner):
-    """Random records in a valid envelope."""
+    """Puts random records in a valid envelope."""
 
     def compress(self) -> Update:
         honest = super().compress()
@@ -41,7 +41,7 @@ class Garbage(Miner):
 
 
 class WrongKey(Miner):
-    """An envelope that another key has signed."""
+    """Sends an envelope signed by another key."""
 
     def seal(self, round: int, update: Update) -> SealedRound:
         return _resealed(self, super().seal(round, update), lambda data: _with_signature(data, bytes(SIGNATURE_BYTES)))
@@ -78,21 +78,21 @@ class Silent(Miner):
 
 
 class Oversized(Miner):
-    """Puts another kilobyte behind the ciphertext."""
+    """Appends a kilobyte to the ciphertext."""
 
     def seal(self, round: int, update: Update) -> SealedRound:
         return _resealed(self, super().seal(round, update), lambda data: data + bytes(1024))
 
 
 class Huge(Miner):
-    """Values a thousand times as large."""
+    """Sends values a thousand times as large."""
 
     def compress(self) -> Update:
         return _scaled(super().compress(), 1000.0)
 
 
 class Desynced(Miner):
-    """Trains from, and proves, a theta of its own."""
+    """Trains from another theta and proves it."""
 
     def __init__(self, node: Node, shards: Shards, *, speculates: bool = True) -> None:
         super().__init__(node, shards, speculates=False)
@@ -102,7 +102,7 @@ class Desynced(Miner):
         state = replica.consensus_state()
         generator = torch.Generator().manual_seed(1)
         moved = {n: t + 1e-3 * torch.randn(t.shape, generator=generator) for n, t in state.tensors.items()}
-        self.node.state.snapshots.drop()  # which reads the memory that is overwritten
+        self.node.state.snapshots.drop()  # it reads the memory that is overwritten
         replica.load_consensus(replace(state, tensors=moved))
         super().train(round, pages)
 
@@ -112,7 +112,7 @@ class Desynced(Miner):
 
 
 class Copycat(Miner):
-    """Re-posts the payload that another miner revealed in the round before."""
+    """Re-posts the payload that another miner revealed in the previous round."""
 
     def compress(self) -> Update:
         honest = super().compress()
@@ -142,7 +142,7 @@ class Copycat(Miner):
 
 
 class Noise(Miner):
-    """Random positions and signs at the norm of an honest update."""
+    """Sends random positions and signs at the norm of an honest update."""
 
     def compress(self) -> Update:
         honest = super().compress()
@@ -197,7 +197,7 @@ def _resealed(miner: Miner, sealed: SealedRound, change: Any) -> SealedRound:
 
 
 def _scaled(update: Update, factor: float) -> Update:
-    """The update with all values multiplied, as far as the levels reach."""
+    """Return the update with all values multiplied, as far as the levels reach."""
     layout = update.layout
     dense = {tensor.name: update.dense(tensor.name) * factor for tensor in layout}
     zeros = {name: torch.zeros_like(values) for name, values in dense.items()}
@@ -206,7 +206,7 @@ def _scaled(update: Update, factor: float) -> Update:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """`KIND` and a miner's arguments."""
+    """Run the miner of `KIND` with a miner's arguments."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] not in KINDS:
         raise ConfigError(f"the first argument has to be one of {', '.join(KINDS)}")

@@ -1,5 +1,5 @@
-"""What a network on this machine stands on: a chain and an S3 server, and on them a wallet, a slot and a bucket for
-everybody. Nodes, and the run, come on top."""
+"""Infrastructure of a network on this machine: a chain and an S3 server, with a wallet, a slot and a bucket for every
+member. Nodes and the run are added on top."""
 
 import os
 import time
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """Both servers, running as `processes`, and everybody's wallet by name."""
+    """Both servers, running as `processes`, and all members' wallets by name."""
 
     devnet: Devnet
     store: StoreReady
@@ -35,8 +35,8 @@ class Ground:
 
 
 def prepare(plan: Plan) -> Processes:
-    """Nobody yet. An operator's own settings do not get into the network: a node's environment is stronger than its
-    file."""
+    """Return an empty set of processes. The operator's own settings are kept out of the network: a node's environment
+    overrides its file."""
     if plan.store is not None:
         read_ready(plan.store, plan.names())  # before anything is started or written
     os.environ.setdefault("BITTENSOR_RUNTIME_CACHE_DIR", str(plan.folder / "runtime-cache"))
@@ -47,7 +47,8 @@ def prepare(plan: Plan) -> Processes:
 
 
 def open_ground(plan: Plan, processes: Processes, say: Say) -> Ground:
-    """Start what is needed; `say` gets one line for every step. The caller stops the processes, on a failure too."""
+    """Start the servers and register the members; `say` gets one line for every step. The caller stops the processes,
+    also after a failure."""
     names = plan.names()
     say("starting the chain and the object store" if plan.store is None else "starting the chain")
     ready = _start_store(plan, processes, names)
@@ -62,13 +63,13 @@ def open_ground(plan: Plan, processes: Processes, say: Say) -> Ground:
 
 
 def stop_nodes(processes: Processes) -> None:
-    """All but the servers."""
+    """Stop all processes except the servers."""
     with undisturbed():
         processes.stop(spared=SERVERS)
 
 
 def stop(processes: Processes) -> None:
-    """Nodes first: they still talk to the store and the chain."""
+    """Stop the nodes first: they still use the store and the chain."""
     with undisturbed():
         try:
             processes.stop(spared=SERVERS)
@@ -79,7 +80,7 @@ def stop(processes: Processes) -> None:
 def wait_for(
     happened: Callable[[], bool], processes: Processes, what: str, patience_seconds: float = START_SECONDS
 ) -> None:
-    """Wait until it has. Raises ConfigError when it does not in time, or when a process has ended."""
+    """Wait until `happened`. Raises ConfigError at the time-out, or when a process ends."""
     until = time.monotonic() + patience_seconds
     while not happened():
         for child in processes.children.values():
@@ -93,7 +94,7 @@ def wait_for(
 
 
 def _start_store(plan: Plan, processes: Processes, names: Iterable[str]) -> Path:
-    """The store's credentials file; our own writes it when it is ready."""
+    """Return the store's credentials file; our own server writes it when it is ready."""
     if plan.store is not None:
         return plan.store
     folder = plan.folder / "store"

@@ -1,7 +1,7 @@
-"""Links: TCP proxies before the object store, one for each node, of which a supervisor can take speed or life.
+"""Links: TCP proxies in front of the object store, one for each node, which a supervisor can slow down or stall.
 
-A link is a bucket's where peers get its address with the pointer that the bucket's owner publishes: then all traffic of
-that bucket passes, whoever reads or writes it. It is a node's own where that node reaches every bucket by it
+A link belongs to a bucket when the pointer that the bucket's owner publishes has its address: then all traffic of that
+bucket passes it, for every reader and writer. It belongs to a node when that node reaches every bucket through it
 (localnet/worker.py). One thread serves all links.
 """
 
@@ -14,16 +14,17 @@ from urllib.parse import urlsplit
 
 HOST = "127.0.0.1"
 CHUNK_BYTES = 16 << 10
-"""What is on its way at once in each direction of a connection: with latency it bounds the speed, as on real paths."""
+"""Bytes in flight in each direction of a connection: with latency this bounds the speed, as on real paths."""
 LATE_SECONDS = 0.1
-"""A busy machine wakes us up so late at most: what a way could have passed meanwhile, it makes up for."""
+"""Longest assumed delay of our wake-up on a busy machine; the link makes up for the bytes that it could have passed
+meanwhile."""
 
 
 class Links:
-    """One link for each name, all to the same server. Calls return at once and hold for all bytes from then on."""
+    """One link for each name, all to the same server. Calls return at once and apply to all later bytes."""
 
     def __init__(self, target: str, names: Iterable[str]) -> None:
-        """`target`: the server's URL, http://HOST:PORT. Whether it answers does not matter yet."""
+        """`target`: the server's URL, http://HOST:PORT. It need not answer yet."""
         parts = urlsplit(target)
         self._target = parts.hostname, parts.port
         self._links: dict[str, _Link] = {}
@@ -36,12 +37,12 @@ class Links:
         ready.wait()
 
     def endpoint(self, name: str) -> str:
-        """URL under which the server is reached through this link."""
+        """Return the URL of the server through this link."""
         return f"http://{HOST}:{self._ports[name]}"
 
     def slow(self, name: str, up: float, down: float, latency_seconds: float = 0.0) -> None:
-        """Limit the link: to so many bytes a second to the server and from it, each shared by all of its connections;
-        the latency falls on every chunk."""
+        """Limit the link to `up` bytes per second to the server and `down` from it, each shared by all of its
+        connections; the latency delays every chunk."""
         self._set(lambda link: link.limit(up, down, latency_seconds), name)
 
     def stall(self, name: str) -> None:
@@ -49,7 +50,7 @@ class Links:
         self._set(lambda link: link.open.clear(), name)
 
     def clear(self, name: str) -> None:
-        """Make the link whole again: what waited arrives."""
+        """Remove all limits: delayed bytes arrive."""
         self._set(lambda link: link.limit(inf, inf, 0.0), name)
 
     def close(self) -> None:
@@ -72,7 +73,7 @@ class Links:
 
 
 class _Link:
-    """What all connections through one link share."""
+    """State shared by all connections through one link."""
 
     def __init__(self, target: tuple[str | None, int | None]) -> None:
         self._target = target
@@ -86,7 +87,7 @@ class _Link:
         self.open.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until either side ends it."""
+        """Serve one connection, until either side ends it."""
         try:
             await self.open.wait()
             far_reader, far_writer = await asyncio.open_connection(*self._target)
@@ -120,10 +121,10 @@ class _Way:
     def __init__(self) -> None:
         self.bytes_per_second = inf
         self._free = 0.0
-        """When the last byte that was let in will have passed."""
+        """Time at which the last accepted byte will have passed."""
 
     def take(self, num_bytes: int, now: float) -> float:
-        """Let bytes in; the seconds until the last of them has passed."""
+        """Accept bytes; return the seconds until the last of them has passed."""
         began = self._free if now - self._free < LATE_SECONDS else now
         self._free = began + num_bytes / self.bytes_per_second
         return self._free - now

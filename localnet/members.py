@@ -1,4 +1,5 @@
-"""The members of a local network: wallets, a configuration as an operator would write it, and how each is started."""
+"""The members of a local network: wallets, a configuration as an operator would write it, and the command that starts
+each."""
 
 import json
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Member:
-    """One node: its wallet, its files, how it misbehaves and the number of its processes."""
+    """One node: its wallet, its files, its fault and its number of processes."""
 
     name: str
     role: str
@@ -28,9 +29,9 @@ class Member:
     peer: PeerId
     ranks: int = 1
     linked: bool = False
-    """Whether all of its buckets are reached by its own link."""
+    """Whether it reaches all buckets through its own link."""
     metrics_port: int = 0
-    """Of this machine, where Prometheus may scrape it."""
+    """The port of this machine from which Prometheus may scrape it."""
 
     @property
     def events(self) -> Path:
@@ -38,17 +39,17 @@ class Member:
 
     @property
     def measured(self) -> Path:
-        """Where its rehearsal writes the seconds down."""
+        """The file in which its rehearsal records the seconds."""
         return self.home / "measured.json"
 
 
 def address(member: Member) -> str:
-    """The member's hotkey as people see it."""
+    """Return the member's hotkey as people see it."""
     return hotkey(member.peer)
 
 
 def make_wallets(plan: Plan, names: Iterable[str]) -> "dict[str, Wallet]":
-    """A wallet for everybody."""
+    """Create a wallet for every name."""
     return {name: create_wallet(name, "default", str(plan.folder / "wallets")) for name in names}
 
 
@@ -62,7 +63,7 @@ def configured(
     store: StoreReady,
     data: Path | None,
 ) -> Member:
-    """Write the node's configuration, as an operator would. `data`: None where it is to be had from the owner."""
+    """Write the node's configuration, as an operator would. `data`: None where the data set comes from the owner."""
     home = plan.folder / "nodes" / name
     home.mkdir(parents=True, exist_ok=True)
     config = home / "node.toml"
@@ -76,20 +77,20 @@ def configured(
 
 
 def tell_metrics(plan: Plan, members: Iterable[Member]) -> None:
-    """Write where each node's metrics are, as Prometheus takes it (`file_sd_configs`)."""
+    """Write the addresses of all nodes' metrics in Prometheus' format (`file_sd_configs`)."""
     told = [{"targets": [f"{HOST}:{member.metrics_port}"], "labels": {"node": member.name}} for member in members]
     (plan.folder / "metrics.json").write_text(json.dumps(told, indent=2) + "\n")
 
 
 def configured_owner(plan: Plan, url: str, store: StoreReady) -> Path:
-    """Write the configuration of whoever publishes a run by hand."""
+    """Write the configuration of an owner who publishes a run by hand."""
     path = plan.folder / "owner.toml"
     _write(path, _place_of(plan, "owner", url, store))
     return path
 
 
 def _place_of(plan: Plan, name: str, url: str, store: StoreReady) -> list[str]:
-    """Lines of a configuration: the subnet, and this member's wallet and bucket."""
+    """Return lines of a configuration: the subnet, and this member's wallet and bucket."""
     user = store.users[name]
     return [
         f'network = "{url}"',
@@ -119,13 +120,13 @@ def _owner_address(plan: Plan) -> str:
 
 
 def first_program(member: Member, draft: Path, go: Path) -> list[str]:
-    """Arguments to python for a node's first start: a rehearsal by the spec's draft, and the program once `go` is
-    there."""
+    """Return python's arguments for a node's first start: a rehearsal by the spec's draft, and the program once `go`
+    exists."""
     return [*_worker(member), "--draft", str(draft), "--ready", str(member.measured), "--go", str(go)]
 
 
 def program(member: Member) -> list[str]:
-    """Arguments to python for a node that finds its run on chain, without a rehearsal."""
+    """Return python's arguments for a node that finds its run on chain, without a rehearsal."""
     if member.linked:
         return _worker(member)
     what = (
@@ -143,7 +144,7 @@ def _worker(member: Member) -> list[str]:
 
 
 def _module(member: Member, name: str) -> list[str]:
-    """Arguments to python that run a module in the member's number of processes."""
+    """Return python's arguments that run a module in the member's number of processes."""
     if member.ranks == 1:
         return ["-m", name]
     return ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(member.ranks), "--module", name]

@@ -1,7 +1,7 @@
-"""A whole network on one machine: devnet, S3 store, validators, miners and faulty miners as separate processes.
+"""A complete network on one machine: devnet, S3 store, validators, miners and faulty miners as separate processes.
 
 `open_network` builds it up to running nodes; the caller follows `applied` and calls `close`, which stops everything.
-The nodes run the programs that a real network runs, over the same adapters; only addresses differ.
+The nodes run the programs of a real network, over the same adapters; only addresses differ.
 """
 
 import json
@@ -51,7 +51,7 @@ class Network:
     standing: Standing | None = None
     recorder: Recorder | None = None
     lead_seconds: float = 0.0
-    """From when it was open to round 0."""
+    """Seconds from when it was open to round 0."""
     _progress: float = 0.0
     _logs: dict[str, "EventLog"] = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ class Network:
 
     @property
     def honest(self) -> list[Member]:
-        """Everybody whose replica has to be right."""
+        """Members whose replica has to be right."""
         return [member for member in self.members.values() if member.fault is None]
 
     @property
@@ -70,35 +70,36 @@ class Network:
         return [member for member in self.members.values() if member.role == "miner"]
 
     def events(self, member: Member) -> list[dict[str, Any]]:
-        """What the node has written so far."""
+        """Return the events that the node has written so far."""
         return self._logs.setdefault(member.name, EventLog(member.events)).read()
 
     def disturb(self) -> list[str]:
-        """Do what the plan's chaos says for now; a line for each thing that was done."""
+        """Run the plan's chaos that is due; return one line for each injection."""
         if self.chaos is None:
             return []
-        if not self.chaos.frozen(DEVNET):  # which would answer late, and hold up whatever is to be done meanwhile
+        if not self.chaos.frozen(DEVNET):  # a frozen chain answers late and would delay other injections
             with suppress(ChainError):
                 clock, head = self.spec.clock, self.devnet.admin().info()["head"]
                 self._progress = (head - clock.start_block) / clock.round_blocks
         return self.chaos.step(self._progress)
 
     def look_at_weights(self) -> None:
-        """Read what has become of the weights that were set, while the chain still has it."""
+        """Check the weights that were set, while the chain still has their state."""
         if self.standing is not None and not (self.chaos is not None and self.chaos.frozen(DEVNET)):
             self.standing.look(self._pay())
 
     def paid(self) -> dict[str, int]:
-        """What has become of the weights that honest validators set in the plan's rounds: numbers of report.json."""
+        """Return what became of the weights that honest validators set in the plan's rounds, as numbers of
+        report.json."""
         return (self.standing or Standing(self.devnet.url)).counts(self._pay())
 
     def blocks_left(self) -> int:
-        """Until words on the last round count no more, at most 0 then: only from there on can those who look from
-        outside say what was agreed in it. Raises ChainError."""
+        """Return the blocks until words on the last round no longer count, at most 0 after that. Only then can an
+        outside reader determine that round's agreement. Raises ChainError."""
         return self.spec.rounds_clock.words_by(self.plan.rounds - 1) - int(self.devnet.admin().info()["finalized"])
 
     def open_weights(self) -> None:
-        """After the last round: stop the nodes, since nobody counts blocks any more, and have the chain open the
+        """After the last round: stop the nodes, since no block matters to them any more, and make the chain open the
         weights that are still sealed. Raises ChainError."""
         stop_nodes(self.processes)
         end_epoch(self.devnet)
@@ -129,7 +130,7 @@ class Network:
 
 
 class EventLog:
-    """A node's events, read again only when the file has grown: the network is looked at several times a second."""
+    """A node's events, read again only when the file has grown: the network is polled several times per second."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -137,7 +138,7 @@ class EventLog:
         self._events: list[dict[str, Any]] = []
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole events so far. The list is ours."""
+        """Return all complete events so far. Callers must not change the list."""
         size = self._path.stat().st_size if self._path.exists() else 0
         if size != self._bytes:
             self._events, self._bytes = list(read_events(self._path)), size
@@ -200,7 +201,7 @@ def open_network(plan: Plan, say: Say) -> Network:
 
 
 def _open_links(plan: Plan, store: StoreReady) -> Links | None:
-    """Before each bucket where there is to be chaos, each node's own where the plan says how fast it is."""
+    """Open links: in front of each bucket for chaos, or as each node's own where the plan gives its speed."""
     if plan.chaos is None and not plan.links:
         return None
     roles = {name: role for name, (role, _) in plan.names().items() if name != "owner"}
@@ -212,7 +213,7 @@ def _open_links(plan: Plan, store: StoreReady) -> Links | None:
 
 
 def _seen(store: StoreReady, links: Links | None, name: str) -> StoreReady:
-    """The store as this member, and whoever reads its bucket, reaches it."""
+    """Return the store's address for this member, and for readers of its bucket."""
     return store if links is None else replace(store, endpoint=links.endpoint(name))
 
 

@@ -1,4 +1,4 @@
-"""What a local network is to be: how many of whom, and who they are by name."""
+"""The plan of a local network: the number of members by role, and their names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,12 +14,13 @@ CALL_SECONDS = 15.0
 NEWCOMER = "newcomer-"
 TINY = "tiny"
 PRESETS = {TINY: 30.0, "parts": 300.0}
-"""Of configs/, those that train on a few cores. Seconds that each node may add to the start: all rehearse at once."""
+"""Presets of configs/ that train on a few cores, and the seconds that each node may add to the start: all rehearse
+concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A node's way to all buckets, in megabits (10^6) a second."""
+    """A node's link to all buckets, in megabits (10^6) per second."""
 
     up_mbps: float
     down_mbps: float
@@ -27,12 +28,17 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to build. `faults`: kinds of localnet/faults.py, one miner each, beside `miners` honest ones. `newcomers`:
-    honest miners that are registered, but run only from `Network.join` on. `ranks`: processes of each honest miner, in
-    order; one where it ends. `chaos`: the seed of what goes wrong (localnet/chaos.py); None: nothing does. `store`: the
-    credentials file (localnet/store.py) of an S3 server that runs already; None: the network starts its own.
-    `preset`: what is trained, or a file of it; a clock that it has stays, else one is measured. `block_seconds`: of the
-    chain. `links`: of the nodes of a role; without one a node is as fast as this machine."""
+    """The network to build.
+
+    - `faults`: kinds of localnet/faults.py, one miner each, in addition to `miners` honest ones.
+    - `newcomers`: honest miners that are registered, but start only in `Network.join`.
+    - `ranks`: processes of each honest miner, in order; one for the rest.
+    - `chaos`: the seed of the injected faults (localnet/chaos.py); None: there are none.
+    - `store`: the credentials file (localnet/store.py) of a running S3 server; None: the network starts its own.
+    - `preset`: the model to train, or a file of it. Its clock is used if it has one, else one is measured.
+    - `block_seconds`: of the chain.
+    - `links`: of the nodes of a role; without one a node is as fast as this machine.
+    """
 
     folder: Path
     rounds: int = 12
@@ -50,17 +56,17 @@ class Plan:
 
     @property
     def table(self) -> dict[str, Any]:
-        """The preset's, as it was written."""
+        """The preset's table, as it was written."""
         return presets.table(self.preset)
 
     @property
     def clock(self) -> Mapping[str, Any] | None:
-        """The preset's own; None where it is to be measured."""
+        """The preset's clock; None where it has to be measured."""
         clock: Mapping[str, Any] | None = self.table.get("clock")
         return clock
 
     def names(self) -> dict[str, tuple[str, str | None]]:
-        """name -> (role, fault), the owner first."""
+        """Return name -> (role, fault), the owner first."""
         names: dict[str, tuple[str, str | None]] = {"owner": ("owner", None)}
         names |= {f"validator-{i}": ("validator", None) for i in range(1, self.validators + 1)}
         names |= {f"miner-{i}": ("miner", None) for i in range(1, self.miners + 1)}
@@ -71,7 +77,7 @@ class Plan:
         return names
 
     def injections(self) -> tuple[Injection, ...]:
-        """All that is to go wrong, by time."""
+        """Return all planned injections, by time."""
         if self.chaos is None:
             return ()
         honest = [(name, role) for name, (role, fault) in self.names().items() if fault is None]
@@ -81,5 +87,5 @@ class Plan:
         return draw(self.chaos, self.rounds, validators, miners, newcomers)
 
     def ranks_of(self, name: str) -> int:
-        """Processes of the member with this name."""
+        """Return the number of processes of this member."""
         return {f"miner-{i}": ranks for i, ranks in enumerate(self.ranks, start=1)}.get(name, 1)

@@ -1,4 +1,4 @@
-"""Ports of this machine that nobody listens at."""
+"""Free ports of this machine."""
 
 import secrets
 import socket
@@ -10,7 +10,7 @@ _PORTS = range(16384, 32768)
 
 
 def free_ports(count: int) -> list[int]:
-    """So many different ones, free now."""
+    """Return `count` different ports that are free now."""
     found: set[int] = set()
     while len(found) < count:
         port = secrets.choice(_PORTS)

@@ -1,10 +1,10 @@
 """The processes of a local network: started with their own log file, restarted when they die, all stopped at the end.
 
-One that dies again and again is started after longer and longer pauses, and never given up; only what a person has to
-mend ends for good.
+A process that dies repeatedly is restarted after growing pauses, and never given up. Only an exit that requires an
+operator ends it for good.
 
-Every process leads a group of its own and is told by the kernel to stop when the supervisor dies, so that nothing
-outlives it, however it ends.
+Every process leads its own process group, and the kernel signals it when the supervisor dies, so no process outlives
+the supervisor, however that ends.
 """
 
 import os
@@ -26,14 +26,15 @@ STOP_SECONDS = 10.0
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 LIVED_WELL_SECONDS = 60.0
-"""A process that lived so long died of something new: it starts again at once."""
+"""A process that ran this long is restarted at once when it dies: its cause is new."""
 FINAL_STATUSES = (EXIT_CONFIG, EXIT_UPDATE)
-"""Another start would end the same way."""
+"""Exit statuses after which a restart would end the same way."""
 
 
 @dataclass(slots=True)
 class Child:
-    """One process. Both lists of arguments follow `python`; a restart leaves out what only a first start does."""
+    """One process. Both lists of arguments follow `python`; a restart omits arguments that only the first start
+    needs."""
 
     name: str
     arguments: Sequence[str]
@@ -45,18 +46,18 @@ class Child:
     pause: float = 0.0
     """Seconds from its last death to its next start."""
     due: float | None = None
-    """When it is to be started again; None while it runs."""
+    """Time of the next start; None while it runs."""
     away_until: float = 0.0
-    """It is not started before."""
+    """It is not started before this time."""
 
     @property
     def ended_for_good(self) -> bool:
-        """It is dead, and another start is not allowed, or would end the same way."""
+        """It is dead, and a restart is not allowed, or would end the same way."""
         status = self.process.poll()
         return status is not None and (self.restart_arguments is None or status in FINAL_STATUSES)
 
     def is_due(self) -> bool:
-        """Whether it is dead and the time has come to start it again."""
+        """Whether it is dead and due to be restarted."""
         if self.process.poll() is None or self.ended_for_good:
             return False
         now = time.monotonic()
@@ -68,7 +69,7 @@ class Child:
         return now >= max(self.due, self.away_until)
 
     def started(self, process: subprocess.Popen[Any]) -> None:
-        """It runs again."""
+        """Record that it runs again."""
         self.process, self.began, self.due = process, time.monotonic(), None
         self.restarts += 1
 
@@ -82,7 +83,8 @@ class Processes:
     children: dict[str, Child] = field(default_factory=dict)
 
     def start(self, name: str, arguments: Sequence[str], restart_arguments: Sequence[str] | None = None) -> Child:
-        """Start `python ARGUMENTS`; its output goes to NAME.log. With `restart_arguments` a death is repaired."""
+        """Start `python ARGUMENTS`; its output goes to NAME.log. With `restart_arguments` it is restarted when it
+        dies."""
         log = self.folder / f"{name}.log"
         child = Child(name, arguments, restart_arguments, log, self._spawn(arguments, log))
         self.children[name] = child
@@ -90,14 +92,14 @@ class Processes:
         return child
 
     def adopt(self, name: str, process: subprocess.Popen[Any], restart_arguments: Sequence[str]) -> Child:
-        """Watch over a process that somebody else has started, as a leader of its group."""
+        """Supervise a process that was started elsewhere as leader of its group."""
         child = Child(name, (), restart_arguments, self.folder / f"{name}.log", process)
         self.children[name] = child
         self._write_pids()
         return child
 
     def watch(self) -> list[str]:
-        """Restart what died and is due; names of the children that have ended for good."""
+        """Restart dead children that are due; return the names of those that have ended for good."""
         for child in self.children.values():
             if child.is_due():
                 assert child.restart_arguments is not None
@@ -106,7 +108,7 @@ class Processes:
         return [child.name for child in self.children.values() if child.ended_for_good]
 
     def kill(self, name: str, away_seconds: float = 0.0) -> None:
-        """kill -9 of the child's group. It is started again when that many seconds have passed, at the earliest."""
+        """Send kill -9 to the child's group. It is restarted after `away_seconds` at the earliest."""
         child = self.children[name]
         child.away_until = time.monotonic() + away_seconds
         if child.process.poll() is None:
@@ -114,8 +116,8 @@ class Processes:
             child.process.wait()
 
     def freeze(self, name: str, seconds: float) -> None:
-        """SIGSTOP to the child's group, and SIGCONT later. The latter comes from a process that nobody ends: a frozen
-        child could not hear that it is to stop, and would outlive a supervisor that is killed."""
+        """Send SIGSTOP to the child's group, and SIGCONT later. A detached process sends the SIGCONT: a frozen child
+        cannot react to a stop signal, and would outlive a killed supervisor."""
         child = self.children[name]
         if child.process.poll() is None:
             group = child.process.pid
@@ -124,7 +126,7 @@ class Processes:
             subprocess.run(["sh", "-c", thaw], stdin=subprocess.DEVNULL, start_new_session=True, check=True)
 
     def stop(self, spared: Collection[str] = ()) -> None:
-        """End all children but those: SIGTERM, and SIGKILL for those that do not listen."""
+        """End all children except `spared`: SIGTERM, then SIGKILL for those that do not end."""
         for signum, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, STOP_SECONDS)):
             alive = [c for c in self.children.values() if c.process.poll() is None and c.name not in spared]
             for child in alive:
@@ -135,7 +137,7 @@ class Processes:
                 time.sleep(0.05)
 
     def last_lines(self, name: str, count: int = 15) -> str:
-        """The end of a child's log, for an error message."""
+        """Return the end of a child's log, for an error message."""
         lines = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
         return "\n".join("  " + line for line in lines[-count:])
 
@@ -158,7 +160,7 @@ class Processes:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Inside, a second Ctrl-C does nothing: half of a network must not stay behind because somebody was impatient."""
+    """Ignore a second Ctrl-C inside: an impatient operator must not leave half of a network running."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,8 +1,8 @@
 """A local network's public objects, copied into its run folder while it runs: `objects/BUCKET/`.
 
-Owners delete what joiners need no more, and the store ends with the network; with these files and the chain's database
-any round can still be looked at, explained and audited (murmur/run_folder.py; docs/decisions/0041-recorded-runs.md). It
-reads with the published keys alone: what it has is what everybody could see.
+Owners delete objects that joiners no longer need, and the store ends with the network. With these files and the chain's
+database any round can still be inspected, explained and audited (murmur/run_folder.py;
+docs/decisions/0041-recorded-runs.md). It reads with the published keys alone, so it holds only public data.
 """
 
 import threading
@@ -19,12 +19,12 @@ FOLDER = "objects"
 PAUSE_SECONDS = 2.0
 PASS_SECONDS = 15.0
 LAST_SECONDS = 10.0
-"""For the last pass, after the last round."""
+"""Time-out of the last pass, after the last round."""
 THREADS = 4
 
 
 class Recorder:
-    """Copies in a thread of its own until `close`. `max_bytes`: larger objects are nobody's honest ones."""
+    """Copies in its own thread until `close`. `max_bytes`: larger objects are not from honest nodes."""
 
     def __init__(self, store: StoreReady, folder: Path, max_bytes: int) -> None:
         self._store, self._folder, self._max_bytes = store, folder / FOLDER, max_bytes
@@ -35,7 +35,7 @@ class Recorder:
         self._thread.start()
 
     def close(self) -> None:
-        """Copy what has come since, and end."""
+        """Copy what has arrived since, and end."""
         self._ending.set()
         self._thread.join(2 * LAST_SECONDS)
 
@@ -54,7 +54,7 @@ class Recorder:
                 bucket = self._folder / self._store.users[name].bucket
                 record(self._buckets[name], bucket, self._max_bytes, lambda: max(0.1, until - time.monotonic()))
             except (StorageError, OSError) as fault:
-                # A store that chaos has stopped comes back; a full disk does not.
+                # A store that chaos has stopped recovers; a full disk does not.
                 with self._log.open("a") as log:
                     log.write(f"{name} is not recorded yet: {fault}\n")
 

@@ -1,4 +1,4 @@
-"""report.json of a local network: what happened in every round, from the nodes' own events and the chain's weights."""
+"""report.json of a local network: the result of every round, from the nodes' own events and the chain's weights."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
@@ -18,7 +18,7 @@ PHASES = ("compute", "upload", "download", "apply")
 
 
 def build_report(network: Network, wall_seconds: float) -> dict[str, Any]:
-    """The report as far as the network has come; docs/local-network.md explains every field."""
+    """Return the report up to the network's current round; docs/local-network.md explains every field."""
     by_round = _by_round({name: network.events(member) for name, member in network.members.items()})
     rounds = [
         row
@@ -59,7 +59,7 @@ def build_report(network: Network, wall_seconds: float) -> dict[str, Any]:
 
 
 def _chaos(network: Network, rounds: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """What was done to the network and what became of it; None when nothing was."""
+    """Return the injections and their analysis; None without chaos."""
     if network.chaos is None or network.plan.chaos is None:
         return None
     aftermath = Aftermath(
@@ -74,8 +74,8 @@ def _chaos(network: Network, rounds: Iterable[Mapping[str, Any]]) -> dict[str, A
 
 
 def _by_round(events: Mapping[str, Iterable[Event]]) -> dict[int, dict[str, list[Event]]]:
-    """What `round_report` asks for: round -> node -> its events, a catch-up also under the round that it ends, and the
-    end of a round also under the next one."""
+    """Return the input of `round_report`: round -> node -> its events. A catch-up is also listed under the round that
+    it ends, and the end of a round also under the next one."""
     rounds: dict[int, dict[str, list[Event]]] = {}
     for name, found in events.items():
         for event in found:
@@ -86,7 +86,7 @@ def _by_round(events: Mapping[str, Iterable[Event]]) -> dict[int, dict[str, list
 
 
 def round_report(network: Network, events: Mapping[str, Sequence[Event]], index: int) -> dict[str, Any] | None:
-    """One round, None while no honest node has decided it. A round that was repeated after a restart has its events
+    """Return one round's row, None while no honest node has decided it. A round repeated after a restart has its events
     twice: the last ones count."""
     mine = {name: {e["event"]: e for e in events.get(name, ()) if e["round"] == index} for name in network.members}
     honest = [member.name for member in network.honest]
@@ -94,7 +94,7 @@ def round_report(network: Network, events: Mapping[str, Sequence[Event]], index:
     if not applied:
         return None
     theta = {name: event["theta"] for name, event in applied.items()}
-    for name in honest:  # a node that caught up says which theta it found at a later round's start
+    for name in honest:  # a node that caught up reports its theta at a later round's start
         for event in events.get(name, ()):
             if event["event"] == "caught_up" and event["round"] == index + 1:
                 theta.setdefault(name, event["theta"])
@@ -125,7 +125,7 @@ def _first(mine: Mapping[str, Mapping[str, Any]], names: Iterable[str], event: s
 
 
 def _seconds(honest: Iterable[Member], mine: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
-    """Median over the honest miners of each phase's seconds."""
+    """Return the median over the honest miners of each phase's seconds."""
     samples: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for member in honest:
         if member.role == "miner":
@@ -137,7 +137,7 @@ def _seconds(honest: Iterable[Member], mine: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _phases(honest: Iterable[Member], mine: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """By role, the median over its honest nodes of what they spent on each phase (docs/events.md), in seconds."""
+    """Return by role the median over its honest nodes of the seconds spent on each phase (docs/events.md)."""
     samples: dict[str, dict[str, list[float]]] = {}
     for member in honest:
         spent: dict[str, float] = {}
@@ -154,8 +154,8 @@ def _utilization(
     events: Mapping[str, Sequence[Event]],
     index: int,
 ) -> float | None:
-    """Median over the honest miners of the share of the time, from the end of one round to that of the next, in which
-    they computed."""
+    """Return the median over the honest miners of their computing share of the time from the end of one round to that
+    of the next."""
     shares = []
     for member in honest:
         began = [e["time"] for e in events.get(member.name, ()) if (e["event"], e["round"]) == ("applied", index - 1)]
@@ -168,8 +168,8 @@ def _utilization(
 
 
 def _weights(network: Network) -> dict[str, float]:
-    """Each hotkey's share of the validators' weights as they stand on chain, averaged over the validators; empty when
-    the chain does not answer (any more)."""
+    """Return each hotkey's share of the validators' weights on chain, averaged over the validators; empty when the
+    chain does not answer (any more)."""
     try:
         chain = open_chain(network.devnet.url, NETUID, None, call_timeout_seconds=CALL_SECONDS)
     except (ChainError, ConfigError):

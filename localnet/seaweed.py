@@ -3,11 +3,11 @@
     python -m localnet.seaweed --folder FOLDER NAME..
 
 Each name gets a bucket of that name, a key that may read and write it, and a key that may only read it.
-FOLDER/ready.json (localnet/store.py), readable by its owner alone, is written once the server serves them. Started
-again with the same words, after a kill -9 too, the server is the same one: address, credentials, objects.
+FOLDER/ready.json (localnet/store.py), readable by its owner alone, is written once the server serves them. A restart
+with the same arguments, even after a kill -9, brings back the same server: address, credentials, objects.
 
-A rehearsal, not a store: it syncs nothing to the disk, and whoever may open a TCP connection to this machine's loopback
-address reaches SeaweedFS's internal gRPC, which asks for no key. Its HTTP asks for one or is off.
+For rehearsals, not for storage: it never syncs to disk. Any process that can open a TCP connection to this machine's
+loopback address reaches SeaweedFS's internal gRPC, which requires no key. Its HTTP requires one or is off.
 """
 
 import argparse
@@ -35,13 +35,13 @@ from protocol.errors import ConfigError
 START_SECONDS = 60.0
 VOLUME_MIB = 64
 SPARE_VOLUMES = 128
-"""Beside one for each bucket: with VOLUME_MIB, about the most that it ever puts on the disk (8 GiB). What is free in a
-volume takes no room on the disk."""
+"""Volumes in addition to one for each bucket: with VOLUME_MIB, about the most that it ever writes to disk (8 GiB). Free
+space in a volume takes no room on disk."""
 FREE_MIB = 512
-"""It takes no objects when the disk has less left."""
+"""With less free disk space it accepts no objects."""
 MEMORY_MIB = 512
-"""What it tries to stay below. With 256 its garbage collector never rests: the same uploads took 27 s of processor
-time, and 10 s with 512 or with 1024."""
+"""Its soft memory limit. With 256 its garbage collector never rests: the same uploads took 27 s of processor time, and
+10 s with 512 or with 1024."""
 VACUUM_SECONDS = 30
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _LISTENERS = [f"{server}.port{kind}" for server in ("s3", "filer", "volume", "master") for kind in ("", ".grpc")]
@@ -80,7 +80,7 @@ def _serve(weed: Path, folder: Path, names: Sequence[str]) -> int:
 
     def stop(signum: int, _: object) -> None:
         stopped.append(signum)
-        # Not SIGTERM, on which it may linger for minutes: what it has answered is with the kernel already.
+        # Not SIGTERM, after which it may linger for minutes: acknowledged data are already with the kernel.
         process.kill()
 
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -108,7 +108,7 @@ def _check(names: Sequence[str]) -> None:
 
 
 def _weed() -> Path:
-    """The server's program, which pip puts beside python."""
+    """Return the server's program, which pip installs next to python."""
     path = sysconfig.get_path("scripts") + pathsep + environ.get("PATH", "")
     found = shutil.which("weed", path=path)
     if found is None:
@@ -120,7 +120,7 @@ def _weed() -> Path:
 
 
 def _ports(path: Path) -> dict[str, int]:
-    """Listener -> its port: the same at every start in this folder."""
+    """Return listener -> port: the same at every start in this folder."""
     if not path.exists():
         write_secret(path, dict(zip(_LISTENERS, free_ports(len(_LISTENERS)), strict=True)))
     ports: dict[str, int] = loads(path.read_text())
@@ -128,12 +128,12 @@ def _ports(path: Path) -> dict[str, int]:
 
 
 def _user(name: str) -> StoreUser:
-    """A bucket with two new credentials."""
+    """Return a bucket with two new credentials."""
     return StoreUser(name, *(secrets.token_hex(length) for length in (10, 20, 10, 20)))
 
 
 def _identities(ready: StoreReady, admin: tuple[str, str]) -> Iterator[Mapping[str, Any]]:
-    """Whom the server knows, in its words. The admin makes the buckets."""
+    """Yield the server's identities, in its format. The admin makes the buckets."""
 
     def identity(name: str, keys: tuple[str, str], actions: list[str]) -> Mapping[str, Any]:
         return {"name": name, "credentials": [{"accessKey": keys[0], "secretKey": keys[1]}], "actions": actions}
@@ -147,13 +147,13 @@ def _identities(ready: StoreReady, admin: tuple[str, str]) -> Iterator[Mapping[s
 
 
 def _words(folder: Path, ports: Mapping[str, int], num_buckets: int) -> list[str]:
-    """weed's arguments: one process that is master, volume server, filer and S3 gateway, on loopback alone."""
+    """Return weed's arguments: one process that is master, volume server, filer and S3 gateway, on loopback alone."""
     options: dict[str, object] = {
         "ip": HOST,
         "ip.bind": HOST,
         "dir": folder / "data",
         "disableHttp": "true",
-        # No raft: it makes a killed master wait for some 17 s when it comes back.
+        # No raft: with it a restarted master waits for some 17 s after a kill.
         "master.peers": "none",
         "master.telemetry": "false",
         "master.volumeSizeLimitMB": VOLUME_MIB,
@@ -172,7 +172,8 @@ def _words(folder: Path, ports: Mapping[str, int], num_buckets: int) -> list[str
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Ours alone: weed would take keys and settings from its user's variables and home. The keys are its own parts'."""
+    """Return an environment of our own: weed would read keys and settings from its user's variables and home. The keys
+    are for its internal parts."""
     parts = ("SIGNING", "SIGNING_READ", "FILER_SIGNING", "FILER_SIGNING_READ")
     keys = {f"WEED_JWT_{part}_KEY": secrets.token_hex(20) for part in parts}
     # Otherwise the first write to a bucket makes seven volumes for it.
@@ -181,7 +182,8 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _open(ready: StoreReady, admin: tuple[str, str], process: "subprocess.Popen[bytes]") -> bool:
-    """Make the buckets as soon as the server listens, and wait until it takes objects; False when it ends before."""
+    """Create the buckets as soon as the server listens, and wait until it accepts objects; False when it ends
+    before."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
@@ -216,7 +218,7 @@ def _open(ready: StoreReady, admin: tuple[str, str], process: "subprocess.Popen[
 
 
 def _remove_sockets(ports: Mapping[str, int]) -> None:
-    """It listens on sockets in /tmp too, which it leaves there when it is killed."""
+    """Remove its sockets in /tmp, which it leaves there when it is killed."""
     for port in ports.values():
         for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""A local network from the first process to the report: build it, show its rounds as they happen, stop it."""
+"""A local network from the first process to the report: build it, show its rounds, stop it."""
 
 import json
 import sys
@@ -14,15 +14,17 @@ from localnet.report import build_report
 from localnet.table import Table
 
 STALL_ROUNDS = 3.0
-"""A network that has not moved for this many rounds' length is stuck: stop, and say where to look."""
+"""Rounds without progress after which a network is stuck: stop, and name the logs."""
 CHAOS_STALL_ROUNDS = 10.0
 """The same where nodes are kept away on purpose: a round's row waits for every honest node."""
 
 
 def play(plan: Plan, go_on: Callable[[], None]) -> int:
-    """The exit status: 0 when all rounds were played, every replica agrees, the chain has refused no weights and chaos
-    did no lasting harm, 130 when it was stopped on request.
-    `go_on` is called between the steps of the start, and raises KeyboardInterrupt where there is to be no next one."""
+    """Run the network and return the exit status. It is 0 when all rounds were played, every replica agrees, the chain
+    has refused no weights and chaos did no lasting harm; 130 when it was stopped on request.
+
+    `go_on` is called between the steps of the start; it raises KeyboardInterrupt to stop there.
+    """
     began = time.monotonic()
     table = Table(sys.stderr)
 
@@ -41,7 +43,7 @@ def play(plan: Plan, go_on: Callable[[], None]) -> int:
         except BaseException as fault:
             if isinstance(fault, KeyboardInterrupt):
                 table.say("stopping")
-            # Whatever the report of a broken run stumbles over must not hide why the run broke.
+            # A failure of this report must not hide why the run broke.
             with suppress(Exception):
                 _write_report(network, time.monotonic() - began)
                 table.say(f"the report as far as it goes: {plan.folder / 'report.json'}")

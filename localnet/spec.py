@@ -1,5 +1,5 @@
-"""The spec of a local network's run: drafted while nobody knows how long a round takes here, sealed once that is
-measured. It is drafted and published as any owner's (owner/)."""
+"""The spec of a local network's run: drafted before the length of a round is known here, sealed once that is measured.
+It is drafted and published as any owner's (owner/)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,21 +22,21 @@ from protocol.types import Subnet
 from training.shards import Shards
 
 LEAD_SECONDS = 4.0
-"""From the sealed spec to round 0: what nodes that are loaded already need to find the run, beside what theta_0 takes
-on their links."""
+"""Seconds from the sealed spec to round 0, in which running nodes find the run; the transfer of theta_0 over their
+links is added."""
 COLD_LEAD_SECONDS = 40.0
-"""The same for nodes that are started only then."""
+"""The same for nodes that start only then."""
 WHILE_UNKNOWN = {
     "round_blocks": 400,
     "commit": 200,
     "reveal": 250,
     "words": 350,
 }
-"""The windows that stand in the draft: long enough for every preset."""
+"""The draft's windows: long enough for every preset."""
 
 
 def open_owner(plan: Plan, url: str, store: StoreReady) -> Doors:
-    """The network as the run's owner uses it."""
+    """Return the network's doors for the run's owner."""
     user = store.users["owner"]
     bucket = BucketConfig(
         endpoint=store.endpoint,
@@ -58,7 +58,7 @@ def open_owner(plan: Plan, url: str, store: StoreReady) -> Doors:
 
 
 def drafted(plan: Plan, owner: Doors, data: Path) -> dict[str, Any]:
-    """Everything of the spec but theta_0 and, where that is to be measured, the clock."""
+    """Return the spec without theta_0 and, where it has to be measured, without the clock."""
     chain = owner.chain
     subnet = chain.subnet(chain.finalized().block)
     place = Place(chain.genesis(), NETUID, owner.signer.peer, subnet, plan.block_seconds, local=True)
@@ -69,8 +69,8 @@ def drafted(plan: Plan, owner: Doors, data: Path) -> dict[str, Any]:
 def seal(
     plan: Plan, table: Mapping[str, Any], phases: Mapping[str, Sequence[float]] | None, owner: Doors, data: Path
 ) -> RunSpec:
-    """Make theta_0, fix the clock, and publish both: the moment at which the run exists. phases: what was measured;
-    None where the plan has a clock."""
+    """Make theta_0, set the clock, and publish both: from then on the run exists. phases: the measured seconds; None
+    where the plan has a clock."""
     require_read_only(owner.bucket, owner.pointer, local=True)
     genesis = make_theta(plan.folder / "genesis", build(table, "the draft"), plan.seed, Shards.open(data))
     blobs = theta_blobs(plan.folder / "genesis", genesis)

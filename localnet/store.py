@@ -1,10 +1,10 @@
-"""Who has which bucket on the S3 server under a local network, and the file that says so.
+"""The buckets of each member on a local network's S3 server, and their credentials file.
 
     {"endpoint": "http://127.0.0.1:9000",
      "users": {"miner-1": {"bucket": "miner-1", "write_access_key": "..", "write_secret_key": "..",
                            "read_access_key": "..", "read_secret_key": ".."}, ..}}
 
-localnet/seaweed.py writes it for the network's own server; `murmur localnet --store FILE` takes anybody's.
+localnet/seaweed.py writes it for the network's own server; `murmur localnet --store FILE` accepts any server's.
 """
 
 import json
@@ -36,13 +36,13 @@ _FIELDS = [field.name for field in fields(StoreUser)]
 
 @dataclass(frozen=True, slots=True)
 class StoreReady:
-    """A running store: where it listens and whom it knows, by name."""
+    """A running store: its endpoint and its users by name."""
 
     endpoint: str
     users: dict[str, StoreUser]
 
     def pointer(self, name: str) -> Pointer:
-        """What the peer publishes: its bucket and the read-only credential."""
+        """Return the pointer that the peer publishes: its bucket and the read-only credential."""
         user = self.users[name]
         return Pointer(self.endpoint, user.bucket, user.read_access_key, user.read_secret_key)
 
@@ -60,12 +60,13 @@ def read_ready(path: Path, names: Iterable[str] = ()) -> StoreReady:
 
 
 def write_ready(path: Path, ready: StoreReady) -> None:
-    """Atomically and with mode 0600: it holds secrets, and whoever sees the file may rely on it."""
+    """Write the file atomically and with mode 0600: it holds secrets, and a reader that sees the file may rely on
+    it."""
     write_secret(path, asdict(ready))
 
 
 def write_secret(path: Path, body: Mapping[str, Any]) -> None:
-    """A JSON file for its owner's eyes only, whole or not at all."""
+    """Write a JSON file that only its owner can read, whole or not at all."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(descriptor, "w") as file:
         json.dump(body, file)
@@ -102,7 +103,7 @@ def _fault_of(endpoint: str, user: object) -> str | None:
 
 
 def _refused(pointer: Pointer) -> str | None:
-    """Why the pointer can't be published."""
+    """Return why the pointer cannot be published."""
     try:
         encode_pointer(pointer)
     except ConfigError as fault:

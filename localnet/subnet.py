@@ -1,4 +1,4 @@
-"""The chain of a local network: a devnet with one subnet, everybody registered on it, and validators with stake."""
+"""The chain of a local network: a devnet with one subnet, all members registered, and validators with stake."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 TAO = 10**9
 STAKE_RAO = 100 * TAO
-"""Alpha of each validator. What it costs rises with each of them: eight of them have four fifths of the pool's."""
+"""Alpha of each validator. Its cost rises with each of them: eight of them have four fifths of the pool's."""
 FUNDS_RAO = 10_000 * TAO
-"""Of everybody: the dearest stake and slot, and the fees of a run of a million posts."""
+"""Each member's funds: the most expensive stake and slot, and the fees of a run of a million posts."""
 PERMIT_BLOCKS = 120
-"""How long after its epoch a permit may be seen, on a busy machine."""
+"""Blocks after the epoch within which a permit must be visible, on a busy machine."""
 
 
 def start_devnet(plan: Plan, wallets: "Mapping[str, Wallet]") -> Devnet:
-    """A chain on which the owner has its subnet, and everybody money."""
+    """Start a chain on which the owner has its subnet, and all members have funds."""
     owner = wallets["owner"]
     genesis = Genesis(
         owner_coldkey=owner.coldkeypub.ss58_address,
@@ -42,13 +42,13 @@ def start_devnet(plan: Plan, wallets: "Mapping[str, Wallet]") -> Devnet:
 
 
 def open_subnet(url: str, wallet: "Wallet") -> SubtensorChain:
-    """The chain as one of its members uses it."""
+    """Return the chain for one of its members."""
     return open_chain(url, NETUID, wallet)
 
 
 def register(url: str, wallets: "Mapping[str, Wallet]", names: Mapping[str, tuple[str, str | None]]) -> None:
-    """Register every hotkey and stake the validators, who come first and one after another: every registration and
-    every stake makes the next one dearer."""
+    """Register every hotkey and stake the validators. They come first, one after another: every registration and every
+    stake raises the price of the next."""
 
     def enter(name: str, alpha_rao: int = 0) -> None:
         chain = open_subnet(url, wallets[name])
@@ -66,7 +66,7 @@ def register(url: str, wallets: "Mapping[str, Wallet]", names: Mapping[str, tupl
 
 
 def _pool(chain: SubtensorChain) -> tuple[int, int, int]:
-    """TAO and alpha in the subnet's pool, and its fee in parts of 65,535."""
+    """Return TAO and alpha in the subnet's pool, and its fee in parts of 65,535."""
 
     def read(pallet: str, item: str) -> int:
         return int(chain.call(lambda session: session.substrate.query(pallet, item, [NETUID])))
@@ -75,15 +75,15 @@ def _pool(chain: SubtensorChain) -> tuple[int, int, int]:
 
 
 def skip_epoch(devnet: Devnet, wallet: "Wallet") -> None:
-    """Make the blocks of an epoch at once: all that is to be seen of the first one is that its end gives permits."""
+    """Make the blocks of an epoch at once: the first epoch only matters for the permits at its end."""
     chain = open_subnet(devnet.url, wallet)
     devnet.admin().step(chain.subnet(chain.finalized().block).tempo)
     chain.close()
 
 
 def end_epoch(devnet: Devnet) -> None:
-    """Make the blocks that are left of the subnet's epoch at once, and the one that begins the next: it opens what was
-    committed. Raises ChainError."""
+    """Make the remaining blocks of the subnet's epoch at once, and the one that begins the next, which opens the
+    commits. Raises ChainError."""
     chain = open_chain(devnet.url, NETUID, None)
 
     def read(item: str) -> int:
@@ -103,8 +103,8 @@ def await_permits(
     say: Callable[[str], None],
     block_seconds: float,
 ) -> None:
-    """The epoch that gives the validators their permits. Nothing counts blocks yet, so those before it are made at
-    once."""
+    """Wait for the epoch that gives the validators their permits. No round has begun, so the blocks before it are made
+    at once."""
     validators = {
         PeerId(bytes(wallets[name].hotkey.public_key)) for name, (role, _) in names.items() if role == "validator"
     }

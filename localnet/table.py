@@ -1,6 +1,6 @@
-"""What a person sees of a local network: one line for each step of the build-up, one row for each round.
+"""Terminal output of a local network: one line for each step of the build-up, one row for each round.
 
-Text is shown as it is: no name, path or reason is read as markup.
+Text is printed literally: names, paths and reasons are never parsed as markup.
 """
 
 import time
@@ -27,11 +27,11 @@ POLL_SECONDS = 0.25
 INDENT = 8
 MIN_NAMES_WIDTH = 24
 REVEAL_SECONDS = 10.0
-"""From the block that opens weights until they are seen to stand, at most."""
+"""Time-out from the block that opens weights until they are seen on chain."""
 
 
 class Table:
-    """Rows are printed as rounds end: they stay on the screen and in a log alike."""
+    """Prints rows as rounds end: they stay on the screen and in a log alike."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
@@ -39,11 +39,11 @@ class Table:
         self._rows = 0
 
     def say(self, line: str, style: str = "") -> None:
-        """One step, with the seconds since the start."""
+        """Print one step, with the seconds since the start."""
         self._print(Text.assemble((f"{time.monotonic() - self._began:6.1f} s  ", "dim"), (line, style)))
 
     def status(self, line: str) -> AbstractContextManager[Status]:
-        """A line below all others that shows that something is going on; on terminals only."""
+        """Return a line below all others that shows activity; on terminals only."""
         return self._console.status(Text(line))
 
     def follow(self, network: Network, stall_rounds: float) -> None:
@@ -85,8 +85,8 @@ class Table:
                 time.sleep(POLL_SECONDS)
 
     def await_words(self, network: Network) -> None:
-        """See the last block in which a word on the last round counts: that was decided before, but only now can it be
-        audited. A chain that makes no blocks is not waited for."""
+        """Wait for the last block in which a word on the last round counts. The round was decided before, but only now
+        can it be audited. Does not wait for a chain that makes no blocks."""
         with suppress(ChainError), self.status("the last round's words"):
             left = network.blocks_left()
             until = time.monotonic() + 2 * left * network.plan.block_seconds
@@ -96,7 +96,7 @@ class Table:
                 left = network.blocks_left()
 
     def await_reveals(self, network: Network) -> None:
-        """See the last weights that were committed opened: the chain does so at the end of an epoch, whose last blocks
+        """Wait until the last committed weights are opened. The chain does so at the end of an epoch, whose last blocks
         are made at once."""
         pending = network.paid()["weights_pending"]
         if not pending:
@@ -117,7 +117,7 @@ class Table:
             self.say(f"{_sets(pending)} still sealed {REVEAL_SECONDS:.0f} s after the epoch: logs/devnet.log", "yellow")
 
     def _show_finished(self, network: Network, names: dict[str, str]) -> bool:
-        """Print the next round's row when all honest nodes have its result; True when they have."""
+        """Print the next round's row when all honest nodes have its result; return whether they have."""
         index = self._rows
         if not all(_has_passed(member, network.events(member), index) for member in network.honest):
             return False
@@ -132,7 +132,8 @@ class Table:
         return True
 
     def _row(self, left: Text, right: Text) -> None:
-        """A row: in a file one line; on a terminal names that do not fit beside the numbers stand below them."""
+        """Print a row: in a file on one line; on a terminal, names that do not fit next to the numbers go below
+        them."""
         width = self._console.width
         if not self._console.is_terminal or len(left) + len(right) <= width:
             self._print(Text.assemble(left, right))
@@ -143,11 +144,11 @@ class Table:
             self._print(Text.assemble(" " * INDENT, line))
 
     def _print(self, line: Text) -> None:
-        # Never wrapped by us: a narrow terminal shows long lines folded, a log keeps them greppable.
+        # Never wrapped by us: a narrow terminal folds long lines, a log keeps them greppable.
         self._console.print(line, soft_wrap=True)
 
     def close(self, report: dict[str, Any], folder: Path) -> None:
-        """The result, and where everything is."""
+        """Print the result, and the paths of its files."""
         summary = report["summary"]
         grid = Grid(box=box.SIMPLE, pad_edge=False, show_edge=False)
         grid.add_column("miner", no_wrap=True)
@@ -187,7 +188,7 @@ class Table:
         self._print(Text(f"page   murmur dashboard {folder}"))
 
     def _aftermath(self, chaos: dict[str, Any]) -> None:
-        """What was done, and what became of it."""
+        """Print the injections and their consequences."""
         self._print(Text())
         for entry in chaos["injected"]:
             what, back = done(entry["kind"], entry["node"], entry["seconds"]), entry["back_after_rounds"]
@@ -217,9 +218,10 @@ def _sets(count: int) -> str:
 
 
 def _has_passed(member: Member, events: list[dict[str, Any]], index: int) -> bool:
-    """Whether the node stands beyond the round; a validator has also measured the loss, unless it was down.
+    """Whether the node has passed the round; a validator must also have measured the loss, unless it was down.
 
-    `caught_up` names the round at whose start the node stands: that one still lies before it."""
+    `caught_up` names the round at whose start the node is: that round is not passed yet.
+    """
     passed = any(
         e["round"] >= index if e["event"] == "applied" else e["event"] == "caught_up" and e["round"] > index
         for e in events
@@ -240,7 +242,7 @@ def _header() -> str:
 
 
 def _numbers(row: dict[str, Any]) -> Text:
-    """What was learned and how long each phase took."""
+    """Return the loss and each phase's duration."""
     loss = f"{row['val_loss']:.3f}" if row["val_loss"] is not None else "-"
     seconds = (row["seconds"][phase] for phase in PHASES)
     phases = "".join(f"{'-' if value is None else f'{value:.2f} s':>9}" for value in seconds)
@@ -248,7 +250,7 @@ def _numbers(row: dict[str, Any]) -> Text:
 
 
 def _who(row: dict[str, Any], names: dict[str, str]) -> Text:
-    """Who contributed and who did not, and why."""
+    """Return the contributors, and the others with the reasons."""
     out = {names.get(peer, peer): reason for peer, reason in {**row["standing"], **row["rejected"]}.items()}
     who = ("void", "red") if row["void"] else ", ".join(sorted(names.get(peer, peer) for peer in row["contributing"]))
     text = Text.assemble(who, " |" if out else "")

@@ -1,4 +1,4 @@
-"""Text to train on that every installation has: made into shards once, and kept."""
+"""Training text that every installation has: made into shards once, and cached."""
 
 import os
 import shutil
@@ -10,17 +10,17 @@ from training.build import build
 
 TEXT_BYTES = 6_000_000
 _FORM = "turns"
-"""Another one where shards come out of the same text in another form."""
+"""Changed whenever the same text gives shards in another form."""
 
 
 def cache_folder() -> Path:
-    """Where data that can be made again is kept between runs."""
+    """Return the cache of data that can be rebuilt."""
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "murmur"
     return Path(os.environ.get("MURMUR_CACHE", default)).expanduser()
 
 
 def text_data(say: Callable[[str], None]) -> Path:
-    """Tokenised text: botocore's documentation strings, made once and kept."""
+    """Return the folder of tokenised text: botocore's documentation strings, built once and cached."""
     folder = cache_folder() / "data" / f"botocore-{version('botocore')}-{TEXT_BYTES}-{_FORM}"
     if not (folder / "index.json").exists():
         say("extracting text to train on (once)")

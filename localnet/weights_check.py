@@ -1,8 +1,8 @@
-"""Whether the weights that validators set stand on chain: what each says it has set, against what the chain holds.
+"""A check that the weights set by validators are on chain: each validator's events against the chain's state.
 
-A validator's word is its `weights` event; whether it holds is read from the chain alone: LastUpdate in the block that
-it names, then the validator's row in the first block that holds it. Looked at while the network runs, because the chain
-forgets old states. What the chain would not take at all leaves nothing there: of that the validator's event tells.
+A validator reports a set in its `weights` event. The check reads the chain alone: LastUpdate in the block that the
+event names, then the validator's row in the first block that holds it. It runs while the network runs, because the
+chain prunes old states. A call that the chain did not accept leaves no trace there; the validator's event reports it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from protocol.types import PeerId, Uid, hotkey
 Events = Mapping[PeerId, Sequence[Mapping[str, Any]]]
 """A validator's events, in order."""
 _Set = tuple[PeerId, int]
-"""A validator, and the block in which it says that it set weights."""
+"""A validator, and the block in which it reports to have set weights."""
 
 SET, NOT_TAKEN = "weights", "weights_not_taken"
 _U16_MAX = 65535
@@ -25,7 +25,7 @@ _REVEALED = "TimelockedWeightsRevealed"
 
 
 class _Row(NamedTuple):
-    """What the chain has of a validator in the first block that holds a set of its weights."""
+    """The chain's data on a validator in the first block that holds a set of its weights."""
 
     seen: bool
     """Whether the block that the validator named moved its LastUpdate."""
@@ -36,7 +36,7 @@ class _Row(NamedTuple):
 
 
 class Standing:
-    """What became of all weights that were set so far."""
+    """The state of all weights that were set so far."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -45,7 +45,7 @@ class Standing:
         self._looked_at = -1
 
     def look(self, events: Events) -> None:
-        """Read what has become final since the last look, once in every block. A chain that does not answer is asked
+        """Read what became final since the last call, at most once per block. A chain that does not answer is read
         again next time."""
         waiting = [entry for entry in _sets(events) if entry not in self._rows]
         if not waiting:
@@ -62,7 +62,7 @@ class Standing:
                 self._looked_at = final
 
     def counts(self, events: Events) -> dict[str, int]:
-        """The numbers of report.json, of all that validators have told so far."""
+        """Return the numbers of report.json for all sets that validators have reported so far."""
         sets = _sets(events)
         pending = sum(entry not in self._rows for entry in sets)
         standing = sum(entry in self._rows and self._stands(entry, weights) for entry, weights in sets.items())
@@ -80,9 +80,12 @@ class Standing:
             self._chain = None
 
     def _stands(self, entry: _Set, weights: Mapping[Uid, int]) -> bool:
-        """Of several commits that one block reveals only the last can be seen to stand; the others did if as many were
-        revealed as were committed. A validator goes on while it is counted: the last may be one that it has not told of
-        yet."""
+        """Whether the set is on chain.
+
+        Of several commits revealed by one block only the last is visible; the others are assumed set if as many were
+        revealed as were committed. A validator keeps setting weights during the count, so the last commit may be one
+        that it has not reported yet.
+        """
         row, (peer, block) = self._rows[entry], entry
         together = [
             other for (who, other), found in self._rows.items() if (who, found.stands_from) == (peer, row.stands_from)
@@ -94,7 +97,7 @@ class Standing:
 
 
 def _sets(events: Events) -> dict[_Set, Mapping[Uid, int]]:
-    """What every validator says it set, as the chain would hold it."""
+    """Return every validator's reported sets, as the chain would hold them."""
     return {
         (peer, event["block"]): _scaled({Uid(int(uid)): weight for uid, weight in event["weights"].items()})
         for peer, found in events.items()
@@ -104,7 +107,7 @@ def _sets(events: Events) -> dict[_Set, Mapping[Uid, int]]:
 
 
 def _scaled(weights: Mapping[Uid, float]) -> dict[Uid, int]:
-    """In the chain's u16, the largest 65535."""
+    """Return the weights in the chain's u16, the largest 65535."""
     top = max(weights.values())
     return {uid: round(weight / top * _U16_MAX) for uid, weight in weights.items()}
 
@@ -114,7 +117,8 @@ def _positive(weights: Mapping[Uid, int]) -> dict[Uid, int]:
 
 
 def _read(chain: SubtensorChain, peer: PeerId, block: int) -> _Row | None:
-    """None while the weights that were set in `block` do not stand yet, or that is not final."""
+    """Return the chain's data on a set; None while the weights set in `block` are not open yet, or the block is not
+    final."""
     stands = chain.stands_from(block)
     if stands is None:
         return None
@@ -125,7 +129,7 @@ def _read(chain: SubtensorChain, peer: PeerId, block: int) -> _Row | None:
 
 
 def _revealed(chain: SubtensorChain, peer: PeerId, block: int) -> int:
-    """How many commits of the validator the block revealed, by its events."""
+    """Return how many of the validator's commits the block revealed, by its events."""
     at = "0x" + chain.header(block).hash.hex()
     records = chain.call(lambda session: session.substrate.query("System", "Events", [], block_hash=at))
     return sum(record["event_id"] == _REVEALED and hotkey(peer) in record["attributes"] for record in records)

@@ -1,13 +1,13 @@
-"""One node's process on a local network: a rehearsal that is measured, then the real program.
+"""One node's process on a local network: a measured rehearsal, then the real program.
 
 `python -m localnet.worker ROLE --config FILE [--draft SPEC --ready FILE --go FILE] [--fault KIND] [--own-link]`
 
-Until the spec is sealed nobody knows how long a round has to be on this machine. So every process does what a round
-will ask of it a few times, all of them at once, over the real chain and store, and writes the seconds down. When the
-go file appears the spec stands on chain, and from there on this is `neurons/miner.py` or `neurons/validator.py`.
-Without a draft it is that at once.
+Before the spec is sealed, the length that a round needs on this machine is unknown. So every process does a round's
+work a few times, all concurrently, over the real chain and store, and writes the seconds to a file. When the go file
+appears the spec is on chain; from then on this is `neurons/miner.py` or `neurons/validator.py`. Without a draft it is
+that at once.
 
-With `--own-link` everything that the node exchanges with buckets passes the link in its configuration.
+With `--own-link` all of the node's traffic with buckets passes the link in its configuration.
 """
 
 import argparse
@@ -90,15 +90,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def program(role: str, fault: str | None) -> start.Player:
-    """What plays a role's rounds; a faulty miner when a fault is given."""
+    """Return the class that plays a role's rounds; a faulty miner when a fault is given."""
     if fault is not None:
         return KINDS[fault]
     return Miner if role == "miner" else Validator
 
 
 def reach_all_at(endpoint: str) -> None:
-    """From now on this process reaches the bucket of every pointer at `endpoint`: all links lead to the same server,
-    which knows buckets by their names."""
+    """Make this process reach the bucket of every pointer at `endpoint`: all links lead to the same server, which knows
+    buckets by their names."""
     usual = adapters.opener
 
     def opener(*, local: bool) -> adapters.Opener:
@@ -109,7 +109,7 @@ def reach_all_at(endpoint: str) -> None:
 
 
 def rehearse(role: str, config: NodeConfig, draft: Path, ranks: Ranks) -> dict[str, list[float]]:
-    """Seconds of each phase of a round, measured beside all other processes."""
+    """Return the seconds of each phase of a round, measured concurrently with all other processes."""
     spec = parse_text(draft.read_text(), str(draft))
     doors = open_doors(config, connect(config), local=spec.local)
     require_read_only(doors.bucket, doors.pointer, local=spec.local)
@@ -126,7 +126,7 @@ def rehearse(role: str, config: NodeConfig, draft: Path, ranks: Ranks) -> dict[s
 
 
 class _Rehearsal:
-    """What one round asks of a node, without a network that agrees on anything yet."""
+    """One round's work of a node, before the network agrees on anything."""
 
     def __init__(self, role: str, spec: RunSpec, doors: Doors, shards: Shards, replica: Replica, home: Path) -> None:
         self.role, self.spec, self.doors, self.shards, self.replica = role, spec, doors, shards, replica
@@ -135,7 +135,7 @@ class _Rehearsal:
         self.updates: dict[PeerId, Update] = {}
 
     def warm_up(self) -> None:
-        """Publish the pointer and something to fetch, and wait for somebody else's: first calls are slow."""
+        """Publish the pointer and an object, and wait for another peer's object: first calls are slow."""
         self.doors.chain.publish(encode_slot(self.doors.pointer))
         self._compute()
         self._upload()
@@ -147,7 +147,7 @@ class _Rehearsal:
             self._check()
 
     def round(self) -> None:
-        """One round's work, phase by phase."""
+        """Do one round's work, phase by phase."""
         self._measured("compute", self._compute)
         self._measured("upload", self._upload)
         self._measured("commit", lambda: self.doors.chain.publish(encode_slot(self.doors.pointer)))

@@ -24,7 +24,7 @@ OPERATORS_FAULTS = {
     errno.ENOTDIR,
     errno.EISDIR,
 }
-"""What the system refuses because of a path that somebody gave us; every other OSError is a bug."""
+"""The system's refusals of a path given by the operator; every other OSError is a bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,15 @@ SUBCOMMANDS = (
     Subcommand("validate", "check, name and pay a run's miners: neurons/validator.py", "neurons.validator"),
 )
 PROGRAMS = {one.name: one.module for one in SUBCOMMANDS if one.module.startswith("neurons.")}
-"""Those that are a node: they read their words, end and log as the files under neurons/ do."""
+"""Subcommands that are node programs: they parse arguments, end and log as the files under neurons/ do."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse, import the subcommand, run it; the exit status: 2 for what the operator has to fix, 1 for what went wrong
-    outside, 130 when stopped on request, 141 when our output's reader has gone. Bugs crash with a traceback."""
+    """Parse the arguments, import the subcommand, run it, and return the exit status.
+
+    2: the operator has to fix something. 1: a failure outside of this program. 130: stopped on request. 141: the reader
+    of our output is gone. Bugs crash with a traceback.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in PROGRAMS:
         program = import_module(PROGRAMS[words[0]])
@@ -82,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError as fault:
         if fault.filename is not None:
             raise
-        # Whoever read our output (head, less) has enough. Nothing is left to say, at exit neither.
+        # The reader of our output (head, less) has closed it. Print nothing more, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as fault:
@@ -95,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, Callable[[argparse.Namespace], int]]:
-    """The options, and what runs with them. Ends with status 2 for words that are none, and with 0 after --help."""
+    """Return the options, and the function that runs them. Exits with status 2 for invalid arguments, and with 0 after
+    --help."""
     words = list(argv)
     parser = argparse.ArgumentParser(
         prog="murmur",

@@ -1,5 +1,5 @@
-"""`murmur config show`: every setting of a node, its value, and where that comes from: the environment, the file, or
-nobody. Secrets are masked."""
+"""`murmur config show`: every setting of a node, its value, and its source: the environment, the file, or the default.
+Secrets are masked."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Raises ConfigError, after the table, when a node would not start with these settings."""
+    """Print the table. Raises ConfigError, after the table, when a node would not start with these settings."""
     flags = {} if options.config is None else {"config": options.config}
     rows = settings.settings(flags, os.environ)
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]

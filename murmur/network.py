@@ -1,5 +1,5 @@
-"""A network that is read, for commands that only look: found by the options, environment and files of a node, or in a
-local network's run folder."""
+"""A network opened for reading, for commands that only look: from the options, environment and files of a node, or from
+a local network's run folder."""
 
 import argparse
 import os
@@ -20,7 +20,7 @@ from protocol.types import PeerId, hotkey
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A network that is read. `names`: who is who, where that is known."""
+    """A network opened for reading. `names`: of peers, where they are known."""
 
     config: NetworkConfig
     home: Path
@@ -30,11 +30,11 @@ class Opened:
 
     @property
     def recorded(self) -> bool:
-        """Whether it is a run folder that is read."""
+        """Whether it is read from a run folder."""
         return bool(self.names)
 
     def peer(self, text: str, what: str) -> PeerId:
-        """Whom somebody means: by name, or by SS58 hotkey. Raises ConfigError."""
+        """Return the peer with this name or SS58 hotkey. Raises ConfigError."""
         for peer, name in self.names.items():
             if name == text:
                 return peer
@@ -48,18 +48,18 @@ class Opened:
             raise ConfigError(f"{what}: nobody is called {text[:80]!r} here; {hint}") from None
 
     def called(self, peer: PeerId) -> str:
-        """A peer for people: its name where that is known."""
+        """Return a peer as text: its name where that is known."""
         return self.names.get(peer) or hotkey(peer)
 
 
 def named(name: str, options: argparse.Namespace) -> NetworkConfig:
-    """Where the network is that the options name, if it is no run folder. Raises ConfigError."""
+    """Return the network given by the options, unless they give a run folder. Raises ConfigError."""
     return load_network(name, peer_options.flags_of(options), os.environ)
 
 
 def open_network(name: str, options: argparse.Namespace) -> Opened:
-    """The network that the options name. Raises ConfigError for what the operator has to fix, ChainError when the
-    chain does not answer."""
+    """Open the network given by the options. Raises ConfigError for faults that the operator has to fix, ChainError
+    when the chain does not answer."""
     process.log_to_stderr("WARNING")
     if options.run is None:
         config = named(name, options)

@@ -1,4 +1,4 @@
-"""Which network and which peer are meant, in the same words as a node's configuration."""
+"""Options that select a network and a peer, with the names of a node's configuration."""
 
 import argparse
 from pathlib import Path
@@ -11,13 +11,13 @@ NAMES = ("config", "network", "netuid", "owner", "spec", "data", "home")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags that say where the network is, a run folder or any; of a network see below."""
+    """Add the flags that select a network: a run folder, or those of `add_network_arguments`."""
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="run folder of a local network, running or ended")
     add_network_arguments(parser)
 
 
 def add_network_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags that name a network; the environment and files mean the same as for a node."""
+    """Add the flags that name a network; the environment and files mean the same as for a node."""
     parser.add_argument("--config", metavar="FILE", help="TOML file of a node (its wallet and bucket are not read)")
     parser.add_argument("--network", help="finney, test, local or a ws(s):// URL; older rounds need an archive node")
     parser.add_argument("--netuid", help="the subnet of the run")
@@ -28,7 +28,7 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def named_peer(address: str, what: str) -> PeerId:
-    """The peer of an SS58 address that somebody typed. Raises ConfigError."""
+    """Return the peer of an SS58 address from an option. Raises ConfigError."""
     try:
         return peer_id(address)
     except ValueError as fault:
@@ -36,7 +36,7 @@ def named_peer(address: str, what: str) -> PeerId:
 
 
 def flags_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What the options say, as a node's flags. Raises ConfigError."""
+    """Return the options as a node's flags. Raises ConfigError."""
     flags = {name: value for name in NAMES if (value := getattr(options, name)) is not None}
     if options.run is not None and flags:
         raise ConfigError("--run says everything about a local network: leave out the other flags")

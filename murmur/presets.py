@@ -1,7 +1,7 @@
-"""Run specs by name or path (owner/presets.py), completed with stand-ins for what only one network can know.
+"""Run specs by name or path (owner/presets.py), completed with placeholders for values that depend on the network.
 
-Its `[[amendments]]` are tables of `from_round` and `changes`. A run made here is for planning: its id, chain, owner,
-data and theta_0 are nobody's.
+`[[amendments]]` are tables of `from_round` and `changes`. A run made here is for planning: its id, chain, owner, data
+and theta_0 are placeholders.
 """
 
 from typing import Any
@@ -27,7 +27,8 @@ STAND_INS: dict[str, Any] = {
 
 
 def read(source: str) -> Run:
-    """The run of the preset or TOML file `source`. Raises ConfigError for one that is not there or not valid."""
+    """Return the run of the preset or TOML file `source`. Raises ConfigError for one that does not exist or is not
+    valid."""
     table = presets.table(source)
     try:
         amendments = _AMENDMENTS.validate_python(table.pop("amendments", []))
@@ -47,8 +48,8 @@ def is_cluster(source: str) -> bool:
 
 
 def read_cluster(source: str) -> ClusterSpec:
-    """The cluster's spec of the preset or file `source`: of a run on a chain, what a cluster has of it. Raises
-    ConfigError."""
+    """Return the cluster's spec of the preset or file `source`; from a run on a chain, the part that a cluster uses.
+    Raises ConfigError."""
     table = presets.without_chain(presets.table(source))
     return build_cluster(_completed(table, source if presets.is_preset(source) else "draft", _OF_ALL), source)
 
@@ -58,7 +59,7 @@ _AMENDMENTS = TypeAdapter(list[dict[str, Any]])
 
 
 def _completed(table: dict[str, Any], name: str, stand_ins: dict[str, Any]) -> dict[str, Any]:
-    """`table` with a stand-in for each field that it lacks."""
+    """Return `table` with a placeholder for each field that it lacks."""
     completed = {"name": name} | table
     for field, stand_in in stand_ins.items():
         given = completed.setdefault(field, stand_in)

@@ -1,8 +1,8 @@
 """A local network's run folder, read like any network: while it runs, after its end, and wherever it was moved to.
 
-The chain is its database (chain/devnet/recorded.py), buckets are the recorded objects (localnet/record.py), with the
-store behind them while it answers. Nothing is started and nothing written; no wallet is opened: names come from the
-public halves.
+The chain is its database (chain/devnet/recorded.py). Buckets are the recorded objects (localnet/record.py), with the
+store behind them while it answers. Nothing is started or written, and no wallet is opened: names come from the public
+halves.
 """
 
 import socket
@@ -27,7 +27,8 @@ CONNECT_SECONDS = 0.5
 
 
 def node_file(folder: Path) -> Path:
-    """A configuration that names the folder's run. Raises ConfigError for a folder that is none of a local network."""
+    """Return a configuration that names the folder's run. Raises ConfigError for a folder that is no local
+    network's."""
     nodes = sorted(folder.glob("nodes/*/node.toml"))
     if not nodes:
         raise ConfigError(f"{folder} is no run folder of a local network: it has no nodes/NAME/node.toml")
@@ -35,8 +36,8 @@ def node_file(folder: Path) -> Path:
 
 
 def open_folder(folder: Path, config: NetworkConfig) -> reader.Opened:
-    """The run in the folder, and the doors of somebody who only reads it. Raises ConfigError for a folder without a
-    chain or a run, ChainError, StorageError."""
+    """Return the run in the folder, and doors for reading only. Raises ConfigError for a folder without a chain or a
+    run, ChainError, StorageError."""
     if not (folder / FOLDER).is_dir():
         raise ConfigError(
             f"{folder} has no recorded objects yet: its network is still starting, never got as far as a run, or was "
@@ -46,7 +47,7 @@ def open_folder(folder: Path, config: NetworkConfig) -> reader.Opened:
 
 
 def opener(folder: Path) -> Opener:
-    """Opens the buckets of the folder by their pointers."""
+    """Return the function that opens the folder's buckets by their pointers."""
 
     @lru_cache(maxsize=512)
     def opened(pointer: Pointer | PublicPointer) -> RangedBucket:
@@ -59,13 +60,13 @@ def opener(folder: Path) -> Opener:
 
 
 def names(folder: Path) -> Mapping[PeerId, str]:
-    """Who is who in the folder: every member's name by its hotkey."""
+    """Return every member's name by its hotkey."""
     return {peer_id(address): name for address, name in dashboard.folder.names(folder).items()}
 
 
 @lru_cache(maxsize=64)
 def _answers(endpoint: str) -> bool:
-    """Whether something listens there: the store while the network runs."""
+    """Whether a server listens there: the store while the network runs."""
     url = urlsplit(endpoint)
     try:
         address = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)

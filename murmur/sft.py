@@ -1,4 +1,4 @@
-"""`murmur sft DIR --data FILE|hf:NAME --recipe NAME`: an export learns to chat, by TRL's trainer (extra `post`)."""
+"""`murmur sft DIR --data FILE|hf:NAME --recipe NAME`: fine-tune an export for chat, by TRL's trainer (extra `post`)."""
 
 import argparse
 import sys
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Tune, and print what became of it. Raises ConfigError for what the operator has to fix."""
+    """Fine-tune, and print the results. Raises ConfigError for faults that the operator has to fix."""
     from murmur.export.exports import tell
     from post.recipes import recipe
     from protocol.errors import ConfigError
@@ -51,6 +51,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def say(line: str) -> None:
-    """What was asked for."""
+    """Print a line of output."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`murmur shards`: text into the tokenised shards that a run trains on, and several data sets into one."""
+"""`murmur shards`: convert text into the tokenised shards that a run trains on, and join several data sets."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ from protocol.types import Digest
 
 PROGRESS_BYTES = 1_000_000
 PROGRESS_SHARDS = 2
-"""Less is done before it could be read."""
+"""A smaller job ends before its progress could be read."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`murmur status`: where a node is, what became of its last rounds, when weights are due, and what is wrong."""
+"""`murmur status`: a node's current round, its last rounds' outcomes, the next weights, and problems."""
 
 import argparse
 import os
@@ -24,11 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status is 0 when nothing is wrong, or, with --check, when the node is healthy, else 1. Raises
-    ConfigError where there is no node."""
+    """Print the status. The exit status is 0 when nothing is wrong, or, with --check, when the node is healthy, else 1.
+    Raises ConfigError where there is no node."""
     from node.telemetry.event_tail import read_diary
 
-    # Of a network that has ended nobody expects to hear any more.
+    # A network that has ended is not expected to send signs of life.
     ended = options.run is not None and (options.run / "report.json").exists()
     found = []
     for home in _homes(options):
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _evaluated(folder: Path) -> list[str]:
-    """The newest checkpoint that somebody has evaluated (`murmur evaluate`)."""
+    """Return the newest evaluated checkpoint (`murmur evaluate`)."""
     from dashboard.evaluations import in_folder
     from post.rows import described, read_rows
 
@@ -76,7 +76,7 @@ def _homes(options: argparse.Namespace) -> list[Path]:
 
 
 def _table(found: "list[tuple[EventTail, list[str]]]", ended: bool) -> list[str]:
-    """A row for each node, and below what is wrong with whom; one node by its name tells all."""
+    """Return a row for each node, and below it each node's problems; a single named node is shown in full."""
     from node.telemetry.round_line import outcome
 
     rows = [("node", "round", "last told", "became of it", "weights next", "")]

@@ -1,1 +1,1 @@
-"""What the owner of a run does: draft its spec, make theta_0, publish both, amend them."""
+"""The actions of a run's owner: draft its spec, make theta_0, publish both, amend them."""

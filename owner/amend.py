@@ -1,5 +1,5 @@
-"""An owner's amendments: those that stand in its slot, whether they are settled, and the next one (docs/protocol.md
-section 0; docs/decisions/0044-a-run-of-ones-own.md)."""
+"""An owner's amendments: those in its slot, whether they are settled, and the next one (docs/protocol.md section 0;
+docs/decisions/0044-a-run-of-ones-own.md)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from protocol.types import Digest, Slot
 from storage.realtime import REAL
 
 POST_BLOCKS = 8
-"""From now until an amendment stands in a final slot, beside what finality lags behind: it may be sent twice."""
+"""Blocks from now until an amendment is in a final slot, in addition to finality's lag: it may be sent twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A run as its owner's slot has it at a final block. `run`: with the amendments that are settled. `pending`: those
-    that the slot names beyond them and may still take back, oldest first. `refused`: why nobody follows what else it
-    names; None when there is no such thing. `slot`: the owner's."""
+    """A run by its owner's slot at a final block. `run`: with the settled amendments. `pending`: later ones named by
+    the slot, which it may still take back, oldest first. `refused`: why nodes do not follow the rest that it names;
+    None when there is no rest. `slot`: the owner's."""
 
     block: int
     run: Run
@@ -35,12 +35,13 @@ class Standing:
 
     @property
     def planned(self) -> Run:
-        """The run with what is pending."""
+        """The run with the pending amendments."""
         return self.run.amended(self.pending)
 
 
 def standing(run: Run, doors: Doors) -> Standing:
-    """`run`: with all that is settled by now (node.sync.amendments.settled). Raises ChainError."""
+    """Return the owner's current standing. `run`: with all amendments settled by now (node.sync.amendments.settled).
+    Raises ChainError."""
     clock, block = run.clock, doors.chain.finalized().block
     peers = doors.chain.peers(block)
     slot = owner_slot(run.first.owner_id, peers)
@@ -58,7 +59,7 @@ def standing(run: Run, doors: Doors) -> Standing:
     last = clock.start(clock.round_at(block)) - 1 if block >= clock.start(0) else -1
     followed = _followed(run, doors, block)
     if followed in {amendment.digest for amendment in fresh}:
-        # What this chain node has pruned, the chain of selections tells.
+        # The chain of selections shows amendments whose slot this chain node has pruned.
         at = next(number for number, amendment in enumerate(fresh, 1) if amendment.digest == followed)
         run, fresh = run.amended(fresh[:at]), fresh[at:]
     pending: list[Amendment] = []
@@ -76,7 +77,7 @@ def standing(run: Run, doors: Doors) -> Standing:
 
 
 def _followed(run: Run, doors: Doors, block: int) -> Digest | None:
-    """The head of the newest agreed selection; None where there is none, or none to be had."""
+    """Return the head of the newest agreed selection; None where there is none, or none can be fetched."""
     if (newest := stated(run, doors, block)) is None:
         return None
     try:
@@ -86,14 +87,15 @@ def _followed(run: Run, doors: Doors, block: int) -> Digest | None:
 
 
 def earliest_round(run: Run, block: int) -> int:
-    """The first round from which an amendment that is posted now, at the final `block`, can hold."""
+    """Return the first round from which an amendment posted now, at the final `block`, can be in force."""
     by = block + run.first.clock.finality_blocks + POST_BLOCKS
-    # Settled by the last block before the round before it.
+    # Settled by the last block before the previous round.
     return max(1, run.clock.round_at(by) + 2) if by >= run.clock.start(0) else 1
 
 
 def proposed(standing: Standing, fields: Mapping[str, Any]) -> Amendment:
-    """The amendment of these fields (but `previous`) behind all that stands, valid and in time. Raises ConfigError."""
+    """Return the amendment of these fields (except `previous`) after all others, valid and in time. Raises
+    ConfigError."""
     try:
         amendment = Amendment.model_validate({"previous": standing.planned.head.hex(), **fields})
     except ValidationError as fault:
@@ -106,7 +108,7 @@ def proposed(standing: Standing, fields: Mapping[str, Any]) -> Amendment:
 
 
 def require_in_time(standing: Standing, amendment: Amendment) -> None:
-    """Raise ConfigError for an amendment that everybody would refuse if it were posted now."""
+    """Raise ConfigError for an amendment that all nodes would refuse if it were posted now."""
     earliest = earliest_round(standing.run, standing.block)
     if amendment.from_round < earliest:
         raise ConfigError(
@@ -117,7 +119,7 @@ def require_in_time(standing: Standing, amendment: Amendment) -> None:
 
 
 def same(standing: Standing, fields: Mapping[str, Any]) -> Amendment | None:
-    """The last amendment that stands, when it is what these fields ask for: it was posted by an earlier start."""
+    """Return the last amendment when it equals these fields: an earlier start has posted it."""
     if not standing.planned.amendments:
         return None
     last = standing.planned.amendments[-1]
@@ -129,7 +131,7 @@ def same(standing: Standing, fields: Mapping[str, Any]) -> Amendment | None:
 
 
 def changes(before: Run, after: Run, round: int) -> Iterator[tuple[str, Any, Any]]:
-    """(field, value before, value after) of all that differs between two runs' specs in `round`."""
+    """Yield (field, value before, value after) for all differences between two runs' specs in `round`."""
     old, new = (run.spec_at(round).model_dump(mode="json") for run in (before, after))
     for name in old:
         if isinstance(old[name], dict):

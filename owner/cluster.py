@@ -1,4 +1,4 @@
-"""A cluster's run made and put up: its spec, theta_0 and data in a bucket, and the token that makes members."""
+"""Creation of a cluster's run: its spec, theta_0 and data in a bucket, and the token that makes members."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +19,9 @@ TRIAL_SECONDS = 60.0
 
 
 def draft(table: Mapping[str, Any], name: str, data: Shards, *, local: bool, own_vocabulary: bool) -> ClusterSpec:
-    """The spec without theta_0: `table` (of a preset or a file), and over it what is the data's. own_vocabulary: the
-    table's is a choice; else it is the data's tokenizer's. Raises ConfigError with one line for each fault."""
+    """Return the spec without theta_0: `table` (of a preset or a file), overridden by the data's values.
+    own_vocabulary: use the table's vocabulary; else that of the data's tokenizer. Raises ConfigError with one line for
+    each fault."""
     require_turns(data)
     given = without_chain(table)
     model = dict(given.get("model") or {})
@@ -38,7 +39,7 @@ def draft(table: Mapping[str, Any], name: str, data: Shards, *, local: bool, own
 
 
 def require_store(bucket: RangedBucket) -> None:
-    """Raise ConfigError for a store that does not create an object only once: two records of a round would stand."""
+    """Raise ConfigError for a store without exclusive creation: it could hold two records of a round."""
     if not creates_once(bucket, timeout_seconds=TRIAL_SECONDS):
         raise ConfigError(
             "this store does not create an object only where there is none (If-None-Match: *): two members could close "
@@ -66,12 +67,12 @@ def put_up(
 
 
 def make_token(spec: ClusterSpec, bucket: Token) -> Token:
-    """The token of a new group for this run, at the bucket of `bucket`."""
+    """Return the token of a new group for this run, at the bucket of `bucket`."""
     return bucket.model_copy(update={"run": spec.digest.hex(), "secret": new_secret()})
 
 
 def place(endpoint: str, name: str, access_key: str, secret_key: str, *, local: bool) -> Token:
-    """A bucket, before there is a run in it."""
+    """Return a token for a bucket that holds no run yet."""
     nothing = Digest(bytes(32)).hex()
     return Token(
         endpoint=endpoint,

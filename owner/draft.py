@@ -1,6 +1,5 @@
-"""A run's spec before it is published: what its owner wrote, completed by what the subnet and the data say. theta_0 and
-the first block are its last two fields: one takes an inner round to make, the other is chosen when the run is
-sealed."""
+"""A run's spec before it is published: the owner's choices, completed from the subnet and the data. theta_0 and the
+first block are its last two fields: one takes an inner round to make, the other is chosen when the run is sealed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,14 +16,15 @@ from protocol.types import Digest, PeerId, Subnet, hotkey
 from training.shards import Shards
 
 LOOK_BACK_BLOCKS = 9
-"""The time between blocks is the median of so many: the newest, since a local chain has made its first ones at once."""
+"""Number of newest blocks whose intervals give the median block time: the newest, since a local chain has made its
+first ones at once."""
 NOBODYS_THETA = "0" * 64
-"""Stands for theta_0's digest while there is none."""
+"""Placeholder for theta_0's digest while there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The subnet that a run is to be on, as the chain has it. `local`: strangers' buckets may be on this machine."""
+    """The subnet of a planned run, as the chain has it. `local`: strangers' buckets may be on this machine."""
 
     genesis: bytes
     netuid: int
@@ -35,7 +35,7 @@ class Place:
 
 
 def look(chain: Chain, netuid: int, owner: PeerId, *, local: bool) -> Place:
-    """The place as of now. Raises ChainError."""
+    """Return the current place. Raises ChainError."""
     head = chain.finalized()
     times = [chain.header(block).time for block in range(max(1, head.block - LOOK_BACK_BLOCKS), head.block)]
     taken = [later - earlier for earlier, later in pairwise([*times, head.time])]
@@ -43,17 +43,17 @@ def look(chain: Chain, netuid: int, owner: PeerId, *, local: bool) -> Place:
         raise ConfigError(
             f"the chain has {head.block} final blocks, too few to tell how long one takes: start again in a minute"
         )
-    # Two digits: what is planned by needs no more, and 12 s are 12.0 on any day.
+    # Two digits are enough for plans, and make 12 s always 12.0.
     seconds = float(f"{seconds:.2g}")
     return Place(chain.genesis(), netuid, owner, chain.subnet(head.block), seconds, local)
 
 
 def draft(table: Mapping[str, Any], name: str, place: Place, data: Shards, *, own_vocabulary: bool) -> dict[str, Any]:
-    """The spec's table: `table` (of a preset or a file), and over it what is the place's and the data's, not a choice.
+    """Return the spec's table: `table` (of a preset or a file), overridden by the place's and the data's values.
 
-    own_vocabulary: the table's is a choice, and may be larger than the data's tokenizer needs; else it is the latter's.
-    Windows that the table leaves open are those of the small presets. `weight_rounds` is no less than the subnet
-    allows.
+    own_vocabulary: use the table's vocabulary, which may be larger than the data's tokenizer needs; else the
+    tokenizer's. Windows that the table leaves open are those of the small presets. `weight_rounds` is at least the
+    subnet's minimum.
     """
     given = {key: value for key, value in table.items() if key != "amendments"}
     clock = {**(given.get("clock") or presets.WINDOWS)}
@@ -81,15 +81,15 @@ def draft(table: Mapping[str, Any], name: str, place: Place, data: Shards, *, ow
 
 
 def weight_rounds(round_blocks: Any, subnet: Subnet) -> int:
-    """Rounds from one set of weights to the next: the fewest that the subnet's rate limit allows. 1 for a length that
-    is none: a spec says what is wrong with it."""
+    """Return the fewest rounds between two sets of weights that the subnet's rate limit allows. 1 for an invalid
+    length: the spec's own validation reports it."""
     if type(round_blocks) is not int or round_blocks < 1:
         return 1
     return max(1, ceil(subnet.weights_rate_limit / round_blocks))
 
 
 def sealed(table: Mapping[str, Any], theta: Digest, start_block: int) -> RunSpec:
-    """The spec. Raises ConfigError with one line for each fault."""
+    """Return the spec. Raises ConfigError with one line for each fault."""
     return build(
         {**table, "genesis_checkpoint": theta.hex(), "clock": {**table["clock"], "start_block": start_block}},
         "the run's spec",

@@ -1,12 +1,12 @@
-"""What `murmur run create` leaves for `murmur run publish`: one folder a run.
+"""The run folder that `murmur run create` leaves for `murmur run publish`: one folder per run.
 
-draft.json        the spec but for its first block, and where the data is; written last: with it the folder is whole
+draft.json        the spec without its first block, and the data's location; written last: marks completion
 theta_0/          theta_0's checkpoint
 data/             the data set, where it was made for this run
-spec.json         the spec as it is published, from its sealing on
+spec.json         the spec as it is published, once it is sealed
 owner.toml        network, wallet and bucket as they were given, without secrets
-amendments/       what the preset has its owner publish later on, one file each, for `murmur run amend`
-RUN/run.json      the amendments that were settled when the owner looked last
+amendments/       the amendments that the preset plans for later, one file each, for `murmur run amend`
+RUN/run.json      the amendments that were settled at the owner's last look
 """
 
 import json
@@ -39,17 +39,18 @@ class RunFolder:
 
     @property
     def spec(self) -> RunSpec | None:
-        """The spec as it was sealed last; None before. Raises ConfigError for a file that is none."""
+        """The spec as it was sealed last; None before. Raises ConfigError for an invalid file."""
         path = self.path / SPEC
         return parse_text(path.read_text(encoding="utf-8"), str(path)) if path.exists() else None
 
     def seal(self, spec: RunSpec) -> None:
-        """Keep the spec, before anything is said of it."""
+        """Save the spec, before any of it is published."""
         write(self.path / SPEC, spec.to_bytes())
 
 
 def open_folder(path: Path) -> RunFolder:
-    """Raises ConfigError for a folder that `murmur run create` has not finished, or whose draft is no spec any more."""
+    """Open a folder. Raises ConfigError for one that `murmur run create` has not finished, or whose draft is no longer
+    a valid spec."""
     file = path / DRAFT
     try:
         body = json.loads(file.read_bytes())
@@ -65,13 +66,13 @@ def open_folder(path: Path) -> RunFolder:
 
 
 def finish(path: Path, table: Mapping[str, Any], data: Path) -> RunFolder:
-    """Make the folder whole."""
+    """Mark the folder complete by writing its draft."""
     write(path / DRAFT, (json.dumps({"spec": table, "data": str(data)}, indent=2) + "\n").encode())
     return RunFolder(path, table, data)
 
 
 def write(path: Path, data: bytes) -> None:
-    """A file whole or not at all, on the disk before it has its name, readable by its owner only."""
+    """Write a file whole or not at all, readable by its owner only: its data are on disk before it has its name."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -82,7 +83,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
-    """A table of plain values and one level of tables as TOML; JSON's literals for them are TOML's."""
+    """Return a table of plain values and one level of tables as TOML; JSON's literals for them are TOML's."""
     plain = [f"{name} = {json.dumps(value)}" for name, value in table.items() if not isinstance(value, Mapping)]
     for name, value in table.items():
         if isinstance(value, Mapping):

@@ -1,5 +1,5 @@
-"""Tables of run specs, by name (configs/*.toml) or from a file, as somebody wrote them: without what only one network
-can know, and perhaps with `[[amendments]]`, what its owner is to publish while the run goes on."""
+"""Tables of run specs as written, by name (configs/*.toml) or from a file. They lack values that depend on the network,
+and may have `[[amendments]]` for the owner to publish during the run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,20 +11,20 @@ from protocol.spec import parse_table
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
 
 WINDOWS = {"round_blocks": 72, "commit": 58, "reveal": 63, "words": 71, "finality_blocks": 3}
-"""Of a table that leaves its clock open: those of the small presets."""
+"""The windows of a table without a clock: those of the small presets."""
 
 
 OF_A_CHAIN = ("chain", "netuid", "owner", "clock", "gauntlet", "amendments")
-"""Tables and fields that a cluster has no use for."""
+"""Tables and fields that a cluster does not use."""
 
 
 def without_chain(table: Mapping[str, Any]) -> dict[str, Any]:
-    """What a cluster's spec has of a table."""
+    """Return the part of a table that a cluster's spec uses."""
     return {key: value for key, value in table.items() if key not in OF_A_CHAIN}
 
 
 def names() -> list[str]:
-    """The presets that come with this release."""
+    """Return the names of this release's presets."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
@@ -33,8 +33,8 @@ def is_preset(source: str) -> bool:
 
 
 def table(source: str) -> dict[str, Any]:
-    """The table of the preset or file `source`, ours to change. Raises ConfigError for one that is not there or cannot
-    be read."""
+    """Return the table of the preset or file `source`; the caller may change it. Raises ConfigError for one that does
+    not exist or cannot be read."""
     path = FOLDER / f"{source}.toml" if is_preset(source) else Path(source).expanduser()
     if not path.is_file():
         raise ConfigError(f"no spec {source!r}: expected a TOML file, or one of the presets {', '.join(names())}")

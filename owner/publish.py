@@ -1,7 +1,7 @@
-"""Putting a run before everybody: its objects into the owner's bucket, then one digest into the owner's slot on chain.
+"""Publication of a run: its objects into the owner's bucket, then one digest into the owner's slot on chain.
 
-Objects lie under their own digests, so what is there already stays, and a publication that was cut short goes on
-where it was. The slot is written last: whatever it names can be read by then.
+Objects are stored under their own digests, so existing ones stay, and an interrupted publication resumes where it was.
+The slot is written last: whatever it names can already be read.
 """
 
 import time
@@ -24,30 +24,30 @@ from training.index import INDEX
 from training.shards import Shards
 
 BESIDE = 4
-"""Objects that travel at once; a large one has several parts under way by itself."""
+"""Concurrent objects; a large one has several parts in flight by itself."""
 TRIES = 6
 FIRST_PAUSE_SECONDS = 1.0
 LEAST_SECONDS = 60.0
 SLOWEST_BYTES_PER_SECOND = 125_000.0
 """An object may take as long as at 1 Mb/s."""
 TELL_SECONDS = 0.5
-"""Between two words of how far it is."""
+"""Interval of progress reports."""
 FINAL_SECONDS = 300.0
-"""For a block that is made already to become final."""
+"""Time-out for an existing block to become final."""
 
 Tell = Callable[[int, int], None]
-"""tell(bytes that are up, bytes in all)."""
+"""tell(bytes uploaded, bytes in all)."""
 Blob = tuple[Digest, Path]
 
 
 def theta_blobs(folder: Path, digest: Digest) -> list[Blob]:
-    """All files of theta_0's checkpoint, its manifest last. Raises CheckpointCorrupt."""
+    """Return all files of theta_0's checkpoint, its manifest last. Raises CheckpointCorrupt."""
     return list(checkpoint.blobs(folder, digest))
 
 
 def data_blobs(folder: Path, data: Shards, *, whole: bool) -> list[Blob]:
-    """The tokenizer's files and the index, and before them, when `whole`, all shards with their lists of leaves:
-    whoever shows the index is asked for the rest."""
+    """Return the tokenizer's files and the index, and before them, when `whole`, all shards with their lists of leaves:
+    a node that publishes the index is asked for the rest."""
     index = data.index
     shards: list[Blob] = []
     if whole:
@@ -58,8 +58,8 @@ def data_blobs(folder: Path, data: Shards, *, whole: bool) -> list[Blob]:
 
 
 def upload(bucket: Bucket, blobs: Sequence[Blob], tell: Tell = lambda done, total: None) -> None:
-    """Put up what is not there yet; the last blob when all others are. Raises StorageError when the store does not take
-    one of them any more, and ConfigError when it may not be written."""
+    """Upload missing blobs, the last one after all others. Raises StorageError when the store keeps rejecting one, and
+    ConfigError when it may not be written."""
     sizes = [path.stat().st_size for _, path in blobs]
     way = _Way(sum(sizes))
 
@@ -77,16 +77,16 @@ def upload(bucket: Bucket, blobs: Sequence[Blob], tell: Tell = lambda done, tota
 
 
 class _Way:
-    """How far an upload is, also in the middle of an object: by what this process has sent. Thread-safe."""
+    """The progress of an upload, also within an object, by the bytes that this process has sent. Thread-safe."""
 
     def __init__(self, total: int) -> None:
         self.total = total
         self._lock = Lock()
         self._up = 0
-        """Bytes of objects that are there."""
+        """Bytes of finished objects."""
         self._travelling: dict[Digest, int] = {}
         self._sent = 0
-        """What had been sent when nothing of those that travel had been."""
+        """Bytes that this process had sent before any of the objects in flight."""
 
     @property
     def done(self) -> int:
@@ -100,7 +100,7 @@ class _Way:
             self._travelling[digest] = size
 
     def end(self, digest: Digest, size: int, *, sent: bool = True) -> None:
-        """It is there; or, without `sent`, it is to be sent once more."""
+        """Mark an object as finished; without `sent`, it is to be sent again."""
         with self._lock:
             if self._travelling.pop(digest, 0):
                 self._sent = min(self._sent + size, TRAFFIC.moved()[0])
@@ -122,7 +122,7 @@ def _put(bucket: Bucket, blob: Blob, size: int, way: _Way) -> None:
 
 
 def _insist(work: Callable[[], None]) -> None:
-    """Do it, a few times if need be, with growing pauses."""
+    """Run `work`, retried a few times with growing pauses."""
     for tried in range(TRIES):
         try:
             return work()
@@ -135,7 +135,7 @@ def _insist(work: Callable[[], None]) -> None:
 
 
 def own_slot(doors: Doors) -> Slot | None:
-    """The owner's slot as of the final head. Raises ConfigError for a hotkey that is not registered."""
+    """Return the owner's slot as of the final head. Raises ConfigError for a hotkey that is not registered."""
     peers = doors.chain.peers(doors.chain.finalized().block)
     if all(peer.id != doors.signer.peer for peer in peers):
         raise ConfigError(
@@ -146,9 +146,11 @@ def own_slot(doors: Doors) -> Slot | None:
 
 
 def announce(doors: Doors, document: bytes, require: Callable[[], None] = lambda: None) -> int:
-    """Put a spec or an amendment up and name it in the owner's slot; the block that has it. What else stands in the
-    slot stays: the owner may be a miner or a validator too. `require` is called in between, since a bucket may take
-    minutes. Raises what it and the doors raise."""
+    """Upload a spec or an amendment and name it in the owner's slot; return the block that has it.
+
+    The rest of the slot stays: the owner may be a miner or a validator too. `require` is called in between, since a
+    bucket may take minutes. Raises the errors of `require` and of the doors.
+    """
     digest = Digest(sha256(document).digest())
     _insist(lambda: doors.bucket.put(keys.blob(digest), document, timeout_seconds=LEAST_SECONDS))
     require()
@@ -156,7 +158,7 @@ def announce(doors: Doors, document: bytes, require: Callable[[], None] = lambda
 
 
 def name(doors: Doors, digest: Digest) -> int:
-    """Name a document that is up already in the owner's slot; the block that has it."""
+    """Name an uploaded document in the owner's slot; return the block that has it."""
     slot = own_slot(doors)
     return doors.chain.publish(encode_slot(doors.pointer, slot.statement if slot else None, digest))
 
@@ -173,5 +175,5 @@ def await_named(doors: Doors, digest: Digest, block: int) -> None:
 
 
 def blobs_of(*parts: Iterable[Blob]) -> list[Blob]:
-    """Each object once, in order."""
+    """Return each object once, in order."""
     return list({digest: (digest, path) for part in parts for digest, path in part}.values())

@@ -1,5 +1,5 @@
-"""The chain of agreed selections, read back from what most of the stake names now: what the run has gone on from, and
-under which amendments. Each is authenticated by the link to it, so whoever has one will do."""
+"""The chain of agreed selections, read back from the pair that most of the stake names now: the run's history, and its
+amendments in force. Each selection is authenticated by the link to it, so it may come from any source."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from protocol.types import Digest, Selection
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What validators' words name at the start of `round`: theta's digest and the link to the last selection, and the
-    share of the counted stake that names this."""
+    """The pair that validators' words name at the start of `round`: theta's digest and the link to the last selection,
+    with the share of the counted stake that names it."""
 
     round: int
     theta: Digest
@@ -26,9 +26,11 @@ class Stated:
 
 
 def stated(run: Run, doors: Doors, block: int) -> Stated | None:
-    """The newest pair that at least half of the counted stake names, of the rounds that are decided by the final
-    `block`; None before anybody has said anything, or where nobody has for so long that the chain's nodes have pruned
-    it. Raises ChainError."""
+    """Return the newest pair that at least half of the counted stake names, of the rounds decided by the final `block`.
+
+    None before any validator has spoken, or when the last words are so old that the chain's nodes have pruned them.
+    Raises ChainError.
+    """
     agreement = Agreement(doors.chain)
     spoken = run.clock.round_at(last_wrote(doors.chain.peers(block))) + MEMORY_ROUNDS
     newest = min(run.clock.decided_before(block + 1), spoken)
@@ -49,8 +51,8 @@ def stated(run: Run, doors: Doors, block: int) -> Stated | None:
 def records(
     run: Run, doors: Doors, block: int, link: Digest, tell: Tell | None = None
 ) -> Iterator[tuple[Digest, Selection]]:
-    """Every agreed selection with its link, from the one at `link` back to the first (node/sync/selection_chain.py).
-    Raises StorageError where nobody has the next one."""
+    """Yield every agreed selection with its link, from the one at `link` back to the first
+    (node/sync/selection_chain.py). Raises StorageError where no source has the next one."""
     sources = sources_as_of(run, block, doors.chain.peers(block), doors.open_pointer)
     below = run.clock.round_at(block) + 1
     try:
@@ -60,6 +62,6 @@ def records(
 
 
 def was_agreed(run: Run, doors: Doors, round: int) -> bool:
-    """Whether anybody was selected in the decided `round`. Raises ChainError, with code StatePruned where this chain
-    node has forgotten it."""
+    """Whether any peer was selected in the decided `round`. Raises ChainError, with code StatePruned where this chain
+    node has pruned it."""
     return Agreement(doors.chain).outcome(run, round).agreed.selection is not None

@@ -1,5 +1,5 @@
-"""A published run as a stranger finds it: with the owner's address alone, through the slot on chain and the published
-key. Whoever can read all of this can join."""
+"""Verification of a published run from a stranger's side: with the owner's address alone, through the slot on chain and
+the published key. A node that can read all of this can join."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,18 +24,18 @@ READ_SECONDS = 120.0
 SLOWEST_BYTES_PER_SECOND = 125_000.0
 TOKENIZER_MAX_BYTES = 256 << 20
 BESIDE = 16
-"""Objects that are asked for at once: a large data set has tens of thousands."""
+"""Concurrent requests: a large data set has tens of thousands of objects."""
 
 Tell = Callable[[int, int], None]
 """tell(bytes read, bytes in all)."""
 
 
 def read_back(config: NetworkConfig, expected: Digest, home: Path, tell: Tell, *, with_data: bool) -> Iterator[str]:
-    """One line for each thing that was found as it has to be: the spec by the owner's slot, theta_0 byte for byte,
-    and of the data its index, the size of every file, and verified pages from both ends of both splits.
+    """Yield one line for each verified thing: the spec by the owner's slot, theta_0 byte for byte, and of the data its
+    index, the size of every file, and pages from both ends of both splits.
 
-    home: an empty folder. with_data: whether the shards were put up; without, only the index is looked at. Raises
-    ConfigError for what a joiner would stumble over, StorageError, ChainError.
+    home: an empty folder. with_data: whether the shards were uploaded; without, only the index is checked. Raises
+    ConfigError for faults that would stop a joiner, StorageError, ChainError.
     """
     doors, run = reader.open_run(config, home)
     if run.id != expected:
@@ -75,7 +75,7 @@ def _bucket(run: Run, doors: Doors) -> RangedBucket:
 
 
 def _theta(run: Run, bucket: RangedBucket, home: Path, tell: Tell) -> int:
-    """Every file of theta_0, hashed as it comes; how many bytes there are."""
+    """Verify every file of theta_0 while reading it; return the number of bytes."""
     spec, folder = run.first, home / "theta_0"
     digest = Digest(bytes.fromhex(spec.genesis_checkpoint))
     folder.mkdir()
@@ -93,7 +93,8 @@ def _theta(run: Run, bucket: RangedBucket, home: Path, tell: Tell) -> int:
 
 
 def _hashed(bucket: RangedBucket, digest: Digest, before: int, total: int, tell: Tell) -> int:
-    """The size of a large object, which is what its name says. `before`: bytes of others in `total`."""
+    """Verify a large object against its digest while reading it; return its size. `before`: bytes of other objects
+    already counted in `total`."""
     key, state, have = keys.blob(digest), sha256(), 0
 
     def take(block: bytes) -> None:
@@ -116,7 +117,7 @@ def _hashed(bucket: RangedBucket, digest: Digest, before: int, total: int, tell:
 
 
 def _whole(bucket: RangedBucket, digest: Digest, what: str, max_bytes: int) -> bytes:
-    """A small object, by its digest."""
+    """Return a small object, verified by its digest."""
     data = bucket.get(keys.blob(digest), max_bytes=max_bytes, timeout_seconds=READ_SECONDS)
     if sha256(data).digest() != digest:
         raise ConfigError(

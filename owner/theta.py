@@ -15,7 +15,7 @@ from training.shards import Shards
 def make_theta(
     folder: Path, spec: TrainingSpec, seed: int, data: Shards, ranks: Ranks = ALONE, on_step: OnStep | None = None
 ) -> Digest:
-    """Seeded parameters, an honest inner round for the norms with which the run begins (training/genesis.py), and
-    both as a checkpoint under `folder`; its digest. Of `spec` neither theta_0 nor the first block is read."""
+    """Make seeded parameters and one honest inner round for the run's initial norms (training/genesis.py); save both as
+    a checkpoint under `folder` and return its digest. theta_0 and the first block of `spec` are not read."""
     replica = Replica(spec, genesis_theta(spec.model, seed), ranks=ranks)
     return checkpoint.save(folder, genesis_state(replica, data, on_step))

@@ -1,5 +1,5 @@
-"""After pre-training: a run's theta as a model that everybody's tools read, the proof, and what it is worth.
+"""After pre-training: a run's theta as a model in the common format, its proof, and its evaluation.
 
-Only the console command knows this package; transformers, lm-eval and what else the extra `post` brings are imported
-here and nowhere else, and none of it by an export.
+Only the console command imports this package. transformers, lm-eval and other parts of the extra `post` are imported
+here and nowhere else, and an export needs none of them.
 """

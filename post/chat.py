@@ -1,5 +1,5 @@
-"""Chats as what a model is tuned on: rows checked and turned into tokens, mixed with text of the run, in an order that
-is a function of the rows and the step, whatever the number of GPUs.
+"""Chats for fine-tuning: rows are validated, tokenised, and mixed with text of the run, in an order that depends on the
+rows and the step, not on the number of GPUs.
 
 A row is an object with `messages`: a list of `role` (system, user, assistant) and `content`. Labels are the tokens of
 the assistant's turns, as the tokenizer's chat template marks them, ends of turns included; NO_LABEL elsewhere.
@@ -27,19 +27,19 @@ HUB = "hf:"
 ROLES = ("system", "user", "assistant")
 SEED = 0
 _ALONE = 20_000
-"""So many rows one process turns into tokens by itself."""
+"""Rows up to this number are tokenised by one process."""
 
 Row = Mapping[str, Any]
 Example = dict[str, list[int]]
 
 
 class BadRow(Exception):
-    """A row that is no chat. The message says why."""
+    """A row that is no chat. The message names the reason."""
 
 
 def read_rows(source: str, cache: Path) -> Dataset:
-    """The rows as they are: of a JSONL file, the bytes of a `line` each, or of a data set of the Hugging Face hub, its
-    split `train`. Raises ConfigError."""
+    """Return the raw rows: of a JSONL file, the bytes of each `line`; or of a Hugging Face hub data set, its split
+    `train`. Raises ConfigError."""
     if source.startswith(HUB):
         try:
             return load_dataset(source.removeprefix(HUB), split="train")
@@ -60,7 +60,7 @@ def _lines(path: str) -> Iterator[dict[str, bytes]]:
 
 
 def messages_of(row: Row) -> list[dict[str, str]]:
-    """Raises BadRow."""
+    """Return a row's messages. Raises BadRow."""
     if isinstance(row.get("line"), bytes):
         try:
             row = json.loads(row["line"].decode())
@@ -87,13 +87,13 @@ def messages_of(row: Row) -> list[dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """A tokenizer (transformers'), and the chat template by which it marks what the assistant says."""
+    """A tokenizer (transformers'), and the chat template that marks the assistant's turns."""
 
     tokenizer: Any
     template: str
 
     def example(self, messages: Sequence[Mapping[str, str]]) -> Example:
-        """`input_ids` and `labels`. Raises BadRow."""
+        """Return `input_ids` and `labels`. Raises BadRow."""
         special = self.tokenizer.all_special_tokens
         for message in messages:
             if word := next((word for word in special if word in message["content"]), None):
@@ -111,7 +111,7 @@ class Turns:
         }
 
     def end(self) -> int:
-        """The token that ends the assistant's turn. Raises ConfigError where it has none."""
+        """Return the token that ends the assistant's turn. Raises ConfigError where there is none."""
         try:
             found = self.example([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
         except BadRow as fault:
@@ -126,7 +126,7 @@ class Turns:
 
 
 def tokenised(rows: Dataset, turns: Turns, source: str, folder: Path) -> None:
-    """Write every row as an example, with its `length`, to `folder`, which is whole or not there. Raises ConfigError
+    """Write every row as an example, with its `length`, to `folder`, which is complete or absent. Raises ConfigError
     with the number of the first row that is no chat."""
     many = os.cpu_count() if len(rows) > _ALONE else None
     cache = folder.with_name(folder.name + ".arrow")
@@ -148,7 +148,7 @@ def tokenised(rows: Dataset, turns: Turns, source: str, folder: Path) -> None:
 
 
 def digest(chats: Dataset) -> bytes:
-    """sha256 of all examples, however they are cut into files."""
+    """Return the sha256 of all examples, however they are cut into files."""
     found = sha256()
     for name in ("length", "input_ids", "labels"):
         for chunk in chats.data.column(name).chunks:
@@ -159,7 +159,7 @@ def digest(chats: Dataset) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Turned:
-    """A row's tokens, or what is wrong with it: exceptions of other processes would lose their words."""
+    """Maps a row to its tokens, or to an error text: exceptions of other processes would lose their message."""
 
     turns: Turns
 
@@ -175,15 +175,15 @@ class _Turned:
 
 
 def held_out(count: int, most: int) -> NDArray[np.int64]:
-    """Which of `count` rows nothing is trained on: `most`, a tenth of them at most, one at least."""
+    """Return which of `count` rows are held out from training: `most`, but at most a tenth, and at least one."""
     drawn = np.random.default_rng(SEED).permutation(count)
     return np.sort(drawn[: max(1, min(most, count // 10))])
 
 
 @dataclass(frozen=True)
 class Mix:
-    """The sequences of a stage in order: those of step s are places s * sequences and on, first its chats, then its
-    replay. Every epoch has all `rows` of `chats` in an order of its own."""
+    """The sequences of a stage in order: those of step s begin at place s * sequences, first its chats, then its
+    replay. Every epoch has all `rows` of `chats` in its own order."""
 
     stage: Stage
     number: int
@@ -193,7 +193,7 @@ class Mix:
     _orders: dict[int, NDArray[np.int64]] = field(default_factory=dict)
 
     def dataset(self) -> Dataset:
-        """As many places as the schedule has steps for, which become examples when they are asked for."""
+        """Return as many places as the schedule has steps for; they become examples on access."""
         steps = self.stage.schedule(len(self.rows)).steps
         return Dataset.from_dict({"place": range(steps * self.stage.sequences)}).with_transform(self._examples)
 
@@ -217,7 +217,7 @@ class Mix:
         return self._orders[epoch]
 
     def _replayed(self, number: int) -> Example:
-        """A window of the training split, drawn by its number alone: all of it is learned."""
+        """Return a window of the training split, drawn by its number alone: all its tokens are labels."""
         assert self.replay is not None
         context = self.stage.context
         first = np.random.default_rng((SEED, self.number, number)).integers(self.replay.num_tokens - context + 1)
@@ -227,6 +227,6 @@ class Mix:
 
 
 def fitting(chats: Dataset, context: int) -> NDArray[np.bool_]:
-    """Which rows a stage takes: those that are no longer than its context."""
+    """Return which rows a stage takes: those no longer than its context."""
     lengths: NDArray[np.int64] = np.asarray(chats.with_format("numpy")["length"])
     return lengths <= context

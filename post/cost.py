@@ -1,8 +1,8 @@
-"""What a fine-tuning asks of a machine: memory, time and disk, by arithmetic from the recipe. No torch.
+"""Requirements of a fine-tuning: memory, time and disk, by arithmetic from the recipe. No torch.
 
 As it is trained (post/trainer.py): parameters, gradients and AdamW's moments in fp32, sharded over the GPUs, products
-in bf16, every layer computed again: a miner's inner step (training/memory.py) at another context. TRL's loss differs:
-it makes logits in tiles, and the head's gradient whole in fp32.
+in bf16, every layer recomputed: a miner's inner step (training/memory.py) at another context. TRL's loss differs: it
+makes logits in tiles, and the head's gradient whole in fp32.
 """
 
 from dataclasses import dataclass
@@ -16,19 +16,22 @@ from training.rates import Rate
 from training.sizes import BF16, FP32, flops_per_token, layer_parameters
 
 SHARDS = {"parameters": 1, "gradients": 1, "adam_moments": 2}
-"""fp32 values of each parameter that a GPU holds its share of."""
+"""fp32 values per parameter, of which each GPU holds its share."""
 SAVED = 3
-"""Likewise of what a checkpoint holds: parameters and both moments."""
+"""fp32 values per parameter in a checkpoint: the parameter and both moments."""
 CHECKPOINTS = 2
 TILE = 4096 * 32_768
-"""Logits that TRL's loss has at once, in bf16."""
+"""Logits that TRL's loss holds at once, in bf16."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """One stage, all of whose sequences are full: the most that it takes. `gpu`: bytes on each GPU by part, with one
-    sequence at once, at the fullest moment of a step; `sequences_at_once`: how many fit, 0 for none; `gpus_needed`:
-    fewest on which one fits, None where one for each sequence of a step does not do."""
+    """The upper bound of one stage, with all sequences full.
+
+    `gpu`: bytes on each GPU by part, with one sequence at once, at the fullest moment of a step. `sequences_at_once`:
+    how many fit, 0 for none. `gpus_needed`: fewest on which one fits, None where even one for each sequence of a step
+    is not enough.
+    """
 
     stage: Stage
     steps: int
@@ -46,8 +49,8 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """All of a recipe. `host_bytes`: while the first process reads the whole model for all. `disk_bytes`: checkpoints
-    while a new one is written, the model between two stages, and the one that comes out; without the data."""
+    """The whole recipe. `host_bytes`: while the first process reads the whole model for all. `disk_bytes`: checkpoints
+    while a new one is written, the model between two stages, and the final one; without the data."""
 
     stages: tuple[StageCost, ...]
     host_bytes: int
@@ -63,7 +66,7 @@ class Cost:
 
 
 def cost(spec: RunSpec, recipe: Recipe, gpus: int, gpu_bytes: int, compute: Rate) -> Cost:
-    """gpus of gpu_bytes memory that train at the model FLOP/s `compute` each."""
+    """Return the cost on `gpus` of `gpu_bytes` memory that train at the model FLOP/s `compute` each."""
     parameters = spec.layout.num_parameters
     stages = tuple(_stage(spec, stage, gpus, gpu_bytes, compute) for stage in recipe.stages)
     return Cost(
@@ -96,7 +99,7 @@ def _stage(spec: RunSpec, stage: Stage, gpus: int, gpu_bytes: int, compute: Rate
 
 
 def _gpu(model: ModelSpec, parameters: int, gpus: int, at_once: int) -> dict[str, int]:
-    """Bytes by part: the shares, and what a step holds at its fullest moment."""
+    """Return bytes by part: the shares, and the temporary memory of a step at its fullest moment."""
     shares = {name: FP32 * values * ceil(parameters / gpus) for name, values in SHARDS.items()}
     moments = micro_moments(model, gpus, at_once)
     moments = {name: moment for name, moment in moments.items() if "logits" not in name}
@@ -105,8 +108,8 @@ def _gpu(model: ModelSpec, parameters: int, gpus: int, at_once: int) -> dict[str
 
 
 def _loss(model: ModelSpec, at_once: int) -> dict[str, int]:
-    """When the head's gradient is made: in fp32, then in bf16. Every layer's input is there, the last norm's input and
-    output, and their gradient in fp32."""
+    """Return the memory while the head's gradient is made: in fp32, then in bf16. It includes every layer's input, the
+    last norm's input and output, and their gradient in fp32."""
     head, tokens = model.vocabulary * model.width, at_once * model.context
     kept = BF16 * model.width * tokens * model.layers
     ends = (2 * BF16 + 2 * FP32) * model.width * tokens

@@ -1,5 +1,5 @@
-"""`murmur export`: a state of a run, in a folder that transformers opens. Whole or not at all: everything is made in
-DIR.partial beside it, which takes the name at the end."""
+"""`murmur export`: a state of a run, in a folder that transformers opens. Complete or absent: everything is made in
+DIR.partial next to it, which is renamed at the end."""
 
 import fcntl
 import os
@@ -30,9 +30,11 @@ def export(
     shard_bytes: int = tensors.SHARD_BYTES,
     tell: Tell,
 ) -> Origin:
-    """The state at the start of `round` in `folder`, which must not be there yet, or be empty. While it runs it takes
-    room on that disk for three times theta in fp32 besides. Raises ConfigError, StorageError when the state is not to
-    be had, ChainError."""
+    """Export the state at the start of `round` to `folder`, which must not exist yet, or be empty. Meanwhile it needs
+    additional disk space of three times theta in fp32.
+
+    Raises ConfigError, StorageError when the state cannot be fetched, ChainError.
+    """
     if tokenizer.end >= states.run.first.model.vocabulary:
         raise ConfigError(
             f"the tokenizer ends a document by token {tokenizer.end}, the model's vocabulary has "
@@ -47,7 +49,7 @@ def export(
 
 
 def rebuilt(states: States, round: int, work: Path) -> tuple[Named, Rebuilt]:
-    """The state at the start of `round`, in files of `work`. Raises what `States.rebuild` raises."""
+    """Return the state at the start of `round`, in files of `work`. Raises the errors of `States.rebuild`."""
     named = states.at(round)
     return named, states.rebuild(named, work)
 
@@ -62,7 +64,7 @@ def write(
     shard_bytes: int,
     tell: Tell,
 ) -> Origin:
-    """Every file of an export of this state, in an empty folder, flushed to the disk. Raises OSError."""
+    """Write every file of an export of this state to an empty folder, flushed to disk. Raises OSError."""
     spec = run.first
     plan = tensors.plan(spec.model, spec.layout, dtype, shard_bytes)
     written = tensors.write(folder, plan, state.theta, state.outer, told(tell, "written"))
@@ -97,9 +99,11 @@ def write(
 
 @contextmanager
 def beside(folder: Path) -> Iterator[Path]:
-    """An empty DIR.partial that becomes `folder` when the block ends well, and goes otherwise; what a killed process
-    has left there goes first. Raises ConfigError for a folder that holds something, or that another process makes, and
-    where the disk refuses."""
+    """Yield an empty DIR.partial that becomes `folder` when the block succeeds, and is removed otherwise; remains of a
+    killed process are removed first.
+
+    Raises ConfigError for a folder that is not empty, or that another process writes, and where the disk refuses.
+    """
     folder = folder.absolute()
     partial, lock = _begun(folder)
     try:
@@ -123,7 +127,7 @@ def beside(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def resumed(folder: Path) -> Iterator[Path]:
-    """DIR.partial with what an earlier process has left there; it becomes `folder` when the block ends well, and stays
+    """Yield DIR.partial with an earlier process' files; it becomes `folder` when the block succeeds, and stays
     otherwise. Raises ConfigError as `beside`."""
     folder = folder.absolute()
     partial, lock = _begun(folder)
@@ -137,7 +141,7 @@ def resumed(folder: Path) -> Iterator[Path]:
 
 
 def _begun(folder: Path) -> tuple[Path, int]:
-    """DIR.partial, and the lock by which this process has it."""
+    """Return DIR.partial, and the lock by which this process holds it."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already: choose another folder, or remove it")
     partial = partial_of(folder)
@@ -145,7 +149,7 @@ def _begun(folder: Path) -> tuple[Path, int]:
 
 
 def partial_of(folder: Path) -> Path:
-    """Where a folder is made."""
+    """Return the path at which a folder is made."""
     return folder.absolute().with_name(f"{folder.name}.partial")
 
 
@@ -164,7 +168,7 @@ def _locked(partial: Path) -> int:
 
 
 def told(tell: Tell, what: str) -> Callable[[int, int], None]:
-    """Says how far something is, at each tenth of what takes long."""
+    """Return a callback that reports progress at each tenth of a large job."""
     said = 0
 
     def step(done: int, total: int) -> None:

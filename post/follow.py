@@ -1,4 +1,5 @@
-"""A run's checkpoints evaluated, each once: rows of a file that the page shows. The held-out loss needs no extra."""
+"""Evaluation of a run's checkpoints, each once: rows of a file that the page shows. The held-out loss needs no
+extra."""
 
 import time
 from collections.abc import Mapping
@@ -22,8 +23,8 @@ from protocol.errors import StorageError
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What is evaluated, and where the rows go. tasks: as `post.evaluate.evaluate` has them, none without the extra
-    `post`; options: more of its words. held_out: int64 [num, context + 1]."""
+    """The evaluation's settings, and the file for its rows. tasks: as for `post.evaluate.evaluate`, none without the
+    extra `post`; options: its further arguments. held_out: int64 [num, context + 1]."""
 
     rows: Path
     held_out: Tensor
@@ -33,13 +34,15 @@ class Evaluation:
     options: Mapping[str, Any]
 
     def done(self) -> set[int]:
-        """Rounds at whose start the state is evaluated already, with tasks where there are tasks now."""
+        """Return the rounds at whose start the state is already evaluated, with tasks where there are tasks now."""
         return {row["round"] for row in read_rows(self.rows) if row["tasks"].keys() >= self.tasks.keys()}
 
     def look(self, states: States, tell: Tell, *, newest: bool) -> list[dict[str, Any]]:
-        """Evaluate every checkpoint that is not evaluated yet, the newest first, and write a row for each. Ends with
-        the first that nobody has any more: then nobody has those before it. newest: the newest state too. Raises
-        ConfigError, ChainError; StorageError for a newest state that is not to be had."""
+        """Evaluate every checkpoint that has no row yet, the newest first, and write a row for each.
+
+        Stops at the first one that no source has: older ones are gone too. newest: evaluate the newest state too.
+        Raises ConfigError, ChainError; StorageError for a newest state that cannot be fetched.
+        """
         done, every = self.done(), states.run.first.checkpoint_rounds
         due = [r for r in range(states.newest, 0, -1) if r % every == 0 or (newest and r == states.newest)]
         found = []
@@ -74,5 +77,5 @@ class Evaluation:
 
 
 def _headline(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Without errors and counts."""
+    """Return the metrics without errors and counts."""
     return {name: value for name, value in metrics.items() if "_stderr" not in name and name != "sample_len"}

@@ -1,5 +1,5 @@
-"""Held-out loss of a state that lies in files: one layer at a time, so that the device needs room for a layer and the
-activations, not for the model."""
+"""Held-out loss of a state in files: one layer at a time, so the device needs memory for a layer and the activations,
+not for the model."""
 
 from collections.abc import Mapping
 
@@ -15,14 +15,15 @@ from training.sizes import LOGITS_PER_CHUNK
 
 @torch.no_grad()
 def held_out_loss(model: ModelSpec, theta: Mapping[str, Tensor], sequences: Tensor, device: torch.device) -> float:
-    """Mean cross entropy, nats a token, of int64 [num, context + 1] sequences: what a validator says after the round
-    that made theta. theta: fp32 by name, mapped files will do; a layer of it is on the device at once."""
+    """Return the mean cross entropy, nats per token, of int64 [num, context + 1] sequences: the same as a validator
+    reports after the round that made theta. theta: fp32 by name, may be mapped files; one layer is on the device at
+    once."""
 
     def part(prefix: str) -> dict[str, Tensor]:
         here = {name: value for name, value in theta.items() if name.startswith(prefix)}
         return {name.removeprefix(prefix): value.to(device) for name, value in here.items()}
 
-    with torch.device("meta"):  # no memory: the weights are handed in
+    with torch.device("meta"):  # no memory: the weights are passed in
         embedding, layer = Embedding(model.vocabulary, model.width), Layer(model)
         norm = Norm(model.width, model.norm_epsilon)
     tables = rotary_table(model.context, model.width // model.heads, model.rope_theta)

@@ -1,7 +1,7 @@
-"""The model in the words of transformers' Llama: names of tensors, config.json, generation_config.json.
+"""The model in the terms of transformers' Llama: names of tensors, config.json, generation_config.json.
 
-The values stay as they are. Rotary pairs are (i, i + head_dim / 2) here and there, so no row is permuted, and a tied
-model has no lm_head: `tie_word_embeddings` says so.
+The values stay the same. Rotary pairs are (i, i + head_dim / 2) in both, so no row is permuted. A tied model has no
+lm_head (`tie_word_embeddings`).
 """
 
 from typing import Any, Literal
@@ -29,7 +29,7 @@ _ENDS = {
 
 
 def names(model: ModelSpec) -> dict[str, str]:
-    """Our name of every tensor to transformers', from the embedding to the head."""
+    """Map our name of every tensor to transformers', from the embedding to the head."""
     return {name: _renamed(name) for name in model.shapes()}
 
 
@@ -41,8 +41,8 @@ def _renamed(name: str) -> str:
 
 
 def config(model: ModelSpec, dtype: Dtype, end: int) -> dict[str, Any]:
-    """config.json. `end`: the id that ends a document. transformers 5 reads `rope_parameters` and `dtype`, readers from
-    before it the flat `rope_theta` and `torch_dtype`."""
+    """Return config.json. `end`: the id that ends a document. transformers 5 reads `rope_parameters` and `dtype`,
+    earlier readers the flat `rope_theta` and `torch_dtype`."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -71,5 +71,5 @@ def config(model: ModelSpec, dtype: Dtype, end: int) -> dict[str, Any]:
 
 
 def generation_config(end: int) -> dict[str, Any]:
-    """generation_config.json: where an answer ends, and what fills the shorter ones of a batch."""
+    """Return generation_config.json: the id that ends an answer, and the one that pads shorter answers of a batch."""
     return {"eos_token_id": end, "pad_token_id": end}

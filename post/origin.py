@@ -1,6 +1,5 @@
-"""Where an export comes from: murmur.json, which holds all that the export's other files follow from but the values of
-the tensors, and the card, README.md, which says the same to people.
-"""
+"""The origin of an export: murmur.json, from which all other files follow except the values of the tensors; and the
+card, README.md, with the same facts for people."""
 
 from typing import Annotated, Any, Literal
 
@@ -23,7 +22,7 @@ MAX_ORIGIN_BYTES = 16 << 20
 
 
 class Outer(Table):
-    """The outer state: part of what the theta digest is of. Numbers as `float.hex` writes them."""
+    """The outer state: part of what the theta digest covers. Numbers in the form of `float.hex`."""
 
     rounds: Count
     averages: list[Annotated[str, Field(max_length=32)]]
@@ -31,10 +30,13 @@ class Outer(Table):
 
 
 class Origin(Table):
-    """murmur.json. `spec`: the run's first spec, whose digest is the run id. The state is that at the start of `round`;
-    `link`: to the last agreed selection before it; `theta`: its digest, as validators name it on chain. `tensors`: the
-    same digest over the tensors as they are here (of an fp32 export, theta's). `tokenizer` and
-    `tokenizer_config`: as the index of the run's data set has them; `end`: the id that ends a document."""
+    """The content of murmur.json.
+
+    `spec`: the run's first spec, whose digest is the run id. The state is that at the start of `round`. `link`: to the
+    last agreed selection before it. `theta`: its digest, as validators name it on chain. `tensors`: the same digest
+    over the tensors as exported (for an fp32 export, theta's). `tokenizer` and `tokenizer_config`: as in the index of
+    the run's data set. `end`: the id that ends a document.
+    """
 
     version: Literal[1] = 1
     run: HexDigest
@@ -67,7 +69,7 @@ class Origin(Table):
 
 
 def parse_origin(data: bytes) -> Origin:
-    """murmur.json from whoever wrote it. Raises ConfigError when it is none, or when its run id is not its spec's."""
+    """Parse murmur.json of any origin. Raises ConfigError when it is invalid, or when its run id is not its spec's."""
     if len(data) > MAX_ORIGIN_BYTES:
         raise ConfigError(f"{ORIGIN} has {len(data)} bytes, no export's has")
     try:
@@ -83,7 +85,7 @@ def parse_origin(data: bytes) -> Origin:
 
 
 def small_files(origin: Origin, tokenizer: TokenizerFiles) -> dict[str, bytes]:
-    """Every file of an export but its tensors and its card, by name: exactly these bytes."""
+    """Return every file of an export except its tensors and its card, by name: exactly these bytes."""
     model, index = origin.run_spec.model, origin.plan().index
     files = {
         ORIGIN: origin.to_bytes(),
@@ -96,7 +98,7 @@ def small_files(origin: Origin, tokenizer: TokenizerFiles) -> dict[str, bytes]:
 
 
 def card(origin: Origin, named: bool) -> bytes:
-    """README.md. named: whether validators name this state on chain by now."""
+    """Return README.md. named: whether validators name this state on chain by now."""
     spec = origin.run_spec
     model = spec.model
     kind = "bytes" if origin.tokenizer == BYTES else f"the tokenizer.json with sha256 {origin.tokenizer}"
@@ -148,7 +150,7 @@ safety was made by exporting it.
 
 
 def digest(text: str) -> Digest:
-    """A digest that was written as hex."""
+    """Parse a digest from hex."""
     found = bytes.fromhex(text)
     if len(found) != DIGEST_BYTES:
         raise ValueError("no digest")

@@ -1,4 +1,4 @@
-"""Recipes of fine-tuning: what `murmur sft` trains, and `murmur plan --sft` counts. Data, in recipes.toml. No torch."""
+"""Recipes of fine-tuning, which `murmur sft` trains and `murmur plan --sft` plans. Data, in recipes.toml. No torch."""
 
 import tomllib
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ Rate = Annotated[float, Field(ge=0.0, le=1.0)]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Learning rates of `steps` optimizer steps, counted from 0: in a line from `first` to `peak` at step `warmup`,
-    then half a cosine that would reach 0 at step `horizon`; from `linear_from` on in a line to 0 at `steps`."""
+    """Learning rates of `steps` optimizer steps, counted from 0: linear from `first` to `peak` at step `warmup`, then
+    half a cosine that would reach 0 at step `horizon`; from `linear_from` on linear to 0 at `steps`."""
 
     first: float
     peak: float
@@ -42,9 +42,11 @@ class Schedule:
 
 
 class Stage(Table):
-    """`sequences` of at most `context` tokens a step, of which a share `replay` is text of the run's own shards. At
-    most `steps` steps, fewer where the cosine ends before: it takes `epochs` epochs of the chat data or, without,
-    `steps`. The warm-up takes `warmup_steps`, or the share `warmup` of the cosine."""
+    """`sequences` of at most `context` tokens a step, of which a share `replay` is text of the run's own shards.
+
+    It has at most `steps` steps, fewer where the cosine ends before: it takes `epochs` epochs of the chat data or,
+    without, `steps`. The warm-up takes `warmup_steps`, or the share `warmup` of the cosine.
+    """
 
     context: Annotated[int, Field(ge=2, le=1 << 24)]
     sequences: Annotated[int, Field(ge=1, le=1 << 20)]
@@ -69,7 +71,7 @@ class Stage(Table):
 
     @property
     def replay_sequences(self) -> int:
-        """Of every step's."""
+        """Replay sequences of every step."""
         return round(self.replay * self.sequences)
 
     @property
@@ -77,7 +79,7 @@ class Stage(Table):
         return self.sequences - self.replay_sequences
 
     def schedule(self, rows: int | None) -> Schedule:
-        """With so many rows of chat; None: as many as all of `steps` need."""
+        """Return the schedule for `rows` rows of chat; None: as many as all of `steps` need."""
         horizon = self.steps
         if self.epochs is not None and rows is not None:
             horizon = max(1, ceil(self.epochs * rows / self.chat_sequences))
@@ -94,8 +96,8 @@ class Stage(Table):
 
 
 class Recipe(Table):
-    """AdamW's constants, and the stages, one after the other. Saved every `save_steps` steps; the loss before and after
-    is that of `held_out_rows` rows of chat, a tenth of them at most, on which nothing is trained."""
+    """AdamW's constants, and the stages in order. Saved every `save_steps` steps. The loss before and after is measured
+    on `held_out_rows` rows of chat, at most a tenth of them, which are not trained on."""
 
     betas: Annotated[list[Rate], Field(min_length=2, max_length=2)]
     weight_decay: Rate
@@ -106,7 +108,7 @@ class Recipe(Table):
 
     @property
     def context(self) -> int:
-        """The longest."""
+        """The longest context of a stage."""
         return max(stage.context for stage in self.stages)
 
 
@@ -115,7 +117,7 @@ def names() -> list[str]:
 
 
 def recipe(source: str) -> Recipe:
-    """A recipe by name, or from a TOML file. Raises ConfigError."""
+    """Return a recipe by name, or from a TOML file. Raises ConfigError."""
     tables = _tables()
     if source in tables:
         return Recipe.model_validate(tables[source])

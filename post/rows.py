@@ -1,4 +1,4 @@
-"""Evaluations of a run's checkpoints: a line each of a file that only grows. No torch."""
+"""Evaluations of a run's checkpoints: one line each in a file that only grows. No torch."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from protocol.errors import ConfigError
 
 
 def described(row: Mapping[str, Any]) -> str:
-    """A row for people."""
+    """Return a row as text."""
     tasks = [
         f"{task} {name.partition(',')[0]} {value:.4f}"
         for task, metrics in row["tasks"].items()
@@ -20,11 +20,11 @@ def described(row: Mapping[str, Any]) -> str:
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
-    """One more line, on the disk. Raises ConfigError."""
+    """Append a line and flush it to disk. Raises ConfigError."""
     try:
         with path.open("ab+") as file:
             if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
-                file.write(b"\n")  # whoever wrote before was killed within a line
+                file.write(b"\n")  # an earlier process was killed within a line
             file.write(json.dumps(row).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -33,7 +33,7 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """By round; of a state that was evaluated twice the last row. What is no row is passed over."""
+    """Return the rows by round; for a state evaluated twice the last row. Invalid lines are skipped."""
     found: dict[int, dict[str, Any]] = {}
     try:
         lines = path.read_bytes().splitlines()

@@ -1,7 +1,7 @@
 """`murmur sft`: an export fine-tuned on chats, stage by stage. Needs the extra `post`.
 
-Everything is made in OUT.partial and stays there when a process ends, so the same order goes on from the last
-checkpoint that is whole; another one is refused. Of several processes the first prepares and writes.
+Everything is made in OUT.partial and stays there when a process ends, so the same order resumes from the last complete
+checkpoint; a different order is refused. With several processes the first prepares and writes.
 """
 
 import json
@@ -40,9 +40,9 @@ from training.shards import Shards
 WORK, SETTING, CHATS, READY = "work", "setting.json", "chats", "ready"
 MEASURED, MODEL = "measured.json", "model"
 SOURCE = "source"
-"""The sha256 of the file that CHATS are made of."""
+"""The sha256 of the file that CHATS are made from."""
 SPENT = "spent"
-"""WORK on its way out: when it is called that, the model beside it is whole."""
+"""WORK before its removal: once it has this name, the model next to it is complete."""
 LOOK_SECONDS = 1.0
 ANSWER_TOKENS = 128
 _PACKAGES = ("accelerate", "torch", "transformers", "trl")
@@ -50,7 +50,7 @@ _PACKAGES = ("accelerate", "torch", "transformers", "trl")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the operator asks for. `sequences`: at once on each device."""
+    """The operator's order. `sequences`: at once on each device."""
 
     folder: Path
     out: Path
@@ -68,7 +68,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What all processes of an order read."""
+    """The inputs that all processes of an order read."""
 
     order: Order
     origin: Origin
@@ -80,7 +80,7 @@ class Ready:
 
     @property
     def held_out(self) -> NDArray[np.int64]:
-        """Rows that every stage could take and none trains on."""
+        """Rows that fit every stage and are not trained on."""
         short = min(stage.context for stage in self.order.recipe.stages)
         fit = np.flatnonzero(fitting(self.rows, short))
         return fit[held_out(len(fit), self.order.recipe.held_out_rows)]
@@ -92,8 +92,8 @@ class Ready:
 
 
 def tune(order: Order, tell: Tell, say: Tell) -> None:
-    """The model in `order.out`; `say` gets lines for people as they come to be known. Raises
-    ConfigError for an order that cannot be carried out, or that is another one than what its folder has begun."""
+    """Fine-tune into `order.out`; `say` gets result lines as they become known. Raises ConfigError for an order that
+    cannot be executed, or that differs from the one that its folder began with."""
     disable_progress_bars()
     disable_progress_bar()
     origin = read_origin(order.folder)
@@ -106,7 +106,7 @@ def tune(order: Order, tell: Tell, say: Tell) -> None:
         work = partial_of(order.out) / WORK
         while not (work / READY).exists():
             if order.out.exists():
-                return  # it was whole, and has taken its name
+                return  # it was complete, and was renamed
             time.sleep(LOOK_SECONDS)
         ready = Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work)
         return _stages(ready, _nobody, _nobody)
@@ -125,7 +125,7 @@ def tune(order: Order, tell: Tell, say: Tell) -> None:
                 tell(f"reading {order.data}")
                 _write(work / SOURCE, _source(order.data).encode())
                 rows = work / "rows"
-                rmtree(rows, ignore_errors=True)  # of a file that may have been mended since
+                rmtree(rows, ignore_errors=True)  # of a file that may have been corrected since
                 tokenised(read_rows(order.data, rows), turns, order.data, work / CHATS)
                 rmtree(rows, ignore_errors=True)
             ready = Ready(order, origin, turns, ends, load_from_disk(str(work / CHATS)), replay, work)
@@ -140,7 +140,7 @@ def tune(order: Order, tell: Tell, say: Tell) -> None:
 
 
 def _nobody(text: str) -> None:
-    """Of several processes one speaks."""
+    """Discard a line: only one of several processes prints."""
 
 
 # --- preparing ---------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def _turns(folder: Path) -> Turns:
 
 
 def _replay(order: Order, origin: Origin) -> Shards | None:
-    """The run's data set, opened if a stage replays it."""
+    """Return the run's data set, if a stage replays it."""
     needed = [stage.context for stage in order.recipe.stages if stage.replay]
     if not needed:
         return None
@@ -229,7 +229,8 @@ def _setting(order: Order, origin: Origin, replay: Shards | None, rows: str, num
 
 
 def _source(data: str) -> str:
-    """sha256 of the file of rows, as hex; empty for a data set of the hub, and where there is none (any more)."""
+    """Return the sha256 of the file of rows, as hex; empty for a data set of the hub, and where the file does not exist
+    (any more)."""
     path = Path(data).expanduser()
     if data.startswith(HUB) or not path.is_file():
         return ""
@@ -238,7 +239,8 @@ def _source(data: str) -> str:
 
 
 def _unchanged(data: str, noted: Path) -> None:
-    """The rows of what was begun are kept: say so where the file holds others by now, and somebody may mean these."""
+    """Raise ConfigError when the file of rows has changed since the order began: the old rows would be used, which the
+    operator may not want."""
     if (found := _source(data)) and found != noted.read_text():
         raise ConfigError(
             f"{noted.parents[1]} was begun with other rows than {data} has now: give the same again, another --out, "
@@ -247,7 +249,7 @@ def _unchanged(data: str, noted: Path) -> None:
 
 
 def _begin(path: Path, setting: Setting) -> None:
-    """Note what is done here, or see that it is what was begun."""
+    """Record the setting, or check that it equals the recorded one."""
     if not path.exists():
         return _write(path, setting.model_dump_json().encode())
     _require(path.parents[1], Setting.model_validate_json(path.read_bytes()), setting)
@@ -274,7 +276,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _stages(ready: Ready, tell: Tell, say: Tell) -> None:
-    """Run what is not done yet. Every process does the same."""
+    """Run the stages that are not done yet. Every process does the same."""
     order = ready.order
     model = order.folder
     for number, stage in enumerate(order.recipe.stages, 1):
@@ -328,12 +330,12 @@ def _stage(ready: Ready, number: int, stage: Stage, model: Path, folder: Path, t
 
 
 def _measure(ready: Ready, made: StageTrainer, place: int, say: Tell) -> None:
-    """Measure the model as it is, before (0) or after stage `place`: that entry of measured.json."""
+    """Measure the model as it is, before (0) or after stage `place`, and save that entry of measured.json."""
     held = ready.held_out
     loss = made.loss_of(ready.rows.select(held).remove_columns("length"))
     row = ready.rows[int(held[0])]["input_ids"]
     labels = ready.rows[int(held[0])]["labels"]
-    # The assistant's last turn begins behind the last token that is nobody's to learn and before one that is.
+    # The assistant's last turn begins after the last unlabelled token that precedes a labelled one.
     begins = max((at for at in range(1, len(row)) if labels[at] >= 0 and labels[at - 1] < 0), default=1)
     room = made.model.config.max_position_embeddings - begins
     said = made.answer(row[:begins], ready.ends, max(1, min(ANSWER_TOKENS, room)))
@@ -347,7 +349,7 @@ def _measure(ready: Ready, made: StageTrainer, place: int, say: Tell) -> None:
 
 
 def _say(ready: Ready, place: int, say: Tell) -> None:
-    """An entry of measured.json, also of an earlier process, for people."""
+    """Print an entry of measured.json, possibly of an earlier process."""
     if is_first():
         found = Measured.model_validate(json.loads((ready.work / MEASURED).read_bytes())[place])
         when, question = (f"after stage {place}", "") if place else ("before", f"asked {found.question!r}: ")
@@ -355,7 +357,7 @@ def _say(ready: Ready, place: int, say: Tell) -> None:
 
 
 def _finish(ready: Ready, setting: Setting, partial: Path) -> None:
-    """Every file of the model; what it was made with goes."""
+    """Write every file of the model; its intermediate files are removed."""
     order, origin = ready.order, ready.origin
     last = ready.work / f"stage-{len(order.recipe.stages)}" / MODEL
     dtype = getattr(torch, origin.dtype)
@@ -376,7 +378,7 @@ def _finish(ready: Ready, setting: Setting, partial: Path) -> None:
     _write(partial / "README.md", card(tuned))
     _write(partial / TUNED, as_json(tuned.model_dump(mode="json")))
     for path in partial.iterdir():
-        path.chmod((partial / CONFIG).stat().st_mode)  # safetensors writes its own for their owner alone
+        path.chmod((partial / CONFIG).stat().st_mode)  # safetensors makes its files readable by their owner only
         sync(path)
-    # In one step, so that whoever is killed while these many bytes go leaves what is whole, or what can go on.
+    # Rename in one step: a process killed during the removal leaves either a complete model or a resumable state.
     os.rename(ready.work, partial / SPENT)

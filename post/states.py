@@ -1,9 +1,8 @@
-"""A run's theta at the start of any round, from the chain and public objects, as a joiner gets it
-(node/sync/catchup.py), but without a node: no state is kept, theta lies in files, and memory holds what one round's
-payloads take.
+"""A run's theta at the start of any round, rebuilt from the chain and public objects like a joiner does
+(node/sync/catchup.py), but without a node: no state is kept, theta is in files, and memory holds one round's payloads.
 
-The chain decides what is right: it says where the run stands, every agreed selection names the theta and the link
-before it, and what was rebuilt has to hash to the name.
+The chain is authoritative: it shows where the run is, every agreed selection names the theta and the link before it,
+and the rebuilt state must hash to the named digest.
 """
 
 import os
@@ -42,8 +41,8 @@ from training.replica import parse_outer
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The state at the start of `round`: at a link, with the theta digest that words on chain or the next selection
-    name; None where nobody names it yet, and for theta_0 of a run that has not begun."""
+    """The state at the start of `round`: a link, and the theta digest that words on chain or the next selection name.
+    The digest is None where nothing names it yet, and for theta_0 of a run that has not begun."""
 
     round: int
     link: Digest
@@ -65,7 +64,7 @@ class Rebuilt:
 
 
 class States:
-    """The states of a run, as the chain names them now. `tell` gets a line for whoever waits."""
+    """The states of a run, as the chain names them now. `tell` gets progress lines."""
 
     def __init__(self, run: Run, doors: Doors, tell: Callable[[str], None]) -> None:
         self._follower = Follower(run, doors, Timeline(doors.time))
@@ -79,8 +78,8 @@ class States:
         return self._follower.run
 
     def at(self, round: int) -> Named:
-        """The state at the start of `round`. Raises ConfigError for a round that is not decided, StorageError where the
-        selections in between are not to be had, ChainError."""
+        """Return the state at the start of `round`. Raises ConfigError for a round that is not decided, StorageError
+        where the selections in between cannot be fetched, ChainError."""
         if not 0 <= round <= self.newest:
             raise ConfigError(
                 f"round {round}: run {self.run.first.name} has states from round 0 to {self.newest} by now"
@@ -106,8 +105,8 @@ class States:
     # --- rebuilding ------------------------------------------------------------------------------------------
 
     def rebuild(self, named: Named, folder: Path) -> Rebuilt:
-        """The state, with its files in `folder`, which needs room for three times theta. Raises StorageError when no
-        source has what it is made of, ConfigError, ChainError, OSError."""
+        """Rebuild the state, with its files in `folder`, which needs room for three times theta. Raises StorageError
+        when no source has its parts, ConfigError, ChainError, OSError."""
         sources = self._follower.sources()
         faults: list[str] = []
         for start, steps in self._starts(named, sources):
@@ -123,8 +122,8 @@ class States:
         )
 
     def _starts(self, named: Named, sources: Sources) -> Iterator[tuple[Start, list[Selection]]]:
-        """States from which the agreed selections lead there, with those, the oldest first: published checkpoints,
-        those that most of the stake names before others and then the nearest before others; theta_0 last."""
+        """Yield states from which agreed selections lead there, with those selections, the oldest first. Published
+        checkpoints come first: those that most of the stake names, then the nearest. theta_0 comes last."""
         follower, first = self._follower, first_link(self.run.id)
         stakes = counted_stakes(follower, self.newest, at_commit(follower, self.newest))
         records = self._records(named.link, named.round)
@@ -144,7 +143,7 @@ class States:
                 yield self._genesis(sources), steps
 
     def _genesis(self, sources: Sources) -> Start:
-        """theta_0, from whoever has it: its digest stands in the spec."""
+        """Return theta_0, from any holder: its digest is in the spec."""
         digest, link = Digest(bytes.fromhex(self.run.first.genesis_checkpoint)), first_link(self.run.id)
         holders = (sources.bucket_of(holder) for holder in holders_of_genesis(self._follower, digest, sources))
         buckets = [opener for opener in holders if opener is not None]
@@ -153,14 +152,14 @@ class States:
     def _replay(
         self, named: Named, start: Start, steps: Sequence[Selection], sources: Sources, folder: Path
     ) -> Rebuilt:
-        """The outer steps from `start` on. Raises OutOfSync where another state comes out than the chain names."""
+        """Take the outer steps from `start` on. Raises OutOfSync where the result differs from the chain's digest."""
         follower, layout = self._follower, self.run.layout
         heads = [(step.round, step.head) for step in steps]
         run = adopted(follower.run, heads, follower.doors, {}, follower.time)
         todo = [_Step(step.round, run.spec_at(step.round), step.contributing) for step in steps]
         rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        # The oldest payloads are deleted first: without them nobody need fetch the model.
+        # Payloads first, since the oldest are deleted first: without them the model need not be fetched.
         opened = self._gather(todo[0], sources, folder) if todo else []
         self._tell(f"fetching {start.origin}, {4 * layout.num_parameters / 1e9:.1f} GB")
         assert start.snapshot is not None
@@ -200,7 +199,7 @@ class _Step:
 
 
 class _State:
-    """theta on its way: of a checkpoint's files at first, then in one of two files by turns."""
+    """theta during a replay: in a checkpoint's files at first, then in two files alternately."""
 
     def __init__(self, theta: Mapping[str, Tensor], outer: OuterState, layout: Layout, folder: Path) -> None:
         self._theta, self._outer, self._layout, self._folder = theta, outer, layout, folder
@@ -231,5 +230,5 @@ class _State:
     def _area(self, number: int) -> dict[str, Tensor]:
         path, size = self._folder / f"theta-{number}", model_bytes(self._layout)
         with path.open("xb") as file:
-            os.posix_fallocate(file.fileno(), 0, size)  # a full disk would kill whoever writes to the mapped file
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk would kill a writer of the mapped file
         return model_tensors(Area(size, str(path)), self._layout)

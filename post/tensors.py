@@ -1,10 +1,10 @@
-"""Tensors in sharded safetensors files: which bytes lie where, written and hashed 16 MiB at a time.
+"""Tensors in sharded safetensors files: the layout of the bytes, written and hashed 16 MiB at a time.
 
-The whole form of an export's files follows from the model, the type and the most bytes of a file (`Plan`): headers and
-the index too. So a reader needs no parser for strangers' files: it compares what it would have written.
+The whole form of an export's files follows from the model, the dtype and the file size limit (`Plan`), headers and
+index included. So a reader needs no parser for strangers' files: it compares them with what it would have written.
 
-The digest of an export's tensors is theta's (sparseloco/digest.py) over the bytes that are exported: of an fp32 export
-it is the theta digest itself.
+The digest of an export's tensors is computed like theta's (sparseloco/digest.py) over the exported bytes: for an fp32
+export it is the theta digest itself.
 """
 
 import json
@@ -29,18 +29,18 @@ from protocol.types import Digest
 from sparseloco.outer import OuterState
 
 SHARD_BYTES = 5_000_000_000
-"""A file's most bytes of values; a larger tensor has a file of its own."""
+"""Most bytes of values in a file; a larger tensor has its own file."""
 INDEX = "model.safetensors.index.json"
 _TYPES: dict[Dtype, tuple[torch.dtype, str]] = {"float32": (torch.float32, "F32"), "bfloat16": (torch.bfloat16, "BF16")}
 _LENGTH_BYTES = 8
 
 Told = Callable[[int, int], None]
-"""Called with the bytes that are done and those of all."""
+"""Called with the bytes done and the bytes in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One safetensors file. `begins`: our name of each tensor to where its values begin in the file."""
+    """One safetensors file. `begins`: our name of each tensor -> position of its values in the file."""
 
     name: str
     header: bytes
@@ -50,7 +50,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """At most 16 MiB of one tensor's values: a leaf of the digest. first: byte in the tensor, place: in the file."""
+    """At most 16 MiB of one tensor's values: a leaf of the digest. first: byte in the tensor; place: in the file."""
 
     tensor: str
     first: int
@@ -61,7 +61,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Every byte of an export's tensors but the values. `index`: that of the shards, None for a single file."""
+    """Every byte of an export's tensors except the values. `index`: that of the shards, None for a single file."""
 
     dtype: Dtype
     files: tuple[File, ...]
@@ -75,7 +75,7 @@ class Plan:
 
 
 def plan(model: ModelSpec, layout: Layout, dtype: Dtype, shard_bytes: int = SHARD_BYTES) -> Plan:
-    """The files, in the order of the model: embedding, layers, head."""
+    """Return the plan of the files, in the order of the model: embedding, layers, head."""
     item = _TYPES[dtype][0].itemsize
     sizes = {name: item * prod(shape) for name, shape in model.shapes().items()}
     groups: list[list[str]] = [[]]
@@ -128,7 +128,7 @@ def _file(model: ModelSpec, group: Iterable[str], dtype: Dtype, name: str) -> Fi
 
 
 def as_json(table: Mapping[str, Any]) -> bytes:
-    """A JSON file for people and programs."""
+    """Return a JSON file for people and programs."""
     return json.dumps(table, indent=2, ensure_ascii=False).encode() + b"\n"
 
 
@@ -136,14 +136,14 @@ def as_json(table: Mapping[str, Any]) -> bytes:
 
 
 def write(folder: Path, plan: Plan, theta: Mapping[str, Tensor], outer: OuterState, told: Told) -> Digest:
-    """Write the files, and flush them to the disk; the digest of what was written. theta: fp32 on the CPU, mapped files
-    will do: 16 MiB for each of torch's threads are in memory at once. Raises OSError."""
+    """Write the files and flush them to disk; return the digest of the written values. theta: fp32 on the CPU, may be
+    mapped files: 16 MiB for each of torch's threads are in memory at once. Raises OSError."""
     with ExitStack() as stack:
         opened = []
         for file in plan.files:
             handle = os.open(folder / file.name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
             stack.callback(os.close, handle)
-            os.posix_fallocate(handle, 0, file.size)  # a disk that is too small says so now
+            os.posix_fallocate(handle, 0, file.size)  # a disk that is too small fails here
             _write_at(handle, file.header, 0)
             opened.append(handle)
 
@@ -159,7 +159,8 @@ def write(folder: Path, plan: Plan, theta: Mapping[str, Tensor], outer: OuterSta
 
 
 def digest_of_files(folder: Path, plan: Plan, outer: OuterState, told: Told) -> Digest:
-    """The digest of the values in an export's files. Raises OSError for files that are not there, or shorter."""
+    """Return the digest of the values in an export's files. Raises OSError for files that do not exist, or are
+    shorter."""
     with ExitStack() as stack:
         opened = []
         for file in plan.files:
@@ -173,12 +174,12 @@ def digest_of_files(folder: Path, plan: Plan, outer: OuterState, told: Told) -> 
 
 
 def digest_of(theta: Mapping[str, Tensor], plan: Plan, outer: OuterState, told: Told) -> Digest:
-    """The digest that an export of this theta has."""
+    """Return the digest that an export of this theta has."""
     return _digest(lambda s: merkle.leaf(_values(theta[s.tensor], plan.dtype, s)), plan, outer, told)
 
 
 def mapped(folder: Path, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """The values of an fp32 export, over its mapped files: read from the disk when they are looked at."""
+    """Return the values of an fp32 export, over its mapped files: read from disk on access."""
     if plan.dtype != "float32":
         raise ValueError("only an fp32 export holds theta")
     tensors = {}
@@ -201,7 +202,8 @@ def _digest(leaf: Callable[[Section], Digest], plan: Plan, outer: OuterState, to
 
 
 def _beside(leaf: Callable[[Section], Digest], sections: Iterable[Section]) -> Iterator[Digest]:
-    """In order, on as many threads as torch computes with: hashing and files give the interpreter up."""
+    """Yield the results in order, computed on as many threads as torch uses: hashing and files release the
+    interpreter's lock."""
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         try:
             yield from pool.map(leaf, sections)
@@ -210,7 +212,7 @@ def _beside(leaf: Callable[[Section], Digest], sections: Iterable[Section]) -> I
 
 
 def _values(tensor: Tensor, dtype: Dtype, section: Section) -> memoryview:
-    """A section's bytes: fp32 as they are, bf16 rounded to nearest, ties to even."""
+    """Return a section's bytes: fp32 unchanged, bf16 rounded to nearest, ties to even."""
     kind = _TYPES[dtype][0]
     first, count = section.first // kind.itemsize, section.size // kind.itemsize
     part = tensor.detach().view(-1)[first : first + count].to(kind)

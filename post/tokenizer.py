@@ -1,7 +1,7 @@
 """The run's tokenizer as the files that transformers and tokenizers read: tokenizer.json and tokenizer_config.json.
 
 A data set's index names both. The byte tokenizer has no file: it becomes a byte-level BPE without merges, whose 256
-letters have the ids of their bytes. Written by hand, so that it is the same whatever release of the library is there.
+letters have the ids of their bytes. It is written by hand, so that it does not depend on the library's release.
 """
 
 import json
@@ -19,7 +19,7 @@ MAX_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """Both files, and the id that ends a document. `name` and `config_digest`: as the index has them."""
+    """Both files, and the id that ends a document. `name` and `config_digest`: as in the index."""
 
     name: str
     config_digest: str | None
@@ -29,11 +29,11 @@ class TokenizerFiles:
 
 
 def run_tokenizer(name: str, config_digest: str | None, folder: Path) -> TokenizerFiles:
-    """The tokenizer that a data set's index names, with files from `folder`. Raises ConfigError for files that are not
-    there or are others."""
+    """Return the tokenizer that a data set's index names, with files from `folder`. Raises ConfigError for missing or
+    different files."""
     config = _plain_config() if config_digest is None else _named(folder / TOKENIZER_CONFIG, config_digest)
     if name == BYTES:
-        # Data sets without a configuration are from before there were ids for turns.
+        # Data sets without a configuration are older than the ids for turns.
         tokens = (END,) if config_digest is None else (END, *RESERVED)
         return TokenizerFiles(name, config_digest, _byte_level(tokens), config, byte_tokenizer().separator)
     data = _named(folder / TOKENIZER, name)
@@ -61,8 +61,8 @@ def _plain_config() -> bytes:
 
 
 def letters() -> list[str]:
-    """The printable letter that stands for each byte in byte-level vocabularies (GPT-2's): itself where it is printable
-    Latin-1, else the next one from U+0100 on."""
+    """Return the printable letter for each byte in byte-level vocabularies (GPT-2's): the byte itself where it is
+    printable Latin-1, else the next letter from U+0100 on."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]

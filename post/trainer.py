@@ -1,5 +1,5 @@
-"""One stage of a fine-tuning by TRL's trainer: its settings, its schedule, and what is saved so that a killed process
-goes on. Needs the extra `post`."""
+"""One stage of a fine-tuning by TRL's trainer: its settings, its schedule, and the saved state from which a killed
+process resumes. Needs the extra `post`."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from training.checkpoint import sync
 
 SEED = 0
 WHOLE = "whole"
-"""A file of a checkpoint that was saved to its end."""
+"""Marker file of a complete checkpoint."""
 CHECKPOINT = "checkpoint-"
 TELL_SECONDS = 10.0
 
@@ -29,17 +29,17 @@ Tell = Callable[[str], None]
 
 
 def processes() -> int:
-    """Of this fine-tuning, one for each device (torchrun says it)."""
+    """Return the number of this fine-tuning's processes, one per device (from torchrun)."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_first() -> bool:
-    """Whether this process writes what belongs to all."""
+    """Whether this process writes the shared files."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 class StageTrainer(SFTTrainer):  # type: ignore[misc]
-    """TRL's trainer with a recipe's schedule, and one way to get the whole model out."""
+    """TRL's trainer with a recipe's schedule, and a method to save the whole model."""
 
     schedule: Schedule
 
@@ -49,11 +49,11 @@ class StageTrainer(SFTTrainer):  # type: ignore[misc]
         return self.lr_scheduler
 
     def loss_of(self, rows: Dataset) -> float:
-        """Mean of the rows' losses, nats a token."""
+        """Return the mean of the rows' losses, nats per token."""
         return float(self.evaluate(eval_dataset=rows)["eval_loss"])
 
     def answer(self, question: list[int], ends: list[int], most: int) -> list[int]:
-        """What the model says to it, always taking the likeliest token."""
+        """Return the model's greedy answer."""
         model = self.accelerator.unwrap_model(self.model) if processes() == 1 else self.model
         was = model.training
         model.eval()
@@ -71,7 +71,7 @@ class StageTrainer(SFTTrainer):  # type: ignore[misc]
         return [int(token) for token in found[0, len(question) :]]
 
     def save_whole(self, folder: Path, dtype: torch.dtype) -> None:
-        """The model in `folder` as safetensors with its config. Every process calls it."""
+        """Save the model to `folder` as safetensors with its config. Every process calls it."""
         state = self.accelerator.get_state_dict(self.model)
         if is_first():
             model = self.accelerator.unwrap_model(self.model)
@@ -85,14 +85,14 @@ class StageTrainer(SFTTrainer):  # type: ignore[misc]
 def trainer(
     model: Path, folder: Path, recipe: Recipe, stage: Stage, data: Dataset, rows: int, tokenizer: Any, **given: Any
 ) -> StageTrainer:
-    """The trainer of a stage that begins with the model in `model` and keeps what it saves in `folder`. rows: of chat,
-    by which the schedule is made. given: `sequences` at once, `cpu`."""
+    """Return the trainer of a stage that begins with the model in `model` and saves to `folder`. rows: of chat, which
+    determine the schedule. given: `sequences` at once, `cpu`."""
     schedule = stage.schedule(rows)
     set_seed(SEED)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of names that TRL itself still has
+        warnings.simplefilter("ignore", FutureWarning)  # about names that TRL itself still uses
         args = _config(folder, recipe, stage, schedule, **given)
-    # After the settings: under FSDP they say that only the first process reads the weights.
+    # After the settings: under FSDP they make only the first process read the weights.
     whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     whole.config.max_position_embeddings = max(whole.config.max_position_embeddings, recipe.context)
     made = StageTrainer(model=whole, args=args, train_dataset=data, processing_class=tokenizer)
@@ -134,7 +134,8 @@ def _config(folder: Path, recipe: Recipe, stage: Stage, schedule: Schedule, *, s
 
 
 def _sharded() -> dict[str, Any]:
-    """FSDP2 by way of accelerate: weights, gradients and moments in fp32 shards, layers computed again."""
+    """Return the settings of FSDP2 through accelerate: weights, gradients and moments in fp32 shards, layers
+    recomputed."""
     return {
         "fsdp": True,
         "fsdp_config": {
@@ -144,7 +145,7 @@ def _sharded() -> dict[str, Any]:
             "state_dict_type": "SHARDED_STATE_DICT",
             "activation_checkpointing": True,
         },
-        # Gradients that wait for the last micro-batch unsharded would be the whole model on every device.
+        # Unsharded gradients that wait for the last micro-batch would be the whole model on every device.
         "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
     }
 
@@ -153,13 +154,13 @@ def _sharded() -> dict[str, Any]:
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint that was saved to its end."""
+    """Return the newest complete checkpoint."""
     whole = [path.parent for path in folder.glob(f"{CHECKPOINT}*/{WHOLE}")]
     return max(whole, key=_step, default=None)
 
 
 def clear(folder: Path) -> None:
-    """Remove what a killed process has saved in part."""
+    """Remove incomplete checkpoints of a killed process."""
     for path in folder.glob(f"{CHECKPOINT}*"):
         if not (path / WHOLE).exists():
             rmtree(path)
@@ -170,8 +171,8 @@ def _step(checkpoint: Path) -> int:
 
 
 class Before(TrainerCallback):  # type: ignore[misc]
-    """Does something when all is set up and no step is done. Earlier, an evaluation would have the trainer take the
-    model for prepared, and several processes would train each its own."""
+    """Calls a function when everything is set up and no step is done. Earlier, an evaluation would make the trainer
+    consider the model prepared, and several processes would each train their own."""
 
     def __init__(self, do: Callable[[], None]) -> None:
         self._do = do
@@ -181,8 +182,8 @@ class Before(TrainerCallback):  # type: ignore[misc]
 
 
 class Kept(TrainerCallback):  # type: ignore[misc]
-    """Marks checkpoints that are whole, and writes each step's learning rate and loss to `log`, whose lines after the
-    checkpoint that is gone on from are dropped."""
+    """Marks complete checkpoints, and writes each step's learning rate and loss to `log`. Lines after the checkpoint
+    from which training resumes are dropped."""
 
     def __init__(self, log: Path, number: int, schedule: Schedule, begun: Path | None, tell: Tell) -> None:
         self._log, self._number, self._schedule, self._tell = log, number, schedule, tell
@@ -219,7 +220,7 @@ class Kept(TrainerCallback):  # type: ignore[misc]
 
 
 def _cut(log: Path, number: int, step: int) -> None:
-    """Drop the lines of this stage after `step`, of later ones, and a last line that a killed process has not ended."""
+    """Drop this stage's lines after `step`, those of later stages, and an incomplete last line of a killed process."""
     if not log.exists():
         return
     kept = [line for line in log.read_text(encoding="utf-8").splitlines(True) if _before(line, number, step)]

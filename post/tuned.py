@@ -1,5 +1,5 @@
-"""Where a fine-tuned model comes from: sft.json, and its card. It is nobody's theta: nothing proves it but doing it
-again."""
+"""The origin of a fine-tuned model: sft.json, and its card. It is not a run's theta, and only repeating the fine-tuning
+can prove it."""
 
 import json
 from pathlib import Path
@@ -17,8 +17,8 @@ MAX_TUNED_BYTES = 16 << 20
 
 
 class Setting(Table):
-    """What a fine-tuning is a function of, hardware aside. `base`: the export's murmur.json. `data`: as it was given;
-    `rows`: a digest of its tokens. `sequences`: at once on each of `processes` devices."""
+    """The inputs that determine a fine-tuning, hardware aside. `base`: the export's murmur.json. `data`: as it was
+    given; `rows`: a digest of its tokens. `sequences`: at once on each of `processes` devices."""
 
     base: dict[str, Any]
     recipe_name: str
@@ -41,8 +41,8 @@ class Setting(Table):
 
 
 class Measured(Table):
-    """Of the model at one moment: the held-out chats' loss, nats a token, and the greedy answer to one of their
-    questions."""
+    """A measurement of the model at one moment: the held-out chats' loss, nats per token, and the greedy answer to one
+    of their questions."""
 
     loss: float
     question: str
@@ -50,12 +50,12 @@ class Measured(Table):
 
 
 class Tuned(Table):
-    """sft.json of a model that is done. `measured`: before, and after each stage."""
+    """The sft.json of a finished model. `measured`: before, and after each stage."""
 
     setting: Setting
     measured: list[Measured]
     left_out: list[Count]
-    """Rows that were longer than each stage's context."""
+    """Number of rows longer than each stage's context."""
 
 
 def is_tuned(folder: Path) -> bool:
@@ -63,7 +63,7 @@ def is_tuned(folder: Path) -> bool:
 
 
 def read_tuned(folder: Path) -> Tuned:
-    """Raises ConfigError for a folder that holds no fine-tuned model."""
+    """Read sft.json. Raises ConfigError for a folder that holds no fine-tuned model."""
     try:
         with (folder / TUNED).open("rb") as file:
             return Tuned.model_validate_json(file.read(MAX_TUNED_BYTES))
@@ -72,7 +72,7 @@ def read_tuned(folder: Path) -> Tuned:
 
 
 def card(tuned: Tuned) -> bytes:
-    """README.md."""
+    """Return README.md."""
     setting = tuned.setting
     origin, recipe = setting.origin, setting.table
     spec = origin.run_spec

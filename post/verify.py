@@ -1,9 +1,9 @@
-"""`murmur export --verify`: is this folder the run's theta, and nothing else?
+"""`murmur export --verify`: whether this folder is the run's theta, and nothing else.
 
-Every byte of an export but the values of its tensors follows from murmur.json, so the other files are compared whole
-and nothing of them is parsed. The values are hashed. Of an fp32 export that gives the theta digest, which is compared
-with what the chain names. A bf16 export has lost bits: the fp32 theta is had from the run, or from an fp32 export,
-and what rounding it gives is compared.
+Every byte of an export except the values of its tensors follows from murmur.json, so the other files are compared whole
+and never parsed. The values are hashed. For an fp32 export that gives the theta digest, which is compared with the
+chain's. A bf16 export has lost bits: the fp32 theta is fetched from the run, or from an fp32 export, rounded, and
+compared.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,12 +24,12 @@ from sparseloco.outer import OuterState
 from training.index import Index
 
 _PEOPLES = (CARD, "LICENSE", "NOTICE")
-"""Files of a folder that no program takes for the model: people may write what they like."""
+"""Files of a folder that no program reads as part of the model: their content is free."""
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class Differs(Exception):
-    """The folder is not what it says, or not what the run says. The message says what differs."""
+    """The folder does not match its own description, or the run. The message names the difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ class Export:
 
     @property
     def digest(self) -> Digest:
-        """Of the tensors."""
+        """Digest of the tensors."""
         return Digest(bytes.fromhex(self.origin.tensors))
 
 
 def read_origin(folder: Path) -> Origin:
-    """What an export says of itself. Raises ConfigError for a folder that is none."""
+    """Return an export's own description. Raises ConfigError for a folder that is no export."""
     if (folder / ORIGIN).is_file():
         with (folder / ORIGIN).open("rb") as file:
             return parse_origin(file.read(MAX_ORIGIN_BYTES + 1))
@@ -68,7 +68,8 @@ def read_origin(folder: Path) -> Origin:
 
 
 def read_export(folder: Path, tell: Callable[[str], None]) -> Export:
-    """The export in `folder`, all of whose files are as its murmur.json says. Raises Differs, ConfigError."""
+    """Return the export in `folder` after checking all of its files against its murmur.json. Raises Differs,
+    ConfigError."""
     export = read_files(folder)
     origin = export.origin
     found = tensors.digest_of_files(folder, export.plan, _outer(origin), told(tell, "hashed"))
@@ -82,12 +83,12 @@ def read_export(folder: Path, tell: Callable[[str], None]) -> Export:
 
 
 def read_files(folder: Path) -> Export:
-    """As `read_export`, but the values of the tensors are not looked at: quick for a model of any size, and enough for
-    libraries to open it. Raises Differs, ConfigError."""
+    """Check as `read_export`, except the values of the tensors: quick for a model of any size, and enough for libraries
+    to open it. Raises Differs, ConfigError."""
     origin = read_origin(folder)
     present = _present(folder)
     spec = origin.run_spec
-    # Before anything is made from a spec that a stranger may have written: its tensors could be of any size.
+    # Check before anything is made from a stranger's spec: its tensors could be of any size.
     if sum(present.values()) < (size := spec.layout.num_parameters * _ITEM_BYTES[origin.dtype]):
         raise Differs(f"its files have {sum(present.values())} bytes, the tensors of its model {size}")
     plan = origin.plan()
@@ -106,7 +107,8 @@ def read_files(folder: Path) -> Export:
 
 
 def _present(folder: Path) -> dict[str, int]:
-    """Bytes of each file by name, without dot files. Raises Differs for what is none: a pipe would be waited for."""
+    """Return the bytes of each file by name, without dot files. Raises Differs for non-files: reading a pipe would
+    block."""
     found = {}
     for path in folder.iterdir():
         if not path.name.startswith("."):
@@ -143,8 +145,8 @@ def _start(folder: Path, name: str, size: int) -> bytes:
 
 
 def prove_by_digest(export: Export, theta: Digest) -> Iterator[str]:
-    """By a theta digest that the caller trusts: what was shown, line by line. Raises Differs, and ConfigError for a
-    bf16 export."""
+    """Verify by a theta digest that the caller trusts; yield the results line by line. Raises Differs, and ConfigError
+    for a bf16 export."""
     if export.theta != theta:
         raise Differs(f"it is of the state {export.theta.hex()}, which is not the one given, {theta.hex()}")
     if export.origin.dtype != "float32":
@@ -160,7 +162,7 @@ def prove_by_digest(export: Export, theta: Digest) -> Iterator[str]:
 
 
 def prove_by_export(export: Export, other: Export, tell: Callable[[str], None]) -> Iterator[str]:
-    """By an fp32 export of the same state. Raises Differs, ConfigError."""
+    """Verify by an fp32 export of the same state. Raises Differs, ConfigError."""
     if other.origin.dtype != "float32":
         raise ConfigError(f"{other.folder} is a bf16 export: only an fp32 export holds theta")
     if (export.origin.run, export.theta, export.link) != (other.origin.run, other.theta, other.link):
@@ -174,9 +176,12 @@ def prove_by_export(export: Export, other: Export, tell: Callable[[str], None]) 
 
 
 def prove_by_run(export: Export, states: States, index: Index | None, tell: Callable[[str], None]) -> Iterator[str]:
-    """By the run: what its chain names, and where that does not suffice, by theta as its public objects give it.
-    index: of the run's data set, None where that is not to be had. Raises Differs, ConfigError,
-    StorageError, ChainError."""
+    """Verify by the run: by the digest that its chain names, and where that is not enough, by theta rebuilt from its
+    public objects.
+
+    index: of the run's data set, None where it cannot be fetched. Raises Differs, ConfigError, StorageError,
+    ChainError.
+    """
     origin = export.origin
     if origin.run != states.run.id.hex():
         raise Differs(f"it is of run {origin.run}, the owner's slot on chain names run {states.run.id.hex()}")
@@ -207,12 +212,12 @@ def prove_by_run(export: Export, states: States, index: Index | None, tell: Call
 
 
 def _tokens(origin: Origin) -> tuple[str, str | None]:
-    """What tokenizer.json and tokenizer_config.json follow from."""
+    """Return the names that tokenizer.json and tokenizer_config.json follow from."""
     return origin.tokenizer, origin.tokenizer_config
 
 
 def _rebuild_and_compare(export: Export, states: States, tell: Callable[[str], None]) -> None:
-    """Raises Differs, and what `States.rebuild` raises."""
+    """Rebuild the state and compare. Raises Differs, and the errors of `States.rebuild`."""
     beside, round = export.folder.absolute().parent, export.origin.round
     try:
         with TemporaryDirectory(dir=beside, prefix=f"{export.folder.name}.verify-") as folder:

@@ -1,6 +1,6 @@
-"""The Chain port of one process on the modelled clock: what its calls take, and how its connection fails.
+"""The Chain port of one simulated process: the modelled time of its calls, and failures of its connection.
 
-The chain itself is world.py; here its blocks are made, and a node waits for them.
+The chain itself is world.py; this module makes its blocks and lets nodes wait for them.
 """
 
 import random
@@ -16,7 +16,7 @@ from simulation.world import World
 BLOCK_SECONDS = 12.0
 LATENCY_SECONDS = (0.02, 0.3)
 TIME_OUT_SECONDS = 15.0
-"""One chain call's time-out; a submission has three of them."""
+"""Time-out of one chain call; a submission has three of them."""
 _REMEMBERED = 256
 
 T = TypeVar("T")
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 @dataclass
 class Connection:
-    """A node's own way to the chain, good or bad; it stays when the process dies. `down` counts the faults that cut it;
-    `stuck_at`: the last block that its endpoint has, when it has come to a stop; `hangs`: a call into the void is
-    noticed only after its time-out."""
+    """A node's own connection to the chain; it outlives the process. `down` counts the faults that cut it. `stuck_at`:
+    the last block that its endpoint knows, when the endpoint has stopped. `hangs`: a call over a cut connection fails
+    only after its time-out."""
 
     down: int = 0
     hangs: bool = False
@@ -34,15 +34,15 @@ class Connection:
 
 
 class Blocks:
-    """Makes the world's blocks, and wakes who waits for one."""
+    """Makes the world's blocks, and wakes the work that waits for one."""
 
     def __init__(self, clock: Clock, world: World, seed: int) -> None:
         self.clock, self.world = clock, world
         self.random = random.Random(f"blocks {seed}")
         self.late_seconds = 0.0
-        """The next block is so late."""
+        """Extra delay of the next block, in seconds."""
         self.has_archive = True
-        """Whether a public archive answers: it has what nodes' own chain nodes have pruned."""
+        """Whether a public archive answers: it has the state that nodes' own chain nodes have pruned."""
         self.on_block: Callable[[], None] = lambda: None
         self._waiting: list[tuple[int, bool, Work]] = []
 
@@ -50,7 +50,7 @@ class Blocks:
         self.clock.at(self.clock.now + BLOCK_SECONDS, self._make)
 
     def wait(self, block: int, *, final: bool, until: float) -> bool:
-        """Until the world has this block (`final`: finalised); False at `until`."""
+        """Wait until the world has this block (`final`: finalised); False at `until`."""
         while (self.world.final if final else self.world.head) < block:
             entry = (block, final, self.clock.running())
             self._waiting.append(entry)
@@ -63,7 +63,7 @@ class Blocks:
         return True
 
     def wake(self) -> None:
-        """Finality may have moved."""
+        """Wake the work whose block is there: finality may have moved."""
         head, final = self.world.head, self.world.final
         ready = [entry for entry in self._waiting if entry[0] <= (final if entry[1] else head)]
         if ready:
@@ -81,7 +81,7 @@ class Blocks:
 
 
 class NodeChain:
-    """What one process sees of the chain, signing as its hotkey."""
+    """One process's view of the chain, signing as its hotkey."""
 
     def __init__(self, blocks: Blocks, connection: Connection, peer: PeerId, time: Life, draw: random.Random) -> None:
         self.blocks, self.world, self.connection, self.peer = blocks, blocks.world, connection, peer
@@ -147,7 +147,7 @@ class NodeChain:
         return dict(self.world.state(block).weights.get(uid, {}))
 
     def _read(self, read: Callable[[bool], T]) -> T:
-        """From our own chain node, or an archive where that has pruned it."""
+        """Read from our own chain node, or from an archive where that node has pruned the state."""
         try:
             return read(False)
         except ChainError as fault:

@@ -1,10 +1,9 @@
 """One modelled clock for all nodes of a simulation, whose threads take turns in a single one.
 
-Nodes stay synchronous code, and what they start as threads are greenlets here: one runs until it calls into its `Time`;
-then the one that is due first goes on, and time jumps to when that is: what nobody waits for takes no time. What is due
-at the same moment goes in an order drawn from the seed, so one seed is one history and other seeds are other
-interleavings. Nothing here reads a real clock, and nothing races. (Real threads that hand over locks to one another
-take half as long again.)
+Nodes stay synchronous code, and their threads are greenlets here. One runs until it calls into its `Time`; then the one
+that is due first continues, and time jumps to that moment: idle time costs nothing. Work that is due at the same moment
+runs in an order drawn from the seed, so one seed is one history and other seeds are other interleavings. Nothing here
+reads a real clock, and nothing races. (Real threads that hand over locks to one another take half as long again.)
 """
 
 import random
@@ -19,18 +18,18 @@ EPOCH = 1_700_000_000.0
 
 
 class Killed(BaseException):
-    """kill -9, as seen from inside: raised by every call into the time of a dead process, so that nothing of it runs
-    any further. Only code that catches BaseException and goes on could tell."""
+    """kill -9, as seen from inside: every call into the time of a dead process raises it, so that none of its code runs
+    any further. Only code that catches BaseException and continues could notice."""
 
 
 class Work:
-    """What runs beside other work (protocol.ports.Task)."""
+    """A unit of concurrent work (protocol.ports.Task)."""
 
     def __init__(self, life: "Life", name: str, work: Callable[[], None] | None) -> None:
         self.life, self.name, self.work = life, name, work
         self.worker: Worker | None = None
         self.turn = 0
-        """Counts what it waited for: a wake-up for an earlier turn is void."""
+        """Counts its waits: a wake-up for an earlier turn is void."""
         self.notified = False
         self.ended = False
         self.joined_by: list[Work] = []
@@ -49,7 +48,7 @@ class Work:
 
 
 class Worker:
-    """A greenlet. It is used again for other work: starting one costs more than a turn."""
+    """A greenlet, reused for other work: starting one costs more than a turn."""
 
     def __init__(self, clock: "Clock") -> None:
         self.clock = clock
@@ -67,14 +66,14 @@ class Worker:
 
 
 class Clock:
-    """Modelled seconds since the simulation's begin, and whose turn it is. `random` draws the order of what is due
-    at the same moment."""
+    """Modelled seconds since the simulation's begin, and the schedule of turns. `random` draws the order of work due at
+    the same moment."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(f"clock {seed}")
         self.now = 0.0
         self.turns = 0
-        """How often somebody's turn came: what a run costs."""
+        """Number of turns: the cost of a run."""
         self.idle: list[Worker] = []
         self._due: list[tuple[float, float, int, Work | Callable[[], None], int]] = []
         self._count = 0
@@ -90,15 +89,16 @@ class Clock:
     # --- for whoever holds the simulation ------------------------------------------------------------------------
 
     def life(self, name: str) -> "Life":
-        """The time of a new process."""
+        """Return the time of a new process."""
         return Life(self, name)
 
     def at(self, when: float, call: Callable[[], None]) -> None:
-        """`call` at a moment: an event of the world outside, which may not wait."""
+        """Schedule `call` at a moment: an event of the outside world, which may not wait."""
         self._push(when, call, 0)
 
     def run(self, until: float) -> None:
-        """Let everybody live until then, or until `stop`. Raises what broke: an event, or work that lost an error."""
+        """Run all work until `until`, or until `stop`. Raises the failure of an event, or an error that work did not
+        catch."""
         self._stopped = False
         main = self.running()
         main.turn += 1
@@ -110,17 +110,17 @@ class Clock:
             raise failure
 
     def stop(self) -> None:
-        """`run` returns before anything else happens."""
+        """Make `run` return before anything else happens."""
         self._stopped = True
 
     def close(self) -> None:
-        """End all workers; everything must be dead."""
+        """End all workers; all processes must be dead."""
         self.idle.clear()
 
     # --- for lives -----------------------------------------------------------------------------------------------
 
     def running(self) -> Work:
-        """Whose turn it is. An event of the world has none: it may not wait."""
+        """Return the work whose turn it is. An event of the world has none: it may not wait."""
         assert self._running is not None, "an event of the world outside waits for something"
         return self._running
 
@@ -129,7 +129,7 @@ class Clock:
         self._push(self.now, work, work.turn)
 
     def park(self, until: float | None) -> bool:
-        """The running work waits: until it is woken (True) or `until` is there (False). Raises Killed."""
+        """Suspend the running work until it is woken (True) or `until` has come (False). Raises Killed."""
         work = self.running()
         if work.life.dead:
             raise Killed
@@ -145,14 +145,14 @@ class Clock:
         return work.notified
 
     def wake(self, work: Work) -> None:
-        """What it waited for has happened."""
+        """Wake work that waits for an event."""
         if not work.notified and not work.ended:
             work.notified = True
             work.turn += 1
             self._push(self.now, work, work.turn)
 
     def live(self, work: Work) -> None:
-        """Run work to its end, in the worker that it was given."""
+        """Run work to its end, in its worker."""
         assert work.work is not None
         try:
             if not work.life.dead:
@@ -167,7 +167,7 @@ class Clock:
             self.wake(other)
 
     def following(self) -> Worker:
-        """Let time pass until it is somebody's turn; the worker that has it."""
+        """Advance time until work is due; return its worker."""
         self._running = None
         work = self._next()
         self._running = work
@@ -178,8 +178,8 @@ class Clock:
         return work.worker
 
     def go_on(self, worker: Worker) -> None:
-        """Give the thread to another worker. One that begins is begun by the starter: a greenlet counts its recursion
-        from that of whoever begins it, and workers that each begin the next would soon be too deep."""
+        """Switch to another worker. The starter starts new ones: a greenlet inherits its recursion depth from the one
+        that starts it, and workers that each started the next would soon be too deep."""
         if worker.greenlet:
             worker.greenlet.switch()
         else:
@@ -189,7 +189,7 @@ class Clock:
 
     def _switch(self, work: Work) -> None:
         assert work.worker is not None
-        work.worker.greenlet = getcurrent()  # of whoever holds the simulation: the caller's own
+        work.worker.greenlet = getcurrent()  # for the holder of the simulation: the caller's own
         following = self.following()
         if following is not work.worker:
             self.go_on(following)
@@ -236,14 +236,14 @@ class Life:
     # --- what is done to it --------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """kill -9. Its work ends at once, without a turn of their own in the world."""
+        """Apply kill -9: its work ends at once and gets no further turn in the world."""
         self.dead = True
         for work in self.parked:
             work.notified = False
             self.clock.wake(work)
 
     def freeze(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT so many seconds later. Time goes on for everybody."""
+        """Apply SIGSTOP, and SIGCONT after `seconds`. Time continues for all other processes."""
         self.frozen_until = max(self.frozen_until, self.clock.now + seconds)
 
     # --- what it sees --------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ class Condition:
 
     def __enter__(self) -> bool:
         work = self._clock._running
-        # An event of the world (None) never finds it taken by somebody else: it takes nothing that nodes hold.
+        # An event of the world (None) never finds it locked by other work: it takes no locks of nodes.
         while self._depth and self._owner is not work:
             self._locked_out.append(self._clock.running())
             self._clock.park(None)

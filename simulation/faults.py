@@ -1,8 +1,8 @@
-"""What happens to a simulated network: every fault that strangers' machines, links, chains and rivals have in store.
+"""Faults of a simulated network: failures of machines, links, chains and rivals.
 
-Faults arrive as a Poisson process drawn from the seed, in storms with calm rounds between them, so that it shows both
-whether the run lives through them and whether everybody comes back. Most last seconds to minutes: some thirty a round
-must leave the network a chance. What is done is done from outside, to processes, homes, links, servers and blocks.
+Faults arrive as a Poisson process drawn from the seed, in storms with calm rounds between them. The storms show whether
+the run survives them, the calms whether every node recovers. Most last seconds to minutes: at some thirty per round the
+network must still have a chance. Faults act from outside, on processes, homes, links, servers and blocks.
 """
 
 import random
@@ -17,16 +17,16 @@ from simulation.store import Faults as StoreFaults
 
 STORM_ROUNDS, CALM_ROUNDS = 18, 6
 FIRST_ROUND = 1
-"""The first round is left in peace: a run begins when its owner sees that everybody is there."""
+"""The first round has no faults: a run begins when its owner sees that all nodes are there."""
 ARCHIVE_SHARE = 1 / 3
-"""Of the rounds of a storm, in which a public archive that is there at times only answers."""
+"""Share of a storm's rounds in which an archive answers that is only available at times ("some")."""
 LONG_ROUNDS = 8.0
-"""The longest outage."""
+"""The longest outage, in rounds."""
 
 
 @dataclass
 class Incident:
-    """One fault: whom it hit (None: everybody), and from when to when, in modelled seconds."""
+    """One fault: its victim (None: all nodes), and from when to when, in modelled seconds."""
 
     kind: str
     member: Member | None
@@ -36,8 +36,8 @@ class Incident:
 
 @dataclass(frozen=True)
 class Kind:
-    """`weight`: how often among all. `seconds`: shortest and longest, drawn evenly in their logarithm. `whom`: a
-    node, a validator or everybody at once."""
+    """`weight`: relative frequency. `seconds`: shortest and longest, drawn evenly in their logarithm. `whom`: a node, a
+    validator or everybody at once."""
 
     name: str
     weight: float
@@ -70,14 +70,14 @@ KINDS = (
 
 @dataclass
 class Afflicted:
-    """What is wrong with a member's bucket at the moment: the faults that overlap."""
+    """The current faults of a member's bucket, which may overlap."""
 
     dead: int = 0
     stalls: int = 0
     lies: int = 0
     slow: list[float] = field(default_factory=list)
     rival: str = "honest"
-    """What a hostile owner makes of it in this round."""
+    """A hostile owner's behaviour in this round."""
 
     def faults(self) -> StoreFaults:
         return StoreFaults(
@@ -89,7 +89,7 @@ class Afflicted:
 
 
 class Faults:
-    """All faults of one simulation. `told` hears of every incident when it begins."""
+    """All faults of one simulation. `told` is called with every incident when it begins."""
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class Faults:
         told: Callable[[Incident], None] = lambda incident: None,
         archive: str = "yes",
     ) -> None:
-        """`archive`: whether a public archive of the chain answers: "yes", "no", or "some", in every round of a calm
-        and in a third of the others."""
+        """`archive`: whether a public archive of the chain answers: "yes", "no", or "some", which means in every round
+        of a calm and in a third of the others."""
         self.network, self.per_hour, self.rounds, self.told = network, per_hour, rounds, told
         self.random = random.Random(f"faults {network.seed}")
         self.archive = archive
@@ -135,7 +135,7 @@ class Faults:
         self._others_serve()
 
     def calm(self, round: int) -> bool:
-        """Whether nothing happens in this round."""
+        """Whether this round has no faults."""
         place = (round - FIRST_ROUND) % (STORM_ROUNDS + CALM_ROUNDS)
         return round < FIRST_ROUND or place >= STORM_ROUNDS or round >= self.rounds - CALM_ROUNDS
 
@@ -164,7 +164,7 @@ class Faults:
         self._does[kind.name](member, seconds)  # type: ignore[operator]
 
     def _seconds_of_storm(self, round: int) -> float:
-        """From now to the calm that follows."""
+        """Return the seconds from now to the next calm."""
         clock = self.network.run.clock
         calm = next(later for later in range(round + 1, round + STORM_ROUNDS + 1) if self.calm(later))
         return max(1.0, (clock.start(calm) - self.network.world.head) * BLOCK_SECONDS)
@@ -173,8 +173,8 @@ class Faults:
         self.network.clock.at(self.network.clock.now + seconds, call)
 
     def _others_serve(self) -> None:
-        """From now to the next round the hostile minority's servers do what was drawn, in a calm as in a storm; and the
-        public archive answers or does not."""
+        """Set the hostile minority's servers to the behaviour drawn for this round, in a calm as in a storm, and switch
+        the public archive on or off. Repeats every round."""
         network = self.network
         clock = network.run.clock
         round = clock.round_at(network.world.head)
@@ -203,7 +203,7 @@ class Faults:
         self.network.wipe(member)
 
     def _page_damaged(self, member: Member, seconds: float) -> None:
-        """A flipped byte in one of its files: noticed at the next start."""
+        """Flip a byte in one of its files: the next start notices."""
         self._killed(member, seconds)
         files = sorted(path for path in member.home.rglob("files/*") if path.stat().st_size)
         if files:
@@ -230,7 +230,7 @@ class Faults:
         self._after(seconds, room)
 
     def _hotkey_replaced(self, member: Member, seconds: float) -> None:
-        """A miner leaves for good, and a new hotkey gets its uid."""
+        """Remove a miner for good, and give its uid to a new hotkey."""
         if member.validates or member.hostile:
             return
         self._replaced += 1
@@ -311,7 +311,7 @@ class Faults:
         self._after(seconds, back)
 
     def _chain_stands_still(self, member: Member, seconds: float) -> None:
-        """Its endpoint answers, and sees no new block."""
+        """Its endpoint answers, but sees no new block."""
         connection = member.connection
         if connection.stuck_at is None:
             connection.stuck_at = self.network.world.final

@@ -1,8 +1,8 @@
-"""Who wants to harm the run: validators with a minority of the stake that do all that an honest one does, and then say
-something else; and miners without any that show each validator another face.
+"""Attackers of the run: validators with a minority of the stake that do all the work of an honest one and then lie in
+their words; and miners without stake that show each validator another face.
 
-Hostile validators agree on one lie a round, drawn from the run and the round, so that they say the same with all their
-stake. Their servers answer as they like.
+Hostile validators agree on one lie per round, drawn from the run and the round, so that they lie with all their stake.
+Their servers answer as they like.
 """
 
 import random
@@ -40,28 +40,28 @@ LIES = (
     "contradicts",
     "says it late",
 )
-"""`takes back`: an honest word, written over with nobody named. `contradicts`: written over with
-another pair. `says it late`: in the last blocks before X only."""
+"""`takes back`: an honest word, overwritten with one that names no peer. `contradicts`: overwritten with another pair.
+`says it late`: only in the last blocks before X."""
 AT_ONCE = 0.5
-"""Share of the rounds in which a second word follows the first at once, and not shortly before X."""
+"""Share of the rounds in which a second word follows the first at once instead of shortly before X."""
 
 SERVERS = ("honest", "dead", "stalls", "lies")
-"""What the mirrors, checkpoints and links of all hostile validators do in a round."""
+"""Behaviour of all hostile validators' servers in a round: mirrors, checkpoints and links."""
 
 
 def lie(run: Digest, round: int) -> str:
-    """What all hostile validators do in this round."""
+    """Return the lie of all hostile validators in this round."""
     return random.Random(f"{run.hex()} {round}").choice(LIES)
 
 
 def serves(run: Digest, round: int) -> str:
-    """What the servers of all hostile validators do in this round."""
+    """Return the behaviour of all hostile validators' servers in this round."""
     return random.Random(f"servers {run.hex()} {round}").choice(SERVERS)
 
 
 def told(word: Word, run: Digest, start: Digest | None, old: tuple[Digest, Digest] | None) -> list[Word]:
-    """What is said in place of a word, one after the other. start: the digest of theta_0, old: a pair of an earlier
-    round, where they are known."""
+    """Return the words sent in place of an honest one, in order. start: the digest of theta_0; old: a pair of an
+    earlier round; each None while unknown."""
     kind, draw = lie(run, word.round), random.Random(f"{run.hex()} {word.round}")
     invented = Digest(draw.randbytes(32))
     other = {
@@ -84,10 +84,10 @@ def told(word: Word, run: Digest, start: Digest | None, old: tuple[Digest, Diges
 
 
 class HostileWords(Words):
-    """Says something else than it knows."""
+    """Sends other words than the honest ones."""
 
     starts: ClassVar[dict[Digest, Digest]] = {}
-    """theta_0 by run: that is what everybody stands at while nothing has been agreed on."""
+    """theta_0 by run: the state of all nodes while nothing has been agreed."""
     pairs: ClassVar[dict[Digest, list[tuple[Digest, Digest]]]] = {}
     """By run, the pairs that were ever held."""
 
@@ -112,7 +112,7 @@ class HostileWords(Words):
         return block
 
     def _wait(self, node: Node, round: int) -> None:
-        """Until the last moment at which a word still counts."""
+        """Wait until the last moment at which a word still counts."""
         last = node.clock.words_by(round) - node.run.first.clock.finality_blocks - 2
         try:
             node.wait_for(last, "the last moment")
@@ -121,33 +121,37 @@ class HostileWords(Words):
 
 
 class HostileValidator(Validator):
-    """A validator whose word is worth nothing."""
+    """A validator whose words are lies."""
 
     speaking = HostileWords
 
 
 @dataclass
 class Faces:
-    """Miners that each show their key to one validator only while they work honestly, and to the others only what
-    raises the loss, until all of those find them worthless: so the validators' books come apart, and each finds
-    somebody else's workers ineligible."""
+    """Miners that work honestly for one validator only, so that the validators' books diverge and each finds another's
+    miners ineligible.
+
+    Each shows its key only to that validator while it works honestly. To the others it shows only updates that raise
+    the loss, until all of them find it worthless.
+    """
 
     friends: Mapping[str, str]
-    """By such a miner, the validator that sees it at work."""
+    """By such a miner, the validator that sees its honest work."""
     validators: Mapping[str, Validator | None]
-    """The honest ones' programs; None for one that is down."""
+    """The honest validators' programs; None for one that is down."""
     hotkeys: Mapping[str, PeerId]
     rules: GauntletSpec
     _harms: dict[tuple[str, int], bool] = field(default_factory=dict)
 
     @classmethod
     def drawn(cls, seed: int, miners: Sequence[str], validators: Sequence[str]) -> dict[str, str]:
-        """Friends, about as many for each validator."""
+        """Draw the friends, about as many miners for each validator."""
         order = random.Random(f"faces {seed}").sample(validators, len(validators))
         return {miner: order[place % len(order)] for place, miner in enumerate(miners)}
 
     def harms(self, miner: str, round: int) -> bool:
-        """Whether it raises the loss in this round: while another validator than its friend still rates it."""
+        """Whether the miner raises the loss in this round: as long as another validator than its friend still rates
+        it."""
         at = miner, round
         if at not in self._harms:
             others = [self.validators[name] for name in self.validators if name != self.friends[miner]]
@@ -160,7 +164,7 @@ class Faces:
         return record is not None and record.evaluations > 0 and not eligible(record, self.rules)
 
     def answer(self, call: Call) -> None:
-        """What its server does before it answers: raises ObjectMissing for the key of whoever is not to see it."""
+        """Called before its server answers: raises ObjectMissing for readers that may not see the key."""
         if call.verb != "get" or call.bucket not in self.friends or "/reveal/" not in call.key:
             return
         if call.reader in self.validators:
@@ -170,7 +174,7 @@ class Faces:
 
 
 class TwoFacedMiner(Miner):
-    """One of them."""
+    """One of these miners."""
 
     def __init__(self, node: Node, shards: NoText, faces: Faces, name: str) -> None:
         super().__init__(node, shards)

@@ -1,6 +1,6 @@
-"""What must hold in every history: looked at after each event and each round, and explained by name where it may not.
+"""Invariants of every history: checked after each event and each round; every permitted exception has a named reason.
 
-The witness sees what no node sees: all of them, and every fault. It changes nothing and draws nothing.
+The witness sees all nodes and every fault, which no node does. It changes nothing and draws nothing.
 """
 
 import json
@@ -21,20 +21,20 @@ from simulation.oracle import Oracle
 from simulation.world import hash_verify
 
 RECOVERY_ROUNDS = 2.0
-"""A restarted node stands at the current round again after so many rounds, if nothing else happens to it."""
+"""Rounds within which a restarted node is at the current round again, if no other fault hits it."""
 ORACLE_ROUNDS = 3
-"""So long after a round the oracle is asked about it: most nodes have applied it by then."""
+"""Rounds after a round at which it is compared with the oracle: most nodes have applied it by then."""
 RETURN_ROUNDS = 3
-"""So many rounds into a calm the run goes on."""
+"""Rounds into a calm after which the run continues."""
 NO_CHAIN = ("chain dead", "finality stalls")
-"""Forks and late blocks are no excuse: windows are counted in blocks, and hold a post that was made again."""
+"""Forks and late blocks are no excuse: windows are counted in blocks, and leave room for a repeated post."""
 AFTERMATH_SECONDS = 30.0
-"""What a short fault costs its node after it has ended: time-outs that run out, pauses between tries."""
+"""Delay that a short fault causes after it has ended: time-outs that expire, pauses between tries."""
 
 
 @dataclass
 class Result:
-    """What `murmur simulate` tells of one run."""
+    """The result of one `murmur simulate` run."""
 
     seed: int
     rounds: int
@@ -42,54 +42,54 @@ class Result:
     void_rounds: int = 0
     void_unexplained: int = 0
     disagreements: int = 0
-    """Between honest nodes, or of one with what the words on chain come to."""
+    """Disagreements between honest nodes, or between one and the outcome of the words on chain."""
     halted: bool = False
     honest_faults_booked: int = 0
     recovery_rounds_p99: float = 0.0
     unobserved_weights: int = 0
     refused_weights: int = 0
-    """Rows of honest validators that the chain took and did not let stand."""
+    """Rows of honest validators that the chain accepted but did not put in force."""
     unpaid: int = 0
-    """Honest validators that had not paid for too long at the end of a calm."""
+    """Honest validators that had set no weights for too long at the end of a calm."""
     oldest_needed_checkpoint_rounds: int = 0
     loss_fall: float = 0.0
-    """How far the held-out loss has fallen since theta_0: the progress of the model, to be compared with that of a
-    run of the same seed in which nothing goes wrong."""
+    """Fall of the held-out loss since theta_0: the model's progress, for comparison with a run of the same seed without
+    faults."""
     history: str = ""
-    """sha256 of everything that happened: the same for the same seed and code."""
+    """sha256 of all events: the same for the same seed and code."""
     explained: dict[str, int] = field(default_factory=dict)
-    """Why void rounds were void, and how often."""
+    """Reasons of void rounds, and their counts."""
     broken: list[str] = field(default_factory=list)
-    """Every invariant that broke, in words, in the order of time."""
+    """Every broken invariant, in words, in order of time."""
 
 
 @dataclass
 class _Seen:
-    """What the witness knows of one member."""
+    """The witness's knowledge of one member."""
 
     incidents: list[Incident] = field(default_factory=list)
     started: float | None = None
-    """When the process that is not yet recovered was started."""
+    """Start of the process that has not recovered yet."""
     down_since: float | None = None
-    """When its last process died, until the next one has recovered."""
+    """Death of its last process, until the next one has recovered."""
     faults: dict[str, int] = field(default_factory=dict)
     reported: int = -1
     apart: bool = False
-    """It passed a round over that it could not follow, and has not caught up yet: it knows that its theta may be its
-    own alone."""
+    """It skipped a round that it could not follow, and has not caught up yet: it knows that its theta may differ from
+    the others'."""
     gathered: tuple[int, int, int] = (-1, 0, 0)
-    """The round that it looked at last, how many keys it read, and how many there were to read."""
+    """The newest gathered round, the number of keys read, and the number available."""
 
 
 class Witness:
-    """Sees a simulation through. `trace`: a file for the history, one JSON line an event."""
+    """Observes a simulation to its end. `trace`: a file for the history, one JSON line per event."""
 
     def __init__(self, rounds: int, trace: IO[str] | None = None) -> None:
         self.rounds = rounds
         self.network: Network | None = None
         self.calm: Callable[[int], bool] = lambda round: True
         self.on_round: Callable[[int], None] = lambda rounds: None
-        """Called with the number of rounds that are over, whenever another one is."""
+        """Called with the number of finished rounds whenever another one is finished."""
         self.result = Result(0, rounds)
         self.round = 0
         """The first round that is not over yet."""
@@ -100,15 +100,16 @@ class Witness:
         self._starts: dict[int, str] = {}
         """Theta at the start of every round, as the first honest node had it."""
         self._void: dict[int, str | None] = {}
-        """Void rounds, and why."""
+        """Void rounds, and the reasons."""
         self._applied: set[int] = set()
         self._applied_by: dict[int, list[tuple[str, frozenset[str]]]] = {}
-        """Who contributes, as honest nodes have applied it (nobody: void), by round, until the oracle was asked."""
+        """Contributors by round, as honest nodes have applied them (empty: void), until they are compared with the
+        oracle."""
         self._recoveries: list[float] = []
         self._measured = -1
         """The newest round after which an honest validator measured the held-out loss."""
         self._revealed: dict[int, set[str]] = {}
-        """Who has published its key, by round."""
+        """Members that have published their key, by round."""
 
     # --- what it hears -----------------------------------------------------------------------------------------
 
@@ -122,7 +123,7 @@ class Witness:
         network.blocks.on_block = self._block
 
     def fault(self, incident: Incident) -> None:
-        """A fault begins."""
+        """Record that a fault begins."""
         self.result.faults += 1
         if incident.member is None:
             self._world.append(incident)
@@ -132,7 +133,7 @@ class Witness:
         self._write(who, incident.kind, -1, {"seconds": round(incident.ended - incident.began, 3)})
 
     def told(self, member: Member, event: str, round: int, fields: dict[str, Any]) -> None:
-        """An event of a node, or of its process."""
+        """Record an event of a node, or of its process."""
         self._write(member.name, event, round, fields)
         seen = self._of(member)
         if event == "killed":
@@ -167,7 +168,7 @@ class Witness:
             self._booked(member, round, fields["peers"], seen)
 
     def finish(self) -> Result:
-        """The verdict."""
+        """Return the verdict."""
         result = self.result
         result.void_rounds = len(self._void)
         for why in self._void.values():
@@ -199,7 +200,7 @@ class Witness:
             self._broke(f"{member.name} takes round {round} for {'void' if fields['void'] else 'valid'}, others do not")
 
     def _agree(self, member: Member, round: int, theta: str) -> None:
-        """All honest nodes start a round from one theta, but for those that say that they are apart."""
+        """Check that all honest nodes start a round from one theta, except those that report to be apart."""
         if member.hostile:
             return
         seen = self._of(member)
@@ -210,7 +211,7 @@ class Witness:
             self._broke(f"{member.name} starts round {round} from another theta than others")
 
     def _why_void(self, number: int) -> str | None:
-        """By what a round was bound to be void; None when the rules promise that it is not."""
+        """Return why a round had to be void; None when the rules promise that it is not."""
         network = self._network
         clock = network.run.clock
         begin, end = self._time(clock.commit_by(number)), self._now
@@ -236,7 +237,7 @@ class Witness:
         return None
 
     def _booked(self, member: Member, number: int, peers: dict[str, Any], seen: _Seen) -> None:
-        """No fault on an honest peer that was up, by an honest validator that was up."""
+        """Check that no undisturbed honest validator books a fault on an undisturbed honest peer."""
         clock = self._network.run.clock
         follows = seen.reported == number - 1
         seen.reported = number
@@ -257,16 +258,18 @@ class Witness:
             self._broke(f"{member.name} books {row['rejected']} on {peer.name} in round {number}; both were up")
 
     def _by_chance(self, address: str, number: int, row: dict[str, Any]) -> bool:
-        """Whether a hotkey has repeated a payload of its own from the same theta, after void rounds. The linear problem
-        knows so few payloads that honest work may come to the very same one (seen once in 30,000 rounds); of a language
-        model's, millions of values would have to agree."""
+        """Whether a hotkey has repeated its own payload from the same theta, after void rounds.
+
+        The linear problem has so few payloads that honest work may produce the very same one (seen once in 30,000
+        rounds). In a language model's, millions of values would have to agree.
+        """
         details = {f"equals the payload of {address} in round {before}": before for before in range(number)}
         before = details.get(row["detail"])
         return before is not None and all(void in self._void for void in range(before, number))
 
     def _weighed(self, member: Member, number: int, seen: _Seen) -> None:
-        """Weights follow from rounds that the validator saw: of the keys that were there it had half at least, and it
-        held the theta that the work was done from."""
+        """Check that weights follow from rounds that the validator observed: it read at least half of the available
+        keys, and held the theta that the work started from."""
         round, read, there = seen.gathered
         if not member.hostile and seen.apart:
             self.result.unobserved_weights += 1
@@ -276,7 +279,7 @@ class Witness:
             self._broke(f"{member.name} sets weights in round {number} from {read} of {there} keys of round {round}")
 
     def _recover(self, member: Member, seen: _Seen) -> None:
-        """A restarted node stands at the current round again, soon."""
+        """Check that a restarted node is soon at the current round again."""
         current = self._network.run.clock.round_at(self._network.world.final)
         if seen.started is None or member.round < max(0, current):
             return
@@ -304,7 +307,7 @@ class Witness:
                 network.clock.stop()
 
     def _over(self, number: int) -> None:
-        """A round is over, for everybody."""
+        """Check a round that is over for all nodes."""
         network = self._network
         self._forget()
         self._ask(number - ORACLE_ROUNDS)
@@ -318,7 +321,7 @@ class Witness:
             self._after_calm(number)
 
     def _ask(self, number: int) -> None:
-        """What honest nodes have applied by now for a round is what its words come to."""
+        """Check that the contributors that honest nodes applied for a round follow from the words."""
         applied = self._applied_by.pop(number, [])
         if not applied:
             return
@@ -331,7 +334,7 @@ class Witness:
                 self._broke(f"{name} has applied {len(contributing)} in round {number}; by the words it is {told}")
 
     def _published(self, member: Member) -> int:
-        """The round of the newest checkpoint that the member shows, 0 for none."""
+        """Return the round of the newest checkpoint that the member publishes, 0 for none."""
         network = self._network
         document = network.store.buckets[member.name].get(keys.checkpoints(network.run.id))
         if document is None:
@@ -339,7 +342,7 @@ class Witness:
         return parse_shown(document.data, network.run.id, member.peer, hash_verify).newest
 
     def _after_calm(self, number: int) -> None:
-        """Whatever happened: some calm rounds later everybody is there, and the run goes on."""
+        """Check that some calm rounds after any faults every node is back and the run continues."""
         for member in self._network.members.values():
             if not member.hostile and not member.gone and (member.round < number or self._of(member).apart):
                 self.result.halted = True
@@ -352,7 +355,7 @@ class Witness:
                 self._broke(f"round {round} is void in calm weather")
 
     def _pay_is_due(self, number: int) -> None:
-        """In a calm every honest validator pays as often as the run says."""
+        """Check that in a calm every honest validator sets weights as often as the run requires."""
         network = self._network
         owed = number - network.spec.gauntlet.weight_rounds
         last = {peer.id: peer.last_update for peer in network.world.state(network.world.final).peers}
@@ -374,7 +377,7 @@ class Witness:
         return self._hit(self._of(member).incidents + self._world, begin, end)
 
     def _forget(self) -> None:
-        """Incidents so old that nothing asks for them."""
+        """Drop incidents so old that no check needs them."""
         old = self._now - 6 * self._round_seconds
         self._revealed = {round: names for round, names in self._revealed.items() if round >= self.round - 6}
         self._world = [incident for incident in self._world if incident.ended > old]
@@ -397,7 +400,7 @@ class Witness:
         return self._network.run.clock.round_blocks * BLOCK_SECONDS
 
     def _time(self, block: int) -> float:
-        """About when a block was made, looking back from the head."""
+        """Return about when a block was made, counted back from the head."""
         return self._now - max(0, self._network.world.head - block) * BLOCK_SECONDS
 
     def _of(self, member: Member) -> _Seen:

@@ -1,9 +1,9 @@
-"""The honest stand-in for training, and the only one: a linear problem in place of a language model.
+"""The honest substitute for training, and the only one: a linear problem in place of a language model.
 
 Everything around it is real: theta, error feedback, compression, digests, outer steps and saved states are the
-Replica's own over a tiny layout. What work costs is told to the clock here. Every page pulls theta one way that all
-share and one of its own, so honest work lowers the loss everywhere and that of its own pages most. There is no optimum:
-near one, honest updates on single pages would raise the loss on all others, and stand as LOW_SCORE.
+Replica's own over a tiny layout. The cost of work is modelled on the clock. Every page pulls theta in a common
+direction and in one of its own, so honest work lowers the loss everywhere, and most on its own pages. There is no
+optimum: near one, honest updates on single pages would raise the loss on all others, and be marked LOW_SCORE.
 """
 
 import random
@@ -33,11 +33,11 @@ NUM_PAGES = 1 << 20
 SHAPES = {"matrix": (8, 16), "vector": (44,)}
 PAGE_SEQUENCES = 4
 OWN_SHARE = 1.0
-"""How strongly a page pulls its own way, as a share of the common one."""
+"""Strength of a page's own direction, as a share of the common one."""
 INNER_STEP = 0.01
-"""How far a peer gets in one round."""
+"""Distance that a peer moves in one round."""
 START_LOSS = 1.0
-"""That of theta_0, which is zero, on any page."""
+"""Loss of theta_0, which is zero, on any page."""
 _REMEMBERED = 16
 
 
@@ -54,7 +54,7 @@ PAGE_TOKENS = PAGE_SEQUENCES * MODEL.context
 
 @dataclass(frozen=True)
 class Costs:
-    """Modelled seconds of this machine's work; each draw lies within a tenth of it. `inner`: a round's inner steps."""
+    """Modelled seconds of this machine's work; each draw is within a tenth of it. `inner`: a round's inner steps."""
 
     inner: float
     compress: float = 4.0
@@ -64,7 +64,7 @@ class Costs:
 
 
 class Positions(Split):
-    """A split whose every token says where it stands: text is never looked at."""
+    """A split whose tokens are their own positions: no text is ever read."""
 
     def __init__(self, first: int, num_tokens: int) -> None:
         self._first, self._count = first, num_tokens
@@ -86,7 +86,7 @@ class NoText(Shards):
 
 
 class Problem:
-    """Which way every page pulls: the loss falls by as much as theta has moved that way, without end."""
+    """The direction in which every page pulls: the loss falls by theta's movement in that direction, without bound."""
 
     def __init__(self, seed: int, num_parameters: int) -> None:
         self.num_parameters = num_parameters
@@ -96,7 +96,7 @@ class Problem:
         self._sync_values: dict[tuple[Digest, Digest], bytes] = {}
 
     def pulls(self, sequences: Tensor) -> npt.NDArray[np.float32]:
-        """The way of each sequence's page, fp32 [num, parameters]."""
+        """Return the direction of each sequence's page, fp32 [num, parameters]."""
         pages = sequences[:, 0].numpy().astype(np.uint64) // np.uint64(PAGE_TOKENS)
         places, which = np.unique(pages, return_inverse=True)
         own: npt.NDArray[np.float32] = self._common + np.float32(OWN_SHARE) * self._unit(places[:, None])
@@ -107,7 +107,8 @@ class Problem:
         return found
 
     def sync_values(self, theta: Digest, block_hash: Digest, read: Callable[[], bytes]) -> bytes:
-        """What proofs of being in sync are made of, read once for all nodes: 4,096 draws cost a tenth of a round."""
+        """Return the values that in-sync proofs are made of, read once for all nodes: 4,096 draws cost a tenth of a
+        round."""
         at = theta, block_hash
         if at not in self._sync_values:
             while len(self._sync_values) >= _REMEMBERED:
@@ -116,7 +117,7 @@ class Problem:
         return self._sync_values[at]
 
     def _unit(self, page: npt.NDArray[np.uint64] | np.uint64) -> npt.NDArray[np.float32]:
-        """Numbers in [-1, 1) that follow from the seed, the page and the place (splitmix64)."""
+        """Return numbers in [-1, 1) that follow from the seed, the page and the position (splitmix64)."""
         mixed = (page * np.uint64(1 << 13) + self._place) * np.uint64(0x9E3779B97F4A7C15) ^ self._salt
         mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
@@ -127,7 +128,7 @@ class Problem:
 
 
 class Contrary(Problem):
-    """The same the wrong way round: what is learned from it raises the loss."""
+    """The same problem with the opposite sign: learning from it raises the loss."""
 
     def __init__(self, problem: Problem) -> None:
         vars(self).update(vars(problem))
@@ -137,7 +138,7 @@ class Contrary(Problem):
 
 
 class Machine(Trainer):
-    """Weights without a module: what a Replica needs of its trainer beside host memory."""
+    """A trainer without a module: the part that a Replica needs besides host memory."""
 
     def __init__(self, ranks: Ranks, *, spec: str) -> None:
         self.ranks = ranks
@@ -185,7 +186,8 @@ class Learner(Replica):
         stopped: Stopped = never,
         resume: bool = False,
     ) -> InnerReport:
-        """What is learned is the same wherever the weights are, so it is added at the end, for the steps done."""
+        """Model the inner steps. The update does not depend on the weights, so it is added at the end, for the steps
+        done."""
         spec = inner or self.spec.inner
         if not resume:
             self.reset()
@@ -228,7 +230,7 @@ class Learner(Replica):
         self._time.sleep(self._drawn(seconds))
 
     def _drawn(self, seconds: float) -> float:
-        """About as many."""
+        """Return a draw within a tenth of `seconds`."""
         return seconds * self._random.uniform(0.9, 1.1)
 
     def _weights(self) -> npt.NDArray[np.float32]:

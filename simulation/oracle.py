@@ -1,4 +1,4 @@
-"""What ought to be agreed, worked out by somebody who misses nothing: every block's state, a memory of all words, and
+"""The correct agreement, computed by an observer that misses nothing: every block's state, a memory of all words, and
 plain loops. Shares no code with gauntlet/agreement.py, so that a fault there is seen (docs/simulation.md)."""
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ SEAT_ROUNDS = 4
 
 @dataclass
 class Oracle:
-    """Watches a chain, block by block. `start`, `length`: of the rounds; `commit`, `words`: offsets of D and X in
+    """Observes a chain, block by block. `start`, `length`: of the rounds; `commit`, `words`: offsets of D and X in
     blocks; `places`: how many may contribute."""
 
     start: int
@@ -22,15 +22,15 @@ class Oracle:
     words: int
     places: int
     _seen: int = 0
-    """The last block that was looked at."""
+    """The last block that was read."""
     _words: dict[int, list[tuple[int, PeerId, Word]]] = field(default_factory=dict)
-    """By round, every word that ever stood in a final block: its block and its author."""
+    """By round, every word that was ever in a final block: its block and its author."""
     _wrote: dict[PeerId, list[tuple[int, int | None]]] = field(default_factory=dict)
-    """By hotkey: in which blocks it has written, and for which round a word; whoever writes anything else over its word
-    has given up its seat."""
+    """By hotkey: the blocks in which it has written, and the round of the word. A hotkey that overwrites its word with
+    anything else has given up its seat."""
 
     def look(self, world: World) -> None:
-        """Take note of every block that became final."""
+        """Record every block that became final."""
         for block in range(self._seen + 1, world.final + 1):
             for peer in world.state(block).peers:
                 if peer.slot is None or peer.slot.block != block:
@@ -45,7 +45,7 @@ class Oracle:
         self._seen = world.final
 
     def selected(self, world: World, round: int) -> frozenset[PeerId] | None:
-        """Who contributes to a round whose X is final; None where it is void."""
+        """Return the contributors of a round whose X is final; None where it is void."""
         opened = self.start + round * self.length + self.commit
         closed = self.start + round * self.length + self.words
         registered = world.state(opened, archive=True).peers
@@ -89,7 +89,7 @@ class Oracle:
         return None
 
     def _stakes(self, round: int, opened: int, world: World) -> dict[PeerId, Fraction]:
-        """What each validator's word counts."""
+        """Return the counted stake of each validator."""
         permitted = {peer.id: peer.stake for peer in world.state(opened, archive=True).peers if peer.validates}
         last = {
             peer: next((of for block, of in reversed(writes) if block <= opened), None)
@@ -111,7 +111,7 @@ class Oracle:
         return None
 
     def _first(self, uids: list[Uid], committed: dict[Uid, Peer]) -> list[Uid]:
-        """The first of these, in their order; an eighth of the places for those without incentive."""
+        """Return the first of these, in their order; an eighth of the places is for peers without incentive."""
         earning = [uid for uid in uids if committed[uid].incentive]
         new = [uid for uid in uids if uid not in earning]
         chosen: list[Uid] = []

@@ -22,12 +22,12 @@ from storage.s3 import PART_BYTES, Sink
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What a bucket's server does wrong. The default does nothing wrong.
+    """The faults of a bucket's server. By default there are none.
 
-    modified: LastModified that is claimed of every object. head_size: size that HEAD claims. down: every call fails.
-    denied: every call is refused. stalls: reads give nothing until the time is over. answers: content per reader, in
-    place of what is stored. broken_ranges: so many ranged reads fail. lies: other bytes of the same size than are
-    stored. slow: transfers take so many times as long.
+    - modified: LastModified that is claimed for every object. head_size: size that HEAD claims.
+    - down: every call fails. denied: every call is refused. stalls: reads return nothing until their time-out.
+    - answers: content per reader, in place of the stored object. lies: wrong bytes of the stored size.
+    - broken_ranges: number of ranged reads that fail. slow: factor on the time of transfers.
     """
 
     modified: float | None = None
@@ -42,13 +42,13 @@ class Faults:
 
 
 class Link(Protocol):
-    """A reader's line to the server: what a transfer of so many bytes takes, in seconds; 0 bytes for the way alone."""
+    """A reader's link to the server: the seconds of a transfer of `num_bytes`; 0 bytes for the latency alone."""
 
     def __call__(self, key: str, num_bytes: int, *, up: bool) -> float: ...
 
 
 def no_distance(key: str, num_bytes: int, *, up: bool) -> float:
-    """Everything is here already."""
+    """Return 0: transfers take no time."""
     return 0.0
 
 
@@ -72,8 +72,8 @@ class _Object:
 
 
 class Objects(dict[str, _Object]):
-    """A bucket's objects by key, whose keys are kept in order from one listing to the next: there are thousands of
-    both."""
+    """A bucket's objects by key; the sorted keys are kept from one listing to the next, since objects and listings
+    number thousands."""
 
     _ordered: list[str] | None = None
 
@@ -95,8 +95,8 @@ class Objects(dict[str, _Object]):
 
 
 class Store:
-    """A server: buckets of objects, and the faults of each. `now` stamps LastModified. `log` lists (bucket, verb, key)
-    in the order of arrival."""
+    """A server: buckets of objects, and the faults of each. `now` is the LastModified of new objects. `log` lists
+    (bucket, verb, key) in the order of arrival."""
 
     def __init__(self) -> None:
         self.buckets: dict[str, dict[str, _Object]] = {}
@@ -107,7 +107,7 @@ class Store:
         self.unfinished: dict[str, list[StoreParts]] = {}
         """Multipart uploads that were neither completed nor aborted, by bucket."""
         self.min_part_bytes = 5 << 20
-        """Of every part but the last."""
+        """Minimum size of every part but the last."""
         self.before: Callable[[Call], None] = lambda call: None
         """Called before every call is served: it may wait, or raise."""
 
@@ -120,18 +120,18 @@ class Store:
         time: Time = REAL,
         link: Link = no_distance,
     ) -> "StoreBucket":
-        """A credential for one bucket, which exists from then on."""
+        """Return a credential for one bucket, which is created if needed."""
         self.buckets.setdefault(name, Objects())
         return StoreBucket(self, name, read_only=read_only, reader=reader, time=time, link=link)
 
     def pointer(self, name: str) -> Pointer:
-        """The pointer that the bucket's owner would publish."""
+        """Return the pointer that the bucket's owner would publish."""
         return Pointer("https://store.example", name, f"{name}-read", "not-a-secret")
 
     def open(
         self, pointer: Pointer, *, reader: str = "somebody", time: Time = REAL, link: Link = no_distance
     ) -> "StoreBucket":
-        """What open_pointer does, here."""
+        """Open a pointer in this store, in place of open_pointer."""
         return self.bucket(pointer.bucket, read_only=True, reader=reader, time=time, link=link)
 
 
@@ -154,7 +154,7 @@ class StoreBucket:
         self._read_only = read_only
         self._reader = reader
         self.revoked = False
-        """From now on nothing is served to this credential: how a process that is dead looks to its server."""
+        """Set when the process is dead: its calls are refused from then on."""
 
     def put(self, key: str, data: bytes | Path, *, timeout_seconds: float) -> None:
         self._enter("put", key, timeout_seconds, writes=True)
@@ -258,7 +258,7 @@ class StoreBucket:
             raise AccessDenied(f"{verb}: the credential is unknown or may not do this (403)")
 
     def _travel(self, verb: str, key: str, num_bytes: int, timeout_seconds: float, *, up: bool = False) -> None:
-        """The time that it takes, and the server's end on the way."""
+        """Spend the transfer's time; fail if the server goes down meanwhile."""
         seconds = self._link(key, num_bytes, up=up) * self._faults.slow
         if seconds > 0:
             self._time.sleep(min(seconds, timeout_seconds))

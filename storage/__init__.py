@@ -1,6 +1,6 @@
-"""Bytes that move between nodes: the Bucket over S3, sealing, publish and gather, uploads that start before
-their object is whole, resumable downloads, the mirror.
+"""Object storage between nodes: the Bucket over S3, sealing, publishing and gathering, early multipart uploads,
+resumable downloads and the validator's mirror.
 
-Knows nothing of the chain, of tensors or of scores: it returns raw bytes and what servers claim, and lets a function
-given by the caller say which bytes are the right ones (docs/protocol.md sections 3, 4, 6, 8 and 10).
+Knows nothing of the chain, tensors or scores. It returns raw bytes and the server's unverified metadata; a function
+given by the caller decides which bytes are valid (docs/protocol.md sections 3, 4, 6, 8 and 10).
 """

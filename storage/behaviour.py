@@ -1,7 +1,7 @@
-"""What a store does with more than plain objects, found out by trying: parts out of order, versions, speed.
+"""Store capabilities beyond plain objects, measured by trial: parts out of order, versions, exclusive creation, speed.
 
-Every trial leaves nothing behind but what a process that is killed in it leaves, under one fixed key. May not know what
-the answers are good for. Raises StorageError where the store fails.
+A trial deletes its object; a process killed in a trial leaves one object under one fixed key. May not decide how the
+results are used. Raises StorageError where the store fails.
 """
 
 import secrets
@@ -17,13 +17,13 @@ from storage.realtime import REAL
 from storage.s3 import RangedBucket
 
 PART_BYTES = 5 << 20
-"""The least that a server takes as a part that is not the last."""
+"""The smallest part that a server accepts, except for the last one."""
 _LATER_SECONDS = 10.0
-"""For one byte as a second part, where the first has not come."""
+"""Time-out of a one-byte second part that is sent before the first part."""
 
 
 def takes_parts_in_any_order(bucket: Bucket, *, timeout_seconds: float) -> bool:
-    """Whether a later part is taken before an earlier one. False where the later one is held on to."""
+    """Whether the store accepts a later part before an earlier one. False where the server stalls on the later part."""
     with _trial(bucket, timeout_seconds) as key:
         first, second = secrets.token_bytes(PART_BYTES), secrets.token_bytes(1)
         upload = bucket.begin(key, timeout_seconds=timeout_seconds)
@@ -46,7 +46,7 @@ def takes_parts_in_any_order(bucket: Bucket, *, timeout_seconds: float) -> bool:
 
 
 def tells_versions_apart(owner: Bucket, reader: RangedBucket, *, timeout_seconds: float) -> bool:
-    """Whether a reader of an object that is replaced is told so, and never given bytes of another version."""
+    """Whether a reader gets ObjectReplaced after a replacement, and never bytes of another version."""
     with _trial(owner, timeout_seconds) as key:
         owner.put(key, b"one", timeout_seconds=timeout_seconds)
         facts = reader.head(key, timeout_seconds=timeout_seconds)
@@ -65,8 +65,11 @@ CREATIONS = 4
 
 
 def creates_once(bucket: Bucket, *, timeout_seconds: float) -> bool:
-    """Whether, of several that create one object at once, exactly one is told that it did, and its bytes stand; and
-    whoever comes later is refused. Tried several times: a store without the condition lets the last one win."""
+    """Whether exactly one of several concurrent `create` calls succeeds and its bytes are stored, and later calls are
+    refused.
+
+    Tried several times: in a store without the condition the last writer wins.
+    """
     for _ in range(CREATIONS):
         with _trial(bucket, timeout_seconds) as key:
             bucket.delete(key, timeout_seconds=timeout_seconds)
@@ -82,14 +85,14 @@ def creates_once(bucket: Bucket, *, timeout_seconds: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Bytes a second to the store and from it, one object at a time."""
+    """Bytes per second to the store and from it, one object at a time."""
 
     up: float
     down: float
 
 
 def speed(owner: Bucket, reader: Bucket, num_bytes: int, *, timeout_seconds: float, time: Time = REAL) -> Speed:
-    """Of one object of so many random bytes, there and back."""
+    """Measure one upload and one download of `num_bytes` random bytes."""
     with _trial(owner, timeout_seconds) as key:
         data = secrets.token_bytes(num_bytes)
         began = time.now()
@@ -102,7 +105,7 @@ def speed(owner: Bucket, reader: Bucket, num_bytes: int, *, timeout_seconds: flo
 
 @contextmanager
 def _trial(owner: Bucket, timeout_seconds: float) -> Iterator[str]:
-    """The key of an object that is deleted afterwards."""
+    """Yield the trial key; delete its object afterwards."""
     try:
         yield keys.trial()
     finally:

@@ -1,7 +1,7 @@
 """The boto3 client of one bucket: its settings (docs/decisions/0006-storage-settings.md), its requests through our
-transport, and when a request is repeated.
+transport, and the retry rule.
 
-The only module that imports boto3, and only when a bucket is opened. May not know what is asked for.
+The only module that imports boto3, and only when a bucket is opened. May not know which operation is requested.
 """
 
 import secrets
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 REGION = "auto"
 PUBLIC = "public"
-"""Stands for the bucket's name in the URLs that boto3 makes for a public bucket, and is taken out of them again."""
+"""Placeholder for the bucket's name in the URLs that boto3 builds for a public bucket; removed before sending."""
 
 _ATTEMPTS = 6
 _BACKOFF_SECONDS = 0.25
 _BACKOFF_MAX_SECONDS = 10.0
 _RETRIED_STATUS = frozenset({429, 500, 502, 503, 504})
 _ASKED_ABOUT_FIRST = "CompleteMultipartUpload"
-"""The one request that cannot simply be repeated: whoever sent it looks first whether it was carried out."""
+"""The one operation that is not retried blindly: the caller first checks whether it already took effect."""
 
 _session_lock = threading.Lock()
 _shared_session: "Session | None" = None
 
 
 def open_client(pointer: Pointer | PublicPointer, exchange: Transport) -> Any:
-    """A client for the pointer's endpoint and credential, if it has one, whose requests go through `exchange`. Raises
-    ConfigError."""
+    """Return a client for the pointer's endpoint and credential (if any) that sends its requests through `exchange`.
+    Raises ConfigError."""
     from botocore import UNSIGNED
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
@@ -78,7 +78,7 @@ def open_client(pointer: Pointer | PublicPointer, exchange: Transport) -> Any:
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether a request that ended so may succeed when it is repeated."""
+    """Whether a retry of a request that failed with this error may succeed."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         return response.get("ResponseMetadata", {}).get("HTTPStatusCode") in _RETRIED_STATUS
@@ -86,12 +86,13 @@ def may_pass(error: Exception) -> bool:
 
 
 def pause(attempt: int) -> None:
-    """Wait before the next attempt, not past the deadline. Raises DeadlinePassed."""
+    """Sleep before the next attempt, never past the deadline. Raises DeadlinePassed."""
     time.sleep(min(_delay(attempt), transport.remaining_seconds()))
 
 
 def _session() -> "Session":
-    """One session for all clients: it caches S3's service model. Making clients from it is not thread-safe."""
+    """Return the one session that all clients share: it caches S3's service model. Making clients from it is not
+    thread-safe."""
     global _shared_session
     if _shared_session is None:
         import boto3
@@ -101,8 +102,8 @@ def _session() -> "Session":
 
 
 def _sender(exchange: Transport, prefix: str) -> "Callable[..., AWSResponse]":
-    """The event handler that answers boto3's requests through our transport. `prefix` is left out of their paths, which
-    nothing signs where it is not empty."""
+    """Return the event handler that sends boto3's requests through our transport. It removes `prefix` from their paths;
+    a prefix is used only for unsigned requests."""
     from botocore.awsrequest import AWSResponse
 
     def send(request: "AWSPreparedRequest", **_: Any) -> "AWSResponse":
@@ -117,7 +118,7 @@ def _sender(exchange: Transport, prefix: str) -> "Callable[..., AWSResponse]":
 
 
 class _Held(BytesIO):
-    """A body that is already here, with the method by which botocore reads it."""
+    """A body already in memory, with the method that botocore reads it by."""
 
     def stream(self) -> Iterator[bytes]:
         yield self.read()
@@ -126,7 +127,7 @@ class _Held(BytesIO):
 def _retry_delay(
     attempts: int, operation: Any = None, response: Any = None, caught_exception: Any = None, **_: Any
 ) -> float | None:
-    """botocore's question whether to repeat a request: seconds to sleep first, or None. Never past the deadline."""
+    """Answer botocore's retry question: seconds to sleep first, or None for no retry. Never past the deadline."""
     if attempts >= _ATTEMPTS or operation.name == _ASKED_ABOUT_FIRST:
         return None
     if caught_exception is not None:
@@ -140,6 +141,6 @@ def _retry_delay(
 
 
 def _delay(attempt: int) -> float:
-    """Exponential back-off with jitter, in seconds."""
+    """Return the exponential back-off with jitter, in seconds."""
     ceiling = min(_BACKOFF_MAX_SECONDS, _BACKOFF_SECONDS * 2.0**attempt)
     return ceiling * (0.5 + secrets.randbelow(1 << 20) / (1 << 21))

@@ -1,9 +1,9 @@
-"""Many objects at once, from strangers' buckets: one for each peer, and every peer gets its turn.
+"""Concurrent fetching of one object per peer from strangers' buckets, scheduled so that every peer gets a turn.
 
-Half of all hotkeys may be there only to hold us up: servers that stall, that have nothing, that lead nowhere. So the
-peers are asked in turns, in the caller's order; one whose server held on to a request waits behind all others; and a
-thread that a server holds on to is left behind when the time is over (docs/protocol.md sections 4 and 10). May not
-know what the bytes mean, nor what follows for a peer.
+Half of all hotkeys may exist only to delay us: their servers stall, have no object or cannot be reached. So peers are
+asked in turns, in the caller's order, and a peer whose server stalled waits behind all others. A thread that a server
+blocks is abandoned when the time is over (docs/protocol.md sections 4 and 10). May not interpret the bytes or decide on
+a peer's fault.
 """
 
 from collections import Counter
@@ -19,19 +19,19 @@ from storage.realtime import REAL, seconds_until
 from storage.s3 import RangedBucket
 
 _LOOK_SECONDS = 0.5
-"""So often the caller is asked how much time is left: its answer may change with every block."""
+"""Interval at which `seconds_left` is called: its answer may change with every block."""
 _FIRST_SHARE = 0.25
-"""Of what everybody could have if all waited to the end: who stalls at first costs the others that much."""
+"""Fraction of a peer's fair share of the time that its first turn gets, so that stallers cost the others no more."""
 _LEAST_SHARE_SECONDS = 0.05
-"""No server answers sooner. Without it the shares of stallers shrink for ever before the end, and bring nothing."""
+"""Shortest share. No server answers sooner, and without a minimum the shares of stallers would shrink for ever."""
 _PAUSES = 40
-"""An object that was not there is asked for so often in a window .."""
+"""Retries per window for an object that was missing, .."""
 _PAUSE_SECONDS = 0.25, 5.0
-""".. within these bounds, and more seldom when there are so many that .."""
+""".. with a pause within these bounds (seconds), or longer to keep the total below .."""
 _QUESTIONS_PER_SECOND = 100
-""".. our processor would be busy with asking; .."""
+""".. this rate, which limits our CPU use, and below .."""
 _QUESTIONS_TO_ONE = 25
-""".. of one endpoint fewer: anybody may point to anybody's server."""
+""".. this rate per endpoint, because any peer may point to any server."""
 
 
 _NOT_ASKED = Fault("left_out", "its turn did not come in time")
@@ -40,36 +40,38 @@ _NO_ANSWER = Fault("unavailable", "no answer in time")
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """A peer that is still to be asked. `rank`: its place in the caller's order."""
+    """A peer that still has to be asked. `rank`: its place in the caller's order."""
 
     item: Wanted
     rank: int
     fault: Fault = _NOT_ASKED
     due: float = 0.0
-    """Not before then."""
+    """Earliest time of the next turn."""
     asked: int = 0
     stalls: int = 0
-    """Times that it used up its share and brought nothing."""
+    """Turns that used up their share and returned nothing."""
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Stallers last; then whoever was asked least; then the caller's order."""
+        """Sort key: fewest stalls first, then fewest requests, then the caller's order."""
         return self.stalls, self.asked, self.rank
 
 
 class Collection:
-    """Brings one object of every peer until all are there or the time is over. An answer counts that arrives before.
+    """Fetches one object per peer until all have arrived or the time is over. An answer counts if it arrives before the
+    end.
 
-    `wanted`: in the order in which they are to be asked first. `seconds_left`: what remains, asked twice a second; 0
-    ends the collection. `lasting`: what is not there (or not right) yet is asked for again, at a gentle interval;
-    otherwise only stallers have another turn. A pointer that may not be followed is never tried twice.
+    `wanted`: in the order of the first requests. `seconds_left`: the time that remains, called twice a second; 0 ends
+    the collection. `lasting`: objects that are missing or invalid are requested again at a gentle interval; otherwise
+    only stallers get another turn. A pointer that may not be followed is never tried twice.
 
-    At most `max_threads` at once. While there are as many as open peers, each has all the time that is left; otherwise
-    a share of it, four times as long at the third stall as at the first, and stallers hold half of the threads at most.
+    At most `max_threads` requests run at once. While the open peers do not outnumber the threads, each gets all the
+    time left. Otherwise each gets a share, and with `lasting` the share doubles with every stall. Stallers may then
+    occupy at most half of the threads.
 
-    `cache`: a folder where accepted objects are left and found again (storage/exchange.py, Shelf); an unfinished one
-    that grows has not stalled and keeps its place. `room`: bytes of new files that may come there. What does not fit,
-    from the end of the order, is LEFT OUT, and nothing is held in memory then.
+    `cache`: a folder where accepted objects are stored and found again (storage/exchange.py, Shelf). An unfinished
+    object that grows has not stalled and keeps its place. `room`: bytes of new files allowed there. Objects that do not
+    fit, from the end of the order, become LEFT OUT, and none is then held in memory.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class Collection:
         self._waiting = [_Turn(_remembering(item), rank) for rank, item in enumerate(wanted)]
         self._found: dict[PeerId, Data] = {}
         self._faults: dict[PeerId, Fault] = {}
-        """Final ones."""
+        """Final faults."""
         self._busy: set[_Turn] = set()
         self._num_started = 0
         self._num_running = 0
@@ -105,7 +107,8 @@ class Collection:
             self._leave_out(self._shelf, room)
 
     def run(self) -> Mapping[PeerId, Data | Fault]:
-        """Collect; bytes or a Fault for every peer. Called once. Raises what `accept` or `seconds_left` raised."""
+        """Collect and return bytes or a Fault for every peer. Call once. Raises any exception of `accept` or
+        `seconds_left`."""
         try:
             while (left := self._seconds_left()) > 0:
                 with self._changed:
@@ -122,12 +125,12 @@ class Collection:
         return outcome
 
     def found(self) -> dict[PeerId, Data]:
-        """What has come so far."""
+        """Return the objects fetched so far."""
         with self._changed:
             return dict(self._found)
 
     def start(self, ended: Callable[[], None] = lambda: None) -> "Collection":
-        """`run` in a thread of its own. `ended` is called there when no more will come."""
+        """Call `run` in its own thread. `ended` is called there when no more will come."""
 
         def beside() -> None:
             try:
@@ -141,7 +144,7 @@ class Collection:
         return self
 
     def outcome(self) -> Mapping[PeerId, Data | Fault]:
-        """What `run` returns or raises, once what `start` began has ended."""
+        """Wait for the thread of `start`; return or raise the result of `run`."""
         if self._task is not None:
             self._task.join()
         if self._failure is not None:
@@ -149,7 +152,7 @@ class Collection:
         return self._outcome
 
     def stop(self) -> None:
-        """No more is wanted. Returns at once: a request that is on its way (at most a part of 16 MiB) may still end."""
+        """Stop fetching; returns at once. A request in flight (at most a part of 16 MiB) may still end."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -176,7 +179,7 @@ class Collection:
         self._waiting = kept
 
     def _close(self) -> dict[PeerId, Data | Fault]:
-        """A thread that is left behind keeps nothing of this but the one request that it is at."""
+        """Close and return the outcome. An abandoned thread then holds no data except its one request."""
         with self._changed:
             self._closed = True
             outcome: dict[PeerId, Data | Fault] = {t.item.peer: t.fault for t in (*self._waiting, *self._busy)}
@@ -188,7 +191,7 @@ class Collection:
     # --- turns -------------------------------------------------------------------------------------------------
 
     def _begin_due(self, now: float) -> float:
-        """Start threads for whoever's turn it is; when the next turn is due."""
+        """Start threads for the turns that are due; return when the next turn is due."""
         for _ in range(min(len(self._ready(now)), self._num_threads - self._num_running)):
             self._num_started += 1
             self._num_running += 1
@@ -228,7 +231,7 @@ class Collection:
                 self._settle(turn, found, cut_short, grew)
 
     def _take(self) -> tuple[_Turn, float] | None:
-        """The next turn and the seconds that it may take. None ends the thread; `run` starts others."""
+        """Take the next turn and the seconds that it may use. None ends the thread; `run` starts others."""
         with self._changed:
             now = self._time.now()
             left = self._until - now
@@ -267,7 +270,7 @@ class Collection:
             self._changed.notify_all()
 
     def _pause(self, turn: _Turn) -> float:
-        """Seconds until what was not there is asked for again."""
+        """Return the seconds until a missing object is requested again."""
         shortest, longest = _PAUSE_SECONDS
         asked = Counter(source.endpoint for other in (*self._waiting, *self._busy) for source in other.item.sources)
         to_one = max((asked[source.endpoint] for source in turn.item.sources if source.endpoint), default=0)
@@ -277,12 +280,12 @@ class Collection:
 
 
 def _leads_nowhere(item: Wanted, fault: Fault) -> bool:
-    """Whether there is nobody to ask again."""
+    """Whether no source remains that could be asked again."""
     return not item.sources or (fault.kind == "refused" and len(item.sources) == 1)
 
 
 def _remembering(item: Wanted) -> Wanted:
-    """The same, with pointers that are looked at no more once they were refused."""
+    """Return the item with pointers that are not opened again after a refusal."""
 
     def once(open: Callable[[], RangedBucket]) -> Callable[[], RangedBucket]:
         refusals: list[ConfigError] = []
@@ -309,7 +312,7 @@ def gather(
     cache: Path | None = None,
     time: Time = REAL,
 ) -> Mapping[PeerId, Data | Fault]:
-    """Fetch what must be there by now; returns within `timeout_seconds` with bytes or a Fault for every peer."""
+    """Fetch objects that should exist by now; return bytes or a Fault for every peer within `timeout_seconds`."""
     until = time.now() + timeout_seconds
     return Collection(
         wanted, seconds_left=lambda: seconds_until(until, time), max_threads=max_threads, cache=cache, time=time
@@ -319,8 +322,10 @@ def gather(
 def first(
     wanted: Sequence[Wanted], *, timeout_seconds: float, max_threads: int, time: Time = REAL
 ) -> tuple[PeerId, Data] | None:
-    """The first accepted answer of all that are asked beside each other, and whose source gave it; None when nobody had
-    one within `timeout_seconds`."""
+    """Ask all sources concurrently; return the first accepted object and the peer whose source gave it.
+
+    None when no source gave one within `timeout_seconds`.
+    """
     until = time.now() + timeout_seconds
     found: list[tuple[PeerId, Data]] = []
 

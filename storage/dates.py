@@ -1,4 +1,4 @@
-"""What a server's clock says: any answer has a Date, also a refusal."""
+"""The time by a server's clock: every answer has a Date, even a refusal."""
 
 from email.utils import parsedate_to_datetime
 
@@ -7,8 +7,10 @@ from storage.transport import Transport
 
 
 def server_time(endpoint: str, *, timeout_seconds: float) -> float | None:
-    """Unix seconds of the clock of the server at `endpoint`, to the second; None when it does not say. Asked without a
-    signature, so that it answers whatever the clocks and keys are. Raises StorageError."""
+    """Return the server clock at `endpoint` in Unix seconds, to the second; None without a Date.
+
+    The request is unsigned, so the server answers regardless of clocks and keys. Raises StorageError.
+    """
     with asking("head", timeout_seconds):
         exchange = Transport(endpoint, public_only=False)
         date = exchange.send("HEAD", "/", {}, None, stream=False).headers.get("date")

@@ -1,8 +1,8 @@
-"""One object at a time: publish to our bucket, fetch from a stranger's, in bounded time.
+"""Transfer of one object in bounded time: publish to our bucket, fetch from a stranger's.
 
-What a peer's bucket does, it does to that peer alone: the outcome is a Fault. Which bytes are right is decided by
-`accept`, a digest or signature from the chain; never by a server's time, ETag or order of answers (docs/protocol.md
-sections 5, 8 and 10). May not know what the bytes mean. Many objects at once: storage/collect.py.
+A misbehaving bucket affects only its own peer: the outcome is a Fault. `accept`, a digest or signature from the chain,
+decides which bytes are valid, never a server's time, ETag or order of answers (docs/protocol.md sections 5, 8 and 10).
+May not interpret the bytes. Many objects at once: storage/collect.py.
 """
 
 from collections.abc import Callable
@@ -23,18 +23,18 @@ _PUBLISH_WAIT_SECONDS = 0.2
 _PUBLISH_WAIT_MAX_SECONDS = 10.0
 _SOURCES_PLANNED = 3
 RESUMED_BYTES = 1 << 20
-"""What is larger goes on where it was cut short: on a slow link it would else never be whole, with a part of the time
-for each source. For what is smaller a request is what counts."""
+"""Larger objects resume where they were cut short: on a slow link they would otherwise never complete, since each
+source has only part of the time. For smaller ones the number of requests matters more."""
 
 T = TypeVar("T")
 Data = bytes | memoryview
-"""Fetched bytes: in memory, or a read-only view of a file of the cache, which the view outlives."""
+"""Fetched bytes: in memory, or a read-only view of a file of the cache. The view outlives the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """A place that may have the object. `open` may raise ConfigError or StorageError: the pointer is a stranger's.
-    `endpoint`: its server's URL, where it has one. `kept_as`: what it is called on a shelf, where not by its key."""
+    `endpoint`: its server's URL, if it has one. `kept_as`: the object's name on a shelf, if that is not its key."""
 
     open: Callable[[], RangedBucket]
     key: str
@@ -44,11 +44,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why an object could not be had, as its first source (the owner's bucket) showed it. `detail` is our own words.
+    """The reason why an object could not be fetched, from its first source (the owner's bucket). `detail` is our own
+    text.
 
     missing: not there. wrong_size: another size than the run prescribes, not read. mismatch: right size, wrong bytes.
     refused: a pointer that may not be followed. unavailable: no answer in time, or a broken one. left_out: we had no
-    room or no time to ask for it, and nothing is known of the peer. size_bytes: of wrong_size, what the server claims.
+    room or no time to ask; this says nothing about the peer. size_bytes: for wrong_size, the size that the server
+    claims.
     """
 
     kind: Literal["missing", "wrong_size", "mismatch", "refused", "unavailable", "left_out"]
@@ -58,11 +60,13 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An object of known size: its sources in the order to try them, the owner's bucket first. `exact`: False for one
-    of at most that size. `part`: the first of its bytes and their number, where not all are wanted: those are held in
-    memory and are what `accept` sees. `opening`: what it has to begin with, where it goes to the disk; of one that
-    begins otherwise no more is read, and `accept` judges that beginning. `failed`: told the index of a source and why
-    it did not give the object."""
+    """An object of known size. `sources`: in the order to try them, the owner's bucket first.
+
+    `exact`: False where the size is only an upper bound. `part`: first byte and number of bytes, for a partial fetch;
+    the part is held in memory and passed to `accept`. `opening`: the required beginning of an object that goes to disk.
+    If it begins otherwise, the download stops and `accept` judges that beginning. `failed`: called with a source's
+    index and its fault.
+    """
 
     peer: PeerId
     sources: tuple[Source, ...]
@@ -75,7 +79,7 @@ class Wanted:
 
 
 def publish(bucket: Bucket, key: str, data: bytes | Path, *, timeout_seconds: float, time: Time = REAL) -> None:
-    """Store an object, trying again until the deadline. Raises AccessDenied at once, StorageError at the deadline."""
+    """Store an object; retry until the deadline. Raises AccessDenied at once, StorageError at the deadline."""
     until = time.now() + timeout_seconds
     persist(lambda left: bucket.put(key, data, timeout_seconds=left), until, final=(AccessDenied,), time=time)
 
@@ -88,10 +92,10 @@ def persist(
     tries: int | None = None,
     time: Time = REAL,
 ) -> T:
-    """`call(seconds left)`, again after every StorageError, with growing pauses, until `until` (`time.now()`) and at
-    most `tries` times.
+    """Call `call(seconds left)`; retry after every StorageError with growing pauses, until `until` (`time.now()`) and
+    at most `tries` times.
 
-    Raises what is `final` at once, any other StorageError when there is no time or try left.
+    Raises errors of `final` at once, any other StorageError when no time or try is left.
     """
     pause = _PUBLISH_WAIT_SECONDS
     tried = 0
@@ -111,8 +115,10 @@ def persist(
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """Where fetched objects are left as files and found again, unasked; those over 16 MiB are resumed there. The owner
-    empties it. `only`: what the disk does not take is given up; otherwise it is held in memory."""
+    """A folder where fetched objects are stored and found again without a request; those over 1 MiB resume there.
+
+    The caller empties it. `only`: an object that the disk rejects is given up; otherwise it is held in memory.
+    """
 
     folder: Path
     only: bool = False
@@ -124,23 +130,23 @@ class Shelf:
         return any(self.place(item, source).exists() for source in item.sources)
 
     def progress(self, item: Wanted) -> int:
-        """Bytes of unfinished downloads of this object."""
+        """Return the number of bytes of unfinished downloads of this object."""
         return sum(whole_parts(path) for path in {self.place(item, source) for source in item.sources})
 
 
 def cached(folder: Path, peer: PeerId, key: str) -> Path:
-    """Where the object of this peer that stands under this key, in whichever bucket, is left on a shelf."""
+    """Return the path on a shelf of this peer's object under this key, whatever the bucket."""
     return folder / sha256(peer + key.encode()).hexdigest()
 
 
 def fetch(
     item: Wanted, *, timeout_seconds: float, shelf: Shelf | None, stopped: Callable[[], bool], time: Time
 ) -> tuple[Data | Fault, bool]:
-    """Try the sources in order; each may use a third of the time that is left, the last two all of it. Equal parts
-    would leave the owner's bucket a sixtieth beside sixty mirrors, too little for any large object.
+    """Try the sources in order. Each may use a third of the time left, the last but one half, the last all.
 
-    Also tells whether one of them ran out of its part, so that more time might still bring the object. `stopped` is
-    asked before every object, and before every block of one that goes to the disk.
+    Equal parts would leave the owner's bucket a sixtieth of the time when sixty mirrors follow, too little for a large
+    object. Also returns whether a source used up its part, so that more time might still bring the object. `stopped` is
+    called before every object, and before every block of one that goes to disk.
     """
     until = time.now() + timeout_seconds
     faults: list[Fault] = []
@@ -159,7 +165,7 @@ def fetch(
 
 @dataclass(frozen=True, slots=True)
 class _Visit:
-    """One object, asked of one source."""
+    """One request for one object to one source."""
 
     item: Wanted
     source: Source
@@ -213,7 +219,8 @@ class _Visit:
         return data if self.item.accept(data) else _MISMATCH
 
     def _to_disk(self, bucket: RangedBucket, path: Path) -> Data | Fault:
-        # Parts from before, of a server that lied or torn by a power cut, are not its fault: then once more, anew.
+        # Parts from an earlier try may be wrong without this server's fault (another server lied, a power cut): then
+        # try once more from the start.
         resumed = is_begun(path)
         for _ in range(1 + resumed):
             try:
@@ -230,7 +237,7 @@ class _Visit:
             except Unwanted as fault:
                 return fault.head if self.item.accept(fault.head) else _MISMATCH
             except Busy:
-                # Left behind by an earlier collection, whose server holds on to it.
+                # An earlier collection's abandoned thread still has the file: its server stalls.
                 return self._to_memory(bucket)
             except ConfigError:
                 return self._refused_by_disk() or self._to_memory(bucket)

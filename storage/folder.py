@@ -7,7 +7,7 @@ from protocol.errors import ConfigError
 
 
 def new_folder(wanted: Path | None) -> Path:
-    """The run folder (default runs/<time>), made and empty. Raises ConfigError."""
+    """Create the run folder (default runs/<time>), which must be empty, and return it. Raises ConfigError."""
     folder = (wanted or Path("runs") / datetime.now().strftime("%Y-%m-%d-%H%M%S")).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)

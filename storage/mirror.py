@@ -1,7 +1,7 @@
-"""The validator's mirror: its own copies of sealed submissions and reveals, so that whoever was selected can be
-repaired (docs/protocol.md sections 6 and 8).
+"""The validator's mirror: its own copies of sealed submissions and reveals, from which nodes repair a selected peer's
+missing objects (docs/protocol.md sections 6 and 8).
 
-May not decide who is copied: what is copied was checked by the caller.
+May not decide whom to copy: the caller has checked every object.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Mirror:
     time: Time = REAL
 
     def has(self, round: int, peer: PeerId, size_bytes: int, *, timeout_seconds: float) -> bool:
-        """Whether there is a copy of this size: an upload is seen as a whole or not at all. Raises StorageError."""
+        """Whether a copy of this size exists: an upload becomes visible only as a whole. Raises StorageError."""
         facts = self.bucket.head(keys.mirror(self.run, round, peer), timeout_seconds=timeout_seconds)
         return facts is not None and facts.size_bytes == size_bytes
 
@@ -51,7 +51,8 @@ class Mirror:
         )
 
     def prune(self, before_round: int, *, timeout_seconds: float) -> int:
-        """Delete the copies of rounds before `before_round`, oldest first, at most 1000 of a kind; how many went.
+        """Delete the copies of rounds before `before_round`, oldest first, at most 1000 of each kind; return how many
+        were deleted.
 
         Raises StorageError.
         """

@@ -1,4 +1,4 @@
-"""An object on its way to S3 in parts, none of which is copied to be sent."""
+"""A multipart upload to S3 that sends its parts without copying them."""
 
 import os
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from storage.client import may_pass, pause
 from storage.refusals import asking, failures
 
 _TRIES = 5
-"""For a completion: about 5 s of an outage. Then the caller should have time left to do it another way."""
+"""Tries of a completion: about 5 s of an outage. The caller should then have time left for another way."""
 
 ReadAt = Callable[[int, int], bytes]
-"""At most so many bytes from this position on."""
+"""Returns at most that many bytes from this position on (position, number of bytes)."""
 
 
 class Section:
-    """Bytes first .. first + num_bytes - 1 of memory or of a file, as a body that botocore reads block by block, to
-    sign it and to send it, again if it has to."""
+    """Bytes first .. first + num_bytes - 1 of memory or a file, as a body that botocore reads block by block. It reads
+    the body once to sign and once to send it, and again for retries."""
 
     def __init__(self, read_at: ReadAt, first: int, num_bytes: int) -> None:
         self._read_at, self._first, self._num_bytes = read_at, first, num_bytes
@@ -48,39 +48,39 @@ class Section:
 
 
 class Look(Protocol):
-    """Facts of the object that the parts will be; None when it is not there."""
+    """Returns the facts of the object under the upload's key; None when it is missing."""
 
     def __call__(self, *, timeout_seconds: float) -> ObjectFacts | None: ...
 
 
 class Parts:
-    """A multipart upload that was begun on an S3 server (Multipart). `names`: of the bucket, the key and the upload, as
-    boto3 calls them. `before`: what stood under the key when the upload began."""
+    """A multipart upload already begun on an S3 server (Multipart). `names`: of the bucket, the key and the upload, as
+    boto3 calls them. `before`: the facts of the object under the key when the upload began."""
 
     def __init__(self, client: Any, names: dict[str, str], look: Look, before: ObjectFacts | None) -> None:
         self._client, self._names = client, names
         self._look, self._before = look, before
         self._stored: dict[int, tuple[str, int]] = {}
-        """By number what the server calls each part, which the completion has to name, and its size."""
+        """By part number: the server's ETag, which the completion has to name, and the size."""
 
     def put(self, number: int, data: bytes | memoryview, *, timeout_seconds: float) -> None:
         """See Multipart."""
         self.send(number, Section(in_memory(data), 0, len(data)), timeout_seconds=timeout_seconds)
 
     def send(self, number: int, section: Section, *, timeout_seconds: float) -> None:
-        """`put`, from where the bytes are."""
+        """Do the work of `put` for a Section."""
         with asking("upload", timeout_seconds):
             answer = self._client.upload_part(**self._names, PartNumber=number, Body=section)
             self._stored[number] = answer["ETag"], len(section)
 
     def complete(self, *, timeout_seconds: float) -> None:
-        """See Multipart. An answer may be lost; so before it is asked again, the object is looked for."""
+        """See Multipart. An answer may be lost, so the object is looked up before each retry."""
         parts = [{"PartNumber": number, "ETag": etag} for number, (etag, _) in sorted(self._stored.items())]
         with asking("upload", timeout_seconds):
             for attempt in count(1):
                 try:
                     answer = self._client.complete_multipart_upload(**self._names, MultipartUpload={"Parts": parts})
-                    # Servers send the status before the deed, and what became of it in the document.
+                    # Servers send the status before they do the work; the document holds the outcome.
                     _ = answer["ETag"]
                 except failures() as error:
                     if self._stands():
@@ -100,7 +100,7 @@ class Parts:
             return
 
     def _stands(self) -> bool:
-        """Whether another object than before stands under the key, of our size: only its owner writes to a bucket."""
+        """Whether the key now holds another object than before, of our size: only its owner writes to a bucket."""
         try:
             found = self._look(timeout_seconds=transport.remaining_seconds())
         except StorageError:
@@ -111,11 +111,11 @@ class Parts:
 
 
 def in_memory(data: bytes | memoryview) -> ReadAt:
-    """Blocks of what is in memory."""
+    """Return a reader of blocks of memory."""
     view = memoryview(data)
     return lambda at, num_bytes: bytes(view[at : at + num_bytes])
 
 
 def in_file(descriptor: int) -> ReadAt:
-    """Blocks of an open file, for several threads."""
+    """Return a reader of blocks of an open file, usable by several threads."""
     return lambda at, num_bytes: os.pread(descriptor, num_bytes, at)

@@ -1,4 +1,4 @@
-"""A part of a bucket as a bucket of its own: all keys that begin with one prefix."""
+"""A bucket made of all keys of another bucket that begin with one prefix."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from storage.s3 import RangedBucket, Sink
 
 
 class PrefixedBucket:
-    """What lies in `bucket` under `prefix` (RangedBucket)."""
+    """The objects of `bucket` under `prefix` (RangedBucket)."""
 
     def __init__(self, bucket: RangedBucket, prefix: str) -> None:
         self._bucket, self._prefix = bucket, prefix

@@ -1,7 +1,7 @@
-"""Whether the key that a node publishes reads its bucket and does nothing else: tried before anybody knows it, because
-what stands on chain once is there for ever (docs/decisions/0034-public-pointers.md).
+"""A trial of the key that a node publishes: it must be able to read the bucket and nothing else. Run before
+publication, because a key on chain stays there for ever (docs/decisions/0034-public-pointers.md).
 
-May not know where the keys come from, or what becomes of the verdict.
+May not know where the keys come from or how the verdict is used.
 """
 
 import secrets
@@ -16,7 +16,7 @@ from storage.realtime import REAL, seconds_until
 
 _BYTES = 32
 _REFUSED = (AccessDenied, ObjectMissing)
-"""To a change: a server that does not let anybody change anything may know no such place."""
+"""Answers that refuse a change: a server that allows no changes may answer 404."""
 
 
 class Why(Enum):
@@ -47,10 +47,10 @@ class Unfit:
 
 
 def try_published(owner: Bucket, reader: Bucket, *, timeout_seconds: float, time: Time = REAL) -> Unfit | None:
-    """Write an object as its owner, read it as `reader`, the published key, and see all that would change the bucket
-    refused to that one. None: it may be published.
+    """Write an object as the owner, read it as `reader` (the published key), and check that the reader cannot change
+    the bucket. None: the key may be published.
 
-    The object is deleted again; it has one fixed key, so one that a killed process left is replaced by the next try.
+    The object is deleted again. Its key is fixed, so the next trial replaces an object that a killed process left.
     Raises StorageError when a server does not answer in time: that proves nothing.
     """
     return _Trial(owner, reader, time.now() + timeout_seconds, time).verdict()
@@ -62,7 +62,7 @@ class _Trial:
         self.key, self.data = keys.trial(), secrets.token_bytes(_BYTES)
 
     def verdict(self) -> Unfit | None:
-        # A cache before a public bucket may keep that nothing was there, or an older object, and serve it below.
+        # Read first: a cache before a public bucket that keeps an old object, or its absence, then serves that below.
         with suppress(AccessDenied, ObjectMissing, ObjectTooLarge):
             self._get()
         try:
@@ -104,7 +104,7 @@ class _Trial:
     def _deletes(self) -> bool:
         with suppress(*_REFUSED):
             self.reader.delete(self.key, timeout_seconds=self._left)
-        # A server may say nothing against it and keep the object all the same.
+        # A server may accept the request and keep the object all the same.
         return self.owner.head(self.key, timeout_seconds=self._left) is None
 
     def _begins(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a bucket refuses that is only read."""
+"""The refusals of a bucket that can only be read."""
 
 from pathlib import Path
 from typing import Never
@@ -8,7 +8,7 @@ from protocol.ports import Multipart
 
 
 class ReadOnly:
-    """The writing half of the Bucket port, refused: nothing is sent to anybody."""
+    """The writing half of the Bucket port: every call raises AccessDenied and sends nothing."""
 
     def put(self, key: str, data: bytes | Path, *, timeout_seconds: float) -> None:
         refuse()

@@ -1,4 +1,4 @@
-"""The time that real nodes live in: this machine's clock and threads (protocol/ports.py, Time)."""
+"""The Time port of real nodes: this machine's clock and threads (protocol/ports.py, Time)."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from protocol.ports import Time
 
 
 class RealTime:
-    """Time, as the operating system has it."""
+    """Time from the operating system."""
 
     def now(self) -> float:
         return time.monotonic()
@@ -32,5 +32,5 @@ REAL = RealTime()
 
 
 def seconds_until(until: float, time: Time) -> float:
-    """Seconds left until `until` (`time.now()`), not below 0: the time-out for the next of several calls."""
+    """Return the seconds left until `until` (`time.now()`), at least 0: the time-out for the next of several calls."""
     return max(0.0, until - time.now())

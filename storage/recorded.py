@@ -1,7 +1,7 @@
-"""A bucket kept as files, for reading without its server: `record` copies what is there, `RecordedBucket` reads it.
+"""A bucket recorded as files, readable without its server: `record` copies its objects, `RecordedBucket` reads them.
 
-Keys are strangers' text: one that is not made of the protocol's letters (protocol/keys.py) is neither copied nor read,
-and the rest become names of files that lie flat in one folder.
+Keys are strangers' text. Only keys made of the protocol's letters (protocol/keys.py) are copied and read; they become
+file names in one flat folder.
 """
 
 import os
@@ -19,7 +19,7 @@ from storage.readonly import ReadOnly
 from storage.s3 import PART_BYTES, RangedBucket, Sink
 
 FREE_BYTES = 1 << 30
-"""Nothing is copied to a disk with less room left."""
+"""Free disk space below which no object is copied, in bytes."""
 _KEY = re.compile(r"[a-z0-9-]+(/[a-z0-9-]+)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _MAX_KEY_CHARACTERS = 200
@@ -28,9 +28,11 @@ _PARTIAL = ".partial"
 
 
 def record(bucket: RangedBucket, folder: Path, max_bytes: int, seconds_left: Callable[[], float]) -> None:
-    """Copy into `folder` what it lacks of the bucket's objects of at most `max_bytes`. What is there is never removed:
-    a run's early objects stay when their owners have deleted them. Each file is whole or absent; nothing is flushed to
-    the disk. Raises StorageError; what was copied until then stays."""
+    """Copy the bucket's objects of at most `max_bytes` that `folder` lacks or that may have changed.
+
+    Files are never removed: a run's early objects stay after their owners delete them. Each file is whole or absent;
+    nothing is flushed to disk. Raises StorageError; the copies made until then stay.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for key in bucket.list("", max_keys=_MAX_KEYS, timeout_seconds=seconds_left()):
         path = _path(folder, key)
@@ -48,15 +50,15 @@ def record(bucket: RangedBucket, folder: Path, max_bytes: int, seconds_left: Cal
 
 
 def open_recorded_bucket(folder: Path, name: str, server: RangedBucket | None = None) -> "RecordedBucket":
-    """The bucket of this name in a folder of such folders. Raises ConfigError for a name that is none."""
+    """Return the bucket of this name in a folder of recorded buckets. Raises ConfigError for an invalid name."""
     if not _BUCKET.fullmatch(name):
         raise ConfigError("a bucket name must be 3 to 63 of a-z, 0-9, '.' and '-'")
     return RecordedBucket(folder / name, server)
 
 
 class RecordedBucket(ReadOnly):
-    """RangedBucket over such a folder, to read only. `server`: the bucket itself while it can be asked, for what is not
-    recorded yet, or may have changed since."""
+    """RangedBucket over a recorded folder, read only. `server`: the bucket itself while it is reachable, for objects
+    that are not recorded yet or may have changed since."""
 
     def __init__(self, folder: Path, server: RangedBucket | None = None) -> None:
         self._folder = folder
@@ -104,7 +106,7 @@ class RecordedBucket(ReadOnly):
         return tuple(sorted(key for key in found if key.startswith(prefix))[:max_keys])
 
     def _asked(self, key: str) -> RangedBucket | None:
-        """The server, where it has to be asked."""
+        """Return the server if it has to be asked for this key, else None."""
         path = _path(self._folder, key)
         return None if path is not None and is_final(key) and path.exists() else self._server
 
@@ -122,7 +124,7 @@ class RecordedBucket(ReadOnly):
 
 
 def _path(folder: Path, key: str) -> Path | None:
-    """Where an object lies; None for a key that is not one of ours."""
+    """Return an object's path; None for a key that is not one of ours."""
     if len(key) > _MAX_KEY_CHARACTERS or not _KEY.fullmatch(key):
         return None
     return folder / key.replace("/", ",")

@@ -1,7 +1,6 @@
-"""What it means when a server refuses or fails us: one of our errors, whose words are our own.
+"""Translation of a server's refusals and failures into our errors, in our own words.
 
-An error says what we asked and which status came back; it never carries text of the server or a secret. May not ask
-anything itself.
+An error names the request and the status; it never carries text of the server or a secret. May not send requests.
 """
 
 import time
@@ -23,7 +22,7 @@ from storage import transport
 from storage.transport import DeadlinePassed, TransportError
 
 CLOCK_SECONDS = 300.0
-"""Servers refuse a signature that is 15 minutes off theirs, some one that is 5."""
+"""Clock difference above which we blame the clock: servers refuse a signature that is 15 minutes off, some at 5."""
 
 _DENIALS = {
     UNKNOWN_KEY: "the server knows no such access key",
@@ -35,10 +34,10 @@ NO_BUCKET = "there is no such bucket; check its name and the endpoint"
 
 @contextmanager
 def asking(verb: str, timeout_seconds: float) -> Iterator[None]:
-    """Run boto3 calls within `timeout_seconds` and turn whatever comes out into our errors.
+    """Run boto3 calls within `timeout_seconds` and translate their errors into ours.
 
-    The original may quote the server, so it is not chained. An OSError is ours (a file to read or write): those of
-    sockets are TransportErrors by now.
+    The original may quote the server, so it is not chained. An OSError is ours (a file to read or write): socket errors
+    are TransportErrors by now.
     """
     try:
         with transport.deadline(timeout_seconds):
@@ -49,7 +48,8 @@ def asking(verb: str, timeout_seconds: float) -> Iterator[None]:
 
 @cache
 def failures() -> tuple[type[Exception], ...]:
-    """What boto3 raises when a server fails it. The built-in ones are from its parsers, which expect honest answers."""
+    """Return the exceptions that boto3 raises for a server's failure. Its parsers expect honest answers and raise the
+    built-in ones."""
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
@@ -58,14 +58,14 @@ def failures() -> tuple[type[Exception], ...]:
 
 
 def _translated(verb: str, error: Exception) -> StorageError:
-    """Our error for one of boto3's. Only the status and codes that we know by name are taken from the answer."""
+    """Return our error for one of boto3's. Only the status and codes that we know by name are taken from the answer."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         facts = response.get("ResponseMetadata", {})
         status = facts.get("HTTPStatusCode", 0)
         code = response.get("Error", {}).get("Code")
         code = code if isinstance(code, str) else None
-        if status in (401, 403, 405):  # 405: a server of files, which takes no changes from anybody
+        if status in (401, 403, 405):  # 405: from a file server that allows no changes
             why = _why_denied(status, code, facts.get("HTTPHeaders", {}).get("date"))
             return AccessDenied(f"{verb}: {why}", code if code in _DENIALS else None)
         if status == 404:
@@ -85,7 +85,7 @@ def _translated(verb: str, error: Exception) -> StorageError:
 
 
 def _why_denied(status: int, code: str | None, date: str | None) -> str:
-    """The answer to HEAD has no body, so the clock is looked at even where the server does not name it."""
+    """Return the reason for a refusal. The answer to HEAD has no body, so the clock is always compared."""
     off = 0.0 if date is None else abs(time.time() - parsedate_to_datetime(date).timestamp())
     if off > CLOCK_SECONDS:
         return f"this machine's clock is {off / 60:.0f} minutes off the server's, which refuses us for it; set it (NTP)"

@@ -1,7 +1,7 @@
 """The Bucket port over S3 (boto3): Cloudflare R2, AWS, SeaweedFS, MinIO, Swift, Ceph.
 
-What a bucket is asked for; storage/client.py signs and parses, storage/transport.py exchanges, because the server may
-be a stranger's, and storage/refusals.py says what a failure means.
+This module issues the bucket's requests. storage/client.py signs and parses, storage/transport.py exchanges (the server
+may be a stranger's), and storage/refusals.py translates failures.
 """
 
 import os
@@ -34,50 +34,53 @@ from storage.refusals import NO_BUCKET, asking
 from storage.transport import Transport
 
 PART_BYTES = 16 << 20
-"""Unit of multipart uploads, and of what a download has to bring to count as moving."""
+"""Size of a part of an upload. A download has to bring as much to count as moving."""
 CREATE_BYTES = 1 << 20
-"""Of an object that is created once: one request."""
+"""Largest object of `create`: one request."""
 UPLOAD_THREADS = 3
-"""Parts of one object that travel at once: more only share the uplink."""
+"""Concurrent parts of one object: more would only share the uplink."""
 
 _BREAKS = 10
-"""Times that a body may break on end without having brought anything."""
+"""Consecutive breaks of a body without a byte received before giving up."""
 _VERSIONS = 3
-"""Times that an object may be replaced while it is read."""
+"""Times that an object may be replaced during a read before giving up."""
 _READ_BYTES = 256 << 10
 _ABORT_SECONDS = 5.0
 _PAGE_KEYS = 1000
 _PAGES_OF_UPLOADS = 10
 
 _KEPT, _NOT_KEPT = "public, max-age=31536000, immutable", "no-store"
-"""What a cache before a public bucket may do with an object (Cache-Control)."""
+"""Cache-Control of an object, for a cache in front of a public bucket."""
 
 _BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _RESERVED_ENDINGS = ("--x-s3", "--ol-s3", "-s3alias", ".mrap", "--table-s3")
-"""Names with which boto3 talks to other AWS services than the endpoint's bucket."""
+"""Names that boto3 routes to other AWS services than the endpoint's bucket."""
 
 Sink = Callable[[bytes], object]
 """Takes the next block."""
 
 
 class RangedBucket(Bucket, Protocol):
-    """A Bucket that also reads parts of one version of an object: what resuming and sampling need."""
+    """A Bucket that also reads ranges of one version of an object, for resuming and sampling."""
 
     def get_range(self, key: str, *, first: int, num_bytes: int, etag: str, timeout_seconds: float) -> bytes:
-        """Bytes first .. first + num_bytes - 1 of the version with this ETag.
+        """Return bytes first .. first + num_bytes - 1 of the version with this ETag.
 
-        Raises ObjectReplaced when the object is another version by now, and what `get` raises.
+        Raises ObjectReplaced when the object is another version by now, and the errors of `get`.
         """
         ...
 
     def stream(self, key: str, sink: Sink, *, first: int, num_bytes: int, etag: str, timeout_seconds: float) -> None:
-        """`get_range` in blocks that `sink` takes in order, in little memory. What came before an error has been taken;
-        what `sink` raises ends it and goes through, if it is a StorageError or an OSError."""
+        """Pass the same bytes as `get_range` to `sink` in order, block by block, in little memory.
+
+        Blocks before an error have already been passed on. A StorageError or OSError of `sink` ends the stream and is
+        raised.
+        """
         ...
 
 
 def open_bucket(endpoint: str, bucket: str, access_key: str, secret_key: str, *, local: bool) -> "S3Bucket":
-    """A bucket that the operator configured, with its own credential; its address may be private.
+    """Open a bucket that the operator configured, with its own credential; its address may be private.
 
     Raises ConfigError for an endpoint that is not plain https (http only with `local`) or an unusable bucket name.
     """
@@ -85,22 +88,23 @@ def open_bucket(endpoint: str, bucket: str, access_key: str, secret_key: str, *,
 
 
 def open_pointer(pointer: Pointer | PublicPointer, *, local: bool) -> "S3Bucket":
-    """A bucket that a stranger points to. Unless the run is `local`: https only, and public addresses only, checked
+    """Open a bucket that a stranger points to. Unless the run is `local`: https and public addresses only, checked
     again at every connection.
 
-    Raises ConfigError for a pointer that may not be followed. A host name that does not resolve is no error here;
-    the first call raises StorageError.
+    Raises ConfigError for a pointer that may not be followed. A host name that does not resolve is no error here; the
+    first call raises StorageError.
     """
     if not local:
-        # Before the client: making one costs tens of milliseconds under a lock, and a stranger may point anywhere.
+        # Check before making the client: that takes tens of milliseconds under a lock, and a stranger may point
+        # anywhere.
         _require_public(*_plain_endpoint(pointer.endpoint, local=False))
     return S3Bucket(pointer, local=local, public_only=not local)
 
 
 def open_published(pointer: Pointer | PublicPointer, *, local: bool) -> "S3Bucket":
-    """Our own bucket as our pointer leads to it; unlike a stranger's, its address may be private as seen from here.
+    """Open our own bucket by our published pointer. Unlike a stranger's, its address may be private as seen from here.
 
-    Raises ConfigError for a pointer that nobody could follow.
+    Raises ConfigError for a pointer that no node could follow.
     """
     return S3Bucket(pointer, local=local, public_only=False)
 
@@ -121,7 +125,8 @@ class S3Bucket:
         self._transport = Transport(pointer.endpoint, public_only=public_only)
         self._client = open_client(pointer, self._transport)
         self._exists = isinstance(pointer, PublicPointer)
-        """The bucket has been seen, or is nothing that could be asked for: what is missing in it is an object."""
+        """True once the bucket has been seen, or if it is public and cannot be checked: a 404 then means a missing
+        object."""
 
     def __repr__(self) -> str:
         return f"S3Bucket({self._endpoint!r}, {self._bucket!r})"
@@ -129,7 +134,7 @@ class S3Bucket:
     # --- the port ----------------------------------------------------------------------------------------------
 
     def put(self, key: str, data: bytes | Path, *, timeout_seconds: float) -> None:
-        """See Bucket. More than 16 MiB goes up in parts, which the last request makes visible at once."""
+        """See Bucket. Data of more than 16 MiB is sent in parts; the last request makes the object visible."""
         if isinstance(data, Path):
             with data.open("rb") as file:
                 self._put(key, in_file(file.fileno()), os.fstat(file.fileno()).st_size, timeout_seconds)
@@ -137,7 +142,7 @@ class S3Bucket:
             self._put(key, in_memory(data), len(data), timeout_seconds)
 
     def create(self, key: str, data: bytes, *, timeout_seconds: float) -> bool:
-        """See Bucket. One PutObject: with parts, servers that know the condition let several writers win."""
+        """See Bucket. One PutObject: with parts, servers that support the condition let several writers win."""
         if len(data) > CREATE_BYTES:
             raise ValueError(f"create: {len(data)} bytes, at most {CREATE_BYTES}")
         with transport.deadline(timeout_seconds):
@@ -150,7 +155,7 @@ class S3Bucket:
             except AccessDenied:
                 raise
             except StorageError as failed:
-                fault = failed  # refused, or the answer was lost: what stands there tells
+                fault = failed  # refused, or the answer was lost: the stored object decides
             try:
                 return self.get(key, max_bytes=CREATE_BYTES, timeout_seconds=timeout_seconds) == data
             except ObjectTooLarge:
@@ -159,7 +164,7 @@ class S3Bucket:
                 raise fault from None
 
     def get(self, key: str, *, max_bytes: int, timeout_seconds: float, exact: bool = False) -> bytes:
-        """See Bucket. A broken body goes on where it broke, under the same ETag."""
+        """See Bucket. A broken body is resumed at the break, under the same ETag."""
         with transport.deadline(timeout_seconds):
             for _ in range(_VERSIONS):
                 try:
@@ -176,19 +181,19 @@ class S3Bucket:
         return buffer.getvalue()
 
     def stream(self, key: str, sink: Sink, *, first: int, num_bytes: int, etag: str, timeout_seconds: float) -> None:
-        """See RangedBucket. One body, which goes on where it breaks."""
+        """See RangedBucket. A broken body is resumed."""
         with asking("get", timeout_seconds):
             self._stream(key, sink, first, first + num_bytes, etag)
 
     def head(self, key: str, *, timeout_seconds: float) -> ObjectFacts | None:
-        """See Bucket. HEAD's 404 does not say what is missing."""
+        """See Bucket. HEAD's 404 does not say whether the object or the bucket is missing, so that is checked."""
         facts = self._look(key, timeout_seconds=timeout_seconds)
         if facts is None:
             self._require_bucket(timeout_seconds)
         return facts
 
     def list(self, prefix: str, *, max_keys: int, timeout_seconds: float) -> tuple[str, ...]:
-        """See Bucket. Keys that do not begin with `prefix` are not passed on, whatever the server sends."""
+        """See Bucket. Keys that do not begin with `prefix` are dropped, whatever the server sends."""
         keys: set[str] = set()
         options: dict[str, Any] = {}
         with asking("list", timeout_seconds):
@@ -198,7 +203,7 @@ class S3Bucket:
                 )
                 before = len(keys)
                 keys.update(item["Key"] for item in page.get("Contents", ()) if item["Key"].startswith(prefix))
-                # A page that brings nothing new ends the listing: a server could send such pages for ever.
+                # A page without new keys ends the listing: a server could send such pages for ever.
                 if not page["IsTruncated"] or len(keys) == before:
                     break
                 options = {"ContinuationToken": page["NextContinuationToken"]}
@@ -221,7 +226,7 @@ class S3Bucket:
         aborted = 0
         with asking("abort", timeout_seconds):
             for _ in range(_PAGES_OF_UPLOADS):
-                # What was aborted is no longer listed, so every page is the first one.
+                # Aborted uploads are no longer listed, so always ask for the first page.
                 page = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=prefix)
                 found = [item for item in page.get("Uploads", ()) if item["Key"].startswith(prefix)]
                 for item in found:
@@ -232,7 +237,7 @@ class S3Bucket:
         return aborted
 
     def _abort(self, key: str, upload: str) -> None:
-        """One that is gone was aborted by a request whose answer was lost."""
+        """Abort an upload. A missing one was aborted by a request whose answer was lost."""
         with suppress(ObjectMissing), asking("abort", transport.remaining_seconds()):
             self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
 
@@ -294,7 +299,7 @@ class S3Bucket:
         return ObjectFacts(answer["ContentLength"], answer.get("ETag", ""), modified.timestamp() if modified else 0.0)
 
     def _require_bucket(self, timeout_seconds: float) -> None:
-        """Raise BucketMissing when the server says so. Asked until the bucket has been seen once."""
+        """Raise BucketMissing when the server says so. Asks until the bucket has been seen once."""
         if self._exists:
             return
         try:
@@ -307,7 +312,7 @@ class S3Bucket:
         self._exists = True
 
     def _whole(self, key: str, max_bytes: int, exact: bool) -> bytes:
-        """One version of the object, its size checked before its body is touched."""
+        """Read one version of the object; its size is checked before its body is read."""
         answer = self._client.get_object(Bucket=self._bucket, Key=key)
         body = answer["Body"]
         with _closing(body):
@@ -339,7 +344,7 @@ class S3Bucket:
             )
             body = answer["Body"]
             with _closing(body):
-                # Some servers know no If-Match, and some know it and serve what they have.
+                # Some servers ignore If-Match, and some support it and still serve another version.
                 if answer.get("ETag") != etag:
                     raise ObjectReplaced("get: the object is another version by now, or the server does not say which")
                 served = answer.get("ContentRange", "").partition("/")[0]
@@ -352,7 +357,7 @@ class S3Bucket:
 
 @contextmanager
 def _closing(body: Any) -> Iterator[None]:
-    """Hand a wholly read connection back to the pool, close any other."""
+    """Close the body: a wholly read connection returns to the pool, any other is closed."""
     try:
         yield
     finally:
@@ -360,7 +365,7 @@ def _closing(body: Any) -> Iterator[None]:
 
 
 def _copy(body: Any, sink: Sink, num_bytes: int) -> int:
-    """Pass at most `num_bytes` of the body on; how many it were: fewer when it breaks or ends early."""
+    """Pass at most `num_bytes` of the body on; return how many: fewer when it breaks or ends early."""
     from botocore.exceptions import BotoCoreError
     from urllib3.exceptions import HTTPError
 
@@ -383,7 +388,7 @@ def _kept(key: str) -> dict[str, str]:
 
 
 def _require_public(host: str, port: int) -> None:
-    """Refuse (ConfigError) a host that resolves to an address that is not public."""
+    """Raise ConfigError for a host that resolves to an address that is not public."""
     try:
         addresses = transport.resolve(host, port)
     except (OSError, UnicodeError):
@@ -393,7 +398,7 @@ def _require_public(host: str, port: int) -> None:
 
 
 def _plain_endpoint(endpoint: str, *, local: bool) -> tuple[str, int]:
-    """Host and port of an endpoint that is nothing but scheme, host and port."""
+    """Return host and port of an endpoint that consists of scheme, host and port only. Raises ConfigError."""
     try:
         parts = urlsplit(endpoint)
         host, port = parts.hostname, parts.port

@@ -1,8 +1,8 @@
-"""Sealing: a payload is encrypted until everybody has committed (docs/protocol.md sections 3 and 4).
+"""Sealing: a payload stays encrypted until all miners have committed (docs/protocol.md sections 3 and 4).
 
-AES-256-CTR under HMAC-SHA256(key, run id | round | PeerId) with a nonce of zeros: the cipher key is used once, and a
-ciphertext or key that is moved to another run, round or hotkey decrypts to nothing. CTR does not authenticate; the
-signed envelope's Merkle root does. May not parse the plaintext, which is sparseloco/wire.py's.
+AES-256-CTR under HMAC-SHA256(key, run id | round | PeerId) with a nonce of zeros. The cipher key is used once; a
+ciphertext or key moved to another run, round or hotkey decrypts to garbage. CTR does not authenticate; the signed
+envelope's Merkle root does. May not parse the plaintext (sparseloco/wire.py does).
 """
 
 import hmac
@@ -26,13 +26,13 @@ from protocol.types import Digest, PeerId, Reason
 _BLOCK_BYTES = 16
 _PIECE_BYTES = 1 << 20
 _SPARE_BYTES = _BLOCK_BYTES - 1
-"""A block less one, which the cipher asks for behind what it makes."""
+"""One byte less than a block: spare room that the cipher requires behind its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """What a miner saves before it publishes anything: `envelope` (204 bytes) and `ciphertext` travel as one object,
-    `key` stays here until block D is final."""
+    """The data that a miner saves before it publishes anything. `envelope` (204 bytes) and `ciphertext` travel as one
+    object; `key` stays here until block D is final."""
 
     envelope: bytes
     ciphertext: bytes = field(repr=False)
@@ -40,21 +40,21 @@ class Sealed:
 
     @property
     def object(self) -> bytes:
-        """The bytes under keys.payload: envelope, then ciphertext."""
+        """The sealed object: envelope, then ciphertext."""
         return self.envelope + self.ciphertext
 
     @property
     def digest(self) -> Digest:
-        """What is committed on chain: sha256 of the envelope."""
+        """The digest committed on chain: sha256 of the envelope."""
         return Digest(sha256(self.envelope).digest())
 
 
 class Sealing:
-    """A payload that is encrypted and hashed section by section, by any threads in any order, so that what is done can
-    travel before the rest is there (storage/upload.py).
+    """A payload that is encrypted and hashed section by section, by any threads in any order, so that finished sections
+    can be uploaded early (storage/upload.py).
 
-    `object` is the sealed object in the making; its first `num_final` bytes are final, but for the envelope, which
-    comes last. `key` opens it.
+    `object` is the sealed object under construction. Its first `num_final` bytes are final, except for the envelope,
+    which comes last. `key` opens it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Sealing:
         round: int,
         signer: Signer,
     ) -> None:
-        """key: 32 secret bytes never used before; None draws them."""
+        """`key`: 32 secret bytes never used before; None draws them."""
         self.key = secrets.token_bytes(KEY_BYTES) if key is None else key
         if len(self.key) != KEY_BYTES:
             raise ValueError(f"a sealing key has {KEY_BYTES} bytes, not {len(self.key)}")
@@ -82,7 +82,8 @@ class Sealing:
         return range(len(self._leaves))
 
     def add(self, section: int) -> int:
-        """Encrypt and hash this section. Returns `num_final`: the sections that are done without a gap before them."""
+        """Encrypt and hash this section. Returns `num_final`, which counts the finished sections up to the first
+        gap."""
         first = section * SECTION_BYTES
         plaintext = self._plaintext[first : first + SECTION_BYTES]
         into = memoryview(self.object)[ENVELOPE_BYTES + first :][: len(plaintext)]
@@ -95,7 +96,7 @@ class Sealing:
             return self.num_final
 
     def finish(self) -> None:
-        """All sections were added: sign the envelope and put it in front."""
+        """Sign the envelope and put it in front, after all sections were added."""
         leaves = [one for one in self._leaves if one is not None]
         if len(leaves) != len(self._leaves):
             raise ValueError(f"{len(self._leaves) - len(leaves)} sections of the payload were never added")
@@ -115,9 +116,10 @@ def seal(plaintext: bytes, *, key: bytes | None = None, run: Digest, round: int,
 
 
 def unseal(envelope: Envelope, key: bytes, ciphertext: bytes | memoryview) -> memoryview:
-    """The plaintext that belongs to an envelope whose signature and root were checked, read-only, in memory of its own.
+    """Decrypt the ciphertext of an envelope whose signature and root were checked. Returns a read-only view of new
+    memory.
 
-    Raises InvalidSubmission(BAD_KEY) when `key` is not the one that the envelope was made with.
+    Raises InvalidSubmission(BAD_KEY) when `key` is not the envelope's key.
     """
     if len(key) != KEY_BYTES or not hmac.compare_digest(sha256(key).digest(), envelope.key_hash):
         raise InvalidSubmission(Reason.BAD_KEY, "the revealed key does not hash to the envelope's key_hash")
@@ -127,16 +129,18 @@ def unseal(envelope: Envelope, key: bytes, ciphertext: bytes | memoryview) -> me
 
 
 def open_sealed(data: bytes | memoryview) -> tuple[Envelope, memoryview]:
-    """Envelope and ciphertext of a sealed object; the ciphertext is a view of `data`.
+    """Return envelope and ciphertext of a sealed object; the ciphertext is a view of `data`.
 
-    Raises InvalidMessage when there is no envelope in front. The signature is the caller's to verify.
+    Raises InvalidMessage when the object does not begin with an envelope. The caller verifies the signature.
     """
     return parse_envelope(data[:ENVELOPE_BYTES]), memoryview(data)[ENVELOPE_BYTES:]
 
 
 def matches(committed: Digest) -> Callable[[bytes | memoryview], bool]:
-    """The test for gather: are these the bytes whose envelope digest was committed on chain? Committed bytes that are
-    no envelope pass: what they are is judged by the checks, alike on every node."""
+    """Return the test for `gather`: whether the bytes have the envelope digest that was committed on chain.
+
+    Committed bytes that are no envelope pass: the checks judge them, alike on every node.
+    """
 
     def accept(data: bytes | memoryview) -> bool:
         if sha256(data[:ENVELOPE_BYTES]).digest() != committed:
@@ -151,8 +155,11 @@ def matches(committed: Digest) -> Callable[[bytes | memoryview], bool]:
 
 
 def signed_by(peer: PeerId, run: Digest, round: int, verify: Verify) -> Callable[[bytes | memoryview], bool]:
-    """The test for what is fetched before anybody is held to it: is this whole, and has the peer signed it for the
-    round? Whether it is what the peer commits to, `matches` says later."""
+    """Return the test for an object that is fetched before the peer commits to it: whether it is whole and signed by
+    the peer for this round.
+
+    `matches` checks later whether it is the committed object.
+    """
 
     def accept(data: bytes | memoryview) -> bool:
         try:
@@ -170,16 +177,19 @@ def signed_by(peer: PeerId, run: Digest, round: int, verify: Verify) -> Callable
 
 
 def _stream(key: bytes, run: Digest, round: int, peer: PeerId, first: int = 0) -> CipherContext:
-    """What turns plaintext into ciphertext and back, in order, from byte `first` on: a multiple of the cipher's block
-    of 16 bytes."""
+    """Return the cipher stream that encrypts and decrypts, in order, from byte `first` on: a multiple of the cipher's
+    block of 16 bytes."""
     cipher_key = hmac.digest(key, run + round.to_bytes(4, "little") + peer, "sha256")
     counter = (first // _BLOCK_BYTES).to_bytes(_BLOCK_BYTES, "big")
     return Cipher(AES(cipher_key), CTR(counter)).encryptor()
 
 
 def _through(stream: CipherContext, data: bytes | memoryview, into: memoryview) -> None:
-    """`data` through the cipher, into as many bytes, in pieces that stay in the processor's cache. Neither the cipher
-    nor the copy holds the interpreter's lock: several threads share the work (benchmarks/bench_seal.py)."""
+    """Pass `data` through the cipher into as many bytes, in pieces that stay in the processor's cache.
+
+    Neither the cipher nor the copy holds the interpreter's lock: several threads share the work
+    (benchmarks/bench_seal.py).
+    """
     data, target = memoryview(data), np.frombuffer(into, dtype=np.uint8)
     piece = np.empty(_PIECE_BYTES + _SPARE_BYTES, dtype=np.uint8)
     for first in range(0, len(data), _PIECE_BYTES):

@@ -1,14 +1,14 @@
-"""One HTTP exchange with a server that may be hostile: guarded addresses, one deadline, bounded memory.
+"""One HTTP exchange with a server that may be hostile: checked addresses, one deadline, bounded memory.
 
-botocore hands every signed request to `Transport.send` instead of its own HTTP session (storage/s3.py). What the
-default session lacks and this one has:
+botocore hands every signed request to `Transport.send` instead of its own HTTP session (storage/s3.py). It adds to the
+default session:
 
-- addresses are checked when the socket connects, on the very address used, so a name that resolves to a public
-  address first and to a private one later (DNS rebinding) gains nothing;
+- addresses are checked when the socket connects, on the very address used, so a name that resolves to a public address
+  first and to a private one later (DNS rebinding) gains nothing;
 - every send and receive is cut off at the caller's deadline, also inside headers, TLS records and error bodies;
-- a head is bounded as a whole, with the answers before it that only announce it;
-- no redirects, no proxies, no content decoding; only the few response headers that we use are passed on, and only
-  when they are well formed; bodies that have to be held whole are capped.
+- the head of an answer is bounded as a whole, interim (1xx) answers included;
+- no redirects, no proxies, no content decoding; only well-formed values of the few response headers that we use are
+  passed on; bodies that have to be held whole are capped.
 
 May not: retry, sign, parse XML, or put text of the server into an error.
 """
@@ -42,20 +42,21 @@ MAX_POOL_CONNECTIONS = 32
 WHOLE_BODY_BYTES = 1 << 20
 """Cap on a body that is parsed as a whole. 1000 of our keys take about 400 KB; a hostile 4 MiB took 3 s to parse."""
 HEAD_BYTES = 48 << 10
-"""Of all that comes before a body, answers that only announce another included. An honest head has 2 KiB; http.client
-alone would take a hundred headers of 64 KiB each, and hold them."""
+"""Cap on all bytes before a body, interim answers included. An honest head has 2 KiB; http.client alone would take a
+hundred headers of 64 KiB each and hold them."""
 ERROR_BODY_BYTES = 16 << 10
-"""Longer error bodies are dropped: the status says enough."""
+"""Longer error bodies are dropped: the status is enough."""
 BLOCK_BYTES = 128 << 10
 """urllib3's default of 16 KiB costs throughput on large bodies (measured by botocore's authors)."""
 
 _KEEPALIVE = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
-# urllib3 quotes malformed headers in a warning: text of the server, which no log of ours may hold.
+# urllib3 quotes malformed headers in a warning: text of the server, which must not enter our logs.
 logging.getLogger("urllib3.connection").setLevel(logging.ERROR)
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _UNICAST = ipaddress.ip_network("2000::/3")
 _PLAIN = re.compile(r"(identity|aws-chunked)?")
-"""Content encodings that leave the bytes as they are: some servers give back how the object came to them."""
+"""Content encodings that do not change the bytes: some servers return the encoding that the object was uploaded
+with."""
 _DATE = re.compile(r"[A-Za-z0-9,: +-]{1,64}")
 _WELL_FORMED = {
     "content-length": re.compile(r"[0-9]{1,15}"),
@@ -67,7 +68,7 @@ _WELL_FORMED = {
 
 
 class TransportError(Exception):
-    """The exchange failed and would fail again: a malformed or forbidden answer. None of the server's words."""
+    """The exchange failed and would fail again: a malformed or forbidden answer. Contains no text of the server."""
 
 
 class Interrupted(TransportError):
@@ -100,7 +101,7 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def set_deadline(until: float | None) -> None:
-    """Take over another thread's deadline (`time.monotonic()` seconds): the initializer of a transfer's workers."""
+    """Adopt another thread's deadline (`time.monotonic()` seconds): the initializer of a transfer's workers."""
     _thread.until = until
 
 
@@ -110,7 +111,7 @@ def current_deadline() -> float | None:
 
 
 def remaining_seconds() -> float:
-    """Seconds until this thread's deadline; DeadlinePassed when there are none."""
+    """Return the seconds until this thread's deadline. Raises DeadlinePassed when none are left."""
     until = current_deadline()
     left = READ_SECONDS if until is None else until - time.monotonic()
     if left <= 0:
@@ -119,8 +120,8 @@ def remaining_seconds() -> float:
 
 
 def _bound(sock: socket.socket) -> None:
-    """Give the next call on this socket what is left of the thread's time. TimeoutError, as sockets raise it, because
-    urllib3 and ssl know how to end an exchange on it."""
+    """Set the time-out of the next call on this socket to the thread's remaining time. Raises TimeoutError, as sockets
+    do: urllib3 and ssl end an exchange on it."""
     until = current_deadline()
     left = READ_SECONDS if until is None else until - time.monotonic()
     if left <= 0:
@@ -130,7 +131,7 @@ def _bound(sock: socket.socket) -> None:
 
 @contextmanager
 def _reading_a_head() -> Iterator[None]:
-    """Until the body begins this thread takes no more than HEAD_BYTES."""
+    """Limit this thread to HEAD_BYTES until the body begins."""
     _thread.head = HEAD_BYTES
     try:
         yield
@@ -139,7 +140,7 @@ def _reading_a_head() -> Iterator[None]:
 
 
 def _received(num_bytes: int) -> None:
-    """Count what came; OSError, as a broken connection, for a head without an end."""
+    """Count received bytes. Raises OSError, as for a broken connection, for a head without an end."""
     TRAFFIC.add(received=num_bytes)
     left: int | None = getattr(_thread, "head", None)
     if left is not None:
@@ -149,7 +150,7 @@ def _received(num_bytes: int) -> None:
 
 
 class _Traffic:
-    """Bytes that went over all connections of this process, without those of TLS itself."""
+    """Bytes sent and received over all connections of this process, without TLS overhead."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -161,7 +162,7 @@ class _Traffic:
             self._received += received
 
     def moved(self) -> tuple[int, int]:
-        """Sent, received."""
+        """Return the bytes sent and received."""
         with self._lock:
             return self._sent, self._received
 
@@ -170,7 +171,8 @@ TRAFFIC = _Traffic()
 
 
 class _Socket(socket.socket):
-    """Slow servers cannot outlast the deadline one byte at a time: each call gets only what is left."""
+    """A socket whose every call gets only the remaining time: a slow server cannot outlast the deadline byte by
+    byte."""
 
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         _bound(self)
@@ -206,9 +208,11 @@ class _TlsSocket(ssl.SSLSocket):
 
 
 def is_public(address: str) -> bool:
-    """Whether a stranger's pointer may lead to this IP address: globally routable unicast, of IPv6 what is given out
-    (2000::/3) and so no site-local address. Forms of IPv6 that wrap an IPv4 address are refused, but for NAT64, with
-    which IPv6-only networks reach public IPv4 servers."""
+    """Whether a stranger's pointer may lead to this IP address: globally routable unicast.
+
+    For IPv6 only 2000::/3, so no site-local address. IPv6 forms that wrap an IPv4 address are refused, except NAT64, by
+    which IPv6-only networks reach public IPv4 servers.
+    """
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -226,10 +230,11 @@ _lookups_lock = threading.Lock()
 
 
 def resolve(host: str, port: int) -> list[tuple[int, str, tuple[Any, ...]]]:
-    """(family, IP address, socket address) of every address of a host name. OSError, or UnicodeError for a bad name.
+    """Return (family, IP address, socket address) of every address of a host name. Raises OSError, or UnicodeError for
+    a bad name.
 
-    getaddrinfo knows no time-out, and a stranger's name server may let it hang. So it runs beside; whoever asks for the
-    same name meanwhile waits for the same lookup, so that a name holds on to one thread at most.
+    getaddrinfo has no time-out, and a stranger's name server may let it hang. So it runs in its own thread. Concurrent
+    callers with the same name and port wait for the same lookup, so one name blocks at most one thread.
     """
     name = host, port
     with _lookups_lock:
@@ -259,8 +264,8 @@ def _done(name: tuple[str, int]) -> None:
 
 
 def _connect(host: str, port: int, public_only: bool) -> _Socket:
-    """Connect to the first address that answers. With `public_only` one private address among them is enough to
-    refuse the name: an honest name has none."""
+    """Connect to the first address that answers. With `public_only`, one private address among them refuses the name:
+    an honest name has none."""
     try:
         addresses = resolve(host, port)
     except (OSError, UnicodeError):
@@ -311,7 +316,7 @@ class _PublicTlsConnection(_TlsConnection):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response. `body` holds it whole; for a stream it is empty and `stream` is to be read and closed."""
+    """A response. `body` holds it whole; for a stream it is empty, and the caller reads and closes `stream`."""
 
     status: int
     headers: dict[str, str]
@@ -343,7 +348,8 @@ class Transport:
             self._pool.ConnectionCls = _PublicConnection if public_only else _Connection
 
     def send(self, method: str, url: str, headers: Any, body: Any, *, stream: bool) -> Answer:
-        """One exchange within this thread's deadline. The body of a success is left to be read with `stream`.
+        """Make one exchange within this thread's deadline. With `stream`, the body of a success is left for the caller
+        to read.
 
         Raises TransportError.
         """
@@ -402,7 +408,7 @@ class Transport:
 
 
 def _checked(response: urllib3.BaseHTTPResponse) -> dict[str, str]:
-    """The headers that we use, each once and well formed."""
+    """Return the headers that we use; each may occur once and must be well formed."""
     headers: dict[str, str] = {}
     for name, form in _WELL_FORMED.items():
         values = response.headers.getlist(name)
@@ -413,7 +419,7 @@ def _checked(response: urllib3.BaseHTTPResponse) -> dict[str, str]:
         headers[name] = values[0]
     if "last-modified" in headers and not _is_date(headers["last-modified"]):
         raise TransportError("the answer's last-modified is malformed")
-    # Only a refusal looks at it, so a server that has it wrong, or a proxy that adds one, may.
+    # Only a refusal uses the date, so a wrong one, or a second one from a proxy, is ignored.
     dates = response.headers.getlist("date")
     if len(dates) == 1 and _DATE.fullmatch(dates[0]) and _is_date(dates[0]):
         headers["date"] = dates[0]

@@ -1,12 +1,13 @@
-"""An upload that starts before its object is whole: finished parts travel while the rest is being made or saved.
+"""A multipart upload that starts before its object is complete: finished parts are sent while the rest is being made or
+saved.
 
-The first part waits for `finish`, and so does the completion; without both nobody sees any of the rest. A miner's
-envelope stands in the first part, so nothing is published before it is saved (docs/protocol.md section 2). What a dead
-process left behind is not resumed but aborted at the next start (Bucket.abort_unfinished), and the saved bytes go up
-whole. May not decide what to do when it fails, but leaves the time for it: the caller still has the bytes.
+The first part and the completion wait for `finish`; without both, no part becomes visible. A miner's envelope is in the
+first part, so nothing is published before it is saved (docs/protocol.md section 2). An upload of a dead process is not
+resumed: the next start aborts it (Bucket.abort_unfinished) and uploads the saved bytes whole. May not decide how to
+handle a failure, but leaves time for it: the caller still has the bytes.
 
-A store that takes parts in order only holds on to every other part until it has the first, which here never comes. So
-a part of one byte asks, before any real one travels.
+A store that takes parts only in order stalls on every other part until it has the first, which comes last here. So a
+probe part of one byte tests this before any real part is sent.
 """
 
 from collections import deque
@@ -22,30 +23,30 @@ from storage.transport import READ_SECONDS
 
 ABORT_SECONDS = 5.0
 _TRIES = 5
-"""For each call, the bucket's own repetitions apart: about a minute of an outage. Then the caller should have time left
-to do it another way."""
+"""Tries of each call, besides the bucket's own retries: about a minute of an outage. The caller should then have time
+left for another way."""
 _FINAL = (AccessDenied, ObjectMissing)
-"""Trying again does not help: refused, or the server has forgotten this upload."""
+"""Errors for which a retry is useless: access refused, or the server has forgotten this upload."""
 _PROBE_SECONDS = 10.0
-"""For one byte, to a server that has just answered."""
+"""Time-out of the one-byte probe, to a server that has just answered."""
 _STILL_SECONDS = READ_SECONDS
-"""A request that hangs is noticed, and asked again, only after that."""
+"""A request that hangs is noticed and retried only after this time."""
 
 _any_order: "WeakKeyDictionary[Bucket, bool]" = WeakKeyDictionary()
-"""What the first upload has found out about each bucket."""
+"""By bucket, whether it takes parts in any order, as its first upload found out."""
 
 
 def goes_ahead(bucket: Bucket, num_bytes: int) -> bool:
-    """Whether an object of this size has anything that could travel before its first part, and the store would take it,
-    so far as is known."""
+    """Whether an object of this size has parts that could be sent before the first one, and the store takes them as far
+    as is known."""
     return num_bytes > PART_BYTES and _any_order.get(bucket, True)
 
 
 class Upload:
-    """One object on its way under `key`, in parts of 16 MiB, on a few daemon threads.
+    """The upload of one object under `key`, in parts of 16 MiB, on a few daemon threads.
 
-    `data` is the buffer that the object is made in. It belongs to the upload until that has ended; only bytes that were
-    not declared `ready` may change, and those of the first part until `finish`.
+    `data` is the buffer that the object is built in. It belongs to the upload until that has ended. Only bytes that
+    were not declared `ready` may change, and those of the first part until `finish`.
     """
 
     def __init__(self, bucket: Bucket, key: str, data: bytearray, *, timeout_seconds: float, time: Time = REAL) -> None:
@@ -54,7 +55,7 @@ class Upload:
         self._num_parts = -(-len(data) // PART_BYTES)
         self._queue: deque[int] = deque()
         self._queued = 1
-        """Parts up to this number are queued or up; the first is an exception until `finish`."""
+        """Parts up to this number are queued or sent; the first is an exception until `finish`."""
         self._open = self._num_parts
         self._multipart: Multipart | None = None
         self._failure: Exception | None = None
@@ -63,7 +64,7 @@ class Upload:
         time.start(self._begin, "upload-0")
 
     def ready(self, end: int) -> None:
-        """The bytes before `end` are final (but for the first part's). Returns at once."""
+        """Declare the bytes before `end` final (except the first part's). Returns at once."""
         last = self._num_parts if end == len(self._data) else end // PART_BYTES
         with self._changed:
             self._queue.extend(range(self._queued + 1, last + 1))
@@ -71,10 +72,10 @@ class Upload:
             self._changed.notify_all()
 
     def finish(self, *, timeout_seconds: float) -> None:
-        """Everything is final: send what is left, the first part last, and make the object visible.
+        """Send the remaining parts, the first one last, and make the object visible: all bytes are final now.
 
-        Raises StorageError when that did not succeed; the upload is given up then. Half of the time that was left when
-        it last moved is then still there for another way, but for a link so slow that no part ends within 30 s.
+        Raises StorageError on failure; the upload is then abandoned. Then half of the time that was left at its last
+        progress remains for another way. On a link so slow that no part ends within 30 s, less remains.
         """
         until = self._time.now() + timeout_seconds
         self.ready(len(self._data))
@@ -88,8 +89,8 @@ class Upload:
             self._closed = True
 
     def abandon(self) -> None:
-        """End the upload. Without a completion nothing of it is ever seen; its parts are deleted if the server answers,
-        else at the next start."""
+        """End the upload. Without a completion it never becomes visible; its parts are deleted now if the server
+        answers, else at the next start."""
         with self._changed:
             ended, self._closed = self._closed, True
             self._changed.notify_all()
@@ -102,7 +103,7 @@ class Upload:
                 self._multipart.abort(timeout_seconds=ABORT_SECONDS)
 
     def _all_sent(self, until: float) -> Multipart:
-        """Send the first part too and wait for all, as long as they move."""
+        """Queue the first part too and wait for all, as long as they make progress."""
         with self._changed:
             self._queue.append(1)
             self._changed.notify_all()
@@ -145,8 +146,8 @@ class Upload:
         self._work(multipart)
 
     def _takes_any_order(self, multipart: Multipart) -> bool:
-        """Whether the store answers to a second part without a first, so far as can be told. What it is sent for that
-        is replaced by the real one."""
+        """Whether the store accepts a second part without a first, as far as can be determined. The real part replaces
+        the probe."""
         if self._bucket not in _any_order:
             began, left = self._time.now(), seconds_until(self._until, self._time)
             patience = min(_PROBE_SECONDS, left / 4)
@@ -154,7 +155,7 @@ class Upload:
                 multipart.put(2, b"?", timeout_seconds=patience)
                 _any_order[self._bucket] = True
             except StorageError:
-                # What fails at once fails for another reason, which the parts themselves will meet.
+                # A quick failure has another reason, which the real parts will meet too.
                 if self._time.now() - began >= patience:
                     _any_order[self._bucket] = False
         return _any_order.get(self._bucket, True)
@@ -170,7 +171,7 @@ class Upload:
             self._fail(error)
 
     def _next(self) -> int | None:
-        """The next part that is ready; None when there is nothing more to do. Raises StorageError at the deadline."""
+        """Return the next part that is ready; None when no work is left. Raises StorageError at the deadline."""
         with self._changed:
             while not self._queue and self._goes_on and (left := seconds_until(self._until, self._time)) > 0:
                 self._changed.wait(left)

@@ -1,5 +1,5 @@
-"""Ordinary language-model training inside one node: model, inner loop, replica, data, checkpoints.
+"""Language-model training inside one node: model, inner loop, replica, data, checkpoints.
 
-No network: shards and checkpoints of others arrive through a `fetch` argument. Never imports storage, chain,
+No network: other nodes' shards and checkpoints arrive through a `fetch` argument. Never imports storage, chain,
 gauntlet or node.
 """

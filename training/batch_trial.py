@@ -1,9 +1,9 @@
-"""How many sequences a device takes at once, and what layers compute again to fit: found before training begins.
+"""The micro-batch size and recomputation that fit a device, found before training begins.
 
-A matter of each node: the batch of an inner step stays whole by accumulation, its gradient the same but for rounding.
-On one GPU it is found by trial; on several by the plan's arithmetic, since a rank that runs out of memory inside a
-collective would leave the others waiting; on a CPU by arithmetic too, so that results do not depend on what else the
-machine does.
+Each node chooses its own: accumulation keeps the batch of an inner step whole, and its gradient the same up to
+rounding. One GPU finds it by trial. Several GPUs use the plan's arithmetic: a rank that runs out of memory inside a
+collective would leave the others waiting. A CPU uses arithmetic too, so that results do not depend on the machine's
+other load.
 """
 
 from collections.abc import Callable
@@ -25,24 +25,24 @@ from training.plan import last
 from training.sizes import FP32, Recompute
 
 TryStep = Callable[[int, Recompute], bool]
-"""Whether a micro-batch of so many sequences runs within memory."""
+"""Whether a micro-batch of that many sequences runs within memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Sequences at once on each device, and what layers compute again."""
+    """Sequences of a micro-batch on each device, and what layers recompute."""
 
     micro_sequences: int
     recompute: Recompute
 
 
 def fit(model: Transformer, optimizer: torch.optim.Optimizer, spec: TrainingSpec, ranks: Ranks) -> Fit:
-    """What `model`, on its device and sharded among `ranks`, trains with: the largest micro-batch that fits, with as
-    little computed again as lets one sequence fit. The same on every rank.
+    """Return the largest micro-batch of `model`, on its device and sharded among `ranks`, with the least recomputation
+    with which one sequence fits. The same on every rank.
 
-    Before the model is compiled: a trial in each size would be, too, and plain layers take more memory, so what they
-    fit in suffices. Weights and the optimizer's state are left alone. Raises ConfigError when not even one sequence
-    fits, with what the plan says of memory.
+    Call it before the model is compiled: each trial size would be compiled too. Plain layers take more memory, so a
+    size that fits them suffices. Leaves weights and the optimizer's state unchanged. Raises ConfigError, with the
+    plan's memory figures, when not even one sequence fits.
     """
     most = -(-spec.inner.sequences // ranks.size)
     if ranks.device.type != "cuda":
@@ -58,7 +58,8 @@ def fit(model: Transformer, optimizer: torch.optim.Optimizer, spec: TrainingSpec
 
 
 def fit_tried(try_step: TryStep, most: int) -> Fit | None:
-    """By trial: doubled from one sequence on until it does not run, or `most` are reached. None when none runs."""
+    """Find the fit by trial: double the size from one sequence until it does not run or reaches `most`. None when none
+    runs."""
     for recompute in get_args(Recompute):
         size, following = 0, 1
         while following > size and try_step(following, recompute):
@@ -69,7 +70,7 @@ def fit_tried(try_step: TryStep, most: int) -> Fit | None:
 
 
 def fit_planned(spec: TrainingSpec, gpus: int, gpu_bytes: int, most: int) -> Fit | None:
-    """By arithmetic (training/memory.py), RESERVE of the memory left free. None when nothing fits."""
+    """Find the fit by arithmetic (training/memory.py), with RESERVE of the memory left free. None when nothing fits."""
     usable_bytes = (1 - RESERVE) * gpu_bytes
     for recompute in get_args(Recompute):
         size = last(lambda size: gpu_total(spec, gpus, size, recompute)[0] <= usable_bytes, most)  # noqa: B023
@@ -79,16 +80,20 @@ def fit_planned(spec: TrainingSpec, gpus: int, gpu_bytes: int, most: int) -> Fit
 
 
 def fit_cpu(spec: TrainingSpec, most: int) -> Fit:
-    """By arithmetic: `most`, or as many as hold CPU_BYTES of activations and logits at once; one at least."""
+    """Find the fit by arithmetic: `most`, or as many sequences as keep activations and logits within CPU_BYTES; at
+    least one."""
     return Fit(max(1, last(lambda size: cpu_activations(spec.model, size) <= CPU_BYTES, most)), "none")
 
 
 def step_on_gpu(
     model: Transformer, optimizer: torch.optim.Optimizer, spec: TrainingSpec, device: torch.device, gpu_bytes: int
 ) -> TryStep:
-    """A trial of a model that is not sharded: forward and backward pass, twice so that there are gradients to add to,
-    and room for the optimizer's step, beside memory held for what the optimizer will keep and, as a margin, RESERVE of
-    the device."""
+    """Return the trial of an unsharded model: two forward and backward passes, so that gradients accumulate, and room
+    for the optimizer's step.
+
+    During the passes the trial also holds the memory that the optimizer's state will take, and RESERVE of the device as
+    a margin.
+    """
     to_keep = sum(FP32 * prod(shape) for shape in state_shapes(spec.model, spec.inner).values())
     held_bytes = int(RESERVE * gpu_bytes) + (0 if optimizer.state else to_keep)
     step_bytes = muon_bytes(spec.model, spec.inner)
@@ -119,7 +124,7 @@ def step_on_gpu(
 
 
 def too_big(spec: TrainingSpec, gpus: int, gpu_bytes: int) -> str:
-    """What the operator is told when not even one sequence fits: the plan's figures, and what to do."""
+    """Return the operator's message when not even one sequence fits: the plan's figures and the advice."""
     parts = ", ".join(
         f"{name.replace('_', ' ')} {computing / 1e9:.1f}"
         for name, (computing, _) in gpu_parts(spec, gpus, 1).items()
@@ -142,7 +147,7 @@ def too_big(spec: TrainingSpec, gpus: int, gpu_bytes: int) -> str:
 
 
 def _smallest(num_bytes: int, ranks: Ranks) -> int:
-    """The smallest of what the ranks give."""
+    """Return the smallest value over all ranks."""
     given = torch.zeros(ranks.size, dtype=torch.int64)
     given[ranks.index] = num_bytes
     return int(ranks.sum(given).min())

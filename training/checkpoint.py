@@ -1,11 +1,11 @@
-"""Saved state: fp32 tensors in safetensors files and a JSON manifest, all under their sha256. Never pickle.
+"""Saved state: fp32 tensors in safetensors files and a JSON manifest, all named by their sha256. Never pickle.
 
 Files may come from strangers: sizes are known beforehand, headers are capped, and only the expected names, shapes and
-the one dtype pass; anything else is CheckpointCorrupt. Files are written whole and renamed, so one that exists is
+dtype pass; anything else is CheckpointCorrupt. Files are written whole and then renamed, so an existing file is
 complete.
 
-The model is the largest thing that a node has: it is never copied in memory here, and its files are hashed and written
-beside each other, on as many threads as torch computes with.
+The model is a node's largest object, so it is never copied in memory here. Its files are hashed and written
+concurrently, on as many threads as torch computes with.
 """
 
 import json
@@ -40,30 +40,30 @@ MAX_MANIFEST_BYTES = 16 << 20
 _LENGTH_BYTES = 8
 _ITEM_BYTES = 4
 _WRITE_BYTES = 16 << 20
-"""Hashed, and then written, at once."""
+"""Bytes hashed, and then written, at once."""
 
 
 class GivenUp(Exception):
-    """What was to be saved is not wanted any more."""
+    """The save was stopped by its caller."""
 
 
 class Damaged(CheckpointCorrupt):
-    """A file is not what its name says: the disk has changed it, or whoever brought it did not look."""
+    """A file does not have the digest in its name: the disk changed it, or it was not verified on arrival."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Something worth saving: fp32 tensors on the CPU by name, and a few facts that JSON can hold."""
+    """State to save: fp32 tensors on the CPU by name, and a few facts that fit in JSON."""
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, Any]
 
 
 def save(folder: Path, saved: Saved, *, stopped: Callable[[], bool] = lambda: False) -> Digest:
-    """Write tensors files and manifest under their digests; returns the manifest's, by which `load` finds it.
+    """Write tensors files and manifest under their digests; return the manifest's digest, by which `load` finds it.
 
-    The manifest is written last. Saving the same state twice gives the same digests and the same files. `stopped` is
-    asked before every 16 MiB, by several threads; raises GivenUp when it says so.
+    The manifest is written last. Saving the same state twice gives the same digests and files. Several threads call
+    `stopped` before every 16 MiB; raises GivenUp when it returns True.
     """
     folder.mkdir(parents=True, exist_ok=True)
     groups = [{name: saved.tensors[name] for name in group} for group in _groups(saved.tensors)]
@@ -80,11 +80,11 @@ def save(folder: Path, saved: Saved, *, stopped: Callable[[], bool] = lambda: Fa
 def load(
     folder: Path, digest: Digest, shapes: Shapes, *, also: Shapes | None = None, fetch: Fetch | None = None
 ) -> Saved:
-    """The state whose manifest has `digest`, with exactly the tensors of `shapes`, and all or none of `also`; missing
-    files are fetched.
+    """Return the state whose manifest has `digest`, with exactly the tensors of `shapes`, and all or none of `also`;
+    missing files are fetched.
 
-    The tensors lie in the mapped files, and are read from the disk when they are looked at. Facts are returned as they
-    stand: their reader judges them. Raises CheckpointCorrupt.
+    The tensors lie in the mapped files and are read from disk on access. Facts are returned unchecked: the caller
+    validates them. Raises CheckpointCorrupt.
     """
     path = manifest_path(folder, digest)
     if fetch is not None and not path.exists():
@@ -109,7 +109,7 @@ def load(
 
 
 def blobs(folder: Path, digest: Digest) -> tuple[tuple[Digest, Path], ...]:
-    """Every file of a saved state, tensors first, the manifest last: the order in which to publish them."""
+    """Return every file of a saved state, tensors first and the manifest last: the order in which to publish them."""
     path = manifest_path(folder, digest)
     _, files = _parse_manifest(bytes(_read(path, MAX_MANIFEST_BYTES, digest)))
     return (*((file.digest, tensors_path(folder, file.digest)) for file in files), (digest, path))
@@ -124,12 +124,11 @@ def tensors_path(folder: Path, digest: Digest) -> Path:
 
 
 def load_tensors(path: Path, shapes: Shapes, *, digest: Digest) -> dict[str, Tensor]:
-    """Exactly the fp32 tensors of `shapes` from a safetensors file, over its mapped bytes: writing to them changes
-    neither the file nor what others see of it.
+    """Return exactly the fp32 tensors of `shapes` from a safetensors file, over its mapped bytes. Writing to them
+    changes neither the file nor other readers' view.
 
-    Raises CheckpointCorrupt when the file is missing, larger than these tensors can be, of another digest, or holds
-    anything but these tensors. The safetensors library accepts duplicate keys, overlaps and 100 MB headers; the header
-    is therefore read here.
+    Raises CheckpointCorrupt when the file is missing, larger than these tensors can be, of another digest, or has other
+    tensors. The safetensors library accepts duplicate keys, overlaps and 100 MB headers, so the header is parsed here.
     """
     max_bytes = _max_bytes(shapes)
     data = _read(path, max_bytes, digest)
@@ -153,7 +152,7 @@ def load_tensors(path: Path, shapes: Shapes, *, digest: Digest) -> dict[str, Ten
 
 def _tensor(data: memoryview, shape: tuple[int, ...], first: int) -> Tensor:
     values = np.frombuffer(data, dtype="<f4", count=prod(shape), offset=first).reshape(shape)
-    # Whoever wrote the file decides where its data begins.
+    # The file's writer chooses where its data begins, so it may be unaligned.
     return torch.from_numpy(values if values.flags.aligned and values.flags.writeable else values.copy())
 
 
@@ -187,7 +186,7 @@ def _parse_file(entry: Any) -> _File:
 
 
 def _parse_header(data: memoryview, max_header_bytes: int) -> tuple[dict[str, tuple[tuple[int, ...], int, int]], int]:
-    """Name -> (shape, first byte, end) of every tensor, and where the data begins."""
+    """Return name -> (shape, first byte, end) of every tensor, and the position where the data begins."""
     if len(data) < _LENGTH_BYTES:
         raise CheckpointCorrupt(f"a tensors file of {len(data)} bytes is cut short")
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
@@ -229,7 +228,8 @@ def _num_bytes(shapes: Shapes) -> int:
 
 
 def _max_bytes(shapes: Shapes) -> int:
-    """Data, and a header with room for every name (escaped at worst), shape and two offsets."""
+    """Return the size of the data and of a header with room for every name (escaped at worst), shape and two
+    offsets."""
     return _num_bytes(shapes) + 1024 + sum(256 + 6 * len(name) for name in shapes)
 
 
@@ -248,7 +248,7 @@ def _groups(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
 
 
 def _encoded(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """A safetensors file, piece by piece: length of the header, header, data in order of name."""
+    """Yield a safetensors file piece by piece: length of the header, header, data in order of name."""
     header: dict[str, Any] = {}
     end = 0
     for name, tensor in sorted(tensors.items()):
@@ -267,7 +267,7 @@ def _encoded(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
 
 
 def _beside(work: Callable[[S], T], items: Iterable[S]) -> list[T]:
-    """The work on every item, in order: hashing and writing give the interpreter up."""
+    """Run the work on every item concurrently, results in order: hashing and writing release the interpreter's lock."""
     items = list(items)
     threads = min(torch.get_num_threads(), len(items))
     if threads <= 1:
@@ -277,7 +277,7 @@ def _beside(work: Callable[[S], T], items: Iterable[S]) -> list[T]:
 
 
 def _read(path: Path, max_bytes: int, digest: Digest) -> memoryview:
-    """A file's mapped bytes, if they are at most `max_bytes` and have this digest. Raises CheckpointCorrupt."""
+    """Return a file's mapped bytes, if they are at most `max_bytes` and have this digest. Raises CheckpointCorrupt."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -294,8 +294,8 @@ def _read(path: Path, max_bytes: int, digest: Digest) -> memoryview:
 def _write(
     folder: Path, suffix: str, pieces: Iterable[bytes | memoryview], stopped: Callable[[], bool] = lambda: False
 ) -> tuple[Digest, int]:
-    """Write a file under its sha256, whole or not at all; returns that and its size. Data reach the disk before the
-    name does, also when the machine loses power."""
+    """Write a file under its sha256, whole or not at all; return its digest and size. Data reach the disk before the
+    name does, even when the machine loses power."""
     hashed = sha256()
     descriptor, partial = tempfile.mkstemp(dir=folder, suffix=".partial")
     try:
@@ -317,7 +317,7 @@ def _write(
 
 
 def sync(folder: Path) -> None:
-    """The names in a folder reach the disk."""
+    """Flush the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

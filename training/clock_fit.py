@@ -1,4 +1,4 @@
-"""The shortest clock with which a run's nodes are in time on given machines and links, found by the plan itself."""
+"""The shortest clock with which a run's nodes are in time on given machines and links, computed by the plan."""
 
 from dataclasses import replace
 from math import ceil
@@ -10,21 +10,24 @@ from protocol.spec import POSTS_PER_EPOCH, WINDOW_MARGIN_BLOCKS, RunSpec
 from training.plan import Plan
 
 SHORTEST_REVEAL = 5
-"""Blocks from D to V: a key is small, but a machine or a store may be held up for a minute now and then."""
+"""Blocks from D to V: a key is small, but a machine or a store may stall for a minute now and then."""
 WORD_SPARE = 2
-"""Blocks to spare for a word: the chain may miss one, and a validator adds whom others name."""
+"""Blocks to spare for a word: the chain may miss one, and a validator adds peers that others name."""
 LONGEST = 10_000
-"""Blocks of a round."""
+"""Longest round, in blocks."""
 CHECKPOINTS = 8
-"""Intervals of checkpoints are tried in steps of so many rounds .."""
+"""Intervals between checkpoints are tried in steps of that many rounds .."""
 LONGEST_INTERVAL = 256
 """.. up to this one."""
 
 
 def fit(plan: Plan) -> Plan:
-    """The plan with the shortest round in which every deadline is met. Windows are whole blocks, no shorter than the
-    protocol's own rules; a validator's weights are due as often as the chain takes them, and checkpoints as often as
-    its uplink carries them. Raises ConfigError where no round is long enough."""
+    """Return the plan with the shortest round in which every deadline is met.
+
+    Windows are whole blocks, no shorter than the protocol's own rules. A validator's weights are due as often as the
+    chain takes them, and checkpoints as often as its uplink carries them. Raises ConfigError where no round is long
+    enough.
+    """
     found = _with(plan, LONGEST - 2, 1, 2)
     timed = {phase.phase.name: phase for phase in found.timeline("validator")}
     clock = plan.spec.clock
@@ -50,7 +53,7 @@ def _of_length(plan: Plan, round_blocks: int, reveal: int, words: int) -> Plan:
 
 
 def _with(plan: Plan, commit: int, reveal: int, words: int) -> Plan:
-    """The plan with a clock of these offsets: of D from the round's start, of V and X from D, in blocks."""
+    """Return the plan with a clock of these offsets: of D from the round's start, of V and X from D, in blocks."""
     spec, round_blocks = plan.spec, commit + words + 1
     clock = {"round_blocks": round_blocks, "commit": commit, "reveal": commit + reveal, "words": commit + words}
     rounds = max(1, -(-spec.clock.weights_rate_limit // round_blocks))
@@ -58,7 +61,7 @@ def _with(plan: Plan, commit: int, reveal: int, words: int) -> Plan:
         "clock": spec.clock.model_dump() | clock,
         "gauntlet": spec.gauntlet.model_dump() | {"weight_rounds": rounds},
     }
-    # Not checked here: whether it is one is asked of a clock that is in time.
+    # Not validated here: only a clock that is in time has to be valid.
     return replace(
         plan, spec=spec.model_copy(update={name: type(getattr(spec, name))(**table) for name, table in changed.items()})
     )
@@ -73,7 +76,7 @@ def _is_in_time(plan: Plan) -> bool:
 
 
 def _with_checkpoints(plan: Plan) -> Plan:
-    """With checkpoints as seldom as a validator's uplink needs them to be."""
+    """Return the plan with the most frequent checkpoints that a validator's uplink allows."""
     rounds = plan.spec.checkpoint_rounds
     while plan.uplink_share > 1 and rounds < LONGEST_INTERVAL:
         rounds = (rounds // CHECKPOINTS + 1) * CHECKPOINTS
@@ -82,7 +85,7 @@ def _with_checkpoints(plan: Plan) -> Plan:
 
 
 def as_toml(plan: Plan) -> str:
-    """What differs from one run to another of the same model, as it stands in a spec."""
+    """Return the settings that differ between runs of the same model, as TOML of a spec."""
     spec, clock = plan.spec, plan.spec.clock
     lines = [
         f"checkpoint_rounds = {spec.checkpoint_rounds}",

@@ -1,7 +1,7 @@
-"""What a cluster's run asks of a member, by arithmetic from the spec: a round's phases, memory, disk, bytes. No torch.
+"""Resources of a cluster's member, by arithmetic from the spec: a round's phases, memory, disk, bytes. No torch.
 
-A round begins where the record before it, and the payloads that it names, are on this machine. All members finish their
-inner steps at once: the worst case, since payloads that come one by one are fetched meanwhile.
+A round begins when the previous record and the payloads that it names are on this machine. All members finish their
+inner steps at the same time: the worst case, since payloads that arrive one by one are fetched during the inner steps.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from training.sizes import MemberSizes
 from training.timeline import Timed, amount, phase_seconds, schedule
 
 SLOWEST_BYTES = 125_000.0
-"""Bytes a second of the slowest link that a member waits for: 1 Mb/s."""
+"""Bytes per second of the slowest link that a member waits for: 1 Mb/s."""
 CLOSE_CALLS = 4
-"""Requests to close a round: claims listed and read, its record created or read, beats."""
+"""Requests to close a round: list and read claims, create or read its record, beats."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSetting(TrainerSetting):
-    """A member of a cluster of so many `members`, all of which contribute."""
+    """A member of a cluster of `members`, all of which contribute."""
 
     spec: ClusterSpec
     members: int = 1
@@ -33,10 +33,10 @@ class MemberSetting(TrainerSetting):
 
 
 def member_phases(setting: MemberSetting) -> tuple[Phase, ...]:
-    """rounds/member.py Member.take_part, from the payloads of the record before on."""
+    """Return the phases of rounds/member.py Member.take_part, beginning with the payloads of the previous record."""
     sizes, rules = setting.sizes, setting.spec.cluster
     download, meanwhile = setting.downloaded()
-    # Of all members one puts a checkpoint up.
+    # One of all members uploads a checkpoint.
     turns = setting.spec.checkpoint_rounds * setting.members
     return (
         Phase("swap", setting.swap(), ()),
@@ -60,7 +60,7 @@ def member_phases(setting: MemberSetting) -> tuple[Phase, ...]:
 
 @dataclass(frozen=True)
 class ClusterPlan(TrainerPlan):
-    """What one of so many `members` needs; all have its machine and links."""
+    """Requirements of one of `members`; all have its machine and links."""
 
     spec: ClusterSpec
     members: int = 1
@@ -71,7 +71,7 @@ class ClusterPlan(TrainerPlan):
 
     @property
     def download_bytes(self) -> int:
-        """The others' payloads."""
+        """Bytes of the other members' payloads."""
         return (self.members - 1) * self.payload_bytes
 
     # --- time ----------------------------------------------------------------------------------------------------
@@ -92,20 +92,20 @@ class ClusterPlan(TrainerPlan):
 
     @property
     def restart(self) -> tuple[tuple[str, float], ...]:
-        """Names and seconds of what a start does before the first round."""
+        """Names and seconds of the phases of a start, before the first round."""
         return tuple((phase.name, phase_seconds(phase, self.rates)) for phase in restart_phases(self.setting, "miner"))
 
     @property
     def checkpoint_share(self) -> float:
-        """Share of an interval of checkpoints in which the uplink of the member whose turn it is is busy with it, and
-        with its payloads."""
+        """Share of the uplink of the member that uploads the checkpoint, over an interval of checkpoints: the
+        checkpoint and the member's payloads."""
         interval = self.spec.checkpoint_rounds * self.round_seconds
         sent = self.setting.sizes.model + self.spec.checkpoint_rounds * self.payload_bytes
         return self.rates.up.seconds(sent, 1) / interval
 
     @property
     def longest_still(self) -> tuple[str, float]:
-        """What holds a member longest at one step of one phase, as its beats show it, and its seconds."""
+        """The longest time that a member's beats show it at one step of one phase: the name and the seconds."""
         named = {timed.phase.name: timed.seconds for timed in self.timeline}
         sending = ("compress", "seal", "upload ahead", "save sealed", "publish")
         found = {
@@ -118,7 +118,7 @@ class ClusterPlan(TrainerPlan):
 
     @property
     def bucket_bytes_a_round(self) -> int:
-        """What all members together take out of the bucket in a round: its egress."""
+        """Bytes that all members together read from the bucket in a round: its egress."""
         return self.members * self.download_bytes
 
     @property
@@ -127,7 +127,7 @@ class ClusterPlan(TrainerPlan):
 
     @property
     def bucket_bytes(self) -> int:
-        """Most that lies in it, without the data set: payloads that are kept, and each member's newest checkpoint."""
+        """Most bytes in the bucket, without the data set: the payloads kept, and each member's newest checkpoint."""
         kept = self.spec.cluster.keep_rounds + 1
         return self.members * (kept * self.payload_bytes + self.setting.sizes.model)
 
@@ -135,11 +135,11 @@ class ClusterPlan(TrainerPlan):
 
     @property
     def disk(self) -> dict[str, int]:
-        """Most bytes of its state by part, without the data set."""
+        """Most bytes of a member's state on disk by part, without the data set."""
         return trainer_disk(self.setting.sizes)
 
     @property
     def disk_bytes_per_day(self) -> float:
-        """What it writes in a day, without the data set."""
+        """Bytes that a member writes in a day, without the data set."""
         data = 0.0 if self.has_data else self.setting.sizes.trained_shards * self.setting.sizes.shard
         return (amount(member_phases(self.setting), "write") - data) * DAY_SECONDS / self.round_seconds

@@ -1,4 +1,4 @@
-"""Several data sets, one behind the other, as one: a run that goes on with another mix trains on pages further back."""
+"""Concatenation of several data sets into one: a run that continues with another mix trains on later pages."""
 
 import os
 import shutil
@@ -15,11 +15,12 @@ from training.sorted_runs import write_whole
 
 
 def join(folders: Sequence[Path], out: Path) -> Digest:
-    """A data set under `out` of the tokens of these, in this order, in both splits; returns its index's digest.
+    """Write a data set under `out` of these data sets' tokens, in this order, in both splits; return its index's
+    digest.
 
-    Files are the same ones where the disk knows links, else copies; what is there already stays, so the same call goes
-    on after a kill. Raises ConfigError for a folder without a data set, one that already holds another, and data sets
-    of different tokenizers.
+    Files are hard links where the disk supports them, else copies. Existing files stay, so the same call resumes after
+    a kill. Raises ConfigError for a folder without a data set, one that already holds another, and data sets of
+    different tokenizers.
     """
     if (out / INDEX).exists():
         raise ConfigError(f"{out} already holds a data set; choose another folder or delete it")
@@ -43,14 +44,14 @@ def join(folders: Sequence[Path], out: Path) -> Digest:
 
 
 def _tokens_of(index: Index) -> tuple[object, ...]:
-    """What all data sets have in common."""
+    """Return the fields that must be equal in all data sets."""
     return index.tokenizer, index.tokenizer_config, index.vocabulary, index.dtype
 
 
 def _joined(
     split: str, folders: Sequence[Path], entries: Sequence[tuple[ShardEntry, ...]], out: Path
 ) -> tuple[ShardEntry, ...]:
-    """One split's entries under new names, their files in place."""
+    """Return one split's entries under new names, with their files in place."""
     number, found = count(), list[ShardEntry]()
     for folder, own in zip(folders, entries, strict=True):
         for entry in own:
@@ -68,7 +69,7 @@ def _place(source: Path, target: Path) -> None:
         return
     try:
         os.link(source, target)
-    except OSError:  # another disk, or one that knows no links
+    except OSError:  # another disk, or one without hard links
         partial = target.with_name(f"{target.name}.partial")
         shutil.copyfile(source, partial)
         os.replace(partial, target)

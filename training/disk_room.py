@@ -1,4 +1,4 @@
-"""Room on the disk for shards of others: those that were needed longest ago go first."""
+"""Disk space for fetched shards: the least recently needed are removed first."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -8,8 +8,8 @@ def make_room(folder: Path, max_bytes: int, *, needed: Collection[Path], coming_
     """Remove shards of `folder`, least recently needed first, until `coming_bytes` more fit into `max_bytes`, or only
     those `needed` are left.
 
-    When a shard was needed last is its file's time of change (`use`); killed at any line, it has removed fewer. What a
-    process has mapped stays readable to it.
+    A file's modification time (set by `use`) is when the shard was last needed. A process killed here has only removed
+    fewer. A shard that a process has mapped stays readable to it.
     """
     held = {path: path.stat() for path in folder.glob("*.npy")}
     taken = sum(facts.st_size for facts in held.values())
@@ -22,7 +22,7 @@ def make_room(folder: Path, max_bytes: int, *, needed: Collection[Path], coming_
 
 
 def use(paths: Collection[Path]) -> None:
-    """These shards are needed now, as far as they are there."""
+    """Mark those of the shards that exist as needed now."""
     for path in paths:
         if path.exists():
             path.touch()

@@ -1,4 +1,4 @@
-"""Held-out loss: how good the model is on text that nobody trains on. For people; nothing is decided by it."""
+"""Held-out loss: the model's loss on text that no miner trains on. For people; no decision uses it."""
 
 from torch import Tensor
 
@@ -9,9 +9,10 @@ from training.shards import Shards
 
 
 def held_out_sequences(shards: Shards, num_sequences: int, context: int) -> Tensor:
-    """int64 [num_sequences, context + 1]: always the same ones of a data set, evenly spaced over its held-out split.
+    """Return int64 [num_sequences, context + 1]: for a data set always the same ones, evenly spaced over its held-out
+    split.
 
-    Raises ValueError when it has fewer (Shards.check refuses such a run beforehand).
+    Raises ValueError when the split has fewer (Shards.check refuses such a run beforehand).
     """
     available = (shards.held_out.num_tokens - 1) // context
     if num_sequences > available:
@@ -21,5 +22,5 @@ def held_out_sequences(shards: Shards, num_sequences: int, context: int) -> Tens
 
 
 def held_out_loss(replica: Replica, shards: Shards, num_sequences: int) -> float:
-    """Mean held-out cross entropy of the replica's current weights, nats a token."""
+    """Return the mean held-out cross entropy of the replica's current weights, nats per token."""
     return replica.loss(held_out_sequences(shards, num_sequences, replica.spec.model.context))

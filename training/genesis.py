@@ -1,7 +1,7 @@
-"""What the owner of a run publishes as theta_0: the parameters, and the norms with which the run begins.
+"""The state that a run's owner publishes as theta_0: the parameters and the initial norms.
 
-The first round's norms cannot be judged by what the first miners send, because a majority of hotkeys costs little: so
-the owner does one honest round beforehand, and theta_0's checkpoint holds its norms as the slow averages.
+The first miners' payloads cannot set the first round's norms, because a majority of hotkeys is cheap. So the owner
+makes one honest round beforehand, and theta_0's checkpoint holds its norms as the slow averages.
 """
 
 from protocol.assignment import page_at
@@ -14,12 +14,14 @@ from training.shards import Shards
 
 
 def genesis_state(replica: Replica, data: Shards, on_step: OnStep | None = None) -> Saved:
-    """The state to publish for a fresh `replica` at theta_0: no round yet, the slow averages those of one inner round
-    on pages spread evenly over the run's; none for the int8 exchange. The replica may have trained afterwards and is of
-    no further use."""
+    """Return the state to publish for a fresh `replica` at theta_0.
+
+    It counts no round yet. The slow averages are those of one inner round on pages spread evenly over the run's; the
+    int8 exchange has none. The replica may have trained afterwards and must not be used again.
+    """
     spec = replica.spec
     if spec.exchange == "int8":
-        return replica.consensus_state()  # its outer step knows no norms
+        return replica.consensus_state()  # its outer step uses no norms
     count = spec.pages_per_round
     numbers = (spec.inner.first_page + place * spec.num_pages // count for place in range(count))
     pages = [page_at(number, spec.page_tokens) for number in numbers]

@@ -1,7 +1,7 @@
-"""Host memory that all ranks of a machine see: fp32 copies of the model, a round's tokens, a payload's records.
+"""Host memory shared by all ranks of a machine: fp32 copies of the model, a round's tokens, a payload's records.
 
-One process keeps them as its own memory; several map the same. So theta, error feedback and the optimizer's state
-exist once on a machine, each rank works on its rows of them, and the first rank reads them whole.
+One process keeps them as its own memory; several map the same memory. So theta, error feedback and the optimizer's
+state exist once per machine. Each rank works on its rows, and the first rank reads them whole.
 """
 
 import mmap
@@ -21,15 +21,15 @@ _ALIGNMENT = 64
 
 
 class Area:
-    """Zeroed memory of one name, to be mapped by other processes under `path`; None: this process's own."""
+    """Zeroed memory with a name, which other processes map under `path`; None: this process's own."""
 
     def __init__(self, num_bytes: int, path: str | None = None, *, shared: bool = False) -> None:
-        """path: map what another process made. shared: make one that others can map."""
+        """`path`: map another process's area. `shared`: make an area that others can map."""
         self.num_bytes = num_bytes
         self.path = path
         self._file: int | None = None
         if path is None and not shared:
-            # calloc: pages take memory when they are first written to, as in a shared area.
+            # calloc: pages take memory on the first write, as in a shared area.
             self._bytes = torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
             return
         if path is None:
@@ -43,19 +43,19 @@ class Area:
                 os.close(file)
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype, offset: int = 0) -> Tensor:
-        """A tensor over the area's bytes from `offset` on."""
+        """Return a tensor over the area's bytes from `offset` on."""
         return self._bytes[offset : offset + prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
     def close_file(self) -> None:
-        """Nobody else will map it any more."""
+        """Close the descriptor: no other process will map the area any more."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
 def _make(num_bytes: int) -> tuple[int, str]:
-    """(descriptor, path by which processes of the same user open it) of memory without a name. Pages take memory when
-    they are first written to."""
+    """Make memory without a name; return the descriptor and the path by which processes of the same user open it. Pages
+    take memory on the first write."""
     if sys.platform != "linux":
         raise ConfigError("several ranks share memory through /proc, which only Linux has: start one without torchrun")
     file = os.memfd_create("murmur")
@@ -64,12 +64,12 @@ def _make(num_bytes: int) -> tuple[int, str]:
 
 
 def model_bytes(layout: Layout) -> int:
-    """Bytes of an area that `model_tensors` fills."""
+    """Return the bytes of an area that `model_tensors` fills."""
     return sum(_padded(tensor.numel * 4) for tensor in layout)
 
 
 def model_tensors(area: Area, layout: Layout) -> dict[str, Tensor]:
-    """The layout's tensors, fp32, one after the other in an area of `model_bytes`."""
+    """Return the layout's tensors, fp32, one after the other in an area of `model_bytes`."""
     tensors: dict[str, Tensor] = {}
     offset = 0
     for tensor in layout:

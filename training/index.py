@@ -1,8 +1,9 @@
-"""A data set's index.json and the form of its files: what makes bytes from strangers the run's text.
+"""A data set's index.json and its file formats, by which bytes from strangers are verified as the run's text.
 
-The run spec names the sha256 of index.json, the index the sha256 of every shard and of its list of leaves. A leaf is
-the hash of a block of 64 KiB (protocol/merkle.py), so any range of a shard is verified with its list, 32 KiB for a full
-one, and the blocks that it touches: docs/decisions/0039-ranges-of-shards.md. No numpy: plans are made of this too.
+The run spec names the sha256 of index.json; the index names the sha256 of every shard and of its list of leaves. A leaf
+is the hash of a block of 64 KiB (protocol/merkle.py). So any range of a shard is verified with its list (32 KiB for a
+full shard) and the blocks that the range touches: docs/decisions/0039-ranges-of-shards.md. No numpy: plans use this
+module too.
 """
 
 import json
@@ -16,7 +17,7 @@ from protocol.types import DIGEST_BYTES, Digest
 
 INDEX = "index.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-"""Beside it; the first one is there unless text is bytes."""
+"""Files next to the index; the first exists unless the tokenizer is bytes."""
 MAX_INDEX_BYTES = 64 << 20
 SHARD_TOKENS = 1 << 24
 NPY_HEADER_BYTES = 128
@@ -26,8 +27,8 @@ _Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class ShardEntry(BaseModel):
-    """One file of a split. The name is a bare one that cannot leave the folder; `leaves` is the sha256 of its list of
-    leaves, which lies beside it as NAME.leaves and in buckets as a blob."""
+    """One file of a split. The name is bare and cannot leave the folder. `leaves` is the sha256 of its list of leaves,
+    stored next to it as NAME.leaves and in buckets as a blob."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -50,9 +51,12 @@ class ShardEntry(BaseModel):
 
 
 class Index(BaseModel):
-    """index.json. `tokenizer` is "bytes" or the sha256 of tokenizer.json, `tokenizer_config` the sha256 of
-    tokenizer_config.json, in which the chat template stands (training/tokenizer.py): None in data sets of earlier
-    releases, whose vocabulary has no ids for turns. Every token is below `vocabulary`."""
+    """The content of index.json. Every token is below `vocabulary`.
+
+    `tokenizer` is "bytes" or the sha256 of tokenizer.json. `tokenizer_config` is the sha256 of tokenizer_config.json,
+    which holds the chat template (training/tokenizer.py). It is None in data sets of earlier releases, whose vocabulary
+    has no ids for turns.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -70,23 +74,23 @@ class Index(BaseModel):
 
     @property
     def tokenizer_files(self) -> dict[str, Digest]:
-        """Name -> sha256 of the files beside the index that say how text and tokens belong together."""
+        """Name -> sha256 of the tokenizer's files next to the index."""
         named = {TOKENIZER: None if self.tokenizer == "bytes" else self.tokenizer}
         named |= {TOKENIZER_CONFIG: self.tokenizer_config}
         return {name: Digest(bytes.fromhex(digest)) for name, digest in named.items() if digest is not None}
 
     def to_bytes(self) -> bytes:
-        """What its digest is of."""
+        """Return the file's bytes, which its digest is computed from."""
         return (json.dumps(self.model_dump(mode="json", exclude_none=True), separators=(",", ":")) + "\n").encode()
 
     def file_bytes(self, entry: ShardEntry) -> int:
-        """Size of a shard: header and tokens."""
+        """Return a shard's size: header and tokens."""
         return NPY_HEADER_BYTES + entry.num_tokens * self.token_bytes
 
 
 def npy_header(token_bytes: int, num_tokens: int) -> bytes:
-    """The header of every shard, as numpy writes it (format 1.0). It is compared, not parsed: numpy's parser of
-    headers is not made for files from strangers."""
+    """Return the header of every shard, as numpy writes it (format 1.0). Readers compare it and do not parse it:
+    numpy's parser is not made for files from strangers."""
     text = f"{{'descr': '<u{token_bytes}', 'fortran_order': False, 'shape': ({num_tokens},), }}"
     padded = text.ljust(NPY_HEADER_BYTES - 11).encode() + b"\n"
     return b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded
@@ -96,12 +100,12 @@ def npy_header(token_bytes: int, num_tokens: int) -> bytes:
 
 
 def leaves_bytes(file_bytes: int) -> int:
-    """Size of the list of leaves of a file."""
+    """Return the size of a file's list of leaves."""
     return -(-file_bytes // BLOCK_BYTES) * DIGEST_BYTES
 
 
 def list_leaves(data: bytes | memoryview) -> bytes:
-    """The leaves of a file's blocks, one after the other; the last block is what is left."""
+    """Return the leaves of a file's blocks, concatenated; the last block may be shorter."""
     view = memoryview(data)
     return b"".join(leaf(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES))
 

@@ -1,8 +1,8 @@
 """The inner loop: H optimizer steps of one peer on its own data. Knows nothing of rounds, peers or compression.
 
-Deterministic on the CPU at a fixed number of threads. Mixed precision on CUDA as FSDP2 has it: weights are cast to bf16
-once a micro-batch (autocast keeps the copies), activations are bf16, gradients are summed over micro-batches in fp32.
-fp32 elsewhere: bf16 matrix products on a CPU are slower on most machines. Source: SparseLoCo (arXiv 2508.15706),
+Deterministic on the CPU at a fixed number of threads. On CUDA mixed precision as in FSDP2: weights are cast to bf16
+once per micro-batch (autocast keeps the copies), activations are bf16, gradients are summed over micro-batches in fp32.
+Elsewhere fp32: bf16 matrix products on a CPU are slower on most machines. Source: SparseLoCo (arXiv 2508.15706),
 Algorithm 1.
 """
 
@@ -22,23 +22,23 @@ from training.schedule import lr_at
 from training.sizes import Recompute
 
 OnStep = Callable[[int, float], None]
-"""Called after each inner step with the step within the round, from 0, and its loss in nats a token."""
+"""Called after each inner step with the step within the round, from 0, and its loss in nats per token."""
 
 Stopped = Callable[[], bool]
-"""Asked after each inner step whether the rest of the round is still wanted. May not wait."""
+"""Called after each inner step; True ends the round early. May not block."""
 
 
 def never() -> bool:
-    """A round that is made to its end."""
+    """Return False: the round runs to its end."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class InnerReport:
-    """What one inner round did. Losses in nats a token, measured before each step; fewer than the round has steps where
-    it was stopped.
+    """The result of one inner round. Losses in nats per token, measured before each step; fewer than the round's steps
+    when it was stopped.
 
-    `skipped_steps` had a non-finite gradient and changed nothing: one bad batch must not poison Adam's state for good.
+    `skipped_steps` had a non-finite gradient and changed nothing: one bad batch must not corrupt Adam's state for good.
     """
 
     losses: tuple[float, ...]
@@ -54,7 +54,7 @@ class InnerReport:
         return sum(self.losses) / len(self.losses)
 
     def __add__(self, more: "InnerReport") -> "InnerReport":
-        """With what was done after it, of the same round."""
+        """Append a report of later steps of the same round."""
         return InnerReport(
             self.losses + more.losses, self.num_tokens + more.num_tokens, self.skipped_steps + more.skipped_steps
         )
@@ -64,7 +64,7 @@ NOTHING_DONE = InnerReport((), 0, 0)
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """bf16 where the device has it in hardware."""
+    """Return a bf16 autocast context where the device has bf16 in hardware (CUDA), else a disabled one."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
@@ -82,14 +82,17 @@ def inner_round(
     on_step: OnStep | None = None,
     stopped: Stopped = never,
 ) -> InnerReport:
-    """One optimizer step for each batch (int64 [sequences, context + 1]); the model's parameters become theta_r.
+    """Take one optimizer step for each batch (int64 [sequences, context + 1]); the model's parameters become theta_r.
 
-    first_step: inner step of the first batch on the run's schedule. done: so many steps were made already, of batches
-    that are passed over; the report is of the rest. ranks: those among which `model` is sharded; each
-    takes its share of every batch, and all report the same. micro_sequences: most sequences on a device at once; the
-    batch's gradient is accumulated over them (None: the whole share). recompute: what layers compute again rather than
-    keep; no value depends on it. stopped: when it says so on any rank, all end after the same step. Gradients are
-    clipped to spec.clip.
+    - first_step: the first batch's inner step on the run's schedule.
+    - done: steps already made; their batches are skipped, and the report covers the rest.
+    - ranks: those among which `model` is sharded; each takes its share of every batch, and all report the same.
+    - micro_sequences: most sequences on a device at once; the batch's gradient is accumulated over them (None: the
+      whole share).
+    - recompute: what layers recompute instead of keeping; no value depends on it.
+    - stopped: when it returns True on any rank, all ranks end after the same step.
+
+    Gradients are clipped to spec.clip.
     """
     device = next(model.parameters()).device
     model.train()
@@ -109,7 +112,7 @@ def inner_round(
             torch.autograd.backward(total)
             totals.append(total.detach())
         loss = 0.0
-        for total in totals:  # Only now: a value that the host waits for keeps a GPU from being fed ahead.
+        for total in totals:  # Only now: a value that the host waits for stalls the GPU's queue.
             loss += float(total)
         loss = ranks.mean(loss)
         norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip))

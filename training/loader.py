@@ -1,7 +1,7 @@
-"""Pages of a split become training sequences and batches, in order: the same pages always give the same batches.
+"""Training sequences and batches from pages of a split, in order: the same pages always give the same batches.
 
 Sequences are packed by concatenation: documents follow one another, each ended by the tokenizer's separator, and
-attention sees across the borders. The published runs report nothing else.
+attention crosses their borders. The published runs describe no other packing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,9 +20,9 @@ Ready = TypeVar("Ready")
 
 
 def sequences(split: Split, pages: Sequence[Page], context: int) -> Tensor:
-    """int64 [num, context + 1] on the CPU: inputs and, shifted by one, targets, page by page in order.
+    """Return int64 [num, context + 1] on the CPU: inputs and, shifted by one, targets, page by page in order.
 
-    A page of n * context tokens gives n sequences; the last one's last target is the token after the page, so a split
+    A page of n * context tokens gives n sequences. The last one's last target is the token after the page, so a split
     of m tokens holds (m - 1) // page_tokens pages. Raises ValueError for a page that is not a multiple of `context`.
     """
     for page in pages:
@@ -34,7 +34,8 @@ def sequences(split: Split, pages: Sequence[Page], context: int) -> Tensor:
 
 
 def batches(sequences: Tensor, num_steps: int, batch_sequences: int) -> tuple[Tensor, ...]:
-    """`num_steps` batches of `batch_sequences` in order; sequences left over (the tail of the last page) are unused.
+    """Return `num_steps` batches of `batch_sequences` in order; sequences left over (the tail of the last page) are
+    unused.
 
     Raises ValueError when there are too few.
     """
@@ -45,8 +46,11 @@ def batches(sequences: Tensor, num_steps: int, batch_sequences: int) -> tuple[Te
 
 
 def ahead(items: Iterable[tuple[Tensor, ...]], device: torch.device) -> Iterator[tuple[Tensor, ...]]:
-    """The same tensors in the same order on `device`. On CUDA a thread makes and pins the next item while one is
-    trained on, and copies do not wait; elsewhere they are made when asked for."""
+    """Yield the same tensors in the same order on `device`.
+
+    On CUDA a thread prepares and pins the next item during training on the current one, and copies do not block.
+    Elsewhere items are made on demand.
+    """
     if device.type != "cuda":
         for item in items:
             yield tuple(tensor.to(device) for tensor in item)
@@ -56,8 +60,8 @@ def ahead(items: Iterable[tuple[Tensor, ...]], device: torch.device) -> Iterator
 
 
 def one_ahead(items: Iterable[Item], prepare: Callable[[Item], Ready]) -> Iterator[Ready]:
-    """`prepare(item)` of each item in order; one thread draws and prepares the next while the caller has the last.
-    What either raises comes out where the item would."""
+    """Yield `prepare(item)` of each item in order; one thread draws and prepares the next while the caller uses the
+    last. An exception of either is raised in place of its item."""
     source = iter(items)
 
     def draw() -> list[Ready]:

@@ -1,11 +1,11 @@
-"""Memory and disk of a node as built, by part and by moment. Arithmetic from the spec; no torch.
+"""Memory and disk of a node by part and by moment, for the code as built. Arithmetic from the spec; no torch.
 
-GPUs: everything is sharded over them (FSDP2: fp32 parameters, gradients and the optimizer's state, bf16 matrix
-products), one input a layer is kept and the layer computed again for its gradient, logits are made in chunks. Parts
-are counted tensor by tensor; what the allocator and NCCL take on top is `RESERVE`.
+GPUs: FSDP2 shards everything (fp32 parameters, gradients and the optimizer's state, bf16 matrix products). By default
+each layer keeps one input and is recomputed for its gradient; logits are made in chunks. Parts are counted tensor by
+tensor; `RESERVE` covers the allocator and NCCL.
 
-Host: what the ranks share (training/host.py), what a call makes for a moment, and, where a CPU trains, what a GPU would
-have. Pages of mapped files are the system's and not counted.
+Host: memory shared by the ranks (training/host.py), temporary memory of calls, and, where a CPU trains, what a GPU
+would hold. Pages of mapped files belong to the system and are not counted.
 """
 
 from dataclasses import dataclass
@@ -27,37 +27,38 @@ from training.sizes import (
 Role = Literal["miner", "validator"]
 
 Trainer = Sizes | MemberSizes
-"""Sizes of whoever trains: a miner, or a cluster's member."""
+"""Sizes of a trainer: a miner, or a cluster's member."""
 
 RESERVE = 0.05
-"""Share of a GPU's memory that is left for the CUDA context, NCCL's buffers and fragmentation."""
+"""Share of a GPU's memory left for the CUDA context, NCCL's buffers and fragmentation."""
 
 PROCESS_BYTES = 360_000_000
-"""What a process has before it holds a model: Python, torch and the chain's SDK (measured on a CPU)."""
+"""Memory of a process before it holds a model: Python, torch and the chain's SDK (measured on a CPU)."""
 
 SLAB_BYTES = 1 << 28
-"""Of theta that is compressed at once on a GPU (training/trainer.py)."""
+"""Bytes of theta that are compressed at once on a GPU (training/trainer.py)."""
 
 PLACE_BYTES = 8
-"""Where a value stands, on its way to a GPU (sparseloco/outer.py moves)."""
+"""Bytes of a value's position, on its way to a GPU (sparseloco/outer.py moves)."""
 
 RECENT_ROUNDS = 4
-"""Rounds whose payloads stay on a disk for others after a snapshot has made them needless (node/state/redo_log.py)."""
+"""Rounds whose payloads stay on disk for other nodes after a snapshot replaced them (node/state/redo_log.py)."""
 
 CPU_BYTES = 4 << 30
-"""Activations and logits that a CPU may hold at once."""
+"""Cap on the activations and logits that a CPU holds at once."""
 
 MICRO_PARTS = ("weights_in_use", "gradients_in_use", "activations", "logits")
 STEP_PARTS = (*MICRO_PARTS, "orthogonalised")
-"""What a micro-batch, and an inner step, hold for a moment beyond the shards."""
+"""Parts that a micro-batch, and an inner step, hold temporarily beyond the shards."""
 
 
 def kept_layer_bytes(model: ModelSpec, recompute: Recompute) -> int:
-    """Bytes a token that one layer keeps from the forward to the backward pass, in bf16 but for what norms take in.
+    """Return the bytes per token that one layer keeps from the forward to the backward pass, in bf16 except the norms'
+    inputs.
 
-    full: the layer's input. selective: that, and what matrix products and attention gave. none: fp32 inputs of both
-    norms; inputs of query, key and value, these turned, output of the attention; inputs of gate and up, both outputs,
-    silu and the product.
+    full: the layer's input. selective: also the outputs of matrix products and attention. none: fp32 inputs of both
+    norms; inputs of query, key and value, these after rotation, output of the attention; inputs of gate and up, both
+    outputs, silu and the product.
     """
     width, keys = model.width, model.width * model.kv_heads // model.heads
     if recompute == "full":
@@ -72,7 +73,7 @@ def kept_layer_bytes(model: ModelSpec, recompute: Recompute) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes of one thing in both phases, each at its own peak: on each GPU, and on the host of all of them."""
+    """Bytes of one part in both phases, each at its own peak: on each GPU, and on the host of all GPUs."""
 
     gpu_computing: int = 0
     gpu_communicating: int = 0
@@ -83,8 +84,8 @@ class Part:
 def gpu_parts(
     spec: TrainingSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full"
 ) -> dict[str, tuple[int, int]]:
-    """Bytes on one GPU by part, each at its own peak, while it computes and while it communicates. `gpus` >= 1 share
-    the model; each takes `micro_sequences` at once."""
+    """Return the bytes on one GPU by part, each at its own peak, while computing and while communicating. `gpus` >= 1
+    share the model; each takes `micro_sequences` at once."""
     sizes = TrainingSizes(spec)
     shard, state = _shared(sizes.model, gpus), _shared(sizes.optimizer, gpus)
     moments = step_moments(spec, gpus, micro_sequences, recompute).values()
@@ -98,8 +99,8 @@ def gpu_parts(
 
 
 def gpu_total(spec: TrainingSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> tuple[int, int]:
-    """Bytes on one GPU at its fullest moment, while it computes and while it communicates: parts peak at different
-    ones."""
+    """Return the bytes on one GPU at its fullest moment, while computing and while communicating: parts peak at
+    different moments."""
     parts = gpu_parts(spec, gpus, micro_sequences, recompute)
     moments = step_moments(spec, gpus, micro_sequences, recompute).values()
     fullest = max(sum(moment.values()) for moment in moments)
@@ -108,12 +109,12 @@ def gpu_total(spec: TrainingSpec, gpus: int, micro_sequences: int, recompute: Re
 
 
 def memory_parts(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> dict[str, Part]:
-    """Memory of a miner by part, each at its own peak."""
+    """Return a miner's memory by part, each at its own peak."""
     return trainer_parts(Sizes(spec), gpus, micro_sequences, recompute)
 
 
 def trainer_parts(sizes: Trainer, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> dict[str, Part]:
-    """The same of whoever trains."""
+    """Return a trainer's memory by part, each at its own peak."""
     on_gpu = gpu_parts(sizes.spec, gpus, micro_sequences, recompute)
     host = trainer_moments(sizes, ranks=gpus)
     computing = host.pop(COMPUTING)
@@ -129,26 +130,26 @@ def trainer_parts(sizes: Trainer, gpus: int, micro_sequences: int, recompute: Re
 
 
 def memory_total(spec: RunSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> Part:
-    """Memory of all of a miner's parts at its fullest moment."""
+    """Return the memory of all of a miner's parts at its fullest moment."""
     return trainer_total(Sizes(spec), gpus, micro_sequences, recompute)
 
 
 def trainer_total(sizes: Trainer, gpus: int, micro_sequences: int, recompute: Recompute = "full") -> Part:
-    """The same of whoever trains."""
+    """Return the memory of all of a trainer's parts at its fullest moment."""
     host = {moment: sum(held.values()) for moment, held in trainer_moments(sizes, ranks=gpus).items()}
     computing = host.pop(COMPUTING)
     return Part(*gpu_total(sizes.spec, gpus, micro_sequences, recompute), computing, max(host.values()))
 
 
 def _shared(num_bytes: int, gpus: int) -> int:
-    """One GPU's part of fp32 values."""
+    """Return one GPU's share of fp32 values."""
     return FP32 * -(-num_bytes // FP32 // gpus)
 
 
 def step_moments(
     spec: TrainingSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full"
 ) -> dict[str, dict[str, int]]:
-    """Bytes on one GPU beyond the shards, by part, at the moments of an inner step at which memory peaks."""
+    """Return the bytes on one GPU beyond the shards, by part, at the peak moments of an inner step."""
     return micro_moments(spec.model, gpus, micro_sequences, recompute) | {
         "optimizer step": {"orthogonalised": muon_bytes(spec.model, spec.inner)}
     }
@@ -157,12 +158,12 @@ def step_moments(
 def micro_moments(
     model: ModelSpec, gpus: int, micro_sequences: int, recompute: Recompute = "full"
 ) -> dict[str, dict[str, int]]:
-    """The same of a micro-batch.
+    """Return the same for a micro-batch.
 
     Sharded (gpus > 1): weights are gathered in bf16, those of embedding and head for the whole step, layers one by one
-    with the next fetched ahead; gradients are bf16, then an fp32 buffer that is reduced. On one GPU autocast keeps
-    bf16 copies of all layers to the end of the forward pass, and gradients are fp32. The gradient of a tied head waits
-    for the embedding's, and their sum is a third tensor. Compiled layers and losses take less.
+    with the next prefetched. Gradients are bf16, then an fp32 buffer that is reduced. On one GPU autocast keeps bf16
+    copies of all layers to the end of the forward pass, and gradients are fp32. The gradient of a tied head waits for
+    the embedding's, and their sum is a third tensor. Compiled layers and losses take less.
     """
     width, tokens, tied = model.width, micro_sequences * model.context, model.tie_embeddings
     layer, table = layer_parameters(model), model.vocabulary * model.width
@@ -202,18 +203,20 @@ def micro_moments(
 
 
 def cpu_activations(model: ModelSpec, sequences: int) -> int:
-    """Activations and logits of so many sequences at once on a CPU: in fp32 at most twice what is counted in bf16."""
+    """Return the bytes of activations and logits of `sequences` at once on a CPU: in fp32, at most twice the bf16
+    count."""
     moments = micro_moments(model, 1, sequences, "none").values()
     return 2 * max(moment["activations"] + moment["logits"] for moment in moments)
 
 
 def fits(spec: TrainingSpec, gpus: int, gpu_bytes: int, micro_sequences: int) -> bool:
-    """Whether training with so many sequences at once fits into this many GPUs, RESERVE of each left free."""
+    """Whether training with `micro_sequences` at once fits into `gpus` GPUs, with RESERVE of each left free."""
     return max(gpu_total(spec, gpus, micro_sequences)) <= (1 - RESERVE) * gpu_bytes
 
 
 def gpus_needed(spec: TrainingSpec, gpu_bytes: int) -> int | None:
-    """Fewest GPUs of this size that suffice; None when even one for each sequence of an inner step does not."""
+    """Return the fewest GPUs of this size that suffice; None when even one for each sequence of an inner step does
+    not."""
     return next((gpus for gpus in range(1, spec.inner.sequences + 1) if fits(spec, gpus, gpu_bytes, 1)), None)
 
 
@@ -225,10 +228,11 @@ COMPUTING = "inner steps"
 def host_moments(
     spec: RunSpec, role: Role, *, ranks: int = 1, cpu_activations: int | None = None
 ) -> dict[str, dict[str, int]]:
-    """Bytes on a node's host, by part, at the moments of a round and of a restart at which memory peaks.
+    """Return the bytes on a node's host, by part, at the peak moments of a round and of a restart.
 
-    ranks: processes of the node, one for each GPU. cpu_activations: None where GPUs train; else what an inner step of
-    the CPU's one process holds beyond parameters, gradients and the optimizer's state, which the host then has too.
+    ranks: processes of the node, one for each GPU. cpu_activations: None where GPUs train. Otherwise the bytes that an
+    inner step of the CPU's one process holds beyond parameters, gradients and the optimizer's state, which are then on
+    the host too.
     """
     sizes = Sizes(spec)
     if role == "miner":
@@ -240,8 +244,8 @@ def host_moments(
     held = always | module | _areas(sizes)
     checked = {"payloads": sizes.gathered * payload}
     applied = {"payloads": (sizes.gathered + sizes.contributors) * payload}
-    # The records where all ranks see them, and what the weights were.
-    # On the way to GPUs also places and moves of a tensor, listed and picked out.
+    # The records in memory shared by all ranks, and the weights before the probe. On the way to GPUs also places and
+    # moves of a tensor, listed and selected.
     listed = 0 if on_cpu else 2 * (PLACE_BYTES + FP32) * _most_values(spec)
     probed = {"probed": payload + FP32 * sizes.values + listed}
     return {
@@ -253,7 +257,7 @@ def host_moments(
 
 
 def trainer_moments(sizes: Trainer, *, ranks: int = 1, cpu_activations: int | None = None) -> dict[str, dict[str, int]]:
-    """The same of whoever trains."""
+    """Return the same for a trainer."""
     model, payload = sizes.model, sizes.payload
     on_cpu = cpu_activations is not None
     always = {"processes": ranks * PROCESS_BYTES}
@@ -264,7 +268,7 @@ def trainer_moments(sizes: Trainer, *, ranks: int = 1, cpu_activations: int | No
     gradients = {"gradients": model, "activations": cpu_activations} if cpu_activations is not None else {}
     sealed = {"payloads": 4 * payload}
     opened = {"payloads": sizes.contributors * payload}
-    # Of a tensor what exceeds the norms that an outer step applies, listed as it was and as it is sent.
+    # One tensor's values above the norms that an outer step applies, listed before and after the restraint.
     kept_back = 0 if dense else 2 * 2 * (PLACE_BYTES + FP32) * _most_values(sizes.spec)
     opened |= {"mean": payload} if dense else {}
     return {
@@ -277,18 +281,18 @@ def trainer_moments(sizes: Trainer, *, ranks: int = 1, cpu_activations: int | No
 
 
 def _areas(sizes: Trainer) -> dict[str, int]:
-    """What every node keeps of the run's state."""
+    """Return the areas of the run's state that every node keeps."""
     momentum = sizes.consensus - sizes.model
     return {"theta": sizes.model, "spare": sizes.model} | ({"momentum": momentum} if momentum else {})
 
 
 def _most_values(spec: TrainingSpec) -> int:
-    """Values of a payload that are of one tensor, at most."""
+    """Return the most values of a payload that belong to one tensor."""
     return max(sum(region.down * region.across * region.k for region in tensor.regions) for tensor in spec.layout)
 
 
 def host_bytes_peak(spec: RunSpec, role: Role, *, ranks: int = 1, cpu_activations: int | None = None) -> int:
-    """The fullest moment."""
+    """Return the host's bytes at its fullest moment."""
     moments = host_moments(spec, role, ranks=ranks, cpu_activations=cpu_activations)
     return max(sum(held.values()) for held in moments.values())
 
@@ -297,8 +301,8 @@ def host_bytes_peak(spec: RunSpec, role: Role, *, ranks: int = 1, cpu_activation
 
 
 def disk_parts(spec: RunSpec, role: Role) -> dict[str, int]:
-    """Most bytes of a node's state on its disk, by part: what replaces a file is written before that one goes. The
-    data set is not among them: its files come as they are needed and stay."""
+    """Return the most bytes of a node's state on disk, by part: a new file is written before the old one is removed.
+    Without the data set, whose files arrive as needed and stay."""
     sizes = Sizes(spec)
     if role == "miner":
         return trainer_disk(sizes)
@@ -310,7 +314,7 @@ def disk_parts(spec: RunSpec, role: Role) -> dict[str, int]:
 
 
 def trainer_disk(sizes: Trainer) -> dict[str, int]:
-    """The same of whoever trains."""
+    """Return the same for a trainer."""
     return _consensus_disk(sizes) | {
         "own_state": 2 * sizes.own,
         "sealed": 2 * sizes.payload,

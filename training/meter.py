@@ -1,7 +1,7 @@
-"""How fast training goes: one reading a step interval with loss, tokens a second, MFU and memory. For people only.
+"""Training speed: one reading per interval with loss, tokens per second, MFU and memory. For people only.
 
-MFU (PaLM, arXiv 2204.02311): the FLOPs that the model needs, without what is computed again, as a share of the bf16
-peak that the makers state for dense products.
+MFU (PaLM, arXiv 2204.02311): the FLOPs that the model needs, without recomputation, as a share of the manufacturer's
+bf16 peak for dense products.
 """
 
 import resource
@@ -27,14 +27,14 @@ PEAK_FLOPS = {
     "L40S": 362e12,
     "RTX 4090": 165e12,
 }
-"""Dense bf16 FLOP/s, with fp32 sums, by a part of the device's name; the first that fits."""
+"""Dense bf16 FLOP/s, with fp32 sums, by a part of the device's name; the first match counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Of the inner steps since the last one. `step`: the newest, from 0 within the round. `loss`: their mean, nats a
-    token. `mfu`: 0 to 1, None where the device's peak is not known. `memory_bytes`: most that a GPU's tensors took, or,
-    on the CPU, that this process ever had."""
+    """Averages over the inner steps since the last reading. `step`: the newest, from 0 within the round. `loss`: mean,
+    nats per token. `mfu`: 0 to 1, None where the device's peak is not known. `memory_bytes`: peak of a GPU's tensors,
+    or, on the CPU, of this process since its start."""
 
     step: int
     loss: float
@@ -65,7 +65,7 @@ class Meter:
         interval_seconds: float = INTERVAL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make it just before the round begins: time counts from here. gpus: how many share the work."""
+        """Create it just before the round begins: time counts from here. gpus: how many share the work."""
         self._report, self._device, self._clock = report, device, clock
         self._interval_seconds = interval_seconds
         self._last_step = inner.steps - 1
@@ -90,22 +90,23 @@ class Meter:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """bf16 FLOP/s of one device as its maker states them; None for a CPU and for a GPU that is not in the table."""
+    """Return the manufacturer's bf16 FLOP/s of one device; None for a CPU and for a GPU that is not in the table."""
     if device.type != "cuda":
         return None
     return peak_flops_of(torch.cuda.get_device_name(device))
 
 
 def peak_flops_of(name: str) -> float | None:
-    """By the name that CUDA gives a device."""
+    """Return the peak FLOP/s by the device's name in CUDA."""
     return next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Most bytes in use: on CUDA by tensors since the last call, elsewhere by this process since its start."""
+    """Return the peak bytes in use: on CUDA by tensors since the last call, elsewhere by this process since its
+    start."""
     if device.type == "cuda":
         num_bytes = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         return num_bytes
-    # In KiB, but on macOS in bytes.
+    # KiB, except on macOS: bytes.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,13 +1,13 @@
 """A Llama-3 style decoder: grouped-query attention, rotary positions, SwiGLU, RMSNorm, tied or untied head.
 
 The parameters of `Transformer(spec)` are exactly `spec.shapes()`, by name and shape: they are the run's layout, so
-nothing here may register another one. No dropout, no biases, no caches: training and evaluation only.
-Rotary pairs are (i, i + head_dim / 2), the half-split form of the published Hugging Face weights, not the
-interleaved one of Meta's own code: the two differ by a fixed permutation of query and key rows.
-Source: Llama 3 (arXiv 2407.21783); RoPE (2104.09864); SwiGLU (2002.05202); GQA (2305.13245).
+nothing here may register another one. No dropout, no biases, no caches: training and evaluation only. Rotary pairs are
+(i, i + head_dim / 2), the half-split form of the published Hugging Face weights, not the interleaved one of Meta's own
+code: the two differ by a fixed permutation of query and key rows. Source: Llama 3 (arXiv 2407.21783); RoPE
+(2104.09864); SwiGLU (2002.05202); GQA (2305.13245).
 
-The residual stream is in the type of the embedding's output, which autocast and FSDP2's mixed precision alike make
-bf16; norms, rotations and the loss are computed in fp32.
+The residual stream has the dtype of the embedding's output, which both autocast and FSDP2's mixed precision make bf16.
+Norms, rotations and the loss are computed in fp32.
 
 Shapes: B sequences, T positions, D width, H heads, K key/value heads, E head size, V vocabulary, N = B * T.
 """
@@ -32,9 +32,12 @@ INIT_STD = 0.02
 
 
 class Linear(nn.Linear):
-    """Without a bias, and without torch's own initialisation, which would take minutes at 72B and draw from the global
-    generator. torch.nn.utils.skip_init does the same by way of the meta device, for which torch imports 480 modules:
-    two seconds of every start."""
+    """A linear layer without bias and without torch's initialisation, which would take minutes at 72B and draw from the
+    global generator.
+
+    torch.nn.utils.skip_init does the same by way of the meta device, for which torch imports 480 modules: two seconds
+    of every start.
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
@@ -44,14 +47,14 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """As bare."""
+    """An embedding without torch's initialisation."""
 
     def reset_parameters(self) -> None:
         pass
 
 
 class Norm(nn.Module):
-    """RMSNorm with a gain, computed in fp32 whatever the activations are."""
+    """RMSNorm with a gain, computed in fp32 whatever the activations' dtype."""
 
     def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
@@ -59,7 +62,7 @@ class Norm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        # FSDP2 hands the gain over in bf16.
+        # FSDP2 passes the gain in bf16.
         return F.rms_norm(x_BTD.float(), self.weight.shape, self.weight.float(), self.epsilon).to(x_BTD.dtype)
 
 
@@ -114,10 +117,11 @@ class Layer(nn.Module):
         self.ffn = FeedForward(spec)
 
     def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor, recompute: Recompute) -> Tensor:
-        """recompute: what the backward pass computes again instead of keeping it; results are the same, bit for bit."""
+        """Return the layer's output. `recompute`: what the backward pass recomputes instead of keeping; results are
+        bit-identical."""
         if recompute == "none" or not torch.is_grad_enabled():
             return self._block(x_BTD, cos_TE, sin_TE)
-        # Inside forward: FSDP2's hooks, which gather the weights, stay outside of what is run again.
+        # Inside forward: FSDP2's hooks, which gather the weights, stay outside of the recomputed part.
         again = partial(checkpoint, self._block, x_BTD, cos_TE, sin_TE, use_reentrant=False, preserve_rng_state=False)
         if recompute == "selective":
             again = partial(again, context_fn=partial(create_selective_checkpoint_contexts, _keep_products))
@@ -138,7 +142,7 @@ _PRODUCTS = {
 
 
 def _keep_products(context: Any, op: Any, *inputs: Any, **options: Any) -> CheckpointPolicy:
-    """Selective recomputation: matrix products and attention are kept, what is cheap beside them is not."""
+    """Return the selective policy: matrix products and attention are kept; everything cheaper is recomputed."""
     return CheckpointPolicy.MUST_SAVE if op in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -156,21 +160,21 @@ class Transformer(nn.Module):
         self._fused = False
 
     def tabulate(self) -> None:
-        """Compute what is not loaded, the rotary tables, on the device of the weights: for a model that was built
-        without memory (torch's meta device) and has been given some."""
+        """Compute the rotary tables, which are never loaded, on the weights' device. For a model built on torch's meta
+        device and then given memory."""
         spec = self.spec
         tables = rotary_table(spec.context, spec.width // spec.heads, spec.rope_theta)
         for name, table in zip(("cos_TE", "sin_TE"), tables, strict=True):
             self.register_buffer(name, table.to(self.embedding.weight.device), persistent=False)
 
     def compile(self) -> None:
-        """Compile each layer, and the loss behind the logits, with torch.compile: for GPUs, after micro-batches were
+        """Compile each layer, and the loss after the logits, with torch.compile. For GPUs, after micro-batches were
         tried (each new shape is compiled anew). Results differ from the plain ones by rounding.
 
         Weights keep their names. Call it after FSDP2's fully_shard, whose hooks stay outside.
         """
         for layer in self.layers:
-            # Not the module: its hooks, FSDP2's, would be compiled too. All layers share one graph.
+            # Not the module: its FSDP2 hooks would be compiled too. All layers share one graph.
             layer.forward = torch.compile(layer.forward)
         self._fused = True
 
@@ -180,7 +184,7 @@ class Transformer(nn.Module):
         return self.embedding.weight if self.head is None else self.head.weight
 
     def hidden(self, tokens_BT: Tensor, recompute: Recompute = "none") -> Tensor:
-        """Final normed activations [B, T, D] of int64 tokens, T <= context."""
+        """Return the final normed activations [B, T, D] of int64 tokens, T <= context."""
         length = tokens_BT.shape[1]
         cos_TE = cast(Tensor, self.cos_TE)[:length]
         sin_TE = cast(Tensor, self.sin_TE)[:length]
@@ -190,16 +194,16 @@ class Transformer(nn.Module):
         return cast(Tensor, self.norm(x_BTD))
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Logits [B, T, V] of int64 tokens. Exists whole: for tests and export; training uses `loss`."""
+        """Return the logits [B, T, V] of int64 tokens, all at once: for tests and export; training uses `loss`."""
         return F.linear(self.hidden(tokens_BT), self.head_weight)
 
     def loss(self, sequences: Tensor, recompute: Recompute = "none") -> Tensor:
-        """Mean cross entropy of each sequence, nats a token, fp32 [B].
+        """Return the mean cross entropy of each sequence, nats per token, fp32 [B].
 
         `sequences` is int64 [B, T + 1]: position t predicts token t + 1. At most LOGITS_PER_CHUNK logits exist at once,
-        never those of a larger batch. recompute: what each layer's backward pass computes again (training/sizes.py).
-        Under FSDP2 the caller registers `loss` as a forward method of the root, in whose group embedding and head are:
-        their weights are whole from its start, and again for its backward pass.
+        never those of a larger batch. recompute: what each layer's backward pass recomputes (training/sizes.py). Under
+        FSDP2 the caller registers `loss` as a forward method of the root, whose group holds embedding and head: their
+        weights are whole from its start, and again for its backward pass.
         """
         inputs_BT, targets_BT = sequences[:, :-1], sequences[:, 1:]
         hidden_ND = self.hidden(inputs_BT, recompute).flatten(0, 1)
@@ -208,20 +212,20 @@ class Transformer(nn.Module):
 
 
 def _autocast(x: Tensor) -> Tensor:
-    """In autocast's type where it is on."""
+    """Cast to autocast's dtype where it is enabled."""
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 def rotate(x: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-    """Rotary embedding of x [B, heads, T, E]; sin carries the sign of the half it multiplies."""
+    """Apply the rotary embedding to x [B, heads, T, E]; sin carries the sign of the half it multiplies."""
     return (x * cos_TE + x.roll(x.shape[-1] // 2, dims=-1) * sin_TE).to(x.dtype)
 
 
 def rotary_table(context: int, size: int, theta: float) -> tuple[Tensor, Tensor]:
-    """cos and signed sin, fp32 [context, size]; the first half of sin is negated (see `rotate`).
+    """Return cos and signed sin, fp32 [context, size]; the first half of sin is negated (see `rotate`).
 
-    Angles in float64: at position 100,000 an fp32 product is off by milliradians.
+    Angles are in float64: at position 100,000 an fp32 product is off by milliradians.
     """
     frequency = theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
     angle = torch.outer(torch.arange(context, dtype=torch.float64), frequency)
@@ -232,10 +236,11 @@ def rotary_table(context: int, size: int, theta: float) -> tuple[Tensor, Tensor]
 def cross_entropy(
     hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, max_logits: int, *, fused: bool = False
 ) -> Tensor:
-    """Cross entropy [N] in fp32 of hidden @ weight.T, with at most `max_logits` logits (one row at least) at once.
+    """Return the cross entropy [N] in fp32 of hidden @ weight.T, with at most `max_logits` logits (at least one row) at
+    once.
 
-    fused: what follows the logits is compiled. Each logit of a chunk takes up to 8 bytes, with its gradient and what is
-    between; fused in bf16 4. That is 512 or 256 MiB for 2^26 of them.
+    fused: compile the operations after the logits. Each logit of a chunk takes up to 8 bytes, with its gradient and
+    intermediate values; fused in bf16, 4. That is 512 or 256 MiB for 2^26 logits.
     """
     rows = max(1, max_logits // weight_VD.shape[0])
     losses_N = _CrossEntropy.apply(_autocast(hidden_ND), weight_VD, targets_N, rows, fused)  # type: ignore[no-untyped-call]
@@ -243,11 +248,11 @@ def cross_entropy(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Cross entropy, over chunks of rows forward and of the vocabulary backward. The logits of a single chunk are kept
-    for the backward pass; those of several are computed again there, each chunk's.
+    """Cross entropy over chunks: of rows forward, of the vocabulary backward. The logits of a single chunk are kept for
+    the backward pass; those of several chunks are recomputed there.
 
     Matrix products run in hidden's dtype. Each value of the weight's gradient is one product over all rows, rounded
-    once: summed over chunks of rows in bf16, as a sharded weight would have it, it had twice the error.
+    once. Summing over chunks of rows in bf16, as for a sharded weight, had twice the error.
     """
 
     @staticmethod
@@ -261,7 +266,7 @@ class _CrossEntropy(torch.autograd.Function):
             normalisers.append(normaliser)
             if hidden_ND.shape[0] <= rows:
                 kept = [logits]
-            del logits  # or it would still be there while the next chunk's are made
+            del logits  # or it would still exist while the next chunk's are made
         ctx.save_for_backward(hidden_ND, weight_VD, targets_N, torch.cat(normalisers), *kept)
         ctx.max_logits, ctx.fused = rows * weight_VD.shape[0], fused
         return torch.cat(losses)
@@ -293,7 +298,7 @@ def _logits(hidden: Tensor, weight_VD: Tensor) -> Tensor:
 
 
 def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross entropy [n] of logits [n, V], and the logarithm [n] of the exponentials' sum; both in fp32."""
+    """Return the cross entropy [n] of logits [n, V] and the log-sum-exp [n]; both in fp32."""
     highest = logits.amax(dim=1, keepdim=True).float()
     sums = (logits - highest).exp_().sum(dim=1, keepdim=True)
     normaliser = (sums.log() + highest).squeeze(1)
@@ -301,8 +306,10 @@ def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _grad_logits(logits: Tensor, normaliser: Tensor, targets: Tensor, grad: Tensor) -> Tensor:
-    """Gradient [n, v] with respect to the logits, in their dtype, of `_losses` weighted by grad [n]. logits: those of v
-    words; targets [n] count from the first of them, and may lie outside."""
+    """Return the gradient [n, v] with respect to the logits, in their dtype, of `_losses` weighted by grad [n].
+
+    logits: those of v vocabulary entries. targets [n] count from the first of these entries and may lie outside.
+    """
     scaled = (logits - normaliser[:, None]).exp_().mul_(grad[:, None])
     index = targets.clamp(0, logits.shape[1] - 1)
     chosen = scaled.gather(1, index[:, None]) - torch.where(index == targets, grad, 0.0)[:, None]
@@ -320,9 +327,12 @@ def _compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def initialise(model: Transformer, seed: int) -> None:
-    """Seeded initialisation, the same on every run of one machine and torch build (not between machines: the run's
-    owner publishes theta_0). Normal(0, 0.02); the two projections that write to the residual stream are divided by
-    sqrt(2 * layers) (GPT-2); gains are one. Parameters are drawn in order of name."""
+    """Initialise from a seed, with the same result on every run of one machine and torch build. Machines differ, so the
+    run's owner publishes theta_0.
+
+    Normal(0, 0.02); the two projections that write to the residual stream are divided by sqrt(2 * layers) (GPT-2);
+    gains are one. Parameters are drawn in order of name.
+    """
     generator = torch.Generator().manual_seed(seed)
     residual_std = INIT_STD / sqrt(2 * len(model.layers))
     with torch.no_grad():

@@ -1,8 +1,8 @@
-"""Which rank orthogonalises which matrix of a model that Muon trains, and what that takes. No torch.
+"""Assignment of Muon's matrices to ranks for orthogonalisation, and its cost. No torch.
 
-A matrix is orthogonalised whole, by one rank (training/muon.py). In a turn every rank has matrices for about the same
-work, together at most as large as the model's largest one: so while one rank has a wide embedding the others have
-layers to do, and memory never holds more than a few copies of one such matrix.
+One rank orthogonalises each matrix whole (training/muon.py). In a turn every rank gets about the same work, at most the
+model's largest matrix. So while one rank has a wide embedding the others have layers, and memory never holds more than
+a few copies of one such matrix.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,16 @@ from protocol.spec import InnerSpec, ModelSpec
 from training.sizes import BF16
 
 ITERATIONS = 5
-"""Of Newton and Schulz."""
+"""Newton-Schulz iterations."""
 
 Shape = tuple[int, ...]
 Turn = list[list[int]]
-"""For each rank the places of the matrices that it orthogonalises, in a list that all ranks have."""
+"""For each rank the indices of the matrices that it orthogonalises, in a list that is the same on all ranks."""
 
 
 def deal(shapes: Sequence[Shape], ranks: int) -> list[Turn]:
-    """Every matrix once, the largest first, each to the rank that has least in its turn. The same on every rank."""
+    """Assign every matrix once, the largest first, each to the rank with the least work in its turn. The same on every
+    rank."""
     sizes = [prod(shape) for shape in shapes]
     most = max(sizes, default=0)
     turns: list[Turn] = []
@@ -36,14 +37,15 @@ def deal(shapes: Sequence[Shape], ranks: int) -> list[Turn]:
 
 
 def orthogonalising_flops(shape: Shape) -> int:
-    """Of one matrix: in each iteration it times its transpose, that squared, and both times the matrix."""
+    """Return the FLOPs of orthogonalising one matrix: each iteration multiplies it by its transpose, squares that, and
+    multiplies both by the matrix."""
     short, long = min(shape), max(shape)
     return ITERATIONS * (4 * short**2 * long + 2 * short**3)
 
 
 def muon_flops(model: ModelSpec, inner: InnerSpec, ranks: int) -> int:
-    """FLOPs of orthogonalising on the rank that has most to do in each turn of an inner step; the others wait for it.
-    0 under AdamW."""
+    """Return the orthogonalising FLOPs of the busiest rank in each turn of an inner step; the others wait for it. 0
+    under AdamW."""
     shapes = _trained(model, inner)
     return sum(
         max(sum(orthogonalising_flops(shapes[place]) for place in theirs) for theirs in turn)
@@ -52,12 +54,15 @@ def muon_flops(model: ModelSpec, inner: InnerSpec, ranks: int) -> int:
 
 
 def muon_bytes(model: ModelSpec, inner: InnerSpec) -> int:
-    """Most bytes that a rank's step takes for a moment: three times the largest matrix in bf16. That is what its rows
-    want, what it sends and what it gets; or a matrix, the next one and a square. 0 under AdamW."""
+    """Return the most bytes that a rank's step takes temporarily: three times the largest matrix in bf16.
+
+    They are its rows' directions, the rows that it sends and those that it receives; or a matrix, the next one and a
+    square. 0 under AdamW.
+    """
     return 3 * BF16 * max((prod(shape) for shape in _trained(model, inner)), default=0)
 
 
 def _trained(model: ModelSpec, inner: InnerSpec) -> list[Shape]:
-    """Of the matrices that Muon trains: all of the model's, or none."""
+    """Return the shapes of the matrices that Muon trains: all of the model's, or none."""
     shapes: list[Shape] = [shape for _, shape in sorted(model.shapes().items()) if len(shape) == 2]
     return shapes if inner.optimizer == "muon" else []

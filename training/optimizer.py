@@ -1,7 +1,7 @@
 """The inner optimizer: AdamW, or Muon for every matrix with AdamW for the gains; its state as named tensors.
 
-Works on whole parameters and on parameters sharded by FSDP2: state is then sharded like its parameter, and what is
-saved and loaded is this rank's own part. Sources: AdamW (arXiv 1711.05101); Muon: training/muon.py.
+Works on whole parameters and on parameters sharded by FSDP2. State is then sharded like its parameter, and each rank
+saves and loads its own part. Sources: AdamW (arXiv 1711.05101); Muon: training/muon.py.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ MOMENTUM = "muon.momentum/"
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """Two optimizers over disjoint parameters that look like one: they share groups and state."""
+    """Two optimizers over disjoint parameters behind one interface: they share groups and state."""
 
     def __init__(self, muon: Muon, adamw: torch.optim.AdamW) -> None:
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
@@ -29,19 +29,19 @@ class MuonAndAdamW(torch.optim.Optimizer):
             part.state = self.state
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step of both. `closure` is torch's and not supported."""
+        """Take one step of both. `closure` is torch's and not supported."""
         assert closure is None
         for part in self._parts:
             part.step()
 
 
 def make_optimizer(model: Transformer, spec: InnerSpec, ranks: Ranks = ALONE) -> torch.optim.Optimizer:
-    """The optimizer of `spec` over all parameters, gains included (as in the published runs). `ranks`: those among
-    which `model` is sharded.
+    """Return the optimizer of `spec` over all parameters, gains included (as in the published runs). `ranks`: those
+    among which `model` is sharded.
 
-    AdamW is one fused call a step. Muon takes every matrix, embedding and head included: under AdamW the rows of an
-    embedding move at full speed however small their gradients are, and the more steps a miner takes, the more of what
-    it may send goes to rows that hardly matter (docs/decisions/0049-muon-on-every-matrix.md).
+    AdamW is one fused call per step. Muon takes every matrix, embedding and head included. Under AdamW the rows of an
+    embedding move at full speed however small their gradients are. The more steps a miner takes, the more of its
+    payload then goes to rows that hardly matter (docs/decisions/0049-muon-on-every-matrix.md).
     """
     parameters = [parameter for _, parameter in sorted(model.named_parameters())]
     matrices = [parameter for parameter in parameters if spec.optimizer == "muon" and parameter.dim() == 2]
@@ -59,7 +59,7 @@ def make_optimizer(model: Transformer, spec: InnerSpec, ranks: Ranks = ALONE) ->
 
 
 def set_constants(optimizer: torch.optim.Optimizer, spec: InnerSpec, lr: float) -> None:
-    """The next steps use `lr` and the constants of `spec`, which an amendment may have changed."""
+    """Set `lr` and the constants of `spec`, which an amendment may have changed, for the next steps."""
     for group in optimizer.param_groups:
         group.update(lr=lr, weight_decay=spec.weight_decay)
         if "betas" in group:
@@ -69,11 +69,11 @@ def set_constants(optimizer: torch.optim.Optimizer, spec: InnerSpec, lr: float) 
 def store_adam_state(
     parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, into: Mapping[str, Tensor]
 ) -> int:
-    """Copy the optimizer's tensors of `parameters` (all, by name) into those of `into`, one after the other, and return
-    AdamW's number of steps; zeros and 0 before the first step, so that the set of tensors never depends on history.
+    """Copy the optimizer's tensors of `parameters` (all, by name) into those of `into`, one after the other; return
+    AdamW's number of steps. Zeros and 0 before the first step, so that the set of tensors never depends on history.
 
-    AdamW's moments are `adam.first/NAME` and `adam.second/NAME`, Muon's momentum `muon.momentum/NAME`. Of a sharded
-    parameter it is this rank's part.
+    AdamW's moments are `adam.first/NAME` and `adam.second/NAME`, Muon's momentum `muon.momentum/NAME`. For a sharded
+    parameter they are this rank's part.
     """
     num_steps = 0
     for name, parameter, keys in _kept(parameters, optimizer):
@@ -91,7 +91,7 @@ def store_adam_state(
 def load_adam_state(
     parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], num_steps: int
 ) -> None:
-    """Inverse of `store_adam_state`: the next step is the same, bit for bit. Raises CheckpointCorrupt for other
+    """Load the tensors of `store_adam_state`: the next step is bit-identical. Raises CheckpointCorrupt for other
     tensors."""
     for name, parameter, keys in _kept(parameters, optimizer):
         state: dict[str, Tensor] = {}
@@ -107,7 +107,7 @@ def load_adam_state(
 
 
 def state_shapes(model: ModelSpec, spec: InnerSpec) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of what `store_adam_state` fills when nothing is sharded."""
+    """Return the names and shapes that `store_adam_state` fills when nothing is sharded."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in model.shapes().items():
         muons = spec.optimizer == "muon" and len(shape) == 2
@@ -122,7 +122,7 @@ _MUON = {MOMENTUM: "momentum_buffer"}
 def _kept(
     parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[str, Tensor, Mapping[str, str]]]:
-    """Each parameter by name, with what is kept of it: prefix of the saved name -> torch's key."""
+    """Yield each parameter by name with its state's keys: prefix of the saved name -> torch's key."""
     muons = {id(parameter) for group in optimizer.param_groups if "betas" not in group for parameter in group["params"]}
     for name, parameter in parameters.items():
         yield name, parameter, _MUON if id(parameter) in muons else _ADAMW

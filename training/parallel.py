@@ -1,11 +1,11 @@
 """Ranks: the processes, one for each accelerator of a machine, that train one node's model together.
 
-`torchrun --nproc_per_node N neurons/miner.py` starts N of them; without torchrun there is one. The first rank runs
-the program and alone talks to chain and store. The others serve: they wait for its calls to their trainer
-(training/trainer.py) and do the same at the same time on their share. This is the only module that knows which rank it
-is. Parameters are sharded by FSDP2 (torch.distributed.fsdp.fully_shard).
+`torchrun --nproc_per_node N neurons/miner.py` starts N of them; without torchrun there is one. The first rank runs the
+program, and it alone talks to chain and store. The others wait for its calls to their trainer (training/trainer.py) and
+execute them at the same time on their share. Only this module knows which rank it is. Parameters are sharded by FSDP2
+(torch.distributed.fsdp.fully_shard).
 
-A rank that fails ends, with its own message; torchrun then ends the others. A rank whose torchrun is gone ends itself.
+A rank that fails ends with its own message; torchrun then ends the others. A rank whose torchrun is gone ends itself.
 """
 
 import json
@@ -27,21 +27,21 @@ from torch.distributed.rendezvous import rendezvous
 from protocol.errors import MurmurError
 
 COLLECTIVE_SECONDS = 600.0
-"""A rank that another one waits for longer than this inside one operation is taken for dead."""
+"""Time after which a rank that others wait for inside one operation is taken for dead."""
 _PARENT_SECONDS = 1.0
 _JOIN_SECONDS = 10.0
 _CALL_SECONDS = 0.05
-"""Between two looks for a call of the first rank, at most; right after a call far less."""
+"""Longest pause between polls for a call of the first rank; much shorter right after a call."""
 _END = "end"
 _OPEN = "open"
 
 
 class RankLost(MurmurError):
-    """Another rank ended or stands still. It said why itself; this one cannot go on alone."""
+    """Another rank ended or hangs. It logged the reason itself; this rank cannot continue alone."""
 
 
 class Calls(Protocol):
-    """Of torch's key-value store what carries the first rank's calls to the others."""
+    """The part of torch's key-value store that carries the first rank's calls to the others."""
 
     def set(self, key: str, value: str) -> None: ...
     def get(self, key: str) -> bytes: ...
@@ -59,29 +59,30 @@ class Ranks:
         self._calls = calls
         self._count = 0
         self.in_step = True
-        """First rank: no call is under way, nor was one broken off. After that the others do not know what is next."""
+        """First rank: no call is running and none was aborted. After an aborted call the other ranks do not know which
+        is next."""
 
     def rows(self, total: int, index: int | None = None) -> slice:
-        """This rank's rows of a tensor of `total` rows, or another one's, as torch.chunk cuts: the last ranks may have
-        fewer or none."""
+        """Return this rank's rows of a tensor of `total` rows, or another rank's, as torch.chunk cuts: the last ranks
+        may have fewer or none."""
         each, index = -(-total // self.size), self.index if index is None else index
         return slice(min(total, index * each), min(total, (index + 1) * each))
 
     def gathered(self, total: int) -> slice:
-        """Rows of what one rank handles whole: all of them on that rank, none on the others."""
+        """Return the rows of a tensor that one rank handles whole: all on the first rank, none on the others."""
         return slice(0, total if self.index == 0 else 0)
 
     def share(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """This rank's rows of a batch, equally many on every rank, and their weights, fp32: 1, or 0 for a row that only
-        fills up. The model must be called equally often everywhere."""
+        """Return this rank's rows of a batch, equally many on every rank, and their weights, fp32: 1, or 0 for padding.
+        Every rank must call the model equally often."""
         mine = batch[self.rows(len(batch))]
         missing = -(-len(batch) // self.size) - len(mine)
         weights = torch.cat([torch.ones(len(mine)), torch.zeros(missing)])
         return torch.cat([mine, batch[:1].expand(missing, -1)]), weights
 
     def shard(self, model: nn.Module, layers: Iterable[nn.Module], methods: Iterable[str]) -> None:
-        """Divide the model's parameters among the ranks by rows; `methods` of it are called like forward. Matrix
-        products in bf16 on a GPU, gradients summed in fp32."""
+        """Shard the model's parameters among the ranks by rows; its `methods` are called like forward. Matrix products
+        in bf16 on a GPU, gradients summed in fp32."""
         if self.size == 1:
             return
         from torch.distributed.device_mesh import init_device_mesh
@@ -96,12 +97,14 @@ class Ranks:
             register_fsdp_forward_method(model, method)
 
     def release(self, model: nn.Module) -> None:
-        """After evaluation: give up the whole weights that the last call gathered. The next call gathers them anew."""
+        """Release the whole weights that the last call gathered, after an evaluation. The next call gathers them
+        anew."""
         if self.size > 1:
             cast(Any, model).reshard()
 
     def exchange(self, given: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[torch.Size]]) -> list[list[Tensor]]:
-        """Give the tensors given[r] to rank r and get those of shapes[r] from it, all in bf16 on this rank's device."""
+        """Send the tensors given[r] to rank r and receive those of shapes[r] from it, all in bf16 on this rank's
+        device."""
         if self.size == 1:
             return [list(given[0])]
         nothing = torch.empty(0, dtype=torch.bfloat16, device=self.device)
@@ -113,25 +116,25 @@ class Ranks:
         return [[next(pieces).view(shape) for shape in theirs] for theirs in shapes]
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all ranks of a small tensor on the CPU, on every rank."""
+        """Return the sum over all ranks of a small tensor on the CPU, on every rank."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def mean(self, value: float) -> float:
-        """The ranks' mean of a number, the same on every rank."""
+        """Return the ranks' mean of a number, the same on every rank."""
         return float(self.sum(torch.tensor(value, dtype=torch.float64))) / self.size
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on any rank. Comes back when every rank has asked."""
+        """Whether the flag is set on any rank. Returns when every rank has called it."""
         return bool(self.sum(torch.tensor(int(flag))).item())
 
     def wait(self) -> None:
-        """Until every rank has come here."""
+        """Wait until every rank has called this."""
         self.any(False)
 
     def announce(self, name: str, arguments: dict[str, Any]) -> None:
-        """First rank: have the others call the same; on the others, nothing. Raises RankLost out of step."""
+        """First rank: make the others run the same call. No effect on the others. Raises RankLost when out of step."""
         if self.size > 1 and self.index == 0:
             if not self.in_step:
                 raise RankLost("an earlier call broke off: the ranks are out of step, and all have to start again")
@@ -139,16 +142,17 @@ class Ranks:
             cast(Calls, self._calls).set(str(self._count), json.dumps([name, arguments]))
 
     def end(self) -> None:
-        """First rank: have the others end. Where a call was broken off, they may have settled it or not."""
-        with suppress(dist.DistError):  # torchrun is gone, and with it the others
+        """First rank: make the others end. After an aborted call they may have settled it or not, so both counts are
+        sent."""
+        with suppress(dist.DistError):  # torchrun is gone, and the others with it
             for count in (self._count, self._count + 1):
                 cast(Calls, self._calls).set(str(count), json.dumps([_END, {}]))
 
     def await_call(self) -> tuple[str, dict[str, Any]]:
-        """Other ranks: the next call of the first one. Raises RankLost."""
+        """Other ranks: wait for the first rank's next call. Raises RankLost."""
         calls, key, pause = cast(Calls, self._calls), str(self._count), _CALL_SECONDS / 64
         try:
-            while not calls.check([key]):  # its `wait` writes two lines to the log each time that nothing has come
+            while not calls.check([key]):  # its `wait` logs two lines each time that nothing has come
                 time.sleep(pause)
                 pause = min(2 * pause, _CALL_SECONDS)
             name, arguments = json.loads(calls.get(key))
@@ -157,7 +161,7 @@ class Ranks:
         return name, arguments
 
     def settle(self) -> None:
-        """End of a call: every rank has done it, so what it read may be changed."""
+        """End a call: every rank has finished it, so its inputs may be changed."""
         if self.size > 1:
             self.wait()
             if self.index == 0:
@@ -171,21 +175,21 @@ ALONE = Ranks()
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's rows of a sharded parameter, or of what belongs to one; another tensor as it is.
+    """Return this rank's rows of a sharded parameter or of its state; another tensor unchanged.
 
-    Only sharded ones (DTensor) have `to_local`. To import their class takes a second and more, which a node on one
+    Only sharded tensors (DTensor) have `to_local`. Importing their class takes a second or more, which a node on one
     device need not spend.
     """
     return cast(Any, tensor).to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a sharded tensor, on every rank; another tensor as it is."""
+    """Return a sharded tensor whole, on every rank; another tensor unchanged."""
     return cast(Any, tensor).full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class Worker(Protocol):
-    """What ranks do together: an object on every rank whose `together` methods run on all of them at once."""
+    """An object on every rank whose `together` methods run on all ranks at once."""
 
     ranks: Ranks
 
@@ -196,7 +200,7 @@ R = TypeVar("R")
 
 
 def together(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
-    """Method of a Worker that runs on every rank when the first one calls it. Arguments are keywords with JSON values;
+    """Make a method of a Worker run on every rank when the first one calls it. Arguments are keywords with JSON values;
     the result is the calling rank's. Raises RankLost."""
 
     @wraps(method)
@@ -218,7 +222,7 @@ def together(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, 
 
 
 def open_together(ranks: Ranks, make: Callable[..., W], **arguments: Any) -> W:
-    """First rank: a worker on every rank, `make(ranks, **arguments)`; the others drop the one that they had."""
+    """First rank: open a worker on every rank, `make(ranks, **arguments)`; the others drop their previous one."""
     ranks.announce(_OPEN, arguments)
     worker = make(ranks, **arguments)
     ranks.settle()
@@ -226,9 +230,9 @@ def open_together(ranks: Ranks, make: Callable[..., W], **arguments: Any) -> W:
 
 
 def run(program: Callable[[Ranks], None], make: Callable[..., Worker], device: torch.device) -> None:
-    """Run `program` on the first rank; the others make what it opens and do what it calls, until it ends.
+    """Run `program` on the first rank; the others open its workers and execute its calls until it ends.
 
-    device: the kind of device; every rank takes its own of it.
+    device: the kind of device; every rank takes its own.
     """
     ranks = _join(device)
     if ranks.size == 1:
@@ -261,7 +265,7 @@ def _serve(ranks: Ranks, make: Callable[..., Worker]) -> None:
 
 
 def _join(device: torch.device) -> Ranks:
-    """This process's place, from what torchrun says in the environment."""
+    """Return this process's rank, from torchrun's environment variables."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return Ranks(device=device)
@@ -270,7 +274,7 @@ def _join(device: torch.device) -> Ranks:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-        # torchrun leaves one thread to each; what the host does, the first rank does while the others wait.
+        # torchrun leaves one thread to each process; the first rank does the host's work while the others wait.
         torch.set_num_threads(os.cpu_count() or 1)
     prefixed = cast(Any, dist).PrefixStore
     store, index, size = next(rendezvous("env://"))
@@ -285,8 +289,8 @@ def _join(device: torch.device) -> Ranks:
 
 
 def _require_launcher() -> None:
-    """Raise RankLost when torchrun ended while this process was starting: nothing watched it then, and torch's own
-    rendezvous waits for it for many minutes."""
+    """Raise RankLost when torchrun ended while this process was starting: no watcher existed yet, and torch's own
+    rendezvous would wait for many minutes."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -297,7 +301,7 @@ def _require_launcher() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when torchrun is gone, however that went: nothing may stay behind on the accelerators."""
+    """End this process when torchrun is gone, for whatever reason: no process may remain on the accelerators."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -1,9 +1,9 @@
-"""What a round and a restart consist of, as built: one table for each role.
+"""The phases of a round and of a restart, as built: one table for each role.
 
-A phase says how many bytes go through which rate by how many threads, and what it waits for; training/timeline.py makes
-times of that. Time counts from block D of the round before, the last instant at which both roles are idle: what follows
-settles that round, and the next D is the deadline. When the code changes, its line changes here; `murmur plan`, its
-refusals, a disk's wear and the utilization follow.
+A phase lists the bytes that pass through each rate, the number of threads, and its predecessors; training/timeline.py
+computes times from them. Time counts from block D of the previous round, the last instant at which both roles are idle:
+the phases after it settle that round, and the next D is the deadline. A change of the code also changes its line here;
+`murmur plan`, its refusals, a disk's wear and the utilization follow.
 """
 
 from abc import ABC, abstractmethod
@@ -19,18 +19,18 @@ from training.sizes import FP32, Sizes, flops_per_token
 PART_BYTES = 16 << 20
 """Part of an upload (storage/s3.py), and section of a payload that is read back (protocol/merkle.py)."""
 FILE_BYTES = 1 << 30
-"""Saved state is in files of about so many bytes, written and read beside each other (training/checkpoint.py)."""
+"""Approximate size of a file of saved state; files are written and read concurrently (training/checkpoint.py)."""
 FETCH_THREADS, OPEN_THREADS, PREFETCH_THREADS, PART_THREADS = 16, 8, 3, 64
-"""Objects that are fetched, and hashed, and opened beside each other (node/fetch/payloads.py), and parts of shards
+"""Objects fetched, hashed and opened concurrently (node/fetch/payloads.py), and parts of shards
 (node/sync/dataset.py)."""
 COPIES = 2
 """Validators that copy a payload unasked (gauntlet/agreement.py)."""
 VALIDATORS = 3
-"""So many of equal stake share the copies, unless a plan says otherwise."""
+"""Number of validators of equal stake that share the copies, unless a plan gives another."""
 POST_BLOCKS = 2
-"""Until a post is in a block, at most (protocol/spec.py)."""
+"""Most blocks until a post is in a block (protocol/spec.py)."""
 SELECT_CALLS = 5
-"""Looks at the chain for a selection."""
+"""Calls to the chain for a selection."""
 
 RateName = Literal[
     "compute", "up", "down", "device", "copy", "fresh", "hash", "cipher", "write", "read", "compress", "apply", "probe",
@@ -39,17 +39,16 @@ RateName = Literal[
 """A field of training/rates.py Rates."""
 
 Opening = Literal["uploaded", "commit", "reveal", "decided"]
-"""Others' payloads are in their buckets; D is final, V is; the words that decide the round before are in a final
-block."""
+"""uploaded: others' payloads are in their buckets. commit, reveal: D, V is final. decided: the words that decide the
+previous round are in a final block."""
 MARGIN = 0.02
-"""Share of the compute that is kept free beside it, since the time that inner steps take differs: at least this, and
-the spread of its own trial where the machine is measured (murmur/plan/measure.py). Assumed: nobody measured it on
-GPUs."""
+"""Least share of the compute that is kept free for variation of the inner steps' time. The spread of its own trial
+counts if larger, where the machine is measured (murmur/plan/measure.py). Assumed: not measured on GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`amount` at a rate, by so many threads (of GPUs: by so many GPUs)."""
+    """`amount` at a rate, by that many threads (for GPUs: by that many GPUs)."""
 
     amount: float
     rate: RateName
@@ -58,11 +57,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Something that a node does once a round, or once in `every` rounds.
+    """A phase that a node runs once per round, or once in `every` rounds.
 
-    work: one after the other. beside: by other threads meanwhile; a phase lasts as long as the longest. after: phases
-    that must have ended, None: the one listed before. opens: the block that must be final. Phases with nothing between
-    them in `after` run beside each other.
+    work: done in order. beside: done by other threads meanwhile; the phase lasts as long as the longer of the two.
+    after: phases that must have ended; None: the one listed before. opens: the block that must be final. Phases not
+    ordered by `after` run concurrently.
     """
 
     name: str
@@ -75,8 +74,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """`phase` has to end by `by(clock)`, seconds from block D of the round before. In words: what the node does then,
-    when that is, and what becomes of it when it comes later."""
+    """`phase` has to end by `by(clock)`, seconds from block D of the previous round. As text: what the node does then
+    (`does`), when that is, and the consequence of missing it (`missed`)."""
 
     role: Role
     phase: str
@@ -128,20 +127,20 @@ def seconds(clock: ClockSpec, blocks: float) -> float:
 
 
 def opening(clock: ClockSpec, block: str) -> float:
-    """Seconds from D until this block of the clock ("commit", "reveal", "words") is final."""
+    """Return the seconds from D until this block of the clock ("commit", "reveal", "words") is final."""
     return seconds(clock, getattr(clock, block) - clock.commit + clock.finality_blocks)
 
 
 def decided(clock: ClockSpec, said: float) -> float:
-    """Seconds from D until the round is decided, where every validator's word is in a block after `said`
+    """Return the seconds from D until the round is decided, when every validator's word is in a block after `said`
     seconds."""
     return min(said + seconds(clock, clock.finality_blocks), opening(clock, "words"))
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSetting(ABC):
-    """Whoever trains, on a machine: `threads` of its CPUs, and `gpus` that train; on_gpu: False where its CPU does.
-    has_data: the data set is on its disk, and none of it has to come."""
+    """A trainer on a machine: `threads` of its CPUs and `gpus` that train. on_gpu: False where its CPU trains.
+    has_data: the data set is on its disk, and nothing has to be fetched."""
 
     spec: TrainingSpec
     gpus: int
@@ -161,21 +160,21 @@ class TrainerSetting(ABC):
 
     @property
     def optimizer_flops(self) -> int:
-        """FLOPs in which its Muon orthogonalises on all GPUs, those included for which GPUs wait; 0 under AdamW."""
+        """FLOPs of Muon's orthogonalisation on all GPUs, idle waiting included; 0 under AdamW."""
         inner = self.spec.inner
         return self.gpus * inner.steps * muon_flops(self.spec.model, inner, self.gpus)
 
     # --- what many phases do -------------------------------------------------------------------------------------
 
     def to_device(self, num_bytes: int) -> Work:
-        """To the GPUs or from them; where a CPU trains, its memory."""
+        """Return the transfer to or from the GPUs; where a CPU trains, a copy in its memory."""
         return Work(num_bytes, "device", self.gpus) if self.on_gpu else Work(num_bytes, "copy", self.threads)
 
     def copied(self, num_bytes: int) -> Work:
         return Work(num_bytes, "copy", self.threads)
 
     def saved(self, num_bytes: int) -> tuple[Work, ...]:
-        """training/checkpoint.py save: files beside each other, each hashed and written in turn, piece by piece."""
+        """training/checkpoint.py save: files concurrently, each hashed and written in turn, piece by piece."""
         threads = self._files(num_bytes)
         return Work(num_bytes, "hash", threads), Work(num_bytes, "write", threads)
 
@@ -187,42 +186,42 @@ class TrainerSetting(ABC):
         return Work(num_bytes, "hash", min(self.threads, -(-num_bytes // PART_BYTES)))
 
     def loaded(self, num_bytes: int) -> tuple[Work, ...]:
-        """training/checkpoint.py load: files mapped, read by being hashed, and copied to where they belong."""
+        """training/checkpoint.py load: files are mapped, read while hashed, and copied to their place."""
         threads = self._files(num_bytes)
         return Work(num_bytes, "read", threads), Work(num_bytes, "hash", threads), self.copied(num_bytes)
 
     def opened(self, payloads: int, hashes: int, hashers: int) -> tuple[Work, ...]:
-        """storage/seal.py unseal and sparseloco/wire.py parse_submission, several payloads beside each other: hashed,
-        deciphered, and copied to where they stay."""
+        """storage/seal.py unseal and sparseloco/wire.py parse_submission, several payloads concurrently: hashed,
+        decrypted, and copied to their place."""
         total, threads = payloads * self.sizes.payload, self.openers
         return Work(hashes * total, "hash", hashers), Work(total, "cipher", threads), Work(total, "fresh", threads)
 
     def sealed(self) -> tuple[Work, ...]:
-        """storage/seal.py Sealing: the payload encoded by one thread, its sections encrypted and hashed by several."""
+        """storage/seal.py Sealing: one thread encodes the payload, several encrypt and hash its sections."""
         payload, threads = self.sizes.payload, self.openers
         return Work(payload, "fresh"), Work(payload, "cipher", threads), Work(payload, "hash", threads)
 
     @property
     def openers(self) -> int:
-        """Payloads that are opened, and sections of one that are sealed, beside each other (node/fetch/payloads.py)."""
+        """Payloads opened concurrently, and sections of one payload sealed concurrently (node/fetch/payloads.py)."""
         return min(self.threads, OPEN_THREADS) if self.sizes.payload > PART_BYTES else 1
 
     def fetched(self) -> tuple[Work, ...]:
-        """training/shards.py hold, by node/sync/dataset.py: whole files of the data set, hashed when they come and when
-        they are opened."""
+        """training/shards.py hold, by node/sync/dataset.py: whole files of the data set, hashed on arrival and when
+        opened."""
         if self.has_data:
             return ()
         total = self.sizes.trained_shards * self.sizes.shard
         return Work(total, "down"), Work(total, "write"), Work(2 * total, "hash")
 
     def evaluated(self, sequences: int) -> Work:
-        """Forward passes: a third of training's FLOPs."""
+        """Return forward passes: a third of training's FLOPs."""
         model = self.spec.model
         return Work(sequences * model.context * flops_per_token(model) / 3, "compute", self.gpus)
 
     def applied(self) -> tuple[Phase, ...]:
-        """node/state/node_state.py apply: the agreed payloads applied, and theta hashed. Saved is which payloads they
-        were."""
+        """node/state/node_state.py apply: apply the agreed payloads and hash theta. Only the names of the payloads are
+        saved."""
         return (*self.stepped(), Phase("theta digest", (self.hashed(self.sizes.model),)))
 
     def stepped(self) -> tuple[Phase, ...]:
@@ -235,12 +234,12 @@ class TrainerSetting(ABC):
         )
 
     def snapshot(self) -> Phase:
-        """node/state/snapshots.py: theta to the disk beside the rounds, from when it is hashed."""
+        """node/state/snapshots.py: write theta to disk in parallel with the rounds, from when it is hashed."""
         written = self.saved(self.sizes.model)
         return Phase("snapshot", written, ("theta digest",), every=self.spec.checkpoint_rounds)
 
     def swap(self) -> tuple[Work, ...]:
-        """training/trainer.py: the optimizer's state to its place, or back from it."""
+        """training/trainer.py: move the optimizer's state to its place, or back."""
         moved = self.sizes.optimizer
         return (self.to_device(moved) if self.on_gpu else self.copied(moved),)
 
@@ -249,18 +248,18 @@ class TrainerSetting(ABC):
         return (Work(self.flops + self.optimizer_flops, "compute", self.gpus),)
 
     def compressed(self) -> tuple[Work, ...]:
-        """training/replica.py compress; on GPUs theta and error feedback there, and the new one back."""
+        """training/replica.py compress; with GPUs theta and error feedback to them, and the new error feedback back."""
         model = self.sizes.model
         return (Work(3 * model, "device", self.gpus) if self.on_gpu else Work(model, "compress", self.threads),)
 
     def downloaded(self) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
-        """All contributors' payloads but one's own, and what goes on beside that."""
+        """All contributors' payloads except our own, and the work done during the download."""
         others = (self.sizes.contributors - 1) * self.sizes.payload
         return (Work(others, "down"),), (Work(others, "write"), Work(others, "hash", PREFETCH_THREADS))
 
     def sent(self) -> tuple[Phase, ...]:
-        """rounds/contribution.py: what was compressed sealed, all but a part of it uploaded meanwhile, and its object
-        saved."""
+        """rounds/contribution.py: the compressed update is sealed; meanwhile all but one part is uploaded, and its
+        object saved."""
         payload = self.sizes.payload
         return (
             Phase("seal", self.sealed()),
@@ -275,8 +274,8 @@ class TrainerSetting(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Setting(TrainerSetting):
-    """A node of a run on a chain. validators: how many count, with equal stake. margin: of the compute, time that is
-    kept free beside it."""
+    """A node of a run on a chain. validators: how many count, with equal stake. margin: time kept free, as a share of
+    the compute."""
 
     spec: RunSpec
     validators: int = VALIDATORS
@@ -288,19 +287,19 @@ class Setting(TrainerSetting):
 
     @property
     def gathered_first(self) -> int:
-        """Payloads that a validator has read when it has all contributors', the book's best first: those that travel
-        beside each other share the link, and are whole together (node/fetch/payloads.py)."""
+        """Payloads that a validator has read when it has all contributors', in the book's order, best first. Concurrent
+        downloads share the link and complete together (node/fetch/payloads.py)."""
         rows = -(-self.sizes.contributors // FETCH_THREADS)
         return min(self.sizes.gathered, rows * -(-self.sizes.contributors // rows))
 
     @property
     def copied_payloads(self) -> float:
-        """How many of the contributors' payloads one validator copies, on average."""
+        """Average number of the contributors' payloads that one validator copies."""
         return self.sizes.contributors * min(COPIES, self.validators) / self.validators
 
     def sampled(self) -> tuple[Work, ...]:
-        """training/shards.py read, for one evaluated peer after the other and for nobody's pages: lists of leaves
-        beside each other, then blocks, with two requests for each."""
+        """training/shards.py read, for one evaluated peer after the other and for unassigned pages: lists of leaves
+        concurrently, then blocks, two requests for each."""
         if self.has_data:
             return ()
         sizes = self.sizes
@@ -313,13 +312,14 @@ class Setting(TrainerSetting):
 
 
 def round_phases(setting: Setting, role: Role) -> tuple[Phase, ...]:
-    """A round of a node that follows: it was selected and predicted as in the round before."""
+    """Return the phases of a round of a node that follows. Assumed: the selection is as in the previous round, and was
+    predicted."""
     return miner_phases(setting) if role == "miner" else validator_phases(setting)
 
 
 def miner_phases(setting: Setting) -> tuple[Phase, ...]:
-    """rounds/miner.py Miner.play, from D on, where what it expects is agreed (node/node.py expect): it trains from the
-    keys on, and the decision holds up what it sends only."""
+    """rounds/miner.py Miner.play, from D on, where the round is decided as the miner expects (node/node.py expect): it
+    trains once the keys are revealed, and only its sending waits for the decision."""
     sizes = setting.sizes
     download, meanwhile = setting.downloaded()
     return (
@@ -346,12 +346,12 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
     """rounds/validator.py Validator.play, from D on."""
     spec, sizes, threads = setting.spec, setting.sizes, setting.threads
     gathered, first = sizes.gathered * sizes.payload, setting.gathered_first * sizes.payload
-    reserve = gathered - first  # who is not there by V is left out
+    reserve = gathered - first  # peers that are missing at V are left out
     probed = sizes.probes * sizes.payload
-    sent = 2 * probed  # there and back
+    sent = 2 * probed  # to the weights and back
     copied = setting.copied_payloads * sizes.payload
-    # sparseloco/outer.py probe: the CPU decodes; places and moves go to weights on GPUs, what was there comes back, and
-    # returns with the places. They are listed, and those of each rank picked out.
+    # sparseloco/outer.py probe: the CPU decodes. Places and moves go to weights on GPUs; the old values come back, and
+    # return with the places. They are listed, and those of each rank selected.
     values = sizes.probes * sizes.values
     scattered = (
         Work(2 * 2 * (PLACE_BYTES + FP32) * values, "fresh", threads),
@@ -391,9 +391,9 @@ def validator_phases(setting: Setting) -> tuple[Phase, ...]:
 
 
 def restart_phases(setting: TrainerSetting, role: Role) -> tuple[Phase, ...]:
-    """node/program/assemble.py build and node/state/node_state.py resume: each rank builds the whole model and gives
-    its GPU all of it; the snapshot, and the payloads of as many rounds as there are at most until the next one is
-    whole. A joiner gets the checkpoint before."""
+    """node/program/assemble.py build and node/state/node_state.py resume. Each rank builds the whole model and sends
+    all of it to its GPU. Then come the snapshot, and the payloads of the most rounds that can precede the next complete
+    snapshot. A joiner first fetches the checkpoint."""
     sizes, rounds = setting.sizes, setting.spec.checkpoint_rounds
     build = Work((setting.gpus + 1) * sizes.model, "device", setting.gpus)
     own = Phase("load own state", (*setting.loaded(sizes.own), setting.to_device(sizes.optimizer)))

@@ -1,4 +1,4 @@
-"""What a run asks of a node: memory, disk, compute, bytes and time, by arithmetic from the spec. No torch.
+"""A node's requirements in a run: memory, disk, compute, bytes and time, by arithmetic from the spec. No torch.
 
 Memory and disk are counted in training/memory.py, a round's phases in training/phases.py. Source of the published
 figures: Covenant-72B (arXiv 2603.08163).
@@ -44,28 +44,29 @@ from training.timeline import Timed, amount, phase_seconds, schedule
 ROLES: tuple[Role, ...] = ("miner", "validator")
 DAY_SECONDS = 86_400
 _ROUNDS = 64
-"""After so many a round is as the one before, or nearly."""
+"""Rounds after which a round equals the previous one, or nearly."""
 
 
 def utilization(compute_seconds: float, communication_seconds: float) -> float:
-    """Share of the time that is spent computing, as the published runs define it. Both times are >= 0, one is not 0."""
+    """Return the share of the time spent computing, as the published runs define it. Both times are >= 0, one is not
+    0."""
     return compute_seconds / (compute_seconds + communication_seconds)
 
 
 def transfer_seconds(num_bytes: float, mbps: float) -> float:
-    """Seconds that `num_bytes` take at `mbps` megabits (10^6) a second."""
+    """Return the seconds that `num_bytes` take at `mbps` megabits (10^6) per second."""
     return link(mbps).seconds(num_bytes, 1)
 
 
 def link(mbps: float) -> Rate:
-    """A link of so many megabits (10^6) a second."""
+    """Return a link of `mbps` megabits (10^6) per second."""
     return Rate(mbps / 8e-6, mbps / 8e-6)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a published run says of itself. `num_parameters` counts embedding and head separately; `value_bits` is what
-    it sends of one kept value, index and code."""
+    """The figures that a published run reports. `num_parameters` counts embedding and head separately; `value_bits` are
+    the bits of one kept value, index and code."""
 
     name: str
     num_parameters: int
@@ -87,8 +88,8 @@ COVENANT = Claim("Covenant-72B", 72_747_327_488, 64, 14, 20, 110.0, 500.0, 20 * 
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A deadline that a node as planned does not meet: `ends` and `by` in seconds from block D of the round before.
-    `path`: the phases that hold it up, the longest first."""
+    """A deadline that a node as planned does not meet: `ends` and `by` in seconds from block D of the previous round.
+    `path`: the phases that delay it, the longest first."""
 
     deadline: Deadline
     ends: float
@@ -98,8 +99,8 @@ class Missed:
 
 @dataclass(frozen=True)
 class TrainerPlan(ABC):
-    """What whoever trains needs for `spec` on `gpus` GPUs of `gpu_bytes` memory, or, on_gpu False, on its CPU alone.
-    rates: of its machine and links. has_data: the data set is on its disk."""
+    """Requirements of a trainer for `spec` on `gpus` GPUs of `gpu_bytes` memory, or, with on_gpu False, on its CPU
+    alone. rates: of its machine and links. has_data: the data set is on its disk."""
 
     spec: TrainingSpec
     gpus: int
@@ -143,7 +144,7 @@ class TrainerPlan(ABC):
 
     @property
     def optimizer_flops(self) -> int:
-        """FLOPs of one peer's round that Muon takes beside them."""
+        """Muon's additional FLOPs in one peer's round."""
         return self.setting.optimizer_flops
 
     @property
@@ -154,12 +155,12 @@ class TrainerPlan(ABC):
 
     @property
     def compute_seconds(self) -> float:
-        """Of the inner steps."""
+        """Seconds of the inner steps."""
         return self.rates.compute.seconds(self.flops + self.optimizer_flops, self.gpus)
 
     @property
     def upload_seconds(self) -> float:
-        """One payload."""
+        """Seconds of one payload's upload."""
         return self.rates.up.seconds(self.payload_bytes, 1)
 
     @property
@@ -172,34 +173,35 @@ class TrainerPlan(ABC):
 
     @property
     def published_utilization(self) -> float:
-        """The same as the published runs count it: one payload up and those of all contributors down, nothing else."""
+        """Utilization as the published runs count it: one payload up and those of all contributors down, nothing
+        else."""
         return utilization(self.compute_seconds, self.upload_seconds + self.download_seconds)
 
     # --- memory --------------------------------------------------------------------------------------------------
 
     def memory(self, micro_sequences: int = 1) -> dict[str, Part]:
-        """A trainer's memory by part with so many sequences on each GPU at once."""
+        """Return a trainer's memory by part with `micro_sequences` on each GPU at once."""
         return trainer_parts(self.setting.sizes, self.gpus, micro_sequences)
 
     @property
     def memory_total(self) -> Part:
-        """All of it, with one sequence at once."""
+        """A trainer's memory in total, with one sequence at once."""
         return trainer_total(self.setting.sizes, self.gpus, 1)
 
     @property
     def trainer_host(self) -> dict[str, int]:
-        """Bytes on a trainer's host at each moment at which memory peaks."""
+        """Bytes on a trainer's host at each peak moment."""
         held = trainer_moments(self.setting.sizes, ranks=self._ranks, cpu_activations=self._host_activations)
         return {moment: sum(parts.values()) for moment, parts in held.items()}
 
     @property
     def sequences_per_gpu(self) -> int:
-        """Sequences of one inner step that a GPU takes, in one or more micro-batches."""
+        """Sequences of one inner step per GPU, in one or more micro-batches."""
         return -(-self.spec.inner.sequences // self.gpus)
 
     @property
     def micro_sequences(self) -> int:
-        """Most sequences at once with which a GPU's memory suffices; 0 when not even one fits."""
+        """Most sequences at once that fit into a GPU's memory; 0 when not even one fits."""
         return last(lambda count: self._fits(self.gpus, count), self.sequences_per_gpu)
 
     @property
@@ -216,23 +218,23 @@ class TrainerPlan(ABC):
 
     @property
     def _host_activations(self) -> int | None:
-        """Where the CPU trains; None where GPUs do."""
+        """Activation bytes where the CPU trains; None where GPUs do."""
         if self.on_gpu:
             return None
         return min(CPU_BYTES, cpu_activations(self.spec.model, self.spec.inner.sequences))
 
     def with_spread(self, spread: float) -> Self:
-        """Inner steps differ by so much in what they take (a share)."""
+        """Return the plan for inner steps whose time varies by `spread` (a share)."""
         return self
 
 
 @dataclass(frozen=True)
 class Plan(TrainerPlan):
-    """What one node of a run on a chain needs.
+    """Requirements of one node of a run on a chain.
 
-    Links that are not given are those that the spec's clock was planned for. validators: how many of equal stake share
-    the copies of payloads. voters: rates of those whose words decide a round; as its own, unless given. margin: share
-    of the compute that is kept free beside it.
+    Links that are not given default to those that the spec's clock was planned for. validators: how many of equal stake
+    share the copies of payloads. voters: rates of the validators whose words decide a round; by default this node's.
+    margin: share of the compute that is kept free.
     """
 
     spec: RunSpec
@@ -261,7 +263,7 @@ class Plan(TrainerPlan):
 
     @property
     def download_bytes(self) -> int:
-        """All contributing payloads of a full round."""
+        """Bytes of all contributing payloads of a full round."""
         return self.sizes.contributors * self.sizes.payload
 
     # --- time ----------------------------------------------------------------------------------------------------
@@ -272,7 +274,7 @@ class Plan(TrainerPlan):
 
     @cached_property
     def openings(self) -> dict[Opening, float]:
-        """Seconds from block D of the round before until these are final, and until others have uploaded, if they are
+        """Seconds from block D of the previous round until these are final, and until others have uploaded, if they are
         as fast as this node; that may be before D."""
         clock = self.spec.clock
         final: dict[Opening, float] = {"commit": opening(clock, "commit"), "reveal": opening(clock, "reveal")}
@@ -280,7 +282,7 @@ class Plan(TrainerPlan):
         voter = self if self.voters is None else replace(self, rates=self.voters, voters=None)
         word = next(t for t in voter._scheduled("validator", final | {"decided": 0.0}) if t.phase.name == "word")
         known = final | {"decided": decided(clock, word.ends)}
-        for _ in range(_ROUNDS):  # who has the others' payloads earlier has its own up earlier
+        for _ in range(_ROUNDS):  # a node with the others' payloads earlier publishes earlier
             published = next(t for t in self._scheduled("miner", known) if t.phase.name == "publish")
             uploaded = min(known["commit"], published.ends - self.round_seconds)
             settled, known = (
@@ -300,16 +302,16 @@ class Plan(TrainerPlan):
         return {role: self._scheduled(role, self.openings) for role in ROLES}
 
     def timeline(self, role: Role) -> tuple[Timed, ...]:
-        """The phases of a round, in the order of the code."""
+        """Return the phases of a round, in the order of the code."""
         return self._timelines[role]
 
     def restart(self, role: Role) -> tuple[tuple[str, float], ...]:
-        """Names and seconds of what a start does before the first round."""
+        """Return names and seconds of the phases of a start, before the first round."""
         return tuple((phase.name, phase_seconds(phase, self.rates)) for phase in restart_phases(self.setting, role))
 
     def tightest(self, role: Role) -> tuple[Deadline, float, float]:
-        """The deadline of which the largest share is used up: seconds from block D until it is met, and until it is
-        over."""
+        """Return the deadline with the largest share used up, the seconds from block D until it is met, and until it
+        passes."""
         found = []
         for deadline in DEADLINES:
             if deadline.role == role:
@@ -319,7 +321,8 @@ class Plan(TrainerPlan):
 
     @property
     def missed(self) -> tuple[Missed, ...]:
-        """Deadlines that are not met, also where a validator is silent and the round is decided at X only."""
+        """Deadlines that are not met, even in the case that a validator is silent and the round is decided only at
+        X."""
         found: list[Missed] = []
         late = self.openings | {"decided": opening(self.spec.clock, "words")}
         for deadline in DEADLINES:
@@ -332,26 +335,27 @@ class Plan(TrainerPlan):
 
     @property
     def loses_own_state(self) -> bool:
-        """Whether what a miner carries over is never whole on its disk: the next compression gives its writing up."""
+        """Whether a miner's own state is never completely on disk: the next compression cancels its writing."""
         timed = {phase.phase.name: phase for phase in self.timeline("miner")}
         return timed["save own state"].ends > timed["compress"].begins
 
     @property
     def uplink_share(self) -> float:
-        """Share of the time in which a validator's uplink is busy; above 1 copies or checkpoints never get up."""
+        """Share of the time in which a validator's uplink is busy; above 1 copies or checkpoints never finish
+        uploading."""
         return self.rates.up.seconds(amount(round_phases(self.setting, "validator"), "up"), 1) / self.round_seconds
 
     @property
     def utilization(self) -> float:
-        """Share of a miner's round that is spent computing; of the time from D until all of its own is in place when
-        that comes after the next D."""
+        """Share of a miner's round that is spent computing. If its work is published only after the next D, share of
+        the time until then."""
         done = [phase.ends for phase in self.timeline("miner") if phase.phase.name in ("commit", "publish")]
         return self.compute_seconds / max(self.round_seconds, *done)
 
     # --- host and disk -------------------------------------------------------------------------------------------
 
     def host(self, role: Role) -> dict[str, int]:
-        """Bytes on the host at each moment at which memory peaks."""
+        """Return the bytes on the host at each peak moment."""
         held = host_moments(self.spec, role, ranks=self._ranks, cpu_activations=self._host_activations)
         return {moment: sum(parts.values()) for moment, parts in held.items()}
 
@@ -359,21 +363,22 @@ class Plan(TrainerPlan):
         return max(self.host(role).values())
 
     def disk_bytes(self, role: Role) -> int:
-        """Most bytes of its state, without the data set."""
+        """Return the most bytes of its state on disk, without the data set."""
         return sum(disk_parts(self.spec, role).values())
 
     def disk_bytes_per_day(self, role: Role) -> float:
-        """What it writes in a day."""
+        """Return the bytes that it writes in a day."""
         return amount(round_phases(self.setting, role), "write") * DAY_SECONDS / self.round_seconds
 
     def data_bytes_per_day(self, role: Role) -> float:
-        """Of that what stays: files of the data set, until all are there or their budget is full."""
+        """Return the bytes per day of the data set that stay on disk, until all files are there or their budget is
+        full."""
         shards = self.sizes.trained_shards if role == "miner" and not self.has_data else 0
         return shards * self.sizes.shard * DAY_SECONDS / self.round_seconds
 
 
 def last(holds: Callable[[int], bool], most: int) -> int:
-    """Largest number of 1 .. most for which `holds`, which is true up to some number; 0 when none."""
+    """Return the largest number of 1 .. most for which `holds`, which is true up to some number; 0 when none."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -382,7 +387,7 @@ def last(holds: Callable[[int], bool], most: int) -> int:
 
 
 def _path(timed: dict[str, Timed], last: Timed) -> list[Timed]:
-    """The phases that end one when the other begins, back from `last`."""
+    """Return the chain of phases back from `last`, each of which ends when the next begins."""
     path, names = [last], list(timed)
     while True:
         first = path[-1]

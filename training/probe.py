@@ -1,6 +1,7 @@
-"""The loss that the Gauntlet asks for: of theta, or of theta moved by one peer's bounded update, on given sequences.
+"""The losses that the Gauntlet requests: of theta, or of theta moved by one peer's bounded update, on given sequences.
 
-Probed weights are kept between calls for the same update; theta is back, bit for bit by copy, when the block ends.
+Probed weights are kept between calls for the same update. At the end of the block theta is restored bit for bit from a
+copy.
 """
 
 from contextlib import ExitStack
@@ -28,7 +29,7 @@ class Prober:
         self._sequences: dict[tuple[Page, ...], Tensor] = {}
 
     def losses(self, update: Update | None, scales: Scales, pages: tuple[Page, ...]) -> list[float]:
-        """Loss of each of the pages' sequences, nats a token; `update` None: of theta itself."""
+        """Return the loss of each of the pages' sequences, nats per token; `update` None: of theta itself."""
         if update is not self._probed:
             self._probe.close()
             self._probed = update

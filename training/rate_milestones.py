@@ -1,4 +1,4 @@
-"""Where the learning rates of a run change their course. Arithmetic from the spec."""
+"""The rounds at which a run's learning rates change course. Arithmetic from the spec."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,8 @@ from training.schedule import lr_at
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
-    """From `inner_step` on, the first of `round`: the inner learning rate there, the outer one, and what begins."""
+    """A change from `inner_step` on, the first of `round`: the inner and the outer learning rate there, and what
+    begins."""
 
     round: int
     inner_step: int
@@ -19,7 +20,7 @@ class Milestone:
 
 
 def milestones(run: Run) -> list[Milestone]:
-    """Where the learning rates of a run change their course, in order, when no round is void."""
+    """Return where the learning rates of a run change course, in order, when no round is void."""
     begins = [0, *(amendment.from_round for amendment in run.amendments)]
     found: list[Milestone] = []
     for first, last in zip(begins, [*begins[1:], None], strict=True):
@@ -36,7 +37,7 @@ def milestones(run: Run) -> list[Milestone]:
 
 
 def _course(inner: InnerSpec) -> list[tuple[int, str]]:
-    """(inner steps from the schedule's start, what begins there), the flat window included in the count."""
+    """Return (inner steps from the schedule's start, what begins there), with the flat window counted in."""
     pause = inner.flat_steps
     late = [pause if inner.flat_from <= own else 0 for own in (inner.warmup_steps, inner.decay_steps)]
     course = [(0, "warm-up")] if inner.warmup_steps else []

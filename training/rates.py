@@ -1,4 +1,4 @@
-"""What a machine does a second: stated for a server, or measured by `murmur plan --measure`
+"""A machine's rates per second: stated for a server, or measured by `murmur plan --measure`
 (murmur/plan/measure.py)."""
 
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ SUSTAINED_FLOPS = 530e12
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Units a second: of one thread (link, GPU), and the most that all together reach."""
+    """Units per second: of one thread (link, GPU), and the maximum of all together."""
 
     one: float
     most: float = inf
 
     def seconds(self, amount: float, threads: int) -> float:
-        """What `amount` takes when so many work on it."""
+        """Return the seconds that `threads` need for `amount`."""
         return amount / min(threads * self.one, self.most)
 
 
@@ -25,15 +25,17 @@ ONCE = Rate(1.0, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """A machine and its links. Bytes a second unless said otherwise.
+    """A machine and its links. Bytes per second unless said otherwise.
 
-    The defaults are a stated server: 64 threads, a disk of 5 GB/s. What one thread does was measured on an AMD EPYC
-    (docs/plan.md names the source of each); what 64 do together is assumed.
+    The defaults are a stated server: 64 threads, a disk of 5 GB/s. One thread was measured on an AMD EPYC (docs/plan.md
+    names the source of each); the figures for 64 threads together are assumed.
 
-    compute: model FLOP/s of training, one GPU. device: bytes between the host and one GPU. copy: into memory that was
-    used before; fresh: into new memory. hash: sha256. cipher: AES-CTR. write: to a file, with fsync. read: of a file.
-    compress: bytes of the model. apply, probe: bytes of payloads: added in an outer step; put on weights, or taken
-    back. call: exchanges with a bucket or the chain. wait: seconds as such.
+    - compute: model FLOP/s of training, one GPU. device: bytes between the host and one GPU.
+    - copy: into memory that was used before. fresh: into new memory.
+    - hash: sha256. cipher: AES-CTR. write: to a file, with fsync. read: of a file.
+    - compress: bytes of the model. apply: bytes of payloads added in an outer step. probe: bytes of payloads added to
+      weights or undone.
+    - call: exchanges with a bucket or the chain. wait: seconds as such.
     """
 
     threads: int = 64

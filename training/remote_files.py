@@ -1,5 +1,5 @@
-"""What training asks of strangers' buckets for the files of a data set: whole ones, or parts of them. No network here:
-node/sync/dataset.py answers."""
+"""The interface through which training requests a data set's files from strangers' buckets, whole or in part. No
+network here: node/sync/dataset.py implements it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from protocol.types import Digest
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """The blob with this sha256, of `num_bytes` (`exact` False: of at most as many), to be stored at `path`."""
+    """The blob with this sha256, of `num_bytes` (`exact` False: at most that many), to be stored at `path`."""
 
     blob: Digest
     num_bytes: int
@@ -21,8 +21,8 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes first .. first + num_bytes - 1 of the blob with this sha256, which has `blob_bytes` in all. `accept` tells
-    the right bytes from others."""
+    """Bytes first .. first + num_bytes - 1 of the blob with this sha256, which has `blob_bytes` in all. `accept`
+    verifies the bytes."""
 
     blob: Digest
     blob_bytes: int
@@ -32,15 +32,15 @@ class Part:
 
 
 class Remote(Protocol):
-    """Where blobs are to be had. What is wanted in one call travels beside each other; of several sources another one
-    is asked when one has nothing, stalls, or has something else. Raises StorageError when none has it, and what the
-    chain raises where that has to be asked for the sources."""
+    """A source of blobs. The items of one call are fetched concurrently. When a source has nothing, stalls or returns
+    wrong bytes, another one is asked. Raises StorageError when none has the blob, and the chain's errors where the
+    chain has to be asked for the sources."""
 
     def read(self, parts: Sequence[Part]) -> list[bytes]:
-        """The parts, in this order, in memory."""
+        """Return the parts, in this order, in memory."""
         ...
 
     def fetch(self, files: Sequence[File]) -> None:
-        """Store the files, each whole or not at all; that they hash to their digests is seen to. Raises ConfigError
-        when the disk does not take them."""
+        """Store the files, each whole or not at all, verified against their digests. Raises ConfigError when the disk
+        rejects them."""
         ...

@@ -1,7 +1,7 @@
-"""A node's copy of the model: theta, the module on the device, and what one miner keeps for itself.
+"""A node's copy of the model: theta, the module on the device, and one miner's own state.
 
-theta (fp32, on the CPU) is the run's and changes only in `outer_step`; the module's weights are a working copy of it
-that the inner loop moves to theta_r and a probe moves for a moment. Error feedback and Adam's moments are the miner's
+theta (fp32, on the CPU) is the run's and changes only in `outer_step`. The module's weights are a working copy: the
+inner loop moves them to theta_r, and a probe moves them temporarily. Error feedback and Adam's moments are the miner's
 own. No network, no files. Source: SparseLoCo (arXiv 2508.15706), Algorithm 1; docs/protocol.md sections 2, 6, 7, 9.
 """
 
@@ -40,15 +40,15 @@ _VELOCITY = "velocity"
 
 
 def genesis_theta(spec: ModelSpec, seed: int) -> dict[str, Tensor]:
-    """Seeded theta_0, which the run's owner publishes (initialisation differs between machines)."""
+    """Return the seeded theta_0, which the run's owner publishes (initialisation differs between machines)."""
     model = Transformer(spec)
     initialise(model, seed)
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
 class Replica:
-    """One node's model. Between rounds the module's weights equal theta; after `inner_round` they are theta_r until
-    the next outer step, give-back or inner round. `trainer`: what trains it, on every rank."""
+    """One node's model. Between rounds the module's weights equal theta. After `inner_round` they are theta_r until the
+    next outer step, give-back or inner round. `trainer`: the class that trains it, on every rank."""
 
     trainer: type[Trainer] = Trainer
 
@@ -61,20 +61,20 @@ class Replica:
         ranks: Ranks = ALONE,
     ) -> None:
         """theta: fp32 tensors of exactly spec.model.shapes(), copied. outer: the state that belongs to it (None: the
-        run's start). ranks: those that train it, this the first of them."""
+        run's start). ranks: those that train it; this process is the first."""
         self.spec = spec
         self.layout: Layout = spec.layout
         self.outer = outer if outer is not None else OuterState.initial(self.layout)
         self._trainer = open_together(ranks, self.trainer, spec=spec.training.model_dump_json())
-        # Three areas change roles: what is made anew is written to the spare one, so that nothing is half-made.
+        # Three areas rotate: new values are written to the spare one, so no area is ever half-written.
         self._theta, self._error, self._spare = "weights 0", "weights 1", "weights 2"
         self._has_error = False
         self._before: tuple[OuterState, Digest | None] | None = None
-        """What belongs to the theta of before the last outer step, while the spare area holds that."""
+        """Outer state and digest before the last outer step, while the spare area still holds that theta."""
         self._done = NOTHING_DONE
         """The inner steps that have moved the module's weights."""
         self._displaced = False
-        """Whether the weights are short of the theta that those steps began from: it was taken back."""
+        """Whether the theta that those steps began from was subtracted from the weights (`displace`)."""
         self._digest: Digest | None = None
         self._sync_values: tuple[Digest, bytes] | None = None
         copy(self.theta, theta)
@@ -92,14 +92,14 @@ class Replica:
         return self._trainer.model
 
     def digest(self) -> Digest:
-        """theta digest of the consensus state."""
+        """Return the theta digest of the consensus state."""
         if self._digest is None:
             self._digest = theta_digest(self.theta, self.layout, self.outer, self._velocity())
         return self._digest
 
     def sync_proof(self, block_hash: Digest, peer: PeerId) -> Digest:
-        """Proof that `peer` holds theta (docs/protocol.md section 5). What it is made of is read once a block: a
-        validator asks for every peer's."""
+        """Return the proof that `peer` holds theta (docs/protocol.md section 5). Its inputs are read once per block: a
+        validator computes it for every peer."""
         if self._sync_values is None or self._sync_values[0] != block_hash:
             self._sync_values = block_hash, sync_values(self.theta, self.layout, block_hash)
         return sync_proof(self._sync_values[1], peer)
@@ -113,14 +113,16 @@ class Replica:
         stopped: Stopped = never,
         resume: bool = False,
     ) -> InnerReport:
-        """H inner steps from theta over the first H * batch `sequences`, in order; theta itself stays. Returns what was
-        done of them.
+        """Take H inner steps from theta over the first H * batch `sequences`, in order; theta itself is unchanged.
+        Return the report of the steps made.
 
-        inner: the constants in force this round (None: the first spec's). The schedule continues from the number of
-        non-void rounds. stopped: asked after each step whether to end there, on all ranks. resume: go on with what was
-        stopped of these sequences, from the step and the weights that it left; where theta was taken back meanwhile the
-        weights are moved by the difference, and where it was loaded anew they begin anew. Other threads of this process
-        go on meanwhile (docs/decisions/0052-beside-the-inner-round.md).
+        - inner: the constants in force this round (None: the first spec's). The schedule continues from the number of
+          non-void rounds.
+        - stopped: called after each step; True ends the round on all ranks.
+        - resume: continue the stopped round of these sequences from its step and weights. If theta was taken back
+          meanwhile, the weights are moved by the difference. If it was loaded anew, the round starts over.
+
+        Other threads of this process keep running (docs/decisions/0052-beside-the-inner-round.md).
         """
         spec = inner or self.spec.inner
         if not resume:
@@ -138,24 +140,26 @@ class Replica:
         return self._done
 
     def _begin_from_theta(self) -> None:
-        """The steps that the weights hold begin from theta as it is now."""
+        """Rebase the finished inner steps onto the current theta."""
         if self._displaced:
             self._trainer.shift(area=self._theta, sign=1.0)
             self._displaced = False
 
     def meter(self, inner: InnerSpec, report: Callable[[Reading], None]) -> Meter:
-        """An OnStep for one inner round that begins now: `report` gets a reading every few seconds and at the end."""
+        """Return an OnStep for one inner round that begins now: `report` gets a reading every few seconds and at the
+        end."""
         ranks = self._trainer.ranks
         return Meter(self.spec.model, inner, report, device=ranks.device, gpus=ranks.size)
 
     def compress(self) -> Update:
-        """Delta_hat of theta - theta_r plus what was not sent before; error feedback moves on. What exceeds the norms
-        that the outer step applies stays in it. The int8 exchange sends all of theta - theta_r, and has no such thing.
+        """Return Delta_hat of theta - theta_r plus the error feedback, and update the error feedback. Values above the
+        norms that the outer step applies stay in it.
 
-        Raises sparseloco.floats.NonFinite, with the error feedback unchanged, when training has diverged.
+        The int8 exchange sends all of theta - theta_r and has no error feedback. Raises sparseloco.floats.NonFinite,
+        with the error feedback unchanged, when training has diverged.
         """
         assert not self._displaced, "theta was taken back, and no inner round has gone on from another one"
-        self._before = None  # the spare area is written to
+        self._before = None  # the spare area is overwritten
         if isinstance(self.layout, DenseLayout):
             self._trainer.tensors(self._spare)
             self._trainer.store(area=self._spare)
@@ -170,7 +174,7 @@ class Replica:
             new_error=self._spare,
             beta=self.spec.compression.decay,
         )
-        self._done = NOTHING_DONE  # what was learned is in the update and the error feedback
+        self._done = NOTHING_DONE  # the steps are now in the update and the error feedback
         if not finite:
             raise NonFinite("the values to compress hold a NaN or an infinity")
         self._error, self._spare, self._has_error = self._spare, self._error, True
@@ -182,8 +186,7 @@ class Replica:
         return sent
 
     def give_back(self, update: Update) -> None:
-        """After a void round: the error feedback takes back the Delta_hat that `compress` had sent. The int8 exchange
-        has none: what was sent is lost."""
+        """Return a void round's Delta_hat to the error feedback. The int8 exchange has none: its update is lost."""
         if self.spec.exchange == "sparse":
             ops.give_back(self._errors(), update)
             self._has_error = True
@@ -191,13 +194,15 @@ class Replica:
             self.reset()
 
     def strike(self, update: Update) -> None:
-        """The error feedback is of before `compress` has sent this: what was sent is taken out of it."""
+        """Remove an update already sent from an error feedback that dates from before its `compress`."""
         ops.strike(self._errors(), update)
 
     def outer_step(self, updates: Sequence[Update | None], *, alpha: float, aggregate: Aggregate) -> tuple[Scales, ...]:
         """Apply a non-void round: the contributors' updates in PeerId order, None for one that did not parse. The
-        module takes the new theta. Returns each contributor's scales. Until `compress` it can be taken back, but of the
-        int8 exchange, whose momentum changes in place."""
+        module takes the new theta. Return each contributor's scales.
+
+        Can be taken back until `compress`, except for the int8 exchange, whose momentum changes in place.
+        """
         spare = self._trainer.tensors(self._spare)
         scales: tuple[Scales, ...]
         if isinstance(self.layout, DenseLayout):
@@ -217,16 +222,18 @@ class Replica:
         return scales
 
     def displace(self) -> None:
-        """Theta will become another one: keep the inner steps that were made from it, which `inner_round` with `resume`
-        goes on with from there."""
+        """Keep the inner steps made from theta, before it changes; `inner_round` with `resume` continues them from the
+        new theta."""
         if self._done.steps and not self._displaced:
             self._trainer.shift(area=self._theta, sign=-1.0)
             self._displaced = True
 
     def take_back(self) -> None:
-        """Undo the last outer step: theta is what it was before, bit for bit. The inner steps that were made since are
-        kept: `inner_round` with `resume` goes on with them from theta as it is then. RuntimeError when theta of before
-        is gone."""
+        """Undo the last outer step: theta is restored bit for bit. The inner steps made since are kept: `inner_round`
+        with `resume` continues them from the theta of that moment.
+
+        Raises RuntimeError when the previous theta is gone.
+        """
         if self._before is None:
             raise RuntimeError("there is no outer step to take back: what theta was before it is overwritten")
         self.displace()
@@ -243,16 +250,17 @@ class Replica:
             self._at_theta = True
 
     def loss(self, sequences: Tensor) -> float:
-        """Mean cross entropy of the module's current weights on int64 [num, context + 1] sequences, nats a token.
+        """Return the mean cross entropy of the module's current weights on int64 [num, context + 1] sequences, nats per
+        token.
 
-        No gradients. Each sequence's loss is the same in whatever company it is evaluated; the mean is in float64, in
-        order. NaN without sequences.
+        No gradients. A sequence's loss does not depend on the others in its batch; the mean is in float64, in order.
+        NaN without sequences.
         """
         losses = self.losses(sequences)
         return sum(losses) / len(losses) if losses else float("nan")
 
     def losses(self, sequences: Tensor) -> list[float]:
-        """Each sequence's mean cross entropy, nats a token."""
+        """Return each sequence's mean cross entropy, nats per token."""
         if not len(sequences):
             return []
         self._tokens(sequences)
@@ -260,9 +268,11 @@ class Replica:
 
     @contextmanager
     def probe(self, update: Update, scales: Scales, step: float) -> Iterator[None]:
-        """Inside the block the module's weights are theta - step * s * Delta_hat: one peer's bounded update; after it
-        theta again, bit for bit: what they were is kept (adding back what was subtracted would round). It costs what
-        the update's values cost, never a copy of the model."""
+        """Set the module's weights to theta - step * s * Delta_hat inside the block: one peer's bounded update.
+
+        After it the weights are theta again, bit for bit, from kept values (adding back what was subtracted would
+        round). The cost is that of the update's values, never a copy of the model.
+        """
         self.reset()
         records = self._trainer.area(RECORDS, self.layout.records_bytes)
         records.tensor((self.layout.records_bytes,), torch.uint8).copy_(tensor_over(update.records))
@@ -271,13 +281,13 @@ class Replica:
             self._trainer.probe(scales=list(scales), step=step)
             yield
         finally:
-            if self._trainer.ranks.in_step:  # else a call broke off: no other would be answered, and this process ends
+            if self._trainer.ranks.in_step:  # else a call was aborted: no call works any more, and this process ends
                 self._at_theta = self._trainer.undo_probe()
                 self.reset()
 
     def consensus_state(self) -> Saved:
-        """theta, the outer step's momentum and the outer state: what every replica shares and a checkpoint holds.
-        Before the first round the momentum is zero, and not among it. Tensors are not copied."""
+        """Return theta, the outer step's momentum and the outer state: the content of a checkpoint, the same in every
+        replica. Before the first round the momentum is zero and left out. Tensors are not copied."""
         velocity = self._velocity() if self.outer.rounds else None
         return Saved(
             {**self.theta, **{VELOCITY + name: tensor for name, tensor in (velocity or {}).items()}},
@@ -289,8 +299,8 @@ class Replica:
         )
 
     def load_consensus(self, saved: Saved) -> None:
-        """Take another consensus state. Raises CheckpointCorrupt when it is not one of this layout; whether it is the
-        run's is for the caller to decide by `digest`."""
+        """Load another consensus state. Raises CheckpointCorrupt when it does not fit this layout. The caller checks by
+        `digest` whether it is the run's."""
         outer, shapes = parse_outer(saved.facts, self.layout), self.spec.model.shapes()
         _require_shapes(saved.tensors, {**shapes, **self.velocity_shapes()} if outer.rounds else shapes)
         self.outer = outer
@@ -304,20 +314,20 @@ class Replica:
         self._moved()
 
     def velocity_shapes(self) -> Shapes:
-        """Names and shapes of the outer step's momentum in `consensus_state`; empty for a run without it."""
+        """Return names and shapes of the outer step's momentum in `consensus_state`; empty for a run without it."""
         return {VELOCITY + name: shape for name, shape in self.spec.model.shapes().items() if self.spec.momentum}
 
     def _velocity(self) -> dict[str, Tensor] | None:
         return self._trainer.tensors(_VELOCITY) if self.spec.momentum else None
 
     def own_state(self) -> Saved:
-        """Error feedback, where the exchange has it, and the optimizer's state: what one miner needs to go on exactly
-        where it was. Tensors are not copied."""
+        """Return the error feedback, where the exchange has it, and the optimizer's state: all that a miner needs to
+        resume exactly. Tensors are not copied."""
         own = self._own()
         return Saved(own, {"adam_steps": self._trainer.store_moments()})
 
     def load_own(self, saved: Saved) -> None:
-        """Inverse of `own_state`. Raises CheckpointCorrupt."""
+        """Load the state of `own_state`. Raises CheckpointCorrupt."""
         _require_shapes(saved.tensors, self.own_shapes())
         num_steps = saved.facts.get("adam_steps")
         if type(num_steps) is not int or num_steps < 0:
@@ -327,13 +337,13 @@ class Replica:
         self._trainer.load_moments(num_steps=num_steps)
 
     def own_shapes(self) -> Shapes:
-        """Names and shapes of `own_state`'s tensors."""
+        """Return names and shapes of `own_state`'s tensors."""
         kept = () if self.spec.exchange == "int8" else self.layout
         errors = {ERROR + tensor.name: tensor.shape for tensor in kept}
         return errors | state_shapes(self.spec.model, self.spec.inner)
 
     def _own(self) -> dict[str, Tensor]:
-        """The tensors of `own_state`, where they lie."""
+        """Return the tensors of `own_state`, in place."""
         areas = {area: self._trainer.tensors(area) for area in self._trainer.moment_areas}
         moments = {name: split_name(name) for name in state_shapes(self.spec.model, self.spec.inner)}
         errors = {} if self.spec.exchange == "int8" else self._errors()
@@ -341,7 +351,7 @@ class Replica:
         return own | {name: areas[area][tensor] for name, (area, tensor) in moments.items()}
 
     def _errors(self) -> dict[str, Tensor]:
-        # A validator never compresses: its zeros take no memory until somebody writes to them.
+        # A validator never compresses: its zeros take no memory until they are written to.
         return self._trainer.tensors(self._error)
 
     def _tokens(self, sequences: Tensor) -> None:
@@ -349,7 +359,7 @@ class Replica:
         area.tensor(tuple(sequences.shape), torch.int64).copy_(sequences)
 
     def _moved(self) -> None:
-        """theta is another one."""
+        """Invalidate everything that depends on theta, after a change of theta."""
         self._digest = None
         self._sync_values = None
         self._at_theta = False
@@ -358,7 +368,7 @@ class Replica:
 
 
 def parse_outer(facts: Mapping[str, Any], layout: Layout) -> OuterState:
-    """The outer state from a checkpoint's facts. Raises CheckpointCorrupt."""
+    """Return the outer state from a checkpoint's facts. Raises CheckpointCorrupt."""
     try:
         rounds, averages = facts["rounds"], facts["averages"]
         values = [float.fromhex(text) for text in [*averages, facts["whole"]]]

@@ -1,6 +1,6 @@
 """Learning rate of an inner step: linear warm-up, decay, then flat, with one flat window. A pure function of the spec.
 
-The outer learning rate needs no schedule: an amendment changes `outer.alpha` from a round on, and everybody asks
+The outer learning rate needs no schedule: an amendment changes `outer.alpha` from a round on, and every node reads
 `Run.spec_at`. An amendment also begins a second schedule (annealing) by `inner.start_step`.
 """
 
@@ -10,13 +10,14 @@ from protocol.spec import InnerSpec
 
 
 def lr_at(inner_step: int, spec: InnerSpec) -> float:
-    """Learning rate of inner step `inner_step` = non-void rounds * H + step within the round, counted from 0.
+    """Return the learning rate of inner step `inner_step` = non-void rounds * H + step within the round, counted from
+    0.
 
-    Steps below are the schedule's own, from spec.start_step on. The rate rises linearly so that step warmup_steps - 1
-    is the first at peak_lr (step 0 is never 0: it would train nothing), falls from warmup_steps to final_lr at
-    decay_steps, along half a cosine or by the square root of the way (WSD), and stays there. At step flat_from the
-    schedule stands still for flat_steps further inner steps, then goes on from there. Before start_step, where rounds
-    that were void leave a run for a while, it waits at its step 0.
+    Steps below are the schedule's own, from spec.start_step on. The rate rises linearly; step warmup_steps - 1 is the
+    first at peak_lr (step 0 is never 0: it would train nothing). It falls from warmup_steps to final_lr at decay_steps,
+    along half a cosine or with the square root of the progress (WSD), and stays there. At step flat_from the schedule
+    pauses for flat_steps further inner steps, then continues. Before start_step, which void rounds may delay, the
+    schedule waits at its step 0.
     """
     step = max(0, inner_step - spec.start_step)
     if step > spec.flat_from:

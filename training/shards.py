@@ -1,9 +1,9 @@
-"""Pre-tokenised shards: reading tokens by position.
+"""Pre-tokenised shards: tokens read by position.
 
 A data set is a folder of one-dimensional .npy files and an index.json (training/index.py), built by training/build.py.
-Everybody trains on the same tokens at the same positions. Files are memory-mapped, never unpickled. What is not in the
-folder may come from strangers (training/remote_files.py): ranges in memory for whoever looks at a few sequences, whole
-files for who trains on their pages; each is verified before its first token is used.
+Every node trains on the same tokens at the same positions. Files are memory-mapped, never unpickled. Missing files may
+come from strangers (training/remote_files.py): ranges in memory for readers of a few sequences, whole files for miners
+that train on their pages. Each is verified before its first token is used.
 """
 
 from bisect import bisect_right
@@ -37,12 +37,12 @@ from training.index import (
 from training.remote_files import File, Part, Remote
 
 Fetch = Callable[[Digest, int, Path], None]
-"""fetch(digest, max_bytes, path): store the blob with that sha256 at `path`, refusing more than `max_bytes` unread.
-It may raise any MurmurError; what it stored is verified by the caller."""
+"""fetch(digest, max_bytes, path): store the blob with that sha256 at `path`; refuse more than `max_bytes` unread. It
+may raise any MurmurError; the caller verifies the stored blob."""
 
 _PIECE_TOKENS = 1 << 20
 _OPEN_SHARDS = 64
-"""Memory maps that are kept: a process may have some 65,000, and a large data set has more shards."""
+"""Memory maps kept open: a process may have some 65,000, and a large data set has more shards."""
 
 Tokens = NDArray[np.int64]
 _Array = NDArray[np.unsignedinteger]
@@ -57,7 +57,7 @@ class _Span:
     end: int
 
     def blocks(self, token_bytes: int) -> range:
-        """The blocks of the file that hold them."""
+        """Return the blocks of the file that hold them."""
         first, last = (NPY_HEADER_BYTES + at * token_bytes for at in (self.begin, self.end))
         return range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES))
 
@@ -81,15 +81,15 @@ class Split:
         return self._starts[-1]
 
     def tokens(self, first: int, count: int) -> Tokens:
-        """Tokens first .. first + count - 1; `read` of one run."""
+        """Return tokens first .. first + count - 1: `read` of one run."""
         return self.read([(first, count)])[0]
 
     def read(self, runs: Sequence[tuple[int, int]]) -> list[Tokens]:
-        """For each (first, count) tokens first .. first + count - 1 as a fresh int64 array; runs cross shards.
+        """Return for each (first, count) tokens first .. first + count - 1 as a fresh int64 array; runs cross shards.
 
-        The first touch of a shard in the folder verifies all of it. Of others only the blocks of these tokens are had,
-        all beside each other: ask for many runs at once. Raises ConfigError for a bad shard, ValueError outside the
-        split, and what training/remote_files.py raises.
+        The first read of a shard in the folder verifies all of it. From other shards only the blocks of these tokens
+        are fetched, concurrently: pass many runs at once. Raises ConfigError for a bad shard, ValueError outside the
+        split, and the errors of training/remote_files.py.
         """
         spans = [list(self._spans(first, count)) for first, count in runs]
         flat = [span for run in spans for span in run]
@@ -113,13 +113,15 @@ class Split:
 
     @property
     def is_fetched(self) -> bool:
-        """Whether what the folder lacks is had from others."""
+        """Whether shards missing from the folder are fetched from others."""
         return self._remote is not None
 
     def hold(self, pages: Sequence[Page]) -> None:
-        """Have in the folder all shards with these pages, and with the token after each, which the loader reads too.
-        Where they come from others, those that were needed longest ago make room for them (training/disk_room.py).
-        Raises what training/remote_files.py raises."""
+        """Fetch into the folder all shards with these pages, and with the token after each, which the loader reads too.
+
+        Where shards come from others, the least recently needed make room for them (training/disk_room.py). Raises the
+        errors of training/remote_files.py.
+        """
         if self._remote is None:
             return
         files = [self._file(number) for number in self._numbers(pages)]
@@ -133,12 +135,12 @@ class Split:
             self._remote.fetch(lacking)
 
     def most_bytes(self, num_pages: int, page_tokens: int) -> int:
-        """Size of the shards that so many pages can lie in at most."""
+        """Return the largest total size of the shards that `num_pages` pages can lie in."""
         largest = max(self._entries, key=lambda entry: entry.num_tokens)
         return num_pages * (2 + page_tokens // largest.num_tokens) * self._index.file_bytes(largest)
 
     def _numbers(self, pages: Iterable[Page]) -> list[int]:
-        """The shards that these pages, and the token after each, lie in."""
+        """Return the shards that hold these pages and the token after each."""
         spans = (span for page in pages for span in self._spans(page.first, page.num_tokens + 1))
         return sorted({span.number for span in spans})
 
@@ -159,8 +161,8 @@ class Split:
     # --- in the folder ---------------------------------------------------------------------------------------
 
     def _here(self, number: int) -> _Array | None:
-        """The verified memory map of a shard; None when it is to be had from others. One that the disk has changed, if
-        others have it, is removed."""
+        """Return the verified memory map of a shard; None when it has to come from others. A damaged one is removed if
+        others have it."""
         file = self._file(number)
         if self._remote is not None and not file.path.exists():
             self._arrays.pop(number, None)
@@ -182,7 +184,8 @@ class Split:
     # --- with others -----------------------------------------------------------------------------------------
 
     def _away(self, spans: Sequence[_Span]) -> list[_Array]:
-        """The tokens of spans of shards that are not in the folder: lists of leaves, then what they verify."""
+        """Return the tokens of spans of shards that are not in the folder: fetch lists of leaves, then the blocks that
+        they verify."""
         if not spans or self._remote is None:
             return []
         numbers = sorted({span.number for span in spans})
@@ -227,10 +230,12 @@ class Shards:
         remote: Remote | None = None,
         max_bytes: int | None = None,
     ) -> Self:
-        """The data set in `folder`. With `index_digest` its index must be that one; with `remote` what is missing may
-        be had from there: the index now, text when it is needed, whole shards within `max_bytes` of disk. Raises
-        ConfigError for an index that is missing, broken or another one, and, without `remote`, for a missing shard; and
-        what `remote` raises."""
+        """Open the data set in `folder`. With `index_digest` its index must be that one.
+
+        With `remote`, missing files come from there: the index now, text when needed, whole shards within `max_bytes`
+        of disk. Raises ConfigError for an index that is missing, broken or another one, and, without `remote`, for a
+        missing shard; also the errors of `remote`.
+        """
         path = folder / INDEX
         if remote is not None and index_digest is not None and not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -257,7 +262,7 @@ class Shards:
         return cls(folder, index, digest, remote, max_bytes)
 
     def check(self, spec: TrainingSpec) -> None:
-        """Raise ConfigError unless this data set can carry the run: its index, vocabulary and sizes."""
+        """Raise ConfigError unless this data set fits the run: its index, vocabulary and sizes."""
         if self.digest.hex() != spec.data.index:
             raise ConfigError(
                 f"the data set's index is {self.digest.hex()}, the run spec says {spec.data.index}: get the run's data"
@@ -280,8 +285,8 @@ class Shards:
 
 
 def _open_shard(path: Path, entry: ShardEntry, index: Index, *, trusted: bool) -> _Array:
-    """The memory map of one shard, verified unless it is `trusted` (this process has done it before). Raises
-    ConfigError with what is wrong and what to do."""
+    """Return the memory map of one shard, verified unless `trusted` (this process has verified it before). Raises
+    ConfigError with the fault and the remedy."""
     again = "delete it and build or download it again"
     expected_bytes = index.file_bytes(entry)
     try:
@@ -314,7 +319,7 @@ def _open_shard(path: Path, entry: ShardEntry, index: Index, *, trusted: bool) -
 
 
 def little_endian(token_bytes: int) -> np.dtype[np.unsignedinteger]:
-    """The type of tokens in files, whatever this machine is."""
+    """Return the dtype of tokens in files, independent of this machine."""
     return np.dtype(f"<u{token_bytes}")
 
 

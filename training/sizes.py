@@ -1,4 +1,4 @@
-"""How large the things of a run are: parameters, FLOPs, and bytes by name. Exact, from the spec. No torch."""
+"""Sizes in a run: parameters, FLOPs, and bytes by name. Exact, from the spec. No torch."""
 
 from dataclasses import dataclass
 from math import prod
@@ -8,36 +8,36 @@ from protocol.spec import ModelSpec, RunSpec, TrainingSpec
 from training.index import BLOCK_BYTES, SHARD_TOKENS, leaves_bytes
 
 LOGITS_PER_CHUNK = 1 << 26
-"""Logits that training/model.py has at once: 256 MiB in fp32. A 262,144-row vocabulary is done 256 positions at a
-time."""
+"""Logits that training/model.py holds at once: 256 MiB in fp32. A 262,144-row vocabulary is processed 256 positions at
+a time."""
 
 Recompute = Literal["none", "selective", "full"]
-"""What a layer computes again for its gradient instead of keeping it: nothing; what is cheap beside matrix products and
-attention; everything, from the layer's input on. Results are the same. A matter of each node."""
+"""What a layer recomputes for its gradient instead of keeping it. none: nothing. selective: what is cheaper than matrix
+products and attention. full: everything, from the layer's input on. Results are the same. Each node chooses."""
 
 FP32, BF16 = 4, 2
 
 
 def layer_parameters(model: ModelSpec) -> int:
-    """Parameters of one layer."""
+    """Return the parameters of one layer."""
     return sum(prod(shape) for name, shape in model.shapes().items() if name.startswith("layers.0."))
 
 
 def matrix_parameters(model: ModelSpec) -> int:
-    """Parameters in matrices: all but the gains."""
+    """Return the parameters in matrices: all but the gains."""
     return sum(prod(shape) for shape in model.shapes().values() if len(shape) == 2)
 
 
 def untied_parameters(model: ModelSpec) -> int:
-    """Parameters with embedding and head counted separately, tied or not: how published counts are often given."""
+    """Return the parameters with embedding and head counted separately, tied or not, as published counts often do."""
     return sum(prod(shape) for shape in model.model_copy(update={"tie_embeddings": False}).shapes().values())
 
 
 def flops_per_token(model: ModelSpec) -> int:
-    """FLOPs of training on one token, forward and backward, without what is computed again.
+    """Return the FLOPs of training on one token, forward and backward, without recomputation.
 
-    6 for each weight of a matrix product (the embedding is a look-up, the head a product), and causal attention:
-    scores and weighted values of (T + 1) / 2 positions, 2 FLOPs each, three times over.
+    6 for each weight of a matrix product (the embedding is a look-up, the head a product), and causal attention: scores
+    and weighted values of (T + 1) / 2 positions, 2 FLOPs each, three times over.
     """
     matrices = sum(prod(shape) for name, shape in model.shapes().items() if len(shape) == 2)
     products = matrices if model.tie_embeddings else matrices - model.vocabulary * model.width
@@ -46,7 +46,7 @@ def flops_per_token(model: ModelSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSizes:
-    """What whoever trains holds and sends, by name, in bytes unless a name says otherwise."""
+    """Sizes of what a trainer holds and sends, by name, in bytes unless a name says otherwise."""
 
     spec: TrainingSpec
 
@@ -57,18 +57,18 @@ class TrainingSizes:
 
     @property
     def optimizer(self) -> int:
-        """The optimizer's state: AdamW has two values of each parameter, Muon one of each entry of a matrix."""
+        """The optimizer's state: AdamW has two values per parameter, Muon one per matrix entry."""
         muons = self.spec.inner.optimizer == "muon"
         return 2 * self.model - FP32 * matrix_parameters(self.spec.model) * muons
 
     @property
     def own(self) -> int:
-        """What a miner alone has: error feedback, where the exchange has it, and the optimizer's state."""
+        """A miner's own state: error feedback, where the exchange has it, and the optimizer's state."""
         return self.optimizer + (0 if self.spec.exchange == "int8" else self.model)
 
     @property
     def consensus(self) -> int:
-        """What every node has: theta, and the outer step's momentum."""
+        """The state of every node: theta, and the outer step's momentum."""
         return self.spec.consensus_bytes
 
     @property
@@ -77,7 +77,7 @@ class TrainingSizes:
 
     @property
     def values(self) -> int:
-        """How many values a payload has."""
+        """Values in a payload."""
         return sum(region.down * region.across * region.k for tensor in self.spec.layout for region in tensor.regions)
 
     @property
@@ -92,7 +92,7 @@ class TrainingSizes:
 
     @property
     def trained_shards(self) -> float:
-        """Files that a peer's pages of a round touch, on average."""
+        """Average number of files that a peer's pages of a round touch."""
         return self._touched(self.spec.pages_per_round, self.spec.page_tokens)
 
     @property
@@ -105,62 +105,66 @@ class TrainingSizes:
 
 @dataclass(frozen=True, slots=True)
 class MemberSizes(TrainingSizes):
-    """And what a cluster's member holds, writes and moves. contributors: its members, all of whom contribute."""
+    """Also the sizes of what a cluster's member holds, writes and moves. contributors: its members, all of whom
+    contribute."""
 
     contributors: int
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes(TrainingSizes):
-    """And what the nodes of a run on a chain hold, write and move."""
+    """Also the sizes of what the nodes of a run on a chain hold, write and move."""
 
     spec: RunSpec
 
     @property
     def contributors(self) -> int:
-        """How many peers contribute to a full round."""
+        """Peers that contribute to a full round."""
         return self.spec.gauntlet.contributors
 
     @property
     def gathered(self) -> int:
-        """How many peers a validator hears when as many mine as can contribute or stand in reserve."""
+        """Peers that a validator gathers when enough mine to fill the contributors' and reserve places."""
         return self.contributors + self.spec.gauntlet.reserve
 
     @property
     def evaluated(self) -> int:
-        """How many of those a validator evaluates."""
+        """Gathered peers that a validator evaluates."""
         return min(self.spec.gauntlet.evaluations, self.gathered)
 
     @property
     def probes(self) -> int:
-        """How many updates it probes for that: of the evaluated and of their reference peers."""
+        """Updates that it probes for that: of the evaluated and of their reference peers."""
         return min(self.gathered, self.evaluated * (1 + self.spec.gauntlet.references))
 
     @property
     def losses(self) -> int:
-        """Sequences whose loss it asks for (gauntlet/loss.py): theta's on every evaluated peer's pages and on nobody's;
-        each probed update's on nobody's; every evaluated peer's and its reference peers' on its pages."""
+        """Sequences whose loss it computes (gauntlet/loss.py).
+
+        theta's on every evaluated peer's pages and on unassigned pages; each probed update's on unassigned pages; every
+        evaluated peer's and its reference peers' on its pages.
+        """
         rules = self.spec.gauntlet
         asked = (self.evaluated + 1) + self.probes + self.evaluated * (1 + rules.references)
         return rules.sample_sequences * asked
 
     @property
     def sampled_sequences(self) -> int:
-        """Sequences of text that a validator looks at: of every evaluated peer's pages and of nobody's."""
+        """Sequences of text that a validator reads: from every evaluated peer's pages and from unassigned pages."""
         return self.spec.gauntlet.sample_sequences * (self.evaluated + 1)
 
     @property
     def sampled(self) -> float:
-        """What it reads of the data set for them, on average (training/shards.py): a list of leaves for every file that
-        they touch, and the blocks that hold them."""
+        """Average bytes of the data set that it reads for them (training/shards.py): a list of leaves for every file
+        that they touch, and the blocks that hold them."""
         sequence = (self.spec.model.context + 1) * self.token
         blocks = 1 + sequence / BLOCK_BYTES
         return self.evaluated_shards * leaves_bytes(self.shard) + self.sampled_sequences * blocks * BLOCK_BYTES
 
     @property
     def evaluated_shards(self) -> float:
-        """Files that a validator's samples of a round touch: pages of every evaluated peer, and as many places of
-        nobody's as there are sequences."""
+        """Files that a validator's samples of a round touch: pages of every evaluated peer, and as many unassigned
+        places as there are sequences."""
         rules, context = self.spec.gauntlet, self.spec.model.context
         pages = min(rules.sample_sequences, self.spec.pages_per_round) * self.evaluated
         assigned = self._touched(pages, self.spec.page_tokens)

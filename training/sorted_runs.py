@@ -1,8 +1,8 @@
-"""Documents on their way into a data set: tokenised, and each batch of them on the disk in the order of its draws.
+"""Sorted runs of documents for a data set: each batch is tokenised and written to disk in the order of its draws.
 
-A document's draw is a number that follows from the seed, its source and its place in it. Shuffling is sorting by draws,
-so it does not depend on who tokenises what, nor on how the text is cut into batches; and a batch that is sorted already
-is a run of an external merge sort: what lies between two draws is one piece of each run.
+A document's draw is a number that follows from the seed, its source and its number there. Shuffling is sorting by
+draws, so it does not depend on which process tokenises what, nor on how the text is cut into batches. A sorted batch is
+a run of an external merge sort: the documents between two draws are one piece of each run.
 """
 
 import os
@@ -21,16 +21,16 @@ from training.shards import little_endian
 from training.tokenizer import Tokenizer, byte_tokenizer, open_tokenizer
 
 RUN_BYTES = 16 << 20
-"""Text of a run, about: what a process holds at once, with its tokens."""
+"""Approximate text of a run: what a process holds at once, with its tokens."""
 DRAWS = 1 << 53
-"""Draws are below this, so that floats hold them."""
+"""Upper bound of draws, so that floats represent them exactly."""
 
 _HEADER = struct.Struct("<8sQ")
 _MAGIC = b"MURMRUN1"
 
 
 def draw(seed: int, source: int, number: int) -> int:
-    """The draw of a source's document, by its number from 0."""
+    """Return the draw of a source's document, by its number from 0."""
     words = seed.to_bytes(8, "little", signed=True) + source.to_bytes(4, "little") + number.to_bytes(8, "little")
     return int.from_bytes(sha256(b"shuffle" + words).digest()[:8], "little") % DRAWS
 
@@ -50,14 +50,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Draws, ascending, and numbers of tokens of a run's documents."""
+    """Draws, ascending, and token counts of a run's documents."""
 
     draws: NDArray[np.uint64]
     lengths: NDArray[np.uint32]
 
 
 def batches(texts: Iterable[str], run_bytes: int) -> Iterator[tuple[int, int, tuple[str, ...]]]:
-    """Documents in lots of about so many bytes: the first one's number, the lot's bytes, the lot."""
+    """Yield documents in batches of about `run_bytes`: the first one's number, the batch's bytes, the batch."""
     lot: list[str] = []
     first = size = 0
     for text in texts:
@@ -71,7 +71,7 @@ def batches(texts: Iterable[str], run_bytes: int) -> Iterator[tuple[int, int, tu
 
 
 def digest_of(texts: Sequence[str]) -> str:
-    """Of exactly these documents, in this order."""
+    """Return the digest of exactly these documents, in this order."""
     state = sha256()
     for text in texts:
         data = text.encode()
@@ -101,7 +101,8 @@ def read_table(path: Path) -> Table:
 
 
 def read_documents(path: Path, first: int, table: Table, token_bytes: int) -> NDArray[np.unsignedinteger]:
-    """The tokens of consecutive documents of a run from number `first` on: those of `table`, one after the other."""
+    """Return the tokens of consecutive documents of a run from number `first` on: those of `table`, one after the
+    other."""
     with path.open("rb") as file:
         whole = _table(file)
         skipped = int(whole.lengths[:first].sum(dtype=np.int64)) * token_bytes
@@ -117,12 +118,12 @@ def _table(file: BinaryIO) -> Table:
 
 @lru_cache(maxsize=1)
 def tokenizer_of(path: Path | None) -> Tokenizer:
-    """Opened once a process. Raises ConfigError."""
+    """Open the tokenizer, once per process. Raises ConfigError."""
     return byte_tokenizer() if path is None else open_tokenizer(path)
 
 
 def write_whole(path: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Write a file whole or not at all: it is on the disk before it has its name."""
+    """Write a file whole or not at all: its data are on disk before it has its name."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     with partial.open("wb") as file:
         for part in parts:

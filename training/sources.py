@@ -1,7 +1,7 @@
-"""Where the text of a data set comes from: botocore's documentation, files, a folder, a Hugging Face data set.
+"""Sources of a data set's text: botocore's documentation, files, a folder, a Hugging Face data set.
 
-Every source is a stream of documents in a fixed order, so that the same source on disk always gives the same shards.
-Only the shard builder uses this; `datasets` is imported when a source asks for it, never before.
+Every source is a stream of documents in a fixed order, so the same source on disk always gives the same shards. Only
+the shard builder uses this module; `datasets` is imported only when a source needs it.
 """
 
 import gzip
@@ -17,7 +17,7 @@ from typing import Any
 from protocol.errors import ConfigError
 
 PIECE_BYTES = 16 << 10
-"""Files are cut into documents of about this size at line ends, so that a split holds out pieces of every file."""
+"""Files are cut into documents of about this size at line ends, so that a split holds out pieces of every file,"""
 LINE_BYTES = 1 << 20
 """.. or within a line that is longer than this: no file is ever held whole."""
 
@@ -26,7 +26,8 @@ _SPACE = re.compile(r"\s+")
 
 
 def documents(source: str) -> Iterator[str]:
-    """Non-empty texts of `botocore`, a folder, a file, or `hf:NAME`. Raises ConfigError when there is none such."""
+    """Return the non-empty texts of `botocore`, a folder, a file, or `hf:NAME`. Raises ConfigError for an unknown
+    source."""
     if source == "botocore":
         return _botocore()
     if source.startswith("hf:"):
@@ -61,9 +62,9 @@ def _pieces(file: Path) -> Iterator[str]:
 
 
 def _botocore() -> Iterator[str]:
-    """One document a service: the unique documentation strings of its newest API version, tags stripped.
+    """Yield one document per service: the unique documentation strings of its newest API version, tags stripped.
 
-    Services come in the order of their names' sha256: any prefix of the stream is a fair sample of them.
+    Services come in the order of their names' sha256: any prefix of the stream is a fair sample.
     """
     spec = find_spec("botocore")
     if spec is None or spec.origin is None:
@@ -100,7 +101,7 @@ def _documentation(node: Any) -> Iterator[str]:
 
 
 def _hugging_face(name: str) -> Iterator[str]:
-    """The `text` column of the training split, streamed; NAME or NAME:CONFIGURATION."""
+    """Yield the `text` column of the training split, streamed; NAME or NAME:CONFIGURATION."""
     try:
         from datasets import load_dataset
     except ImportError:

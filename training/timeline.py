@@ -1,4 +1,4 @@
-"""From phases to times: when each begins, how long it takes, what it holds up and what runs beside it."""
+"""Times of a round's phases: begin, duration, whether critical, and concurrent phases."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ _AN_INSTANT = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A phase in time: `begins` in seconds from block D of the round before. critical: a longer one makes a deadline
+    """A phase in time: `begins` in seconds from block D of the previous round. critical: a longer one makes a deadline
     later. overlaps: the phases of the same node that run at the same time."""
 
     phase: Phase
@@ -26,7 +26,7 @@ class Timed:
 
 
 def phase_seconds(phase: Phase, rates: Rates) -> float:
-    """What it takes: its work one after the other, or what goes on beside that when it is longer."""
+    """Return a phase's seconds: its work in sequence, or its concurrent work when that is longer."""
     return max(
         sum(work_seconds(work, rates) for work in phase.work), *(work_seconds(w, rates) for w in phase.beside), 0.0
     )
@@ -38,7 +38,7 @@ def work_seconds(work: Work, rates: Rates) -> float:
 
 
 def amount(phases: Sequence[Phase], rate: str) -> float:
-    """What a round's phases put through a rate, on average over rounds."""
+    """Return the amount that a round's phases put through a rate, on average over rounds."""
     return sum(work.amount / p.every for p in phases for work in (*p.work, *p.beside) if work.rate == rate)
 
 
@@ -49,14 +49,15 @@ def schedule(
     targets: Sequence[str],
     round_seconds: float,
 ) -> tuple[Timed, ...]:
-    """Every phase as early as it can begin. Critical are those without slack before the end of a target."""
+    """Schedule every phase as early as it can begin. Critical phases are those without slack before the end of a
+    target."""
     waits = {
         phase.name: phase.after if phase.after is not None else tuple(before.name for before in phases[at - 1 : at])
         for at, phase in enumerate(phases)
     }
     taken = {phase.name: phase_seconds(phase, rates) for phase in phases}
     begins: dict[str, float] = {}
-    for phase in phases:  # listed after what they wait for
+    for phase in phases:  # phases are listed after those that they wait for
         earliest = openings[phase.opens] if phase.opens is not None else 0.0
         begins[phase.name] = max([earliest, *(begins[name] + taken[name] for name in waits[phase.name])])
     critical = set(targets)
@@ -72,7 +73,7 @@ def schedule(
         if one == other or not taken[one] or not taken[other]:
             return False
         shared = min(ends[one], ends[other]) - max(begins[one], begins[other])
-        # What outlasts the round goes on beside all of the next.
+        # A phase that outlasts the round overlaps all of the next.
         return shared > _AN_INSTANT or max(ends[one], ends[other]) > idle + _AN_INSTANT
 
     return tuple(

@@ -1,9 +1,9 @@
 """Text to token ids: bytes by default, or a local tokenizer.json. Nothing is ever downloaded.
 
-The layout fixes a model's vocabulary for good, so the ids that chat needs later are reserved before there is a model:
-the vocabulary of a data set holds TURNS and a few spare ids, which stand in no text that is trained on, and beside its
-tokenizer lies the configuration (tokenizer_config.json, as Hugging Face's libraries read it) whose chat template uses
-them. A tokenizer that brings a chat template of its own keeps it, and gets no ids.
+The layout fixes a model's vocabulary for good, so the ids for chat are reserved before a model exists. The vocabulary
+of a data set holds TURNS and a few spare ids, which occur in no training text. Next to its tokenizer lies the
+configuration (tokenizer_config.json, as Hugging Face's libraries read it) whose chat template uses them. A tokenizer
+with its own chat template keeps it, and gets no ids.
 """
 
 import json
@@ -20,14 +20,13 @@ from protocol.errors import ConfigError
 from training.index import TOKENIZER_CONFIG
 
 BYTES = "bytes"
-"""Name of the byte-level tokenizer: ids 0 to 255 are UTF-8 bytes, then comes END, which ends a document, then
-RESERVED."""
+"""Name of the byte-level tokenizer: ids 0 to 255 are UTF-8 bytes, then END, which ends a document, then RESERVED."""
 
 END = "<|end_of_text|>"
 TURNS = TURN_BEGIN, TURN_END = "<|start_of_turn|>", "<|end_of_turn|>"
 """A turn is TURN_BEGIN, the speaker's role, a new line, the text, TURN_END."""
 RESERVED = (*TURNS, *(f"<|reserved_{number}|>" for number in range(5)))
-"""What follows a tokenizer's own ids; the spare ones are for whatever fine-tuning comes to need (tools, thoughts)."""
+"""Tokens after a tokenizer's own ids; the spare ones are for later needs of fine-tuning (tools, thoughts)."""
 
 BYTE_VOCABULARY = 256 + 1 + len(RESERVED)
 
@@ -42,13 +41,13 @@ _CHAT_TEMPLATE = (
     "{% endfor %}"
     f"{{% if add_generation_prompt %}}{{{{ '{TURN_BEGIN}assistant\\n' }}}}{{% endif %}}"
 )
-"""The assistant's turns are marked as what a fine-tuning learns to generate, their ends included."""
+"""The assistant's turns are marked as the text that a fine-tuning learns to generate, their ends included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """`name` is "bytes" or the sha256 of `file`, a tokenizer.json, in hex; `config` the tokenizer_config.json that goes
-    with it; `separator` the id that ends every document. All ids, reserved ones too, are below `vocabulary`."""
+    """`name` is "bytes" or the sha256 of `file`, a tokenizer.json, in hex. `config` is its tokenizer_config.json,
+    `separator` the id that ends every document. All ids, reserved ones too, are below `vocabulary`."""
 
     name: str
     vocabulary: int
@@ -59,7 +58,7 @@ class Tokenizer:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """The default: works for every language and needs no file."""
+    """Return the default tokenizer: it works for every language and needs no file."""
     return Tokenizer(
         BYTES,
         BYTE_VOCABULARY,
@@ -70,9 +69,12 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def open_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a local tokenizer.json, with ids for turns: its own, where a tokenizer_config.json beside it
-    has a chat template, else RESERVED behind all of its ids, which makes it another file. Raises ConfigError when it
-    is missing, broken, or lacks a token that ends a document."""
+    """Open a local tokenizer.json, with ids for turns.
+
+    They are its own where a tokenizer_config.json next to it has a chat template. Otherwise RESERVED follows all of its
+    ids, which makes it another file. Raises ConfigError when it is missing, broken, or has no token that ends a
+    document.
+    """
     from tokenizers import Tokenizer as Native
 
     try:
@@ -89,7 +91,7 @@ def open_tokenizer(path: Path) -> Tokenizer:
     if config is None:
         config, data = _config(ends), _with_reserved(data, native.get_vocab(with_added_tokens=True))
         native = Native.from_buffer(data)
-    # A document may hold the very words that stand for a turn: they are text there, and no turn.
+    # A document may contain the text of a turn token: that is text there, and no turn.
     native.encode_special_tokens = True
 
     def encode(text: str) -> NDArray[np.uint32]:
@@ -102,7 +104,8 @@ def open_tokenizer(path: Path) -> Tokenizer:
 
 
 def _with_reserved(data: bytes, known: dict[str, int]) -> bytes:
-    """A tokenizer.json with all of RESERVED among its special tokens; the same bytes where they are there already."""
+    """Return a tokenizer.json with all of RESERVED among its special tokens; the same bytes where they are there
+    already."""
     missing = [token for token in RESERVED if token not in known]
     if not missing:
         return data
@@ -126,7 +129,7 @@ def _config(ends: str) -> bytes:
 
 
 def _own_config(path: Path) -> bytes | None:
-    """A tokenizer's configuration that says how to chat; None without one."""
+    """Return a tokenizer's configuration with a chat template; None without one."""
     try:
         data = path.read_bytes()
         table = json.loads(data)

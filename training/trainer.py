@@ -1,8 +1,8 @@
 """One rank's part of a node's model: its rows of the module's weights, of Adam's moments, of a payload.
 
-Every rank has a trainer; the first one's is driven by training/replica.py, and what is marked `together` runs on all
-of them at once. Large values pass through host memory that all ranks see (training/host.py), by the name of an area;
-theta, error feedback and everything else that a node must not lose lie there. Knows nothing of rounds or peers.
+Every rank has a trainer; training/replica.py drives the first one, and `together` methods run on all of them at once.
+Large values pass through host memory shared by all ranks (training/host.py), by the name of an area; theta, error
+feedback and all other state that a node must not lose are there. Knows nothing of rounds or peers.
 """
 
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ from training.parallel import Ranks, local, together
 
 EVALUATION_TOKENS = 1024
 """Positions evaluated at once. Evaluation always runs batches of this one size, so that a sequence's loss does not
-depend on what it is evaluated with: a matrix library may sum in another order for another number of rows."""
+depend on the other sequences: a matrix library may sum in another order for another number of rows."""
 
 SLAB_BYTES = 1 << 28
-"""fp32 bytes of theta that are compressed at once on a GPU: error feedback and theta visit it in slabs."""
+"""fp32 bytes of theta compressed at once on a GPU: error feedback and theta are copied there slab by slab."""
 
 ENDS, RECORDS, TOKENS = "ends", "records", "tokens"
 
@@ -43,7 +43,7 @@ class Trainer:
         self.ranks = ranks
         self.spec = TrainingSpec.model_validate_json(spec)
         self.layout: Layout = self.spec.layout
-        # Nothing is allocated before each rank knows its rows, nor sent to a GPU: the weights are loaded.
+        # Allocate only after each rank knows its rows, and send nothing to a GPU: the weights are loaded later.
         with torch.device("meta"):
             self.model = Transformer(self.spec.model)
         ranks.shard(self.model, self.model.layers, methods=["loss"])
@@ -52,8 +52,8 @@ class Trainer:
         self.on_step: OnStep | None = None
         """Called on this rank after each inner step with its number within the round and its loss."""
         self.stopped: Stopped = never
-        """Asked on this rank after each inner step whether the round ends here, for all ranks."""
-        # By name and once: what a module lists while its weights are gathered are not the shards.
+        """Called on this rank after each inner step; True ends the round on all ranks."""
+        # By name and once: while a module's weights are gathered, it lists other tensors than the shards.
         self._parameters = dict(self.model.named_parameters())
         self._optimizer = make_optimizer(self.model, self.spec.inner, ranks)
         self._fit: Fit | None = None
@@ -63,13 +63,13 @@ class Trainer:
         self._held = None if ranks.size == 1 else {tensor.name: ranks.rows(tensor.shape[0]) for tensor in self.layout}
         """The rows of every tensor that this rank's weights are."""
         self._kept: Tensor | None = None
-        """What the weights were before a probe, where it moved them."""
+        """The weights' values before a probe, where it moved them."""
         self._slabs = _slabs(self.layout, self._mine, SLAB_BYTES if ranks.device.type == "cuda" else inf)
 
     # --- host memory -----------------------------------------------------------------------------------------
 
     def area(self, name: str, num_bytes: int) -> Area:
-        """First rank: the area of this name, made on first use or when it was smaller."""
+        """First rank: return the area of this name, made on first use or when it was smaller."""
         found = self._areas.get(name)
         if found is None or found.num_bytes < num_bytes:
             found = self._areas[name] = Area(num_bytes, shared=self.ranks.size > 1)
@@ -78,13 +78,13 @@ class Trainer:
         return found
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """First rank: an area as one fp32 tensor for each parameter; zeros when it is new."""
+        """First rank: return an area as one fp32 tensor for each parameter; zeros when it is new."""
         return model_tensors(self.area(name, model_bytes(self.layout)), self.layout)
 
     @together
     def attach(self, *, name: str, num_bytes: int, path: str | None) -> None:
-        """See an area that the first rank has made."""
-        # Not by the path: a descriptor's number comes back once it is closed.
+        """Map an area that the first rank has made."""
+        # Do not compare paths: a descriptor's number is reused once it is closed.
         if name not in self._areas or self._areas[name].num_bytes != num_bytes:
             self._areas[name] = Area(num_bytes, path)
 
@@ -105,7 +105,7 @@ class Trainer:
     @together
     @torch.no_grad()
     def shift(self, *, area: str, sign: float) -> None:
-        """Add the area's tensors, times `sign`, to the module's weights: a tensor at a time, for a GPU's memory."""
+        """Add the area's tensors, times `sign`, to the module's weights: one tensor at a time, to save GPU memory."""
         rows = self._rows(area)
         for name, weight in self._weights().items():
             weight.add_(rows[name].to(weight.device), alpha=sign)
@@ -113,33 +113,34 @@ class Trainer:
     @together
     @torch.no_grad()
     def probe(self, *, scales: list[float], step: float) -> None:
-        """Move the module's weights by one peer's bounded update, whose records lie in the area RECORDS."""
+        """Move the module's weights by one peer's bounded update, whose records are in the area RECORDS."""
         self._kept = ops.probe(self._weights(), self._sent(), tuple(scales), step, self._held)
 
     @together
     @torch.no_grad()
     def undo_probe(self) -> bool:
-        """Set them back, bit for bit; False when they were not moved, or not wholly."""
+        """Restore the weights, bit for bit; False when they were not moved, or not completely."""
         kept, self._kept = self._kept, None
         if kept is not None:
             ops.undo_probe(self._weights(), self._sent(), kept, self._held)
         return kept is not None
 
     def _weights(self) -> dict[str, Tensor]:
-        """This rank's rows of the module's weights, where they are."""
+        """Return this rank's rows of the module's weights, on their device."""
         return {name: local(parameter).detach() for name, parameter in self._parameters.items()}
 
     def _sent(self) -> Update:
-        """The update whose records lie in the area RECORDS, as a view: valid, since the first rank put it there."""
+        """Return the update whose records are in the area RECORDS, as a view. It is valid: the first rank put it
+        there."""
         records = self._areas[RECORDS].tensor((self.layout.records_bytes,), torch.uint8)
         return Update(self.layout, records.numpy().data.toreadonly())
 
     @together
     def inner_round(self, *, inner: dict[str, Any], first_step: int, num_sequences: int, done: int = 0) -> InnerReport:
-        """H inner steps on the first H * batch sequences in the area TOKENS, of which so many are `done`; the weights
-        become theta_r.
+        """Take H inner steps on the first H * batch sequences in the area TOKENS, the first `done` of which were
+        already made; the weights become theta_r.
 
-        Before the first, the micro-batch is found. Raises ConfigError when the device has too little memory.
+        The micro-batch is found before the first step. Raises ConfigError when the device has too little memory.
         """
         spec, fitting = InnerSpec.model_validate(inner), self._fitting()
         return inner_round(
@@ -157,7 +158,8 @@ class Trainer:
         )
 
     def _fitting(self) -> Fit:
-        """Sequences at once, and what is computed again: found once, when training begins; a validator never asks."""
+        """Return the micro-batch and the recomputation: found once, when training begins; a validator never needs
+        them."""
         if self._fit is None:
             self._fit = fit(self.model, self._optimizer, self.spec, self.ranks)
             if self.ranks.device.type == "cuda":
@@ -167,14 +169,14 @@ class Trainer:
     @together
     @torch.no_grad()
     def losses(self, *, num_sequences: int) -> list[float]:
-        """Mean cross entropy of each sequence in the area TOKENS, nats a token."""
+        """Return the mean cross entropy of each sequence in the area TOKENS, nats per token."""
         sequences = self._tokens(num_sequences)
         found = torch.zeros(num_sequences, dtype=torch.float64)
         size = max(1, EVALUATION_TOKENS // max(1, sequences.shape[1] - 1))
         number_of_batches = -(-num_sequences // size)
         self.model.eval()
         for turn in range(-(-number_of_batches // self.ranks.size)):
-            # Every rank calls the model equally often; what is past the end is evaluated and dropped.
+            # Every rank calls the model equally often; results past the end are dropped.
             first = (turn * self.ranks.size + self.ranks.index) * size
             batch = sequences[first : first + size]
             padding = sequences[-1:].expand(size - len(batch), -1)
@@ -189,14 +191,14 @@ class Trainer:
     @together
     @torch.no_grad()
     def compress(self, *, theta: str, error: str | None, new_error: str, beta: float) -> bool:
-        """Compress theta - theta_r + beta * error into the area RECORDS; what is not sent goes to `new_error`.
+        """Compress theta - theta_r + beta * error into the area RECORDS; the rest goes to `new_error`.
 
         False, with `new_error` undefined, when a value is not finite.
         """
         ends = self._ends()
         carried = None if error is None else self._compressed(error)
         starts, left = self._compressed(theta), self._compressed(new_error)
-        # Error feedback and theta live on the host; the next slab travels to a GPU while one is compressed there.
+        # Error feedback and theta are on the host; the next slab is copied to a GPU while one is compressed there.
         inputs = (tuple(group[t.name] for group in (starts, carried) if group for t in slab) for slab in self._slabs)
         finite = True
         for slab, there in zip(self._slabs, ahead(inputs, self.ranks.device), strict=True):
@@ -236,7 +238,8 @@ class Trainer:
             records[first : first + tensor.num_bytes] = found[tensor.offset : tensor.offset + tensor.num_bytes]
 
     def _ends(self) -> dict[str, Tensor]:
-        """theta_r of what this rank compresses. Tensors whose blocks the ranks' rows would cut are put together."""
+        """Return theta_r of the tensors that this rank compresses. Tensors whose blocks the ranks' rows would cut are
+        assembled first."""
         ends = self._weights()
         whole = [tensor.name for tensor in self.layout if not _divides(tensor, self.ranks.size)]
         if whole:
@@ -248,7 +251,7 @@ class Trainer:
         return ends
 
     def _first_byte(self, name: str) -> int:
-        """Where the records of this rank's part of a tensor begin."""
+        """Return where the records of this rank's part of a tensor begin."""
         tensor = self._tensors[name]
         return tensor.offset + tensor.num_bytes * int(self._mine[name].start) // max(1, tensor.shape[0])
 
@@ -257,17 +260,17 @@ class Trainer:
     @together
     @torch.no_grad()
     def store_moments(self) -> int:
-        """Copy the optimizer's tensors to the areas of `moment_areas`. Returns the steps taken."""
+        """Copy the optimizer's tensors to the areas of `moment_areas`. Return the steps taken."""
         return store_adam_state(self._parameters, self._optimizer, self._moments())
 
     @together
     @torch.no_grad()
     def load_moments(self, *, num_steps: int) -> None:
-        """Inverse of `store_moments`: the next step is the same, bit for bit."""
+        """Load the tensors of `store_moments`: the next step is bit-identical."""
         load_adam_state(self._parameters, self._optimizer, self._moments(), num_steps)
 
     def _moments(self) -> dict[str, Tensor]:
-        """This rank's rows of the optimizer's tensors on the host, by their saved names."""
+        """Return this rank's rows of the optimizer's tensors on the host, by their saved names."""
         areas = {area: self._rows(area) for area in self.moment_areas}
         named = {name: split_name(name) for name in state_shapes(self.spec.model, self.spec.inner)}
         return {name: areas[area][tensor] for name, (area, tensor) in named.items()}
@@ -280,12 +283,12 @@ class Trainer:
     # --- rows ------------------------------------------------------------------------------------------------
 
     def _rows(self, area: str) -> dict[str, Tensor]:
-        """This rank's rows of every tensor of an area: those of its shards."""
+        """Return this rank's rows of every tensor of an area: those of its shards."""
         tensors = model_tensors(self._areas[area], self.layout)
         return tensors if self._held is None else {name: tensor[self._held[name]] for name, tensor in tensors.items()}
 
     def _compressed(self, area: str) -> dict[str, Tensor]:
-        """What this rank compresses of every tensor of an area."""
+        """Return the rows of every tensor of an area that this rank compresses."""
         tensors = model_tensors(self._areas[area], self.layout)
         return {name: tensors[name][rows] for name, rows in self._mine.items()}
 
@@ -294,7 +297,7 @@ class Trainer:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """("adam.first", "norm.weight") of "adam.first/norm.weight"."""
+    """Split "adam.first/norm.weight" into ("adam.first", "norm.weight")."""
     area, _, tensor = name.partition("/")
     return area, tensor
 
@@ -305,14 +308,15 @@ def _divides(tensor: TensorLayout, size: int) -> bool:
 
 
 def _share(tensor: TensorLayout, ranks: Ranks) -> slice:
-    """The rows of a tensor that a rank compresses: its own, or, where that would cut blocks, all on one rank."""
+    """Return the rows of a tensor that a rank compresses: its own, or, where that would cut blocks, all on the first
+    rank."""
     if _divides(tensor, ranks.size):
         return ranks.rows(tensor.shape[0])
     return ranks.gathered(tensor.shape[0])
 
 
 def _slabs(layout: Layout, share: Mapping[str, slice], slab_bytes: float) -> list[Layout]:
-    """Layouts of the rows in `share`, tensors together up to `slab_bytes` of fp32."""
+    """Return layouts of the rows in `share`, with tensors grouped up to `slab_bytes` of fp32."""
     slabs: list[dict[str, tuple[int, ...]]] = [{}]
     size = 0.0
     for tensor in layout:

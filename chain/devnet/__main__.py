@@ -1,4 +1,4 @@
-"""`python -m chain.devnet`: run the development chain. Heavy imports wait until the arguments are known to be good."""
+"""`python -m chain.devnet`: run the development chain. Heavy imports happen only after the arguments are validated."""
 
 import argparse
 import asyncio

@@ -1,4 +1,4 @@
-"""Hyperparameters: AdminUtils' setters for root, and for the subnet's owner where the real runtime lets it.
+"""Hyperparameters: AdminUtils' setters for root, and for the subnet's owner where the real runtime allows it.
 
 Left out: the owner's rate limit and the freeze window before an epoch.
 """
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from chain.devnet.call import BAD_ORIGIN, Call, DispatchError
 
 MIN_TEMPO, MAX_TEMPO = 360, 50_400
-"""SubtensorModule.MinTempo and MaxTempo of the pinned runtime: what an owner may choose."""
+"""SubtensorModule.MinTempo and MaxTempo of the pinned runtime: the owner's bounds."""
 
 
 class Setter(NamedTuple):
@@ -38,11 +38,12 @@ GLOBAL_SETTERS = {
     ("AdminUtils", "sudo_set_stake_threshold"): "StakeThreshold",
     ("Commitments", "set_max_space"): "Commitments.MaxSpace",
 }
-"""Root's, for all subnets: the item that each writes."""
+"""Root's setters for all subnets: the item that each writes."""
 
 
 def setter(name: str) -> Callable[..., None]:
-    """The handler of one setter. Each names its new value differently; it is the only argument beside netuid."""
+    """Return the handler of one setter. Each names its new value differently; it is the only argument besides
+    netuid."""
     item, owner_may = SETTERS[name]
 
     def handle(call: Call, netuid: int, **arguments: Any) -> None:
@@ -63,7 +64,7 @@ def setter(name: str) -> Callable[..., None]:
 
 
 def global_setter(item: str) -> Callable[..., None]:
-    """The handler of one of root's setters; its only argument is the new value."""
+    """Return the handler of one of root's setters; its only argument is the new value."""
 
     def handle(call: Call, **arguments: Any) -> None:
         if call.origin is not None:
@@ -75,7 +76,7 @@ def global_setter(item: str) -> Callable[..., None]:
 
 
 def set_tempo(call: Call, netuid: int, tempo: int) -> None:
-    """The owner's own call: within bounds, and a new epoch begins to count now."""
+    """Set the tempo within bounds, as the owner's own call; a new epoch begins to count now."""
     if call.signer() != call.storage.get("SubnetOwner", netuid):
         raise DispatchError(BAD_ORIGIN)
     call.ensure(MIN_TEMPO <= tempo <= MAX_TEMPO, "TempoOutOfBounds")

@@ -1,8 +1,8 @@
-"""Producing blocks: the one operator's loop over pool, runtime and state, with finality and reorgs on request.
+"""Block production: the operator's loop over pool, runtime and state, with finality and reorgs on request.
 
-A block's hash is the hash of its SCALE header, as on Substrate; its state root is a running hash of the writes (there
-is no trie and nobody to prove anything to), and a random seal in its digest makes every block and every branch new.
-Finality trails the head by a fixed lag and never goes back. The clock is an argument.
+A block's hash is the hash of its SCALE header, as on Substrate. Its state root is a running hash of the writes (there
+is no trie, and no second node needs a proof). A random seal in its digest makes every block and branch unique. Finality
+trails the head by a fixed lag and never moves back. The clock is an argument.
 """
 
 import secrets
@@ -50,9 +50,9 @@ class Author:
     # --- life
 
     def start(self, genesis: Genesis | None) -> None:
-        """Make block 0 on a new database, or go on from an old one, whose pool is taken up again.
+        """Make block 0 on a new database, or resume an old one and its pool.
 
-        Raises ConfigError when a new chain has no genesis, or an old one another version of this program's tables.
+        Raises ConfigError when a new chain has no genesis, or an old one has another schema version.
         """
         version = self.state.fact("schema")
         if version is not None and int(version) != SCHEMA_VERSION:
@@ -77,13 +77,13 @@ class Author:
         timestamp(storage, self._milliseconds())
         self.state.set_fact("schema", str(SCHEMA_VERSION))
         self.state.set_fact("netuid", str(genesis.netuid))
-        self.state.set_fact("beacon", beacon_key.hex())  # never in the state: with it, commits are no secret
+        self.state.set_fact("beacon", beacon_key.hex())  # never in the state: it would disclose the commits
         self._seal(0, _NO_PARENT, bytes(32), storage.changes, [], [], bytes.fromhex(genesis.seed))
 
     # --- reading
 
     def storage_at(self, height: int) -> Storage:
-        """The state after block `height`, which must still be kept. Writes to it go nowhere."""
+        """Return the state after block `height`, which must still be kept. Writes to it are discarded."""
         return Storage(self.codec, lambda key: self.state.read(key, height))
 
     def _nonce(self, address: str) -> int:
@@ -98,13 +98,13 @@ class Author:
     # --- extrinsics
 
     def submit(self, data: bytes) -> bytes:
-        """Take an extrinsic into the pool; returns its hash. Raises PoolError."""
+        """Add an extrinsic to the pool; return its hash. Raises PoolError."""
         extrinsic = self.pool.add(data, self.state.head + 1)
         self.state.add_to_pool(data)
         return extrinsic.hash
 
     def watch(self, digest: bytes, watcher: Watcher) -> None:
-        """Tell `watcher` what becomes of an extrinsic from now on."""
+        """Notify `watcher` of an extrinsic's status from now on."""
         self._watchers.setdefault(digest, []).append(watcher)
 
     def unwatch(self, digest: bytes, watcher: Watcher) -> None:
@@ -123,7 +123,7 @@ class Author:
     def _repool(self, data: bytes) -> None:
         try:
             self.pool.add(data, self.state.head + 1)
-        except PoolError:  # overtaken while it was in a discarded block, or while the process was down
+        except PoolError:  # outdated while it was in a discarded block, or while the process was down
             self.state.remove_from_pool(data)
 
     # --- blocks
@@ -133,7 +133,7 @@ class Author:
         number = self.state.head + 1
         parent = self.state.block(number - 1)
         storage = self.storage_at(number - 1)
-        # Time never stands still between blocks, whatever the machine's clock does.
+        # Time always advances between blocks, whatever the machine's clock does.
         milliseconds = max(self._milliseconds(), storage.get("Timestamp.Now") + 1)
         taken, invalid = ([], []) if empty else self.pool.take(number)
         raw, included, left_out = execute_block(storage, self.netuid, number, milliseconds, taken, self._beacon_key)
@@ -172,7 +172,7 @@ class Author:
         leaving: list[bytes],
         seal: bytes,
     ) -> Block:
-        """Give the block its header, and commit everything about it at once."""
+        """Build the block's header, and commit everything about the block in one transaction."""
         root = blake2b(parent_root, digest_size=32)
         for key in sorted(changes):
             value = changes[key]
@@ -192,10 +192,10 @@ class Author:
         return block
 
     def reorg(self, depth: int, *, drop: bool = False, empty_blocks: int = 0) -> Block:
-        """Discard the last `depth` blocks and build a branch one longer in their place; returns the new head.
+        """Discard the last `depth` blocks and build a branch one longer in their place; return the new head.
 
-        Their extrinsics return to the pool, unless `drop`; the first `empty_blocks` of the new branch leave them
-        waiting there. Raises ValueError when a discarded block is final already.
+        Their extrinsics return to the pool, unless `drop`; the first `empty_blocks` of the new branch leave them there.
+        Raises ValueError when a discarded block is already final.
         """
         head = self.state.head
         if not 1 <= depth <= head - self.finalized:
@@ -205,7 +205,7 @@ class Author:
         for number in range(fork + 1, head + 1):
             block = self.state.block(number)
             self._included.pop(number, None)
-            for data in block.extrinsics[1:]:  # behind the timestamp
+            for data in block.extrinsics[1:]:  # after the timestamp
                 extrinsic = parse(bytes.fromhex(data[2:]))
                 self._tell(extrinsic, {"retracted": _hex(block.hash)}, last=drop)
                 returned.append(extrinsic)

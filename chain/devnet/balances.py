@@ -1,4 +1,4 @@
-"""Accounts' money: transfers, and the withdrawals that fees, registration and stake make. Amounts in rao."""
+"""Balances: transfers, and the withdrawals of fees, registration and stake. Amounts in rao."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def free(storage: Storage, address: str) -> int:
 
 
 def spendable(storage: Storage, address: str) -> int:
-    """What an account can pay and go on existing."""
+    """Return what an account can pay without falling below the existential deposit."""
     return max(0, free(storage, address) - EXISTENTIAL_DEPOSIT)
 
 
@@ -27,7 +27,7 @@ def add(storage: Storage, address: str, amount: int) -> None:
 
 
 def destroy(storage: Storage, amount: int) -> None:
-    """Money that left an account and comes to nobody: the issuance falls by it."""
+    """Reduce the total issuance by money that left an account and went to no other."""
     for total in ("Balances.TotalIssuance", "TotalIssuance"):
         storage.put(total, value=max(0, storage.get(total) - amount))
 

@@ -1,4 +1,4 @@
-"""What a call sees while it runs: its origin, the state, the block, and the events it leaves."""
+"""The context of a running call: its origin, the state, the block, and its events."""
 
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -10,7 +10,8 @@ _NO_WEIGHT = {"ref_time": 0, "proof_size": 0}
 
 
 class DispatchError(Exception):
-    """A call's refusal. `value` is the runtime's DispatchError, ready for the codec; `name` a pallet's name of it."""
+    """A call's refusal. `value` is the runtime's DispatchError, ready for the codec; `name` is the pallet's name for
+    it."""
 
     def __init__(self, value: Any, name: str | None = None) -> None:
         super().__init__(name or str(value))
@@ -31,11 +32,11 @@ class Events:
         return len(self.records)
 
     def rewind(self, mark: int) -> None:
-        """Forget the events since `mark`: their call failed."""
+        """Remove the events since `mark`: their call failed."""
         del self.records[mark:]
 
     def emit(self, pallet: str, name: str, fields: Any) -> None:
-        """`fields`: a dict for an event with named fields, a tuple for one without."""
+        """Emit an event. `fields`: a dict for an event with named fields, a tuple for one without."""
         self.records.append({"phase": self._phase, "event": {pallet: {name: fields}}, "topics": []})
 
     def succeed(self, dispatch_class: str, *, pays: bool) -> None:
@@ -61,7 +62,7 @@ class Call:
     raw: bytes = field(repr=False)
 
     def signer(self) -> str:
-        """The signing account; root signs nothing."""
+        """Return the signing account. Raises DispatchError for root, which signs nothing."""
         if self.origin is None:
             raise DispatchError(BAD_ORIGIN)
         return self.origin

@@ -1,6 +1,6 @@
 """SCALE encoding and decoding by the pinned runtime metadata: keys, values, calls, events, errors.
 
-A thin, typed skin over the SDK's native codec (`bittensor_core`), the same code that the client uses, so both ends
+A thin, typed wrapper of the SDK's native codec (`bittensor_core`), the same code that the client uses, so both ends
 agree by construction. Decoded values are plain Python (accounts as SS58 strings, enums as names or one-entry dicts).
 Knows nothing of state or rules.
 """
@@ -26,11 +26,11 @@ class Item:
     name: str
     value_type: str
     default: bytes | None
-    """Encoded value of an absent entry; None where absence is an answer of its own (Optional items)."""
+    """Encoded value of an absent entry; None for Optional items, whose absence has its own meaning."""
 
 
 def compact(value: int) -> bytes:
-    """SCALE compact encoding of a non-negative integer below 2**536."""
+    """Return the SCALE compact encoding of a non-negative integer below 2**536."""
     if value < 1 << 6:
         return bytes([value << 2])
     if value < 1 << 14:
@@ -42,7 +42,7 @@ def compact(value: int) -> bytes:
 
 
 def read_compact(data: bytes, offset: int) -> tuple[int, int]:
-    """(value, next offset). Raises ValueError when the data ends too early."""
+    """Return (value, next offset). Raises ValueError when the data ends too early."""
     mode = data[offset] & 3 if offset < len(data) else 0
     first, size = (offset + 1, (data[offset] >> 2) + 4) if mode == 3 else (offset, 1 << mode)
     if first + size > len(data) or offset >= len(data):
@@ -52,10 +52,10 @@ def read_compact(data: bytes, offset: int) -> tuple[int, int]:
 
 
 class Codec:
-    """The runtime's types. Stateless but for caches; one instance serves the whole process."""
+    """The runtime's types. Stateless except for caches; one instance serves the whole process."""
 
     def __init__(self, metadata: bytes) -> None:
-        # Untyped native module, and loaded on use: `--help` must not pay for it.
+        # Untyped native module, loaded on use: `--help` must not pay for it.
         self._core = importlib.import_module("bittensor_core")
         self._runtime = self._core.Runtime(metadata, SPEC_VERSION, TRANSACTION_VERSION, SS58_FORMAT)
         self._errors = {
@@ -66,7 +66,8 @@ class Codec:
         self.item: Callable[[str], Item] = lru_cache(maxsize=None)(self._item)
         """A storage item by "Pallet.Item"; without a dot it is one of SubtensorModule. Unknown names are a bug."""
         self.key: Callable[..., bytes] = lru_cache(maxsize=1 << 14)(self._key)
-        """Storage key of an entry by its item's name and params; the prefix when given fewer than the map has."""
+        """Storage key of an entry by its item's name and params; the prefix when given fewer params than the map
+        has."""
         self.field_names: Callable[[str], list[str]] = lru_cache(maxsize=None)(self._field_names)
         """Names of the fields, in order, of the struct inside an Option type such as a runtime API's output."""
         self._events_type = self.item("System.Events").value_type
@@ -86,14 +87,14 @@ class Codec:
         return b"\x00" if value is None else bytes(self._runtime.encode(type_string, value))
 
     def decode(self, type_string: str, data: bytes) -> Any:
-        """Raises ValueError unless the bytes are exactly one value."""
+        """Decode exactly one value. Raises ValueError for other bytes."""
         return self._runtime.decode(type_string, data, True)
 
     def encode_value(self, name: str, value: Any) -> bytes:
         return self.encode(self.item(name).value_type, value)
 
     def decode_value(self, name: str, raw: bytes | None) -> Any:
-        """The value of an entry; of an absent one its default, or None where absence is an answer."""
+        """Return an entry's value; for an absent one its default, or None for an Optional item."""
         item = self.item(name)
         data = item.default if raw is None else raw
         return None if data is None else self.decode(item.value_type, data)
@@ -102,7 +103,8 @@ class Codec:
         return bytes(self._runtime.compose_call(module, function, params))
 
     def decode_call(self, data: bytes) -> dict[str, Any]:
-        """{"call_module", "call_function", "call_args": [{"name", "value"}]}. Raises ValueError on anything else."""
+        """Return {"call_module", "call_function", "call_args": [{"name", "value"}]}. Raises ValueError for anything
+        else."""
         decoded: dict[str, Any] = self._runtime.decode_call(data)
         return decoded
 
@@ -110,7 +112,7 @@ class Codec:
         return self.encode(self._events_type, events)
 
     def module_error(self, pallet: str, name: str) -> dict[str, Any]:
-        """The DispatchError value of a pallet's error, by its name in the metadata."""
+        """Return the DispatchError value of a pallet's error, by its name in the metadata."""
         return {"Module": self._errors[pallet, name]}
 
     def _field_names(self, option: str) -> list[str]:

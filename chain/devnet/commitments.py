@@ -24,8 +24,8 @@ def set_commitment(call: Call, netuid: int, info: dict[str, Any]) -> None:
     call.ensure(registered, "AccountNotAllowedCommit", "Commitments")
     variants = _variants(info)
     call.ensure("TimelockRevealFailed" not in variants, "TimelockRevealFailedNotAllowed", "Commitments")
-    call.ensure("TimelockEncrypted" not in variants, "CallFiltered", "System")  # nothing here could ever reveal it
-    # Sizes and bytes come from the call, not from decoded values, which are ambiguous between text and hex.
+    call.ensure("TimelockEncrypted" not in variants, "CallFiltered", "System")  # the devnet could never reveal it
+    # Sizes and bytes come from the call: decoded values are ambiguous between text and hex.
     encoded = call.raw[_CALL_HEAD_BYTES:]
     charged = max(MIN_CHARGED_BYTES, sum(_field_sizes(variants, encoded)))
     epoch = storage.get("SubnetEpochIndex", netuid)
@@ -40,8 +40,8 @@ def set_commitment(call: Call, netuid: int, info: dict[str, Any]) -> None:
 
 
 def check_bounds(info: dict[str, Any], raw: bytes) -> None:
-    """Raise ValueError for a set_commitment that the real runtime could not even decode: its vectors are bounded, which
-    the metadata does not say."""
+    """Raise ValueError for a set_commitment that the real runtime could not decode: its vectors are bounded, which the
+    metadata does not state."""
     variants = _variants(info)
     if len(variants) > MAX_FIELDS:
         raise ValueError(f"BoundedVec exceeds its limit: {len(variants)} fields, at most {MAX_FIELDS}")
@@ -55,7 +55,8 @@ def _variants(info: dict[str, Any]) -> list[str]:
 
 
 def _field_sizes(variants: list[str], encoded: bytes) -> list[int]:
-    """Bytes that each field holds, given their encoding as a vector of enums (which has decoded, so is well-formed)."""
+    """Return the bytes that each field holds, given their encoding as a vector of enums (already decoded, so
+    well-formed)."""
     sizes: list[int] = []
     _count, at = read_compact(encoded, 0)
     for variant in variants:

@@ -1,10 +1,10 @@
-"""The epoch of a subnet, every tempo blocks: who may validate, what validators' weights amount to, who is paid.
+"""A subnet's epoch, every tempo blocks: validator permits, consensus on weights, and pay.
 
-Yuma consensus without bonds: permits go to the K highest stakes and to the owner's hotkey; each target's weights are
-clipped at their stake-weighted median (`kappa` of the stake gave at least that much), and incentive is the
-stake-weighted sum of what is left, normalised. Quantised values are PerU16. Emission gathers block by block and is paid
-as stake: the owner's cut (18 %), then half of the rest each to miners by incentive and to validators by dividends.
-Source: subtensor's epoch and coinbase. Left out: bonds and liquid alpha, what root earns, and the halving.
+Yuma consensus without bonds: permits go to the K highest stakes and to the owner's hotkey. Each target's weights are
+clipped at their stake-weighted median (`kappa` of the stake gave at least that much). Incentive is the stake-weighted
+sum of the clipped weights, normalised. Quantised values are PerU16. Emission accrues block by block and is paid as
+stake: the owner's cut (18 %), then half of the rest each to miners by incentive and to validators by dividends. Source:
+subtensor's epoch and coinbase. Left out: bonds and liquid alpha, root's earnings, and the halving.
 """
 
 from collections.abc import Iterable
@@ -17,13 +17,13 @@ from chain.devnet.timelock import reveal
 
 U16_MAX = 0xFFFF
 EMISSION_PER_BLOCK_RAO = 10**9
-"""Alpha that a subnet emits to its people in each block, until the first halving."""
+"""Alpha that a subnet emits per block, until the first halving."""
 _MILLI = 1000
 
 
 def begin_block(storage: Storage, events: Events, netuid: int, block: int, private_key: bytes) -> None:
-    """What happens to the subnet before a block's calls: emission, and when it is due the epoch, before which the
-    commits that it reveals are opened with the devnet's key."""
+    """Update the subnet before a block's calls: accrue emission, and run the epoch when it is due. Before the epoch,
+    the commits that it reveals are opened with the devnet's key."""
     _accrue(storage, netuid)
     since = block - storage.get("LastEpochBlock", netuid)
     due = since >= storage.get("Tempo", netuid) > 0
@@ -38,7 +38,7 @@ def begin_block(storage: Storage, events: Events, netuid: int, block: int, priva
 
 
 def _accrue(storage: Storage, netuid: int) -> None:
-    """A block's emission, for the next epoch to pay out."""
+    """Accrue a block's emission, which the next epoch pays out."""
     emitted = storage.get("SubnetAlphaOutEmission", netuid)
     if not emitted:
         return
@@ -64,7 +64,7 @@ def _run(storage: Storage, netuid: int, block: int) -> None:
     permits = top_stakes(stakes, storage.get("MaxAllowedValidators", netuid), storage.get("StakeThreshold"))
     owner_hotkey = storage.get("SubnetOwnerHotkey", netuid)
     permits = [permit or hotkey == owner_hotkey for permit, hotkey in zip(permits, hotkeys, strict=True)]
-    # Weights count from those permitted until now; new permits hold from the next block on.
+    # Weights count from the validators permitted until now; new permits take effect from the next block on.
     voting = [
         stake if is_active and permit else 0
         for stake, is_active, permit in zip(stakes, active, storage.get("ValidatorPermit", netuid), strict=True)
@@ -77,13 +77,13 @@ def _run(storage: Storage, netuid: int, block: int) -> None:
     storage.put("Incentive", netuid, value=per_u16(incentive))
     storage.put("ValidatorTrust", netuid, value=per_u16(trust))
     storage.put("Dividends", netuid, value=per_u16(dividends))
-    if not any(dividends):  # without weights that count, stake alone decides
+    if not any(dividends):  # without valid weights, stake alone decides
         dividends = _normalised([float(stake) for stake in (voting if any(voting) else stakes)])
     _pay(storage, netuid, hotkeys, incentive, dividends)
 
 
 def _pay(storage: Storage, netuid: int, hotkeys: list[str], incentive: list[float], dividends: list[float]) -> None:
-    """Pay out what has gathered. Where nobody has incentive, validators have the miners' part as well."""
+    """Pay out the accrued emission. When no miner has incentive, validators get the miners' part as well."""
     cut, servers, validators = (
         storage.get(item, netuid) for item in ("PendingOwnerCut", "PendingServerEmission", "PendingValidatorEmission")
     )
@@ -97,7 +97,7 @@ def _pay(storage: Storage, netuid: int, hotkeys: list[str], incentive: list[floa
         staking.credit(storage, owner_hotkey, owner_coldkey, netuid, cut)
     for hotkey, earned, dividend in zip(hotkeys, mined, voted, strict=True):
         coldkey = owner(storage, hotkey)
-        if hotkey == owner_hotkey or coldkey == owner_coldkey:  # weight on the owner pays nobody
+        if hotkey == owner_hotkey or coldkey == owner_coldkey:  # weight on the owner is burned
             burned += earned
         elif earned:
             staking.credit(storage, hotkey, coldkey, netuid, earned)
@@ -105,21 +105,21 @@ def _pay(storage: Storage, netuid: int, hotkeys: list[str], incentive: list[floa
             staking.pay_dividend(storage, hotkey, netuid, dividend)
     storage.put("SubnetAlphaOut", netuid, value=storage.get("SubnetAlphaOut", netuid) - burned)
     storage.put("Emission", netuid, value=[m + v for m, v in zip(mined, voted, strict=True)])
-    # Roundings, and all that found nobody, wait for the next epoch.
+    # Rounding remainders, and emission without a recipient, wait for the next epoch.
     left = {"PendingServerEmission": servers - sum(mined), "PendingValidatorEmission": validators - sum(voted)}
     for item, amount in {**left, "PendingOwnerCut": 0}.items():
         storage.put(item, netuid, value=max(0, amount))
 
 
 def top_stakes(stakes: list[int], limit: int, threshold: int) -> list[bool]:
-    """Permits: the `limit` highest non-zero stakes of at least `threshold`; equal stakes go to the lower uid."""
+    """Return the permits: the `limit` highest non-zero stakes of at least `threshold`; ties go to the lower uid."""
     ranked = sorted((-stake, uid) for uid, stake in enumerate(stakes) if stake > 0 and stake >= threshold)
     chosen = {uid for _, uid in ranked[:limit]}
     return [uid in chosen for uid in range(len(stakes))]
 
 
 def shares(weights: Iterable[tuple[int, int]], uid: int, count: int) -> dict[int, float]:
-    """A validator's weights on others, summing to 1; empty when it gives none."""
+    """Return a validator's weights on others, summing to 1; empty when it gives none."""
     row = {target: weight for target, weight in weights if target < count and target != uid}
     total = sum(row.values())
     return {target: weight / total for target, weight in row.items()} if total else {}
@@ -128,9 +128,10 @@ def shares(weights: Iterable[tuple[int, int]], uid: int, count: int) -> dict[int
 def yuma(
     stakes: list[int], rows: list[dict[int, float]], kappa: float
 ) -> tuple[list[float], list[float], list[float], list[float]]:
-    """(consensus, incentive, validator trust, dividends), each per uid in 0 .. 1, from voting stakes and weight rows.
+    """Return (consensus, incentive, validator trust, dividends), each per uid in 0 .. 1, from voting stakes and weight
+    rows.
 
-    Incentive and dividends each sum to 1, or to 0 when nobody votes. With one validator consensus is its own weights.
+    Incentive and dividends each sum to 1, or to 0 without votes. With one validator consensus is its own weights.
     """
     count, total = len(stakes), sum(stakes)
     if not total:
@@ -153,7 +154,7 @@ def yuma(
 
 
 def _weighted_median(stakes: list[int], weights: list[float], majority: float) -> float:
-    """The largest weight that more than `majority` of the stake stands behind."""
+    """Return the largest weight that more than `majority` of the stake gave or exceeded."""
     behind = 0
     for weight, stake in sorted(((w, s) for w, s in zip(weights, stakes, strict=True) if s), reverse=True):
         behind += stake
@@ -168,5 +169,5 @@ def _normalised(values: list[float]) -> list[float]:
 
 
 def per_u16(values: list[float]) -> list[int]:
-    """0 .. 1 as the chain quantises it."""
+    """Return 0 .. 1 values as the chain quantises them."""
     return [min(U16_MAX, round(value * U16_MAX)) for value in values]

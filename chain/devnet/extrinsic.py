@@ -1,8 +1,7 @@
 """Signed extrinsics (version 4): parsing, mortality, and the payload that the signature covers.
 
-Source: Substrate's extrinsic format v4 and the signed extensions of the pinned runtime, of which only mortality, nonce,
-tip and the metadata-hash mode have bytes of their own. The bytes are a stranger's: whatever is unexpected is an
-ExtrinsicError.
+Source: Substrate's extrinsic format v4 and the signed extensions of the pinned runtime; only mortality, nonce, tip and
+the metadata-hash mode have their own bytes. The bytes are a stranger's: anything unexpected is an ExtrinsicError.
 """
 
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from protocol.types import PeerId, hotkey
 
 _SIGNED_V4 = 0x84
 _ACCOUNT_ID = 0
-_SCHEMES = (0, 1)  # ed25519, sr25519; ecdsa keys are no Bittensor keys
+_SCHEMES = (0, 1)  # ed25519, sr25519; Bittensor has no ecdsa keys
 _HASH_SIGNED_ABOVE_BYTES = 256
 
 
 class ExtrinsicError(ValueError):
-    """The bytes are not a signed extrinsic that this chain takes."""
+    """The bytes are not a signed extrinsic that this chain accepts."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +46,17 @@ class Extrinsic:
         return hotkey(PeerId(self.public_key))
 
     def birth(self, current: int) -> int:
-        """The block whose hash the signature covers, seen from block `current`; genesis for an immortal one."""
+        """Return the block whose hash the signature covers, as of block `current`; genesis for an immortal one."""
         if self.era is None:
             return 0
         period, phase = self.era
         return (max(current, phase) - phase) // period * period + phase
 
     def payload(self, genesis: bytes, birth: bytes, spec_version: int) -> bytes:
-        """The bytes that were signed, given the hashes of block 0 and of the era's birth block, for a runtime of this
+        """Return the signed bytes, given the hashes of block 0 and of the era's birth block, for a runtime of this
         version."""
         versions = spec_version.to_bytes(4, "little") + TRANSACTION_VERSION.to_bytes(4, "little")
-        payload = self.call + self.extra + versions + genesis + birth + b"\x00"  # the last: no metadata hash
+        payload = self.call + self.extra + versions + genesis + birth + b"\x00"  # last byte: no metadata hash
         if len(payload) > _HASH_SIGNED_ABOVE_BYTES:
             payload = blake2b(payload, digest_size=32).digest()
         return payload

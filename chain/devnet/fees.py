@@ -1,8 +1,8 @@
-"""What a transaction costs and who pays it: withdrawn before its call runs, whatever becomes of the call.
+"""The fee of a transaction and its payer; withdrawn before the call runs, whether or not it succeeds.
 
-A fee is a base, the bytes of the extrinsic, and the weight of its call. Calls that a hotkey signs are paid by the
-coldkey that owns it. Source: subtensor's transaction-fee pallet and its `fee_filters`. Left out: tips, fees in alpha,
-and the multiplier that follows how full blocks are.
+A fee is a base, the bytes of the extrinsic, and the weight of its call. The coldkey that owns a hotkey pays for the
+hotkey's calls. Source: subtensor's transaction-fee pallet and its `fee_filters`. Left out: tips, fees in alpha, and the
+multiplier that follows how full blocks are.
 """
 
 from chain.devnet import balances
@@ -14,7 +14,7 @@ Name = tuple[str, str]
 """A call: (pallet, function)."""
 
 _RAO_PER_WEIGHT = 500_000 / 10**9
-"""Of reference time in picoseconds."""
+"""Per unit of reference time (picoseconds)."""
 _BASE_WEIGHT = 108_157_000
 """System.BlockWeights of the pinned runtime: any extrinsic of the normal class."""
 _READ_WEIGHT, _WRITE_WEIGHT = 25_000_000, 100_000_000
@@ -33,19 +33,19 @@ _READS_WRITES: dict[Name, tuple[int, int]] = {
     ("SubtensorModule", "commit_timelocked_mechanism_weights"): (8, 2),
     ("SubtensorModule", "commit_crv3_mechanism_weights"): (8, 2),
 }
-"""Reads and writes of a call, from which its weight is taken. The metadata does not carry weights: these are about what
-the runtime's benchmarks say, and only the order of magnitude is to be relied on (a tenth of a thousandth of a TAO to a
-few thousandths)."""
+"""Reads and writes of a call, from which its weight is computed. The metadata does not carry weights: these approximate
+the runtime's benchmarks. Only the order of magnitude is reliable (a tenth of a thousandth of a TAO to a few
+thousandths)."""
 _OTHERS = (10, 2)
 _FREE = ("Sudo", "sudo")
-"""The runtime gives root its fee back."""
+"""The runtime refunds root's fee."""
 
 _COLDKEY_PAYS = {name for name in _READS_WRITES if name[1] == "set_commitment" or name[1].endswith("weights")}
-"""What hotkeys sign."""
+"""Calls that hotkeys sign."""
 
 
 def fee_of(call: Name, length_bytes: int) -> int:
-    """What a signed extrinsic of this length with this call costs, in rao."""
+    """Return the fee of a signed extrinsic of this length with this call, in rao."""
     if call == _FREE:
         return 0
     reads, writes = _READS_WRITES.get(call, _OTHERS)
@@ -54,7 +54,7 @@ def fee_of(call: Name, length_bytes: int) -> int:
 
 
 def payer_of(storage: Storage, call: Name, signer: str) -> str:
-    """The account that pays: of a hotkey's call its owner, where it has one."""
+    """Return the account that pays: for a hotkey's call its owner, if it has one."""
     return owner(storage, signer) if call in _COLDKEY_PAYS and is_owned(storage, signer) else signer
 
 
@@ -64,7 +64,7 @@ def can_pay(storage: Storage, call: Name, signer: str, length_bytes: int) -> boo
 
 
 def withdraw(storage: Storage, events: Events, payer: str, fee: int) -> None:
-    """Take a fee that the payer can pay."""
+    """Withdraw a fee that the payer can pay."""
     if fee:
         balances.add(storage, payer, -fee)
         balances.destroy(storage, fee)
@@ -72,6 +72,6 @@ def withdraw(storage: Storage, events: Events, payer: str, fee: int) -> None:
 
 
 def report(events: Events, payer: str, fee: int) -> None:
-    """What a fee leaves behind the events of its call."""
+    """Emit the fee's event after the events of its call."""
     if fee:
         events.emit("TransactionPayment", "TransactionFeePaid", {"who": payer, "actual_fee": fee, "tip": 0})

@@ -1,9 +1,8 @@
-"""Block 0 of a development chain: one subnet with its owner, and accounts that hold money.
+"""Block 0 of a development chain: one subnet with its owner, and funded accounts.
 
-Everything else (registration, stake, weights) goes over real extrinsics from the funded coldkeys. A genesis is what a
-new subnet of a real chain has, after `register_network` and `start_call`, unless it says otherwise; `Genesis.fast` is
-the one other choice, for tests that can't wait. Source:
-docs/decisions/0030-a-devnet-with-a-real-subnets-rules.md.
+Everything else (registration, stake, weights) uses real extrinsics from the funded coldkeys. By default a genesis
+equals a new subnet of a real chain after `register_network` and `start_call`. `Genesis.fast` is the alternative, for
+tests that cannot wait. Source: docs/decisions/0030-a-devnet-with-a-real-subnets-rules.md.
 """
 
 import json
@@ -23,11 +22,11 @@ TAO = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Genesis:
-    """What the operator chooses. Addresses are SS58, balances rao, lengths blocks.
+    """The operator's choices. Addresses are SS58, balances rao, lengths blocks.
 
-    The owner's hotkey is registered as uid 0, as the real `register_network` does it. `sudo` (default: the owner's
-    coldkey) may dispatch Sudo.sudo. `pool_rao` stands on both sides of the subnet's pool; 0 makes a stable subnet,
-    where one alpha is one TAO. `emission_rao` is the alpha that every block pays out.
+    The owner's hotkey is registered as uid 0, as by the real `register_network`. `sudo` (default: the owner's coldkey)
+    may dispatch Sudo.sudo. `pool_rao` is the reserve on both sides of the subnet's pool; 0 makes a stable subnet, where
+    one alpha is one TAO. `emission_rao` is the alpha that every block pays out.
     """
 
     owner_coldkey: str
@@ -46,12 +45,12 @@ class Genesis:
     emission_rao: int = EMISSION_PER_BLOCK_RAO
     sudo: str | None = None
     seed: str = field(default_factory=lambda: secrets.token_hex(16))
-    """Hex. Makes the genesis hash, and with it every signature, this network's own."""
+    """Hex. Makes the genesis hash, and so every signature, unique to this network."""
 
     @classmethod
     def fast(cls, owner_coldkey: str, owner_hotkey: str, **others: Any) -> Self:
-        """A subnet on which everything happens within a few blocks and amounts are round: short epochs, plain weights
-        of any length, alpha at one TAO, no emission. Fees, burn and permits are as on any other."""
+        """Return a subnet on which everything happens within a few blocks and amounts are round: short epochs, plain
+        weights of any length, alpha at one TAO, no emission. Fees, burn and permits are as on any other."""
         quick: dict[str, Any] = {
             "tempo_blocks": 20,
             "weights_rate_limit_blocks": 20,
@@ -67,7 +66,7 @@ class Genesis:
 
     @classmethod
     def load(cls, path: Path) -> "Genesis":
-        """Raises ConfigError when the file is missing, is not JSON, or does not describe a genesis."""
+        """Load a genesis. Raises ConfigError when the file is missing, is not JSON, or does not describe a genesis."""
         try:
             genesis = cls(**json.loads(path.read_text()))
             genesis.check()
@@ -76,7 +75,7 @@ class Genesis:
         return genesis
 
     def check(self) -> None:
-        """Raises ValueError naming the first value that no runtime could hold."""
+        """Raise ValueError naming the first value that no runtime could hold."""
         bytes.fromhex(self.seed)
         for address in (self.owner_coldkey, self.owner_hotkey, *self.balances, *([self.sudo] if self.sudo else [])):
             peer_id(address)
@@ -96,8 +95,8 @@ class Genesis:
 
 
 def write_genesis(storage: Storage, genesis: Genesis, beacon_key: bytes) -> None:
-    """Write the state of block 0. `beacon_key`: the public key that commits are sealed to. What is not named here has
-    the default that the runtime's metadata gives it."""
+    """Write the state of block 0. `beacon_key`: the public key that commits are sealed to. Items not named here keep
+    the default of the runtime's metadata."""
     netuid = genesis.netuid
     for address, rao in genesis.balances.items():
         account = storage.get("System.Account", address)

@@ -1,4 +1,4 @@
-"""Starting a devnet as a child process, and driving it: for the local network's supervisor and for tests.
+"""Launch and control of a devnet as a child process, for the local network's supervisor and for tests.
 
 The child belongs to the caller, who must stop it. Never imports bittensor.
 """
@@ -29,8 +29,8 @@ ANSWER_SECONDS = 60.0
 
 @dataclass
 class Devnet:
-    """A running devnet. `url` is what a node's --network takes; `genesis` the hash of block 0 as 0x-hex; `again` are
-    the arguments to python that start it once more when it has died, with its blocks and under the same url."""
+    """A running devnet. `url` is the value for a node's --network; `genesis` the hash of block 0 as 0x-hex. `again` are
+    python's arguments that restart it after a crash, with its blocks and under the same url."""
 
     process: subprocess.Popen[str]
     url: str
@@ -41,7 +41,7 @@ class Devnet:
         return Admin(self.url)
 
     def stop(self) -> None:
-        """End it, politely first."""
+        """Terminate it; kill it when it does not end in time."""
         self.process.terminate()
         try:
             self.process.wait(STOP_SECONDS)
@@ -50,7 +50,7 @@ class Devnet:
             self.process.wait()
 
     def kill(self) -> None:
-        """SIGKILL: what a crash looks like."""
+        """Send SIGKILL, as in a crash."""
         self.process.kill()
         self.process.wait()
 
@@ -68,8 +68,8 @@ def start(
 ) -> Devnet:
     """Start a devnet in folder `data` and wait until it answers; `genesis` is needed when the folder is new.
 
-    A Ctrl-C in the caller's terminal does not reach it: nodes that still talk to it can be stopped first.
-    `log` receives its stderr (default: the caller's), where it says why when it does not start: a ConfigError here.
+    A Ctrl-C in the caller's terminal does not reach it, so nodes that still use it can be stopped first. `log` receives
+    its stderr (default: the caller's), with the reason when it does not start. That failure raises ConfigError.
     """
     data.mkdir(parents=True, exist_ok=True)
     program = ["-m", "chain.devnet", "--data", str(data)]
@@ -97,13 +97,13 @@ def start(
 
 
 def end_with_parent(signum: int = signal.SIGTERM) -> None:
-    """For a child's preexec: have the kernel end it when its parent dies, however that dies (Linux)."""
+    """Make the kernel end this child when its parent dies, for whatever reason (Linux). For a child's preexec."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
 
 
 def _first_line(process: subprocess.Popen[str]) -> str:
-    """The one line that the devnet prints; empty when it ended, or START_SECONDS passed, without one."""
+    """Return the one line that the devnet prints; empty when it ended, or START_SECONDS passed, without one."""
     assert process.stdout is not None
     with process.stdout, selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
@@ -112,9 +112,9 @@ def _first_line(process: subprocess.Popen[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """The devnet_* calls, each over a connection of its own, so that it outlives restarts of the devnet.
+    """The devnet_* calls, each over its own connection, so that this object survives restarts of the devnet.
 
-    Each returns {"genesis", "head", "finalized", "oldest", "netuid", "waiting"} as they are afterwards.
+    Each returns the resulting {"genesis", "head", "finalized", "oldest", "netuid", "waiting"}.
     """
 
     url: str
@@ -128,7 +128,7 @@ class Admin:
         return self._info("devnet_reorg", depth, drop, empty_blocks)
 
     def finality(self, lag_blocks: int) -> dict[str, Any]:
-        """Let finality trail the head by this much from the next block on; a huge lag is a stall."""
+        """Make finality trail the head by this lag from the next block on; a huge lag is a stall."""
         return self._info("devnet_finality", lag_blocks)
 
     def info(self) -> dict[str, Any]:
@@ -138,7 +138,8 @@ class Admin:
         return dict(self.request(method, *params))
 
     def request(self, method: str, *params: Any) -> Any:
-        """Any JSON-RPC request. Raises ChainError with the chain's words when it refuses or can't be reached."""
+        """Send any JSON-RPC request. Raises ChainError, with the chain's message, when it refuses or cannot be
+        reached."""
         message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
         try:
             with connect(self.url, compression=None, max_size=None) as connection:

@@ -1,8 +1,8 @@
-"""The pool of a subnet's alpha against TAO: what staking, unstaking and registration pay. Amounts in rao.
+"""The pool of a subnet's alpha against TAO, in which staking, unstaking and registration trade. Amounts in rao.
 
-A dynamic subnet has two reserves whose product no swap lowers, so that the price moves with every swap; a stable one
-(and root) gives one alpha for one TAO. Source: subtensor's pallet_swap with equal weights. Left out: the emission that
-a real chain injects into pools, and liquidity of users.
+A dynamic subnet has two reserves whose product no swap lowers, so the price moves with every swap. A stable one (and
+root) gives one alpha for one TAO. Source: subtensor's pallet_swap with equal weights. Left out: the emission that a
+real chain injects into pools, and liquidity of users.
 """
 
 from chain.devnet.call import Call
@@ -10,7 +10,7 @@ from chain.devnet.storage import Storage
 
 U16_MAX = 0xFFFF
 MINIMUM_RESERVE = 1_000_000
-"""Swap.MinimumReserve of the pinned runtime: less is never left in a pool."""
+"""Swap.MinimumReserve of the pinned runtime: the least that a swap leaves in a pool."""
 _DYNAMIC = 1
 
 
@@ -19,7 +19,7 @@ def is_dynamic(storage: Storage, netuid: int) -> bool:
 
 
 def buy(call: Call, netuid: int, tao: int) -> tuple[int, int]:
-    """Put `tao` into the pool: (alpha that comes out, what of `tao` was the pool's fee)."""
+    """Put `tao` into the pool; return (alpha that leaves it, the pool's fee in TAO)."""
     storage = call.storage
     if not is_dynamic(storage, netuid):
         _add(storage, netuid, tao=tao, out=tao)
@@ -32,7 +32,7 @@ def buy(call: Call, netuid: int, tao: int) -> tuple[int, int]:
 
 
 def sell(call: Call, netuid: int, alpha: int) -> tuple[int, int]:
-    """Put `alpha` into the pool: (TAO that comes out, what of `alpha` was the pool's fee)."""
+    """Put `alpha` into the pool; return (TAO that leaves it, the pool's fee in alpha)."""
     storage = call.storage
     if not is_dynamic(storage, netuid):
         _add(storage, netuid, tao=-alpha, out=-alpha)
@@ -45,24 +45,25 @@ def sell(call: Call, netuid: int, alpha: int) -> tuple[int, int]:
 
 
 def cost(tao: int, alpha: int, fee: int, wanted: int) -> int:
-    """The least TAO that buys at least `wanted` alpha from a pool of these reserves, which takes `fee` / 65535 of it.
-    The pool must hold more than that."""
+    """Return the least TAO that buys at least `wanted` alpha from a pool of these reserves, with a fee of `fee` /
+    65535. The pool must hold more than `wanted`."""
     entering = -(-tao * wanted // (alpha - wanted))
     return -(-entering * U16_MAX // (U16_MAX - fee))
 
 
 def _out(into: int, out_of: int, amount: int) -> int:
-    """What leaves a pool of two reserves when `amount` enters it: rounded down, so that the product never falls."""
+    """Return what leaves a pool of two reserves when `amount` enters it, rounded down, so that the product never
+    falls."""
     return out_of * amount // (into + amount)
 
 
 def _fee(storage: Storage, netuid: int, amount: int) -> int:
-    """The pool's share, which stays in it."""
+    """Return the pool's fee, which stays in it."""
     return int(amount * storage.get("Swap.FeeRate", netuid) // U16_MAX)
 
 
 def _add(storage: Storage, netuid: int, *, tao: int, out: int, alpha: int = 0) -> None:
-    """Move the reserves, and the alpha that is outside of the pool."""
+    """Update the reserves, and the alpha outside of the pool."""
     for item, amount in (("SubnetTAO", tao), ("SubnetAlphaIn", alpha), ("SubnetAlphaOut", out)):
         storage.put(item, netuid, value=storage.get(item, netuid) + amount)
     storage.put("TotalStake", value=storage.get("TotalStake") + tao)

@@ -1,8 +1,8 @@
-"""The runtime metadata that the devnet speaks: fetched once at set-up, checked, cached outside the source tree.
+"""The runtime metadata that the devnet uses: fetched once at set-up, checked, cached outside the source tree.
 
-`python -m chain.devnet.metadata` takes it from the bittensor SDK's *source distribution* (its test fixtures carry the
-metadata of a real subtensor runtime; the wheel does not), with pip, from whatever index pip is configured for. The
-bytes are pinned by digest, so the file can come from nowhere else. It is never committed: it is the SDK's, not ours.
+`python -m chain.devnet.metadata` takes it from the bittensor SDK's *source distribution* with pip, from pip's
+configured index. That distribution's test fixtures hold the metadata of a real subtensor runtime; the wheel does not.
+The bytes are pinned by digest, so their origin does not matter. It is never committed: it is the SDK's, not ours.
 """
 
 import hashlib
@@ -22,19 +22,19 @@ SPEC_VERSION = 461
 TRANSACTION_VERSION = 1
 SPEC_NAME = "node-subtensor"
 METADATA_SHA256 = "0d812a161c40efbe58ac13785cb579ab79b0bc7c4b57f5bcd27981501a8c8ca8"
-"""Of the `MetadataVersioned` bytes (version 15), magic included."""
+"""Digest of the `MetadataVersioned` bytes (version 15), magic included."""
 
 COMMAND = "python -m chain.devnet.metadata"
 
 
 def cache_path() -> Path:
-    """Where the metadata is kept: $XDG_CACHE_HOME/murmur, else ~/.cache/murmur."""
+    """Return the metadata's path: $XDG_CACHE_HOME/murmur, else ~/.cache/murmur."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "murmur" / f"subtensor-{SPEC_VERSION}-v15.bin"
 
 
 def load_metadata() -> bytes:
-    """The pinned metadata. Raises ConfigError when it was not fetched yet or is not the pinned one."""
+    """Return the pinned metadata. Raises ConfigError when it was not fetched yet or is not the pinned one."""
     path = cache_path()
     try:
         metadata = path.read_bytes()
@@ -47,9 +47,9 @@ def load_metadata() -> bytes:
 
 
 def fetch_metadata() -> Path:
-    """Fetch the metadata into the cache unless it is there already; returns its path.
+    """Fetch the metadata into the cache unless it is there already; return its path.
 
-    Raises ConfigError when pip can't get the source distribution or its fixture is not the pinned one.
+    Raises ConfigError when pip cannot get the source distribution or its fixture is not the pinned one.
     """
     path = cache_path()
     if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == METADATA_SHA256:
@@ -85,7 +85,7 @@ def _from_source_distribution(archive: Path) -> bytes:
             raise ConfigError(f"{archive.name} carries no {name}: another SDK version than {SDK_VERSION}?")
         fixture = json.load(member)
     option = bytes.fromhex(fixture["metadata"]["v15_hex"].removeprefix("0x"))
-    metadata = option[option.index(b"meta") :]  # Option byte and compact length stand in front of the magic
+    metadata = option[option.index(b"meta") :]  # Option byte and compact length precede the magic
     _check(metadata, archive.name)
     return metadata
 

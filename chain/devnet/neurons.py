@@ -1,8 +1,8 @@
-"""Registration: uids, who owns which hotkey, what a slot costs, and who is evicted from a full subnet.
+"""Registration: uids, ownership of hotkeys, the price of a slot, and eviction from a full subnet.
 
 The price is multiplied by `BurnIncreaseMult` (1.26) with every registration and halves every `BurnHalfLife` (360
-blocks), between `MinBurn` and `MaxBurn`; what is paid buys alpha that nobody gets. Source: subtensor's registration
-since its interval controller went (spec 461 has both items). Left out: proof of work and miners' collateral.
+blocks), between `MinBurn` and `MaxBurn`. The payment buys alpha that is destroyed. Source: subtensor's registration
+since its interval controller was removed (spec 461 has both items). Left out: proof of work and miners' collateral.
 """
 
 from chain.devnet import balances, market
@@ -12,7 +12,7 @@ from chain.devnet.storage import Storage
 PER_NEURON = {"Active": True, "Emission": 0, "Consensus": 0, "Dividends": 0, "ValidatorTrust": 0, "Incentive": 0}
 """Per-uid vectors of a subnet with a new neuron's value, besides ValidatorPermit and LastUpdate."""
 _FIXED_ONE = 1 << 64
-"""One, in the fixed-point numbers that the runtime keeps multipliers in."""
+"""One, in the runtime's fixed-point numbers for multipliers."""
 
 
 def burned_register(call: Call, netuid: int, hotkey: str) -> None:
@@ -42,7 +42,7 @@ def burned_register(call: Call, netuid: int, hotkey: str) -> None:
 
 
 def decay_burn(storage: Storage, netuid: int) -> None:
-    """What every block takes off the price of a registration."""
+    """Apply one block's decay to the price of a registration."""
     half_life = storage.get("BurnHalfLife", netuid)
     burn = storage.get("Burn", netuid)
     decayed = round(burn * 0.5 ** (1 / half_life)) if half_life else burn
@@ -60,12 +60,12 @@ def owner(storage: Storage, hotkey: str) -> str:
 
 
 def is_owned(storage: Storage, hotkey: str) -> bool:
-    """Whether the hotkey's account exists: any coldkey ever registered it."""
+    """Whether the hotkey's account exists: some coldkey has registered it."""
     return storage.raw(storage.codec.key("Owner", hotkey)) is not None
 
 
 def append_neuron(storage: Storage, netuid: int, hotkey: str, coldkey: str, block: int) -> int:
-    """Give the hotkey the next free uid; returns it. Its last update is its registration, as in the real runtime."""
+    """Give the hotkey the next free uid and return it. Its last update is its registration, as in the real runtime."""
     uid = int(storage.get("SubnetworkN", netuid))
     storage.put("SubnetworkN", netuid, value=uid + 1)
     for name, value in {**PER_NEURON, "ValidatorPermit": False, "LastUpdate": block}.items():
@@ -75,7 +75,8 @@ def append_neuron(storage: Storage, netuid: int, hotkey: str, coldkey: str, bloc
 
 
 def _replace_neuron(storage: Storage, netuid: int, uid: int, hotkey: str, coldkey: str, block: int) -> None:
-    """The old hotkey keeps its stake and its commitment; everything that belonged to the slot goes."""
+    """Replace a slot's hotkey. The old hotkey keeps its stake and its commitment; everything that belonged to the slot
+    is removed."""
     old = storage.get("Keys", netuid, uid)
     storage.delete("Uids", netuid, old)
     storage.delete("IsNetworkMember", old, netuid)
@@ -98,8 +99,11 @@ def _occupy(storage: Storage, netuid: int, uid: int, hotkey: str, coldkey: str, 
 
 
 def to_prune(storage: Storage, netuid: int, block: int) -> int | None:
-    """The uid to evict: least emission, then longest registered, then lowest. An immune one only while no more than
-    `MinNonImmuneUids` are not immune; the owner's hotkeys, as many as `ImmuneOwnerUidsLimit` says, never."""
+    """Return the uid to evict: least emission, then longest registered, then lowest.
+
+    An immune one is evicted only while no more than `MinNonImmuneUids` are not immune. The owner's hotkeys, up to
+    `ImmuneOwnerUidsLimit`, are never evicted.
+    """
     emission = storage.get("Emission", netuid)
     immunity = storage.get("ImmunityPeriod", netuid)
     spared = _owners_uids(storage, netuid)
@@ -114,7 +118,7 @@ def to_prune(storage: Storage, netuid: int, block: int) -> int | None:
 
 
 def _owners_uids(storage: Storage, netuid: int) -> list[int]:
-    """The uids that are the subnet owner's and never evicted: first that of its hotkey, then the longest registered."""
+    """Return the subnet owner's uids that are never evicted: first that of its hotkey, then the longest registered."""
     coldkey, hotkey = storage.get("SubnetOwner", netuid), storage.get("SubnetOwnerHotkey", netuid)
     keys = [storage.get("Keys", netuid, uid) for uid in range(storage.get("SubnetworkN", netuid))]
     owned = sorted(

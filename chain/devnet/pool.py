@@ -1,4 +1,4 @@
-"""What waits for a block: which extrinsics may wait, and in which order they get in.
+"""The transaction pool: which extrinsics may wait for a block, and the order in which they are included.
 
 Error codes and texts are those of a Substrate node's author RPC, because clients branch on them. The pool holds at most
 one extrinsic per account and nonce; one with a later nonce than the account's next waits for those before it.
@@ -32,7 +32,7 @@ def _invalid(reason: str) -> PoolError:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A verified extrinsic, and the block and the runtime's version that its signature is anchored to."""
+    """A verified extrinsic, and the block and runtime version that its signature is anchored to."""
 
     extrinsic: Extrinsic
     birth: int
@@ -51,9 +51,10 @@ class Pool:
         refusal: Callable[[Extrinsic], str | None],
         spec_version: Callable[[], int],
     ) -> None:
-        """`hash_of`: hash of a canonical block, None above the head; `nonce_of`: an account's nonce at the head;
-        `refusal`: why the runtime would not take an extrinsic into the next block, None when it would; `spec_version`:
-        the runtime's that makes the next block."""
+        """- `hash_of`: hash of a canonical block, None above the head.
+        - `nonce_of`: an account's nonce at the head.
+        - `refusal`: why the runtime would not accept an extrinsic in the next block, None when it would.
+        - `spec_version`: version of the runtime that makes the next block."""
         self._codec = codec
         self._hash_of = hash_of
         self._nonce_of = nonce_of
@@ -62,7 +63,7 @@ class Pool:
         self._waiting: dict[bytes, Waiting] = {}
 
     def add(self, data: bytes, next_block: int) -> Extrinsic:
-        """Verify an extrinsic and let it wait for `next_block` or later. Raises PoolError."""
+        """Verify an extrinsic and queue it for `next_block` or later. Raises PoolError."""
         try:
             extrinsic = parse(data)
             call = self._codec.decode_call(extrinsic.call)
@@ -96,10 +97,11 @@ class Pool:
         return extrinsic
 
     def take(self, next_block: int) -> tuple[list[Extrinsic], list[Extrinsic]]:
-        """(those to include in `next_block`, in order; those that can never be included any more). All leave the pool.
+        """Return (extrinsics to include in `next_block`, in order; those that can never be included any more). All
+        leave the pool.
 
-        An extrinsic can't be included any more when its nonce was used, its era is over, a reorg replaced the block
-        that it is anchored to, or the runtime was upgraded.
+        An extrinsic can no longer be included after its nonce was used, its era ended, a reorg replaced its anchor
+        block, or the runtime was upgraded.
         """
         included: list[Extrinsic] = []
         invalid: list[Extrinsic] = []
@@ -124,7 +126,7 @@ class Pool:
         return included, invalid
 
     def next_nonce(self, address: str) -> int:
-        """The account's next nonce, those that wait included."""
+        """Return the account's next nonce, waiting extrinsics included."""
         nonce = self._nonce_of(address)
         waiting = {w.extrinsic.nonce for w in self._waiting.values() if w.extrinsic.signer == address}
         while nonce in waiting:

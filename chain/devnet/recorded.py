@@ -1,7 +1,6 @@
-"""A devnet's chain as it stands in its database, for whoever only reads: beside a devnet that runs, and after its end.
+"""A devnet's chain read from its database, while the devnet runs or after its end.
 
-No server, no socket, nothing of the SDK. It is read by the same code as any chain (chain/adapter.py); what is replaced
-is the way to it.
+No server, no socket, no SDK. The same code reads it as any chain (chain/adapter.py); only the connection is replaced.
 """
 
 import asyncio
@@ -25,13 +24,13 @@ from protocol.errors import STATE_PRUNED, ChainError, ConfigError
 
 
 def open_recorded(folder: Path) -> SubtensorChain:
-    """The chain in a devnet's folder, to read only. Raises ConfigError when there is none."""
+    """Open the chain in a devnet's folder, read only. Raises ConfigError when there is none."""
     record = Record(folder / DATABASE)
     return SubtensorChain(_Recorded(record), record.netuid, None, True)
 
 
 class Record:
-    """The database, as the part of the SDK's Substrate that reading needs. Thread-safe."""
+    """The database, behind the part of the SDK's Substrate interface that reading needs. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -96,7 +95,7 @@ class Record:
 
 
 class _Recorded(Connection):
-    """The way to a record: calls are made here and now."""
+    """A connection to a record: calls run in the caller's thread."""
 
     def __init__(self, record: Record) -> None:
         super().__init__("its record", 30.0, lambda: cast(Any, record))

@@ -1,7 +1,6 @@
-"""Executing extrinsics: what the pool may take, origins, nonces, fees, events, and the table of the calls that this
-chain knows.
+"""Execution of extrinsics: admission to the pool, origins, nonces, fees, events, and the table of this chain's calls.
 
-Rules and error names are those of the pinned subtensor runtime as far as a subnet's life needs them; every other call
+Rules and error names are those of the pinned subtensor runtime, as far as a subnet's life needs them; every other call
 fails with System.CallFiltered. Deterministic: time and block number are arguments.
 """
 
@@ -20,14 +19,14 @@ Handler = Callable[..., None]
 
 
 def spec_version(storage: Storage) -> int:
-    """Of the runtime that makes the next block."""
+    """Return the version of the runtime that makes the next block."""
     upgrade = storage.get("System.LastRuntimeUpgrade")
     return SPEC_VERSION if upgrade is None else int(upgrade["spec_version"])
 
 
 def set_code(call: Call, code: str) -> None:
-    """Root's runtime upgrade. The rules are this program's and stay: the next block is another version's, so what was
-    signed for this one is not taken any more. `code` is not looked at."""
+    """Upgrade the runtime, as root. The rules are this program's and stay. The next block has another version, so
+    extrinsics signed for the old one are no longer accepted. `code` is ignored."""
     if call.origin is not None:
         raise DispatchError(BAD_ORIGIN)
     upgrade = {"spec_version": spec_version(call.storage) + 1, "spec_name": SPEC_NAME}
@@ -61,9 +60,10 @@ _STAKE_TOO_LOW = "Custom error: 1"
 
 
 def refusal(storage: Storage, number: int, extrinsic: Extrinsic) -> str | None:
-    """Why the transaction extensions keep an extrinsic out of block `number`, in the pool's words; None: nothing does.
+    """Return why the transaction extensions reject an extrinsic in block `number`, in the pool's words; None when they
+    accept it.
 
-    They ask for the fee, and of weights for stake and for the rate limit.
+    They check the fee, and for weights the stake and the rate limit.
     """
     decoded = storage.codec.decode_call(extrinsic.call)
     name = _name(decoded)
@@ -87,11 +87,11 @@ def execute_block(
     extrinsics: list[Extrinsic],
     beacon_key: bytes,
 ) -> tuple[list[bytes], list[Extrinsic], list[Extrinsic]]:
-    """Apply block `number` to `storage`: (the block's raw extrinsics, the timestamp inherent first; those that are in
-    it; those that are not, because what an earlier one did keeps them out).
+    """Apply block `number` to `storage`. Return the block's raw extrinsics, the timestamp inherent first; the included
+    extrinsics; and those left out because an earlier one made them invalid.
 
-    Extrinsics must be verified and in nonce order; one whose call fails changes nothing but its nonce, its payer's
-    balance and the events. `beacon_key` opens the commits that are due.
+    Extrinsics must be verified and in nonce order. A failed call changes only its nonce, its payer's balance and the
+    events. `beacon_key` opens the commits that are due.
     """
     events = Events()
     storage.put("System.Number", value=number)
@@ -135,14 +135,14 @@ def _apply(storage: Storage, events: Events, number: int, extrinsic: Extrinsic) 
 
 
 def timestamp(storage: Storage, milliseconds: int) -> bytes:
-    """Set the block's time (Unix milliseconds); returns the unsigned extrinsic that says so."""
+    """Set the block's time (Unix milliseconds); return the unsigned extrinsic for it."""
     storage.put("Timestamp.Now", value=milliseconds)
     bare = b"\x05" + storage.codec.compose_call("Timestamp", "set", {"now": milliseconds})
     return compact(len(bare)) + bare
 
 
 def dispatch(storage: Storage, events: Events, number: int, origin: str | None, raw: bytes) -> None:
-    """Run one call for `origin` (None: root). Raises DispatchError, having changed nothing."""
+    """Run one call for `origin` (None: root). On DispatchError the state is unchanged."""
     decoded = storage.codec.decode_call(raw)
     name = _name(decoded)
     arguments: dict[str, Any] = {argument["name"]: argument["value"] for argument in decoded["call_args"]}

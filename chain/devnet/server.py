@@ -1,4 +1,4 @@
-"""The JSON-RPC face of the chain: requests and subscriptions over websockets, on 127.0.0.1 only.
+"""The chain's JSON-RPC: requests and subscriptions over websockets, on 127.0.0.1 only.
 
 Method names, results and error codes are those of a Substrate node as far as the bittensor SDK uses them; the devnet_*
 methods drive the chain for tests and supervisors. Decides nothing about the chain: author.py does.
@@ -58,7 +58,7 @@ class RpcError(Exception):
 
 
 class Connection:
-    """One client: what it subscribed to, and what is on its way to it."""
+    """One client: its subscriptions and its outgoing queue."""
 
     def __init__(self, websocket: ServerConnection) -> None:
         self.websocket = websocket
@@ -66,7 +66,7 @@ class Connection:
         self._unsent: asyncio.Queue[str] = asyncio.Queue(_MAX_UNSENT)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Queue a message. A client that does not read loses its connection, never the chain its pace."""
+        """Queue a message. A client that does not read loses its connection and never slows the chain."""
         try:
             self._unsent.put_nowait(json.dumps({"jsonrpc": "2.0", **message}))
         except asyncio.QueueFull:
@@ -83,7 +83,7 @@ class Connection:
 
 
 class Server:
-    """Answers for one Author. Everything runs on one event loop, so every request sees whole blocks."""
+    """Answers requests for one Author. Everything runs on one event loop, so every request sees whole blocks."""
 
     def __init__(self, author: Author, metadata: bytes) -> None:
         self._author = author
@@ -123,9 +123,9 @@ class Server:
         }
 
     async def serve(self, port: int, block_seconds: float | None, ready: Callable[[str], None]) -> None:
-        """Listen until cancelled; `ready` gets the URL. `block_seconds` None: blocks come by devnet_step only."""
+        """Listen until cancelled; `ready` gets the URL. `block_seconds` None: blocks are made by devnet_step only."""
         log = logging.getLogger("chain.devnet.websockets")
-        log.addFilter(lambda record: "handshake" not in record.getMessage())  # a client that left again: no news
+        log.addFilter(lambda record: "handshake" not in record.getMessage())  # a client that left again: ignored
         limits: dict[str, Any] = {"max_size": MAX_REQUEST_BYTES, "compression": None}
         async with serve(self._handle, HOST, port, logger=log, **limits) as listener:
             ready(f"ws://{HOST}:{listener.sockets[0].getsockname()[1]}")
@@ -139,7 +139,7 @@ class Server:
         while True:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             self._author.build()
-            # A machine that was busy makes the next block at once, but never a burst of missed ones.
+            # After a busy phase the next block is made at once, but never a burst of missed ones.
             due = max(due + block_seconds, time.monotonic())
 
     async def _handle(self, websocket: ServerConnection) -> None:
@@ -174,7 +174,7 @@ class Server:
                 answer = self._methods[method](*_fitting(self._methods[method], params))
                 connection.send({"id": identity, "result": answer})
             elif method in self._subscriptions:
-                # These answer themselves, before they notify: an update is queued behind its subscription's id.
+                # These send the answer themselves, before they notify: an update is queued after its subscription's id.
                 subscribe = partial(self._subscriptions[method], connection, identity)
                 subscribe(*_fitting(subscribe, params))
             elif method in _UNSUBSCRIPTIONS:
@@ -195,7 +195,7 @@ class Server:
         return digest
 
     def _height(self, at: str | None) -> int:
-        """The height whose state a request names; the head for None."""
+        """Return the height whose state a request names; the head for None."""
         if at is None:
             return self._state.head
         number = self._state.number_of(_bytes(at))
@@ -253,7 +253,7 @@ class Server:
     def _call(self, method: str, arguments: str, at: str | None = None) -> str:
         height = self._height(at)
         method = str(method)[:80]
-        # The metadata is the same at every height, and large.
+        # The metadata is large and the same at every height.
         asked = method, str(arguments), b"" if method.startswith("Metadata_") else self._hash(height)
         known = self._views.get(asked)
         if known is None:
@@ -310,7 +310,7 @@ class Server:
         followers[subscription] = connection
         connection.unsubscribe[subscription] = partial(followers.__delitem__, subscription)
         connection.send({"id": identity, "result": subscription})
-        self._notify(connection, event, subscription, self._state.block(number).header)  # where the chain stands now
+        self._notify(connection, event, subscription, self._state.block(number).header)  # the chain's current block
 
     def _announce(self, block: Block, followers: dict[str, Connection], event: str) -> None:
         for subscription, connection in followers.items():
@@ -369,7 +369,7 @@ def _number(value: Any) -> int:
 
 
 def _fitting(function: Callable[..., Any], params: list[Any]) -> list[Any]:
-    """The parameters, if there are as many as the function takes."""
+    """Return the parameters, if their number fits the function."""
     try:
         signature(function).bind(*params)
     except TypeError as error:

@@ -1,8 +1,8 @@
-"""Stake: alpha of a subnet behind a hotkey, held by coldkeys in shares, bought and sold at the pool's price.
+"""Stake: alpha of a subnet on a hotkey, held by coldkeys in shares, bought and sold at the pool's price.
 
-All amounts in rao. Each hotkey has a pool of shares on each subnet: dividends raise what a share is worth. Source:
+All amounts in rao. Each hotkey has a pool of shares on each subnet: dividends raise a share's value. Source:
 subtensor's staking and share pools. Left out: moving, swapping, locking and limits of stake, child hotkeys, and the
-validators' take, which matters to nobody who stakes on his own hotkey.
+validators' take, which is irrelevant for an owner who stakes on his own hotkey.
 """
 
 from chain.devnet import balances, market
@@ -41,28 +41,28 @@ def remove_stake(call: Call, hotkey: str, netuid: int, amount_unstaked: int) -> 
 
 
 def alpha_of(storage: Storage, hotkey: str, netuid: int) -> int:
-    """All alpha behind a hotkey on a subnet; on root, TAO."""
+    """Return all alpha on a hotkey on a subnet; on root, TAO."""
     return int(storage.get("TotalHotkeyAlpha", hotkey, netuid))
 
 
 def root_weight_of(storage: Storage, hotkey: str) -> int:
-    """What a hotkey's stake on root counts for on every subnet."""
+    """Return the alpha that a hotkey's stake on root counts for on every subnet."""
     return int(alpha_of(storage, hotkey, ROOT) * storage.get("TaoWeight") // _U64_MAX)
 
 
 def stake_of(storage: Storage, hotkey: str, netuid: int) -> int:
-    """A hotkey's stake as the epoch weighs it: its alpha, and its stake on root times TaoWeight."""
+    """Return a hotkey's stake as the epoch weighs it: its alpha, and its stake on root times TaoWeight."""
     return alpha_of(storage, hotkey, netuid) + root_weight_of(storage, hotkey)
 
 
 def held_by(storage: Storage, hotkey: str, coldkey: str, netuid: int) -> int:
-    """What a coldkey's shares of a hotkey's stake are worth."""
+    """Return the value of a coldkey's shares of a hotkey's stake."""
     total = _shares(storage, "TotalHotkeySharesV2", hotkey, netuid)
     return alpha_of(storage, hotkey, netuid) * _shares(storage, "AlphaV2", hotkey, coldkey, netuid) // max(total, 1)
 
 
 def credit(storage: Storage, hotkey: str, coldkey: str, netuid: int, alpha: int) -> None:
-    """Give a coldkey stake on a hotkey: new shares at what a share is worth now."""
+    """Give a coldkey stake on a hotkey: new shares at the current value."""
     alpha_before, shares_before = alpha_of(storage, hotkey, netuid), _total_shares(storage, hotkey, netuid)
     shares = alpha * shares_before // alpha_before if shares_before else alpha
     _add_shares(storage, hotkey, coldkey, netuid, shares)
@@ -73,7 +73,7 @@ def credit(storage: Storage, hotkey: str, coldkey: str, netuid: int, alpha: int)
 
 
 def pay_dividend(storage: Storage, hotkey: str, netuid: int, alpha: int) -> None:
-    """Let everybody who stakes on the hotkey have a part; its owner alone where nobody does."""
+    """Distribute a dividend among all stakers on the hotkey; to its owner alone where there are none."""
     if _total_shares(storage, hotkey, netuid):
         storage.put("TotalHotkeyAlpha", hotkey, netuid, value=alpha_of(storage, hotkey, netuid) + alpha)
     else:
@@ -81,7 +81,7 @@ def pay_dividend(storage: Storage, hotkey: str, netuid: int, alpha: int) -> None
 
 
 def withdraw(storage: Storage, hotkey: str, coldkey: str, netuid: int, alpha: int) -> None:
-    """Take stake that the coldkey holds: shares rounded up, so that nobody else's lose by it."""
+    """Withdraw stake that the coldkey holds. Shares are rounded up, so that other stakers do not lose."""
     alpha_before, shares_before = alpha_of(storage, hotkey, netuid), _total_shares(storage, hotkey, netuid)
     held = _shares(storage, "AlphaV2", hotkey, coldkey, netuid)
     _add_shares(storage, hotkey, coldkey, netuid, -min(held, -(-alpha * shares_before // alpha_before)))

@@ -1,10 +1,10 @@
 """The chain's durable state: blocks, versioned keys and the pool, in SQLite, with the newest versions in memory.
 
 One block is one SQLite transaction, so a process killed at any line restarts at its last finished block. Every key
-keeps all its versions, or, with `keep_blocks`, those written in the last so many blocks, plus the one before them:
-state is readable at each kept height and at no other. WAL with synchronous=NORMAL: a killed process loses nothing, a
-killed machine may lose its last blocks but never a half of one; and whoever only reads (recorded.py) does not hold it
-up. Values are opaque bytes here.
+keeps all its versions. With `keep_blocks` it keeps those written in the last that many blocks, plus the one before
+them. State is readable at each kept height and at no other. WAL with synchronous=NORMAL: a killed process loses
+nothing; a killed machine may lose its last blocks, but never part of one; readers (recorded.py) do not block it. Values
+are opaque bytes here.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from typing import Any
 from protocol.errors import ConfigError
 
 DATABASE = "chain.sqlite"
-"""Its name in the devnet's folder."""
+"""The database's name in the devnet's folder."""
 SCHEMA_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS blocks (number INTEGER PRIMARY KEY, hash BLOB NOT NULL, body TEXT NOT NULL);
@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 _RECENT_BODIES = 64
 _RECENT_BLOCKS = 512
-"""Whose states are read from memory; older ones from the disk."""
+"""Recent blocks whose states are read from memory; older ones from disk."""
 VERSION_AT = "SELECT value FROM versions WHERE key = ? AND block <= ? ORDER BY block DESC LIMIT 1"
 """The value of a key in the state after a block."""
 
@@ -48,11 +48,11 @@ class Block:
 
 
 class State:
-    """All of the chain's memory. Not thread-safe; the server's event loop owns it."""
+    """The chain's whole state. Not thread-safe; the server's event loop owns it."""
 
     def __init__(self, path: Path, keep_blocks: int | None = None) -> None:
-        """Opens or creates the database. `keep_blocks` >= 1: heights below head - keep_blocks are pruned; None keeps
-        all. Raises ConfigError when another process has it open for writing."""
+        """Open or create the database. `keep_blocks` >= 1: heights below head - keep_blocks are pruned; None keeps all.
+        Raises ConfigError when another process has it open for writing."""
         self.keep_blocks = keep_blocks
         self._lock = path.with_suffix(".lock").open("a")
         try:
@@ -64,7 +64,7 @@ class State:
         self._database.execute("PRAGMA synchronous=NORMAL")
         self._database.executescript(_SCHEMA)
         self.oldest = int(self.fact("oldest") or 0)
-        """The oldest height whose state can still be read. Never falls: what is pruned stays so after a rollback."""
+        """The oldest height whose state can still be read. Never falls: pruned state stays pruned after a rollback."""
         self._hashes: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
         self._bodies: dict[int, Block] = {}
@@ -74,12 +74,12 @@ class State:
         self._load_versions()
 
     def _load_versions(self) -> None:
-        """Those that a recent height can see."""
+        """Load the versions that recent heights need."""
         self._recent = max(self.oldest, self.head - _RECENT_BLOCKS)
         """The oldest height whose state is in memory."""
         self._versions: dict[bytes, list[tuple[int, bytes | None]]] = {}
         self._written: dict[int, list[bytes]] = {}  # block -> keys that it wrote
-        # SQLite gives `value` of the row that has the maximum.
+        # SQLite returns `value` of the row that has the maximum.
         before = "SELECT key, max(block), value FROM versions WHERE block <= ? GROUP BY key"
         for key, block, value in self._database.execute(before, (self._recent,)):
             self._versions[key] = [(block, value)]
@@ -123,11 +123,12 @@ class State:
         return self._hashes[number] if 0 <= number <= self.head else None
 
     def number_of(self, digest: bytes) -> int | None:
-        """Height of a block of the canonical branch; None for any other hash (discarded branches included)."""
+        """Return the height of a block of the canonical branch; None for any other hash (discarded branches
+        included)."""
         return self._numbers.get(digest)
 
     def block(self, number: int) -> Block:
-        """A block of the canonical branch, 0 <= number <= head."""
+        """Return a block of the canonical branch, 0 <= number <= head."""
         cached = self._bodies.get(number)
         if cached is not None:
             return cached
@@ -141,9 +142,9 @@ class State:
         return block
 
     def append(self, block: Block, changes: dict[bytes, bytes | None], included: list[bytes], finalized: int) -> None:
-        """Make `block` the head: its writes, the pool without `included`, and finality, as one transaction.
+        """Make `block` the head: commit its writes, the pool without `included`, and finality, in one transaction.
 
-        A key that is None is deleted. Then versions that no kept height can see are dropped.
+        A key whose value is None is deleted. Versions that no kept height needs are dropped.
         """
         number = block.number
         oldest = self.oldest if self.keep_blocks is None else max(self.oldest, number - self.keep_blocks)
@@ -178,7 +179,7 @@ class State:
         self._recent = recent
 
     def rollback(self, number: int, returned: list[bytes]) -> None:
-        """Make block `number` the head again, as if later blocks had never been; `returned` goes into the pool."""
+        """Make block `number` the head again and remove all later blocks; `returned` is added to the pool."""
         with self._transaction() as database:
             database.execute("DELETE FROM blocks WHERE number > ?", (number,))
             database.execute("DELETE FROM versions WHERE block > ?", (number,))
@@ -197,7 +198,7 @@ class State:
     # --- keys
 
     def read(self, key: bytes, height: int) -> bytes | None:
-        """The value of a key in the state after block `height`, which must lie in oldest .. head."""
+        """Return the value of a key in the state after block `height`, which must be within oldest .. head."""
         if height < self._recent:
             row = self._database.execute(VERSION_AT, (key, height)).fetchone()
             return None if row is None else row[0]
@@ -210,7 +211,8 @@ class State:
         return versions[index - 1][1] if index else None
 
     def keys_after(self, prefix: bytes, start: bytes, count: int, height: int) -> list[bytes]:
-        """Up to `count` keys with `prefix` that sort after `start` (empty: from the first) and exist at `height`."""
+        """Return up to `count` keys with `prefix` that sort after `start` (empty: from the first) and exist at
+        `height`."""
         found: list[bytes] = []
         index = bisect_right(self._keys, start) if start else bisect_left(self._keys, prefix)
         while index < len(self._keys) and self._keys[index].startswith(prefix) and len(found) < count:
@@ -222,7 +224,7 @@ class State:
     # --- pool
 
     def pooled(self) -> list[bytes]:
-        """Extrinsics that wait for a block, oldest first."""
+        """Return the extrinsics that wait for a block, oldest first."""
         return [row[0] for row in self._database.execute("SELECT data FROM pool ORDER BY id")]
 
     def add_to_pool(self, data: bytes) -> None:

@@ -1,7 +1,7 @@
 """Typed access to storage items over any source of raw keys, with nested transactions on top.
 
-An item is named "Pallet.Item", or "Item" alone for SubtensorModule. Reads of absent entries give the runtime's default.
-Holds uncommitted writes only; committing them to a block is author.py's business.
+An item is named "Pallet.Item", or "Item" alone for SubtensorModule. Reads of absent entries return the runtime's
+default. Holds uncommitted writes only; author.py commits them to a block.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from chain.devnet.codec import Codec
 
 
 class Storage:
-    """A view of the state, and the writes made on top of it since."""
+    """A view of the state, and the writes made on top since."""
 
     def __init__(self, codec: Codec, read: Callable[[bytes], bytes | None]) -> None:
         self.codec = codec
@@ -37,7 +37,7 @@ class Storage:
         self.put_raw(name, *params, value=self.codec.encode_value(name, value))
 
     def put_raw(self, name: str, *params: Any, value: bytes) -> None:
-        """Like `put` with a value that is encoded already."""
+        """Like `put`, with an already encoded value."""
         self._layers[-1][self.codec.key(name, *params)] = value
 
     def delete(self, name: str, *params: Any) -> None:
@@ -45,7 +45,7 @@ class Storage:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Writes inside the block take effect together, or not at all when an exception leaves it."""
+        """Make the writes inside the block take effect together, or not at all when it raises."""
         self._layers.append({})
         try:
             yield

@@ -1,10 +1,10 @@
 """Commit-reveal: weights that are committed sealed, and opened by the chain itself in a later epoch.
 
 A commit made in epoch e is opened at the start of the block that begins epoch e + RevealPeriodEpochs, before that epoch
-counts weights. A commit is checked for registration, rate, version and stake; the rest is checked when it is opened,
-and a row that is refused then leaves no event: it is only traced. Source: subtensor's timelocked commits and
-`reveal_crv3_commits`. The one difference: sealed to the devnet's own key (chain/beacon.py) instead of a drand round, so
-`reveal_round` is stored and not waited for.
+counts weights. A commit is checked for registration, rate, version and stake. The other checks run when it is opened; a
+row refused then leaves no event and is only logged. Source: subtensor's timelocked commits and `reveal_crv3_commits`.
+The one difference: commits are sealed to the devnet's own key (chain/beacon.py) instead of a drand round, so
+`reveal_round` is stored but not awaited.
 """
 
 from hashlib import blake2b
@@ -20,13 +20,13 @@ from chain.devnet.weights import MAIN_MECHANISM, has_rested, mark_update, put_we
 from protocol.types import PeerId, hotkey, peer_id
 
 MAX_UNREVEALED = 10
-"""Commits that a hotkey may have waiting in an epoch."""
+"""Unrevealed commits that a hotkey may have in an epoch."""
 _SEALED_AT = {
     "commit_timelocked_weights": 4,
     "commit_timelocked_mechanism_weights": 5,
     "commit_crv3_mechanism_weights": 5,
 }
-"""Where the sealed weights begin in an encoded call: behind pallet, call, netuid (2 bytes) and any mecid."""
+"""Offset of the sealed weights in an encoded call: after pallet, call, netuid (2 bytes) and any mecid."""
 _KEY_BYTES = 32
 _NUMBER_BYTES = 8
 
@@ -47,20 +47,21 @@ def commit_timelocked_mechanism_weights(
 
 
 def commit_crv3_mechanism_weights(call: Call, netuid: int, mecid: int, commit: object, reveal_round: int) -> None:
-    """The call of before there were versions."""
+    """Commit by the older call, which has no version argument."""
     version = call.storage.get("CommitRevealWeightsVersion")
     _commit(call, netuid, mecid, "commit_crv3_mechanism_weights", reveal_round, version)
 
 
 def check_size(function: str, raw: bytes) -> None:
-    """Raise ValueError for a commit that the real runtime could not even decode: its vector is bounded, which the
-    metadata does not say."""
+    """Raise ValueError for a commit that the real runtime could not decode: its vector is bounded, which the metadata
+    does not state."""
     if function in _SEALED_AT and len(_sealed(function, raw)) > beacon.MAX_SEALED_BYTES:
         raise ValueError(f"BoundedVec exceeds its limit: a commit of more than {beacon.MAX_SEALED_BYTES} bytes")
 
 
 def _sealed(function: str, raw: bytes) -> bytes:
-    """The sealed weights of an encoded call, which has decoded: a decoded value does not tell bytes from text."""
+    """Return the sealed weights of an encoded call that decoded before. A decoded value does not distinguish bytes from
+    text."""
     size, at = read_compact(raw, _SEALED_AT[function])
     return raw[at : at + size]
 
@@ -83,7 +84,7 @@ def _commit(call: Call, netuid: int, mecid: int, function: str, reveal_round: in
 
 
 def reveal(storage: Storage, events: Events, netuid: int, block: int, epoch: int, private_key: bytes) -> None:
-    """Open what is due as `epoch` begins with `block`, in the order of the commits."""
+    """Open the commits that are due when `epoch` begins with `block`, in their order."""
     due = epoch - storage.get("RevealPeriodEpochs", netuid)
     commits = _read(storage, netuid, due) if due >= 0 else []
     for who, committed, sealed, _round in commits:

@@ -1,7 +1,7 @@
-"""Setting weights: the runtime's checks in the runtime's order, of a plain call and of what a commit reveals.
+"""Setting weights: the runtime's checks in the runtime's order, for a plain call and for a revealed commit.
 
 Source: subtensor's `internal_set_weights`. Weights are u16, upscaled so that the largest is 65535. Where commit-reveal
-is on, a plain call is refused, and neither the rate limit nor LastUpdate belongs to the set: both are the commit's.
+is on, a plain call is refused; the rate limit and LastUpdate then apply to the commit, not to the set.
 """
 
 from chain.devnet.call import Call
@@ -9,7 +9,7 @@ from chain.devnet.staking import stake_of
 
 U16_MAX = 0xFFFF
 MAIN_MECHANISM = 0
-"""The only one here; the storage index of its weights is the netuid."""
+"""The only mechanism here; the storage index of its weights is the netuid."""
 
 
 def set_weights(call: Call, netuid: int, dests: list[int], weights: list[int], version_key: int) -> None:
@@ -24,7 +24,7 @@ def set_mechanism_weights(
 
 
 def put_weights(call: Call, netuid: int, mecid: int, dests: list[int], weights: list[int], version_key: int) -> None:
-    """Make this row the signer's, unless a check fails."""
+    """Set this row for the signer, unless a check fails."""
     hotkey, storage = call.signer(), call.storage
     plain = not storage.get("CommitRevealWeightsEnabled", netuid)
     call.ensure(len(dests) == len(weights), "WeightVecNotEqualSize")
@@ -53,7 +53,7 @@ def put_weights(call: Call, netuid: int, mecid: int, dests: list[int], weights: 
 
 
 def uid_of(call: Call, netuid: int) -> int:
-    """The signer's uid; refused where it has none."""
+    """Return the signer's uid; refuse when it has none."""
     uid = call.storage.get("Uids", netuid, call.signer())
     if uid is None:
         call.fail("SubtensorModule", "HotKeyNotRegisteredInSubNet")

@@ -1,1 +1,1 @@
-"""`murmur audit`: a validator's rounds, judged again."""
+"""`murmur audit`: re-evaluation of a validator's rounds."""

@@ -8,7 +8,7 @@ LAST = "last"
 
 
 def _round(text: str) -> int | None:
-    """None stands for the last one."""
+    """Parse a round; None for the last one."""
     if text == LAST:
         return None
     if not text.isdecimal():
@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status is 0 when nothing differs, 1 when something does. Raises ConfigError when there is nothing that
-    could be audited."""
+    """Audit a round. The exit status is 0 when nothing differs, else 1. Raises ConfigError when nothing could be
+    audited."""
     from murmur.audit.verdicts import show
 
     return show(options.validator, options)

@@ -1,4 +1,4 @@
-"""What an audit of a round finds, for people and for programs."""
+"""The findings of a round's audit, for people and for programs."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ from training.shards import Shards
 
 
 def show(who: str | None, options: argparse.Namespace) -> int:
-    """The exit status is 0 when nothing differs, 1 when something does. Raises ConfigError when there is nothing that
+    """Audit and print the findings. The exit status is 0 when nothing differs, else 1. Raises ConfigError when nothing
     could be audited."""
     there = network.open_network("murmur audit", options)
     validator = there.peer(who, "--validator") if who is not None else None
@@ -36,7 +36,8 @@ def show(who: str | None, options: argparse.Namespace) -> int:
 
 
 def _shards(there: network.Opened) -> Shards | None:
-    """None where the data is not published, or out of reach: everything but the scores can be checked without."""
+    """Return the data set; None where it is not published or not reachable: everything but the scores can be checked
+    without."""
     data = there.config.data
     if there.recorded and data is not None and not data.expanduser().exists():
         return None
@@ -47,7 +48,7 @@ def _shards(there: network.Opened) -> Shards | None:
 
 
 def as_json(run: Run, round: int, audits: Sequence[Audited]) -> dict[str, Any]:
-    """The audits as one JSON object."""
+    """Return the audits as one JSON object."""
     return {
         "run": run.first.name,
         "id": run.id.hex(),
@@ -77,7 +78,7 @@ def as_json(run: Run, round: int, audits: Sequence[Audited]) -> dict[str, Any]:
 
 
 def as_text(body: dict[str, Any], names: Mapping[PeerId, str]) -> str:
-    """The same for people, who are called by their `names` where those are known."""
+    """Return the audits as text for people; peers appear by their `names` where those are known."""
     called = {hotkey(peer): name for peer, name in names.items()}
     lines = [f"round {body['round']} of run {body['run']} ({body['id'][:16]})"]
     for audited in body["validators"]:

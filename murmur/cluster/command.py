@@ -1,4 +1,4 @@
-"""`murmur cluster`: a run among people who trust each other, over one bucket."""
+"""`murmur cluster`: a run among members who trust each other, over one bucket."""
 
 import argparse
 import json
@@ -78,7 +78,7 @@ def _add_wishes(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(options: argparse.Namespace) -> int:
-    """Raises ConfigError, StorageError."""
+    """Run the action. Raises ConfigError, StorageError."""
     actions = {"create": _create, "invite": _invite, "status": _status, "doctor": _doctor, "demo": _demo}
     return actions.get(options.action, _wish)(options)
 

@@ -1,5 +1,5 @@
-"""`murmur cluster doctor`: everything that a member needs, tried before it is started. Nothing of it stays in the
-bucket: what is tried there lies for a moment in this machine's own part."""
+"""`murmur cluster doctor`: all of a member's requirements, tested before it is started. Nothing stays in the bucket:
+test objects are put for a moment into this machine's own part."""
 
 import os
 from argparse import Namespace
@@ -51,7 +51,7 @@ DATA_FIX = "point --data at a copy of the run's data, or leave it out: then it i
 
 
 class MemberCase(Examined):
-    """One member under examination, and what its checks have opened so far."""
+    """One member under examination, and the results that its checks share."""
 
     role: Role = "miner"
     home: Path
@@ -61,7 +61,7 @@ class MemberCase(Examined):
     spec: ClusterSpec
     me: PeerId
     members: int
-    """This one, and those that have beaten."""
+    """This one, and those that have sent a beat."""
     links: Rates
 
     def __init__(self, config: ClusterConfig, say: Callable[[str], None], time: Time = REAL) -> None:
@@ -77,12 +77,12 @@ class MemberCase(Examined):
         return self.ledger.part(self.me)
 
     reader = own
-    """Members read with the key with which they write."""
+    """Members read with the key that they write with."""
 
 
 def examine(options: Namespace) -> int:
-    """The exit status: 1 when a check has failed. Raises ConfigError."""
-    flags = {"name": "doctor"} | flags_in(options, ClusterConfig)  # nobody sees the name
+    """Run the checks and return the exit status: 1 when a check has failed. Raises ConfigError."""
+    flags = {"name": "doctor"} | flags_in(options, ClusterConfig)  # the name is not shown to other members
     try:
         config = load_part(ClusterConfig, "murmur cluster doctor", flags, os.environ)
     except ConfigError as fault:
@@ -95,7 +95,7 @@ def examine(options: Namespace) -> int:
 
 
 def token(case: MemberCase) -> str:
-    """The token is whole, and leads to a bucket."""
+    """Check that the token is complete and leads to a bucket."""
     case.token = parse_token(read_token(case.config.token_file))
     case.bucket, case.me = open_shared(case.token), member_of(case.home, case.token.run_id)
     case.ledger = Ledger(case.bucket, case.token.run_id, Group(case.token.secret), case.me, case.time)
@@ -103,13 +103,13 @@ def token(case: MemberCase) -> str:
 
 
 def bucket(case: MemberCase) -> str:
-    """The token's key lists and reads."""
+    """Check that the token's key lists and reads."""
     case.bucket.list("", max_keys=1, timeout_seconds=CALL_SECONDS)
     return "the token's key opens it"
 
 
 def run(case: MemberCase) -> str:
-    """The run is there, of this token's group, and this release can take part."""
+    """Check that the run exists, belongs to this token's group, and is supported by this release."""
     case.spec = find_spec(case.bucket, case.token.run_id)
     if wrong_group(case.bucket, case.token.run_id, case.ledger.group):
         raise Fault("the run in this bucket is of another group than this token", TOKEN_FIX)
@@ -120,7 +120,7 @@ def run(case: MemberCase) -> str:
 
 
 def once(case: MemberCase) -> str:
-    """The store decides rounds: it creates an object only where there is none."""
+    """Check that the store can decide rounds: it creates an object only where there is none."""
     if not creates_once(case.own, timeout_seconds=STORE_SECONDS):
         raise Fault(
             "this store does not create an object only where there is none (If-None-Match: *): two members could close "
@@ -131,23 +131,23 @@ def once(case: MemberCase) -> str:
 
 
 def data(case: MemberCase) -> str:
-    """The data set is the run's."""
+    """Check that the data set is the run's."""
     shards = open_data(case.config, case.spec, case.bucket, case.home)
     return f"index {case.spec.data.index[:16]}, {shards.train.num_tokens:,} tokens"
 
 
 def links(case: MemberCase) -> str:
-    """The links to the bucket and back."""
+    """Measure the links to and from the bucket."""
     return measure_links(case)[2]
 
 
 def memory(case: MemberCase) -> str:
-    """The model trains in the GPUs' memory."""
+    """Check that the model trains in the GPUs' memory."""
     return in_memory(case.spec, on_gpu(case.config.device))
 
 
 def pace(case: MemberCase) -> str | Advice:
-    """What a round comes to on this machine, and whether others are faster."""
+    """Compute a round's duration on this machine, and whether others are faster."""
     with_gpus = on_gpu(case.config.device)
     gpus, gpu_bytes = gpus_here() if with_gpus else (1, 0)
     plan = ClusterPlan(case.spec, gpus, gpu_bytes, case.links, on_gpu=with_gpus, members=case.members)
@@ -172,7 +172,7 @@ def pace(case: MemberCase) -> str | Advice:
 
 
 def others_seconds(case: MemberCase) -> float | None:
-    """Seconds in which the others do all inner steps, by the last records; None where there are none."""
+    """Return the seconds in which the others do all inner steps, by the last records; None where there are none."""
     newest = case.ledger.rounds()
     records = [case.ledger.record(number) for number in range(max(0, newest - ROUNDS), newest)]
     found = [

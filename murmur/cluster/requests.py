@@ -1,4 +1,4 @@
-"""`murmur cluster drain`, `amend`, `close` and `rotate`: what somebody who holds the token wishes of a run."""
+"""`murmur cluster drain`, `amend`, `close` and `rotate`: requests to a run from a holder of its token."""
 
 import os
 import secrets
@@ -21,7 +21,7 @@ from storage.realtime import REAL
 
 
 def drain(options: Namespace) -> int:
-    """Wish that one member leaves after its round."""
+    """Ask one member to leave after its round."""
     ledger, spec = opened(parse_token(read_token(options.token_file)))
     beats = ledger.beats()
     here = {member: beat for member, beat in beats.items() if beat.name == options.name and not beat.leaving}
@@ -37,7 +37,7 @@ def drain(options: Namespace) -> int:
 
 
 def amend(options: Namespace) -> int:
-    """Change settings of the run from a round on that nobody has begun."""
+    """Change settings of the run from a round on that no member has begun."""
     changes = changes_of(options.changes)
     if not changes:
         raise ConfigError("an amendment needs at least one --set TABLE.FIELD=VALUE, such as inner.peak_lr=1e-4")
@@ -67,7 +67,7 @@ def close(options: Namespace) -> int:
 
 
 def rotate(options: Namespace, secret_key: str) -> int:
-    """Write a token with another key of the bucket in place of the one in the owner's folder."""
+    """Replace the token in the owner's folder by one with another key of the bucket."""
     path = Path(f"{options.name}.token")
     old = parse_token(read_token(path))
     token = old.model_copy(update={"access_key": options.access_key, "secret_key": secret_key})
@@ -82,7 +82,7 @@ def rotate(options: Namespace, secret_key: str) -> int:
 
 
 def opened(token: Token) -> tuple[Ledger, ClusterSpec]:
-    """The run to which the token leads. Raises ConfigError, StorageError."""
+    """Open the run that the token leads to. Raises ConfigError, StorageError."""
     bucket, run, group = open_shared(token), token.run_id, Group(token.secret)
     spec = find_spec(bucket, run)
     if wrong_group(bucket, run, group):
@@ -91,7 +91,7 @@ def opened(token: Token) -> tuple[Ledger, ClusterSpec]:
 
 
 def standing(ledger: Ledger, spec: ClusterSpec) -> AmendedSpec:
-    """With all amendments that there are, in force or to come. Raises ConfigError where the run is closed."""
+    """Return the spec with all amendments, in force or to come. Raises ConfigError where the run is closed."""
     now = AmendedSpec(spec, ledger)
     now = now.at(now.coming())
     if now.closed:
@@ -115,7 +115,7 @@ def _amendment(changes: Mapping[str, Mapping[str, Any]]) -> Amendment:
 
 
 def replace_token(path: Path, line: str) -> None:
-    """Whole or not at all, for its owner's eyes only."""
+    """Write a token whole or not at all, readable by its owner only."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -1,4 +1,4 @@
-"""What `murmur cluster status` shows: read from the bucket by whoever holds the token."""
+"""`murmur cluster status`: read from the bucket by a holder of the token."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +16,8 @@ _NOBODY = PeerId(bytes(32))
 
 
 def look(token_file: Path) -> dict[str, Any]:
-    """Members by their last beat, and the last records. Twice, a beat apart: who has not moved is silent. Raises
-    ConfigError, StorageError."""
+    """Return members by their last beat, and the last records. Beats are read twice, a beat apart: members that did not
+    change are silent. Raises ConfigError, StorageError."""
     token = parse_token(read_token(token_file))
     bucket, run = open_shared(token), token.run_id
     spec = find_spec(bucket, run)
@@ -64,7 +64,7 @@ def look(token_file: Path) -> dict[str, Any]:
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """For people."""
+    """Yield the status as lines for people."""
     yield f"run {found['run']} ({found['id'][:16]}), {sum(m['alive'] for m in found['members'])} members alive"
     if found["amendments"]:
         yield f"amendments: {found['amendments']}" + (", the last one closes the run" if found["closed"] else "")

@@ -1,4 +1,4 @@
-"""`murmur dashboard`: a read-only page over a run, on this machine or anywhere, while it goes on or after its end. No
+"""`murmur dashboard`: a read-only page over a run, on this machine or elsewhere, during the run or after its end. No
 keys are needed."""
 
 import argparse
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve the page until it is stopped. Raises ConfigError for a run that is none, or a port that is taken."""
+    """Serve the page until it is stopped. Raises ConfigError for an invalid run, or a port that is taken."""
     if not 0 <= options.port < 1 << 16:
         raise ConfigError(f"--port is {options.port}, expected 0 to 65535")
     try:
@@ -68,7 +68,7 @@ def _source(options: argparse.Namespace) -> "Source":
 
 
 def _is_path(text: str) -> bool:
-    """Whether a folder is meant, not a network."""
+    """Whether the text means a folder, not a network."""
     return "://" not in text and (Path(text).exists() or "/" in text)
 
 
@@ -85,6 +85,6 @@ def _network(options: argparse.Namespace) -> "Source":
     found = network.named("murmur dashboard", options)
     sys.stderr.write(f"reading subnet {found.netuid} of {found.network}\n")
     source = Network(found.network, lambda: network.open_network("murmur dashboard", options))
-    with suppress(ChainError, StorageError):  # the page says it, and it is tried again
+    with suppress(ChainError, StorageError):  # shown on the page, and tried again
         source.open()
     return source.follow()

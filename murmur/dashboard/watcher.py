@@ -1,6 +1,6 @@
-"""A network from outside, as the page sees it: read without a key by a thread of its own, from chain and public objects
-(node/observe/history.py). Whatever strangers publish, it holds so many rounds and so many bytes, and nothing on the
-disk."""
+"""A network read from outside for the page, without a key: its own thread reads chain and public objects
+(node/observe/history.py). Its memory is bounded in rounds and bytes whatever strangers publish, and nothing is written
+to disk."""
 
 import json
 import threading
@@ -25,12 +25,13 @@ SHORTEST_LOOK_SECONDS = 1.0
 QUEUED = 64
 """Events that are read ahead; the largest, a report of 256 hotkeys, has 150 kB."""
 ROWS_BYTES = 64 << 20
-"""Of reports' rows, packed, for whoever asks why; those of the rounds that were read first are forgotten first."""
+"""Bytes of compressed reports' rows that are kept for requests of details; the rounds that were read first are dropped
+first."""
 NOT_KEPT = "NOT_KEPT"
 
 
 class Network:
-    """Source of the page over the network that `open` opens. `where` says in words where that is."""
+    """Source of the page over the network that `open` opens. `where` describes its location."""
 
     def __init__(self, where: str, open: Callable[[], Opened]) -> None:
         self.rounds = Rounds()
@@ -49,8 +50,8 @@ class Network:
         self._thread = threading.Thread(target=self._follow, name="network reader", daemon=True)
 
     def open(self) -> None:
-        """Find the run, once, here and now. Raises ConfigError for what the operator has to fix, and what else stands
-        in the way: then it is tried again when the network is followed."""
+        """Find the run, once, synchronously. Raises ConfigError for faults that the operator has to fix, and other
+        errors; following the network tries again."""
         there = self._open()
         self.names = {hotkey(peer): name for peer, name in there.names.items()}
         if not there.recorded:
@@ -116,7 +117,7 @@ class Network:
         return {"round": number, "peers": peers, "unread": unread, "phases": {}, "deadline": None}
 
     def _keep(self, round: int, validator: str, rows: Mapping[str, Any]) -> int:
-        """Keep a report's rows for whoever asks; how many bytes they have."""
+        """Keep a report's rows for later requests; return their bytes."""
         text = json.dumps(rows).encode()
         packed = zlib.compress(text, 1)
         self._rows_bytes += len(packed) - len(self._rows.pop((round, validator), b""))
@@ -149,7 +150,7 @@ class Network:
                 close()
 
     def _look(self) -> float:
-        """Take in what there is; seconds until the next look."""
+        """Read new events; return the seconds until the next look."""
         try:
             if self._history is None:
                 self.open()

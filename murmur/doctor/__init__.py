@@ -1,1 +1,1 @@
-"""`murmur doctor`: everything that a node needs, tried."""
+"""`murmur doctor`: all of a node's requirements, tested."""

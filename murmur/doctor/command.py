@@ -1,4 +1,4 @@
-"""`murmur doctor`: everything that a node needs, tried before it is started, with what to do about each fault."""
+"""`murmur doctor`: all of a node's requirements, tested before it is started, with a remedy for each fault."""
 
 import argparse
 from typing import get_args
@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what each check finds; the exit status is 1 when one fails. Raises ConfigError for a configuration that is
-    not complete."""
-    from murmur.doctor.examination import examine  # torch and the rest, which help need not wait for
+    """Print each check's findings; the exit status is 1 when one fails. Raises ConfigError for an incomplete
+    configuration."""
+    from murmur.doctor.examination import examine  # torch and others, which --help must not wait for
 
     return examine(options)

@@ -25,7 +25,7 @@ MOST_COLUMNS = 100
 
 
 def examine(options: Namespace) -> int:
-    """The exit status: 1 when a check has failed."""
+    """Run the checks and return the exit status: 1 when a check has failed."""
     try:
         config = load("murmur doctor", "", ["--config", options.config] if options.config else [], os.environ)
     except ConfigError as fault:
@@ -43,7 +43,7 @@ def examine(options: Namespace) -> int:
 
 
 def show(case: Examined, checks: Sequence[Check], *, json: bool) -> int:
-    """Make these checks and show what they find, each at once, or as one JSON object; the exit status."""
+    """Run these checks and show each finding at once, or all as one JSON object; return the exit status."""
     found = []
     for finding in case.examine(checks):
         found.append(finding)
@@ -55,13 +55,13 @@ def show(case: Examined, checks: Sequence[Check], *, json: bool) -> int:
 
 
 def as_json(found: list[Finding]) -> str:
-    """For programs."""
+    """Return the findings as JSON."""
     checks = [{name: value for name, value in asdict(finding).items() if name != "reaction"} for finding in found]
     return json.dumps({"checks": checks}, indent=2) + "\n"
 
 
 def lines(finding: Finding, columns: int) -> Iterator[str]:
-    """A finding for people, at most so many columns wide."""
+    """Yield a finding as text, at most `columns` wide."""
     head = f"{finding.name:<{NAME_WIDTH}} {MARKS[finding.status]:<{MARK_WIDTH}}"
     room = columns - len(head)
     for number, line in enumerate(textwrap.wrap(finding.detail, room, break_on_hyphens=False)):

@@ -1,5 +1,5 @@
-"""The checks that cost time, of `murmur doctor` alone: what the store does with large objects, how strangers see this
-node's bucket, and whether this machine and its links keep up with the run's clock."""
+"""The slow checks, made only by `murmur doctor`: the store's behaviour with large objects, this node's bucket from a
+stranger's side, and whether this machine and its links keep up with the run's clock."""
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ from training.rates import Rate, Rates
 
 STORE_SECONDS = 60.0
 SPEED_BYTES = 16 << 20
-"""Sent and read once: half a minute on the slowest links with which anybody could take part."""
+"""Sent and read once: half a minute on the slowest links with which a node could take part."""
 BUSY = "What else runs here may have slowed this down: try once more"
 ONE_THREAD = "start the node with OMP_NUM_THREADS=1, as local networks do: other work on this machine takes its cores"
 
 
 class Thorough(Case):
-    """A case of which the links are measured."""
+    """A case whose links are measured."""
 
     links: Rates
     tell: Callable[[str], None]
@@ -43,13 +43,13 @@ class Thorough(Case):
 
     @property
     def reader(self) -> RangedBucket:
-        """As others read it."""
+        """The bucket as other nodes read it."""
         return open_published(self.doors.pointer, local=self.local)
 
 
 class Links(Protocol):
-    """What is tried of links and of the store, whoever's it is. own: where this machine writes; reader: as others read
-    that."""
+    """The interface of the tests of links and store, for both kinds of runs. own: where this machine writes; reader:
+    the same as other nodes read it."""
 
     links: Rates
     tell: Callable[[str], None]
@@ -62,7 +62,7 @@ class Links(Protocol):
 
 
 def parts(case: Links) -> str | Advice:
-    """Parts of a large object may travel in any order."""
+    """Check that parts of a large object may be sent in any order."""
     case.tell("parts out of order")
     if takes_parts_in_any_order(case.own, timeout_seconds=STORE_SECONDS):
         return "parts of a large object are taken in any order"
@@ -73,7 +73,7 @@ def parts(case: Links) -> str | Advice:
 
 
 def versions(case: Links) -> str:
-    """A download that is resumed is of one version."""
+    """Check that a resumed download is of one version."""
     if not tells_versions_apart(case.own, case.reader, timeout_seconds=STORE_SECONDS):
         raise Fault(
             "the store gives bytes of a new version where the old one was asked for (If-Match): who resumes a download "
@@ -84,7 +84,7 @@ def versions(case: Links) -> str:
 
 
 def strangers(case: Thorough) -> str:
-    """Whoever reads the pointer on chain gets to the bucket."""
+    """Check that a reader of the pointer on chain reaches the bucket."""
     pointer = case.doors.pointer
     slot = parse_slot(0, encode_slot(pointer))
     if slot.pointer != pointer:
@@ -97,7 +97,7 @@ def strangers(case: Thorough) -> str:
 
 
 def links(case: Thorough) -> str | Advice:
-    """The links to the store and back."""
+    """Measure the links to the store and back."""
     up, down, told = measure_links(case)
     clock = case.run.first.clock
     if up < clock.upload_mbps or down < clock.download_mbps:
@@ -109,7 +109,7 @@ def links(case: Thorough) -> str | Advice:
 
 
 def measure_links(case: Links) -> tuple[float, float, str]:
-    """Mb/s up and down, and both in words; `case.links` has them from now on."""
+    """Return Mb/s up and down, and both as text; stores them in `case.links`."""
     case.tell("the links to the bucket")
     seen = speed(case.own, case.reader, SPEED_BYTES, timeout_seconds=STORE_SECONDS)
     case.links = Rates(up=Rate(seen.up, seen.up), down=Rate(seen.down, seen.down))
@@ -118,12 +118,12 @@ def measure_links(case: Links) -> tuple[float, float, str]:
 
 
 def memory(case: Thorough) -> str:
-    """The model trains in the GPUs' memory."""
+    """Check that the model trains in the GPUs' memory."""
     return in_memory(case.run.spec_at(case.round), on_gpu(case.config.device))
 
 
 def in_memory(spec: TrainingSpec, with_gpus: bool) -> str:
-    """How it trains on this machine. Raises Fault where it does not fit."""
+    """Return how it trains on this machine. Raises Fault where it does not fit."""
     if not with_gpus:
         return "trains on the CPU, with as many sequences at once as 4 GiB hold"
     gpus, gpu_bytes = gpus_here()
@@ -134,9 +134,9 @@ def in_memory(spec: TrainingSpec, with_gpus: bool) -> str:
 
 
 def pace(case: Thorough) -> str | Advice:
-    """This machine and its links keep up with the clock.
+    """Check that this machine and its links keep up with the clock.
 
-    A fault is what even the quickest pass of the trial leaves late: the slower ones may be another program's doing.
+    It is a fault only if even the quickest pass of the trial is late: another program may have slowed the others.
     """
     spec = case.run.spec_at(case.round)
     with_gpus = on_gpu(case.config.device)
@@ -159,8 +159,8 @@ def pace(case: Thorough) -> str | Advice:
 
 
 def _by_one_thread(measured: Measured[Plan], case: Thorough) -> Measured[Plan] | None:
-    """The same with one thread where that is in time: several threads that share cores with other work mostly wait for
-    each other."""
+    """Return the measurement with one thread if that is in time, else None. Threads that share cores with other work
+    mostly wait for each other."""
     before = torch.get_num_threads()
     if measured.plan.on_gpu or before == 1:
         return None
@@ -177,7 +177,7 @@ def _by_one_thread(measured: Measured[Plan], case: Thorough) -> Measured[Plan] |
 
 
 def _quickest(measured: Measured[Planned]) -> Planned:
-    """The plan as the quickest pass of the trial has it, without more spread than any plan has."""
+    """Return the plan by the quickest pass of the trial, with the minimum spread."""
     plan, trial = measured.plan, measured.trial
     if trial is None:
         return plan
@@ -185,7 +185,7 @@ def _quickest(measured: Measured[Planned]) -> Planned:
 
 
 def tried_words(measured: Measured[Planned]) -> str:
-    """The inner steps of a round by the trial, with their spread."""
+    """Return the trial's inner steps of a round, with their spread, as text."""
     plan, trial = measured.plan, measured.trial
     seconds = duration(plan.compute_seconds)
     if trial is None:
@@ -198,18 +198,18 @@ def tried_words(measured: Measured[Planned]) -> str:
 
 
 def on_gpu(device: str) -> bool:
-    """Whether GPUs train: `device` as in a node's settings."""
+    """Whether GPUs train; `device` as in a node's settings."""
     return device != "cpu" and torch.cuda.is_available()
 
 
 def gpus_here() -> tuple[int, int]:
-    """Their number, and bytes of the smallest."""
+    """Return the number of GPUs, and the bytes of the smallest."""
     count = torch.cuda.device_count()
     return count, min(torch.cuda.get_device_properties(index).total_memory for index in range(count))
 
 
 NOTHING_GIVEN = Namespace(gpus=None, gpu_memory=None, gpu_tflops=None)
-"""All that `murmur plan --measure` could be given is measured."""
+"""No options of `murmur plan --measure`: everything is measured."""
 
 CHECKS: Sequence[Check] = (
     Check("parts", parts, POINTER_FIX, ("bucket",)),

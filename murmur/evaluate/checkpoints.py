@@ -1,4 +1,4 @@
-"""A run's checkpoints evaluated, now or as they come (post/follow.py)."""
+"""Evaluation of a run's checkpoints, now or as they appear (post/follow.py)."""
 
 import argparse
 import json
@@ -26,8 +26,8 @@ SHORTEST_LOOK_SECONDS = 2.0
 
 
 def evaluate_run(options: argparse.Namespace, evaluator: Mapping[str, Any]) -> int:
-    """Evaluate the checkpoints that there are, or follow the run until its end or an interrupt. `evaluator`: options
-    of lm-eval. Raises ConfigError, StorageError, ChainError."""
+    """Evaluate the existing checkpoints, or follow the run until its end or an interrupt. `evaluator`: options of
+    lm-eval. Raises ConfigError, StorageError, ChainError."""
     tasks = parse_tasks(options.tasks) if options.tasks is not None else {}
     if tasks:
         require()
@@ -57,7 +57,7 @@ def evaluate_run(options: argparse.Namespace, evaluator: Mapping[str, Any]) -> i
 
 
 def rows_of(there: network.Opened) -> Path:
-    """The file of a run's evaluations: in its run folder, or in the home of whoever evaluates."""
+    """Return the file of a run's evaluations: in its run folder, or in the home of the evaluating process."""
     return in_folder(there.home) if there.recorded else in_home(there.home, there.run.id)
 
 
@@ -67,7 +67,7 @@ def _say(row: dict[str, object], options: argparse.Namespace) -> None:
 
 
 def _followed(there: network.Opened, evaluation: Evaluation) -> Iterator[dict[str, object]]:
-    """Rows as they come. A local network's end is seen; of others nobody knows."""
+    """Yield rows as they appear. Only a local network's end can be detected."""
     clock = there.run.first.clock
     pause = max(SHORTEST_LOOK_SECONDS, clock.round_blocks * clock.block_seconds / LOOKS_A_ROUND)
     tell(f"following run {there.run.first.name}: every {there.run.first.checkpoint_rounds} rounds")

@@ -1,5 +1,5 @@
-"""`murmur evaluate DIR|RUN`: what a model achieves on tasks, by lm-eval's evaluator (extra `post`); and a run's
-checkpoints: their held-out loss, which needs no extra, and tasks."""
+"""`murmur evaluate DIR|RUN`: a model's results on tasks, by lm-eval's evaluator (extra `post`); for a run's checkpoints
+also their held-out loss, which needs no extra."""
 
 import argparse
 import json
@@ -67,5 +67,5 @@ def run(options: argparse.Namespace) -> int:
 
 
 def evaluator_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The options that lm-eval takes."""
+    """Return the options that lm-eval takes."""
     return {name: getattr(options, name) for name in ("include", "limit", "batch", "device", "chat")}

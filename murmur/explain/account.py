@@ -15,15 +15,15 @@ from protocol.ports import Chain
 from protocol.types import Peer, PeerId, hotkey
 
 MOST_READ = 5
-"""Validators whose reports are read, those with the most stake: one of 256 hotkeys has 450 kB, read in a tenth of a
-second."""
+"""Validators whose reports are read, those with the most stake: a report of 256 hotkeys has 450 kB, read in a tenth of
+a second."""
 SHOWN_IN_FULL = 2
 
 
 def show(miner: str, options: argparse.Namespace) -> int:
-    """Print the account of a miner by its name or hotkey. Raises ConfigError when no validator says anything of it."""
+    """Print the account of a miner by its name or hotkey. Raises ConfigError when no validator reports on it."""
     if options.run is None:
-        named_peer(miner, "MINER")  # before the chain is asked: a mistyped hotkey is told at once
+        named_peer(miner, "MINER")  # before the chain is read: a mistyped hotkey fails at once
     there = network.open_network("murmur explain", options)
     peer = there.peer(miner, "MINER")
     chain, run = there.doors.chain, there.run
@@ -66,7 +66,7 @@ def show(miner: str, options: argparse.Namespace) -> int:
 
 
 def on_chain(chain: Chain, block: int, validator: PeerId, miner: Peer | None) -> str:
-    """What stands on chain of a validator's weights for this miner, as of `block`."""
+    """Return a validator's weight for this miner on chain, as of `block`."""
     payer = next((peer for peer in chain.peers(block) if peer.id == validator), None)
     if payer is None or miner is None:
         return "on chain: nothing"
@@ -75,7 +75,7 @@ def on_chain(chain: Chain, block: int, validator: PeerId, miner: Peer | None) ->
     try:
         stands = chain.stands_from(payer.last_update)
     except ChainError:
-        stands = block  # set so long ago that this chain node has forgotten it
+        stands = block  # set so long ago that this chain node has pruned it
     newer = f"; newer weights, of block {payer.last_update}, are not revealed yet" if stands is None else ""
     return f"on chain: {100 * share:.2f} % of this validator's weights{newer}"
 

@@ -1,5 +1,5 @@
-"""`murmur explain MINER`: how a miner stands with the validators, why, how sure that is, what changed it and what to do
-next."""
+"""`murmur explain MINER`: a miner's standing with the validators, the reasons, their certainty, the causes of changes,
+and what to do next."""
 
 import argparse
 
@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the account. Raises ConfigError when no validator says anything of this hotkey."""
+    """Print the account. Raises ConfigError when no validator reports on this hotkey."""
     from murmur.explain.account import show
 
     return show(options.miner, options)

@@ -1,1 +1,1 @@
-"""`murmur export`: a run's model for everybody's tools, and the proof."""
+"""`murmur export`: a run's model in the common format, and the proof of its origin."""

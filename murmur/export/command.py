@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status: 0 when it is written, or proved; 1 when --verify finds something else. Raises ConfigError for
-    what cannot be done."""
+    """Write or verify an export. The exit status is 0 when it is written, or proved; 1 when --verify finds a
+    difference. Raises ConfigError for invalid requests."""
     from murmur.export.exports import prove, write
 
     return write(options) if options.verify is None else prove(options)

@@ -1,4 +1,4 @@
-"""Exports written and proved: finds the run that is meant, and says what was done."""
+"""Writing and verifying exports: find the run, and print the results."""
 
 import argparse
 import sys
@@ -23,12 +23,12 @@ from training.shards import Shards
 
 
 def tell(text: str) -> None:
-    """To whoever waits."""
+    """Print progress to stderr."""
     print(f"{text} ..", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def write(options: argparse.Namespace) -> int:
-    """Export; the exit status."""
+    """Write an export; return the exit status."""
     if options.source is None or options.folder is None:
         raise ConfigError("murmur export RUN DIR: say which run, and where to (murmur export --help)")
     if options.theta is not None:
@@ -51,7 +51,7 @@ def write(options: argparse.Namespace) -> int:
 
 
 def prove(options: argparse.Namespace) -> int:
-    """Verify; the exit status."""
+    """Verify an export; return the exit status."""
     if options.folder is not None or options.fp32 or options.round is not None:
         raise ConfigError("murmur export --verify DIR [RUN]: round and type are the export's own")
     if options.theta is not None and options.source is not None:
@@ -89,7 +89,7 @@ def _by_run(options: argparse.Namespace, origin: Origin) -> list[str]:
 
 
 def open_source(options: argparse.Namespace, source: str, netuid: str | None) -> network.Opened:
-    """The run that is meant by a run folder, a node's file or its owner's hotkey. Raises ConfigError, ChainError."""
+    """Open the run given by a run folder, a node's file or its owner's hotkey. Raises ConfigError, ChainError."""
     path = Path(source)
     folder, file = (path if path.is_dir() else None), (source if path.is_file() else None)
     owner = source if folder is None and file is None else None
@@ -109,8 +109,8 @@ def open_source(options: argparse.Namespace, source: str, netuid: str | None) ->
 
 @contextmanager
 def data_of(there: network.Opened, options: argparse.Namespace) -> Iterator[tuple[Shards, Path]]:
-    """The run's data set, the operator's or what the owner's and validators' buckets give of it, and a folder with the
-    tokenizer's files that it names. Raises ConfigError, and StorageError where nobody has them."""
+    """Yield the run's data set, the operator's or the part available in the owner's and validators' buckets, and a
+    folder with its tokenizer's files. Raises ConfigError, and StorageError where no source has them."""
     digest = Digest(bytes.fromhex(there.run.first.data.index))
     given = options.data or there.config.data
     with TemporaryDirectory(prefix="murmur-export-") as temporary:

@@ -1,1 +1,1 @@
-"""`murmur plan`: what a run asks of a machine, stated or measured."""
+"""`murmur plan`: a run's requirements on a machine, stated or measured."""

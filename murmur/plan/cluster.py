@@ -1,4 +1,4 @@
-"""`murmur plan --members`: what a cluster's run asks of one member, and of the bucket."""
+"""`murmur plan --members`: a cluster run's requirements on one member, and on the bucket."""
 
 import argparse
 import json
@@ -29,11 +29,11 @@ from training.cluster import SLOWEST_BYTES, ClusterPlan
 from training.plan import link
 
 LINK_MBPS = 500.0
-"""Each way, unless given."""
+"""Speed in each direction, unless given."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the plan; the exit status is 1 for one that is refused."""
+    """Print the plan; the exit status is 1 when it is refused."""
     if options.fit or options.sft is not None:
         raise ConfigError("a cluster has no clock to fit, and fine-tuning is planned without --members")
     plan = planned(presets.read_cluster(options.spec), options)
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def planned(spec: ClusterSpec, options: argparse.Namespace) -> ClusterPlan:
-    """The spec on the machine that the options say. Raises ConfigError for one that cannot be."""
+    """Return the plan of the spec on the machine given by the options. Raises ConfigError for an impossible one."""
     if options.members is None:
         raise ConfigError(f"{options.spec} is a cluster's spec: say how many members it has (--members)")
     if not 1 <= options.members <= MAX_UIDS:
@@ -58,7 +58,7 @@ def planned(spec: ClusterSpec, options: argparse.Namespace) -> ClusterPlan:
 
 
 def refusals(plan: ClusterPlan) -> list[str]:
-    """Why a member as planned cannot take part, one sentence each; none when it can."""
+    """Return why a member as planned cannot take part, one sentence each; empty when it can."""
     found = too_small(plan)
     what, seconds = plan.longest_still
     longest = STUCK_SILENCES * plan.spec.cluster.silent_seconds
@@ -84,7 +84,7 @@ def refusals(plan: ClusterPlan) -> list[str]:
 
 
 def as_json(plan: ClusterPlan, refused: Sequence[str]) -> dict[str, Any]:
-    """The plan for a program, in bytes and seconds."""
+    """Return the plan for a program, in bytes and seconds."""
     return {
         "spec": plan.spec.name,
         "members": plan.members,
@@ -136,7 +136,7 @@ def as_json(plan: ClusterPlan, refused: Sequence[str]) -> dict[str, Any]:
 
 
 def lines(plan: ClusterPlan, refused: Sequence[str], *, measured: bool) -> Iterator[str]:
-    """All of it for a person, line by line, at most 100 columns wide."""
+    """Yield the plan as text, line by line, at most 100 columns wide."""
     yield from size(plan)
     yield ""
     yield from verdict(refused, f"IT FITS: {plan.members} members can train this.")

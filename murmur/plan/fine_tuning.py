@@ -1,4 +1,4 @@
-"""`murmur plan --sft`: what a fine-tuning of a run's model asks of a machine."""
+"""`murmur plan --sft`: the requirements of fine-tuning a run's model on a machine."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ DAY_SECONDS = 86_400
 
 
 def show(source: str, plan: Plan, *, as_json: bool) -> int:
-    """Print it; the exit status is 1 where it does not fit. Raises ConfigError for a recipe that is none."""
+    """Print the plan; the exit status is 1 where it does not fit. Raises ConfigError for an invalid recipe."""
     found = cost(plan.spec, recipe(source), plan.gpus, plan.gpu_bytes, plan.rates.compute)
     refused = refusals(found, plan)
     if as_json:
@@ -29,7 +29,7 @@ def show(source: str, plan: Plan, *, as_json: bool) -> int:
 
 
 def refusals(found: Cost, plan: Plan) -> list[str]:
-    """Why it cannot be done, one sentence for each stage."""
+    """Return why it is impossible, one sentence for each stage."""
     told = []
     for number, stage in enumerate(found.stages, 1):
         if not stage.sequences_at_once:
@@ -45,7 +45,7 @@ def refusals(found: Cost, plan: Plan) -> list[str]:
 
 
 def lines(source: str, found: Cost, plan: Plan, refused: Sequence[str]) -> Iterator[str]:
-    """At most 100 columns wide."""
+    """Yield the plan as text, at most 100 columns wide."""
     spec: RunSpec = plan.spec
     yield f"{spec.name}, fine-tuned by recipe {source}: {plan.parameters:,} parameters"
     yield f"on {plan.gpus} x {plan.gpu_bytes / GB:,g} GB at {plan.rates.compute.one / 1e12:,.3g} TFLOP/s sustained each"
@@ -85,7 +85,7 @@ def _long(seconds: float) -> str:
 
 
 def table(source: str, found: Cost, plan: Plan, refused: Sequence[str]) -> dict[str, Any]:
-    """For a program, in bytes and seconds."""
+    """Return the plan for a program, in bytes and seconds."""
     return {
         "spec": plan.spec.name,
         "recipe": source,

@@ -1,8 +1,8 @@
-"""`murmur plan --measure`: this machine's own rates in place of the stated ones (training/rates.py).
+"""`murmur plan --measure`: this machine's own rates instead of the stated ones (training/rates.py).
 
-Every rate is the median of three runs of the very calls that a node makes, on a sample of a few hundred megabytes, by
-one thread and by all. Training is tried (murmur/plan/training_speed.py); the plan keeps free what a slow quarter of its
-passes takes longer than the median. Links are not measured: nobody is at their other end.
+Every rate is the median of three runs of a node's own calls, on a sample of a few hundred megabytes, by one thread and
+by all. Training is tried (murmur/plan/training_speed.py). The plan keeps free the time by which a slow quarter of its
+passes exceeds the median. Links are not measured: there is no server at the other end.
 """
 
 import os
@@ -33,12 +33,12 @@ from training.rates import Rate
 
 SAMPLE_BYTES = 256 << 20
 SLOW_BYTES = 64 << 20
-"""For what takes seconds a gigabyte."""
+"""Smaller sample for operations that take seconds per gigabyte."""
 PIECE_BYTES = 16 << 20
 PAYLOADS = 20
 RUNS = 3
 FILES = 4
-"""Written and read beside each other."""
+"""Files written and read concurrently."""
 
 
 Planned = TypeVar("Planned", bound=TrainerPlan)
@@ -46,15 +46,15 @@ Planned = TypeVar("Planned", bound=TrainerPlan)
 
 @dataclass(frozen=True, slots=True)
 class Measured(Generic[Planned]):
-    """A plan with this machine's rates, and the trial of training that they come from: None where none was made."""
+    """A plan with this machine's rates, and the trial of training that they come from; None if there was no trial."""
 
     plan: Planned
     trial: Trial | None
 
 
 def measure(plan: Planned, options: Namespace, tell: Tell, home: Path | None = None) -> Measured[Planned]:
-    """The plan on this machine, with its GPUs; where it has none, on its CPU, unless --gpu-tflops says what GPUs it is
-    to have. What the options give stays. `home`: the node's, on whose disk (default: MURMUR_HOME's)."""
+    """Return the plan on this machine, with its GPUs; without GPUs on its CPU, unless --gpu-tflops gives the GPUs to
+    assume. Values given by options stay. `home`: the node's, whose disk is measured (default: MURMUR_HOME's)."""
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     before = torch.get_num_threads()
     home = home or Path(os.environ.get("MURMUR_HOME", "~/.murmur")).expanduser()
@@ -83,8 +83,7 @@ def measure(plan: Planned, options: Namespace, tell: Tell, home: Path | None = N
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """Measures the host with `threads` threads, where torch runs with its own, of which OMP_NUM_THREADS may leave a
-    node fewer."""
+    """Measures the host with `threads` threads; torch runs with its own number, which OMP_NUM_THREADS may limit."""
 
     threads: int
     torch_threads: int
@@ -92,7 +91,7 @@ class _Machine:
     home: Path
 
     def host_rates(self) -> dict[str, Rate]:
-        """By the names of training/rates.py Rates."""
+        """Return the rates by their names in training/rates.py Rates."""
         values = torch.randn(SAMPLE_BYTES // 4)
         data = bytes(values[: SLOW_BYTES // 4].numpy().tobytes())
         self.tell("memory")
@@ -101,7 +100,7 @@ class _Machine:
             "copy": self._torch(SAMPLE_BYTES, lambda: into.copy_(values)),
             "fresh": self._torch(SAMPLE_BYTES, lambda: values.clone()),
         }
-        # A single thread copies to new memory as a checkpoint is encoded.
+        # By one thread: the copy to new memory of a checkpoint's encoding.
         found["fresh"] = replace(found["fresh"], one=SAMPLE_BYTES / _seconds(lambda: values.numpy().tobytes()))
         self.tell("hash and cipher")
         found["hash"] = self._pooled(data, lambda piece: sha256(piece).digest())
@@ -111,7 +110,7 @@ class _Machine:
         return {name: replace(rate, most=max(rate.one, rate.most)) for name, rate in found.items()}
 
     def device_rate(self, device: torch.device) -> Rate:
-        """Host memory to a GPU, as weights are loaded."""
+        """Measure host memory to a GPU, as weights are loaded."""
         self.tell("the way to the GPU")
         values, there = torch.randn(SAMPLE_BYTES // 4), torch.empty(SAMPLE_BYTES // 4, device=device)
 
@@ -123,7 +122,7 @@ class _Machine:
         return Rate(SAMPLE_BYTES / _seconds(load))
 
     def _torch(self, num_bytes: int, work: Callable[[], object]) -> Rate:
-        """With torch's own threads, which the codec takes as well."""
+        """Measure with torch's own threads, which the codec uses too."""
         found = []
         for threads in (1, self.torch_threads):
             torch.set_num_threads(threads)
@@ -131,7 +130,7 @@ class _Machine:
         return Rate(*found)
 
     def _pooled(self, data: bytes, work: Callable[[memoryview], object]) -> Rate:
-        """In pieces, one after the other and all at once."""
+        """Measure in pieces, one after the other and all concurrently."""
         view = memoryview(data)
         pieces = [view[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES)]
         one = len(data) / _seconds(lambda: [work(piece) for piece in pieces])
@@ -141,7 +140,8 @@ class _Machine:
         return Rate(one, most)
 
     def _disk(self, data: bytes) -> dict[str, Rate]:
-        """In the file system of the node's home: files written with fsync, and read when they are not in memory."""
+        """Measure the file system of the node's home: files written with fsync, and read when they are not in
+        memory."""
         self.tell(f"the disk under {self.home}")
         with tempfile.TemporaryDirectory(dir=self.home, prefix=".murmur-measure-") as folder:
             paths = [Path(folder) / str(number) for number in range(FILES)]
@@ -157,7 +157,7 @@ class _Machine:
         return {"write": written, "read": read}
 
     def _model(self, values: Tensor) -> dict[str, Rate]:
-        """The codec, on one matrix."""
+        """Measure the codec, on one matrix."""
         self.tell(f"the codec, {ops.backend()}")
         matrix = values if not ops.is_fallback() else values[: len(values) // 16]
         theta = {"matrix": matrix.reshape(1024, -1)}
@@ -186,19 +186,20 @@ class _Machine:
 
 
 def _probed(values: dict[str, Tensor], update: Update) -> None:
-    """There and back."""
+    """Probe and undo the probe."""
     kept = ops.probe(values, update, (1.0,), 0.25)
     ops.undo_probe(values, update, kept)
 
 
 def _added(update: Update, several: float, single: float) -> float:
-    """Bytes a second of payloads that are added, from how often a second so many, and one, are applied."""
+    """Return the bytes per second of added payloads, from the rates at which PAYLOADS payloads, and one, are
+    applied."""
     payload_bytes, slower = len(update.records), 1 / several - 1 / single
     return (PAYLOADS - 1) * payload_bytes / slower if slower > 0 else PAYLOADS * payload_bytes * several
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """The median."""
+    """Return the median seconds of RUNS runs."""
     found = []
     for _ in range(RUNS):
         began = time.perf_counter()

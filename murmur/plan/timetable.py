@@ -1,4 +1,4 @@
-"""A plan as a person reads it, at most 100 columns wide."""
+"""A plan as text for people, at most 100 columns wide."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -19,7 +19,7 @@ MARKS: dict[Opening, str] = {
 }
 LIMIT = "next block D"
 SMALL_BYTES = 100 * 10**6
-"""A model that trains in less does so on any CPU in seconds: GPUs would only puzzle."""
+"""A model that trains in less memory trains on any CPU in seconds: GPU figures would only confuse."""
 DOES = {
     "compute": "done",
     "up": "sent",
@@ -38,7 +38,7 @@ DOES = {
 
 
 def lines(plan: Plan, run: Run, refused: Sequence[str], *, measured: bool) -> Iterator[str]:
-    """All of it, line by line."""
+    """Yield the whole plan, line by line."""
     yield from size(plan)
     yield ""
     yield from verdict(refused, "IT FITS: every deadline is met.")
@@ -67,7 +67,7 @@ def lines(plan: Plan, run: Run, refused: Sequence[str], *, measured: bool) -> It
 
 
 def size(plan: TrainerPlan) -> Iterator[str]:
-    """How large the model is, a round, and a payload."""
+    """Yield the sizes of the model, a round, and a payload."""
     spec, model = plan.spec, plan.spec.model
     dense = 4 * plan.parameters / plan.payload_bytes
     yield (
@@ -87,7 +87,7 @@ def size(plan: TrainerPlan) -> Iterator[str]:
 
 
 def verdict(refused: Sequence[str], fits: str) -> Iterator[str]:
-    """`fits`, or why it is refused."""
+    """Yield `fits`, or the reasons of the refusal."""
     if not refused:
         yield fits
         return
@@ -97,7 +97,7 @@ def verdict(refused: Sequence[str], fits: str) -> Iterator[str]:
 
 
 def wrapped(text: str, indent: str, width: int = 100) -> Iterator[str]:
-    """Its words in lines, all but the first behind `indent`."""
+    """Yield the words in lines, all but the first indented by `indent`."""
     line = ""
     for word in text.split():
         if line and len(line) + 1 + len(word) > width:
@@ -111,7 +111,7 @@ def wrapped(text: str, indent: str, width: int = 100) -> Iterator[str]:
 
 
 def _timeline(plan: Plan, role: Role) -> Iterator[str]:
-    """Phases by their beginnings, with the blocks that they wait for in between."""
+    """Yield the phases by their beginnings, with the blocks that they wait for in between."""
     yield f"{'begins':>9}{'takes':>10}   a {role}, from block D on; * holds up a deadline"
     rows = [(timed.begins, 1, timed_row(timed)) for timed in plan.timeline(role) if timed.seconds]
     marks = {plan.openings[block]: mark for block, mark in MARKS.items()} | {plan.round_seconds: LIMIT}
@@ -121,7 +121,7 @@ def _timeline(plan: Plan, role: Role) -> Iterator[str]:
 
 
 def timed_row(timed: Timed) -> str:
-    """When a phase begins, what it takes, and what that is."""
+    """Return a phase's beginning, duration and name."""
     star = "*" if timed.critical else " "
     left = f"{_clock(timed.begins):>9}{duration(timed.seconds):>10} {star} {timed.phase.name}"
     told = _work(timed.phase)
@@ -130,7 +130,7 @@ def timed_row(timed: Timed) -> str:
 
 
 def _work(phase: Phase) -> str:
-    """What goes through which rate: "565 GB copied anew; 282 GB hashed, written"."""
+    """Return the amounts by rate: "565 GB copied anew; 282 GB hashed, written"."""
     amounts: dict[str, float] = {}
     for work in phase.work:
         amounts[work.rate] = amounts.get(work.rate, 0.0) + work.amount
@@ -141,7 +141,7 @@ def _work(phase: Phase) -> str:
 
 
 def _amount(rate: str, amount: float) -> str:
-    """To three digits."""
+    """Return an amount to three digits."""
     if rate == "compute":
         return f"{amount:.3g} FLOPs"
     for unit, symbol in ((10**12, "TB"), (GB, "GB"), (10**6, "MB")):
@@ -175,7 +175,7 @@ def _shares(plan: Plan) -> Iterator[str]:
 
 
 def gpu_memory(plan: TrainerPlan) -> Iterator[str]:
-    """What lies on each GPU, and whether that fits."""
+    """Yield each GPU's memory by part, and whether that fits."""
     if not plan.on_gpu:
         yield "The node trains on this machine's CPU: it needs no GPU."
         return
@@ -216,7 +216,7 @@ def _host_and_disk(plan: Plan) -> Iterator[str]:
 
 
 def pair(label: str, values: Sequence[float]) -> str:
-    """One value or two in their columns."""
+    """Return one or two values in their columns."""
     cells = [f"{value:,.1f}" if value else "-" for value in values]
     return f"{label:<34}{cells[0]:>11}" + "".join(f"{cell:>16}" for cell in cells[1:])
 
@@ -231,7 +231,7 @@ def _schedule(run: Run) -> Iterator[str]:
 
 
 def machine_words(plan: TrainerPlan, *, measured: bool) -> str:
-    """Of which machine and links a plan is."""
+    """Return the plan's machine and links as text."""
     rates = plan.rates
     machine = "Measured on this machine" if measured else "Stated, of a server"
     trains = f"{plan.gpus} x {rates.compute.one / 1e12:,.3g} TFLOP/s" + (" sustained in training" * (not measured))
@@ -282,7 +282,7 @@ def _published() -> Iterator[str]:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that fits."""
+    """Return a duration in the unit that fits."""
     if seconds < 0.1:
         return f"{seconds * 1e3:.0f} ms" if seconds >= 1e-3 else "< 1 ms"
     if seconds < 120:
@@ -291,12 +291,12 @@ def duration(seconds: float) -> str:
 
 
 def unit_of(num_bytes: float) -> tuple[int, str]:
-    """The unit of a table whose largest value this is, and its name."""
+    """Return the unit of a table whose largest value this is, and its name."""
     return (GB, "GB") if num_bytes >= GB else (10**6, "MB")
 
 
 def size_words(num_bytes: float) -> str:
-    """In the decimal unit that fits."""
+    """Return a size in the decimal unit that fits."""
     for unit, symbol in ((GB, "GB"), (10**6, "MB"), (10**3, "kB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:.2f} {symbol}"

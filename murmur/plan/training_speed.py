@@ -1,7 +1,7 @@
-"""How fast this machine trains: a trial of a node's own inner step, on as many of the model's layers as fit.
+"""This machine's training speed: a trial of a node's own inner step, on as many of the model's layers as fit.
 
 The step is the node's (training/inner.py): its threads, its micro-batch, the clipping of gradients, layers compiled on
-a GPU. What only the first steps take is left out. A model too large for a whole batch is tried on less of it.
+a GPU. One-time costs of the first steps are excluded. A model too large for a whole batch is tried on a smaller one.
 """
 
 import time
@@ -23,26 +23,26 @@ from training.optimizer import make_optimizer
 from training.sizes import Recompute, flops_per_token
 
 TRIALS = 9
-"""Passes of which the median, the quickest and a slow quarter are taken."""
+"""Passes from which the median, the quickest and a slow quarter are taken."""
 WARM_UP = 2
 """Passes and steps before those that count: memory is allocated, threads start, layers are compiled."""
 GROWTH_RUNS = 3
-"""Passes in each size: the quickest says whether it is large enough, whatever else the machine does."""
+"""Passes in each size: the quickest decides whether it is large enough, whatever the machine's other load."""
 TRIAL_SECONDS = 0.5
-"""A forward and backward pass that takes so long says enough."""
+"""A forward and backward pass of this duration is long enough."""
 TRIAL_PARAMETERS = 100_000_000
-"""On a CPU; on a GPU as many as half of its memory trains."""
+"""Most parameters of a trial on a CPU; on a GPU as many as half of its memory trains."""
 TRAINED_BYTES = 16
 """A parameter, its gradient and two moments."""
 
 Tell = Callable[[str], None]
-"""Is told what is measured next."""
+"""Called with the name of the next measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Inner steps of one device. flops: a second, by the median. quickest_flops: by the quickest pass. spread: how much
-    longer than the median a slow quarter takes. threads: of a CPU."""
+    """Inner steps of one device. flops: per second, by the median. quickest_flops: by the quickest pass. spread: how
+    much longer than the median a slow quarter takes. threads: of a CPU."""
 
     flops: float
     quickest_flops: float
@@ -52,7 +52,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A model and what its inner step takes on a device."""
+    """A model and its inner step on a device."""
 
     module: Transformer
     optimizer: torch.optim.Optimizer
@@ -66,7 +66,7 @@ class _Step:
         _settle(tokens.device)
 
     def update(self) -> None:
-        """Everything of an inner step but its passes."""
+        """Do the inner step except its passes."""
         norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.clip)
         float(norm)
         self.optimizer.step()
@@ -74,7 +74,7 @@ class _Step:
 
 
 def trial(spec: TrainingSpec, device: torch.device, tell: Tell, *, gpus: int = 1) -> Trial | None:
-    """One device of `gpus` in inner steps of `spec`; None where not even one layer fits."""
+    """Try one device of `gpus` in inner steps of `spec`; None where not even one layer fits."""
     model, fitting = cut(spec.model, _parameters(device)), _fitting(spec, device, gpus)
     if model is None or fitting is None:
         tell("training: not tried, a layer of this model is too large here; the stated rate stays")
@@ -96,7 +96,7 @@ def trial(spec: TrainingSpec, device: torch.device, tell: Tell, *, gpus: int = 1
 
 
 def _rated(spec: TrainingSpec, model: ModelSpec, tokens: Tensor, passes: list[float], updated: float) -> Trial:
-    """From seconds on fewer layers and tokens to the run's own steps."""
+    """Extrapolate from seconds on fewer layers and tokens to the run's own steps."""
     sequences, context = tokens.shape[0], tokens.shape[1] - 1
     tried = sequences * context * flops_per_token(model.model_copy(update={"context": context}))
     whole = spec.inner.sequences * spec.model.context * flops_per_token(spec.model)
@@ -111,7 +111,7 @@ def _rated(spec: TrainingSpec, model: ModelSpec, tokens: Tensor, passes: list[fl
 
 
 def _fitting(spec: TrainingSpec, device: torch.device, gpus: int) -> Fit | None:
-    """A node's micro-batch and what its layers compute again, by arithmetic."""
+    """Return a node's micro-batch and recomputation, by arithmetic."""
     most = ceil(spec.inner.sequences / gpus)
     if device.type != "cuda":
         return fit_cpu(spec, most)
@@ -125,7 +125,7 @@ def _parameters(device: torch.device) -> int:
 
 
 def _large_enough(step: _Step, context: int, micro_sequences: int, device: torch.device) -> Tensor:
-    """Tokens on which a pass takes TRIAL_SECONDS, or a whole micro-batch."""
+    """Return tokens on which a pass takes TRIAL_SECONDS, or a whole micro-batch."""
     length, sequences = min(context, 64), 1
     while True:
         tokens = torch.zeros((sequences, length + 1), dtype=torch.int64, device=device)
@@ -140,7 +140,8 @@ def _large_enough(step: _Step, context: int, micro_sequences: int, device: torch
 
 
 def cut(model: ModelSpec, fitting: int) -> ModelSpec | None:
-    """The model with as many of its layers as fit, of its vocabulary too if that is what does not."""
+    """Return the model with as many layers as fit, and a smaller vocabulary if that is what does not fit; None when
+    nothing fits."""
     for vocabulary in (model.vocabulary, min(model.vocabulary, 1024)):
         one = model.model_copy(update={"layers": 1, "vocabulary": vocabulary})
         if _size(one) <= fitting:
@@ -150,7 +151,7 @@ def cut(model: ModelSpec, fitting: int) -> ModelSpec | None:
 
 
 def _size(model: ModelSpec) -> int:
-    """Parameters."""
+    """Return the number of parameters."""
     return sum(torch.Size(shape).numel() for shape in model.shapes().values())
 
 

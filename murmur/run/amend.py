@@ -1,4 +1,4 @@
-"""`murmur run amend` and `murmur run void`: what an owner changes, or takes back, of a run that is published."""
+"""`murmur run amend` and `murmur run void`: an owner's changes to a published run, or their withdrawal."""
 
 import json
 from argparse import Namespace
@@ -25,7 +25,7 @@ from protocol.types import Digest
 
 
 def amend(options: Namespace) -> int:
-    """Raises ConfigError for an amendment that nobody would follow, or that breaks the run."""
+    """Publish an amendment. Raises ConfigError for one that no node would follow, or that breaks the run."""
     fields = _fields(options)
     folder, settings, doors, now = _open(options)
     if (posted := same(now, fields)) is not None:
@@ -45,7 +45,7 @@ def amend(options: Namespace) -> int:
 
 
 def void(options: Namespace) -> int:
-    """Raises ConfigError for what cannot be taken back any more."""
+    """Declare a round void, or withdraw pending amendments. Raises ConfigError when that is no longer possible."""
     folder, settings, doors, now = _open(options)
     if options.pending:
         return _take_back(options, settings, folder, doors, now)
@@ -81,8 +81,8 @@ def void(options: Namespace) -> int:
 
 
 def _open(options: Namespace) -> tuple[RunFolder, OwnerConfig, Doors, Standing]:
-    """The folder, its owner's settings and doors, and the run as it stands. What is settled by now is kept in the
-    folder: a chain node forgets what decided it."""
+    """Return the folder, its owner's settings and doors, and the run's standing. Amendments settled by now are saved in
+    the folder: a chain node prunes the state that decided them."""
     folder = open_folder(options.folder)
     settings = questions.owner_settings(OwnerConfig, options, folder.path)
     doors = questions.doors(settings, folder)
@@ -90,7 +90,7 @@ def _open(options: Namespace) -> tuple[RunFolder, OwnerConfig, Doors, Standing]:
 
 
 def _look(settings: OwnerConfig, folder: RunFolder) -> Standing:
-    """As a stranger sees it."""
+    """Return the run's standing as a stranger reads it."""
     spec = folder.spec
     if spec is None:
         raise ConfigError(f"the run in {folder.path} is not published yet: until then change it by creating it anew")
@@ -106,7 +106,7 @@ def _look(settings: OwnerConfig, folder: RunFolder) -> Standing:
 
 
 def _fields(options: Namespace) -> dict[str, Any]:
-    """from_round and changes, as the file and the flags say them together."""
+    """Return from_round and changes, merged from the file and the flags."""
     table: dict[str, Any] = {"changes": {}}
     if options.file is not None:
         try:
@@ -127,7 +127,7 @@ def _fields(options: Namespace) -> dict[str, Any]:
 
 
 def changes_of(words: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Tables of fields from TABLE.FIELD=VALUE. Raises ConfigError."""
+    """Parse TABLE.FIELD=VALUE into tables of fields. Raises ConfigError."""
     found: dict[str, dict[str, Any]] = {}
     for change in words:
         path, equals, text = change.partition("=")
@@ -139,7 +139,7 @@ def changes_of(words: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _value(text: str) -> Any:
-    """A number, true or false, or else the text itself."""
+    """Return a number, true or false, or else the text itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -147,7 +147,7 @@ def _value(text: str) -> Any:
 
 
 def _require(options: Namespace, before: Run, after: Run, amendment: Amendment, doors: Doors) -> None:
-    """Raise ConfigError when the run could not go on with it, though it does without."""
+    """Raise ConfigError when the run could not continue with the amendment, but could without."""
     number = amendment.from_round
     subnet = doors.chain.subnet(doors.chain.finalized().block)
     faults = [*subnet_terms.misfits(after, number, subnet), *refusals(planned(after.spec_at(number), options))]
@@ -173,7 +173,7 @@ def _post(
 
 
 def _confirm(options: Namespace, settings: OwnerConfig, folder: RunFolder, doors: Doors, amendment: Amendment) -> int:
-    """Read it back as everybody does, and say when it is settled."""
+    """Read the amendment back as other nodes do, and print when it is settled."""
     now = _look(settings, folder)
     if amendment in now.run.amendments:
         say(f"it is settled: everybody follows it from round {amendment.from_round} on")
@@ -187,20 +187,20 @@ def _confirm(options: Namespace, settings: OwnerConfig, folder: RunFolder, doors
 
 
 def when_settled(now: Standing, amendment: Amendment) -> str:
-    """A pending amendment's last word, for people."""
+    """Return, as text, when a pending amendment is settled."""
     block = now.run.settled_by(amendment)
     seconds = max(0, block - now.block) * now.run.first.clock.block_seconds
     return f"pending; settled as of block {block}, in about {duration(seconds)}, if the slot still names it then"
 
 
 def _heads(now: Standing) -> tuple[Digest, Digest | None]:
-    """What the next amendment builds on, and what the slot names."""
+    """Return the head that the next amendment builds on, and the slot's amendment."""
     return now.planned.head, now.slot.amendment if now.slot is not None else None
 
 
 def _require_unchanged(before: object, now: object) -> None:
-    """Raise ConfigError when time has passed over what was asked: whoever was asked may have thought for hours, and an
-    owner that leaves a settled amendment out is followed by nobody who knows it."""
+    """Raise ConfigError when the amendments changed while the owner was asked, which may take hours. Nodes that know a
+    settled amendment do not follow an owner that leaves it out."""
     if before != now:
         raise ConfigError(
             "the amendments have changed meanwhile: one is settled by now, or another machine has posted. "
@@ -209,13 +209,13 @@ def _require_unchanged(before: object, now: object) -> None:
 
 
 def _staying(now: Standing) -> tuple[Amendment, ...]:
-    """Of the pending amendments those that are settled before another post could be final."""
+    """Return the pending amendments that are settled before another post could be final."""
     by = now.block + now.run.first.clock.finality_blocks + POST_BLOCKS
     return tuple(amendment for amendment in now.pending if now.run.settled_by(amendment) <= by)
 
 
 def _take_back(options: Namespace, settings: OwnerConfig, folder: RunFolder, doors: Doors, now: Standing) -> int:
-    """Name what stands before the first pending amendment that can still be taken back."""
+    """Name the amendment before the first pending one that can still be withdrawn."""
     stays = _staying(now)
     leaves = now.pending[len(stays) :]
     if not leaves and now.refused is None:
@@ -238,7 +238,7 @@ def _take_back(options: Namespace, settings: OwnerConfig, folder: RunFolder, doo
 
 
 def described(amendment: Amendment) -> str:
-    """What an amendment says, in one line."""
+    """Return an amendment's content in one line."""
     said = list(_said(amendment.changes))
     if amendment.void_round is not None:
         said.append(f"round {amendment.void_round} is void from block {amendment.void_from_block} on")
@@ -252,8 +252,8 @@ def _said(tables: Mapping[Any, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _require_left_behind(run: Run, doors: Doors, now: Standing, number: int) -> None:
-    """Raise ConfigError when the run has gone on from what the round agreed: whoever looks later would part from those
-    who have applied it."""
+    """Raise ConfigError when the run has built on the round's agreement: nodes that look later would diverge from those
+    that have applied it."""
     newest = stated(run, doors, now.block)
     if newest is None:
         return

@@ -1,4 +1,4 @@
-"""`murmur run create`: a run's folder, of which everything that can be known beforehand has been looked at."""
+"""`murmur run create`: a run's folder, with every check that is possible beforehand."""
 
 import json
 import re
@@ -33,11 +33,11 @@ from training.parallel import Ranks
 from training.shards import Shards
 
 NO_SUBNET = "SubnetNotExists"
-"""`ChainError.code` of a read of a subnet that is not there."""
+"""`ChainError.code` of a read of a subnet that does not exist."""
 
 
 def create(options: Namespace) -> int:
-    """Raises ConfigError for a run that could not work, with every reason that is known."""
+    """Create a run's folder. Raises ConfigError for a run that could not work, with every known reason."""
     folder: Path = options.folder
     if (folder / DRAFT).exists():
         raise ConfigError(
@@ -93,7 +93,7 @@ def _create(options: Namespace, folder: Path, ranks: Ranks) -> int:
 
 
 def _blocks(table: Mapping[str, Any], place: Place) -> str:
-    """How long they are: what the spec says counts, whatever the chain's last ones took."""
+    """Return the block time as text: the spec's value counts, whatever the chain's last blocks took."""
     clock = table.get("clock")
     said = clock.get("block_seconds") if isinstance(clock, Mapping) else None
     if said is None or said == place.block_seconds:
@@ -102,7 +102,7 @@ def _blocks(table: Mapping[str, Any], place: Place) -> str:
 
 
 def _peers(chain: Chain) -> Sequence[Peer]:
-    """Everybody on the subnet. Raises ConfigError where there is no such subnet."""
+    """Return all peers of the subnet. Raises ConfigError where there is no such subnet."""
     try:
         return chain.peers(chain.finalized().block)
     except ChainError as fault:
@@ -124,7 +124,7 @@ def _name(options: Namespace, folder: Path) -> str:
 
 
 def _data(source: str, options: Namespace, folder: Path) -> tuple[Path, Shards]:
-    """Where the data set is, and it: the folder that is named, or one made of text here."""
+    """Return the data set's folder, and the data set: the named one, or one made from text here."""
     at = Path(source).expanduser()
     if not (at / INDEX).is_file():
         at = folder / DATA
@@ -144,8 +144,7 @@ def _data(source: str, options: Namespace, folder: Path) -> tuple[Path, Shards]:
 
 
 def _require(spec: RunSpec, data: Shards, options: Namespace, misfits: Sequence[str], source: str) -> None:
-    """Raise ConfigError for a spec that does not work on this subnet, with this data, or on the machine that is planned
-    for."""
+    """Raise ConfigError for a spec that does not work on this subnet, with this data, or on the planned machine."""
     data.check(spec)
     plan = planned(spec, options)
     faults = [*misfits, *refusals(plan)]
@@ -167,7 +166,7 @@ def _require(spec: RunSpec, data: Shards, options: Namespace, misfits: Sequence[
 
 
 def _planned(spec: RunSpec, tables: Any) -> list[dict[str, Any]]:
-    """What the preset has its owner amend. Raises ConfigError when it could not be amended so."""
+    """Return the amendments that the preset plans. Raises ConfigError for invalid ones."""
     run, found = Run(spec), []
     for fields in tables if isinstance(tables, list) else [tables]:
         try:

@@ -1,4 +1,4 @@
-"""`murmur run publish`: everything up, one digest on chain, and the proof that a stranger can join."""
+"""`murmur run publish`: upload everything, post one digest on chain, and prove that a stranger can join."""
 
 from argparse import Namespace
 from math import ceil
@@ -26,15 +26,15 @@ from training import checkpoint
 from training.shards import Shards
 
 FEWEST_BLOCKS = 20
-"""From the publication to round 0: for the posting, and for a node that waits for it."""
+"""Least blocks from the publication to round 0: for the post, and for a node that waits for it."""
 LATEST_BLOCKS = 4
-"""From the newest block to round 0, at least, when the spec is posted: a post takes up to two of them."""
+"""Least blocks from the newest block to round 0 when the spec is posted: a post takes up to two of them."""
 START_SECONDS = 600.0
 
 
 def publish(options: Namespace) -> int:
-    """Raises ConfigError for what the owner has to mend, StorageError and ChainError when the same command has to go on
-    later."""
+    """Publish a run. Raises ConfigError for faults that the owner has to fix, StorageError and ChainError when the same
+    command has to be repeated later."""
     process.log_to_stderr("ERROR")  # that a validator lacks a copy of the data is no concern of the owner's
     folder = open_folder(options.folder)
     settings = questions.owner_settings(OwnerConfig, options, folder.path)
@@ -88,7 +88,7 @@ def _known(folder: RunFolder) -> RunSpec:
 
 
 def _require_theta(folder: RunFolder) -> None:
-    """Raise ConfigError for a theta_0 that is not what the draft says, or of another model: nobody could start."""
+    """Raise ConfigError for a theta_0 that does not match the draft, or of another model: no node could start."""
     spec = sealed(folder.table, folder.theta, start_block=1)
     try:
         checkpoint.load(folder.path / THETA, folder.theta, spec.model.shapes())
@@ -105,8 +105,8 @@ def _in_slot(doors: Doors) -> Digest | None:
 
 
 def _named(doors: Doors, settings: OwnerConfig, folder: RunFolder, home: Path, *, replace: bool) -> Digest | None:
-    """What the owner's slot names when that is this run already, or one of its amendments; None when it is to be named.
-    Raises ConfigError when the slot names another run, unless it is to be replaced."""
+    """Return the digest in the owner's slot when it already names this run, or one of its amendments; None when it
+    still has to be named. Raises ConfigError when the slot names another run, unless that is to be replaced."""
     slot, spec = own_slot(doors), folder.spec
     if slot is None or slot.amendment is None:
         return None
@@ -119,7 +119,7 @@ def _named(doors: Doors, settings: OwnerConfig, folder: RunFolder, home: Path, *
         known = f"run {found.first.name} ({found.id.hex()[:16]})"
     except StorageError:
         if spec is not None and not replace:
-            raise  # it may be this run, amended: whoever cannot read that must not be told to replace it
+            raise  # it may be this run, amended: an owner who cannot read it must not be advised to replace it
         known = f"a run whose bucket does not answer ({slot.amendment.hex()[:16]})"
     except (ConfigError, InvalidMessage):
         known = f"a run that cannot be read any more ({slot.amendment.hex()[:16]})"
@@ -143,8 +143,8 @@ def _lead(folder: RunFolder, wanted: int | None) -> int:
 
 
 def _seal(doors: Doors, folder: RunFolder, lead: int) -> RunSpec:
-    """The spec with its first block: the one that an earlier start has sealed, if there is time left, since it may be
-    on its way to the chain."""
+    """Return the spec with its first block. A spec sealed by an earlier start is kept if there is time left, since it
+    may be on its way to the chain."""
     final = doors.chain.finalized().block
     spec = folder.spec
     if spec is None or spec.clock.start_block < final + FEWEST_BLOCKS or not _is_of(spec, folder):
@@ -155,7 +155,7 @@ def _seal(doors: Doors, folder: RunFolder, lead: int) -> RunSpec:
 
 
 def _require_time(doors: Doors, spec: RunSpec) -> None:
-    """Raise ConfigError when the run would have begun before anybody could find it."""
+    """Raise ConfigError when the run would begin before nodes can find it."""
     left = spec.clock.start_block - doors.chain.finalized().block - spec.clock.finality_blocks
     if left < LATEST_BLOCKS:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the commands of a run's owner share: settings, asked for where there is somebody to ask, and progress."""
+"""Shared parts of the owner's commands: settings, prompted for at a terminal, and progress."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ Settings = TypeVar("Settings", bound=HotkeyConfig)
 
 
 def say(line: str = "") -> None:
-    """A line of what was done."""
+    """Print a line of output."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -45,12 +45,12 @@ def command(words: str, options: Namespace) -> str:
 
 
 def somebody_is_there() -> bool:
-    """Whether a question would be answered."""
+    """Whether there is a terminal to prompt at."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def ask(question: str, default: str = "", *, secret: bool = False) -> str:
-    """An answer, not empty. Only where somebody is there."""
+    """Prompt for a non-empty answer. Only with a terminal."""
     prompt = f"{question} [{default}]: " if default else f"{question}: "
     while True:
         if secret:
@@ -70,7 +70,7 @@ def ask(question: str, default: str = "", *, secret: bool = False) -> str:
 
 
 def agreed_to(question: str, *, yes: bool) -> bool:
-    """Whether to go on: by --yes, or by an answer. Raises ConfigError where nobody can be asked."""
+    """Whether to continue: by --yes, or by an answer. Raises ConfigError without a terminal."""
     if yes:
         return True
     if not somebody_is_there():
@@ -79,8 +79,8 @@ def agreed_to(question: str, *, yes: bool) -> bool:
 
 
 def owner_settings(model: type[Settings], options: Namespace, folder: Path, *, ahead: bool = False) -> Settings:
-    """The owner's settings: flags, environment, the file of --config, then the folder's owner.toml, then whoever sits
-    at the terminal. `ahead`: ask for the bucket too, which is needed later, but for no secret. Raises ConfigError."""
+    """Return the owner's settings: from flags, environment, the file of --config, the folder's owner.toml, then prompts
+    at a terminal. `ahead`: prompt for the bucket too, which is needed later, but for no secret. Raises ConfigError."""
     known = settings.given(settings.flags_in(options, OwnerConfig), os.environ)
     for name, value in _kept(folder / OWNER).items():
         if name not in known:
@@ -97,7 +97,7 @@ def owner_settings(model: type[Settings], options: Namespace, folder: Path, *, a
 
 
 def keep(options: Namespace, answered: HotkeyConfig) -> dict[str, str]:
-    """What of the settings is worth keeping in the folder: everything that was said, but no secrets."""
+    """Return the settings to keep in the folder: all given ones, without secrets."""
     found = settings.given(settings.flags_in(options, OwnerConfig), os.environ)
     names = dict.fromkeys(settings.required(OwnerConfig)) | dict.fromkeys(
         ("network", "wallet.hotkey", "wallet.path", "bucket.public_url")
@@ -113,7 +113,7 @@ def keep(options: Namespace, answered: HotkeyConfig) -> dict[str, str]:
 
 
 def doors(settings: OwnerConfig, folder: RunFolder) -> Doors:
-    """Wallet, chain and bucket of the owner whose run it is. Raises ConfigError for another one, or another chain."""
+    """Return wallet, chain and bucket of the run's owner. Raises ConfigError for another owner, or another chain."""
     found = open_doors(settings, connect(settings), local=folder.table["local"])
     owner = hotkey(found.signer.peer)
     if owner != folder.table["owner"]:
@@ -132,7 +132,7 @@ def doors(settings: OwnerConfig, folder: RunFolder) -> Doors:
 
 
 def as_strangers(settings: HotkeyConfig, owner: str, home: Path) -> NetworkConfig:
-    """The configuration of somebody who knows the owner's address, and nothing else."""
+    """Return the configuration of a stranger who only knows the owner's address."""
     return NetworkConfig(
         network=settings.network,
         netuid=settings.netuid,
@@ -145,7 +145,7 @@ def as_strangers(settings: HotkeyConfig, owner: str, home: Path) -> NetworkConfi
 
 @contextmanager
 def progress(what: str) -> Iterator[Tell]:
-    """A bar with bytes, rate and the time left, while there is a terminal to show it on."""
+    """Show a bar with bytes, rate and the time left, if there is a terminal."""
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
@@ -154,7 +154,7 @@ def progress(what: str) -> Iterator[Tell]:
 
 @contextmanager
 def steps(what: str) -> Iterator[Tell]:
-    """A bar of steps: tell(done, in all)."""
+    """Show a bar of steps: tell(done, in all)."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
@@ -162,7 +162,7 @@ def steps(what: str) -> Iterator[Tell]:
 
 
 def _kept(path: Path) -> dict[str, str]:
-    """Settings by their dotted names; none when there is no such file. Raises ConfigError."""
+    """Return settings by their dotted names; none when there is no such file. Raises ConfigError."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

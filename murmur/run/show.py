@@ -1,4 +1,4 @@
-"""`murmur run show`: a run as everybody sees it, or one that is not published yet."""
+"""`murmur run show`: a published run as any node sees it, or one that is not published yet."""
 
 import sys
 import tomllib
@@ -23,7 +23,7 @@ from protocol.types import PublicPointer
 
 
 def show(options: Namespace) -> int:
-    """Raises ConfigError where there is no run, ChainError."""
+    """Print the run. Raises ConfigError where there is no run, ChainError."""
     lines: list[str] = []
     if options.folder is not None and not (options.folder / DRAFT).exists():
         if not any(options.folder.glob("nodes/*/node.toml")):
@@ -48,7 +48,7 @@ def show(options: Namespace) -> int:
 
 
 def _say_where(options: Namespace, spec: RunSpec) -> None:
-    """Fill in the flags that the owner's folder knows."""
+    """Set the flags that follow from the owner's folder."""
     file = options.folder / OWNER
     kept = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     options.owner = options.owner or spec.owner

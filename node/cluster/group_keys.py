@@ -25,7 +25,7 @@ _Text = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class Token(Table):
-    """Whoever holds it is a member: where the run's bucket is, its key, the run, and the group's secret."""
+    """Makes its holder a member: the run's bucket, the bucket's key, the run, and the group's secret."""
 
     endpoint: _Text
     bucket: _Text
@@ -36,7 +36,7 @@ class Token(Table):
     local: bool = False
 
     def encode(self) -> str:
-        """One line of letters."""
+        """Return the token as one line of letters."""
         data = canonical_json(self.model_dump(mode="json"))
         return _PREFIX + base64.urlsafe_b64encode(data + sha256(data).digest()[:_CHECK_BYTES]).decode()
 
@@ -46,7 +46,7 @@ class Token(Table):
 
 
 def parse_token(text: str) -> Token:
-    """Inverse of `Token.encode`. Raises ConfigError, which never repeats what was given: it is a secret."""
+    """Inverse of `Token.encode`. Raises ConfigError, whose text never repeats the input, since that is a secret."""
     line = text.strip()
     try:
         token = Token.model_validate(parse_json(base64.urlsafe_b64decode(line.removeprefix(_PREFIX))[:-_CHECK_BYTES]))
@@ -58,35 +58,36 @@ def parse_token(text: str) -> Token:
 
 
 def new_secret() -> str:
-    """Of a new group, as hexadecimal digits."""
+    """Draw a new group's secret, as hexadecimal digits."""
     return secrets.token_bytes(32).hex()
 
 
 class Group:
-    """What only members can write and read."""
+    """Tags, verifies and wraps by the secret that only members have."""
 
     def __init__(self, secret: str) -> None:
         self._secret = bytes.fromhex(secret)
 
     @property
     def mark(self) -> bytes:
-        """What everybody may see of the secret: its sha256."""
+        """The sha256 of the secret, which may be public."""
         return sha256(b"group" + self._secret).digest()
 
     def signer(self, member: PeerId = GROUP) -> Signer:
-        """Tags as this member, or as the group."""
+        """Return a signer that tags as this member, or as the group."""
         return _Tagger(self, member)
 
     def verify(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
-        """Whether a member has tagged this as `peer`."""
+        """Whether a member has tagged this message as `peer`."""
         return hmac.compare_digest(self.tag(peer, message), signature)
 
     def tag(self, peer: PeerId, message: bytes) -> bytes:
-        """HMAC-SHA512, 64 bytes as a signature has."""
+        """Return the HMAC-SHA512: 64 bytes, the length of a signature."""
         return hmac.digest(self._secret, b"tag" + peer + message, "sha512")
 
     def wrap(self, key: bytes, envelope: Digest) -> bytes:
-        """A sealing key for members' eyes; twice, and it is the key again. envelope: of the object that it opens."""
+        """Wrap a sealing key so that only members can read it; wrapping twice returns the key. envelope: digest of the
+        envelope of the object that the key opens."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key of {len(key)} bytes")
         pad = hmac.digest(self._secret, b"key" + envelope, "sha256")
