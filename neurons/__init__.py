@@ -1,1 +1,1 @@
-"""The programs that people start: miner.py and validator.py. Only programs live here (docs/architecture.md)."""
+"""The programs that people start: miner.py, validator.py and member.py. Only programs live here (docs/architecture.md)."""

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_wishes(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     drain = actions.add_parser("drain", help="have one member leave after its round")
     drain.add_argument("name", help="of the member")
-    amend = actions.add_parser("amend", help="change settings from a round on that nobody has begun")
+    amend = actions.add_parser("amend", help="change settings from the round after the next record on")
     amend.add_argument(
         "--set",
         dest="changes",
