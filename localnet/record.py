@@ -1,8 +1,8 @@
 """A local network's public objects, copied into its run folder while it runs: `objects/BUCKET/`.
 
 Owners delete what joiners need no more, and the store ends with the network; with these files and the chain's database
-any round can still be looked at, explained and audited (murmur/run_folder.py; docs/decisions/0041-recorded-runs.md). It
-reads with the published keys alone: what it has is what everybody could see.
+any round can still be looked at, explained and audited (localnet/run_folder.py;
+docs/decisions/0041-recorded-runs.md). It reads with the published keys alone: what it has is what everybody could see.
 """
 
 import threading

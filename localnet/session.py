@@ -17,11 +17,13 @@ STALL_ROUNDS = 3.0
 """A network that has not moved for this many rounds' length is stuck: stop, and say where to look."""
 CHAOS_STALL_ROUNDS = 10.0
 """The same where nodes are kept away on purpose: a round's row waits for every honest node."""
+STOPPED = 130
+"""The exit status of a run that was stopped on request."""
 
 
 def play(plan: Plan, go_on: Callable[[], None]) -> int:
     """The exit status: 0 when all rounds were played, every replica agrees, the chain has refused no weights and chaos
-    did no lasting harm, 130 when it was stopped on request.
+    did no lasting harm, STOPPED when it was stopped on request.
     `go_on` is called between the steps of the start, and raises KeyboardInterrupt where there is to be no next one."""
     began = time.monotonic()
     table = Table(sys.stderr)
@@ -50,7 +52,7 @@ def play(plan: Plan, go_on: Callable[[], None]) -> int:
             network.close()
     except KeyboardInterrupt:
         table.say("stopped")
-        return 130
+        return STOPPED
     table.close(report, plan.folder)
     whole = len(report["rounds"]) == plan.rounds
     sound = report["chaos"] is None or survived(report["chaos"])
