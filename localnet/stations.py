@@ -1,5 +1,6 @@
 """What flows between the ten stations of a round (docs/tour.md), and how large it is: exact, from the spec."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -29,6 +30,11 @@ class Data:
         """dtype, shape and bytes."""
         shape = ", ".join(f"{length:,}" for length in self.shape)
         return f"{self.dtype} [{shape}], {size_words(self.num_bytes)}"
+
+
+def arrows(data: Iterable[Data]) -> str:
+    """What goes in, and what comes out, on one line."""
+    return "  ->  ".join(f"{one.name} {one.size}" for one in data)
 
 
 class Peers(NamedTuple):

@@ -21,7 +21,7 @@ from gauntlet.facts import Facts
 from gauntlet.report import Report
 from gauntlet.selection import Ranking, peer_score, standing
 from localnet import run_folder
-from localnet.stations import Peers, flow
+from localnet.stations import Peers, arrows, flow
 from node.fetch.payloads import fetch_keys
 from node.fetch.reports import FETCH_SECONDS
 from node.observe.audit_inputs import Archive, observed, replica_at
@@ -143,7 +143,7 @@ def trace(folder: Path, round: int) -> Iterator[str]:
                 yield ""
                 yield f"{number:>2}  {station}"
                 yield from (f"{INDENT}{line}" for line in lines)
-                yield INDENT + "  ->  ".join(f"{data.name} {data.size}" for data in flows[station])
+                yield INDENT + arrows(flows[station])
     finally:
         torch.set_num_threads(num_threads)
 
