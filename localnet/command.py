@@ -115,7 +115,9 @@ def run(options: argparse.Namespace) -> int:
 def _show_trace(plan: Plan) -> None:
     """Print the last round's stations. Raises ConfigError where it is void."""
     from localnet.trace import trace
+    from node.program import process
 
+    process.log_to_stderr("WARNING")
     for line in trace(plan.folder, plan.rounds - 1):
         sys.stdout.write(line + "\n")
 

@@ -204,8 +204,8 @@ def _trained_again(played: Played, pages: Sequence[Page]) -> tuple[list[str], st
     count = spec.data.held_out_sequences
     before = f"held-out loss of theta {held_out_loss(replica, shards, count):.3f}"
     if played.facts.round:
-        own = "not public after round 0: the miner's optimizer and error feedback are its own"
-        return [f"{before}; the loss of each step is {own}"], f"the norm of Delta is {own}"
+        own = "not public after round 0: it follows from the miner's own optimizer and error feedback"
+        return [before, f"the loss of a step is {own}"], f"the norm of Delta is {own}"
     done = replica.inner_round(sequences(shards.train, pages, spec.model.context), inner=spec.inner)
     after, ends = held_out_loss(replica, shards, count), dict(replica.model.named_parameters())
     squares = ((theta - ends[name].detach()).double().square().sum() for name, theta in replica.theta.items())
