@@ -59,7 +59,7 @@ HONEST = "miner-"
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedRound:
     """A round as it can be read afterwards. `miner`: whose work is followed. `validator`: whose report is read.
     `updates`: the contributors' payloads, opened; None for one that does not parse. `events`: by node and kind, the
     last one of the round. `replica`: the model as it was at the round's start."""
@@ -135,11 +135,16 @@ def trace(folder: Path, round: int) -> Iterator[str]:
     try:
         start, device = Tip(round, facts.previous, facts.theta), torch.device("cpu")
         with replica_at(run, doors, start, Path(gettempdir()), device) as replica:
-            played = Played(facts, names, miner, validator, report, reveals, updates, events, replica, shards)
+            played = PlayedRound(facts, names, miner, validator, report, reveals, updates, events, replica, shards)
             yield f"round {round} of run {run.first.name} in ten stations; it follows {played.called(miner)}"
             flows = flow(facts.spec, played.peers)
-            told = [*_computed(played), *_promised(played), *_judged(played), ("outer step", _moved(played))]
-            for number, (station, lines) in enumerate(told, start=1):
+            sections = [
+                *_training_stations(played),
+                *_sending_stations(played),
+                *_judging_stations(played),
+                ("outer step", _outer_step_lines(played)),
+            ]
+            for number, (station, lines) in enumerate(sections, start=1):
                 yield ""
                 yield f"{number:>2}  {station}"
                 yield from (f"{INDENT}{line}" for line in lines)
@@ -151,7 +156,7 @@ def trace(folder: Path, round: int) -> Iterator[str]:
 # --- 1 to 3: what the miner computes ---------------------------------------------------------------------------------
 
 
-def _computed(played: Played) -> Iterator[Station]:
+def _training_stations(played: PlayedRound) -> Iterator[Station]:
     """Assignment, inner round, compress."""
     facts, spec, who = played.facts, played.spec, played.called(played.miner)
     pages = assigned(
@@ -167,12 +172,12 @@ def _computed(played: Played) -> Iterator[Station]:
     yield (
         "assignment",
         [
-            f"the hash of block {facts.run.clock.page_block(facts.round)}, {short(facts.page_hash)}, draws for {who}",
+            f"the hash of block {facts.run.clock.page_block(facts.round)}, {_short(facts.page_hash)}, draws for {who}",
             f"page {drawn}: one of {spec.num_pages} pages of {spec.page_tokens:,} tokens",
         ],
     )
-    losses, delta = _trained_again(played, pages)
-    yield "inner round", [*_trained(played), *losses]
+    losses, delta = _repeated_training(played, pages)
+    yield "inner round", [*_training_lines(played), *losses]
     layout, values, update = spec.layout, Sizes(spec).values, played.update
     yield (
         "compress",
@@ -186,7 +191,7 @@ def _computed(played: Played) -> Iterator[Station]:
     )
 
 
-def _trained(played: Played) -> list[str]:
+def _training_lines(played: PlayedRound) -> list[str]:
     """What the miner says of its training."""
     who, trained = played.called(played.miner), played.event(played.miner, "trained")
     if not trained:
@@ -197,7 +202,7 @@ def _trained(played: Played) -> list[str]:
     ]
 
 
-def _trained_again(played: Played, pages: Sequence[Page]) -> tuple[list[str], str]:
+def _repeated_training(played: PlayedRound, pages: Sequence[Page]) -> tuple[list[str], str]:
     """What is said of the loss within the round, and of Delta. In round 0 both follow from public objects, since the
     miner has carried nothing over: its training is repeated."""
     replica, spec, shards, sent = played.replica, played.spec, played.shards, played.update
@@ -225,7 +230,7 @@ def _trained_again(played: Played, pages: Sequence[Page]) -> tuple[list[str], st
 # --- 4 and 5: what the miner promises --------------------------------------------------------------------------------
 
 
-def _promised(played: Played) -> Iterator[Station]:
+def _sending_stations(played: PlayedRound) -> Iterator[Station]:
     """Seal and commit."""
     facts, clock, who = played.facts, played.facts.run.clock, played.called(played.miner)
     data = facts.payloads[played.miner]
@@ -235,8 +240,8 @@ def _promised(played: Played) -> Iterator[Station]:
     yield (
         "seal",
         [
-            f"{who} signs an envelope, sha256 {short(digest)}: the ciphertext's Merkle root is "
-            f"{short(envelope.root)}, the key's sha256 {short(envelope.key_hash)}",
+            f"{who} signs an envelope, sha256 {_short(digest)}: the ciphertext's Merkle root is "
+            f"{_short(envelope.root)}, the key's sha256 {_short(envelope.key_hash)}",
             f"an object of {len(data):,} bytes in its own bucket{took}",
         ],
     )
@@ -247,9 +252,9 @@ def _promised(played: Played) -> Iterator[Station]:
     yield (
         "commit",
         [
-            f"{short(digest)} is on chain from block {slot.block} on; D is block {last}, {last - slot.block} later; "
+            f"{_short(digest)} is on chain from block {slot.block} on; D is block {last}, {last - slot.block} later; "
             f"{played.peers.committed} hotkeys committed by then",
-            f"after D {who} published its key, sha256 {short(key)}, and its in-sync proof, {short(reveal.proof)}; "
+            f"after D {who} published its key, sha256 {_short(key)}, and its in-sync proof, {_short(reveal.proof)}; "
             f"keys count until V, block {clock.reveal_by(facts.round)}",
         ],
     )
@@ -258,7 +263,7 @@ def _promised(played: Played) -> Iterator[Station]:
 # --- 6 to 9: what the validators make of it --------------------------------------------------------------------------
 
 
-def _judged(played: Played) -> Iterator[Station]:
+def _judging_stations(played: PlayedRound) -> Iterator[Station]:
     """Check, order, word, score."""
     rows = sorted(played.report.rows.items(), key=lambda item: item[1].uid)
     verdicts = {peer: f"{row.rejected}, {row.detail}" for peer, row in rows if row.rejected is not None}
@@ -283,11 +288,11 @@ def _judged(played: Played) -> Iterator[Station]:
             + (f"{earning} hotkeys have one" if earning else "nobody has one yet"),
         ],
     )
-    yield "word", _said(played)
-    yield "score", _scored(played)
+    yield "word", _word_lines(played)
+    yield "score", _score_lines(played)
 
 
-def _said(played: Played) -> list[str]:
+def _word_lines(played: PlayedRound) -> list[str]:
     """The words on chain, and the selection that they come to."""
     facts, called = played.facts, {peer.uid: played.called(peer.id) for peer in played.facts.log.commit}
     selection, after = facts.decision.selection, facts.decision.block - facts.run.clock.commit_by(facts.round)
@@ -295,17 +300,17 @@ def _said(played: Played) -> list[str]:
     lines = []
     for post in facts.log.posts:
         who = ", ".join(called[uid] for uid in named(post.word)) or "nobody"
-        state = f"theta {short(post.word.theta)} and previous link {short(post.word.previous)}"
+        state = f"theta {_short(post.word.theta)} and previous link {_short(post.word.previous)}"
         word = "abstains" if post.word.pair is None else f"holds {state}, and names {who}"
         lines.append(f"{played.called(post.peer)} in block {post.block}: {word}")
     return [
         *lines,
         f"decided in block {facts.decision.block}, {after} after D: more than half of the stake names "
-        f"{len(selection.contributing)} hotkeys; link {short(link_of(selection))}",
+        f"{len(selection.contributing)} hotkeys; link {_short(link_of(selection))}",
     ]
 
 
-def _scored(played: Played) -> list[str]:
+def _score_lines(played: PlayedRound) -> list[str]:
     """LossScores, ratings and pay."""
     report, before, after = played.report, played.report.before.peers, played.report.after.peers
     step = played.spec.gauntlet.probe_step
@@ -321,8 +326,8 @@ def _scored(played: Played) -> list[str]:
             f"rating {first} -> {after[peer].rating.mu:.1f}; weight {row.weight:.3f}"
         )
     measured = {peer: row.progress for peer, row in report.rows.items() if row.progress is not None}
-    told = ", ".join(f"{played.called(peer)} {value:.3f}" for peer, value in measured.items())
-    lines.append(f"progress of the round before's updates: {told or 'none yet, there is no such round'}")
+    values = ", ".join(f"{played.called(peer)} {value:.3f}" for peer, value in measured.items())
+    lines.append(f"progress of the round before's updates: {values or 'none yet'}")
     if report.paid.set_in is None:
         return [*lines, f"no weights were set: they are due every {played.spec.gauntlet.weight_rounds} rounds"]
     return [*lines, f"{played.called(played.validator)} set these weights in block {report.paid.set_in}"]
@@ -331,7 +336,7 @@ def _scored(played: Played) -> list[str]:
 # --- 10: what everybody does -----------------------------------------------------------------------------------------
 
 
-def _moved(played: Played) -> list[str]:
+def _outer_step_lines(played: PlayedRound) -> list[str]:
     """The outer step, made again here, against what the nodes say."""
     replica, spec, count = played.replica, played.spec, played.spec.data.held_out_sequences
     before, loss = replica.digest(), held_out_loss(replica, played.shards, count)
@@ -343,7 +348,7 @@ def _moved(played: Played) -> list[str]:
     return [
         f"theta - {spec.outer.alpha:g} * {spec.outer.aggregate} of {len(updates)} updates, each scaled to the median "
         f"norm: by {min(map(min, scales)):.3f} to {max(map(max, scales)):.3f}",
-        f"theta digest {short(before)} -> {short(after)}, repeated here; "
+        f"theta digest {_short(before)} -> {_short(after)}, repeated here; "
         f"{thetas.count(after.hex())} of {len(thetas)} nodes have the same",
         f"held-out loss {loss:.3f} -> {held_out_loss(replica, played.shards, count):.3f} nats a token; "
         f"{played.called(played.validator)} measured {'none' if said is None else f'{said:.3f}'}",
@@ -353,7 +358,7 @@ def _moved(played: Played) -> list[str]:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def short(digest: bytes) -> str:
+def _short(digest: bytes) -> str:
     """The first bytes of a digest, for people."""
     return digest[:4].hex()
 

@@ -4,13 +4,16 @@ import ast
 import re
 import runpy
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from localnet.stations import Peers, arrows, flow
 from murmur import presets
+from protocol.messages import encode_selection
 from protocol.types import Reason
 from tests.test_documents import ROOT
+from training.loader import sequences
 
 TOUR = (ROOT / "docs/tour.md").read_text(encoding="utf-8")
 SKELETON = ROOT / "docs/one_round.py"
@@ -49,6 +52,27 @@ def test_the_reading_path_has_sixteen_files_and_the_length_that_is_said() -> Non
     assert abs(lines / int(said[1].replace(",", "")) - 1) < LINES_SHARE
 
 
+def assert_sizes(played: dict[str, Any]) -> None:
+    """What flows between the stations is as large as what the skeleton has really made."""
+    spec, context, drawn = played["spec"], played["spec"].model.context, played["drawn"]
+    real = {
+        "assignment": sequences(played["shards"].train, played["pages"], context).nbytes,
+        "inner round": sum(tensor.nbytes for tensor in played["mine"].theta.values()),
+        "compress": len(played["records"]),
+        "seal": len(played["sealed"].object),
+        "commit": len(played["signed"]),
+        "check": sum(len(submission.update.records) for submission in played["checked"].passed.values()),
+        "order": sum(map(len, played["ranking"].contributing)),
+        "word": len(encode_selection(played["selection"])),
+        "score": 2 * 8 * len(played["scores"]),
+        "outer step": sum(tensor.nbytes for tensor in played["mine"].theta.values()),
+    }
+    flows = flow(spec, Peers(4, 3, 3, 3))
+    assert {station: data[-1].num_bytes for station, data in flows.items()} == real
+    sampled = (*drawn.assigned.values(), drawn.unassigned)
+    assert flows["score"][0].shape == (sum(map(len, sampled)), context + 1)
+
+
 def test_the_skeleton_is_short_and_plays_rounds_on_which_all_nodes_agree() -> None:
     source = SKELETON.read_text(encoding="utf-8")
     assert len(source.splitlines()) < 80
@@ -57,6 +81,7 @@ def test_the_skeleton_is_short_and_plays_rounds_on_which_all_nodes_agree() -> No
     assert len({replica.digest() for replica in played["replicas"].values()}) == 1
     assert len(played["losses"]) == 3
     assert all(after < before for before, after in pairwise(played["losses"]))
+    assert_sizes(played)
     liar = played["miners"][3].peer
     assert {peer: fault.reason for peer, fault in played["checked"].rejected.items()} == {liar: Reason.MALFORMED}
     assert played["chosen"] == {miner.peer for miner in played["miners"][:3]}
