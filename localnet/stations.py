@@ -38,10 +38,11 @@ def arrows(data: Iterable[Data]) -> str:
 
 
 class Peers(NamedTuple):
-    """How many peers take part in a round."""
+    """How many peers take part in a round. named: those that a validator's word names."""
 
     committed: int
     passed: int
+    named: int
     evaluated: int
     contributing: int
 
@@ -56,7 +57,7 @@ def flow(spec: RunSpec, peers: Peers) -> dict[str, tuple[Data, ...]]:
     commits = encode_statement(Commitment(0, digest))
     pairs = ((PeerId(bytes(DIGEST_BYTES)), digest),) * peers.contributing
     selection = encode_selection(Selection(0, digest, digest, digest, pairs))
-    names = Data("hotkeys", "uint8", (peers.contributing, DIGEST_BYTES))
+    names = Data("hotkeys", "uint8", (peers.named, DIGEST_BYTES))
     return {
         "assignment": (Data("block hash and hotkey", "uint8", (2, DIGEST_BYTES)), text),
         "inner round": (text, Data("theta_r", "fp32", parameters)),

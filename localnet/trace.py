@@ -111,7 +111,7 @@ class PlayedRound:
         facts, last = self.facts, self.facts.run.clock.commit_by(self.facts.round)
         evaluated = sum(row.evaluation is not None for row in self.report.rows.values())
         committed = who_committed(facts.judged.values(), facts.round, last)
-        return Peers(len(committed), len(self.passed), evaluated, len(self.updates))
+        return Peers(len(committed), len(self.passed), len(self.ranking.order), evaluated, len(self.updates))
 
 
 def trace(folder: Path, round: int) -> Iterator[str]:

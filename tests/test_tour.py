@@ -17,7 +17,7 @@ from training.loader import sequences
 
 TOUR = (ROOT / "docs/tour.md").read_text(encoding="utf-8")
 SKELETON = ROOT / "docs/one_round.py"
-MODELS = {"demo": ("tiny", Peers(6, 5, 5, 5)), "72B": ("covenant-72b", Peers(24, 24, 20, 20))}
+MODELS = {"demo": ("tiny", Peers(6, 5, 5, 5, 5)), "72B": ("covenant-72b", Peers(24, 24, 24, 20, 20))}
 SECTIONS = re.findall(r"^## (\d+)\. (.+?)\n(.*?)(?=^## )", TOUR, re.DOTALL | re.MULTILINE)
 LINES_SHARE = 0.1
 
@@ -62,12 +62,12 @@ def assert_sizes(played: dict[str, Any]) -> None:
         "seal": len(played["sealed"].object),
         "commit": len(played["signed"]),
         "check": sum(len(submission.update.records) for submission in played["checked"].passed.values()),
-        "order": sum(map(len, played["ranking"].contributing)),
+        "order": sum(map(len, played["ranking"].order)),
         "word": len(encode_selection(played["selection"])),
         "score": 2 * 8 * len(played["scores"]),
         "outer step": sum(tensor.nbytes for tensor in played["mine"].theta.values()),
     }
-    flows = flow(spec, Peers(4, 3, 3, 3))
+    flows = flow(spec, Peers(4, 3, 3, 3, 3))
     assert {station: data[-1].num_bytes for station, data in flows.items()} == real
     sampled = (*drawn.assigned.values(), drawn.unassigned)
     assert flows["score"][0].shape == (sum(map(len, sampled)), context + 1)

@@ -84,7 +84,7 @@ def assert_traced(folder: Path, row: dict[str, Any]) -> str:
     """The round's ten stations have the values of the run's report. Returns their text."""
     text = "\n".join(trace(folder, row["round"]))
     assert re.findall(r"^( ?\d+)  ([a-z ]+)$", text, re.MULTILINE) == [
-        (f"{number:>2}", name) for number, name in enumerate(flow(toy_spec(), Peers(1, 1, 1, 1)), start=1)
+        (f"{number:>2}", name) for number, name in enumerate(flow(toy_spec(), Peers(1, 1, 1, 1, 1)), start=1)
     ]
     agreed = set(row["theta"].values())
     assert [after[:8] for after in agreed] == re.findall(r"theta digest \w{8} -> (\w{8}), repeated here", text)
