@@ -64,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="use an S3 server that runs already, with the buckets and keys in this file, in place of our own "
         "(docs/local-network.md)",
     )
+    parser.add_argument(
+        "--trace",
+        action="store_true",
+        help="at the end print the last round in ten stations, with the data between them (docs/tour.md)",
+    )
     parser.add_argument("--folder", type=Path, help="run folder (default runs/<time>)")
     parser.add_argument("--port", type=int, default=0, help="port of the run's page (default: any that is free)")
     parser.add_argument("--host", default="127.0.0.1", help="address of the run's page (default %(default)s)")
@@ -76,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
     folder = new_folder(options.folder)
     stop = Stop()
     page = _open_page(folder, options.port, options.host)  # before the imports below, which take seconds
-    from localnet.session import play
+    from localnet.session import STOPPED, play
 
     if page is not None:
         page.begin()
@@ -95,13 +100,26 @@ def run(options: argparse.Namespace) -> int:
         links={} if options.up is None else dict.fromkeys(("miner", "validator"), Link(options.up, options.down)),
     )
     try:
-        return play(plan, stop.check)
+        status = play(plan, stop.check)
+        if options.trace and status != STOPPED:
+            _show_trace(plan)
+        return status
     except MurmurError:
         stop.check()  # an interrupted library call may raise another error
         raise
     finally:
         if page is not None:
             page.close()
+
+
+def _show_trace(plan: Plan) -> None:
+    """Print the last round's stations. Raises ConfigError where it is void."""
+    from localnet.trace import trace
+    from node.program import process
+
+    process.log_to_stderr("WARNING")
+    for line in trace(plan.folder, plan.rounds - 1):
+        sys.stdout.write(line + "\n")
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -1,7 +1,7 @@
 """A local network's public objects, copied into its run folder while it runs: `objects/BUCKET/`.
 
 Owners delete objects that joiners no longer need, and the store ends with the network. With these files and the chain's
-database any round can still be inspected, explained and audited (murmur/run_folder.py;
+database any round can still be inspected, explained and audited (localnet/run_folder.py;
 docs/decisions/0041-recorded-runs.md). It reads with the published keys alone, so it holds only public data.
 """
 

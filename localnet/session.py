@@ -17,11 +17,13 @@ STALL_ROUNDS = 3.0
 """Rounds without progress after which a network is stuck: stop, and name the logs."""
 CHAOS_STALL_ROUNDS = 10.0
 """The same where nodes are kept away on purpose: a round's row waits for every honest node."""
+STOPPED = 130
+"""The exit status of a run that was stopped on request."""
 
 
 def play(plan: Plan, go_on: Callable[[], None]) -> int:
     """Run the network and return the exit status. It is 0 when all rounds were played, every replica agrees, the chain
-    has refused no weights and chaos did no lasting harm; 130 when it was stopped on request.
+    has refused no weights and chaos did no lasting harm; STOPPED when it was stopped on request.
 
     `go_on` is called between the steps of the start; it raises KeyboardInterrupt to stop there.
     """
@@ -52,7 +54,7 @@ def play(plan: Plan, go_on: Callable[[], None]) -> int:
             network.close()
     except KeyboardInterrupt:
         table.say("stopped")
-        return 130
+        return STOPPED
     table.close(report, plan.folder)
     whole = len(report["rounds"]) == plan.rounds
     sound = report["chaos"] is None or survived(report["chaos"])

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
-from murmur import peer_options, run_folder
+from localnet import run_folder
+from murmur import peer_options
 from node.config.adapters import Doors
 from node.config.settings import NetworkConfig, home, load_network
 from node.observe import reader
@@ -65,5 +66,5 @@ def open_network(name: str, options: argparse.Namespace) -> Opened:
         config = named(name, options)
         at = home(config)
         return Opened(config, at, *reader.open_run(config, at))
-    config = load_network(name, peer_options.flags_of(options) | {"config": str(run_folder.node_file(options.run))}, {})
+    config = run_folder.network_config(name, options.run, peer_options.flags_of(options))
     return Opened(config, options.run, *run_folder.open_folder(options.run, config), run_folder.names(options.run))

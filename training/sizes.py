@@ -18,6 +18,14 @@ products and attention. full: everything, from the layer's input on. Results are
 FP32, BF16 = 4, 2
 
 
+def size_words(num_bytes: float) -> str:
+    """In the decimal unit that fits."""
+    for unit, symbol in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.2f} {symbol}"
+    return f"{num_bytes:.0f} B"
+
+
 def layer_parameters(model: ModelSpec) -> int:
     """Return the parameters of one layer."""
     return sum(prod(shape) for name, shape in model.shapes().items() if name.startswith("layers.0."))

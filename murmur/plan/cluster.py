@@ -16,7 +16,6 @@ from murmur.plan.timetable import (
     machine_words,
     pair,
     size,
-    size_words,
     timed_row,
     unit_of,
     verdict,
@@ -27,6 +26,7 @@ from protocol.errors import ConfigError
 from protocol.types import MAX_UIDS
 from training.cluster import SLOWEST_BYTES, ClusterPlan
 from training.plan import link
+from training.sizes import size_words
 
 LINK_MBPS = 500.0
 """Speed in each direction, unless given."""

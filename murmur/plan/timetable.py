@@ -9,6 +9,7 @@ from training.memory import RESERVE, STEP_PARTS, Role, disk_parts, gpu_total
 from training.phases import COPIES, POST_BLOCKS, Opening, Phase
 from training.plan import COVENANT, ROLES, Plan, TrainerPlan, transfer_seconds, utilization
 from training.rate_milestones import milestones
+from training.sizes import size_words
 from training.timeline import Timed
 
 GB = 10**9
@@ -293,11 +294,3 @@ def duration(seconds: float) -> str:
 def unit_of(num_bytes: float) -> tuple[int, str]:
     """Return the unit of a table whose largest value this is, and its name."""
     return (GB, "GB") if num_bytes >= GB else (10**6, "MB")
-
-
-def size_words(num_bytes: float) -> str:
-    """Return a size in the decimal unit that fits."""
-    for unit, symbol in ((GB, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.2f} {symbol}"
-    return f"{num_bytes:.0f} B"

@@ -2,7 +2,7 @@
 start, by the catch-up that a joiner uses. Reads only."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -223,11 +223,9 @@ def _not_auditable(run: Run, round: int, first: int, last: int) -> str:
     )
 
 
-@contextmanager
-def _facts(
-    run: Run, doors: Doors, shards: Shards | None, round: int, home: Path, device: torch.device
-) -> Iterator[tuple[Facts, Archive]]:
-    """Yield the round's public facts; the model exists while the context is open."""
+def observed(run: Run, doors: Doors, round: int) -> tuple[Facts, Archive]:
+    """Return the round's public facts, without the model, and where its objects are. Raises ChainError; ConfigError
+    for a round in which no validator spoke."""
     chain, clock, spec = doors.chain, run.clock, run.spec_at(round)
     last = clock.commit_by(round)
     commit, at_reveal = chain.peers(last), chain.peers(clock.reveal_by(round))
@@ -253,41 +251,48 @@ def _facts(
         CheckDoors(doors.verify, lambda envelope, key, data: unseal(envelope, key, data)),
         head,
     )
+    return facts, archive
+
+
+@contextmanager
+def replica_at(run: Run, doors: Doors, tip: Tip, home: Path, device: torch.device) -> Iterator[Replica]:
+    """The model as it stood at this tip, caught up like a joiner's; nothing later is on its chain. Its files lie below
+    `home` while the block is open. Raises MurmurError where it cannot be rebuilt."""
+    zeros = {name: torch.zeros(shape) for name, shape in run.first.model.shapes().items()}
+    then = replace(doors, chain=AsOf(doors.chain, run.clock.words_by(tip.round)))
     with TemporaryDirectory(dir=home, prefix="audit-") as folder:
+        store, events = StateStore(Path(folder), run.id), Events(Path(folder) / "events.jsonl", "audit")
         try:
-            node = _node(run, doors, Tip(round, previous, theta), Path(folder), device)
+            replica = Replica(run.first, zeros, ranks=Ranks(device=device))
+            node = Node(run, then, NodeState(run.first, run.id, replica, store, events))
+            if catch_up(node, node.state, tip) is not Followed.YES:
+                raise OutOfSync("the selections, or the payloads, that it follows from are not to be had")
+            yield replica
+        finally:
+            store.close()
+
+
+@contextmanager
+def _facts(
+    run: Run, doors: Doors, shards: Shards | None, round: int, home: Path, device: torch.device
+) -> Iterator[tuple[Facts, Archive]]:
+    """The round as everybody can see it; the model lives while the block is open."""
+    facts, archive = observed(run, doors, round)
+    with ExitStack() as stack:
+        try:
+            tip = Tip(round, facts.previous, facts.theta)
+            replica = stack.enter_context(replica_at(run, doors, tip, home, device))
         except MurmurError as fault:
             yield (
                 replace(facts, stateless=f"the model at the start of round {round} cannot be rebuilt: {fault}"),
                 archive,
             )
             return
-        try:
-            replica = node.state.replica
-            state = State(lambda peer: replica.sync_proof(log.commit_hash, peer), replica.outer, None)
-            if shards is None:
-                yield replace(facts, state=state), archive
-                return
-            with Prober(replica, shards.train, spec.gauntlet.probe_step) as prober:
-                yield replace(facts, state=replace(state, losses=prober.losses)), archive
-        finally:
-            node.state.store.close()
-
-
-def _node(run: Run, doors: Doors, tip: Tip, folder: Path, device: torch.device) -> Node:
-    """Return a node whose state is at this tip; its chain ends there. Raises MurmurError."""
-    zeros = {name: torch.zeros(shape) for name, shape in run.first.model.shapes().items()}
-    then = replace(doors, chain=AsOf(doors.chain, run.clock.words_by(tip.round)))
-    store = StateStore(folder, run.id)
-    try:
-        replica = Replica(run.first, zeros, ranks=Ranks(device=device))
-        node = Node(run, then, NodeState(run.first, run.id, replica, store, Events(folder / "events.jsonl", "audit")))
-        if catch_up(node, node.state, tip) is not Followed.YES:
-            raise OutOfSync("the selections, or the payloads, that it follows from are not to be had")
-        return node
-    except BaseException:
-        store.close()
-        raise
+        state = State(lambda peer: replica.sync_proof(facts.commit_hash, peer), replica.outer, None)
+        if shards is not None:
+            prober = stack.enter_context(Prober(replica, shards.train, facts.spec.gauntlet.probe_step))
+            state = replace(state, losses=prober.losses)
+        yield replace(facts, state=state), archive
 
 
 def _audited(facts: Facts, archive: Archive, validator: PeerId) -> Audited:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from localnet import command, report, session
+from localnet import command, report, session, trace
 from localnet.infrastructure import SERVERS
 from localnet.plan import Plan
 from localnet.table import Table
@@ -40,13 +40,13 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Synthetic:
     return run
 
 
-def start(run: Synthetic) -> int:
+def start(run: Synthetic, *words: str) -> int:
     """The command on a fresh folder, which the network takes for its own."""
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     folder = run.folder.with_name("run")
     run.network.plan = Plan(folder, rounds=2)
-    return command.run(parser.parse_args(["--rounds", "2", "--folder", str(folder)]))
+    return command.run(parser.parse_args(["--rounds", "2", "--folder", str(folder), *words]))
 
 
 def written(run: Synthetic) -> dict[str, Any]:
@@ -66,6 +66,26 @@ def test_a_whole_run_is_status_0_with_a_report_and_everything_stopped(ran: Synth
     assert start(ran) == 0
     assert len(written(ran)["rounds"]) == 2
     assert ran.stopped == NODES_FIRST
+
+
+def test_a_trace_is_of_the_last_round_and_printed_once_everything_is_stopped(
+    ran: Synthetic, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def traced(folder: Path, round: int) -> Iterator[str]:
+        assert ran.stopped == NODES_FIRST
+        yield f"round {round} of {folder.name}"
+
+    monkeypatch.setattr(trace, "trace", traced)
+    assert start(ran) == 0
+    assert capsys.readouterr().out == ""
+    ran.stopped.clear()
+    ran.folder.with_name("run").rename(ran.folder.with_name("first"))
+    assert start(ran, "--trace") == 0
+    assert capsys.readouterr().out == "round 1 of run\n"
+    breaks(monkeypatch, KeyboardInterrupt())
+    ran.folder.with_name("run").rename(ran.folder.with_name("second"))
+    assert start(ran, "--trace") == 130
+    assert capsys.readouterr().out == ""
 
 
 def test_different_replicas_are_status_1(ran: Synthetic) -> None:

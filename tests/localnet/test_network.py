@@ -27,14 +27,17 @@ from localnet.members import address
 from localnet.network import open_network
 from localnet.plan import Plan
 from localnet.report import build_report
+from localnet.stations import Peers, flow
 from localnet.store import read_ready
 from localnet.subnet import open_subnet
 from localnet.table import Table
+from localnet.trace import trace
 from node.telemetry.events import read_events
 from protocol.types import Reason
 from storage.s3 import open_pointer
 from tests.localnet.harness import Run, assert_nothing_runs, localnet, secrets_of, told
 from tests.localnet.schema import assert_report
+from tests.specs import toy_spec
 from tests.storage.conftest import served
 
 KEPT_BLOCKS = 512
@@ -75,6 +78,20 @@ def assert_sound(run: Run, rounds: int) -> dict[str, Any]:
     assert summary["replicas_identical"]
     assert summary["weights_set"] == summary["weights_standing"] > 0, summary
     return report
+
+
+def assert_traced(folder: Path, row: dict[str, Any]) -> str:
+    """The round's ten stations have the values of the run's report. Returns their text."""
+    text = "\n".join(trace(folder, row["round"]))
+    assert re.findall(r"^( ?\d+)  ([a-z ]+)$", text, re.MULTILINE) == [
+        (f"{number:>2}", name) for number, name in enumerate(flow(toy_spec(), Peers(1, 1, 1, 1, 1)), start=1)
+    ]
+    agreed = set(row["theta"].values())
+    assert [after[:8] for after in agreed] == re.findall(r"theta digest \w{8} -> (\w{8}), repeated here", text)
+    ours, all_nodes = re.findall(r"(\d+) of (\d+) nodes have the same", text)[0]
+    assert ours == all_nodes
+    assert f"-> {row['val_loss']:.3f} nats a token; validator-1 measured {row['val_loss']:.3f}" in text
+    return text
 
 
 @pytest.mark.slow
@@ -127,6 +144,12 @@ def test_killed_nodes_come_back_to_identical_replicas_and_no_secret_is_told(tmp_
     status, proof = asked("export", "--verify", str(tmp_path / "model"), str(folder))
     assert (status, last["theta"]["miner-2"] in proof) == (0, True), proof
     assert all(value > 0 for value in first["seconds"].values())
+    traced = assert_traced(folder, first)
+    assert "it follows miner-1" in traced
+    assert "the payload is the same, byte for byte" in traced
+    assert traced.count("(no rating yet)") == traced.count("rating none yet -> ") == 2
+    later = next(row for row in report["rounds"][1:] if not row["void"] and row["val_loss"] is not None)
+    assert "not public after round 0" in assert_traced(folder, later)
 
     secrets = secrets_of(folder)
     assert {"miner-1's sealing key", "miner-1's write key", "validator-1's read key"} <= set(secrets)

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import dashboard.folder
@@ -16,7 +17,7 @@ from chain.devnet.recorded import open_recorded
 from chain.keys import verify
 from localnet.record import FOLDER
 from node.config.adapters import Opener
-from node.config.settings import NetworkConfig
+from node.config.settings import NetworkConfig, load_network
 from node.observe import reader
 from protocol.errors import ConfigError
 from protocol.types import PeerId, Pointer, PublicPointer, peer_id
@@ -26,13 +27,13 @@ from storage.s3 import RangedBucket, open_pointer
 CONNECT_SECONDS = 0.5
 
 
-def node_file(folder: Path) -> Path:
-    """Return a configuration that names the folder's run. Raises ConfigError for a folder that is no local
-    network's."""
+def network_config(program: str, folder: Path, flags: Mapping[str, Any] | None = None) -> NetworkConfig:
+    """Return the folder's network as one of its nodes is configured; `flags` take precedence. Raises ConfigError for a
+    folder that is no local network's."""
     nodes = sorted(folder.glob("nodes/*/node.toml"))
     if not nodes:
         raise ConfigError(f"{folder} is no run folder of a local network: it has no nodes/NAME/node.toml")
-    return nodes[0]
+    return load_network(program, {**(flags or {}), "config": str(nodes[0])}, {})
 
 
 def open_folder(folder: Path, config: NetworkConfig) -> reader.Opened:

@@ -1,0 +1,79 @@
+"""The whole method in one process, without network, chain or clock: three honest miners, one that sends garbage, and
+one validator with all the stake play two rounds over the pure functions that nodes run. docs/tour.md explains them."""
+
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from gauntlet.agreement import Log, Post, abstention, agreed, word_for
+from gauntlet.book import RoundOutcome, ScoreBook, fold
+from gauntlet.checks import Doors, Gathered, fast_checks
+from gauntlet.loss import bounded, evaluate
+from gauntlet.sampling import Seed, pick, references, samples
+from gauntlet.selection import standing
+from gauntlet.weights import weights
+from murmur import presets
+from protocol.assignment import assigned
+from protocol.messages import Reveal, first_link, link_of
+from protocol.run import Run
+from protocol.types import Commitment, Digest, Peer, Slot, Uid
+from simulation.world import HashSigner, hash_verify
+from storage.seal import seal, unseal
+from training.build import build
+from training.evaluate import held_out_loss
+from training.loader import sequences
+from training.probe import Prober
+from training.replica import Replica, genesis_theta
+from training.shards import Shards
+
+folder = TemporaryDirectory()
+index = build("training", Path(folder.name), limit_bytes=250_000)  # our own source code is the text
+shards = Shards.open(Path(folder.name), index_digest=index)
+spec = presets.read("tiny").first  # the demo's model, with fewer steps and samples
+data = {"index": index.hex(), "num_tokens": shards.train.num_tokens, "page_sequences": 80, "held_out_sequences": 32}
+smaller = {"data": data, "inner": {"steps": 10, "warmup_steps": 10}, "gauntlet": {"sample_sequences": 16}}
+spec = spec.model_copy(update={name: getattr(spec, name).model_copy(update=part) for name, part in smaller.items()})
+run, clock, rules, theta_0 = Run(spec), spec.rounds_clock, spec.gauntlet, genesis_theta(spec.model, seed=0)
+draws = {"num_pages": spec.num_pages, "page_tokens": spec.page_tokens, "count": spec.pages_per_round}
+miners, judge = [HashSigner(name) for name in ("ann", "ben", "cem", "garbage")], HashSigner("validator")
+replicas = {signer.peer: Replica(spec, theta_0) for signer in (*miners, judge)}  # what each node holds
+mine, book, link, said = replicas[judge.peer], ScoreBook(), first_link(run.id), Slot(1, statement=abstention(0))
+losses = [held_out_loss(mine, shards, spec.data.held_out_sequences)]
+for round in range(2):
+    page_hash, commit_hash, sample_hash = (Digest(sha256(b"%d %d" % (round, i)).digest()) for i in range(3))  # blocks
+    gathered = []
+    for uid, miner in enumerate(miners):
+        replica = replicas[miner.peer]
+        pages = assigned(run.id, page_hash, miner.peer, **draws)  # 1. assignment: which text it trains on
+        replica.inner_round(sequences(shards.train, pages, spec.model.context))  # 2. inner round: theta -> theta_r
+        records = replica.compress().records  # 3. compress: error feedback, Top-k, 2 bits
+        plaintext = replica.digest() + (records if miner is not miners[3] else bytes(len(records)))
+        sealed = seal(plaintext, run=run.id, round=round, signer=miner)  # 4. seal: encrypt, sign
+        slot = Slot(clock.commit_by(round), statement=Commitment(round, sealed.digest))  # 5. commit; key after D
+        reveal = Reveal(run.id, round, miner.peer, sealed.key, replica.sync_proof(commit_hash, miner.peer))
+        signed = reveal.signed_part + miner.sign(reveal.signed_part)
+        gathered.append(Gathered(Peer(miner.peer, Uid(uid), 0, False, slot=slot), sealed.object, reveal=signed))
+    state = {"expected_proof": partial(mine.sync_proof, commit_hash), "outer_state": mine.outer}
+    doors = {"doors": Doors(hash_verify, unseal), "clock": clock, "commit_hash": commit_hash}
+    checked = fast_checks(spec, run.id, round, mine.digest(), gathered, **state, **doors)  # 6. check
+    ranking = standing(book, checked.passed, rules, round, commit_hash, checked.twins)  # 7. order: by earlier ratings
+    peers = [*(item.peer for item in gathered), Peer(judge.peer, Uid(4), 1, True, slot=said)]
+    uids = {peer.id: peer.uid for peer in peers}
+    word = word_for(round, [uids[peer] for peer in ranking.order], (mine.digest(), link))  # 8. word
+    post = Post(clock.commit_by(round) + 1, judge.peer, word)
+    selection = agreed(run, round, Log(peers, commit_hash, (post,)), *[clock.words_by(round)] * 2).selection
+    link, said = link_of(selection), Slot(post.block, statement=word)
+    seed, chosen = Seed(run.id, sample_hash, round, judge.peer), {peer for peer, _ in selection.contributing}
+    picked = pick(book, checked.passed, chosen, rules, seed, checked.twins)
+    drawn, rivals = samples(spec, page_hash, picked, {*uids}, seed), references(picked, {*picked}, chosen, rules, seed)
+    with Prober(mine, shards.train, rules.probe_step) as prober:  # 9. score: whose update lowers which loss
+        scores = evaluate(prober.losses, checked.passed, bounded(checked.passed, mine.outer), drawn, rivals)
+    book = fold(book, RoundOutcome(round, checked, scores, frozenset(chosen)), rules)
+    updates = [checked.passed[peer].update for peer in sorted(chosen)]
+    for replica in replicas.values():  # 10. outer step, on every node
+        replica.outer_step(updates, alpha=spec.outer.alpha, aggregate=spec.outer.aggregate)
+    losses.append(held_out_loss(mine, shards, spec.data.held_out_sequences))
+    thetas = {replica.digest() for replica in replicas.values()}
+    print(f"round {round}: {len(chosen)} selected, {len(checked.rejected)} rejected; {len(thetas)} theta on all nodes")
+    print(f"  loss {losses[-2]:.3f} -> {losses[-1]:.3f}, pay {weights(book, ranking, uids, judge.peer, rules)}")
