@@ -1,1 +1,2 @@
-"""The programs that people start: miner.py, validator.py and member.py. Only programs live here (docs/architecture.md)."""
+"""The programs that people start: miner.py, validator.py and member.py. They configure and hand over; nothing else lives
+here (docs/architecture.md)."""
