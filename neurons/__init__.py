@@ -1,2 +1,2 @@
-"""The programs that people start: miner.py, validator.py and member.py. They configure and hand over; nothing else lives
+"""The programs that people start: miner.py, validator.py and member.py. They configure and hand over; nothing else is
 here (docs/architecture.md)."""
