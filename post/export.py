@@ -11,17 +11,19 @@ from shutil import rmtree
 from post import tensors
 from post.llama import Dtype
 from post.origin import CARD, Origin, Outer, card, small_files
-from post.states import Named, Rebuilt, States
+from post.states import AnyStates, Named, Rebuilt
 from post.tokenizer import TokenizerFiles
+from protocol.cluster import ClusterSpec
 from protocol.errors import ConfigError
-from protocol.run import Run
+from protocol.spec import RunSpec
+from protocol.types import Digest
 from training.checkpoint import sync
 
 Tell = Callable[[str], None]
 
 
 def export(
-    states: States,
+    states: AnyStates,
     round: int,
     folder: Path,
     tokenizer: TokenizerFiles,
@@ -35,20 +37,20 @@ def export(
 
     Raises ConfigError, StorageError when the state cannot be fetched, ChainError.
     """
-    if tokenizer.end >= states.run.first.model.vocabulary:
+    if tokenizer.end >= states.spec.model.vocabulary:
         raise ConfigError(
             f"the tokenizer ends a document by token {tokenizer.end}, the model's vocabulary has "
-            f"{states.run.first.model.vocabulary}: this is not the run's tokenizer"
+            f"{states.spec.model.vocabulary}: this is not the run's tokenizer"
         )
     with beside(folder) as partial:
         work = partial / "work"
         named, state = rebuilt(states, round, work)
-        origin = write(partial, states.run, named, state, tokenizer, dtype, shard_bytes, tell)
+        origin = write(partial, states.id, states.spec, named, state, tokenizer, dtype, shard_bytes, tell)
         rmtree(work)
     return origin
 
 
-def rebuilt(states: States, round: int, work: Path) -> tuple[Named, Rebuilt]:
+def rebuilt(states: AnyStates, round: int, work: Path) -> tuple[Named, Rebuilt]:
     """Return the state at the start of `round`, in files of `work`. Raises the errors of `States.rebuild`."""
     named = states.at(round)
     return named, states.rebuild(named, work)
@@ -56,7 +58,8 @@ def rebuilt(states: States, round: int, work: Path) -> tuple[Named, Rebuilt]:
 
 def write(
     folder: Path,
-    run: Run,
+    run: Digest,
+    spec: RunSpec | ClusterSpec,
     named: Named,
     state: Rebuilt,
     tokenizer: TokenizerFiles,
@@ -65,10 +68,9 @@ def write(
     tell: Tell,
 ) -> Origin:
     """Write every file of an export of this state to an empty folder, flushed to disk. Raises OSError."""
-    spec = run.first
     plan = tensors.plan(spec.model, spec.layout, dtype, shard_bytes)
     written = tensors.write(folder, plan, state.theta, state.outer, told(tell, "written"))
-    if dtype == "float32" and written != state.digest:
+    if dtype == "float32" and written != state.digest and not spec.momentum:
         raise RuntimeError("the tensors that were written are not those whose digest was checked")
     outer = Outer(
         rounds=state.outer.rounds,
@@ -76,7 +78,7 @@ def write(
         whole=state.outer.whole.hex(),
     )
     origin = Origin(
-        run=run.id.hex(),
+        run=run.hex(),
         round=named.round,
         link=state.link.hex(),
         theta=state.digest.hex(),

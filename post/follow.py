@@ -68,7 +68,7 @@ class Evaluation:
             if self.tasks:
                 folder = Path(temporary) / "export"
                 folder.mkdir()
-                origin = write(folder, run, named, state, self.tokenizer, "bfloat16", SHARD_BYTES, tell)
+                origin = write(folder, run.id, run.first, named, state, self.tokenizer, "bfloat16", SHARD_BYTES, tell)
                 results = evaluate(folder, origin, self.tasks, **self.options)["results"]
                 row["tasks"] = {name: _headline(entry["metrics"]) for name, entry in results.items()}
         row["time"] = time.time()

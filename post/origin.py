@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError
 from post.llama import Dtype, config, generation_config
 from post.tensors import INDEX, Plan, as_json, plan
 from post.tokenizer import TokenizerFiles
+from protocol.cluster import ClusterSpec, build_cluster
 from protocol.errors import ConfigError
 from protocol.spec import Count, HexDigest, RunSpec, Table, build, fault_lines
 from protocol.types import DIGEST_BYTES, Digest
@@ -32,10 +33,11 @@ class Outer(Table):
 class Origin(Table):
     """The content of murmur.json.
 
-    `spec`: the run's first spec, whose digest is the run id. The state is that at the start of `round`. `link`: to the
-    last agreed selection before it. `theta`: its digest, as validators name it on chain. `tensors`: the same digest
-    over the tensors as exported (for an fp32 export, theta's). `tokenizer` and `tokenizer_config`: as in the index of
-    the run's data set. `end`: the id that ends a document.
+    `spec`: the run's first spec, or the cluster's, whose digest is the run id. The state is that at the start of
+    `round`. `link`: to the last agreed selection, or record, before it. `theta`: its digest, as validators name it on
+    chain, or the next record does. `tensors`: the same digest over the tensors as exported (for an fp32 export,
+    theta's, unless the outer step has a momentum, which is not exported). `tokenizer` and `tokenizer_config`: as in the
+    index of the run's data set. `end`: the id that ends a document.
     """
 
     version: Literal[1] = 1
@@ -56,7 +58,9 @@ class Origin(Table):
         return as_json(self.model_dump(mode="json"))
 
     @property
-    def run_spec(self) -> RunSpec:
+    def run_spec(self) -> RunSpec | ClusterSpec:
+        if "cluster" in self.spec:
+            return build_cluster(self.spec, f"the run spec in {ORIGIN}")
         return build(self.spec, f"the run spec in {ORIGIN}")
 
     @property
@@ -102,7 +106,13 @@ def card(origin: Origin, named: bool) -> bytes:
     spec = origin.run_spec
     model = spec.model
     kind = "bytes" if origin.tokenizer == BYTES else f"the tokenizer.json with sha256 {origin.tokenizer}"
-    if origin.dtype == "float32":
+    clustered = isinstance(spec, ClusterSpec)
+    if clustered:
+        proof = (
+            "The members of a cluster trust each other, and their bucket is not public: a holder of the token proves "
+            "this folder while the bucket keeps the checkpoint, or anybody by an fp32 export of the same state."
+        )
+    elif origin.dtype == "float32":
         proof = (
             "The tensors are theta itself, in fp32. Their digest, with the outer state in murmur.json, is the theta "
             "digest, so a look at the chain proves them: nothing else has to be fetched."
@@ -114,11 +124,18 @@ def card(origin: Origin, named: bool) -> bytes:
             "objects, while they are kept, or from an fp32 export of the same state, checks its digest, rounds it "
             "again and compares."
         )
-    if not named:
+    if not named and not clustered:
         proof += (
             " When this was exported no validator had named this state on chain yet: it follows from the last agreed "
             "selection and the payloads that it names."
         )
+    by = "by the members of a cluster" if clustered else "by strangers"
+    whose = (
+        "| members | those who hold the cluster's token |"
+        if isinstance(spec, ClusterSpec)
+        else f"| owner | `{spec.owner}` on subnet {spec.netuid} of the chain with genesis `{spec.chain}` |"
+    )
+    verify = "DIR TOKEN_FILE" if clustered else "DIR        # with --network, for another chain than finney"
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -129,7 +146,7 @@ tags:
 
 # {spec.name}, round {origin.round}
 
-A base model, pre-trained by strangers with Murmuration: theta at the start of round {origin.round}, which
+A base model, pre-trained {by} with Murmuration: theta at the start of round {origin.round}, which
 {origin.outer.rounds} rounds of agreed updates have made. Llama architecture, {spec.layout.num_parameters:,} parameters,
 {model.layers} layers of width {model.width}, context {model.context}, trained on {kind}. No judgement of its quality or
 safety was made by exporting it.
@@ -137,7 +154,7 @@ safety was made by exporting it.
 | | |
 |---|---|
 | run | `{spec.name}`, id `{origin.run}` |
-| owner | `{spec.owner}` on subnet {spec.netuid} of the chain with genesis `{spec.chain}` |
+{whose}
 | round | {origin.round} |
 | link | `{origin.link}` |
 | theta digest | `{origin.theta}` |
@@ -145,7 +162,7 @@ safety was made by exporting it.
 
 {proof}
 
-    murmur export --verify DIR        # with --network, for another chain than finney
+    murmur export --verify {verify}
 """.encode()
 
 

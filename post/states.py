@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
+from typing import Protocol
 
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from node.sync.catchup import ASK_SECONDS, DOWNLOADS_TRIED, at_commit, holders_o
 from node.sync.checkpoints import Start, counted_stakes, fetcher, published_starts, shown_by_all
 from node.sync.selection_chain import SelectionChain
 from node.telemetry.events import Timeline
+from protocol.cluster import ClusterSpec
 from protocol.errors import CheckpointCorrupt, ConfigError, InvalidMessage, OutOfSync, StorageError
 from protocol.layout import Layout
 from protocol.messages import first_link
@@ -63,8 +65,27 @@ class Rebuilt:
     link: Digest
 
 
+class AnyStates(Protocol):
+    """The states of a run on a chain (`States`) or of a cluster (post/cluster_states.py)."""
+
+    @property
+    def id(self) -> Digest: ...
+
+    @property
+    def spec(self) -> RunSpec | ClusterSpec: ...
+
+    @property
+    def named_by(self) -> str: ...
+
+    def at(self, round: int) -> Named: ...
+
+    def rebuild(self, named: Named, folder: Path) -> Rebuilt: ...
+
+
 class States:
     """The states of a run, as the chain names them now. `tell` gets progress lines."""
+
+    named_by = "validators name it on chain"
 
     def __init__(self, run: Run, doors: Doors, tell: Callable[[str], None]) -> None:
         self._follower = Follower(run, doors, Timeline(doors.time))
@@ -76,6 +97,14 @@ class States:
     @property
     def run(self) -> Run:
         return self._follower.run
+
+    @property
+    def id(self) -> Digest:
+        return self.run.id
+
+    @property
+    def spec(self) -> RunSpec:
+        return self.run.first
 
     def at(self, round: int) -> Named:
         """Return the state at the start of `round`. Raises ConfigError for a round that is not decided, StorageError

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from post import tensors
 from post.export import rebuilt, told
 from post.origin import CARD, MAX_ORIGIN_BYTES, ORIGIN, Origin, parse_origin, small_files
-from post.states import States
+from post.states import AnyStates
 from post.tokenizer import TokenizerFiles, run_tokenizer
 from post.tuned import TUNED, is_tuned
 from protocol.errors import CheckpointCorrupt, ConfigError
@@ -75,7 +75,7 @@ def read_export(folder: Path, tell: Callable[[str], None]) -> Export:
     found = tensors.digest_of_files(folder, export.plan, _outer(origin), told(tell, "hashed"))
     if found.hex() != origin.tensors:
         raise Differs(f"the tensors hash to {found.hex()}, {ORIGIN} says {origin.tensors}: a file is damaged")
-    if origin.dtype == "float32" and origin.tensors != origin.theta:
+    if origin.dtype == "float32" and origin.tensors != origin.theta and not origin.run_spec.momentum:
         raise Differs(
             f"the tensors are fp32 and hash to {origin.tensors}, which is not the theta digest {origin.theta}"
         )
@@ -175,7 +175,7 @@ def prove_by_export(export: Export, other: Export, tell: Callable[[str], None]) 
     yield f"that the theta of {other.folder} is the run's is a proof of its own: murmur export --verify {other.folder}"
 
 
-def prove_by_run(export: Export, states: States, index: Index | None, tell: Callable[[str], None]) -> Iterator[str]:
+def prove_by_run(export: Export, states: AnyStates, index: Index | None, tell: Callable[[str], None]) -> Iterator[str]:
     """Verify by the run: by the digest that its chain names, and where that is not enough, by theta rebuilt from its
     public objects.
 
@@ -183,28 +183,22 @@ def prove_by_run(export: Export, states: States, index: Index | None, tell: Call
     ChainError.
     """
     origin = export.origin
-    if origin.run != states.run.id.hex():
-        raise Differs(f"it is of run {origin.run}, the owner's slot on chain names run {states.run.id.hex()}")
+    if origin.run != states.id.hex():
+        raise Differs(f"it is of run {origin.run}, and this is run {states.id.hex()}")
     if index is not None and (index.tokenizer, index.tokenizer_config) != _tokens(origin):
         raise Differs("its tokenizer, or how that is configured, is not what the run's data set names")
     pair = states.at(origin.round).pair
     if pair not in (None, (export.theta, export.link)):
-        raise Differs(
-            f"it is of the state {origin.theta}, the chain names another for the start of round {origin.round}"
-        )
-    if pair is not None and origin.dtype == "float32":
-        yield f"the fp32 tensors hash to the theta digest {origin.theta}, which validators name on chain"
+        raise Differs(f"it is of the state {origin.theta}, another one is named for the start of round {origin.round}")
+    if pair is not None and origin.dtype == "float32" and not states.spec.momentum:
+        yield f"the fp32 tensors hash to the theta digest {origin.theta}: {states.named_by}"
     else:
         if pair is not None:
-            tell("the tensors are bf16: getting the fp32 theta of this state to round it again")
+            tell("the tensors alone do not give the digest: getting the fp32 theta of this state to compare")
         else:
-            tell(f"nobody names this state on chain (yet): replaying the agreed selections up to round {origin.round}")
+            tell(f"nothing names this state yet: getting the state at the start of round {origin.round}")
         _rebuild_and_compare(export, states, tell)
-        what = (
-            "validators name it on chain"
-            if pair is not None
-            else "nobody names it on chain yet, it follows from the selections"
-        )
+        what = states.named_by if pair is not None else "nothing names it yet, it follows from what was agreed before"
         yield f"the state at the start of round {origin.round} was rebuilt: theta digest {origin.theta}; {what}"
         yield f"the tensors are that theta, as {origin.dtype}"
     if index is None:
@@ -216,8 +210,8 @@ def _tokens(origin: Origin) -> tuple[str, str | None]:
     return origin.tokenizer, origin.tokenizer_config
 
 
-def _rebuild_and_compare(export: Export, states: States, tell: Callable[[str], None]) -> None:
-    """Rebuild the state and compare. Raises Differs, and the errors of `States.rebuild`."""
+def _rebuild_and_compare(export: Export, states: AnyStates, tell: Callable[[str], None]) -> None:
+    """Rebuild the state and compare. Raises Differs, and the errors of `rebuild`."""
     beside, round = export.folder.absolute().parent, export.origin.round
     try:
         with TemporaryDirectory(dir=beside, prefix=f"{export.folder.name}.verify-") as folder:

@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         nargs="?",
         metavar="RUN",
-        help="a local network's run folder, a node's TOML file, or the SS58 hotkey of the run's owner; with --verify, "
+        help="a local network's run folder, a node's TOML file, the SS58 hotkey of the run's owner, or the file with a "
+        "cluster's token; with --verify, "
         "by default the owner that the export names, or an fp32 export of the same state",
     )
     parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="where to write; not there yet, or empty")

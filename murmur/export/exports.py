@@ -2,23 +2,30 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from murmur import network
+from node.cluster.bootstrap import SharedData, find_spec, open_shared, read_token, wrong_group
+from node.cluster.group_keys import Group, Token, is_token, parse_token
+from node.cluster.ledger import Ledger
 from node.sync.dataset import Copies
+from post.cluster_states import ClusterStates
 from post.export import export
 from post.llama import Dtype
 from post.origin import ORIGIN, Origin
 from post.states import States
 from post.tokenizer import MAX_BYTES, run_tokenizer
 from post.verify import Differs, prove_by_digest, prove_by_export, prove_by_run, read_export, read_origin
+from protocol.cluster import ClusterSpec, digest_of
 from protocol.errors import ConfigError, StorageError
-from protocol.types import Digest, hotkey, peer_id
+from protocol.types import DIGEST_BYTES, Digest, PeerId, hotkey, peer_id
+from storage.realtime import REAL
 from training.index import INDEX, Index
-from training.remote_files import File
+from training.remote_files import File, Remote
 from training.shards import Shards
 
 
@@ -33,16 +40,16 @@ def write(options: argparse.Namespace) -> int:
         raise ConfigError("murmur export RUN DIR: say which run, and where to (murmur export --help)")
     if options.theta is not None:
         raise ConfigError("--theta goes with --verify")
-    there = open_source(options, options.source, options.netuid)
+    source = find_source(options, options.source, options.netuid)
     try:
-        with data_of(there, options) as (shards, folder):
+        with source.data() as (shards, folder):
             tokenizer = run_tokenizer(shards.index.tokenizer, shards.index.tokenizer_config, folder)
     except StorageError as fault:
         raise ConfigError(
             f"the index of the run's data set, or the tokenizer that it names, is not to be had ({fault}): give the "
             "folder of the data set as --data"
         ) from None
-    states = States(there.run, there.doors, tell)
+    states = source.states()
     round = states.newest if options.round is None else options.round
     dtype: Dtype = "float32" if options.fp32 else "bfloat16"
     origin = export(states, round, options.folder, tokenizer, dtype=dtype, tell=tell)
@@ -74,18 +81,56 @@ def prove(options: argparse.Namespace) -> int:
 
 def _by_run(options: argparse.Namespace, origin: Origin) -> list[str]:
     spec = origin.run_spec
-    if options.source is None and spec.local:
+    if options.source is not None:
+        source = find_source(options, options.source, options.netuid)
+    elif isinstance(spec, ClusterSpec):
+        raise ConfigError(f"{options.verify} is of a cluster: give the file with its token too")
+    elif spec.local:
         raise ConfigError(f"{options.verify} is of a local network: give its run folder too")
-    netuid = options.netuid or (str(spec.netuid) if options.source is None else None)
-    there = open_source(options, options.source or spec.owner, netuid)
+    else:
+        source = find_source(options, spec.owner, options.netuid or str(spec.netuid))
     named: Index | None = None
-    with suppress(ConfigError, StorageError), data_of(there, options) as (shards, _):
+    with suppress(ConfigError, StorageError), source.data() as (shards, _):
         named = shards.index
-    found = read_export(options.verify, tell)
-    owner = (
-        f"the run is {there.run.id.hex()[:16]} of the owner {hotkey(there.run.first.owner_id)}: is that whom you mean?"
+    found, states = read_export(options.verify, tell), source.states()
+    whose = f"the run is {states.id.hex()[:16]} of {source.whose}: is that whom you mean?"
+    return [whose, *prove_by_run(found, states, named, tell)]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A run on a chain or of a cluster. `data` yields its data set and a folder with the tokenizer's files."""
+
+    states: Callable[[], States | ClusterStates]
+    data: Callable[[], AbstractContextManager[tuple[Shards, Path]]]
+    whose: str
+
+
+def find_source(options: argparse.Namespace, source: str, netuid: str | None) -> Source:
+    """Open the run given by a run folder, a node's file, its owner's hotkey or a cluster's token file. Raises
+    ConfigError, ChainError, StorageError."""
+    path = Path(source)
+    if path.is_file() and is_token(text := read_token(path)):
+        if any((options.network, netuid, options.home)):
+            raise ConfigError("a token says everything about its cluster: leave out the flags of a chain")
+        return _of_cluster(parse_token(text), options)
+    there = open_source(options, source, netuid)
+    owner = f"the owner {hotkey(there.run.first.owner_id)}"
+    return Source(lambda: States(there.run, there.doors, tell), lambda: data_of(there, options), owner)
+
+
+def _of_cluster(token: Token, options: argparse.Namespace) -> Source:
+    bucket, run, group = open_shared(token), token.run_id, Group(token.secret)
+    spec = find_spec(bucket, run)
+    if wrong_group(bucket, run, group):
+        raise ConfigError(f"the run {run.hex()[:16]} in this bucket is of another group than this token")
+    ledger = Ledger(bucket, run, group, PeerId(bytes(DIGEST_BYTES)), REAL)
+    index = digest_of(spec.data.index)
+    return Source(
+        lambda: ClusterStates(spec, ledger, tell),
+        lambda: _data(index, options.data, lambda file: SharedData(bucket)),
+        f"the cluster {spec.name}",
     )
-    return [owner, *prove_by_run(found, States(there.run, there.doors, tell), named, tell)]
 
 
 def open_source(options: argparse.Namespace, source: str, netuid: str | None) -> network.Opened:
@@ -107,17 +152,22 @@ def open_source(options: argparse.Namespace, source: str, netuid: str | None) ->
     return network.open_network("murmur export", wanted)
 
 
-@contextmanager
-def data_of(there: network.Opened, options: argparse.Namespace) -> Iterator[tuple[Shards, Path]]:
+def data_of(there: network.Opened, options: argparse.Namespace) -> AbstractContextManager[tuple[Shards, Path]]:
     """Yield the run's data set, the operator's or the part available in the owner's and validators' buckets, and a
     folder with its tokenizer's files. Raises ConfigError, and StorageError where no source has them."""
     digest = Digest(bytes.fromhex(there.run.first.data.index))
-    given = options.data or there.config.data
+    return _data(digest, options.data or there.config.data, lambda file: Copies(there.run, there.doors, file))
+
+
+@contextmanager
+def _data(
+    digest: Digest, given: str | Path | None, remote_of: Callable[[Path], Remote]
+) -> Iterator[tuple[Shards, Path]]:
     with TemporaryDirectory(prefix="murmur-export-") as temporary:
         folder, fetched = Path(given or temporary).expanduser(), Path(temporary)
         if not (folder / INDEX).is_file():
             folder = fetched
-        remote = Copies(there.run, there.doors, folder / INDEX)
+        remote = remote_of(folder / INDEX)
         shards = Shards.open(folder, index_digest=digest, remote=remote)
         files = shards.index.tokenizer_files
         if not all((folder / name).is_file() for name in files):

@@ -45,6 +45,11 @@ class Token(Table):
         return Digest(bytes.fromhex(self.run))
 
 
+def is_token(text: str) -> bool:
+    """Whether this is meant as a token, valid or not."""
+    return text.strip().startswith(_PREFIX)
+
+
 def parse_token(text: str) -> Token:
     """Inverse of `Token.encode`. Raises ConfigError, whose text never repeats the input, since that is a secret."""
     line = text.strip()

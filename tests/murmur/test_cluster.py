@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -40,6 +41,31 @@ def words_for(s3_store: StoreReady, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     data = text_data(lambda line: None)
     where = ["--bucket.endpoint", s3_store.endpoint, "--bucket.name", user.bucket]
     return ["cluster", "create", "ours", "--data", str(data), *where, "--bucket.access_key", user.write_access_key]
+
+
+def test_theta_is_exported_by_the_token_and_proved_by_it(
+    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*words, "--local"]) == 0
+    capsys.readouterr()
+    for flag in ([], ["--fp32"]):
+        folder = str(tmp_path / f"out{len(flag)}")
+        assert main(["export", "ours.token", folder, *flag]) == 0
+        theta = re.search(r"theta digest ([0-9a-f]{64})", capsys.readouterr().out)
+        assert theta is not None
+        assert main(["export", "--verify", folder]) == 2  # a cluster's bucket is not public
+        assert main(["export", "--verify", folder, "ours.token"]) == 0
+        proof = capsys.readouterr().out
+        assert "of the cluster ours" in proof
+        assert f"theta digest {theta.group(1)}; nothing names it yet" in proof
+        assert "by the members of a cluster" in (Path(folder) / "README.md").read_text()
+    assert main(["export", "ours.token", str(tmp_path / "later"), "--round", "3"]) == 2
+    assert "checkpoints of the rounds 0" in capsys.readouterr().err
+    tensors = tmp_path / "out1" / "model.safetensors"
+    data = bytearray(tensors.read_bytes())
+    data[-1] ^= 1
+    tensors.write_bytes(data)
+    assert main(["export", "--verify", str(tmp_path / "out1"), "ours.token"]) == 1
 
 
 def test_a_run_is_created_once_and_who_holds_the_token_sees_it(

@@ -10,7 +10,6 @@ from post.origin import Origin
 from post.states import Named, Rebuilt
 from post.tokenizer import run_tokenizer
 from protocol.messages import first_link
-from protocol.run import Run
 from protocol.spec import RunSpec
 from sparseloco.digest import theta_digest
 from sparseloco.outer import OuterState
@@ -51,7 +50,15 @@ def made(tmp_path: Path) -> Made:
         state = state_of(spec, seed)
         tokenizer = run_tokenizer(BYTES, None, folder)
         return write(
-            folder, Run(spec), Named(3, first_link(spec.digest), None), state, tokenizer, dtype, shard_bytes, quiet
+            folder,
+            spec.digest,
+            spec,
+            Named(3, first_link(spec.digest), None),
+            state,
+            tokenizer,
+            dtype,
+            shard_bytes,
+            quiet,
         )
 
     return make

@@ -111,7 +111,7 @@ def test_without_a_round_it_is_the_newest_decided_one(
     assert "no validator had named this state" in (tmp_path / "out" / "README.md").read_text()
     status, text = murmur("export", "--verify", tmp_path / "out", run)
     assert status == 0
-    assert "nobody names it on chain yet, it follows from the selections" in text
+    assert "nothing names it yet, it follows from what was agreed before" in text
 
 
 def test_an_fp32_export_is_proved_by_the_chain_alone(
@@ -124,7 +124,7 @@ def test_an_fp32_export_is_proved_by_the_chain_alone(
         )
     status, text = murmur("export", "--verify", tmp_path / "out", run)
     assert status == 0
-    assert f"hash to the theta digest {thetas(played)[3]}, which validators name on chain" in text
+    assert f"hash to the theta digest {thetas(played)[3]}: validators name it on chain" in text
     assert f"of the owner {played.spec.owner}" in text
     assert murmur("export", "--verify", tmp_path / "out", "--theta", thetas(played)[3])[0] == 0
     assert murmur("export", "--verify", tmp_path / "out", "--theta", thetas(played)[2])[0] == 1
@@ -162,7 +162,7 @@ def test_an_export_of_another_run_is_not_proved(murmur: Murmur, run: str, made: 
     made(tmp_path / "out")
     status, text = murmur("export", "--verify", tmp_path / "out", run)
     assert status == 1
-    assert "the owner's slot on chain names run" in text
+    assert ", and this is run" in text
 
 
 def test_a_state_of_another_round_is_not_proved(murmur: Murmur, run: str, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from post.states import Named
 from post.tokenizer import run_tokenizer
 from protocol.errors import ConfigError
 from protocol.messages import first_link
-from protocol.run import Run
 from tests.post.conftest import Made, quiet, state_of
 from tests.specs import toy_spec
 from training.shards import Shards
@@ -85,7 +84,7 @@ def base(tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     folder.mkdir()
     tokenizer = run_tokenizer(shards.index.tokenizer, shards.index.tokenizer_config, data_folder)
     named = Named(3, first_link(spec.digest), None)
-    write(folder, Run(spec), named, state_of(spec), tokenizer, "float32", 5_000_000_000, quiet)
+    write(folder, spec.digest, spec, named, state_of(spec), tokenizer, "float32", 5_000_000_000, quiet)
     return folder
 
 

@@ -1,0 +1,69 @@
+"""A cluster's theta at the start of a round: a checkpoint that a member shows, accepted by the link and theta that the
+records name (docs/cluster.md)."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from node.cluster.ledger import Ledger
+from node.cluster.rejoin import link_before, newest_shown
+from node.sync.run_discovery import blob_fetcher
+from post.states import Named, Rebuilt
+from protocol.cluster import ClusterSpec, digest_of
+from protocol.errors import CheckpointCorrupt, ConfigError, OutOfSync, StorageError
+from protocol.types import Digest
+from sparseloco.digest import theta_digest
+from training import checkpoint
+from training.cluster import SLOWEST_BYTES
+from training.replica import VELOCITY, parse_outer
+
+
+class ClusterStates:
+    """The states that the cluster's bucket holds now. `tell` gets progress lines. Raises StorageError."""
+
+    named_by = "the round's record names it"
+
+    def __init__(self, spec: ClusterSpec, ledger: Ledger, tell: Callable[[str], None]) -> None:
+        self.spec, self.id = spec, ledger.run
+        self._ledger, self._tell = ledger, tell
+        self._shown = {
+            found.round: found.state
+            for _, found in reversed(newest_shown(ledger.shown()))
+            if found.link == link_before(ledger, found.round)
+        }
+        self._shown.setdefault(0, digest_of(spec.genesis_checkpoint))
+        self.newest = max(self._shown)
+        """The newest round at whose start there is a checkpoint."""
+
+    def at(self, round: int) -> Named:
+        """Return the state at the start of `round`. Raises ConfigError where there is no checkpoint, StorageError."""
+        link = link_before(self._ledger, round) if round in self._shown else None
+        if link is None:
+            rounds = ", ".join(map(str, sorted(self._shown)))
+            raise ConfigError(f"round {round}: the bucket has checkpoints of the rounds {rounds}")
+        record = self._ledger.record(round)
+        return Named(round, link, None if record is None else digest_of(record.theta))
+
+    def rebuild(self, named: Named, folder: Path) -> Rebuilt:
+        """Fetch the state, with its files in `folder`. Raises StorageError for one that is damaged, or is not the state
+        that the record names; OSError."""
+        spec, shapes = self.spec, self.spec.model.shapes()
+        velocity = {VELOCITY + name: shape for name, shape in shapes.items() if spec.momentum}
+        self._tell(f"fetching the checkpoint of round {named.round}, {4 * spec.layout.num_parameters / 1e9:.1f} GB")
+        bucket = self._ledger.states if named.round else self._ledger.bucket
+        fetch = blob_fetcher(bucket, SLOWEST_BYTES)
+        try:
+            saved = checkpoint.load(folder, self._shown[named.round], shapes, also=velocity, fetch=fetch)
+            outer = parse_outer(saved.facts, spec.layout)
+        except (CheckpointCorrupt, OutOfSync) as fault:
+            raise StorageError(f"the checkpoint of round {named.round} is of no use: {fault}") from None
+        theta = {name: saved.tensors[name] for name in shapes}
+        momentum = None
+        if velocity:
+            empty = {name: torch.zeros(shape) for name, shape in velocity.items() if name not in saved.tensors}
+            momentum = {name: {**empty, **saved.tensors}[VELOCITY + name] for name in shapes}
+        digest: Digest = theta_digest(theta, spec.layout, outer, momentum)
+        if named.theta not in (None, digest):
+            raise StorageError(f"the checkpoint of round {named.round} has another theta than the record names")
+        return Rebuilt(theta, outer, digest, named.link)
