@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from gauntlet.agreement import Tip
-from node.state.store import DAMAGED_KEPT, Consensus, Payload, Saved, SealedRound, Snapshot, StateStore, Step
+from node.state.saved import Consensus, Payload, Saved, SealedRound, Snapshot, Step
+from node.state.store import DAMAGED_KEPT, StateStore
 from protocol.errors import CheckpointCorrupt, ConfigError
 from protocol.types import Digest, PeerId
 from training import checkpoint
@@ -168,7 +169,8 @@ def test_a_payload_of_the_log_that_is_missing_hinders_no_commit(store: StateStor
 
 
 def test_a_second_process_is_refused(tmp_path: Path, store: StateStore) -> None:
-    code = f"from node.state.store import StateStore; from pathlib import Path; StateStore(Path({str(tmp_path)!r}), {RUN!r})"
+    opening = f"StateStore(Path({str(tmp_path)!r}), {RUN!r})"
+    code = f"from node.state.store import StateStore; from pathlib import Path; {opening}"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False
     )
